@@ -1,0 +1,22 @@
+//! The database: configuration, catalogue, transactions over tables, loading, text forms of values, and the data folder.
+//!
+//! A [`DatabaseVersion`] is one immutable state of everything; readers hold one and are never blocked. A [`Transaction`]
+//! builds the next one: it locks the tables it changes, sees its own changes, and publishes them all at once on commit.
+//! This is the simple write path (append, create, drop, truncate); row versions and the log replace its inside.
+
+pub mod config;
+pub mod copy;
+pub mod progress;
+pub mod text;
+
+mod catalog;
+mod database;
+mod storage;
+mod transaction;
+mod writer;
+
+pub use catalog::DatabaseVersion;
+pub use config::Config;
+pub use database::Database;
+pub use transaction::Transaction;
+pub use writer::TableWriter;

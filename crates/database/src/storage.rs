@@ -1,0 +1,1 @@
+//! The data folder: manifest, row-group files, lock.

@@ -1,0 +1,4 @@
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EncodingKind {
+    Plain,
+}
