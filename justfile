@@ -1,0 +1,29 @@
+# One command per job. CI calls the same recipes' commands.
+
+# Build everything, and the demo's data, and show the four placements.
+demo *ARGS:
+    cargo run --release -- demo {{ARGS}}
+
+# Every test: units, the SQL corpus under each placement, the wire.
+test:
+    cargo test --release --workspace
+
+# The SQL corpus alone.
+slt:
+    cargo test --release -p tidepool --test suite -- slt
+
+lint:
+    cargo fmt --all --check
+    cargo clippy --release --workspace --all-targets -- -D warnings
+
+# The pointer code under Miri, over a heap-backed device.
+miri:
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace
+
+# TPC-H beside DuckDB, Hyper and plain DataFusion in one run (PyPI packages, in a virtual environment of its own).
+compare-tpch *ARGS:
+    bench/peers.sh compare_tpch.py {{ARGS}}
+
+# Every TPC-DS answer beside DuckDB's.
+compare-tpcds *ARGS:
+    bench/peers.sh compare_tpcds.py {{ARGS}}
