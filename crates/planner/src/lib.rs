@@ -1,9 +1,25 @@
 //! SQL to plan to rows. The only crate that names DataFusion: what leaves it is Arrow batches and [`Outcome`]s.
 //!
-//! [`Planner`] is one a process; [`Session`] is one a connection.
+//! [`Planner`] is one a process; [`Session`] is one a connection. A statement goes down this list: `statement` (text to
+//! syntax), `session` (which transaction, which snapshot), then `ddl`, `copy` or `query` (syntax to plan to rows), with
+//! `scan` at the bottom of every plan, `heap` around its execution and `optimizer` between. `catalog` answers what
+//! clients ask about the database itself.
 
+mod catalog;
+mod copy;
+mod ddl;
+mod errors;
+mod facts;
+mod heap;
+mod optimizer;
+mod queries;
+mod scan;
 mod session;
+mod settings;
+mod statement;
+mod types;
 
+pub use queries::{QueryInfo, QueryState};
 pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, Notice, Outcome, Planner, ResultColumn, Session,
     Statement, TransactionStatus,

@@ -26,6 +26,24 @@ impl Planner {
     pub fn session_count(&self) -> usize {
         unimplemented!()
     }
+    /// Statements that run now, then the latest finished ones.
+    pub fn queries(&self) -> Vec<Arc<crate::QueryInfo>> {
+        unimplemented!()
+    }
+    /// Sessions that exist.
+    pub(crate) fn sessions(&self) -> Vec<SessionRow> {
+        unimplemented!()
+    }
+}
+
+/// A row of `pg_stat_activity`.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionRow {
+    pub session_id: u32,
+    pub user: String,
+    pub application_name: String,
+    pub start: chrono::DateTime<chrono::Utc>,
+    pub transaction_status: TransactionStatus,
 }
 
 /// One statement of a client's text, parsed.

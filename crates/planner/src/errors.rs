@@ -1,0 +1,1 @@
+//! DataFusion's errors as PostgreSQL's.

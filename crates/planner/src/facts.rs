@@ -1,0 +1,65 @@
+//! What functions and system views may know about the statement that asks: who, in which session, under which settings
+//! and over which snapshot.
+//!
+//! Travels as an extension of DataFusion's `ConfigOptions`, which reaches both places that ask:
+//! `ScalarFunctionArgs::config_options` and `Session::config_options()` in `TableProvider::scan`.
+
+use crate::Planner;
+use crate::settings::Settings;
+use chrono::{DateTime, Utc};
+use datafusion::common::config::{ConfigEntry, ConfigExtension, ConfigOptions, ExtensionOptions};
+use std::any::Any;
+use std::sync::Arc;
+use tidepool_database::DatabaseVersion;
+
+pub struct SessionFacts {
+    pub planner: Arc<Planner>,
+    pub user: String,
+    /// The database's name; always `tidepool` today.
+    pub database: &'static str,
+    /// Stands for the backend's process id.
+    pub session_id: u32,
+    pub settings: Arc<Settings>,
+    /// The snapshot this statement reads.
+    pub version: Arc<DatabaseVersion>,
+    pub transaction_start: DateTime<Utc>,
+    pub statement_start: DateTime<Utc>,
+}
+
+impl std::fmt::Debug for SessionFacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SessionFacts({}, {})", self.session_id, self.user)
+    }
+}
+
+impl SessionFacts {
+    /// The facts of the statement that `options` belong to.
+    pub fn of(options: &ConfigOptions) -> Option<&Arc<SessionFacts>> {
+        options.extensions.get::<FactsExtension>().and_then(|extension| extension.0.as_ref())
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct FactsExtension(pub Option<Arc<SessionFacts>>);
+
+impl ConfigExtension for FactsExtension {
+    const PREFIX: &'static str = "tidepool";
+}
+
+impl ExtensionOptions for FactsExtension {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+    fn cloned(&self) -> Box<dyn ExtensionOptions> {
+        Box::new(self.clone())
+    }
+    fn set(&mut self, key: &str, _value: &str) -> datafusion::common::Result<()> {
+        datafusion::common::config_err!("no option tidepool.{key}")
+    }
+    fn entries(&self) -> Vec<ConfigEntry> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,1 @@
+//! The query heap around a plan's execution.

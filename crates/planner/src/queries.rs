@@ -1,0 +1,198 @@
+//! Statements that run now, and sessions that exist: `tidepool.queries`, `pg_stat_activity`, metrics.
+
+use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::StatementId;
+use tidepool_heap::QueryHeap;
+use tidepool_table::TableScan;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryState {
+    Planning,
+    Running,
+    Finished,
+    Failed,
+}
+
+impl QueryState {
+    pub fn name(self) -> &'static str {
+        match self {
+            QueryState::Planning => "planning",
+            QueryState::Running => "running",
+            QueryState::Finished => "finished",
+            QueryState::Failed => "failed",
+        }
+    }
+}
+
+/// One statement. Lives in the registry while it runs, and afterwards among the latest finished ones.
+pub struct QueryInfo {
+    pub id: StatementId,
+    pub session_id: u32,
+    pub user: String,
+    pub text: String,
+    pub start: DateTime<Utc>,
+    /// Rows handed to the client so far.
+    pub rows: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    state: QueryState,
+    end: Option<DateTime<Utc>>,
+    heap: Option<Arc<QueryHeap>>,
+    scans: Vec<Arc<TableScan>>,
+    /// Kept when heap and scans are let go.
+    heap_bytes: Vec<(String, u64, u64)>,
+    scan_bytes: Vec<(String, u64, u64)>,
+    heap_stall_ns: u64,
+}
+
+impl QueryInfo {
+    pub fn state(&self) -> QueryState {
+        self.inner.lock().state
+    }
+
+    pub fn end(&self) -> Option<DateTime<Utc>> {
+        self.inner.lock().end
+    }
+
+    /// Heap by tablespace: (name, bytes now, bytes at most so far).
+    pub fn heap_bytes(&self) -> Vec<(String, u64, u64)> {
+        let inner = self.inner.lock();
+        match &inner.heap {
+            Some(heap) => heap_bytes(heap),
+            None => inner.heap_bytes.clone(),
+        }
+    }
+
+    /// Main and delta read by tablespace: (name, encoded bytes, nanoseconds stalled by pacing).
+    pub fn scan_bytes(&self) -> Vec<(String, u64, u64)> {
+        let inner = self.inner.lock();
+        let mut bytes = inner.scan_bytes.clone();
+        for scan in &inner.scans {
+            add_scan(&mut bytes, scan);
+        }
+        bytes
+    }
+
+    /// Nanoseconds stalled by pacing the query heap (an estimate, see docs/pacing.md), over all threads.
+    pub fn heap_stall_ns(&self) -> u64 {
+        self.inner.lock().heap_stall_ns
+    }
+
+    /// Called by each scan as it starts to execute.
+    pub fn add_scan(&self, scan: Arc<TableScan>) {
+        self.inner.lock().scans.push(scan);
+    }
+
+    pub(crate) fn add_heap_stall_ns(&self, ns: u64) {
+        self.inner.lock().heap_stall_ns += ns;
+    }
+
+    pub(crate) fn running(&self, heap: Option<Arc<QueryHeap>>) {
+        let mut inner = self.inner.lock();
+        inner.state = QueryState::Running;
+        inner.heap = heap;
+    }
+
+    fn finish(&self, failed: bool) {
+        let mut inner = self.inner.lock();
+        inner.state = if failed { QueryState::Failed } else { QueryState::Finished };
+        inner.end = Some(Utc::now());
+        if let Some(heap) = inner.heap.take() {
+            inner.heap_bytes = heap_bytes(&heap).into_iter().map(|(name, _, peak)| (name, 0, peak)).collect();
+        }
+        for scan in std::mem::take(&mut inner.scans) {
+            add_scan(&mut inner.scan_bytes, &scan);
+        }
+    }
+}
+
+fn heap_bytes(heap: &QueryHeap) -> Vec<(String, u64, u64)> {
+    heap.usage().into_iter().map(|usage| (usage.tablespace.name().to_owned(), usage.bytes, usage.bytes_peak)).collect()
+}
+
+fn add_scan(bytes: &mut Vec<(String, u64, u64)>, scan: &TableScan) {
+    for (name, read, stall) in scan.metrics().tablespaces {
+        match bytes.iter_mut().find(|row| row.0 == name) {
+            Some(row) => {
+                row.1 += read;
+                row.2 += stall;
+            }
+            None => bytes.push((name, read, stall)),
+        }
+    }
+}
+
+/// Finished statements that stay visible.
+const FINISHED_MAX: usize = 100;
+
+#[derive(Default)]
+pub struct QueryRegistry {
+    next: AtomicU64,
+    queries: Mutex<Queries>,
+}
+
+#[derive(Default)]
+struct Queries {
+    running: BTreeMap<u64, Arc<QueryInfo>>,
+    finished: std::collections::VecDeque<Arc<QueryInfo>>,
+}
+
+impl QueryRegistry {
+    pub fn start(self: &Arc<Self>, session_id: u32, user: &str, text: &str) -> RunningQuery {
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let info = Arc::new(QueryInfo {
+            id: StatementId(id),
+            session_id,
+            user: user.to_owned(),
+            text: text.to_owned(),
+            start: Utc::now(),
+            rows: AtomicU64::new(0),
+            inner: Mutex::new(Inner {
+                state: QueryState::Planning,
+                end: None,
+                heap: None,
+                scans: Vec::new(),
+                heap_bytes: Vec::new(),
+                scan_bytes: Vec::new(),
+                heap_stall_ns: 0,
+            }),
+        });
+        self.queries.lock().running.insert(id, info.clone());
+        RunningQuery { registry: self.clone(), info, failed: true }
+    }
+
+    /// Running statements, oldest first, then the latest finished ones, newest first.
+    pub fn list(&self) -> Vec<Arc<QueryInfo>> {
+        let queries = self.queries.lock();
+        queries.running.values().chain(queries.finished.iter()).cloned().collect()
+    }
+}
+
+/// A statement's place among the running ones; left on drop, as failed unless `succeeded` was called.
+pub struct RunningQuery {
+    registry: Arc<QueryRegistry>,
+    pub info: Arc<QueryInfo>,
+    failed: bool,
+}
+
+impl RunningQuery {
+    pub fn succeeded(&mut self) {
+        self.failed = false;
+    }
+}
+
+impl Drop for RunningQuery {
+    fn drop(&mut self) {
+        self.info.finish(self.failed);
+        let mut queries = self.registry.queries.lock();
+        queries.running.remove(&self.info.id.0);
+        queries.finished.push_front(self.info.clone());
+        queries.finished.truncate(FINISHED_MAX);
+    }
+}

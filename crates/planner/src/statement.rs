@@ -1,0 +1,1 @@
+//! A client's text into statements.
