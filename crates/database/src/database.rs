@@ -47,6 +47,7 @@ impl Database {
     pub fn password_verifier(&self, _role: &str) -> Option<String> {
         unimplemented!()
     }
+    /// Makes it from a password with `scram::verifier_text`; `None` takes the password away.
     pub fn set_password_verifier(&self, _role: &str, _verifier: Option<String>) -> Result<()> {
         unimplemented!()
     }

@@ -7,6 +7,7 @@
 pub mod config;
 pub mod copy;
 pub mod progress;
+pub mod scram;
 pub mod text;
 
 mod catalog;

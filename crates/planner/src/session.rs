@@ -160,6 +160,18 @@ impl Session {
     pub async fn execute(&mut self, _statement: &Statement, _parameters: &[ArrayRef]) -> Result<Outcome> {
         unimplemented!()
     }
+    /// From here to `end_implicit_block`, statements outside a transaction block share one transaction instead of
+    /// committing one by one: several statements in one simple query, or a pipeline up to its Sync. As in PostgreSQL,
+    /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far, and
+    /// `transaction_status` does not show it. Does nothing inside a transaction block.
+    pub fn begin_implicit_block(&mut self) {
+        unimplemented!()
+    }
+    /// Commits what the implicit block did, or rolls it back when a statement in it failed (or `fail` was called). Does
+    /// nothing when there is none, or when it became an ordinary block.
+    pub async fn end_implicit_block(&mut self) -> Result<()> {
+        unimplemented!()
+    }
     /// An error of the protocol's own (a bad parameter, CopyFail) also fails the transaction block.
     pub fn fail(&mut self) {
         unimplemented!()
