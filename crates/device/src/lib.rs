@@ -8,9 +8,10 @@ mod location;
 mod mapping;
 mod pacing;
 mod profile;
+mod topology;
 
 pub use cost::{Access, CostModel, Pattern};
 pub use location::Location;
-pub use mapping::{MapOptions, Mapping};
+pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters};
-pub use profile::Profile;
+pub use profile::{LOCAL_DRAM, Profile};
