@@ -1,8 +1,36 @@
-//! Optimiser rules of our own.
+//! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
+//! and how each join is spread over threads ([`join_mode`]).
+
+pub mod estimate;
+mod join_graph;
+mod join_mode;
+mod join_order;
 
 use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::optimizer::Optimizer;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use std::sync::Arc;
 
 /// Adds rules (and replaces some of DataFusion's) before the planner's one session state is built.
-pub fn install(builder: SessionStateBuilder) -> SessionStateBuilder {
-    builder
+pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
+    let options = builder.config().get_or_insert_default().options_mut();
+    options.optimizer.enable_dynamic_filter_pushdown = true;
+    options.optimizer.enable_join_dynamic_filter_pushdown = true;
+    options.optimizer.enable_topk_dynamic_filter_pushdown = true;
+    options.optimizer.enable_aggregate_dynamic_filter_pushdown = true;
+    // Which side of a join is built is settled with the join order, on better estimates than the physical plan has.
+    options.optimizer.join_reordering = false;
+
+    let mut rules = Optimizer::new().rules;
+    let after_filters =
+        rules.iter().position(|rule| rule.name() == "push_down_filter").map_or(rules.len(), |index| index + 1);
+    rules.insert(after_filters, Arc::new(join_order::JoinOrder));
+
+    let mut physical_rules = PhysicalOptimizer::new().rules;
+    for rule in &mut physical_rules {
+        if rule.name() == "join_selection" {
+            *rule = Arc::new(join_mode::JoinMode);
+        }
+    }
+    builder.with_optimizer_rules(rules).with_physical_optimizer_rules(physical_rules)
 }

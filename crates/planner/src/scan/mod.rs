@@ -1,0 +1,170 @@
+//! Tables as DataFusion sees them: the provider and its scan operator, with filters, limits and run-time filters pushed
+//! into the storage's own scan.
+//!
+//! A condition on one column is the storage's to evaluate ([`filter`]), exactly, so no operator above looks at it again.
+//! Conditions that joins and top-N sorts learn while they run reach the scan as a filter source ([`runtime`]). The
+//! operator itself ([`exec`]) hands out batches to as many streams as there are threads; all share one queue of row groups.
+
+mod exec;
+mod filter;
+mod runtime;
+
+pub use exec::TidepoolScanExec;
+pub use filter::{datum_scalar, scalar_f64};
+
+use crate::optimizer::estimate::{self, Estimate};
+use async_trait::async_trait;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::catalog::{Session, TableProvider as DataFusionTable};
+use datafusion::common::stats::Precision;
+use datafusion::common::{ColumnStatistics, Constraint, Constraints, DFSchema, Result, Statistics};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use std::sync::Arc;
+use tidepool_table::{Datum, TableVersion};
+
+/// One version of a table.
+#[derive(Debug)]
+pub struct TableProvider {
+    version: Arc<TableVersion>,
+    schema: SchemaRef,
+    constraints: Constraints,
+}
+
+impl TableProvider {
+    #[expect(clippy::new_ret_no_self)]
+    pub fn new(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
+        let primary_key = version.def.primary_key.clone();
+        let constraints = if primary_key.is_empty() { Vec::new() } else { vec![Constraint::PrimaryKey(primary_key)] };
+        Arc::new(TableProvider {
+            schema: version.def.arrow_schema(),
+            constraints: Constraints::new_unverified(constraints),
+            version,
+        })
+    }
+
+    pub fn version(&self) -> &Arc<TableVersion> {
+        &self.version
+    }
+
+    /// What the statistics say about all of its columns, before any filter.
+    pub fn estimate(&self) -> Estimate {
+        estimate::of_table(&self.version, &self.schema)
+    }
+}
+
+#[async_trait]
+impl DataFusionTable for TableProvider {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn constraints(&self) -> Option<&Constraints> {
+        Some(&self.constraints)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let projection = match projection {
+            Some(projection) => projection.clone(),
+            None => (0..self.schema.fields().len()).collect(),
+        };
+        let df_schema = DFSchema::try_from(self.schema.clone())?;
+        let predicates = filters
+            .iter()
+            .map(|filter| state.create_physical_expr(filter.clone(), &df_schema))
+            .collect::<Result<Vec<_>>>()?;
+        let mut estimate = self.estimate();
+        estimate.filter(filters.iter(), &df_schema);
+        let statistics = table_statistics(&self.version, &self.schema, Some(&estimate), !filters.is_empty());
+        let config = state.config();
+        let scan = TidepoolScanExec::try_new(
+            self.version.clone(),
+            self.schema.clone(),
+            projection,
+            predicates,
+            limit,
+            statistics,
+            config.target_partitions(),
+        )?;
+        Ok(Arc::new(scan))
+    }
+
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        Ok(filters
+            .iter()
+            .map(|filter| match filter::storage_evaluates(filter) {
+                true => TableProviderFilterPushDown::Exact,
+                false => TableProviderFilterPushDown::Unsupported,
+            })
+            .collect())
+    }
+
+    fn statistics(&self) -> Option<Statistics> {
+        Some(table_statistics(&self.version, &self.schema, None, false))
+    }
+}
+
+/// DataFusion's form of a table's statistics, one entry for every column of the table. With `filtered`, rows and
+/// distinct counts are those `estimate` expects to be left, and nothing is exact.
+fn table_statistics(
+    version: &TableVersion,
+    schema: &SchemaRef,
+    estimate: Option<&Estimate>,
+    filtered: bool,
+) -> Statistics {
+    let statistics = version.statistics();
+    let rows = match (estimate, filtered) {
+        (Some(estimate), true) => Precision::Inexact(estimate.rows.ceil() as usize),
+        _ => Precision::Exact(statistics.rows as usize),
+    };
+    let row_count = rows.get_value().copied().unwrap_or(0) as f64;
+    let columns: Vec<ColumnStatistics> = statistics
+        .columns
+        .iter()
+        .zip(schema.fields())
+        .enumerate()
+        .map(|(index, (column, field))| {
+            let data_type = field.data_type();
+            // Bounds of text may be shortened, and NaN has no place among bounds: estimates only.
+            let exact = !filtered
+                && !matches!(
+                    data_type,
+                    DataType::Utf8View | DataType::BinaryView | DataType::Float32 | DataType::Float64
+                );
+            let bound = |datum: &Option<Datum>| match datum.as_ref().and_then(|datum| datum_scalar(datum, data_type)) {
+                Some(value) if exact => Precision::Exact(value),
+                Some(value) => Precision::Inexact(value),
+                None => Precision::Absent,
+            };
+            let distinct = match (estimate, filtered) {
+                (Some(estimate), true) => Some(estimate.columns[index].distinct.ceil() as usize),
+                _ => column.distinct_count.map(|count| count as usize),
+            };
+            let nulls = column.null_count as usize;
+            ColumnStatistics {
+                null_count: match filtered {
+                    false => Precision::Exact(nulls),
+                    true if statistics.rows == 0 => Precision::Inexact(0),
+                    true => Precision::Inexact((nulls as f64 * row_count / statistics.rows as f64).round() as usize),
+                },
+                min_value: bound(&column.min),
+                max_value: bound(&column.max),
+                sum_value: Precision::Absent,
+                distinct_count: distinct.map_or(Precision::Absent, Precision::Inexact),
+                byte_size: Precision::Inexact((row_count * column.value_bytes_avg.max(1.0)) as usize),
+            }
+        })
+        .collect();
+    let bytes = columns.iter().filter_map(|column| column.byte_size.get_value()).sum();
+    Statistics { num_rows: rows, total_byte_size: Precision::Inexact(bytes), column_statistics: columns }
+}
