@@ -1,1 +1,22 @@
-//! Benchmarks: TPC-H, TPC-DS and the placements of the papers, with their reports.
+//! Benchmarks: TPC-H and TPC-DS in the placements of the far-memory study, their checks, and reports.
+//!
+//! A [`workload::Workload`] is data and queries; [`engine`] runs them on Tidepool, or on plain DataFusion for comparison;
+//! [`run`] moves tables and heap between tablespaces in SQL and measures; [`result`] is what a run writes as JSON and
+//! [`report`] what it writes as a page; [`cli`] is the part of the command line that `tidepool bench` and `tidepool demo` use.
+//! Databases that are not written in Rust are compared by the scripts in `bench/` at the top of the repository.
+
+pub mod cli;
+pub mod compare;
+pub mod engine;
+pub mod load;
+pub mod placement;
+pub mod progress;
+pub mod report;
+pub mod result;
+pub mod run;
+pub mod tpcds;
+pub mod tpch;
+pub mod workload;
+
+mod demo;
+mod machine;

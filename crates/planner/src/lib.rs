@@ -5,6 +5,8 @@
 //! `scan` at the bottom of every plan, `heap` around its execution and `optimizer` between. `catalog` answers what
 //! clients ask about the database itself.
 
+pub mod baseline;
+
 mod catalog;
 mod copy;
 mod ddl;

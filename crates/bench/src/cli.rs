@@ -1,0 +1,347 @@
+//! `tidepool bench` and `tidepool demo`.
+
+use crate::engine::{Engine, EngineKind};
+use crate::load;
+use crate::machine;
+use crate::placement::Placement;
+use crate::progress::say;
+use crate::report;
+use crate::result::{BenchResult, Configuration, SCHEMA, TablespaceFacts, stable_hash};
+use crate::run::{self, Arm, Plan, Repeat};
+use crate::workload::{QuerySpec, Workload};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::{Config, Database};
+use tidepool_device::{Location, Profile};
+use tidepool_planner::Planner;
+use tidepool_planner::baseline::Baseline;
+use tidepool_tablespace::TablespaceConfig;
+
+pub use crate::demo::{DemoArgs, run_demo};
+
+/// Generate a benchmark's data, load it, run its queries and check them.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    /// tpch or tpcds
+    pub name: String,
+    /// Scale factor: 1 is about a gigabyte of text
+    #[arg(long, default_value_t = 1.0)]
+    pub sf: f64,
+    /// Threads for loading and for each query [default: all]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Also run this many streams at once and measure their throughput
+    #[arg(long, default_value_t = 1)]
+    pub streams: usize,
+    /// both-near, main-far, heap-far, both-far: any, separated by commas, or all
+    #[arg(long, default_value = "both-near")]
+    pub placement: String,
+    /// Profiles that far memory is paced as, separated by commas; none for no pacing
+    #[arg(long, default_value = "fpga-prototype")]
+    pub profile: String,
+    /// Queries, such as 1,6,10-14 [default: all]
+    #[arg(long)]
+    pub queries: Option<String>,
+    /// Timed runs of each query, after one warm-up
+    #[arg(long, default_value_t = 3)]
+    pub repeat: usize,
+    #[arg(long, value_enum, default_value_t = EngineKind::Tidepool)]
+    pub engine: EngineKind,
+    /// Size of near memory [default: two thirds of the machine's]
+    #[arg(long)]
+    pub near: Option<ByteSize>,
+    /// Far memory, as LOCATION,size=SIZE; the profile comes from --profile [default: anon: of near's size]
+    #[arg(long)]
+    pub far: Option<String>,
+    /// Write the result as JSON (- for standard output)
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+    /// Write result.json and index.html into this folder
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+    /// Write the tables as Parquet files into this folder
+    #[arg(long)]
+    pub export: Option<PathBuf>,
+    /// Write each query's rows as CSV into this folder
+    #[arg(long)]
+    pub results: Option<PathBuf>,
+}
+
+/// What a run needs, whichever command asked for it.
+pub(crate) struct Request {
+    pub workload: Workload,
+    pub queries: Vec<QuerySpec>,
+    pub engine: EngineKind,
+    pub threads: usize,
+    pub streams: usize,
+    pub placements: Vec<Placement>,
+    /// `None`: far memory is not paced.
+    pub profiles: Vec<Option<Profile>>,
+    pub near_bytes: u64,
+    pub far: TablespaceConfig,
+    pub repeat: Repeat,
+    pub export: Option<PathBuf>,
+    pub results: Option<PathBuf>,
+}
+
+/// Fails when an answer is wrong or a query cannot run.
+pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
+    let workload = Workload::by_name(&args.name, args.sf)?;
+    let queries = workload.select_queries(args.queries.as_deref().unwrap_or(&format!("1-{}", workload.queries.len())))?;
+    let near_bytes = args.near.map_or_else(default_memory_bytes, |size| size.0);
+    let request = Request {
+        queries,
+        engine: args.engine,
+        threads: threads(args.threads)?,
+        streams: args.streams,
+        placements: Placement::parse_list(&args.placement)?,
+        profiles: profiles(&args.profile)?,
+        near_bytes,
+        far: far_tablespace(args.far.as_deref(), near_bytes)?,
+        repeat: Repeat::Rounds(args.repeat),
+        export: args.export,
+        results: args.results,
+        workload,
+    };
+    let result = execute(&request).await?;
+    print_summary(&result);
+    if let Some(path) = &args.json {
+        write_json(path, &result)?;
+    }
+    if let Some(dir) = &args.report {
+        say(format!("report: {}", report::write(dir, &result)?.display()));
+    }
+    Ok(report_failures(&result))
+}
+
+/// Loads, runs and measures.
+pub(crate) async fn execute(request: &Request) -> Result<BenchResult> {
+    if request.engine == EngineKind::PlainDatafusion
+        && (request.placements.iter().any(|placement| placement.main_far || placement.heap_far) || request.export.is_some())
+    {
+        return Err(Error::new(
+            SqlState::FEATURE_NOT_SUPPORTED,
+            "plain DataFusion has no tablespaces and no COPY",
+        )
+        .with_hint("Use --placement both-near, without --export."));
+    }
+    for dir in [&request.export, &request.results].into_iter().flatten() {
+        std::fs::create_dir_all(dir).map_err(|error| Error::io(format!("create folder \"{}\"", dir.display()), &error))?;
+    }
+    let started_at_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (engine, arms) = open(request)?;
+    let load = load::load(&engine, &request.workload, request.threads).await?;
+    if let Some(dir) = &request.export {
+        export(&engine, &request.workload, dir).await?;
+    }
+    let plan = Plan {
+        engine: &engine,
+        workload: &request.workload,
+        queries: request.queries.clone(),
+        arms,
+        repeat: request.repeat,
+        streams: request.streams,
+        results_dir: request.results.as_deref(),
+    };
+    let placements = run::run(&plan).await?;
+    let configuration = Configuration {
+        benchmark: request.workload.name,
+        scale_factor: request.workload.scale_factor,
+        engine: request.engine,
+        threads: request.threads,
+        streams: request.streams,
+        queries: request.queries.iter().map(|query| query.name.clone()).collect(),
+        placements: request.placements.iter().map(|placement| placement.name.to_owned()).collect(),
+        profiles: request
+            .profiles
+            .iter()
+            .map(|profile| profile.as_ref().map_or("none".to_owned(), |profile| profile.name.clone()))
+            .collect(),
+    };
+    let machine = machine::machine();
+    let tablespaces = engine.database().map(|database| tablespaces(database)).unwrap_or_default();
+    let identity = serde_json::to_string(&(&configuration, &machine, &tablespaces))
+        .map_err(|error| Error::internal(format!("could not write the configuration: {error}")))?;
+    Ok(BenchResult {
+        schema: SCHEMA,
+        tidepool_version: env!("CARGO_PKG_VERSION"),
+        started_at_unix,
+        configuration_hash: stable_hash(&identity),
+        configuration,
+        machine,
+        tablespaces,
+        load,
+        placements,
+    })
+}
+
+/// The engine, and each placement with the far tablespace of each profile. A placement with nothing far is there once.
+fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
+    let mut arms = Vec::new();
+    if request.engine == EngineKind::PlainDatafusion {
+        for &placement in &request.placements {
+            arms.push(Arm { placement, far: "far".to_owned(), profile: None });
+        }
+        return Ok((Engine::Plain(Arc::new(Baseline::new(request.threads))), arms));
+    }
+    let mut config = Config::in_memory(request.near_bytes, request.far.size_bytes.unwrap_or(request.near_bytes));
+    config.far = TablespaceConfig { profile: request.profiles.first().cloned().flatten(), ..request.far.clone() };
+    config.threads = request.threads;
+    let database = Database::open(config)?;
+    for (index, profile) in request.profiles.iter().enumerate() {
+        let far = if index == 0 { "far".to_owned() } else { format!("far{}", index + 1) };
+        if index > 0 {
+            // Only anonymous memory can be had twice.
+            if request.far.location != Location::Anon {
+                return Err(Error::new(SqlState::FEATURE_NOT_SUPPORTED, "several profiles need a far tablespace in anon:"));
+            }
+            database.create_tablespace(TablespaceConfig {
+                name: far.clone(),
+                profile: profile.clone(),
+                ..request.far.clone()
+            })?;
+        }
+        for &placement in &request.placements {
+            if index == 0 || placement.main_far || placement.heap_far {
+                let profile = profile.as_ref().map(|profile| profile.name.clone());
+                arms.push(Arm { placement, far: far.clone(), profile });
+            }
+        }
+    }
+    let planner = Planner::new(database.clone())?;
+    let datafusion_only = request.engine == EngineKind::Datafusion;
+    Ok((Engine::Tidepool { database, planner, datafusion_only }, arms))
+}
+
+async fn export(engine: &Engine, workload: &Workload, dir: &Path) -> Result<()> {
+    let dir = std::path::absolute(dir).map_err(|error| Error::io("find the export folder", &error))?;
+    let mut connection = engine.connect().await?;
+    let bar = crate::progress::Bar::new("export as Parquet", workload.tables.len() as u64, "tables");
+    for table in &workload.tables {
+        bar.message(format!("export {}", table.name));
+        let path = dir.join(format!("{}.parquet", table.name)).display().to_string().replace('\'', "''");
+        connection.query(&format!("COPY {} TO '{path}' WITH (FORMAT parquet)", table.name)).await?;
+        bar.add(1);
+    }
+    Ok(())
+}
+
+fn tablespaces(database: &Database) -> Vec<TablespaceFacts> {
+    database
+        .tablespaces()
+        .list()
+        .iter()
+        .map(|space| {
+            let config = space.config();
+            TablespaceFacts {
+                name: config.name.clone(),
+                location: config.location.to_string(),
+                size_bytes: config.size_bytes,
+                paced: config.profile.is_some(),
+                profile: config.profile.clone(),
+            }
+        })
+        .collect()
+}
+
+pub(crate) fn threads(wanted: Option<usize>) -> Result<usize> {
+    match wanted {
+        Some(0) => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "there must be at least one thread")),
+        Some(threads) => Ok(threads),
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
+/// Reserved, not taken: memory is backed as it is used.
+pub(crate) fn default_memory_bytes() -> u64 {
+    machine::memory_bytes() / 3 * 2
+}
+
+fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
+    list.split(',')
+        .map(|name| match name.trim() {
+            "none" => Ok(None),
+            name => Profile::preset(name).map(Some),
+        })
+        .collect()
+}
+
+/// `LOCATION,size=SIZE[,profile=NAME]`.
+pub(crate) fn far_tablespace(text: Option<&str>, default_bytes: u64) -> Result<TablespaceConfig> {
+    let mut config = TablespaceConfig {
+        name: "far".to_owned(),
+        location: Location::Anon,
+        size_bytes: Some(default_bytes),
+        profile: None,
+        huge_pages: true,
+    };
+    let Some(text) = text else { return Ok(config) };
+    let mut parts = text.split(',').map(str::trim);
+    config.location = parts.next().unwrap_or_default().parse()?;
+    if config.location != Location::Anon {
+        config.size_bytes = None;
+    }
+    for part in parts {
+        match part.split_once('=') {
+            Some(("size", size)) => config.size_bytes = Some(size.parse::<ByteSize>()?.0),
+            Some(("profile", name)) => config.profile = Some(Profile::preset(name)?),
+            _ => {
+                return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("unknown tablespace option \"{part}\""))
+                    .with_hint("Write LOCATION,size=SIZE,profile=NAME."));
+            }
+        }
+    }
+    Ok(config)
+}
+
+/// One line a placement.
+pub(crate) fn print_summary(result: &BenchResult) {
+    println!("{:<28} {:>10} {:>12} {:>10} {:>8}", "placement", "total ms", "geo. mean ms", "slowdown", "paper");
+    for placement in &result.placements {
+        let label = match &placement.profile {
+            Some(profile) => format!("{} ({profile})", placement.title),
+            None => placement.title.to_owned(),
+        };
+        println!(
+            "{label:<28} {:>10.0} {:>12.1} {:>10} {:>8}",
+            placement.total_ms,
+            placement.geometric_mean_ms,
+            percent(placement.slowdown),
+            percent(placement.paper_slowdown)
+        );
+        if let Some(throughput) = &placement.throughput {
+            println!(
+                "  {} streams: {:.0} queries an hour, loss {} (paper, 8 streams: {})",
+                throughput.streams,
+                throughput.queries_per_hour,
+                percent(throughput.loss),
+                percent(throughput.paper_loss)
+            );
+        }
+    }
+}
+
+pub(crate) fn percent(ratio: Option<f64>) -> String {
+    ratio.map_or("–".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
+}
+
+pub(crate) fn report_failures(result: &BenchResult) -> ExitCode {
+    let failures = result.failures();
+    for failure in &failures {
+        say(format!("FAILED  {failure}"));
+    }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+pub(crate) fn write_json(path: &Path, result: &BenchResult) -> Result<()> {
+    let text = serde_json::to_string_pretty(result)
+        .map_err(|error| Error::internal(format!("could not write the result: {error}")))?;
+    if path == Path::new("-") {
+        println!("{text}");
+        return Ok(());
+    }
+    std::fs::write(path, text + "\n").map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))
+}

@@ -1,0 +1,327 @@
+//! Running queries in placements: a warm-up round in which every answer is checked, then timed rounds. Each round visits
+//! every placement, so that slow drift of the machine falls on all of them alike.
+
+use crate::compare::{Expected, ResultSet};
+use crate::engine::{Connection, Engine};
+use crate::placement::Placement;
+use crate::progress::{Bar, say};
+use crate::result::{Answer, PlacementResult, QueryResult, Throughput, geometric_mean, median};
+use crate::workload::{QuerySpec, Workload};
+use arrow::record_batch::RecordBatch;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result};
+
+/// Timed rounds after the warm-up.
+#[derive(Clone, Copy, Debug)]
+pub enum Repeat {
+    Rounds(usize),
+    /// As many as fit, at least one and at most `rounds_max`.
+    Within { limit: Duration, rounds_max: usize },
+}
+
+/// A placement on one far tablespace.
+#[derive(Clone, Debug)]
+pub struct Arm {
+    pub placement: Placement,
+    /// The tablespace that stands for far.
+    pub far: String,
+    /// Its profile, if it is paced.
+    pub profile: Option<String>,
+}
+
+pub struct Plan<'a> {
+    pub engine: &'a Engine,
+    pub workload: &'a Workload,
+    pub queries: Vec<QuerySpec>,
+    pub arms: Vec<Arm>,
+    pub repeat: Repeat,
+    pub streams: usize,
+    /// Where each query's result goes as CSV, from the first placement.
+    pub results_dir: Option<&'a Path>,
+}
+
+/// One placement's measurements under way.
+struct Measured {
+    queries: Vec<QueryResult>,
+    throughput: Option<Throughput>,
+}
+
+pub async fn run(plan: &Plan<'_>) -> Result<Vec<PlacementResult>> {
+    let mut connection = plan.engine.connect().await?;
+    let mut measured: Vec<Measured> = Vec::new();
+    let mut references: Vec<Option<Expected>> = vec![None; plan.queries.len()];
+
+    let start = Instant::now();
+    for arm in &plan.arms {
+        let bar = Bar::new(format!("{}: check answers", arm.label()), plan.queries.len() as u64, "queries");
+        arm.place(plan, &mut connection).await?;
+        let mut queries = Vec::new();
+        for (index, query) in plan.queries.iter().enumerate() {
+            bar.message(format!("{}: check {}", arm.label(), query.name));
+            queries.push(check(plan, &mut connection, query, &mut references[index], measured.is_empty()).await);
+            bar.add(1);
+        }
+        measured.push(Measured { queries, throughput: None });
+    }
+    let round_estimate = start.elapsed();
+
+    let rounds = match plan.repeat {
+        Repeat::Rounds(rounds) => rounds,
+        Repeat::Within { limit, rounds_max } => {
+            ((limit.as_secs_f64() / round_estimate.as_secs_f64().max(1e-3)) as usize).clamp(1, rounds_max)
+        }
+    };
+    if rounds > 0 {
+        let total = (rounds * plan.arms.len() * plan.queries.len()) as u64;
+        let bar = Bar::new(format!("timed runs, {rounds} of each query"), total, "runs");
+        for round in 0..rounds {
+            // Each round starts with another placement.
+            for step in 0..plan.arms.len() {
+                let index = (round + step) % plan.arms.len();
+                let arm = &plan.arms[index];
+                bar.message(format!("{}: round {} of {rounds}", arm.label(), round + 1));
+                if plan.arms.len() > 1 {
+                    arm.place(plan, &mut connection).await?;
+                }
+                for (query, result) in plan.queries.iter().zip(&mut measured[index].queries) {
+                    if !matches!(result.answer, Answer::Error(_)) {
+                        let start = Instant::now();
+                        match connection.query(query.sql).await {
+                            Ok(_) => result.runs_ms.push(start.elapsed().as_secs_f64() * 1e3),
+                            Err(error) => result.answer = Answer::Error(format!("{error:?}")),
+                        }
+                    }
+                    bar.add(1);
+                }
+            }
+        }
+    }
+
+    if plan.streams > 1 {
+        for (arm, measured) in plan.arms.iter().zip(&mut measured) {
+            arm.place(plan, &mut connection).await?;
+            measured.throughput = Some(streams(plan, arm).await?);
+        }
+    }
+    Ok(finish(plan, measured))
+}
+
+impl Arm {
+    pub fn label(&self) -> String {
+        match &self.profile {
+            Some(profile) if self.placement.main_far || self.placement.heap_far => {
+                format!("{} ({profile})", self.placement.title)
+            }
+            _ => self.placement.title.to_owned(),
+        }
+    }
+
+    async fn place(&self, plan: &Plan<'_>, connection: &mut Connection) -> Result<()> {
+        if matches!(plan.engine, Engine::Plain(_)) {
+            return Ok(());
+        }
+        self.placement.place_tables(connection, plan.workload, &self.far).await?;
+        self.placement.place_heap(connection, &self.far).await
+    }
+}
+
+/// Runs a query once and says what its answer is worth.
+async fn check(
+    plan: &Plan<'_>,
+    connection: &mut Connection,
+    query: &QuerySpec,
+    reference: &mut Option<Expected>,
+    first_placement: bool,
+) -> QueryResult {
+    let outcome = connection.query(query.sql).await;
+    let facts = plan.engine.latest_statement();
+    let mut result = QueryResult {
+        name: query.name.clone(),
+        runs_ms: Vec::new(),
+        median_ms: None,
+        rows: 0,
+        answer: Answer::Unchecked,
+        facts,
+    };
+    let rows = match outcome.and_then(|batches: Vec<RecordBatch>| ResultSet::from_batches(&batches)) {
+        Ok(rows) => rows,
+        Err(error) => {
+            say(format!("  {}: {error:?}", query.name));
+            result.answer = Answer::Error(format!("{error:?}"));
+            return result;
+        }
+    };
+    result.rows = rows.rows.len();
+    result.answer = judge(plan.workload, query, &rows, reference, plan.arms.len() > 1);
+    if let Answer::Wrong(detail) = &result.answer {
+        say(format!("  {}: wrong answer: {detail}", query.name));
+    }
+    if let (true, Some(dir)) = (first_placement, plan.results_dir) {
+        if let Err(error) = write_csv(&dir.join(format!("{}.csv", query.name)), &rows) {
+            say(format!("  {error:?}"));
+        }
+    }
+    result
+}
+
+fn judge(
+    workload: &Workload,
+    query: &QuerySpec,
+    rows: &ResultSet,
+    reference: &mut Option<Expected>,
+    others_follow: bool,
+) -> Answer {
+    let number: usize = query.name.trim_start_matches('q').parse().unwrap_or(0);
+    let tpch = workload.name == "tpch";
+    let keys = if tpch { crate::tpch::answers::order_keys(number) } else { &[] };
+    let published = (tpch && workload.scale_factor == 1.0).then(|| crate::tpch::answers::published(number)).flatten();
+    if let Some(published) = published {
+        return match rows.matches(&published, keys) {
+            Ok(()) => Answer::Published,
+            Err(detail) => Answer::Wrong(detail),
+        };
+    }
+    match reference {
+        Some(reference) => match rows.matches(reference, keys) {
+            Ok(()) => Answer::Agrees,
+            Err(detail) => Answer::Wrong(format!("{detail} (in the first placement)")),
+        },
+        None => {
+            *reference = Some(rows.to_expected());
+            if others_follow { Answer::Reference } else { Answer::Unchecked }
+        }
+    }
+}
+
+/// `plan.streams` clients at once, each running every query once in an order of its own.
+async fn streams(plan: &Plan<'_>, arm: &Arm) -> Result<Throughput> {
+    let total = (plan.streams * plan.queries.len()) as u64;
+    let bar = Arc::new(Bar::new(format!("{}: {} streams", arm.label(), plan.streams), total, "queries"));
+    let mut clients = Vec::new();
+    for stream in 0..plan.streams {
+        let mut connection = plan.engine.connect().await?;
+        if !matches!(plan.engine, Engine::Plain(_)) {
+            arm.placement.place_heap(&mut connection, &arm.far).await?;
+        }
+        clients.push((connection, stream_order(plan, stream + 1)));
+    }
+    let start = Instant::now();
+    let tasks: Vec<_> = clients
+        .into_iter()
+        .map(|(mut connection, queries)| {
+            let bar = bar.clone();
+            tokio::spawn(async move {
+                let mut errors = Vec::new();
+                for query in queries {
+                    if let Err(error) = connection.query(query.sql).await {
+                        errors.push(format!("{}: {error:?}", query.name));
+                    }
+                    bar.add(1);
+                }
+                errors
+            })
+        })
+        .collect();
+    let mut errors = Vec::new();
+    for task in tasks {
+        errors.extend(task.await.map_err(|error| Error::internal(format!("a stream ended early: {error}")))?);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Throughput {
+        streams: plan.streams,
+        seconds,
+        queries_per_hour: total as f64 / seconds * 3600.0,
+        loss: None,
+        paper_loss: arm.placement.paper_eight_streams,
+        errors,
+    })
+}
+
+fn stream_order(plan: &Plan<'_>, stream: usize) -> Vec<QuerySpec> {
+    if plan.workload.name == "tpch" {
+        let number = |query: &QuerySpec| query.name.trim_start_matches('q').parse::<u8>().unwrap_or(0);
+        return crate::tpch::streams::order(stream)
+            .iter()
+            .flat_map(|wanted| plan.queries.iter().filter(move |query| number(query) == *wanted))
+            .cloned()
+            .collect();
+    }
+    // Far apart in the list, so that streams do not run the same query at the same time.
+    let mut queries = plan.queries.clone();
+    let shift = stream * queries.len() / plan.streams.max(1);
+    let length = queries.len().max(1);
+    queries.rotate_left(shift % length);
+    queries
+}
+
+fn finish(plan: &Plan<'_>, measured: Vec<Measured>) -> Vec<PlacementResult> {
+    let mut results: Vec<PlacementResult> = plan
+        .arms
+        .iter()
+        .zip(measured)
+        .map(|(arm, mut measured)| {
+            for query in &mut measured.queries {
+                query.median_ms = median(&query.runs_ms);
+            }
+            let medians = || measured.queries.iter().filter_map(|query| query.median_ms);
+            let far = arm.placement.main_far || arm.placement.heap_far;
+            PlacementResult {
+                name: arm.placement.name,
+                title: arm.placement.title,
+                profile: arm.profile.clone().filter(|_| far),
+                tablespace_far: arm.far.clone(),
+                total_ms: medians().sum(),
+                geometric_mean_ms: geometric_mean(medians()),
+                slowdown: None,
+                paper_slowdown: arm.placement.paper_single_stream,
+                throughput: measured.throughput,
+                queries: measured.queries,
+            }
+        })
+        .collect();
+    let Some((first, others)) = results.split_first_mut() else { return results };
+    for result in others {
+        // Only over queries that both ran.
+        let (mut base, mut this) = (0.0, 0.0);
+        for (a, b) in first.queries.iter().zip(&result.queries) {
+            if let (Some(a), Some(b)) = (a.median_ms, b.median_ms) {
+                base += a;
+                this += b;
+            }
+        }
+        result.slowdown = (base > 0.0).then(|| this / base - 1.0);
+        if let (Some(base), Some(this)) = (&first.throughput, &mut result.throughput) {
+            this.loss = Some(1.0 - this.queries_per_hour / base.queries_per_hour);
+        }
+    }
+    results
+}
+
+/// Fields quoted where they must be; NULL is `\N`.
+fn write_csv(path: &Path, rows: &ResultSet) -> Result<()> {
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = Option<&str>>| {
+        for (index, cell) in cells.enumerate() {
+            if index > 0 {
+                text.push(',');
+            }
+            match cell {
+                None => text.push_str("\\N"),
+                Some(cell) if cell.contains([',', '"', '\n', '\r']) || cell.is_empty() || cell == "\\N" => {
+                    text.push('"');
+                    text.push_str(&cell.replace('"', "\"\""));
+                    text.push('"');
+                }
+                Some(cell) => text.push_str(cell),
+            }
+        }
+        text.push('\n');
+    };
+    line(&mut rows.names.iter().map(|name| Some(name.as_str())));
+    for row in &rows.rows {
+        line(&mut row.iter().map(Option::as_deref));
+    }
+    std::fs::write(path, text).map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))
+}
