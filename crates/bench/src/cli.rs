@@ -90,7 +90,8 @@ pub(crate) struct Request {
 /// Fails when an answer is wrong or a query cannot run.
 pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
     let workload = Workload::by_name(&args.name, args.sf)?;
-    let queries = workload.select_queries(args.queries.as_deref().unwrap_or(&format!("1-{}", workload.queries.len())))?;
+    let queries =
+        workload.select_queries(args.queries.as_deref().unwrap_or(&format!("1-{}", workload.queries.len())))?;
     let near_bytes = args.near.map_or_else(default_memory_bytes, |size| size.0);
     let request = Request {
         queries,
@@ -120,16 +121,15 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
 /// Loads, runs and measures.
 pub(crate) async fn execute(request: &Request) -> Result<BenchResult> {
     if request.engine == EngineKind::PlainDatafusion
-        && (request.placements.iter().any(|placement| placement.main_far || placement.heap_far) || request.export.is_some())
+        && (request.placements.iter().any(|placement| placement.main_far || placement.heap_far)
+            || request.export.is_some())
     {
-        return Err(Error::new(
-            SqlState::FEATURE_NOT_SUPPORTED,
-            "plain DataFusion has no tablespaces and no COPY",
-        )
-        .with_hint("Use --placement both-near, without --export."));
+        return Err(Error::new(SqlState::FEATURE_NOT_SUPPORTED, "plain DataFusion has no tablespaces and no COPY")
+            .with_hint("Use --placement both-near, without --export."));
     }
     for dir in [&request.export, &request.results].into_iter().flatten() {
-        std::fs::create_dir_all(dir).map_err(|error| Error::io(format!("create folder \"{}\"", dir.display()), &error))?;
+        std::fs::create_dir_all(dir)
+            .map_err(|error| Error::io(format!("create folder \"{}\"", dir.display()), &error))?;
     }
     let started_at_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (engine, arms) = open(request)?;
@@ -196,7 +196,10 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
         if index > 0 {
             // Only anonymous memory can be had twice.
             if request.far.location != Location::Anon {
-                return Err(Error::new(SqlState::FEATURE_NOT_SUPPORTED, "several profiles need a far tablespace in anon:"));
+                return Err(Error::new(
+                    SqlState::FEATURE_NOT_SUPPORTED,
+                    "several profiles need a far tablespace in anon:",
+                ));
             }
             database.create_tablespace(TablespaceConfig {
                 name: far.clone(),
@@ -289,8 +292,11 @@ pub(crate) fn far_tablespace(text: Option<&str>, default_bytes: u64) -> Result<T
             Some(("size", size)) => config.size_bytes = Some(size.parse::<ByteSize>()?.0),
             Some(("profile", name)) => config.profile = Some(Profile::preset(name)?),
             _ => {
-                return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("unknown tablespace option \"{part}\""))
-                    .with_hint("Write LOCATION,size=SIZE,profile=NAME."));
+                return Err(Error::new(
+                    SqlState::INVALID_PARAMETER_VALUE,
+                    format!("unknown tablespace option \"{part}\""),
+                )
+                .with_hint("Write LOCATION,size=SIZE,profile=NAME."));
             }
         }
     }

@@ -94,7 +94,9 @@ impl ResultSet {
         // In whatever order ties came: line both up by their exact columns, then by the others.
         let mut actual: Vec<&Vec<Option<String>>> = self.rows.iter().collect();
         let mut wanted: Vec<&Vec<String>> = expected.rows.iter().collect();
-        actual.sort_by(|a, b| self.canonical_order(|i| a[i].as_deref().unwrap_or("NULL"), |i| b[i].as_deref().unwrap_or("NULL")));
+        actual.sort_by(|a, b| {
+            self.canonical_order(|i| a[i].as_deref().unwrap_or("NULL"), |i| b[i].as_deref().unwrap_or("NULL"))
+        });
         wanted.sort_by(|a, b| self.canonical_order(|i| a[i].as_str(), |i| b[i].as_str()));
         for (index, (row, wanted)) in actual.iter().zip(&wanted).enumerate() {
             for column in 0..self.kinds.len() {

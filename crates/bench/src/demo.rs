@@ -108,5 +108,7 @@ fn print(result: &BenchResult) {
         "agree between placements (answers are published for scale factor 1 only)"
     };
     println!("Answers: {good} of {} {against}.", answers().count());
-    println!("The paper measured SAP HANA at scale factor 10 on a real FPGA prototype; its times are not this machine's.");
+    println!(
+        "The paper measured SAP HANA at scale factor 10 on a real FPGA prototype; its times are not this machine's."
+    );
 }

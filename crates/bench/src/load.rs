@@ -130,8 +130,8 @@ fn run_jobs<S: Send>(
                     let next = queue.lock().next();
                     let Some((index, mut job)) = next else { break };
                     let table = &workload.tables[job.table];
-                    let result = (workload.source)(&table.name, workload.scale_factor, job.part, job.parts).and_then(
-                        |source| {
+                    let result =
+                        (workload.source)(&table.name, workload.scale_factor, job.part, job.parts).and_then(|source| {
                             for batch in source {
                                 if failure.lock().is_some() {
                                     break;
@@ -139,8 +139,7 @@ fn run_jobs<S: Send>(
                                 write(&mut job.sink, batch?)?;
                             }
                             Ok(())
-                        },
-                    );
+                        });
                     match result {
                         Ok(()) => done.lock()[index] = Some(job),
                         Err(error) => {
@@ -160,14 +159,19 @@ fn run_jobs<S: Send>(
 
 /// The batch with the table's own column types; the generators' differ at most in width.
 fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let columns = batch
-        .columns()
-        .iter()
-        .zip(schema.fields())
-        .map(|(column, field)| {
-            if column.data_type() == field.data_type() { Ok(column.clone()) } else { cast(column, field.data_type()) }
-        })
-        .collect::<Result<Vec<_>, _>>();
+    let columns =
+        batch
+            .columns()
+            .iter()
+            .zip(schema.fields())
+            .map(|(column, field)| {
+                if column.data_type() == field.data_type() {
+                    Ok(column.clone())
+                } else {
+                    cast(column, field.data_type())
+                }
+            })
+            .collect::<Result<Vec<_>, _>>();
     columns
         .and_then(|columns| RecordBatch::try_new(schema.clone(), columns))
         .map_err(|error| Error::internal(format!("generated rows do not fit their table: {error}")))

@@ -16,7 +16,9 @@ pub fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpu = read("/proc/cpuinfo")
         .lines()
-        .find_map(|line| line.strip_prefix("model name").map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned()))
+        .find_map(|line| {
+            line.strip_prefix("model name").map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned())
+        })
         .unwrap_or_else(|| "unknown".to_owned());
     // The chosen one stands in brackets.
     let huge_pages = read("/sys/kernel/mm/transparent_hugepage/enabled");

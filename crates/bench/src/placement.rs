@@ -4,7 +4,7 @@ use crate::engine::Connection;
 use crate::workload::Workload;
 use tidepool_base::{Error, Result, SqlState};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Placement {
     pub name: &'static str,
     /// The study's name for it.
@@ -62,7 +62,9 @@ impl Placement {
             .map(|name| {
                 PLACEMENTS.iter().find(|placement| placement.name == name.trim()).copied().ok_or_else(|| {
                     Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("there is no placement \"{}\"", name.trim()))
-                        .with_hint("There are both-near, main-far, heap-far and both-far, and all for the four of them.")
+                        .with_hint(
+                            "There are both-near, main-far, heap-far and both-far, and all for the four of them.",
+                        )
                 })
             })
             .collect()

@@ -69,7 +69,13 @@ impl Drop for Bar {
             bar.finish_and_clear();
         }
         let done = self.done.load(Ordering::Relaxed);
-        say(format!("{}: {} {} in {:.1} s", self.label, thousands(done), self.unit, self.start.elapsed().as_secs_f64()));
+        say(format!(
+            "{}: {} {} in {:.1} s",
+            self.label,
+            thousands(done),
+            self.unit,
+            self.start.elapsed().as_secs_f64()
+        ));
     }
 }
 

@@ -142,7 +142,9 @@ impl BenchResult {
         for placement in &self.placements {
             for query in &placement.queries {
                 match &query.answer {
-                    Answer::Wrong(detail) => failures.push(format!("{} {}: wrong answer: {detail}", placement.title, query.name)),
+                    Answer::Wrong(detail) => {
+                        failures.push(format!("{} {}: wrong answer: {detail}", placement.title, query.name))
+                    }
                     Answer::Error(detail) => failures.push(format!("{} {}: {detail}", placement.title, query.name)),
                     _ => {}
                 }

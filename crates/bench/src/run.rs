@@ -18,7 +18,10 @@ use tidepool_base::{Error, Result};
 pub enum Repeat {
     Rounds(usize),
     /// As many as fit, at least one and at most `rounds_max`.
-    Within { limit: Duration, rounds_max: usize },
+    Within {
+        limit: Duration,
+        rounds_max: usize,
+    },
 }
 
 /// A placement on one far tablespace.

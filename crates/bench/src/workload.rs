@@ -38,11 +38,8 @@ pub struct Workload {
 impl Workload {
     pub fn by_name(name: &str, scale_factor: f64) -> Result<Workload> {
         if !(scale_factor.is_finite() && scale_factor > 0.0 && scale_factor <= 100_000.0) {
-            return Err(Error::new(
-                SqlState::INVALID_PARAMETER_VALUE,
-                format!("invalid scale factor: {scale_factor}"),
-            )
-            .with_hint("Give a number above 0, such as 0.1, 1 or 10."));
+            return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid scale factor: {scale_factor}"))
+                .with_hint("Give a number above 0, such as 0.1, 1 or 10."));
         }
         match name {
             "tpch" => Ok(crate::tpch::workload(scale_factor)),
@@ -61,7 +58,11 @@ impl Workload {
         let mut selected = Vec::new();
         for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let number = |text: &str| {
-                text.trim().trim_start_matches(['q', 'Q']).parse::<usize>().ok().filter(|number| (1..=self.queries.len()).contains(number))
+                text.trim()
+                    .trim_start_matches(['q', 'Q'])
+                    .parse::<usize>()
+                    .ok()
+                    .filter(|number| (1..=self.queries.len()).contains(number))
             };
             let (first, last) = match item.split_once('-') {
                 Some((first, last)) => (number(first), number(last)),

@@ -120,7 +120,11 @@ fn axis(low: f64, high: f64) -> (f64, f64, f64) {
     let span = (high - low).max(1e-3) * 1.05;
     let rough = span / 5.0;
     let magnitude = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|factor| factor * magnitude).find(|step| *step >= rough).unwrap_or(rough);
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0]
+        .into_iter()
+        .map(|factor| factor * magnitude)
+        .find(|step| *step >= rough)
+        .unwrap_or(rough);
     let low = if low < 0.0 { (low * 1.05 / step).floor() * step } else { 0.0 };
     (low, ((high * 1.05) / step).ceil().max(1.0) * step, step)
 }

@@ -140,7 +140,8 @@ fn size(bytes: u64) -> String {
 }
 
 fn degradation(body: &mut String, result: &BenchResult) {
-    let far: Vec<&PlacementResult> = result.placements.iter().filter(|placement| placement.slowdown.is_some()).collect();
+    let far: Vec<&PlacementResult> =
+        result.placements.iter().filter(|placement| placement.slowdown.is_some()).collect();
     if far.is_empty() {
         return;
     }
@@ -156,7 +157,11 @@ fn degradation(body: &mut String, result: &BenchResult) {
         body,
         "<p>Time of all queries beside <b>{}</b>, one stream{}.</p><div class=\"figures\">",
         escape(first),
-        if tpch { ", and what the far-memory study measured for SAP HANA at scale factor 10 on its FPGA prototype" } else { "" }
+        if tpch {
+            ", and what the far-memory study measured for SAP HANA at scale factor 10 on its FPGA prototype"
+        } else {
+            ""
+        }
     );
     let mut series = vec![Series {
         label: "measured here".into(),
@@ -176,12 +181,21 @@ fn degradation(body: &mut String, result: &BenchResult) {
     ));
     if far.iter().any(|placement| placement.throughput.is_some()) {
         let loss = |pick: fn(&crate::result::Throughput) -> Option<f64>| -> Vec<Option<f64>> {
-            far.iter().map(|placement| placement.throughput.as_ref().and_then(pick).map(|ratio| ratio * 100.0)).collect()
+            far.iter()
+                .map(|placement| placement.throughput.as_ref().and_then(pick).map(|ratio| ratio * 100.0))
+                .collect()
         };
-        let mut series =
-            vec![Series { label: "measured here".into(), class: "measured", values: loss(|throughput| throughput.loss) }];
+        let mut series = vec![Series {
+            label: "measured here".into(),
+            class: "measured",
+            values: loss(|throughput| throughput.loss),
+        }];
         if tpch {
-            series.push(Series { label: "the study, 8 streams".into(), class: "paper", values: loss(|t| t.paper_loss) });
+            series.push(Series {
+                label: "the study, 8 streams".into(),
+                class: "paper",
+                values: loss(|t| t.paper_loss),
+            });
         }
         body.push_str(&figure(
             &format!("{} streams: throughput lost", result.configuration.streams),
@@ -339,13 +353,21 @@ fn heap_and_traffic(body: &mut String, result: &BenchResult) {
             vec![
                 query.name.to_uppercase(),
                 list(heap.map(|heap| format!("{} {}", ByteSize(heap.bytes_peak), escape(&heap.tablespace))).collect()),
-                list(scans.clone().map(|scan| format!("{} {}", ByteSize(scan.bytes), escape(&scan.tablespace))).collect()),
+                list(
+                    scans
+                        .clone()
+                        .map(|scan| format!("{} {}", ByteSize(scan.bytes), escape(&scan.tablespace)))
+                        .collect(),
+                ),
                 format!("{:.1}", scans.map(|scan| scan.stall_ms).sum::<f64>()),
                 format!("{:.1}", facts.heap_stall_ms),
             ]
         })
         .collect();
-    body.push_str(&table(&["Query", "Heap peak", "Read from main", "Scan stall, ms", "Heap stall, ms (estimate)"], &rows));
+    body.push_str(&table(
+        &["Query", "Heap peak", "Read from main", "Scan stall, ms", "Heap stall, ms (estimate)"],
+        &rows,
+    ));
     body.push_str("</section>");
 }
 
@@ -418,7 +440,8 @@ fn devices(body: &mut String, result: &BenchResult) {
             ]
         })
         .collect();
-    let head = ["Tablespace", "Location", "Size", "Speed", "Profile", "Latency, read / write", "Bandwidth, read / write"];
+    let head =
+        ["Tablespace", "Location", "Size", "Speed", "Profile", "Latency, read / write", "Bandwidth, read / write"];
     body.push_str(&table(&head, &rows));
     let mut sources: Vec<String> = Vec::new();
     for profile in result.tablespaces.iter().filter_map(|space| space.profile.as_ref()) {
@@ -464,7 +487,9 @@ fn notes(body: &mut String, result: &BenchResult) {
             );
         }
     }
-    note("“Slower by” compares sums of medians, so long queries weigh more; the geometric mean weighs all queries alike.");
+    note(
+        "“Slower by” compares sums of medians, so long queries weigh more; the geometric mean weighs all queries alike.",
+    );
     note(
         "Near memory here is a virtual machine’s or a shared host’s as often as not: differences of a few percent between \
          placements are noise.",

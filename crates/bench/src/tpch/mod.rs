@@ -109,7 +109,9 @@ pub fn workload(scale_factor: f64) -> Workload {
 
 fn source(table: &str, scale_factor: f64, part: usize, parts: usize) -> Result<BatchSource> {
     fn boxed(batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static) -> BatchSource {
-        Box::new(batches.map(|batch| batch.map_err(|error| Error::internal(format!("could not generate rows: {error}")))))
+        Box::new(
+            batches.map(|batch| batch.map_err(|error| Error::internal(format!("could not generate rows: {error}")))),
+        )
     }
     let (part, parts) = (part as i32 + 1, parts as i32);
     Ok(match table {

@@ -10,12 +10,12 @@ FROM     web_sales ,
          item ,
          date_dim
 WHERE    ws_item_sk = i_item_sk
-AND      i_category IN ('Home',
-                        'Men',
-                        'Women')
+AND      i_category IN ('Sports',
+                        'Books',
+                        'Home')
 AND      ws_sold_date_sk = d_date_sk
-AND      d_date BETWEEN Cast('2000-05-11' AS DATE) AND      (
-                  Cast('2000-05-11' AS DATE) + INTERVAL '30' day)
+AND      d_date BETWEEN Cast('1999-02-22' AS DATE) AND      (
+                  Cast('1999-02-22' AS DATE) + INTERVAL '30' day)
 GROUP BY i_item_id ,
          i_item_desc ,
          i_category ,

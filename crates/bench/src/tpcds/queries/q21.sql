@@ -6,13 +6,13 @@ FROM    (
                            Sum(
                            CASE
                                     WHEN (
-                                                      Cast(d_date AS DATE) < Cast ('2000-05-13' AS DATE)) THEN inv_quantity_on_hand
+                                                      Cast(d_date AS DATE) < Cast ('2000-03-11' AS DATE)) THEN inv_quantity_on_hand
                                     ELSE 0
                            END) AS inv_before ,
                            Sum(
                            CASE
                                     WHEN (
-                                                      Cast(d_date AS DATE) >= Cast ('2000-05-13' AS DATE)) THEN inv_quantity_on_hand
+                                                      Cast(d_date AS DATE) >= Cast ('2000-03-11' AS DATE)) THEN inv_quantity_on_hand
                                     ELSE 0
                            END) AS inv_after
                   FROM     inventory ,
@@ -23,8 +23,8 @@ FROM    (
                   AND      i_item_sk = inv_item_sk
                   AND      inv_warehouse_sk = w_warehouse_sk
                   AND      inv_date_sk = d_date_sk
-                  AND      d_date BETWEEN (Cast ('2000-05-13' AS DATE) - INTERVAL '30' day) AND      (
-                                    cast ('2000-05-13' AS        date) + INTERVAL '30' day)
+                  AND      d_date BETWEEN (Cast ('2000-03-11' AS DATE) - INTERVAL '30' day) AND      (
+                                    cast ('2000-03-11' AS        date) + INTERVAL '30' day)
                   GROUP BY w_warehouse_name,
                            i_item_id) x
 WHERE    (

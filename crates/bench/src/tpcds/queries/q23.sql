@@ -8,7 +8,7 @@ WITH frequent_ss_items
                 item
          WHERE  ss_sold_date_sk = d_date_sk
                 AND ss_item_sk = i_item_sk
-                AND d_year IN ( 1998, 1998 + 1, 1998 + 2, 1998 + 3 )
+                AND d_year IN ( 2000, 2000 + 1, 2000 + 2, 2000 + 3 )
          GROUP  BY SUBSTRING(i_item_desc, 1, 30),
                    i_item_sk,
                    d_date
@@ -22,7 +22,7 @@ WITH frequent_ss_items
                         date_dim
                  WHERE  ss_customer_sk = c_customer_sk
                         AND ss_sold_date_sk = d_date_sk
-                        AND d_year IN ( 1998, 1998 + 1, 1998 + 2, 1998 + 3 )
+                        AND d_year IN ( 2000, 2000 + 1, 2000 + 2, 2000 + 3 )
                  GROUP  BY c_customer_sk)),
      best_ss_customer
      AS (SELECT c_customer_sk,
@@ -32,14 +32,14 @@ WITH frequent_ss_items
          WHERE  ss_customer_sk = c_customer_sk
          GROUP  BY c_customer_sk
          HAVING Sum(ss_quantity * ss_sales_price) >
-                ( 95 / 100.0 ) * (SELECT *
+                ( 50 / 100.0 ) * (SELECT *
                                   FROM   max_store_sales))
 SELECT Sum(sales) AS "_col_0"
 FROM   (SELECT cs_quantity * cs_list_price sales
         FROM   catalog_sales,
                date_dim
-        WHERE  d_year = 1998
-               AND d_moy = 6
+        WHERE  d_year = 2000
+               AND d_moy = 2
                AND cs_sold_date_sk = d_date_sk
                AND cs_item_sk IN (SELECT item_sk
                                   FROM   frequent_ss_items)
@@ -49,8 +49,8 @@ FROM   (SELECT cs_quantity * cs_list_price sales
         SELECT ws_quantity * ws_list_price sales
         FROM   web_sales,
                date_dim
-        WHERE  d_year = 1998
-               AND d_moy = 6
+        WHERE  d_year = 2000
+               AND d_moy = 2
                AND ws_sold_date_sk = d_date_sk
                AND ws_item_sk IN (SELECT item_sk
                                   FROM   frequent_ss_items)

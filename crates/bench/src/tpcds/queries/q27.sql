@@ -15,9 +15,9 @@ WHERE  ss_sold_date_sk = d_date_sk
        AND ss_store_sk = s_store_sk
        AND ss_cdemo_sk = cd_demo_sk
        AND cd_gender = 'M'
-       AND cd_marital_status = 'D'
+       AND cd_marital_status = 'S'
        AND cd_education_status = 'College'
-       AND d_year = 2000
+       AND d_year = 2002
        AND s_state IN ( 'TN', 'TN', 'TN', 'TN',
                         'TN', 'TN' )
 GROUP  BY rollup ( i_item_id, s_state )

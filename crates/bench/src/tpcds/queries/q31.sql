@@ -37,22 +37,22 @@ FROM   ss ss1,
        ws ws2,
        ws ws3
 WHERE  ss1.d_qoy = 1
-       AND ss1.d_year = 2001
+       AND ss1.d_year = 2000
        AND ss1.ca_county = ss2.ca_county
        AND ss2.d_qoy = 2
-       AND ss2.d_year = 2001
+       AND ss2.d_year = 2000
        AND ss2.ca_county = ss3.ca_county
        AND ss3.d_qoy = 3
-       AND ss3.d_year = 2001
+       AND ss3.d_year = 2000
        AND ss1.ca_county = ws1.ca_county
        AND ws1.d_qoy = 1
-       AND ws1.d_year = 2001
+       AND ws1.d_year = 2000
        AND ws1.ca_county = ws2.ca_county
        AND ws2.d_qoy = 2
-       AND ws2.d_year = 2001
+       AND ws2.d_year = 2000
        AND ws1.ca_county = ws3.ca_county
        AND ws3.d_qoy = 3
-       AND ws3.d_year = 2001
+       AND ws3.d_year = 2000
        AND CASE
              WHEN ws1.web_sales > 0 THEN ws2.web_sales / ws1.web_sales
              ELSE NULL

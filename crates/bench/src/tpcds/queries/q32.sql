@@ -3,10 +3,10 @@ SELECT
 FROM   catalog_sales ,
        item ,
        date_dim
-WHERE  i_manufact_id = 610
+WHERE  i_manufact_id = 977
 AND    i_item_sk = cs_item_sk
-AND    d_date BETWEEN '2001-03-04' AND    (
-              Cast('2001-03-04' AS DATE) + INTERVAL '90' day)
+AND    d_date BETWEEN '2000-01-27' AND    (
+              Cast('2000-01-27' AS DATE) + INTERVAL '90' day)
 AND    d_date_sk = cs_sold_date_sk
 AND    cs_ext_discount_amt >
        (
@@ -14,7 +14,7 @@ AND    cs_ext_discount_amt >
               FROM   catalog_sales ,
                      date_dim
               WHERE  cs_item_sk = i_item_sk
-              AND    d_date BETWEEN '2001-03-04' AND    (
-                            cast('2001-03-04' AS date) + INTERVAL '90' day)
+              AND    d_date BETWEEN '2000-01-27' AND    (
+                            cast('2000-01-27' AS date) + INTERVAL '90' day)
               AND    d_date_sk = cs_sold_date_sk )
 LIMIT 100;

@@ -17,7 +17,7 @@ FROM   (SELECT ss_ticket_number,
                AND ( date_dim.d_dom BETWEEN 1 AND 3
                       OR date_dim.d_dom BETWEEN 25 AND 28 )
                AND ( household_demographics.hd_buy_potential = '>10000'
-                      OR household_demographics.hd_buy_potential = 'unknown' )
+                      OR household_demographics.hd_buy_potential = 'Unknown' )
                AND household_demographics.hd_vehicle_count > 0
                AND ( CASE
                        WHEN household_demographics.hd_vehicle_count > 0 THEN

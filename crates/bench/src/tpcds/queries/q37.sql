@@ -6,12 +6,12 @@ FROM     item,
          inventory,
          date_dim,
          catalog_sales
-WHERE    i_current_price BETWEEN 20 AND      20 + 30
+WHERE    i_current_price BETWEEN 68 AND      68 + 30
 AND      inv_item_sk = i_item_sk
 AND      d_date_sk=inv_date_sk
-AND      d_date BETWEEN Cast('1999-03-06' AS DATE) AND      (
-                  Cast('1999-03-06' AS DATE) + INTERVAL '60' day)
-AND      i_manufact_id IN (843,815,850,840)
+AND      d_date BETWEEN Cast('2000-02-01' AS DATE) AND      (
+                  Cast('2000-02-01' AS DATE) + INTERVAL '60' day)
+AND      i_manufact_id IN (677,940,694,808)
 AND      inv_quantity_on_hand BETWEEN 100 AND      500
 AND      cs_item_sk = i_item_sk
 GROUP BY i_item_id,

@@ -22,7 +22,7 @@ WITH inv
                 WHERE  inv_item_sk = i_item_sk
                        AND inv_warehouse_sk = w_warehouse_sk
                        AND inv_date_sk = d_date_sk
-                       AND d_year = 2002
+                       AND d_year = 2001
                 GROUP  BY w_warehouse_name,
                           w_warehouse_sk,
                           i_item_sk,

@@ -4,13 +4,13 @@ SELECT
                 Sum(
                 CASE
                                 WHEN (
-                                                                Cast(d_date AS DATE) < Cast ('2002-06-01' AS DATE)) THEN cs_sales_price - COALESCE(cr_refunded_cash,0)
+                                                                Cast(d_date AS DATE) < Cast ('2000-03-11' AS DATE)) THEN cs_sales_price - COALESCE(cr_refunded_cash,0)
                                 ELSE 0
                 END) AS sales_before ,
                 Sum(
                 CASE
                                 WHEN (
-                                                                Cast(d_date AS DATE) >= Cast ('2002-06-01' AS DATE)) THEN cs_sales_price - COALESCE(cr_refunded_cash,0)
+                                                                Cast(d_date AS DATE) >= Cast ('2000-03-11' AS DATE)) THEN cs_sales_price - COALESCE(cr_refunded_cash,0)
                                 ELSE 0
                 END) AS sales_after
 FROM            catalog_sales
@@ -25,8 +25,8 @@ WHERE           i_current_price BETWEEN 0.99 AND             1.49
 AND             i_item_sk = cs_item_sk
 AND             cs_warehouse_sk = w_warehouse_sk
 AND             cs_sold_date_sk = d_date_sk
-AND             d_date BETWEEN (Cast ('2002-06-01' AS DATE) - INTERVAL '30' day) AND             (
-                                cast ('2002-06-01' AS date) + INTERVAL '30' day)
+AND             d_date BETWEEN (Cast ('2000-03-11' AS DATE) - INTERVAL '30' day) AND             (
+                                cast ('2000-03-11' AS date) + INTERVAL '30' day)
 GROUP BY        w_state,
                 i_item_id
 ORDER BY        w_state,

@@ -19,13 +19,11 @@ FROM   (SELECT ss_ticket_number,
                AND store_sales.ss_store_sk = store.s_store_sk
                AND store_sales.ss_hdemo_sk = household_demographics.hd_demo_sk
                AND store_sales.ss_addr_sk = customer_address.ca_address_sk
-               AND ( household_demographics.hd_dep_count = 6
-                      OR household_demographics.hd_vehicle_count = 0 )
+               AND ( household_demographics.hd_dep_count = 4
+                      OR household_demographics.hd_vehicle_count = 3 )
                AND date_dim.d_dow IN ( 6, 0 )
-               AND date_dim.d_year IN ( 2000, 2000 + 1, 2000 + 2 )
-               AND store.s_city IN ( 'Midway', 'Fairview', 'Fairview',
-                                     'Fairview',
-                                     'Fairview' )
+               AND date_dim.d_year IN ( 1999, 1999 + 1, 1999 + 2 )
+               AND store.s_city IN ( 'Fairview', 'Midway' )
         GROUP  BY ss_ticket_number,
                   ss_customer_sk,
                   ss_addr_sk,

@@ -35,7 +35,7 @@ FROM   (SELECT item,
                        AND ws.ws_net_paid > 0
                        AND ws.ws_quantity > 0
                        AND ws_sold_date_sk = d_date_sk
-                       AND d_year = 1999
+                       AND d_year = 2001
                        AND d_moy = 12
                 GROUP  BY ws.ws_item_sk) in_web) web
 WHERE  ( web.return_rank <= 10
@@ -78,7 +78,7 @@ FROM   (SELECT item,
                        AND cs.cs_net_paid > 0
                        AND cs.cs_quantity > 0
                        AND cs_sold_date_sk = d_date_sk
-                       AND d_year = 1999
+                       AND d_year = 2001
                        AND d_moy = 12
                 GROUP  BY cs.cs_item_sk) in_cat) catalog
 WHERE  ( catalog.return_rank <= 10
@@ -121,7 +121,7 @@ FROM   (SELECT item,
                        AND sts.ss_net_paid > 0
                        AND sts.ss_quantity > 0
                        AND ss_sold_date_sk = d_date_sk
-                       AND d_year = 1999
+                       AND d_year = 2001
                        AND d_moy = 12
                 GROUP  BY sts.ss_item_sk) in_store) store
 WHERE  ( store.return_rank <= 10

@@ -24,8 +24,8 @@ WITH ssr AS
                   date_dim,
                   store
          WHERE    date_sk = d_date_sk
-         AND      d_date BETWEEN Cast('2002-08-22' AS DATE) AND      (
-                           Cast('2002-08-22' AS DATE) + INTERVAL '14' day)
+         AND      d_date BETWEEN Cast('2000-08-23' AS DATE) AND      (
+                           Cast('2000-08-23' AS DATE) + INTERVAL '14' day)
          AND      store_sk = s_store_sk
          GROUP BY s_store_id) , csr AS
 (
@@ -53,8 +53,8 @@ WITH ssr AS
                   date_dim,
                   catalog_page
          WHERE    date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2002-08-22' AS date) AND      (
-                           cast('2002-08-22' AS date) + INTERVAL '14' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '14' day)
          AND      page_sk = cp_catalog_page_sk
          GROUP BY cp_catalog_page_id) , wsr AS
 (
@@ -86,8 +86,8 @@ WITH ssr AS
                   date_dim,
                   web_site
          WHERE    date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2002-08-22' AS date) AND      (
-                           cast('2002-08-22' AS date) + INTERVAL '14' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '14' day)
          AND      wsr_web_site_sk = web_site_sk
          GROUP BY web_site_id)
 SELECT

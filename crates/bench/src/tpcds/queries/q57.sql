@@ -22,10 +22,10 @@ WITH v1
          WHERE  cs_item_sk = i_item_sk
                 AND cs_sold_date_sk = d_date_sk
                 AND cc_call_center_sk = cs_call_center_sk
-                AND ( d_year = 2000
-                       OR ( d_year = 2000 - 1
+                AND ( d_year = 1999
+                       OR ( d_year = 1999 - 1
                             AND d_moy = 12 )
-                       OR ( d_year = 2000 + 1
+                       OR ( d_year = 1999 + 1
                             AND d_moy = 1 ) )
          GROUP  BY i_category,
                    i_brand,
@@ -52,7 +52,7 @@ WITH v1
                 AND v1.rn = v1_lead.rn - 1)
 SELECT *
 FROM   v2
-WHERE  d_year = 2000
+WHERE  d_year = 1999
        AND avg_monthly_sales > 0
        AND CASE
              WHEN avg_monthly_sales > 0 THEN Abs(sum_sales - avg_monthly_sales)

@@ -30,7 +30,7 @@ FROM   web_sales,
        ship_mode,
        web_site,
        date_dim
-WHERE  d_month_seq BETWEEN 1222 AND 1222 + 11
+WHERE  d_month_seq BETWEEN 1200 AND 1200 + 11
        AND ws_ship_date_sk = d_date_sk
        AND ws_warehouse_sk = w_warehouse_sk
        AND ws_ship_mode_sk = sm_ship_mode_sk

@@ -48,9 +48,9 @@ FROM   (SELECT w_warehouse_name,
                w_county,
                w_state,
                w_country,
-               'ZOUROS'
+               'DHL'
                || ','
-               || 'ZHOU' AS ship_carriers,
+               || 'BARIAN' AS ship_carriers,
                d_year    AS year1,
                Sum(CASE
                      WHEN d_moy = 1 THEN ws_ext_sales_price * ws_quantity
@@ -157,9 +157,9 @@ FROM   (SELECT w_warehouse_name,
                AND ws_sold_date_sk = d_date_sk
                AND ws_sold_time_sk = t_time_sk
                AND ws_ship_mode_sk = sm_ship_mode_sk
-               AND d_year = 1998
-               AND t_time BETWEEN 7249 AND 7249 + 28800
-               AND sm_carrier IN ( 'ZOUROS', 'ZHOU' )
+               AND d_year = 2001
+               AND t_time BETWEEN 30838 AND 30838 + 28800
+               AND sm_carrier IN ( 'DHL', 'BARIAN' )
         GROUP  BY w_warehouse_name,
                   w_warehouse_sq_ft,
                   w_city,
@@ -174,9 +174,9 @@ FROM   (SELECT w_warehouse_name,
                w_county,
                w_state,
                w_country,
-               'ZOUROS'
+               'DHL'
                || ','
-               || 'ZHOU' AS ship_carriers,
+               || 'BARIAN' AS ship_carriers,
                d_year    AS year1,
                Sum(CASE
                      WHEN d_moy = 1 THEN cs_ext_sales_price * cs_quantity
@@ -283,9 +283,9 @@ FROM   (SELECT w_warehouse_name,
                AND cs_sold_date_sk = d_date_sk
                AND cs_sold_time_sk = t_time_sk
                AND cs_ship_mode_sk = sm_ship_mode_sk
-               AND d_year = 1998
-               AND t_time BETWEEN 7249 AND 7249 + 28800
-               AND sm_carrier IN ( 'ZOUROS', 'ZHOU' )
+               AND d_year = 2001
+               AND t_time BETWEEN 30838 AND 30838 + 28800
+               AND sm_carrier IN ( 'DHL', 'BARIAN' )
         GROUP  BY w_warehouse_name,
                   w_warehouse_sq_ft,
                   w_city,

@@ -16,7 +16,7 @@ FROM   (SELECT ss_ticket_number,
                AND store_sales.ss_hdemo_sk = household_demographics.hd_demo_sk
                AND date_dim.d_dom BETWEEN 1 AND 2
                AND ( household_demographics.hd_buy_potential = '>10000'
-                      OR household_demographics.hd_buy_potential = '0-500' )
+                      OR household_demographics.hd_buy_potential = 'Unknown' )
                AND household_demographics.hd_vehicle_count > 0
                AND CASE
                      WHEN household_demographics.hd_vehicle_count > 0 THEN
@@ -24,11 +24,9 @@ FROM   (SELECT ss_ticket_number,
                      household_demographics.hd_vehicle_count
                      ELSE NULL
                    END > 1
-               AND date_dim.d_year IN ( 2000, 2000 + 1, 2000 + 2 )
-               AND store.s_county IN ( 'Williamson County', 'Williamson County',
-                                       'Williamson County',
-                                                             'Williamson County'
-                                     )
+               AND date_dim.d_year IN ( 1999, 1999 + 1, 1999 + 2 )
+               AND store.s_county IN ( 'Orange County', 'Bronx County', 'Franklin Parish',
+                                       'Williamson County' )
         GROUP  BY ss_ticket_number,
                   ss_customer_sk) dj,
        customer

@@ -14,7 +14,7 @@ FROM   (SELECT 'store'            AS channel,
         FROM   store_sales,
                item,
                date_dim
-        WHERE  ss_hdemo_sk IS NULL
+        WHERE  ss_store_sk IS NULL
                AND ss_sold_date_sk = d_date_sk
                AND ss_item_sk = i_item_sk
         UNION ALL
@@ -27,7 +27,7 @@ FROM   (SELECT 'store'            AS channel,
         FROM   web_sales,
                item,
                date_dim
-        WHERE  ws_ship_hdemo_sk IS NULL
+        WHERE  ws_ship_customer_sk IS NULL
                AND ws_sold_date_sk = d_date_sk
                AND ws_item_sk = i_item_sk
         UNION ALL
@@ -40,7 +40,7 @@ FROM   (SELECT 'store'            AS channel,
         FROM   catalog_sales,
                item,
                date_dim
-        WHERE  cs_warehouse_sk IS NULL
+        WHERE  cs_ship_addr_sk IS NULL
                AND cs_sold_date_sk = d_date_sk
                AND cs_item_sk = i_item_sk) foo
 GROUP  BY channel,

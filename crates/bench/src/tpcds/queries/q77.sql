@@ -7,8 +7,8 @@ WITH ss AS
                   date_dim,
                   store
          WHERE    ss_sold_date_sk = d_date_sk
-         AND      d_date BETWEEN Cast('2001-08-16' AS DATE) AND      (
-                           Cast('2001-08-16' AS DATE) + INTERVAL '30' day)
+         AND      d_date BETWEEN Cast('2000-08-23' AS DATE) AND      (
+                           Cast('2000-08-23' AS DATE) + INTERVAL '30' day)
          AND      ss_store_sk = s_store_sk
          GROUP BY s_store_sk) , sr AS
 (
@@ -19,8 +19,8 @@ WITH ss AS
                   date_dim,
                   store
          WHERE    sr_returned_date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2001-08-16' AS date) AND      (
-                           cast('2001-08-16' AS date) + INTERVAL '30' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '30' day)
          AND      sr_store_sk = s_store_sk
          GROUP BY s_store_sk), cs AS
 (
@@ -30,8 +30,8 @@ WITH ss AS
          FROM     catalog_sales,
                   date_dim
          WHERE    cs_sold_date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2001-08-16' AS date) AND      (
-                           cast('2001-08-16' AS date) + INTERVAL '30' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '30' day)
          GROUP BY cs_call_center_sk ), cr AS
 (
          SELECT   cr_call_center_sk,
@@ -40,8 +40,8 @@ WITH ss AS
          FROM     catalog_returns,
                   date_dim
          WHERE    cr_returned_date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2001-08-16' AS date) AND      (
-                           cast('2001-08-16' AS date) + INTERVAL '30' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '30' day)
          GROUP BY cr_call_center_sk ), ws AS
 (
          SELECT   wp_web_page_sk,
@@ -51,8 +51,8 @@ WITH ss AS
                   date_dim,
                   web_page
          WHERE    ws_sold_date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2001-08-16' AS date) AND      (
-                           cast('2001-08-16' AS date) + INTERVAL '30' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '30' day)
          AND      ws_web_page_sk = wp_web_page_sk
          GROUP BY wp_web_page_sk), wr AS
 (
@@ -63,8 +63,8 @@ WITH ss AS
                   date_dim,
                   web_page
          WHERE    wr_returned_date_sk = d_date_sk
-         AND      d_date BETWEEN cast('2001-08-16' AS date) AND      (
-                           cast('2001-08-16' AS date) + INTERVAL '30' day)
+         AND      d_date BETWEEN cast('2000-08-23' AS date) AND      (
+                           cast('2000-08-23' AS date) + INTERVAL '30' day)
          AND      wr_web_page_sk = wp_web_page_sk
          GROUP BY wp_web_page_sk)
 SELECT

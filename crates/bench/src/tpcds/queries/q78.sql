@@ -50,13 +50,13 @@ WITH ws
                    ss_item_sk,
                    ss_customer_sk)
 SELECT ss_item_sk,
-               Round(ss_qty / ( COALESCE(ws_qty + cs_qty, 1.00) ), 0) ratio,
+               Round(ss_qty / ( COALESCE(ws_qty + cs_qty, 1) ), 2) ratio,
                ss_qty                                              store_qty,
                ss_wc
                store_wholesale_cost,
                ss_sp
                store_sales_price,
-               COALESCE(ws_qty, 0) + COALESCE(cs_qty, 2)
+               COALESCE(ws_qty, 0) + COALESCE(cs_qty, 0)
                other_chan_qty,
                COALESCE(ws_wc, 0) + COALESCE(cs_wc, 0)
                other_chan_wholesale_cost,
@@ -73,7 +73,7 @@ FROM   ss
                    AND cs_customer_sk = ss_customer_sk )
 WHERE  COALESCE(ws_qty, 0) > 0
        AND COALESCE(cs_qty, 0) > 0
-       AND ss_sold_year = 0
+       AND ss_sold_year = 2000
 ORDER  BY ss_item_sk,
           ss_qty DESC,
           ss_wc DESC,
@@ -81,5 +81,5 @@ ORDER  BY ss_item_sk,
           other_chan_qty,
           other_chan_wholesale_cost,
           other_chan_sales_price,
-          Round(ss_qty / ( COALESCE(ws_qty + cs_qty, 0) ), 2000)
+          Round(ss_qty / ( COALESCE(ws_qty + cs_qty, 1) ), 2)
 LIMIT 100;

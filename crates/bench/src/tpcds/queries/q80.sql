@@ -14,8 +14,8 @@ WITH ssr AS
                                 item,
                                 promotion
                 WHERE           ss_sold_date_sk = d_date_sk
-                AND             d_date BETWEEN Cast('2000-08-26' AS DATE) AND             (
-                                                Cast('2000-08-26' AS DATE) + INTERVAL '30' day)
+                AND             d_date BETWEEN Cast('2000-08-23' AS DATE) AND             (
+                                                Cast('2000-08-23' AS DATE) + INTERVAL '30' day)
                 AND             ss_store_sk = s_store_sk
                 AND             ss_item_sk = i_item_sk
                 AND             i_current_price > 50
@@ -37,8 +37,8 @@ WITH ssr AS
                                 item,
                                 promotion
                 WHERE           cs_sold_date_sk = d_date_sk
-                AND             d_date BETWEEN cast('2000-08-26' AS date) AND             (
-                                                cast('2000-08-26' AS date) + INTERVAL '30' day)
+                AND             d_date BETWEEN cast('2000-08-23' AS date) AND             (
+                                                cast('2000-08-23' AS date) + INTERVAL '30' day)
                 AND             cs_catalog_page_sk = cp_catalog_page_sk
                 AND             cs_item_sk = i_item_sk
                 AND             i_current_price > 50
@@ -60,8 +60,8 @@ WITH ssr AS
                                 item,
                                 promotion
                 WHERE           ws_sold_date_sk = d_date_sk
-                AND             d_date BETWEEN cast('2000-08-26' AS date) AND             (
-                                                cast('2000-08-26' AS date) + INTERVAL '30' day)
+                AND             d_date BETWEEN cast('2000-08-23' AS date) AND             (
+                                                cast('2000-08-23' AS date) + INTERVAL '30' day)
                 AND             ws_web_site_sk = web_site_sk
                 AND             ws_item_sk = i_item_sk
                 AND             i_current_price > 50

@@ -6,12 +6,12 @@ FROM     item,
          inventory,
          date_dim,
          store_sales
-WHERE    i_current_price BETWEEN 63 AND      63+30
+WHERE    i_current_price BETWEEN 62 AND      63+30
 AND      inv_item_sk = i_item_sk
 AND      d_date_sk=inv_date_sk
-AND      d_date BETWEEN Cast('1998-04-27' AS DATE) AND      (
-                  Cast('1998-04-27' AS DATE) + INTERVAL '60' day)
-AND      i_manufact_id IN (57,293,427,320)
+AND      d_date BETWEEN Cast('2000-05-25' AS DATE) AND      (
+                  Cast('2000-05-25' AS DATE) + INTERVAL '60' day)
+AND      i_manufact_id IN (129,270,821,423)
 AND      inv_quantity_on_hand BETWEEN 100 AND      500
 AND      ss_item_sk = i_item_sk
 GROUP BY i_item_id,

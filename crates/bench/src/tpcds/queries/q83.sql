@@ -10,9 +10,9 @@ WITH sr_items
                                WHERE  d_week_seq IN (SELECT d_week_seq
                                                      FROM   date_dim
                                                      WHERE
-                                      d_date IN ( '1999-06-30',
-                                                  '1999-08-28',
-                                                  '1999-11-18'
+                                      d_date IN ( '2000-06-30',
+                                                  '2000-09-27',
+                                                  '2000-11-17'
                                                 )))
                 AND sr_returned_date_sk = d_date_sk
          GROUP  BY i_item_id),
@@ -28,9 +28,9 @@ WITH sr_items
                                WHERE  d_week_seq IN (SELECT d_week_seq
                                                      FROM   date_dim
                                                      WHERE
-                                      d_date IN ( '1999-06-30',
-                                                  '1999-08-28',
-                                                  '1999-11-18'
+                                      d_date IN ( '2000-06-30',
+                                                  '2000-09-27',
+                                                  '2000-11-17'
                                                 )))
                 AND cr_returned_date_sk = d_date_sk
          GROUP  BY i_item_id),
@@ -46,9 +46,9 @@ WITH sr_items
                                WHERE  d_week_seq IN (SELECT d_week_seq
                                                      FROM   date_dim
                                                      WHERE
-                                      d_date IN ( '1999-06-30',
-                                                  '1999-08-28',
-                                                  '1999-11-18'
+                                      d_date IN ( '2000-06-30',
+                                                  '2000-09-27',
+                                                  '2000-11-17'
                                                 )))
                 AND wr_returned_date_sk = d_date_sk
          GROUP  BY i_item_id)

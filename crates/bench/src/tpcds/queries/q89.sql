@@ -18,11 +18,11 @@ FROM  (SELECT i_category,
        WHERE  ss_item_sk = i_item_sk
               AND ss_sold_date_sk = d_date_sk
               AND ss_store_sk = s_store_sk
-              AND d_year IN ( 2002 )
-              AND ( ( i_category IN ( 'Home', 'Men', 'Sports' )
-                      AND i_class IN ( 'paint', 'accessories', 'fitness' ) )
-                     OR ( i_category IN ( 'Shoes', 'Jewelry', 'Women' )
-                          AND i_class IN ( 'mens', 'pendants', 'swimwear' ) ) )
+              AND d_year IN ( 1999 )
+              AND ( ( i_category IN ( 'Books', 'Electronics', 'Sports' )
+                      AND i_class IN ( 'computers', 'stereo', 'football' ) )
+                     OR ( i_category IN ( 'Men', 'Jewelry', 'Women' )
+                          AND i_class IN ( 'shirts', 'birdal', 'dresses' ) ) )
        GROUP  BY i_category,
                  i_class,
                  i_brand,

@@ -3,10 +3,10 @@ SELECT
 FROM     web_sales ,
          item ,
          date_dim
-WHERE    i_manufact_id = 718
+WHERE    i_manufact_id = 350
 AND      i_item_sk = ws_item_sk
-AND      d_date BETWEEN '2002-03-29' AND      (
-                  Cast('2002-03-29' AS DATE) +  INTERVAL '90' day)
+AND      d_date BETWEEN '2000-01-27' AND      (
+                  Cast('2000-01-27' AS DATE) +  INTERVAL '90' day)
 AND      d_date_sk = ws_sold_date_sk
 AND      ws_ext_discount_amt >
          (
@@ -14,8 +14,8 @@ AND      ws_ext_discount_amt >
                 FROM   web_sales ,
                        date_dim
                 WHERE  ws_item_sk = i_item_sk
-                AND    d_date BETWEEN '2002-03-29' AND    (
-                              cast('2002-03-29' AS date) + INTERVAL '90' day)
+                AND    d_date BETWEEN '2000-01-27' AND    (
+                              cast('2000-01-27' AS date) + INTERVAL '90' day)
                 AND    d_date_sk = ws_sold_date_sk )
 ORDER BY sum(ws_ext_discount_amt)
 LIMIT 100;

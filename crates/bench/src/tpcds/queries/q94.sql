@@ -6,11 +6,11 @@ FROM     web_sales ws1 ,
          date_dim ,
          customer_address ,
          web_site
-WHERE    d_date BETWEEN '2000-3-01' AND      (
-                  Cast('2000-3-01' AS DATE) + INTERVAL '60' day)
+WHERE    d_date BETWEEN '1999-2-01' AND      (
+                  Cast('1999-2-01' AS DATE) + INTERVAL '60' day)
 AND      ws1.ws_ship_date_sk = d_date_sk
 AND      ws1.ws_ship_addr_sk = ca_address_sk
-AND      ca_state = 'MT'
+AND      ca_state = 'IL'
 AND      ws1.ws_web_site_sk = web_site_sk
 AND      web_company_name = 'pri'
 AND      EXISTS

@@ -11,10 +11,10 @@ FROM   store_sales,
        item,
        date_dim
 WHERE  ss_item_sk = i_item_sk
-       AND i_category IN ( 'Men', 'Home', 'Electronics' )
+       AND i_category IN ( 'Sports', 'Books', 'Home' )
        AND ss_sold_date_sk = d_date_sk
-       AND d_date BETWEEN CAST('2000-05-18' AS DATE) AND (
-                          CAST('2000-05-18' AS DATE) + INTERVAL '30' DAY )
+       AND d_date BETWEEN CAST('1999-02-22' AS DATE) AND (
+                          CAST('1999-02-22' AS DATE) + INTERVAL '30' DAY )
 GROUP  BY i_item_id,
           i_item_desc,
           i_category,
