@@ -1,7 +1,60 @@
 //! Configuration: `tidepool.toml`, environment (`TIDEPOOL_…`) and flags, later ones winning.
+//!
+//! ```toml
+//! data = "tidepool-data"
+//!
+//! [memory.near]
+//! size = "8GB"
+//!
+//! [memory.far]
+//! location = "numa:1"
+//! size = "64GB"
+//! profile = "fpga-prototype"   # pace accesses as this device; leave out for the real thing
+//! huge_pages = true
+//!
+//! [[tablespace]]
+//! name = "pmem"
+//! location = "dax:/dev/dax0.0"
+//!
+//! [[profile]]
+//! name = "my-expander"
+//! read_latency_ns = 400
+//! write_latency_ns = 300
+//! read_gb_per_s = 20
+//! write_gb_per_s = 12
+//! granularity_bytes = 64
+//! source = "measured on host a"
+//!
+//! [server]
+//! listen = "127.0.0.1:5477"
+//! metrics = "127.0.0.1:9477"
+//! tls_certificate = "server.crt"
+//! tls_key = "server.key"
+//! connections_max = 250
+//!
+//! [settings]
+//! temp_tablespaces = "near, far"
+//! default_tablespace = "near"
+//! statement_memory = "2GB"
+//! threads = 8
+//! ```
 
-use std::path::PathBuf;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use std::path::{Path, PathBuf};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::{Location, Profile};
 use tidepool_tablespace::TablespaceConfig;
+
+pub const LISTEN_DEFAULT: &str = "127.0.0.1:5477";
+pub const DATA_DIR_DEFAULT: &str = "tidepool-data";
+/// Idle sessions cost little; the bound is there so that a runaway client cannot take all of memory.
+pub const CONNECTIONS_MAX_DEFAULT: usize = 500;
+
+/// Parts of the machine's memory that the two tablespaces may take unless told otherwise, in percent. What is left is for
+/// the process itself. Memory is taken when it is used, not before.
+const NEAR_PERCENT: u64 = 60;
+const FAR_PERCENT: u64 = 35;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -9,6 +62,10 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     pub near: TablespaceConfig,
     pub far: TablespaceConfig,
+    /// Tablespaces of the file beyond `near` and `far`.
+    pub tablespaces: Vec<TablespaceConfig>,
+    /// Profiles of the file, which `CREATE TABLESPACE` can name too.
+    pub profiles: Vec<Profile>,
     /// Default of `temp_tablespaces`.
     pub temp_tablespaces: Vec<String>,
     pub default_tablespace: String,
@@ -30,12 +87,619 @@ pub struct ServerConfig {
 
 impl Config {
     /// Both tablespaces `anon:`, nothing kept: for tests and embedded use.
-    pub fn in_memory(_near_bytes: u64, _far_bytes: u64) -> Config {
-        unimplemented!()
+    pub fn in_memory(near_bytes: u64, far_bytes: u64) -> Config {
+        let space = |name: &str, bytes| TablespaceConfig {
+            name: name.to_owned(),
+            location: Location::Anon,
+            size_bytes: Some(bytes),
+            profile: None,
+            huge_pages: false,
+        };
+        Config {
+            data_dir: None,
+            near: space("near", near_bytes),
+            far: space("far", far_bytes),
+            tablespaces: Vec::new(),
+            profiles: Vec::new(),
+            temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
+            default_tablespace: "near".to_owned(),
+            statement_memory_bytes: None,
+            threads: threads_default(),
+            server: ServerConfig {
+                listen: LISTEN_DEFAULT.to_owned(),
+                connections_max: CONNECTIONS_MAX_DEFAULT,
+                ..ServerConfig::default()
+            },
+        }
     }
 
     /// Reads a file's text over the defaults; F0000 with line and key on nonsense. Unknown keys are errors.
-    pub fn from_toml(_text: &str) -> tidepool_base::Result<Config> {
-        unimplemented!()
+    pub fn from_toml(text: &str) -> Result<Config> {
+        ConfigBuilder::new().toml(text, "tidepool.toml")?.build()
+    }
+
+    /// A profile of the file, or a preset. 42704 when there is none.
+    pub fn profile(&self, name: &str) -> Result<Profile> {
+        match self.profiles.iter().find(|profile| profile.name == name) {
+            Some(profile) => Ok(profile.clone()),
+            None => Profile::preset(name),
+        }
+    }
+}
+
+fn threads_default() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Memory that this process may use: the machine's, or its control group's if that is less.
+pub fn memory_total_bytes() -> u64 {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+    });
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    // Where neither can be read, 4 GB is a size that most machines have.
+    machine.into_iter().chain(group).min().unwrap_or(4 << 30)
+}
+
+/// A tablespace as written in file, environment or flags; what is left out comes from below.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct SpaceSpec {
+    location: Option<Location>,
+    size_bytes: Option<u64>,
+    profile: Option<String>,
+    huge_pages: Option<bool>,
+}
+
+impl SpaceSpec {
+    /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on`, parts in any order; a size alone will do.
+    fn parse(text: &str) -> Result<SpaceSpec> {
+        let mut spec = SpaceSpec::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some(("size", size)) => spec.size_bytes = Some(size.parse::<ByteSize>()?.0),
+                Some(("profile", name)) => spec.profile = Some(name.trim().to_owned()),
+                Some(("huge_pages", value)) => {
+                    spec.huge_pages = Some(match value.trim() {
+                        "on" | "true" | "yes" | "1" => true,
+                        "off" | "false" | "no" | "0" => false,
+                        other => return Err(invalid(format!("huge_pages must be on or off, not \"{other}\""))),
+                    });
+                }
+                Some((key, _)) if !key.contains(':') => {
+                    return Err(invalid(format!("unknown part \"{key}\""))
+                        .with_hint("Write LOCATION,size=SIZE,profile=NAME,huge_pages=on."));
+                }
+                _ if part.starts_with(|c: char| c.is_ascii_digit()) => {
+                    spec.size_bytes = Some(part.parse::<ByteSize>()?.0);
+                }
+                _ => spec.location = Some(part.parse()?),
+            }
+        }
+        Ok(spec)
+    }
+
+    fn merge(&mut self, over: SpaceSpec) {
+        // A size belongs to a device: another location does not inherit it.
+        if over.location.is_some() && over.location != self.location {
+            self.size_bytes = None;
+        }
+        self.location = over.location.or(self.location.take());
+        self.size_bytes = over.size_bytes.or(self.size_bytes);
+        self.profile = over.profile.or(self.profile.take());
+        self.huge_pages = over.huge_pages.or(self.huge_pages);
+    }
+
+    fn build(&self, name: &str, size_default: Option<u64>, profiles: &[Profile]) -> Result<TablespaceConfig> {
+        let location = self.location.clone().unwrap_or(Location::Anon);
+        let profile = match self.profile.as_deref() {
+            None | Some("none") => None,
+            Some(wanted) => Some(match profiles.iter().find(|profile| profile.name == wanted) {
+                Some(profile) => profile.clone(),
+                None => Profile::preset(wanted)?,
+            }),
+        };
+        let sized = matches!(location, Location::Anon | Location::Numa(_));
+        if self.size_bytes == Some(0) {
+            return Err(invalid(format!("tablespace \"{name}\" cannot have size 0")));
+        }
+        Ok(TablespaceConfig {
+            name: name.to_owned(),
+            size_bytes: self.size_bytes.or(if sized { size_default } else { None }),
+            location,
+            profile,
+            huge_pages: self.huge_pages.unwrap_or(true),
+        })
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
+}
+
+/// Puts a configuration together: defaults, then a file, then the environment, then flags.
+#[derive(Clone, Debug)]
+pub struct ConfigBuilder {
+    data_dir: Option<PathBuf>,
+    near: SpaceSpec,
+    far: SpaceSpec,
+    tablespaces: Vec<(String, SpaceSpec)>,
+    profiles: Vec<Profile>,
+    temp_tablespaces: Vec<String>,
+    default_tablespace: String,
+    statement_memory_bytes: Option<u64>,
+    threads: usize,
+    server: ServerConfig,
+}
+
+impl Default for ConfigBuilder {
+    fn default() -> ConfigBuilder {
+        ConfigBuilder::new()
+    }
+}
+
+impl ConfigBuilder {
+    /// The defaults, which keep nothing: `serve` and `sql` set a data folder.
+    pub fn new() -> ConfigBuilder {
+        ConfigBuilder {
+            data_dir: None,
+            near: SpaceSpec::default(),
+            far: SpaceSpec::default(),
+            tablespaces: Vec::new(),
+            profiles: Vec::new(),
+            temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
+            default_tablespace: "near".to_owned(),
+            statement_memory_bytes: None,
+            threads: threads_default(),
+            server: ServerConfig {
+                listen: LISTEN_DEFAULT.to_owned(),
+                connections_max: CONNECTIONS_MAX_DEFAULT,
+                ..ServerConfig::default()
+            },
+        }
+    }
+
+    pub fn file(self, path: &Path) -> Result<ConfigBuilder> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| config_error(format!("could not read \"{}\": {error}", path.display())))?;
+        self.toml(&text, &path.display().to_string())
+    }
+
+    /// `file_name` is for messages only.
+    pub fn toml(mut self, text: &str, file_name: &str) -> Result<ConfigBuilder> {
+        let file: FileConfig = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| {
+                let end = span.start.min(text.len());
+                (text.as_bytes()[..end].iter().filter(|byte| **byte == b'\n').count() + 1, key_at(text, end))
+            });
+            let message = error.message().trim().replace('\n', "; ");
+            config_error(match line {
+                Some((line, Some(key))) => format!("{file_name}, line {line}, key \"{key}\": {message}"),
+                Some((line, None)) => format!("{file_name}, line {line}: {message}"),
+                None => format!("{file_name}: {message}"),
+            })
+        })?;
+        let context = |key: &str| {
+            let key = key.to_owned();
+            move |error: Error| named(error, &format!("{file_name}, key \"{key}\""))
+        };
+        if let Some(data) = file.data {
+            self.data_dir = Some(data);
+        }
+        if let Some(near) = file.memory.near {
+            self.near.merge(near.into());
+        }
+        if let Some(far) = file.memory.far {
+            self.far.merge(far.into());
+        }
+        for profile in file.profile {
+            profile.validate().map_err(context(&format!("profile.{}", profile.name)))?;
+            if self.profiles.iter().any(|other| other.name == profile.name) {
+                return Err(config_error(format!("{file_name}: profile \"{}\" is declared twice", profile.name)));
+            }
+            self.profiles.push(profile);
+        }
+        for space in file.tablespace {
+            if self.tablespaces.iter().any(|(name, _)| *name == space.name)
+                || matches!(space.name.as_str(), "near" | "far")
+            {
+                return Err(config_error(format!("{file_name}: tablespace \"{}\" is declared twice", space.name)));
+            }
+            let spec = SpaceSpec {
+                location: Some(space.location.0),
+                size_bytes: space.size.map(|size| size.0),
+                profile: space.profile,
+                huge_pages: space.huge_pages,
+            };
+            self.tablespaces.push((space.name, spec));
+        }
+        let FileServer { listen, metrics, tls_certificate, tls_key, connections_max } = file.server;
+        if let Some(listen) = listen {
+            self.server.listen = listen;
+        }
+        self.server.metrics_listen = metrics.or(self.server.metrics_listen);
+        self.server.tls_certificate = tls_certificate.or(self.server.tls_certificate);
+        self.server.tls_key = tls_key.or(self.server.tls_key);
+        self.server.connections_max = connections_max.unwrap_or(self.server.connections_max);
+        let FileSettings { temp_tablespaces, default_tablespace, statement_memory, threads } = file.settings;
+        if let Some(names) = temp_tablespaces {
+            self.temp_tablespaces = names.0;
+        }
+        self.default_tablespace = default_tablespace.unwrap_or(self.default_tablespace);
+        self.statement_memory_bytes = statement_memory.map(|size| size.0).or(self.statement_memory_bytes);
+        self.threads = threads.unwrap_or(self.threads);
+        Ok(self)
+    }
+
+    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
+    /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`. Others are
+    /// none of the database's.
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
+        for (name, value) in variables {
+            let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
+            let wrong = |error: Error| named(error, &format!("environment variable {name}"));
+            let number = |text: &str| {
+                text.trim().parse::<usize>().map_err(|_| invalid(format!("\"{text}\" is not a number"))).map_err(wrong)
+            };
+            match key {
+                "DATA" => self.data_dir = Some(value.into()),
+                "NEAR" => self = self.near(&value).map_err(wrong)?,
+                "FAR" => self = self.far(&value).map_err(wrong)?,
+                "LISTEN" => self.server.listen = value,
+                "METRICS" => self.server.metrics_listen = Some(value),
+                "TLS_CERTIFICATE" => self.server.tls_certificate = Some(value.into()),
+                "TLS_KEY" => self.server.tls_key = Some(value.into()),
+                "CONNECTIONS_MAX" => self.server.connections_max = number(&value)?,
+                "TEMP_TABLESPACES" => self.temp_tablespaces = split_names(&value),
+                "DEFAULT_TABLESPACE" => self.default_tablespace = value,
+                "STATEMENT_MEMORY" => {
+                    self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
+                }
+                "THREADS" => self.threads = number(&value)?,
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// `None` keeps nothing.
+    pub fn data_dir(mut self, path: Option<PathBuf>) -> ConfigBuilder {
+        self.data_dir = path;
+        self
+    }
+
+    /// The data folder if none was named so far.
+    pub fn data_dir_default(mut self, path: impl Into<PathBuf>) -> ConfigBuilder {
+        self.data_dir.get_or_insert_with(|| path.into());
+        self
+    }
+
+    /// `SIZE`, or what [`ConfigBuilder::far`] takes.
+    pub fn near(mut self, text: &str) -> Result<ConfigBuilder> {
+        self.near.merge(SpaceSpec::parse(text)?);
+        Ok(self)
+    }
+
+    /// `LOCATION,size=SIZE,profile=NAME`. 22023 on nonsense.
+    pub fn far(mut self, text: &str) -> Result<ConfigBuilder> {
+        self.far.merge(SpaceSpec::parse(text)?);
+        Ok(self)
+    }
+
+    pub fn listen(mut self, address: impl Into<String>) -> ConfigBuilder {
+        self.server.listen = address.into();
+        self
+    }
+
+    pub fn metrics_listen(mut self, address: Option<String>) -> ConfigBuilder {
+        self.server.metrics_listen = address;
+        self
+    }
+
+    pub fn tls(mut self, certificate: PathBuf, key: PathBuf) -> ConfigBuilder {
+        self.server.tls_certificate = Some(certificate);
+        self.server.tls_key = Some(key);
+        self
+    }
+
+    pub fn connections_max(mut self, count: usize) -> ConfigBuilder {
+        self.server.connections_max = count;
+        self
+    }
+
+    pub fn threads(mut self, threads: usize) -> ConfigBuilder {
+        self.threads = threads;
+        self
+    }
+
+    pub fn temp_tablespaces(mut self, names: &str) -> ConfigBuilder {
+        self.temp_tablespaces = split_names(names);
+        self
+    }
+
+    pub fn default_tablespace(mut self, name: impl Into<String>) -> ConfigBuilder {
+        self.default_tablespace = name.into();
+        self
+    }
+
+    pub fn statement_memory_bytes(mut self, bytes: Option<u64>) -> ConfigBuilder {
+        self.statement_memory_bytes = bytes;
+        self
+    }
+
+    /// Checks what only the whole can tell. F0000 on contradictions.
+    pub fn build(self) -> Result<Config> {
+        let memory = memory_total_bytes();
+        let space = |spec: &SpaceSpec, name: &str, size: Option<u64>| {
+            spec.build(name, size, &self.profiles).map_err(|error| named(error, &format!("tablespace \"{name}\"")))
+        };
+        let near = space(&self.near, "near", Some(memory / 100 * NEAR_PERCENT))?;
+        let far = space(&self.far, "far", Some(memory / 100 * FAR_PERCENT))?;
+        let tablespaces =
+            self.tablespaces.iter().map(|(name, spec)| space(spec, name, None)).collect::<Result<Vec<_>>>()?;
+        if self.threads == 0 || self.threads > 1024 {
+            return Err(config_error(format!("threads must be between 1 and 1024, not {}", self.threads)));
+        }
+        if self.server.connections_max == 0 {
+            return Err(config_error("connections_max must be at least 1"));
+        }
+        if self.server.tls_certificate.is_some() != self.server.tls_key.is_some() {
+            return Err(config_error("tls_certificate and tls_key must be given together"));
+        }
+        if self.temp_tablespaces.is_empty() {
+            return Err(config_error("temp_tablespaces must name at least one tablespace"));
+        }
+        Ok(Config {
+            data_dir: self.data_dir,
+            near,
+            far,
+            tablespaces,
+            profiles: self.profiles,
+            temp_tablespaces: self.temp_tablespaces,
+            default_tablespace: self.default_tablespace,
+            statement_memory_bytes: self.statement_memory_bytes,
+            threads: self.threads,
+            server: self.server,
+        })
+    }
+}
+
+fn config_error(message: impl Into<String>) -> Error {
+    Error::new(SqlState::CONFIG_FILE_ERROR, message)
+}
+
+/// The same problem as one of the configuration, with where it was found in front.
+fn named(error: Error, place: &str) -> Error {
+    let mut named = config_error(format!("{place}: {}", error.message()));
+    if let Some(detail) = error.detail() {
+        named = named.with_detail(detail);
+    }
+    if let Some(hint) = error.hint() {
+        named = named.with_hint(hint);
+    }
+    named
+}
+
+/// The key of the line that `position` is in, with its table's name in front.
+fn key_at(text: &str, position: usize) -> Option<String> {
+    let line_end = text[position..].find('\n').map_or(text.len(), |at| position + at);
+    let mut table = "";
+    let mut key = None;
+    for line in text[..line_end].lines() {
+        let line = line.trim();
+        key = None;
+        if line.starts_with('[') {
+            table = line.split(']').next().unwrap_or("").trim_start_matches('[').trim();
+            key = Some("");
+        } else if let Some((name, _)) = line.split_once('=') {
+            key = Some(name.trim());
+        }
+    }
+    let key = key?;
+    Some(match (table.is_empty(), key.is_empty()) {
+        (true, _) => key.to_owned(),
+        (false, true) => table.to_owned(),
+        (false, false) => format!("{table}.{key}"),
+    })
+}
+
+/// A comma-separated list of names, quotes around them taken off.
+fn split_names(text: &str) -> Vec<String> {
+    text.split(',').map(|name| name.trim().trim_matches('"').to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
+// ---------------------------------------------------------------------------------------------- the file, as written
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileConfig {
+    data: Option<PathBuf>,
+    #[serde(default)]
+    memory: FileMemory,
+    #[serde(default)]
+    tablespace: Vec<FileTablespace>,
+    #[serde(default)]
+    profile: Vec<Profile>,
+    #[serde(default)]
+    server: FileServer,
+    #[serde(default)]
+    settings: FileSettings,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileMemory {
+    near: Option<FileSpace>,
+    far: Option<FileSpace>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSpace {
+    location: Option<Place>,
+    size: Option<Size>,
+    profile: Option<String>,
+    huge_pages: Option<bool>,
+}
+
+impl From<FileSpace> for SpaceSpec {
+    fn from(space: FileSpace) -> SpaceSpec {
+        SpaceSpec {
+            location: space.location.map(|place| place.0),
+            size_bytes: space.size.map(|size| size.0),
+            profile: space.profile,
+            huge_pages: space.huge_pages,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTablespace {
+    name: String,
+    location: Place,
+    size: Option<Size>,
+    profile: Option<String>,
+    huge_pages: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileServer {
+    listen: Option<String>,
+    metrics: Option<String>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    connections_max: Option<usize>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSettings {
+    temp_tablespaces: Option<Names>,
+    default_tablespace: Option<String>,
+    statement_memory: Option<Size>,
+    threads: Option<usize>,
+}
+
+/// Bytes as a number, or as text with a unit.
+struct Size(u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Bytes(u64),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Bytes(bytes) => Ok(Size(bytes)),
+            Written::Text(text) => text.parse().map(|size: ByteSize| Size(size.0)).map_err(D::Error::custom),
+        }
+    }
+}
+
+struct Place(Location);
+
+impl<'de> Deserialize<'de> for Place {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Place, D::Error> {
+        String::deserialize(deserializer)?.parse().map(Place).map_err(D::Error::custom)
+    }
+}
+
+struct Names(Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            List(Vec<String>),
+            Text(String),
+        }
+        Ok(Names(match Written::deserialize(deserializer)? {
+            Written::List(names) => names,
+            Written::Text(text) => split_names(&text),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_file_is_read() {
+        let documented: String = include_str!("config.rs")
+            .lines()
+            .skip_while(|line| *line != "//! ```toml")
+            .skip(1)
+            .take_while(|line| *line != "//! ```")
+            .map(|line| format!("{}\n", line.trim_start_matches("//!")))
+            .collect();
+        let config = Config::from_toml(&documented).unwrap();
+        assert_eq!(config.data_dir.as_deref(), Some(Path::new("tidepool-data")));
+        assert_eq!(config.near.size_bytes, Some(8 << 30));
+        assert_eq!(config.near.location, Location::Anon);
+        assert_eq!(config.far.location, Location::Numa(1));
+        assert_eq!(config.far.profile.as_ref().map(|profile| profile.name.as_str()), Some("fpga-prototype"));
+        assert_eq!(config.tablespaces[0].name, "pmem");
+        assert_eq!(config.tablespaces[0].size_bytes, None);
+        assert_eq!(config.profile("my-expander").unwrap().read_gb_per_s, 20.0);
+        assert_eq!(config.temp_tablespaces, ["near", "far"]);
+        assert_eq!(config.statement_memory_bytes, Some(2 << 30));
+        assert_eq!((config.threads, config.server.connections_max), (8, 250));
+    }
+
+    #[test]
+    fn the_empty_file_gives_the_defaults() {
+        let config = Config::from_toml("").unwrap();
+        assert_eq!(config.server.listen, "127.0.0.1:5477");
+        assert!(config.near.size_bytes > config.far.size_bytes);
+        assert!(config.data_dir.is_none() && config.near.profile.is_none());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_line_and_key() {
+        for (text, place) in [
+            ("[memory.near]\nsize = \"12XB\"\n", "line 2, key \"memory.near.size\""),
+            ("[memory.far]\nlocation = \"moon:1\"\n", "line 2, key \"memory.far.location\""),
+            ("[server]\nlisten = 5\n", "line 2, key \"server.listen\""),
+            ("[server]\n\ncolour = \"red\"\n", "line 3, key \"server.colour\""),
+            ("[settings]\nthreads = -1\n", "line 2, key \"settings.threads\""),
+            ("[settings]\nthreads = 0\n", "threads must be"),
+            ("nonsense", "line 1"),
+            ("[memory.near]\nprofile = \"no such\"\n", "tablespace \"near\""),
+            ("[server]\ntls_key = \"x\"\n", "tls_certificate and tls_key"),
+            ("[[tablespace]]\nname = \"near\"\nlocation = \"anon:\"\n", "declared twice"),
+        ] {
+            let error = Config::from_toml(text).unwrap_err();
+            assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR, "{text}");
+            assert!(error.message().contains(place), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn environment_goes_over_the_file_and_flags_over_both() {
+        let file = ConfigBuilder::new()
+            .toml("data = \"a\"\n[memory.far]\nlocation = \"numa:1\"\nsize = \"1GB\"\n", "f")
+            .unwrap();
+        let variables = [("TIDEPOOL_DATA", "b"), ("TIDEPOOL_NEAR", "3GB"), ("TIDEPOOL_LOG", "debug"), ("HOME", "/")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let builder = file.environment(variables).unwrap();
+        let config = builder.clone().far("size=2GB").unwrap().build().unwrap();
+        assert_eq!(config.data_dir.as_deref(), Some(Path::new("b")));
+        assert_eq!(config.near.size_bytes, Some(3 << 30));
+        assert_eq!((config.far.location, config.far.size_bytes), (Location::Numa(1), Some(2 << 30)));
+        // Another device does not inherit the size.
+        let config = builder.clone().far("file:/dev/shm/x").unwrap().build().unwrap();
+        assert_eq!(config.far.size_bytes, None);
+        let config = builder.clone().far("anon:,size=5GB,profile=fpga-prototype").unwrap().build().unwrap();
+        assert_eq!((config.far.size_bytes, config.far.profile.is_some()), (Some(5 << 30), true));
+        assert!(builder.clone().far("anon:,speed=3").is_err());
+        let wrong = [("TIDEPOOL_THREADS".to_owned(), "many".to_owned())];
+        let error = builder.environment(wrong).unwrap_err();
+        assert_eq!(error.message(), "environment variable TIDEPOOL_THREADS: \"many\" is not a number");
     }
 }

@@ -1,0 +1,387 @@
+//! Parquet files: read a row group at a time into a table's types, and written.
+
+use super::{CopyOptions, ParquetCompression};
+use crate::text::{TextReader, TextSettings, TextWriter};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_table::{BATCH_ROWS, TableDef, arrow_type};
+
+fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>> {
+    let shown = path.display();
+    let file =
+        File::open(path).map_err(|error| Error::io(format_args!("open file \"{shown}\" for reading"), &error))?;
+    let metadata = file.metadata().map_err(|error| Error::io(format_args!("read file \"{shown}\""), &error))?;
+    if metadata.is_dir() {
+        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is a directory")));
+    }
+    ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| {
+        Error::new(SqlState::BAD_COPY_FILE_FORMAT, format!("\"{shown}\" is not a whole Parquet file"))
+            .with_detail(sentence(&error.to_string()))
+    })
+}
+
+/// Detail lines are sentences.
+fn sentence(text: &str) -> String {
+    if text.ends_with('.') { text.to_owned() } else { format!("{text}.") }
+}
+
+fn read_error(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    let text = error.to_string();
+    if text.contains("Disabled feature") {
+        return Error::unsupported(format!("\"{}\" uses a Parquet compression that is not supported", path.display()))
+            .with_detail(sentence(&text))
+            .with_hint("Supported are none, snappy, gzip and zstd.");
+    }
+    Error::new(SqlState::BAD_COPY_FILE_FORMAT, format!("could not read Parquet file \"{}\"", path.display()))
+        .with_detail(sentence(&text))
+}
+
+/// A Parquet file's rows, columns matched by name (case-insensitively) or, if none matches, by position, and cast to the
+/// table's types.
+///
+/// 42703 when a column is missing, 22003 or 22P02 when a value does not fit, 22P04 for files that are none.
+pub fn read_parquet(
+    path: &Path,
+    def: &TableDef,
+    columns: &[usize],
+) -> Result<Box<dyn Iterator<Item = Result<RecordBatch>> + Send>> {
+    let builder = open(path)?;
+    let file_schema = builder.schema().clone();
+    let table_schema = def.arrow_schema();
+    let mut wanted = Vec::with_capacity(columns.len());
+    for column in columns {
+        let column_def = def
+            .columns
+            .get(*column)
+            .ok_or_else(|| Error::internal(format!("table \"{}\" has no column {column}", def.name)))?;
+        wanted.push((column_def, Field::clone(table_schema.field(*column)).with_nullable(true)));
+    }
+    let by_name = |name: &str| {
+        let fields = file_schema.fields();
+        fields
+            .iter()
+            .position(|field| field.name() == name)
+            .or_else(|| fields.iter().position(|field| field.name().eq_ignore_ascii_case(name)))
+    };
+    let mut sources: Vec<Option<usize>> = wanted.iter().map(|(column, _)| by_name(&column.name)).collect();
+    if sources.iter().all(Option::is_none) && file_schema.fields().len() == wanted.len() {
+        sources = (0..wanted.len()).map(Some).collect();
+    }
+    let mut indexes = Vec::with_capacity(wanted.len());
+    for ((column, _), source) in wanted.iter().zip(sources) {
+        indexes.push(source.ok_or_else(|| {
+            let names: Vec<&str> = file_schema.fields().iter().map(|field| field.name().as_str()).collect();
+            Error::new(
+                SqlState::UNDEFINED_COLUMN,
+                format!("column \"{}\" is missing from Parquet file \"{}\"", column.name, path.display()),
+            )
+            .with_detail(format!("The file has columns {}.", names.join(", ")))
+        })?);
+    }
+    let mask = ProjectionMask::roots(builder.parquet_schema(), indexes.iter().copied());
+    let reader =
+        builder.with_projection(mask).with_batch_size(BATCH_ROWS).build().map_err(|error| read_error(path, &error))?;
+    // The reader hands out the chosen columns in the file's order.
+    let mut order: Vec<usize> = indexes.clone();
+    order.sort_unstable();
+    order.dedup();
+    let targets = wanted
+        .into_iter()
+        .zip(indexes)
+        .map(|((column, field), index)| Target {
+            position: order.binary_search(&index).unwrap_or(0),
+            sql_type: column.sql_type,
+            field,
+        })
+        .collect::<Vec<_>>();
+    let schema = Arc::new(Schema::new(targets.iter().map(|target| target.field.clone()).collect::<Vec<_>>()));
+    Ok(Box::new(ParquetRows {
+        reader,
+        targets,
+        schema,
+        path: path.to_owned(),
+        table: def.name.clone(),
+        rows: 0,
+        failed: false,
+    }))
+}
+
+struct Target {
+    position: usize,
+    sql_type: SqlType,
+    field: Field,
+}
+
+struct ParquetRows {
+    reader: ParquetRecordBatchReader,
+    targets: Vec<Target>,
+    schema: SchemaRef,
+    path: PathBuf,
+    table: String,
+    rows: u64,
+    failed: bool,
+}
+
+impl ParquetRows {
+    fn convert(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let mut columns = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let array = batch.column(target.position);
+            columns.push(convert(array, target.sql_type).map_err(|error| {
+                error.with_context(format!(
+                    "COPY {}, file \"{}\", rows {} to {}, column {}",
+                    self.table,
+                    self.path.display(),
+                    self.rows + 1,
+                    self.rows + batch.num_rows() as u64,
+                    target.field.name()
+                ))
+            })?);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+            .map_err(|error| Error::internal(error.to_string()))
+    }
+}
+
+impl Iterator for ParquetRows {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Result<RecordBatch>> {
+        if self.failed {
+            return None;
+        }
+        let converted = match self.reader.next()? {
+            Ok(batch) => self.convert(&batch).inspect(|_| self.rows += batch.num_rows() as u64),
+            Err(error) => Err(read_error(&self.path, &error)),
+        };
+        self.failed = converted.is_err();
+        Some(converted)
+    }
+}
+
+/// An array of any type as the storage type of `sql_type`, values checked.
+fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
+    let target = arrow_type(sql_type);
+    let settings = TextSettings::default();
+    let source = match array.data_type() {
+        // Annotated uuids come as sixteen bytes.
+        DataType::FixedSizeBinary(16) if sql_type == SqlType::Uuid => {
+            let bytes = array.as_fixed_size_binary();
+            let mut reader = crate::text::BinaryReader::new(sql_type);
+            for row in 0..bytes.len() {
+                if bytes.is_null(row) { reader.append_null() } else { reader.append(bytes.value(row))? }
+            }
+            return Ok(reader.finish());
+        }
+        DataType::Dictionary(_, values) => cast(array, values, sql_type)?,
+        _ => array.clone(),
+    };
+    let textual = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    let plain_text = matches!(sql_type, SqlType::Text | SqlType::Varchar { length_max: None });
+    match (textual(source.data_type()), textual(&target)) {
+        (true, true) if plain_text => cast(&source, &target, sql_type),
+        // Texts are read as COPY reads them; lengths, uuids and JSON are checked on the way.
+        (true, _) => {
+            let texts = cast(&source, &DataType::Utf8View, sql_type)?;
+            let texts: &StringViewArray = texts.as_string_view();
+            let mut reader = TextReader::new(sql_type, &settings);
+            for text in texts {
+                match text {
+                    Some(text) => reader.append(text)?,
+                    None => reader.append_null(),
+                }
+            }
+            Ok(reader.finish())
+        }
+        (false, true) => {
+            if matches!(source.data_type(), DataType::Binary | DataType::LargeBinary | DataType::BinaryView) {
+                // Writers that do not annotate their strings.
+                let texts = cast(&source, &DataType::Utf8View, sql_type)?;
+                return convert(&texts, sql_type);
+            }
+            let writer = TextWriter::new(&source, sql_type, &settings)?;
+            let mut reader = TextReader::new(sql_type, &settings);
+            let mut text = Vec::new();
+            for row in 0..source.len() {
+                text.clear();
+                if writer.write(row, &mut text) { reader.append(super::utf8(&text)?)? } else { reader.append_null() }
+            }
+            Ok(reader.finish())
+        }
+        (false, false) => {
+            if let (DataType::Float32 | DataType::Float64, DataType::Int16 | DataType::Int32 | DataType::Int64) =
+                (source.data_type(), &target)
+            {
+                return Err(Error::new(
+                    SqlState::DATATYPE_MISMATCH,
+                    format!("values of type {} cannot be copied into a column of type {sql_type}", source.data_type()),
+                ));
+            }
+            // A local timestamp is taken as UTC, not shifted.
+            let naive = match (source.data_type(), &target) {
+                (DataType::Timestamp(_, None), DataType::Timestamp(_, Some(_))) => {
+                    Some(cast(&source, &DataType::Timestamp(TimeUnit::Microsecond, None), sql_type)?)
+                }
+                _ => None,
+            };
+            cast(naive.as_ref().unwrap_or(&source), &target, sql_type)
+        }
+    }
+}
+
+fn cast(array: &ArrayRef, target: &DataType, sql_type: SqlType) -> Result<ArrayRef> {
+    if array.data_type() == target {
+        return Ok(array.clone());
+    }
+    if !arrow_cast::can_cast_types(array.data_type(), target) {
+        return Err(Error::new(
+            SqlState::DATATYPE_MISMATCH,
+            format!("values of type {} cannot be copied into a column of type {sql_type}", array.data_type()),
+        ));
+    }
+    cast_with_options(array, target, &CastOptions { safe: false, ..CastOptions::default() }).map_err(|error| {
+        Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("value is out of range for type {sql_type}"))
+            .with_detail(sentence(&error.to_string()))
+    })
+}
+
+/// The table definition that a Parquet file suggests (for `CREATE TABLE` helpers in CLI and bench).
+pub fn parquet_schema(path: &Path) -> Result<SchemaRef> {
+    Ok(open(path)?.schema().clone())
+}
+
+/// A Parquet file being written. Dropped unfinished, the file is removed.
+pub struct ParquetWriter {
+    writer: Option<ArrowWriter<File>>,
+    path: PathBuf,
+    schema: SchemaRef,
+    types: Vec<SqlType>,
+    rows: u64,
+}
+
+impl ParquetWriter {
+    pub fn create(path: &Path, names: &[String], types: &[SqlType], schema: SchemaRef) -> Result<ParquetWriter> {
+        ParquetWriter::create_with(path, names, types, schema, &CopyOptions::new(super::CopyFormat::Parquet))
+    }
+
+    /// With the compression that `options` names.
+    pub fn create_with(
+        path: &Path,
+        names: &[String],
+        types: &[SqlType],
+        schema: SchemaRef,
+        options: &CopyOptions,
+    ) -> Result<ParquetWriter> {
+        let fields = schema
+            .fields()
+            .iter()
+            .zip(names)
+            .map(|(field, name)| Field::new(name, written_type(field.data_type()), true));
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let compression = match options.compression {
+            ParquetCompression::None => Compression::UNCOMPRESSED,
+            ParquetCompression::Snappy => Compression::SNAPPY,
+            ParquetCompression::Zstd => Compression::ZSTD(ZstdLevel::default()),
+        };
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_created_by(concat!("tidepool ", env!("CARGO_PKG_VERSION")).to_owned())
+            .build();
+        let file = File::create(path)
+            .map_err(|error| Error::io(format_args!("open file \"{}\" for writing", path.display()), &error))?;
+        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties)).map_err(|error| {
+            let _ = std::fs::remove_file(path);
+            write_error(path, error)
+        })?;
+        Ok(ParquetWriter { writer: Some(writer), path: path.to_owned(), schema, types: types.to_vec(), rows: 0 })
+    }
+
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        let internal = |error: arrow_schema::ArrowError| Error::internal(error.to_string());
+        if batch.num_columns() != self.schema.fields().len() || self.types.len() < batch.num_columns() {
+            return Err(Error::internal("a batch's columns are not those of its COPY"));
+        }
+        let mut columns = Vec::with_capacity(batch.num_columns());
+        for ((array, field), sql_type) in batch.columns().iter().zip(self.schema.fields()).zip(&self.types) {
+            let (from, to) = (array.data_type(), field.data_type());
+            columns.push(if from == to {
+                array.clone()
+            } else if written_as_text(from) {
+                let writer = TextWriter::new(array, *sql_type, &TextSettings::default())?;
+                let mut texts = TextReader::new(SqlType::Text, &TextSettings::default());
+                let mut text = Vec::new();
+                for row in 0..array.len() {
+                    text.clear();
+                    if writer.write(row, &mut text) { texts.append(super::utf8(&text)?)? } else { texts.append_null() }
+                }
+                texts.finish()
+            } else {
+                arrow_cast::cast(array, to).map_err(internal)?
+            });
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        let batch = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(internal)?;
+        if let Some(writer) = &mut self.writer {
+            writer.write(&batch).map_err(|error| write_error(&self.path, error))?;
+        }
+        self.rows += batch.num_rows() as u64;
+        Ok(())
+    }
+
+    /// Completes the file. Returns the rows written.
+    pub fn finish(mut self) -> Result<u64> {
+        if let Some(writer) = self.writer.take() {
+            let closed = writer.close().map_err(|error| write_error(&self.path, error));
+            if closed.is_err() {
+                let _ = std::fs::remove_file(&self.path);
+            }
+            closed?;
+        }
+        Ok(self.rows)
+    }
+}
+
+impl Drop for ParquetWriter {
+    fn drop(&mut self) {
+        if self.writer.take().is_some() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Types that Parquet has no place for, as text.
+fn written_as_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Interval(IntervalUnit::MonthDayNano) | DataType::Duration(_) | DataType::Null)
+}
+
+fn written_type(data_type: &DataType) -> DataType {
+    match data_type {
+        _ if written_as_text(data_type) => DataType::Utf8View,
+        DataType::Dictionary(_, values) => values.as_ref().clone(),
+        other => other.clone(),
+    }
+}
+
+fn write_error(path: &Path, error: ParquetError) -> Error {
+    let action = format!("write file \"{}\"", path.display());
+    match error {
+        ParquetError::External(source) => match source.downcast::<std::io::Error>() {
+            Ok(error) => Error::io(action, &error),
+            Err(error) => Error::new(SqlState::IO_ERROR, format!("could not {action}: {error}")),
+        },
+        error => Error::new(SqlState::IO_ERROR, format!("could not {action}: {error}")),
+    }
+}

@@ -1,0 +1,84 @@
+//! A column being built, in the storage type of its SQL type.
+
+use arrow_array::ArrayRef;
+use arrow_array::builder::{ArrayBuilder, Date32Builder};
+use arrow_array::builder::{
+    BinaryViewBuilder, BooleanBuilder, Decimal128Builder, Float32Builder, Float64Builder, Int16Builder, Int32Builder,
+    Int64Builder, IntervalMonthDayNanoBuilder, StringViewBuilder, TimestampMicrosecondBuilder,
+};
+use arrow_schema::DataType;
+use tidepool_base::SqlType;
+
+pub enum ColumnBuilder {
+    Boolean(BooleanBuilder),
+    SmallInt(Int16Builder),
+    Integer(Int32Builder),
+    BigInt(Int64Builder),
+    Real(Float32Builder),
+    Double(Float64Builder),
+    Numeric(Decimal128Builder),
+    Text(StringViewBuilder),
+    Date(Date32Builder),
+    Timestamp(TimestampMicrosecondBuilder),
+    Interval(IntervalMonthDayNanoBuilder),
+    Bytea(BinaryViewBuilder),
+}
+
+macro_rules! each {
+    ($self:expr, $builder:ident => $body:expr) => {
+        match $self {
+            ColumnBuilder::Boolean($builder) => $body,
+            ColumnBuilder::SmallInt($builder) => $body,
+            ColumnBuilder::Integer($builder) => $body,
+            ColumnBuilder::BigInt($builder) => $body,
+            ColumnBuilder::Real($builder) => $body,
+            ColumnBuilder::Double($builder) => $body,
+            ColumnBuilder::Numeric($builder) => $body,
+            ColumnBuilder::Text($builder) => $body,
+            ColumnBuilder::Date($builder) => $body,
+            ColumnBuilder::Timestamp($builder) => $body,
+            ColumnBuilder::Interval($builder) => $body,
+            ColumnBuilder::Bytea($builder) => $body,
+        }
+    };
+}
+
+impl ColumnBuilder {
+    pub fn new(sql_type: SqlType) -> ColumnBuilder {
+        match sql_type {
+            SqlType::Boolean => ColumnBuilder::Boolean(BooleanBuilder::new()),
+            SqlType::SmallInt => ColumnBuilder::SmallInt(Int16Builder::new()),
+            SqlType::Integer => ColumnBuilder::Integer(Int32Builder::new()),
+            SqlType::BigInt => ColumnBuilder::BigInt(Int64Builder::new()),
+            SqlType::Real => ColumnBuilder::Real(Float32Builder::new()),
+            SqlType::DoublePrecision => ColumnBuilder::Double(Float64Builder::new()),
+            SqlType::Numeric { precision, scale } => {
+                ColumnBuilder::Numeric(Decimal128Builder::new().with_data_type(DataType::Decimal128(precision, scale)))
+            }
+            SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid => {
+                ColumnBuilder::Text(StringViewBuilder::new())
+            }
+            SqlType::Date => ColumnBuilder::Date(Date32Builder::new()),
+            SqlType::Timestamp => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new()),
+            SqlType::TimestampTz => {
+                ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new().with_timezone_opt(Some("UTC")))
+            }
+            SqlType::Interval => ColumnBuilder::Interval(IntervalMonthDayNanoBuilder::new()),
+            SqlType::Bytea => ColumnBuilder::Bytea(BinaryViewBuilder::new()),
+        }
+    }
+
+    #[inline]
+    pub fn append_null(&mut self) {
+        each!(self, builder => builder.append_null())
+    }
+
+    pub fn len(&self) -> usize {
+        each!(self, builder => builder.len())
+    }
+
+    /// The column built so far; the builder is empty afterwards.
+    pub fn finish(&mut self) -> ArrayRef {
+        each!(self, builder => ArrayBuilder::finish(builder))
+    }
+}

@@ -1,0 +1,44 @@
+//! Text and binary forms of values, as PostgreSQL reads and writes them.
+//!
+//! A writer is made once a batch and column: it downcasts the array and then writes values without allocating. A reader
+//! builds one column in the table's storage types. Text and binary have the same shape, so that protocol and `COPY` treat
+//! them alike.
+
+mod binary;
+mod builder;
+mod bytes;
+mod calendar;
+mod datetime;
+mod interval;
+mod number;
+mod reader;
+mod writer;
+
+pub use binary::{BinaryReader, BinaryWriter};
+pub use calendar::Zone;
+pub use reader::TextReader;
+pub use writer::TextWriter;
+
+pub(crate) use bytes::shortened;
+
+/// Settings that change text forms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextSettings {
+    /// IANA name or fixed offset, for `timestamptz`.
+    pub time_zone: String,
+    /// Above 0: floats are written with as many digits as they need to read back the same; otherwise with fewer than 15.
+    pub extra_float_digits: i32,
+}
+
+impl Default for TextSettings {
+    fn default() -> TextSettings {
+        TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 }
+    }
+}
+
+impl TextSettings {
+    /// The zone that `time_zone` names. 22023 when there is none.
+    pub fn zone(&self) -> tidepool_base::Result<Zone> {
+        Zone::parse(&self.time_zone)
+    }
+}
