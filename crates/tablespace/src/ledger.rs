@@ -1,5 +1,7 @@
 //! The ledger: bytes by (tablespace, purpose).
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Encoded segments of main.
@@ -39,4 +41,45 @@ pub struct LedgerRow {
     pub purpose: Purpose,
     pub bytes: u64,
     pub bytes_peak: u64,
+}
+
+/// One tablespace's part of the ledger. Changed inside the global allocator, so it only counts.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    bytes: [AtomicU64; Purpose::ALL.len()],
+    bytes_peak: [AtomicU64; Purpose::ALL.len()],
+}
+
+impl Ledger {
+    pub fn add(&self, purpose: Purpose, bytes: u64) {
+        let now = self.bytes[purpose as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.bytes_peak[purpose as usize].fetch_max(now, Ordering::Relaxed);
+    }
+
+    pub fn subtract(&self, purpose: Purpose, bytes: u64) {
+        let before = self.bytes[purpose as usize].fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "more of {} is freed than was taken", purpose.name());
+    }
+
+    /// For `Free`, which follows from the others.
+    pub fn set(&self, purpose: Purpose, bytes: u64) {
+        self.bytes[purpose as usize].store(bytes, Ordering::Relaxed);
+        self.bytes_peak[purpose as usize].fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    pub fn bytes(&self, purpose: Purpose) -> u64 {
+        self.bytes[purpose as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn rows(&self, tablespace: &str) -> Vec<LedgerRow> {
+        Purpose::ALL
+            .into_iter()
+            .map(|purpose| LedgerRow {
+                tablespace: tablespace.to_owned(),
+                purpose,
+                bytes: self.bytes(purpose),
+                bytes_peak: self.bytes_peak[purpose as usize].load(Ordering::Relaxed),
+            })
+            .collect()
+    }
 }

@@ -1,13 +1,25 @@
 //! Tablespaces: a device's memory divided into extents, owned and counted.
 //!
-//! Every byte is owned by a (tablespace, purpose) pair and counted once.
+//! Every byte is owned by a (tablespace, purpose) pair and counted once. A tablespace hands out runs of 4 KiB pages, to
+//! [`Region`]s (main, delta) and to the query heap's extent hooks alike. The latter run inside the global allocator, so
+//! taking and giving back pages never allocates, and waits for nothing but the tablespace's own mutex.
+//!
+//! Leaves to others: mapping a device and what it costs (`tidepool-device`), dividing pages into objects
+//! (`tidepool-heap`), and when to give idle memory back ([`Tablespace::trim`] is the database's to call).
 
+mod extents;
 mod ledger;
+mod owners;
 mod region;
 mod space;
 mod spaces;
+mod storage;
+mod superblock;
+#[cfg(test)]
+mod tests;
 
 pub use ledger::{LedgerRow, Purpose};
+pub use owners::{TABLESPACES_MAX, page_tag};
 pub use region::Region;
-pub use space::{Tablespace, TablespaceConfig, TablespaceUsage};
+pub use space::{PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
 pub use spaces::Tablespaces;

@@ -1,28 +1,61 @@
 use crate::{Purpose, Tablespace};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// An owned run of bytes in a tablespace. Send and Sync; freed on drop; keeps its tablespace open.
 #[derive(Debug)]
-pub struct Region {}
+pub struct Region {
+    space: Arc<Tablespace>,
+    address: NonNull<u8>,
+    len: usize,
+    purpose: Purpose,
+}
+
+// SAFETY: owns its bytes, as a boxed slice does.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
 
 impl Region {
-    pub fn tablespace(&self) -> &Arc<Tablespace> {
-        unimplemented!()
+    /// # Safety
+    /// The pages that `[address, address + len)` touches came from `space.allocate_pages` under `purpose` and become this
+    /// region's. With `len` zero there are none.
+    pub(crate) unsafe fn new(space: Arc<Tablespace>, address: NonNull<u8>, len: usize, purpose: Purpose) -> Region {
+        Region { space, address, len, purpose }
     }
+
+    pub fn tablespace(&self) -> &Arc<Tablespace> {
+        &self.space
+    }
+
     pub fn purpose(&self) -> Purpose {
-        unimplemented!()
+        self.purpose
     }
 }
 
 impl std::ops::Deref for Region {
     type Target = [u8];
+
     fn deref(&self) -> &[u8] {
-        unimplemented!()
+        // SAFETY: owned, mapped for as long as `space` lives, and never uninitialised: pages of a device hold something.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 }
 
 impl std::ops::DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        unimplemented!()
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: `new` was given these pages, and nothing borrows from a region that is dropped.
+            unsafe {
+                self.space.free_pages(self.address, crate::space::page_bytes(self.len), self.purpose);
+            }
+        }
     }
 }

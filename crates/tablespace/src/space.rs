@@ -1,8 +1,20 @@
+use crate::extents::{CHUNK_PAGES, Extents};
+use crate::ledger::Ledger;
+use crate::owners::OwnerTable;
+use crate::superblock::Superblock;
 use crate::{LedgerRow, Purpose, Region};
+use std::cell::Cell;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use tidepool_base::{Result, TablespaceId};
-use tidepool_device::{Location, Pacer, Profile};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
+use tidepool_device::{
+    CostModel, HEADER_BYTES, HUGE_PAGE_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, Profile,
+};
+
+/// Most that one system call gives back, so that a trim never holds much that others could use.
+const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
 
 #[derive(Clone, Debug)]
 pub struct TablespaceConfig {
@@ -24,64 +36,372 @@ pub struct TablespaceUsage {
     pub resident_bytes: u64,
 }
 
+/// A run of pages that was just taken.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRun {
+    pub address: NonNull<u8>,
+    /// Known to read as zeroes.
+    pub zeroed: bool,
+}
+
 /// A place in which data can live.
+///
+/// What counts as resident: a page from its first owner on (with huge pages: its whole 2 MiB), until it is given back to
+/// the system. An owner that never touches a page makes this an upper bound.
+///
+/// The books (0.1 % of what was ever touched) are the process's memory, not the tablespace's.
 #[derive(Debug)]
-pub struct Tablespace {}
+pub struct Tablespace {
+    id: TablespaceId,
+    config: TablespaceConfig,
+    pacer: Option<Pacer>,
+    ledger: Ledger,
+    /// Pages of address space below page 0: alignment is a matter of addresses.
+    origin: usize,
+    /// Dropped from the registry: takes no more.
+    closed: AtomicBool,
+    /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
+    /// allocator. Innermost of all locks: nothing is called under it but the mapping's system calls.
+    extents: Mutex<Extents>,
+    // Last, and in this order: the address range leaves the table of owners before it is unmapped.
+    owners: OwnerTable,
+    mapping: Mapping,
+}
+
+/// `len` in whole pages.
+pub(crate) fn page_bytes(len: usize) -> usize {
+    len.div_ceil(PAGE_BYTES) * PAGE_BYTES
+}
 
 impl Tablespace {
-    pub fn open(_id: TablespaceId, _config: TablespaceConfig) -> Result<Arc<Tablespace>> {
-        unimplemented!()
+    pub fn open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        let device = config.location.to_string();
+        let found = Cell::new(None);
+        let options = MapOptions { huge_pages: config.huge_pages };
+        let name_it = |error: Error| {
+            let context = format!("tablespace \"{}\" at {device}", config.name);
+            if error.context().is_none() { error.with_context(context) } else { error }
+        };
+        let mapping = Mapping::open_checked(&config.location, config.size_bytes, options, &|header| {
+            found.set(Superblock::read(header, &device)?);
+            Ok(())
+        })
+        .map_err(name_it)?;
+        let superblock = if mapping.persists() {
+            Some(Superblock::next(found.get(), mapping.len() as u64).map_err(name_it)?)
+        } else {
+            None
+        };
+        let space = Tablespace::over(id, config, mapping)?;
+        if let Some(superblock) = superblock {
+            space.write_superblock(&superblock)?;
+            tracing::debug!(tablespace = space.name(), superblock = superblock.describe(), "device opened");
+        }
+        Ok(space)
+    }
+
+    /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`.
+    pub fn over(id: TablespaceId, config: TablespaceConfig, mapping: Mapping) -> Result<Arc<Tablespace>> {
+        let pacer = match &config.profile {
+            Some(profile) => Some(Pacer::new(CostModel::on_this_machine(profile.clone())?)),
+            None => None,
+        };
+        let extents = Extents::new(mapping.len() / PAGE_BYTES)?;
+        let owners = OwnerTable::register(mapping.base().as_ptr(), mapping.len())?;
+        Ok(Arc::new(Tablespace {
+            id,
+            config,
+            pacer,
+            ledger: Ledger::default(),
+            origin: mapping.base().as_ptr().addr() % HUGE_PAGE_BYTES / PAGE_BYTES,
+            closed: AtomicBool::new(false),
+            extents: Mutex::new(extents),
+            owners,
+            mapping,
+        }))
+    }
+
+    fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+        let page = self
+            .allocate_pages(HEADER_BYTES, PAGE_BYTES, Purpose::Metadata)
+            .filter(|page| *page == self.mapping.base())
+            .ok_or_else(|| Error::internal("the first page of a new tablespace is taken"))?;
+        // SAFETY: the page was just taken for this, and nobody else knows of it.
+        superblock.write(unsafe { std::slice::from_raw_parts_mut(page.as_ptr(), HEADER_BYTES) });
+        self.mapping.persist(0..HEADER_BYTES)
     }
 
     pub fn id(&self) -> TablespaceId {
-        unimplemented!()
+        self.id
     }
 
     pub fn name(&self) -> &str {
-        unimplemented!()
+        &self.config.name
     }
 
     pub fn config(&self) -> &TablespaceConfig {
-        unimplemented!()
+        &self.config
     }
 
     /// The pacer, when the tablespace names a profile.
     pub fn pacer(&self) -> Option<&Pacer> {
-        unimplemented!()
+        self.pacer.as_ref()
     }
 
-    /// An owned run of `len` bytes (64-byte aligned at least, zeroed or not), counted under `purpose` until dropped.
-    /// 53200 naming the tablespace when it does not fit.
-    pub fn allocate(self: &Arc<Self>, _len: usize, _purpose: Purpose) -> Result<Region> {
-        unimplemented!()
+    pub fn size_bytes(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
+    /// An owned run of `len` bytes, aligned to a page, of any content, counted in whole pages under `purpose` until
+    /// dropped. 53200 naming the tablespace when it does not fit.
+    pub fn allocate(self: &Arc<Self>, len: usize, purpose: Purpose) -> Result<Region> {
+        let address = if len == 0 {
+            self.mapping.base()
+        } else {
+            // Whoever rounds up beyond the address space asks for more than there is.
+            let bytes = len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX / PAGE_BYTES * PAGE_BYTES);
+            self.allocate_pages(bytes, PAGE_BYTES, purpose).ok_or_else(|| self.full(len))?
+        };
+        // SAFETY: the pages were just taken; with `len` zero there are none.
+        Ok(unsafe { Region::new(self.clone(), address, len, purpose) })
+    }
+
+    fn full(&self, len: usize) -> Error {
+        if self.closed.load(Ordering::Relaxed) {
+            return Error::new(
+                SqlState::UNDEFINED_OBJECT,
+                format!("tablespace \"{}\" does not exist", self.config.name),
+            );
+        }
+        let (free, longest) = {
+            let extents = self.lock();
+            (extents.pages() - extents.used_pages(), extents.longest_free_run())
+        };
+        let size = |pages: usize| ByteSize((pages * PAGE_BYTES) as u64);
+        let wanted = ByteSize(len as u64);
+        let detail = if len <= longest * PAGE_BYTES && self.mapping.needs_commit() {
+            format!("{wanted} are wanted, but the file system of {} has no room left.", self.config.location)
+        } else {
+            format!(
+                "{wanted} are wanted; {} of {} are free, {} of them in one piece.",
+                size(free),
+                size(self.mapping.len() / PAGE_BYTES),
+                size(longest)
+            )
+        };
+        Error::new(SqlState::OUT_OF_MEMORY, format!("tablespace \"{}\" is full", self.config.name))
+            .with_detail(detail)
+            .with_hint("Make the tablespace larger, or put less into it.")
     }
 
     /// Page-granular allocation for the heap's extent hooks: `len` is a multiple of 4096, `align` a power of two.
     /// Never blocks on anything but the tablespace's own mutex and never allocates from the global allocator.
-    pub fn allocate_pages(&self, _len: usize, _align: usize, _purpose: Purpose) -> Option<NonNull<u8>> {
-        unimplemented!()
+    pub fn allocate_pages(&self, len: usize, align: usize, purpose: Purpose) -> Option<NonNull<u8>> {
+        self.allocate_run(len, align, purpose).map(|run| run.address)
+    }
+
+    /// As `allocate_pages`, and says whether the memory is known to be zeroed.
+    pub fn allocate_run(&self, len: usize, align: usize, purpose: Purpose) -> Option<PageRun> {
+        debug_assert!(len.is_multiple_of(PAGE_BYTES) && align.is_power_of_two());
+        if len == 0 || self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let count = len / PAGE_BYTES;
+        let alignment = (align / PAGE_BYTES).max(1);
+        // Beyond 2 MiB the mapping's own start may not be aligned; no caller wants that.
+        if alignment > CHUNK_PAGES {
+            return None;
+        }
+        let mut extents = self.lock();
+        // What comes in whole huge pages is laid over them, if there is such a place.
+        let run = if count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES {
+            extents.take(count, CHUNK_PAGES, self.origin).or_else(|| extents.take(count, alignment, self.origin))
+        } else {
+            extents.take(count, alignment, self.origin)
+        }?;
+        let touched = extents.touched_in(run.clone());
+        if touched < count {
+            let extents = if self.mapping.needs_commit() { self.commit(extents, &run)? } else { extents };
+            self.note_touched(extents, &run);
+        } else {
+            self.note_free(&extents);
+        }
+        self.ledger.add(purpose, len as u64);
+        let zeroed = touched == 0 && self.mapping.is_zeroed();
+        Some(PageRun { address: self.address_of(run.start), zeroed })
+    }
+
+    /// Reserves the blocks beneath a run that was just taken. On failure the run is given back.
+    fn commit<'a>(&'a self, extents: MutexGuard<'a, Extents>, run: &Range<usize>) -> Option<MutexGuard<'a, Extents>> {
+        let bytes = |pages: &Range<usize>| pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        if run.len() < CHUNK_PAGES {
+            // A system call for every small run would cost more than the memory: take its surroundings along. The lock
+            // is held, as the surroundings are nobody's.
+            let mut extents = extents;
+            let around = extents.chunks_around(run);
+            if self.mapping.commit(bytes(&around)).is_ok() {
+                extents.set_touched(around, true);
+                return Some(extents);
+            }
+            if self.mapping.commit(bytes(run)).is_ok() {
+                return Some(extents);
+            }
+            extents.give_back(run.clone());
+            return None;
+        }
+        // The run is this caller's, so others may go on meanwhile.
+        drop(extents);
+        let result = self.mapping.commit(bytes(run));
+        let mut extents = self.lock();
+        match result {
+            Ok(()) => Some(extents),
+            Err(_) => {
+                extents.give_back(run.clone());
+                None
+            }
+        }
+    }
+
+    fn note_touched(&self, mut extents: MutexGuard<'_, Extents>, run: &Range<usize>) {
+        // Chunks are aligned to 2 MiB of address space only where the mapping is; elsewhere there are no huge pages.
+        let touched = if self.mapping.has_huge_pages() { extents.chunks_around(run) } else { run.clone() };
+        extents.set_touched(touched, true);
+        self.note_free(&extents);
+    }
+
+    fn note_free(&self, extents: &Extents) {
+        // A used page may be untouched for the moment between being taken and being committed.
+        let free = extents.touched_pages().saturating_sub(extents.used_pages());
+        self.ledger.set(Purpose::Free, (free * PAGE_BYTES) as u64);
     }
 
     /// # Safety
     /// `[address, address + len)` came from `allocate_pages` (whole or part of a run) with the same purpose and is no longer used.
-    pub unsafe fn free_pages(&self, _address: NonNull<u8>, _len: usize, _purpose: Purpose) {
-        unimplemented!()
+    pub unsafe fn free_pages(&self, address: NonNull<u8>, len: usize, purpose: Purpose) {
+        let first = (address.as_ptr().addr() - self.mapping.base().as_ptr().addr()) / PAGE_BYTES;
+        let mut extents = self.lock();
+        extents.give_back(first..first + len / PAGE_BYTES);
+        self.note_free(&extents);
+        drop(extents);
+        self.ledger.subtract(purpose, len as u64);
     }
 
-    pub fn contains(&self, _address: *const u8) -> bool {
-        unimplemented!()
+    pub fn contains(&self, address: *const u8) -> bool {
+        address.addr().wrapping_sub(self.mapping.base().as_ptr().addr()) < self.mapping.len()
+    }
+
+    /// Tags the pages of `[address, address + len)`, which the caller took: [`crate::page_tag`] then answers `tag` for them.
+    pub fn set_page_tag(&self, address: NonNull<u8>, len: usize, tag: u16) {
+        self.owners.set(address.as_ptr(), len, tag);
     }
 
     pub fn usage(&self) -> TablespaceUsage {
-        unimplemented!()
+        let used_bytes = self.used_bytes();
+        TablespaceUsage {
+            size_bytes: self.size_bytes(),
+            used_bytes,
+            resident_bytes: used_bytes + self.ledger.bytes(Purpose::Free),
+        }
     }
 
+    /// Bytes that can still be taken, in pieces. Takes no lock.
+    pub fn available_bytes(&self) -> u64 {
+        self.size_bytes().saturating_sub(self.used_bytes())
+    }
+
+    fn used_bytes(&self) -> u64 {
+        Purpose::ALL
+            .into_iter()
+            .filter(|purpose| *purpose != Purpose::Free)
+            .map(|purpose| self.ledger.bytes(purpose))
+            .sum()
+    }
+
+    /// What `purpose` holds now.
+    pub fn bytes(&self, purpose: Purpose) -> u64 {
+        self.ledger.bytes(purpose)
+    }
+
+    /// One row for each purpose, whether it holds anything or not.
     pub fn ledger(&self) -> Vec<LedgerRow> {
-        unimplemented!()
+        self.ledger.rows(&self.config.name)
     }
 
     /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident. Returns the bytes given back.
-    pub fn trim(&self, _keep_bytes: u64) -> Result<u64> {
-        unimplemented!()
+    ///
+    /// From the top down, whole huge pages first. What is being given back cannot be taken meanwhile.
+    pub fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let keep = usize::try_from(keep_bytes / PAGE_BYTES as u64).unwrap_or(usize::MAX);
+        let mut given = 0;
+        for whole_chunks in [true, false] {
+            let mut below = usize::MAX;
+            loop {
+                let mut extents = self.lock();
+                let free = extents.touched_pages().saturating_sub(extents.used_pages());
+                if free <= keep {
+                    return Ok(given);
+                }
+                // Whole chunks may go further than asked, as half a huge page cannot be given back.
+                let unit = if whole_chunks { CHUNK_PAGES } else { 1 };
+                let most = (free - keep).next_multiple_of(unit).min(TRIM_PAGES_MAX);
+                let Some(run) = extents.take_touched_below(below, whole_chunks, most) else {
+                    break;
+                };
+                drop(extents);
+                let result = self.mapping.release(run.start * PAGE_BYTES..run.end * PAGE_BYTES);
+                below = run.start;
+                let mut extents = self.lock();
+                if matches!(result, Ok(true)) {
+                    given += (extents.touched_in(run.clone()) * PAGE_BYTES) as u64;
+                    extents.set_touched(run.clone(), false);
+                }
+                extents.give_back(run);
+                self.note_free(&extents);
+                drop(extents);
+                if !result? {
+                    // A device that cannot give back, or pages smaller than its unit.
+                    break;
+                }
+            }
+        }
+        Ok(given)
+    }
+
+    /// Refuses all further allocations, if nothing is held but headers. Otherwise the purposes that hold something.
+    pub(crate) fn close(&self) -> Result<(), Vec<LedgerRow>> {
+        let _extents = self.lock();
+        let held: Vec<LedgerRow> = self
+            .ledger()
+            .into_iter()
+            .filter(|row| row.bytes > 0 && !matches!(row.purpose, Purpose::Free | Purpose::Metadata))
+            .collect();
+        if held.is_empty() {
+            self.closed.store(true, Ordering::Relaxed);
+            Ok(())
+        } else {
+            Err(held)
+        }
+    }
+
+    fn address_of(&self, page: usize) -> NonNull<u8> {
+        debug_assert!(page * PAGE_BYTES < self.mapping.len());
+        // SAFETY: a page of this mapping.
+        unsafe { self.mapping.base().add(page * PAGE_BYTES) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Extents> {
+        // Only a broken invariant panics under this lock, before anything was changed.
+        self.extents.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for Tablespace {
+    fn drop(&mut self) {
+        if self.mapping.persists() && self.mapping.len() > HEADER_BYTES {
+            // Nothing behind the header is kept from one run to the next: a file would hold memory for nobody.
+            if let Err(error) = self.mapping.release(HEADER_BYTES..self.mapping.len()) {
+                tracing::warn!(tablespace = self.name(), %error, "a device's memory was not given back");
+            }
+        }
     }
 }

@@ -1,0 +1,462 @@
+//! Which pages of a tablespace are taken, and which are backed by memory.
+//!
+//! Two bits a page: *used* (somebody owns it) and *touched* (it may be backed by memory). Above the used bits stands a
+//! binary tree over chunks of 512 pages; each node knows the longest run of free pages below it and the runs at its two
+//! ends, so that the lowest run of a given length is found in O(log n), and a change costs one chunk's bits and O(log n).
+//!
+//! Always the lowest run that fits: memory is then reused before new memory is touched (a first touch costs
+//! microseconds), and the high end stays free for whoever needs much at once or gives it back.
+//!
+//! Nothing here allocates after `new`.
+
+use crate::storage::{SystemArray, Zeroable};
+use std::ops::Range;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::{HUGE_PAGE_BYTES, PAGE_BYTES};
+
+/// Pages of a chunk: one huge page.
+pub(crate) const CHUNK_PAGES: usize = HUGE_PAGE_BYTES / PAGE_BYTES;
+const CHUNK_WORDS: usize = CHUNK_PAGES / 64;
+
+/// Runs of free pages. Page counts fit u32 (`new` refuses more), which halves the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Runs {
+    prefix: u32,
+    suffix: u32,
+    longest: u32,
+}
+
+// SAFETY: integers; all zero means no free page.
+unsafe impl Zeroable for Runs {}
+
+#[derive(Debug)]
+pub(crate) struct Extents {
+    pages: usize,
+    used: SystemArray<u64>,
+    touched: SystemArray<u64>,
+    /// Node 1 is the root, node `n` has children `2n` and `2n + 1`; chunk `c` is node `chunks + c`.
+    tree: SystemArray<Runs>,
+    /// A power of two. Chunks past the end have no free page.
+    chunks: usize,
+    used_pages: usize,
+    touched_pages: usize,
+}
+
+impl Extents {
+    pub fn new(pages: usize) -> Result<Extents> {
+        if pages == 0 || u32::try_from(pages).is_err() {
+            return Err(Error::new(
+                SqlState::PROGRAM_LIMIT_EXCEEDED,
+                format!("a tablespace of {} is not possible", ByteSize((pages * PAGE_BYTES) as u64)),
+            )
+            .with_detail("A tablespace holds from 4 kB to 16 TB."));
+        }
+        let chunks_real = pages.div_ceil(CHUNK_PAGES);
+        let chunks = chunks_real.next_power_of_two();
+        let mut extents = Extents {
+            pages,
+            used: SystemArray::zeroed(chunks_real * CHUNK_WORDS)?,
+            touched: SystemArray::zeroed(chunks_real * CHUNK_WORDS)?,
+            tree: SystemArray::zeroed(2 * chunks)?,
+            chunks,
+            used_pages: 0,
+            touched_pages: 0,
+        };
+        // Pages past the end of the last chunk are used by nobody, for ever.
+        set_bits(&mut extents.used, pages..chunks_real * CHUNK_PAGES, true);
+        for chunk in 0..chunks_real {
+            extents.tree[chunks + chunk] = extents.chunk_runs(chunk);
+        }
+        let mut span = CHUNK_PAGES as u32;
+        let mut first = chunks;
+        while first > 1 {
+            first /= 2;
+            for node in first..2 * first {
+                extents.tree[node] = join(extents.tree[2 * node], extents.tree[2 * node + 1], span);
+            }
+            span = span.saturating_mul(2);
+        }
+        Ok(extents)
+    }
+
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub fn used_pages(&self) -> usize {
+        self.used_pages
+    }
+
+    pub fn touched_pages(&self) -> usize {
+        self.touched_pages
+    }
+
+    pub fn longest_free_run(&self) -> usize {
+        self.tree[1].longest as usize
+    }
+
+    /// Takes the lowest run of `count` pages whose first page is a multiple of `alignment` (a power of two), counting from
+    /// `origin` pages below page 0. Its touched bits are left as they are.
+    pub fn take(&mut self, count: usize, alignment: usize, origin: usize) -> Option<Range<usize>> {
+        debug_assert!(count > 0 && alignment.is_power_of_two());
+        let align_up = |page: usize| (page + origin).next_multiple_of(alignment) - origin;
+        let mut start = self.lowest_run(count)?;
+        if align_up(start) != start {
+            start = match self.lowest_run(count.checked_add(alignment - 1)?) {
+                Some(run) => align_up(run),
+                // The tree knows lengths only. Rather than fail while there is room, look at every place.
+                None => (0..)
+                    .map(|step| align_up(0) + step * alignment)
+                    .take_while(|page| page + count <= self.pages)
+                    .find(|page| self.is_free(*page..page + count))?,
+            };
+        }
+        let run = start..start + count;
+        self.mark(run.clone(), true);
+        self.used_pages += count;
+        Some(run)
+    }
+
+    /// Gives pages back that `take` gave, in whole or in part.
+    ///
+    /// # Panics
+    /// When a page of the run is not used: its owner's books and these disagree, and going on would hand memory out twice.
+    pub fn give_back(&mut self, run: Range<usize>) {
+        assert!(run.start < run.end && run.end <= self.pages, "pages {run:?} are outside the tablespace");
+        assert!(count_bits(&self.used, run.clone()) == run.len(), "pages {run:?} were not all in use");
+        self.used_pages -= run.len();
+        self.mark(run, false);
+    }
+
+    /// Pages of `run` that were touched before.
+    pub fn touched_in(&self, run: Range<usize>) -> usize {
+        count_bits(&self.touched, run)
+    }
+
+    pub fn set_touched(&mut self, run: Range<usize>, touched: bool) {
+        let before = count_bits(&self.touched, run.clone());
+        self.touched_pages -= before;
+        if touched {
+            self.touched_pages += run.len();
+        }
+        set_bits(&mut self.touched, run, touched);
+    }
+
+    /// The chunks that `run` lies in, as pages.
+    pub fn chunks_around(&self, run: &Range<usize>) -> Range<usize> {
+        run.start / CHUNK_PAGES * CHUNK_PAGES..run.end.next_multiple_of(CHUNK_PAGES).min(self.pages)
+    }
+
+    /// Takes a run of free touched pages that ends at or below page `below`, from the top, to be given back to the system.
+    /// `whole_chunks`: only chunks that are wholly free (as one run of at most `count_max` pages and at least one chunk).
+    pub fn take_touched_below(&mut self, below: usize, whole_chunks: bool, count_max: usize) -> Option<Range<usize>> {
+        let run = if whole_chunks {
+            self.free_chunks_below(below, count_max)?
+        } else {
+            self.free_touched_run_below(below, count_max)?
+        };
+        self.mark(run.clone(), true);
+        self.used_pages += run.len();
+        Some(run)
+    }
+
+    fn free_chunks_below(&self, below: usize, count_max: usize) -> Option<Range<usize>> {
+        let pages_of = |chunk: usize| chunk * CHUNK_PAGES..((chunk + 1) * CHUNK_PAGES).min(self.pages);
+        let wanted = |chunk: usize| {
+            let pages = pages_of(chunk);
+            self.tree[self.chunks + chunk].longest as usize == pages.len() && self.touched_in(pages) > 0
+        };
+        let whole = if below >= self.pages { self.pages.div_ceil(CHUNK_PAGES) } else { below / CHUNK_PAGES };
+        let last = (0..whole).rev().find(|chunk| wanted(*chunk))?;
+        let mut first = last;
+        while first > 0 && (last - first + 2) * CHUNK_PAGES <= count_max && wanted(first - 1) {
+            first -= 1;
+        }
+        Some(pages_of(first).start..pages_of(last).end)
+    }
+
+    fn free_touched_run_below(&self, below: usize, count_max: usize) -> Option<Range<usize>> {
+        let idle = |word: usize| self.touched[word] & !self.used[word];
+        let below = below.min(self.pages);
+        let mut word = below.div_ceil(64);
+        while word > 0 {
+            word -= 1;
+            let mut bits = idle(word);
+            if (word + 1) * 64 > below {
+                bits &= (1u64 << (below - word * 64)) - 1;
+            }
+            if bits == 0 {
+                continue;
+            }
+            let end = word * 64 + 64 - bits.leading_zeros() as usize;
+            let is_idle = |page: usize| idle(page / 64) >> (page % 64) & 1 == 1;
+            let mut start = end - 1;
+            while start > 0 && end - start < count_max && is_idle(start - 1) {
+                start -= 1;
+            }
+            return Some(start..end);
+        }
+        None
+    }
+
+    fn is_free(&self, run: Range<usize>) -> bool {
+        count_bits(&self.used, run) == 0
+    }
+
+    /// First page of the lowest run of `count` free pages.
+    fn lowest_run(&self, count: usize) -> Option<usize> {
+        let wanted = u32::try_from(count).ok()?;
+        if self.tree[1].longest < wanted {
+            return None;
+        }
+        let (mut node, mut first, mut span) = (1, 0, self.chunks * CHUNK_PAGES);
+        while node < self.chunks {
+            span /= 2;
+            let (left, right) = (self.tree[2 * node], self.tree[2 * node + 1]);
+            if left.longest >= wanted {
+                node *= 2;
+            } else if left.suffix + right.prefix >= wanted {
+                return Some(first + span - left.suffix as usize);
+            } else {
+                node = 2 * node + 1;
+                first += span;
+            }
+        }
+        let mut found = None;
+        let words = &self.used[first / 64..first / 64 + CHUNK_WORDS];
+        for_free_runs(words, |run| {
+            let fits = run.len() >= count;
+            if fits {
+                found = Some(first + run.start);
+            }
+            fits
+        });
+        found
+    }
+
+    fn mark(&mut self, run: Range<usize>, used: bool) {
+        set_bits(&mut self.used, run.clone(), used);
+        let (mut low, mut high) = (run.start / CHUNK_PAGES, (run.end - 1) / CHUNK_PAGES);
+        for chunk in low..=high {
+            self.tree[self.chunks + chunk] = self.chunk_runs(chunk);
+        }
+        (low, high) = (low + self.chunks, high + self.chunks);
+        let mut span = CHUNK_PAGES as u32;
+        while low > 1 {
+            (low, high) = (low / 2, high / 2);
+            for node in low..=high {
+                self.tree[node] = join(self.tree[2 * node], self.tree[2 * node + 1], span);
+            }
+            span = span.saturating_mul(2);
+        }
+    }
+
+    fn chunk_runs(&self, chunk: usize) -> Runs {
+        let words = &self.used[chunk * CHUNK_WORDS..(chunk + 1) * CHUNK_WORDS];
+        let mut runs = Runs::default();
+        for_free_runs(words, |run| {
+            let length = run.len() as u32;
+            if run.start == 0 {
+                runs.prefix = length;
+            }
+            if run.end == CHUNK_PAGES {
+                runs.suffix = length;
+            }
+            runs.longest = runs.longest.max(length);
+            false
+        });
+        runs
+    }
+}
+
+fn join(left: Runs, right: Runs, span: u32) -> Runs {
+    Runs {
+        prefix: if left.prefix == span { span + right.prefix } else { left.prefix },
+        suffix: if right.suffix == span { span + left.suffix } else { right.suffix },
+        longest: left.longest.max(right.longest).max(left.suffix + right.prefix),
+    }
+}
+
+/// Calls `visit` with each maximal run of zero bits, in order, until it returns true.
+fn for_free_runs(words: &[u64], mut visit: impl FnMut(Range<usize>) -> bool) {
+    let bits = words.len() * 64;
+    let mut at = 0;
+    while at < bits {
+        let start = next_bit(words, at, false);
+        if start == bits {
+            return;
+        }
+        let end = next_bit(words, start, true);
+        if visit(start..end) {
+            return;
+        }
+        at = end;
+    }
+}
+
+/// The first position from `at` on whose bit is `value`, or the end.
+fn next_bit(words: &[u64], at: usize, value: bool) -> usize {
+    let flip = if value { 0 } else { u64::MAX };
+    let mut word = at / 64;
+    let mut bits = (words[word] ^ flip) & (u64::MAX << (at % 64));
+    while bits == 0 {
+        word += 1;
+        if word == words.len() {
+            return words.len() * 64;
+        }
+        bits = words[word] ^ flip;
+    }
+    word * 64 + bits.trailing_zeros() as usize
+}
+
+/// The words of `run` with a mask of its bits in each.
+fn masks(run: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let (first, last) = (run.start / 64, run.end.div_ceil(64));
+    (first..last).map(move |word| {
+        let low = if word == first { u64::MAX << (run.start % 64) } else { u64::MAX };
+        let high = if (word + 1) * 64 > run.end { (1u64 << (run.end % 64)) - 1 } else { u64::MAX };
+        (word, low & high)
+    })
+}
+
+fn set_bits(words: &mut [u64], run: Range<usize>, value: bool) {
+    for (word, mask) in masks(run) {
+        if value {
+            words[word] |= mask;
+        } else {
+            words[word] &= !mask;
+        }
+    }
+}
+
+fn count_bits(words: &[u64], run: Range<usize>) -> usize {
+    masks(run).map(|(word, mask)| (words[word] & mask).count_ones() as usize).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same decisions, page by page.
+    struct Model {
+        used: Vec<bool>,
+    }
+
+    impl Model {
+        fn take(&mut self, count: usize, alignment: usize) -> Option<usize> {
+            let fits = |start: usize| self.used[start..start + count].iter().all(|used| !used);
+            let mut starts = (0..=self.used.len().checked_sub(count)?).filter(|start| fits(*start));
+            let lowest = starts.clone().next()?;
+            if lowest % alignment == 0 {
+                return self.mark(lowest, count);
+            }
+            let slack = count + alignment - 1;
+            let roomy = (0..=self.used.len().saturating_sub(slack))
+                .find(|start| start + slack <= self.used.len() && !self.used[*start..start + slack].contains(&true));
+            let start = match roomy {
+                Some(start) => start.next_multiple_of(alignment),
+                None => starts.find(|start| start % alignment == 0)?,
+            };
+            self.mark(start, count)
+        }
+
+        fn mark(&mut self, start: usize, count: usize) -> Option<usize> {
+            self.used[start..start + count].fill(true);
+            Some(start)
+        }
+    }
+
+    /// Reproducible and without a dependency.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % limit as u64) as usize
+        }
+    }
+
+    #[test]
+    fn runs_are_found_as_a_page_by_page_search_finds_them() {
+        let steps = if cfg!(miri) { 60 } else { 4000 };
+        for (seed, pages) in [(1, 5 * CHUNK_PAGES + 77), (2, CHUNK_PAGES), (3, 40), (4, 8 * CHUNK_PAGES)] {
+            let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut extents = Extents::new(pages).unwrap();
+            let mut model = Model { used: vec![false; pages] };
+            let mut taken: Vec<Range<usize>> = Vec::new();
+            for _ in 0..steps {
+                if random.below(5) < 3 {
+                    let largest = [4, 70, 700][random.below(3)].min(pages);
+                    let (count, alignment) = (1 + random.below(largest), 1 << [0, 0, 0, 3, 9][random.below(5)]);
+                    let run = extents.take(count, alignment, 0);
+                    assert_eq!(run.as_ref().map(|run| run.start), model.take(count, alignment), "{count} {alignment}");
+                    taken.extend(run);
+                } else if !taken.is_empty() {
+                    let run = taken.swap_remove(random.below(taken.len()));
+                    // Sometimes only a part.
+                    let cut = run.start + random.below(run.len());
+                    if cut > run.start {
+                        taken.push(run.start..cut);
+                    }
+                    model.used[cut..run.end].fill(false);
+                    extents.give_back(cut..run.end);
+                }
+                assert_eq!(extents.used_pages(), model.used.iter().filter(|used| **used).count());
+            }
+            for run in taken {
+                extents.give_back(run);
+            }
+            assert_eq!((extents.used_pages(), extents.longest_free_run()), (0, pages));
+        }
+    }
+
+    #[test]
+    fn alignment_counts_from_the_origin() {
+        let mut extents = Extents::new(4 * CHUNK_PAGES).unwrap();
+        assert_eq!(extents.take(1, 1, 5), Some(0..1));
+        assert_eq!(extents.take(8, 8, 5), Some(3..11));
+        // Exactly one aligned place is left, and no run is long enough to align blindly.
+        let mut extents = Extents::new(2 * CHUNK_PAGES).unwrap();
+        extents.take(3, 1, 0).unwrap();
+        assert_eq!(extents.take(CHUNK_PAGES, CHUNK_PAGES, 0), Some(CHUNK_PAGES..2 * CHUNK_PAGES));
+        assert_eq!(extents.take(CHUNK_PAGES, CHUNK_PAGES, 0), None);
+    }
+
+    #[test]
+    fn idle_memory_is_taken_from_the_top() {
+        let mut extents = Extents::new(6 * CHUNK_PAGES + 10).unwrap();
+        extents.set_touched(0..6 * CHUNK_PAGES + 10, true);
+        let held = extents.take(CHUNK_PAGES + 3, 1, 0).unwrap();
+        assert_eq!(held, 0..CHUNK_PAGES + 3);
+        let end = extents.pages();
+        assert_eq!(extents.take_touched_below(end, true, 2 * CHUNK_PAGES), Some(5 * CHUNK_PAGES..end));
+        assert_eq!(extents.take_touched_below(5 * CHUNK_PAGES, true, 99999), Some(2 * CHUNK_PAGES..5 * CHUNK_PAGES));
+        assert_eq!(extents.take_touched_below(2 * CHUNK_PAGES, true, 99999), None);
+        assert_eq!(
+            extents.take_touched_below(2 * CHUNK_PAGES, false, 100),
+            Some(2 * CHUNK_PAGES - 100..2 * CHUNK_PAGES)
+        );
+        assert_eq!(
+            extents.take_touched_below(2 * CHUNK_PAGES - 100, false, 99999),
+            Some(CHUNK_PAGES + 3..2 * CHUNK_PAGES - 100)
+        );
+        assert_eq!(extents.take_touched_below(end, false, 99999), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "not all in use")]
+    fn giving_back_twice_stops_the_process() {
+        let mut extents = Extents::new(64).unwrap();
+        let run = extents.take(8, 1, 0).unwrap();
+        extents.give_back(run.clone());
+        extents.give_back(run);
+    }
+
+    #[test]
+    fn sizes_beyond_the_books_are_refused() {
+        assert_eq!(Extents::new(0).unwrap_err().code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+        assert_eq!(Extents::new(1 << 33).unwrap_err().code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    }
+}

@@ -1,0 +1,231 @@
+use crate::{Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
+use std::sync::Arc;
+use tidepool_base::{SqlState, TablespaceId};
+use tidepool_device::{Location, Mapping, Profile};
+
+const PAGE: usize = 4096;
+
+fn config(name: &str, size: u64) -> TablespaceConfig {
+    TablespaceConfig {
+        name: name.into(),
+        location: Location::Anon,
+        size_bytes: Some(size),
+        profile: None,
+        huge_pages: true,
+    }
+}
+
+fn heap_space(pages: usize) -> Arc<Tablespace> {
+    let size = pages * PAGE;
+    Tablespace::over(TablespaceId(9), config("t", size as u64), Mapping::heap(size)).unwrap()
+}
+
+/// The ledger adds up, and `Free` is what is resident without an owner.
+fn check(space: &Tablespace) {
+    let usage = space.usage();
+    let rows = space.ledger();
+    let used: u64 = rows.iter().filter(|row| row.purpose != Purpose::Free).map(|row| row.bytes).sum();
+    let total: u64 = rows.iter().map(|row| row.bytes).sum();
+    assert_eq!((usage.used_bytes, usage.resident_bytes), (used, total));
+    assert!(usage.resident_bytes <= usage.size_bytes);
+    assert_eq!(space.available_bytes(), usage.size_bytes - used);
+    assert!(rows.iter().all(|row| row.bytes <= row.bytes_peak));
+}
+
+#[test]
+fn regions_are_counted_until_dropped() {
+    let space = heap_space(64);
+    let mut main = space.allocate(10_000, Purpose::Main).unwrap();
+    let delta = space.allocate(PAGE, Purpose::Delta).unwrap();
+    let empty = space.allocate(0, Purpose::Main).unwrap();
+    assert!(empty.is_empty());
+    assert_eq!((main.len(), main.purpose()), (10_000, Purpose::Main));
+    main.fill(3);
+    assert_eq!(main[9_999], 3);
+    assert!(space.contains(main.as_ptr()) && !space.contains((&raw const space).cast()));
+    assert_eq!((space.bytes(Purpose::Main), space.bytes(Purpose::Delta)), (3 * PAGE as u64, PAGE as u64));
+    check(&space);
+    drop(main);
+    drop(delta);
+    drop(empty);
+    check(&space);
+    assert_eq!(space.usage().used_bytes, 0);
+    assert_eq!(space.bytes(Purpose::Free), 4 * PAGE as u64);
+    assert_eq!(space.ledger()[Purpose::Main as usize].bytes_peak, 3 * PAGE as u64);
+    // Idle memory is used again before new memory is touched.
+    let again = space.allocate(4 * PAGE, Purpose::Index).unwrap();
+    assert_eq!((space.bytes(Purpose::Free), space.usage().resident_bytes), (0, 4 * PAGE as u64));
+    assert!(space.allocate_run(PAGE, PAGE, Purpose::Log).unwrap().zeroed);
+    drop(again);
+    assert!(!space.allocate_run(PAGE, PAGE, Purpose::Log).unwrap().zeroed);
+}
+
+#[test]
+fn a_full_tablespace_says_so() {
+    let space = heap_space(16);
+    let held = space.allocate(10 * PAGE, Purpose::Main).unwrap();
+    let error = space.allocate(7 * PAGE, Purpose::Main).unwrap_err();
+    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+    assert_eq!(error.message(), "tablespace \"t\" is full");
+    assert_eq!(error.detail(), Some("28 kB are wanted; 24 kB of 64 kB are free, 24 kB of them in one piece."));
+    assert_eq!(space.allocate(usize::MAX, Purpose::Main).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    check(&space);
+    drop(held);
+    space.allocate(16 * PAGE, Purpose::Main).unwrap();
+}
+
+#[test]
+fn trimming_gives_idle_memory_back() {
+    let space = heap_space(2000);
+    let low = space.allocate(100 * PAGE, Purpose::Main).unwrap();
+    let high = space.allocate(1200 * PAGE, Purpose::Heap).unwrap();
+    drop(high);
+    assert_eq!(space.bytes(Purpose::Free), 1200 * PAGE as u64);
+    assert_eq!(space.trim(u64::MAX).unwrap(), 0);
+    let given = space.trim(300 * PAGE as u64).unwrap();
+    assert!(given >= 900 * PAGE as u64);
+    assert!(space.bytes(Purpose::Free) <= 300 * PAGE as u64);
+    check(&space);
+    space.trim(0).unwrap();
+    assert_eq!((space.bytes(Purpose::Free), space.usage().resident_bytes), (0, 100 * PAGE as u64));
+    let run = space.allocate_run(1000 * PAGE, PAGE, Purpose::Heap).unwrap();
+    assert!(run.zeroed);
+    // SAFETY: the run is 1000 pages long and this test's.
+    let bytes = unsafe { std::slice::from_raw_parts(run.address.as_ptr(), 1000 * PAGE) };
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    drop(low);
+    check(&space);
+}
+
+#[test]
+fn pages_are_taken_and_given_back_from_many_threads() {
+    let rounds = if cfg!(miri) { 10 } else { 2000 };
+    let space = heap_space(1500);
+    std::thread::scope(|scope| {
+        for thread in 1..=4u16 {
+            let space = &space;
+            scope.spawn(move || {
+                let mut held = Vec::new();
+                for round in 0..rounds {
+                    let pages = 1 + (round * 7 + thread as usize) % 60;
+                    if let Some(address) = space.allocate_pages(pages * PAGE, PAGE, Purpose::Heap) {
+                        space.set_page_tag(address, pages * PAGE, thread);
+                        // SAFETY: the first byte of pages that are this thread's.
+                        unsafe { address.write(thread as u8) };
+                        held.push((address, pages));
+                    }
+                    if round % 3 != 0 && !held.is_empty() {
+                        let (address, pages) = held.swap_remove(round % held.len());
+                        assert_eq!(page_tag(address.as_ptr()), Some(thread));
+                        // SAFETY: these pages are this thread's; the second call gives the rest of the run.
+                        unsafe {
+                            assert_eq!(address.read(), thread as u8);
+                            space.free_pages(address.add((pages - 1) * PAGE), PAGE, Purpose::Heap);
+                            if pages > 1 {
+                                space.free_pages(address, (pages - 1) * PAGE, Purpose::Heap);
+                            }
+                        }
+                    }
+                    if round % 500 == 499 {
+                        space.trim(0).unwrap();
+                    }
+                }
+                for (address, pages) in held {
+                    // SAFETY: these pages are this thread's.
+                    unsafe { space.free_pages(address, pages * PAGE, Purpose::Heap) };
+                }
+            });
+        }
+    });
+    assert_eq!(space.usage().used_bytes, 0);
+    check(&space);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn whole_huge_pages_are_aligned_and_resident_as_a_whole() {
+    let space = Tablespace::open(TablespaceId(0), config("t", 64 << 20)).unwrap();
+    let small = space.allocate(100, Purpose::Main).unwrap();
+    let large = space.allocate(4 << 20, Purpose::Main).unwrap();
+    assert_eq!(large.as_ptr().addr() % (2 << 20), 0);
+    check(&space);
+    drop((small, large));
+    let usage = space.usage();
+    assert_eq!(usage.used_bytes, 0);
+    assert!(usage.resident_bytes >= 4 << 20);
+    space.trim(0).unwrap();
+    assert_eq!(space.usage().resident_bytes, 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn tablespaces_are_created_found_and_dropped() {
+    let spaces = Tablespaces::open(config("x", 8 << 20), config("y", 8 << 20)).unwrap();
+    assert_eq!((spaces.near().name(), spaces.far().id()), ("near", TablespaceId(1)));
+    let pool = spaces.create(config("pool", 4 << 20)).unwrap();
+    assert_eq!(pool.id(), TablespaceId(2));
+    for name in ["pool", "near", "far"] {
+        assert_eq!(spaces.create(config(name, 1 << 20)).unwrap_err().code(), SqlState::DUPLICATE_OBJECT);
+        assert_eq!(spaces.get(name).unwrap().name(), name);
+    }
+    assert_eq!(spaces.list().len(), 3);
+    assert_eq!(spaces.ledger().len(), 3 * Purpose::ALL.len());
+    for name in ["near", "far"] {
+        assert_eq!(spaces.drop(name).unwrap_err().code(), SqlState::RESERVED_NAME);
+    }
+    let held = pool.allocate(100, Purpose::Main).unwrap();
+    let error = spaces.drop("pool").unwrap_err();
+    assert_eq!((error.code(), error.detail()), (SqlState::OBJECT_IN_USE, Some("It holds 4 kB of main.")));
+    drop(held);
+    spaces.drop("pool").unwrap();
+    // Whoever still holds it gets nothing more out of it.
+    assert_eq!(pool.allocate(1, Purpose::Main).unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+    for result in [spaces.get("pool").map(|_| ()), spaces.drop("pool")] {
+        assert_eq!(result.unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+    }
+    assert_eq!(spaces.create(config("pool", 1 << 20)).unwrap().id(), TablespaceId(3));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps files")]
+fn a_file_is_kept_by_its_superblock() {
+    let folder = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    let path = folder.join(format!("tidepool-space-{}", std::process::id()));
+    let file = |size| TablespaceConfig { location: Location::File(path.clone()), size_bytes: size, ..config("f", 0) };
+    let open = |size| Tablespace::open(TablespaceId(2), file(size));
+    for _ in 0..3 {
+        let space = open(Some(8 << 20)).unwrap();
+        assert_eq!(space.bytes(Purpose::Metadata), PAGE as u64);
+        let mut region = space.allocate(5 << 20, Purpose::Main).unwrap();
+        assert!(region.iter().all(|byte| *byte == 0));
+        region.fill(0xee);
+        assert_eq!(open(None).unwrap_err().code(), SqlState::OBJECT_IN_USE);
+        check(&space);
+        drop(region);
+        assert!(space.trim(0).unwrap() >= 5 << 20);
+    }
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes.starts_with(b"TIDEPOOL") && bytes[PAGE..].iter().all(|byte| *byte == 0));
+    // All of it when no size is given, and more when more is asked for.
+    assert_eq!(open(None).unwrap().size_bytes(), 8 << 20);
+    assert_eq!(open(Some(12 << 20)).unwrap().size_bytes(), 12 << 20);
+    // Another's file stays as it is.
+    std::fs::write(&path, b"my thesis, only copy").unwrap();
+    let error = open(Some(8 << 20)).unwrap_err();
+    assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert!(error.context().unwrap().contains("tablespace \"f\""));
+    assert_eq!(std::fs::read(&path).unwrap(), b"my thesis, only copy");
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine")]
+fn a_profile_paces_and_nonsense_is_refused() {
+    let profile = Profile::preset("fpga-prototype").unwrap();
+    let paced = TablespaceConfig { profile: Some(profile.clone()), ..config("t", 1 << 20) };
+    let space = Tablespace::open(TablespaceId(1), paced.clone()).unwrap();
+    assert_eq!(space.pacer().unwrap().model().device(), &profile);
+    let bad = Profile { read_gb_per_s: 0.0, ..profile };
+    let error = Tablespace::open(TablespaceId(1), TablespaceConfig { profile: Some(bad), ..paced }).unwrap_err();
+    assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
+}
