@@ -20,6 +20,7 @@ macro_rules! sqlstates {
 }
 
 sqlstates! {
+    SUCCESSFUL_COMPLETION = "00000",
     WARNING = "01000",
     CONNECTION_FAILURE = "08006",
     PROTOCOL_VIOLATION = "08P01",

@@ -1,1 +1,32 @@
-//! The PostgreSQL protocol over sessions: authentication, TLS, cancel, metrics. The only crate that names pgwire.
+//! The PostgreSQL protocol over sessions: start-up, authentication, TLS, both query protocols, COPY, cancel, metrics.
+//!
+//! A [`Service`] is one a process: a planner with what all connections share. A [`Server`] is a service that listens.
+//! One task is one connection; a panic in it ends it alone. Rows go from Arrow batches straight into one output buffer
+//! which is sent as it fills, and the next batch is asked for only once the client took the last: a slow client slows
+//! its own statement and nothing piles up.
+//!
+//! While a statement runs, its connection keeps listening: a client that is gone ends its statement, and what a
+//! pipelining client sends ahead is kept up to a bound.
+//!
+//! Leaves to others: everything that SQL means (`tidepool-planner`).
+
+mod auth;
+mod connection;
+mod encode;
+mod listener;
+mod metrics;
+mod parameters;
+mod portal;
+mod protocol;
+mod service;
+mod startup;
+mod tls;
+mod wire;
+
+pub use listener::{Server, ShutdownHandle};
+pub use service::{Service, ServiceOptions};
+
+/// The one database.
+pub const DATABASE_NAME: &str = "tidepool";
+/// The one role.
+pub const ROLE_NAME: &str = "tidepool";

@@ -1,0 +1,703 @@
+//! One connection: messages in, answers out.
+//!
+//! The protocol has two ways to run SQL. A simple query is one message with any number of statements, answered as a
+//! whole. The extended protocol takes a statement apart (Parse, Bind, Describe, Execute, Close) and lets a client send
+//! ahead; an error then skips everything up to the next Sync. Either way, statements that are sent together and are not
+//! in a transaction block share one implicit transaction.
+
+use crate::encode::{FLUSH_BYTES, RowEncoder};
+use crate::parameters;
+use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
+use crate::protocol::backend;
+use crate::protocol::frontend::{Bind, Message, Target};
+use crate::service::{Phase, Registration, Service};
+use crate::startup::Failure;
+use crate::wire::Wire;
+use futures::StreamExt;
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_planner::{
+    CancelHandle, CopyIn, CopyOut, Description, Outcome, ResultColumn, Session, Statement, TransactionStatus,
+};
+use tokio::sync::watch;
+
+/// A cancelled statement whose client is gone has this long to end by itself before it is dropped where it stands.
+const ABANDON_AFTER: Duration = Duration::from_secs(10);
+
+pub(crate) struct Connection {
+    service: Arc<Service>,
+    wire: Wire,
+    session: Session,
+    cancel: CancelHandle,
+    registration: Registration,
+    phase: watch::Receiver<Phase>,
+    statements: HashMap<String, Arc<Prepared>>,
+    portals: HashMap<String, Portal>,
+    /// After an error in the extended protocol, until the next Sync.
+    skipping: bool,
+    /// An implicit transaction is open since the last Sync.
+    implicit_block: bool,
+}
+
+/// How a statement, or a message, went wrong: for the statement alone or for the connection.
+enum Trouble {
+    Statement(Error),
+    Connection(Failure),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        Trouble::Statement(error)
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Trouble {
+        Trouble::Connection(failure)
+    }
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Trouble {
+        Trouble::Connection(error.into())
+    }
+}
+
+/// What a finished statement is counted as.
+struct Completed {
+    tag: String,
+    rows_loaded: u64,
+}
+
+/// Runs `work` while watching for the client's going away, which cancels it.
+async fn attended<T>(wire: &mut Wire, cancel: &CancelHandle, work: impl Future<Output = T>) -> Result<T, Failure> {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        value = &mut work => return Ok(value),
+        () = wire.gone() => cancel.cancel(),
+    }
+    let _ = tokio::time::timeout(ABANDON_AFTER, work).await;
+    Err(Failure::Gone)
+}
+
+impl Connection {
+    /// `wire.output` holds what start-up has to say.
+    pub(crate) fn new(
+        service: Arc<Service>,
+        mut wire: Wire,
+        session: Session,
+        registration: Registration,
+    ) -> Connection {
+        backend::backend_key_data(&mut wire.output, registration.process_id, &registration.secret);
+        Connection {
+            wire,
+            cancel: session.cancel_handle(),
+            session,
+            registration,
+            phase: service.phase.subscribe(),
+            service,
+            statements: HashMap::new(),
+            portals: HashMap::new(),
+            skipping: false,
+            implicit_block: false,
+        }
+    }
+
+    pub(crate) fn say_fatal(&mut self, error: &Error) {
+        tracing::info!(connection = self.registration.process_id, "connection ends: {error}");
+        backend::error_response(&mut self.wire.output, "FATAL", error);
+    }
+
+    pub(crate) async fn close(&mut self) {
+        self.wire.close().await;
+    }
+
+    /// Answers messages until the connection ends.
+    pub(crate) async fn run(&mut self) -> Failure {
+        match self.run_messages().await {
+            Ok(never) => match never {},
+            Err(failure) => failure,
+        }
+    }
+
+    async fn run_messages(&mut self) -> Result<std::convert::Infallible, Failure> {
+        self.ready().await?;
+        loop {
+            let message = self.next_message().await?;
+            match message {
+                Message::Terminate => return Err(Failure::Gone),
+                Message::Sync => self.sync().await?,
+                Message::Query(sql) => {
+                    self.skipping = false;
+                    self.simple_query(&sql).await?;
+                }
+                Message::Malformed { extended: false, error } => {
+                    self.skipping = false;
+                    self.report(&error);
+                    self.ready().await?;
+                }
+                Message::FunctionCall => {
+                    self.report(&Error::unsupported("function calls by the protocol's own message are not supported"));
+                    self.ready().await?;
+                }
+                // Left over from a COPY that ended in an error.
+                Message::CopyData(_) | Message::CopyDone | Message::CopyFail(_) => (),
+                Message::Password(_) => {
+                    let message = "unexpected password message";
+                    return Err(Error::new(SqlState::PROTOCOL_VIOLATION, message).into());
+                }
+                _ if self.skipping => (),
+                message => match self.extended(message).await {
+                    Ok(()) => (),
+                    Err(Trouble::Connection(failure)) => return Err(failure),
+                    Err(Trouble::Statement(error)) => {
+                        self.skipping = true;
+                        self.report(&error);
+                    }
+                },
+            }
+            if self.wire.output.len() >= FLUSH_BYTES {
+                self.wire.flush().await?;
+            }
+        }
+    }
+
+    /// Waits for a message, and for the server's stop.
+    async fn next_message(&mut self) -> Result<Message, Failure> {
+        loop {
+            if *self.phase.borrow_and_update() != Phase::Running {
+                let message = "terminating connection due to administrator command";
+                return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
+            }
+            if let Some(message) = Message::decode(&mut self.wire.input)? {
+                return Ok(message);
+            }
+            tokio::select! {
+                filled = self.wire.fill() => filled?,
+                _ = self.phase.changed() => (),
+            }
+        }
+    }
+
+    /// Tells an error to the client and fails the transaction.
+    fn report(&mut self, error: &Error) {
+        tracing::debug!(connection = self.registration.process_id, "{error:?}");
+        self.session.fail();
+        self.send_notices();
+        backend::error_response(&mut self.wire.output, "ERROR", error);
+    }
+
+    fn send_notices(&mut self) {
+        for notice in self.session.take_notices() {
+            backend::notice_response(&mut self.wire.output, notice.severity, &notice.error);
+        }
+    }
+
+    async fn ready(&mut self) -> Result<(), Failure> {
+        self.send_notices();
+        for (name, value) in self.session.take_changed_settings() {
+            backend::parameter_status(&mut self.wire.output, &name, &value);
+        }
+        backend::ready_for_query(&mut self.wire.output, self.session.transaction_status());
+        Ok(self.wire.flush().await?)
+    }
+
+    async fn simple_query(&mut self, sql: &str) -> Result<(), Failure> {
+        // As in PostgreSQL, the unnamed statement and portal do not outlive a simple query.
+        self.statements.remove("");
+        self.portals.remove("");
+        let outcome = self.run_statements(sql).await;
+        let ended = match outcome {
+            Ok(()) => self.end_implicit_block().await,
+            Err(Trouble::Statement(error)) => {
+                self.report(&error);
+                // Rolls back: the report failed it.
+                self.end_implicit_block().await.or(Ok(()))
+            }
+            Err(Trouble::Connection(failure)) => return Err(failure),
+        };
+        if let Err(error) = ended {
+            self.report(&error);
+        }
+        if self.session.transaction_status() == TransactionStatus::Idle {
+            self.portals.clear();
+        }
+        self.ready().await
+    }
+
+    async fn end_implicit_block(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.implicit_block) { self.session.end_implicit_block().await } else { Ok(()) }
+    }
+
+    fn begin_implicit_block(&mut self) {
+        if !self.implicit_block && self.session.transaction_status() == TransactionStatus::Idle {
+            self.session.begin_implicit_block();
+            self.implicit_block = true;
+        }
+    }
+
+    async fn run_statements(&mut self, sql: &str) -> Result<(), Trouble> {
+        let statements = self.session.parse(sql)?;
+        let statements: Vec<Statement> = statements.into_iter().filter(|statement| !statement.is_empty()).collect();
+        if statements.is_empty() {
+            backend::empty_query_response(&mut self.wire.output);
+            return Ok(());
+        }
+        if statements.len() > 1 {
+            self.begin_implicit_block();
+        }
+        for statement in &statements {
+            let start = Instant::now();
+            let result = self.run_simple(statement).await;
+            self.count(statement, start, &result);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Counts a statement that ran from `start` on.
+    fn count(&self, statement: &Statement, start: Instant, result: &Result<Option<Completed>, Trouble>) {
+        let elapsed = start.elapsed();
+        let metrics = &self.service.metrics;
+        match result {
+            Ok(Some(completed)) => {
+                metrics.statement(&completed.tag, SqlState::SUCCESSFUL_COMPLETION, elapsed);
+                metrics.rows_loaded(completed.rows_loaded);
+            }
+            // Suspended: counted when it ends.
+            Ok(None) => (),
+            Err(Trouble::Statement(error)) => metrics.statement(statement.text(), error.code(), elapsed),
+            Err(Trouble::Connection(_)) => metrics.statement(statement.text(), SqlState::CONNECTION_FAILURE, elapsed),
+        }
+        if let Some(slow) = self.service.options.slow_statement
+            && elapsed >= slow
+        {
+            tracing::warn!(
+                connection = self.registration.process_id,
+                ms = elapsed.as_millis() as u64,
+                "slow statement: {}",
+                abbreviate(statement.text())
+            );
+        }
+    }
+
+    async fn execute(
+        &mut self,
+        statement: &Statement,
+        parameters: &[arrow::array::ArrayRef],
+    ) -> Result<Outcome, Trouble> {
+        tracing::trace!(connection = self.registration.process_id, "execute: {}", statement.text());
+        Ok(attended(&mut self.wire, &self.cancel, self.session.execute(statement, parameters)).await??)
+    }
+
+    async fn run_simple(&mut self, statement: &Statement) -> Result<Option<Completed>, Trouble> {
+        if let Some(tag) = self.deallocate(statement.text()) {
+            backend::command_complete(&mut self.wire.output, tag);
+            return Ok(Some(Completed { tag: tag.to_owned(), rows_loaded: 0 }));
+        }
+        match self.execute(statement, &[]).await? {
+            Outcome::Rows { columns, batches, tag } => {
+                self.send_notices();
+                let formats = vec![0; columns.len()];
+                backend::row_description(&mut self.wire.output, &columns, &formats);
+                let mut rows = Rows { columns, formats, batches, batch: None, tag };
+                let (sent, _) = self.send_rows(&mut rows, u64::MAX).await?;
+                Ok(Some(self.complete(format!("{tag} {sent}"), 0)))
+            }
+            outcome => self.finish(statement, outcome).await.map(Some),
+        }
+    }
+
+    /// The part of an outcome that is the same in both protocols.
+    async fn finish(&mut self, statement: &Statement, outcome: Outcome) -> Result<Completed, Trouble> {
+        match outcome {
+            Outcome::Rows { .. } => Err(Error::internal("rows where none were expected").into()),
+            Outcome::Command { tag } => {
+                let rows_loaded = rows_loaded(&tag, statement.text());
+                Ok(self.complete(tag, rows_loaded))
+            }
+            Outcome::CopyIn(copy) => {
+                let rows = self.copy_in(copy).await?;
+                Ok(self.complete(format!("COPY {rows}"), rows))
+            }
+            Outcome::CopyOut(copy) => {
+                let rows = self.copy_out(copy).await?;
+                Ok(self.complete(format!("COPY {rows}"), 0))
+            }
+            Outcome::Empty => {
+                backend::empty_query_response(&mut self.wire.output);
+                Ok(Completed { tag: String::new(), rows_loaded: 0 })
+            }
+        }
+    }
+
+    fn complete(&mut self, tag: String, rows_loaded: u64) -> Completed {
+        self.send_notices();
+        backend::command_complete(&mut self.wire.output, &tag);
+        if tag.starts_with("DISCARD ALL") || tag == "DEALLOCATE ALL" {
+            self.statements.clear();
+        }
+        Completed { tag, rows_loaded }
+    }
+
+    /// `DEALLOCATE` of a statement that was prepared by the protocol: clients expect both kinds in one name space. The
+    /// session knows those prepared in SQL.
+    fn deallocate(&mut self, text: &str) -> Option<&'static str> {
+        let mut words = text.split_ascii_whitespace();
+        if !words.next()?.eq_ignore_ascii_case("deallocate") {
+            return None;
+        }
+        let mut name = words.next()?;
+        if name.eq_ignore_ascii_case("prepare") {
+            name = words.next()?;
+        }
+        if words.next().is_some() {
+            return None;
+        }
+        let name = name.trim_end_matches(';');
+        let name = match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
+            Some(quoted) => quoted.replace("\"\"", "\""),
+            None => name.to_lowercase(),
+        };
+        if self.session.transaction_status() == TransactionStatus::Failed {
+            return None;
+        }
+        self.statements.remove(&name).map(|_| "DEALLOCATE")
+    }
+
+    /// Sends up to `rows_max` rows: how many, and whether those were all.
+    async fn send_rows(&mut self, rows: &mut Rows, rows_max: u64) -> Result<(u64, bool), Trouble> {
+        let settings = self.session.text_settings();
+        let mut sent = 0;
+        loop {
+            if let Some(batch) = &mut rows.batch {
+                sent += batch.encode(&mut self.wire.output, rows_max - sent);
+                if self.wire.output.len() >= FLUSH_BYTES {
+                    self.wire.flush().await?;
+                }
+                if !batch.is_done() {
+                    if sent == rows_max {
+                        return Ok((sent, false));
+                    }
+                    continue;
+                }
+                rows.batch = None;
+            }
+            // Before the next batch is asked for: a client that wants five of five rows is told of the end only when it
+            // asks again, as with PostgreSQL.
+            if sent == rows_max {
+                return Ok((sent, false));
+            }
+            match attended(&mut self.wire, &self.cancel, rows.batches.next()).await? {
+                Some(batch) => {
+                    rows.batch = Some(RowEncoder::new(&batch?, &rows.columns, &rows.formats, &settings)?);
+                }
+                None => return Ok((sent, true)),
+            }
+        }
+    }
+
+    async fn copy_in(&mut self, mut copy: CopyIn) -> Result<u64, Trouble> {
+        self.send_notices();
+        backend::copy_in_response(&mut self.wire.output, copy.columns);
+        self.wire.flush().await?;
+        loop {
+            let message = match Message::decode(&mut self.wire.input)? {
+                Some(message) => message,
+                None => {
+                    // Not `next_message`: a stopping server lets a COPY end within the time of grace.
+                    self.wire.fill().await?;
+                    continue;
+                }
+            };
+            match message {
+                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, copy.write(data)).await??,
+                Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, copy.finish()).await??),
+                Message::CopyFail(reason) => {
+                    drop(copy);
+                    let message = format!("COPY from stdin failed: {reason}");
+                    return Err(Error::new(SqlState::QUERY_CANCELED, message).into());
+                }
+                Message::Flush | Message::Sync => (),
+                Message::Terminate => return Err(Failure::Gone.into()),
+                Message::Malformed { error, .. } => return Err(error.into()),
+                _ => {
+                    let message = "unexpected message type during COPY from stdin";
+                    return Err(Error::new(SqlState::PROTOCOL_VIOLATION, message).into());
+                }
+            }
+        }
+    }
+
+    async fn copy_out(&mut self, mut copy: CopyOut) -> Result<u64, Trouble> {
+        self.send_notices();
+        backend::copy_out_response(&mut self.wire.output, copy.columns);
+        while let Some(data) = attended(&mut self.wire, &self.cancel, copy.data.next()).await? {
+            backend::copy_data(&mut self.wire.output, &data?);
+            if self.wire.output.len() >= FLUSH_BYTES {
+                self.wire.flush().await?;
+            }
+        }
+        backend::copy_done(&mut self.wire.output);
+        Ok(copy.rows.load(Ordering::Relaxed))
+    }
+
+    async fn extended(&mut self, message: Message) -> Result<(), Trouble> {
+        match message {
+            Message::Parse { name, sql, parameter_oids } => self.parse(name, &sql, &parameter_oids).await,
+            Message::Bind(bind) => Ok(self.bind(bind)?),
+            Message::Describe { target: Target::Statement, name } => Ok(self.describe_statement(&name)?),
+            Message::Describe { target: Target::Portal, name } => Ok(self.describe_portal(&name)?),
+            Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
+            Message::Close { target, name } => {
+                match target {
+                    Target::Statement => drop(self.statements.remove(&name)),
+                    Target::Portal => drop(self.portals.remove(&name)),
+                }
+                backend::close_complete(&mut self.wire.output);
+                Ok(())
+            }
+            Message::Flush => Ok(self.wire.flush().await?),
+            Message::Malformed { error, .. } => Err(error.into()),
+            _ => Err(Error::internal("message out of place").into()),
+        }
+    }
+
+    async fn parse(&mut self, name: String, sql: &str, parameter_oids: &[u32]) -> Result<(), Trouble> {
+        if name.is_empty() {
+            self.statements.remove("");
+        } else if self.statements.contains_key(&name) {
+            let message = format!("prepared statement \"{name}\" already exists");
+            return Err(Error::new(SqlState::DUPLICATE_PREPARED_STATEMENT, message).into());
+        }
+        let mut statements = self.session.parse(sql)?.into_iter().filter(|statement| !statement.is_empty());
+        let statement = statements.next();
+        if statements.next().is_some() {
+            let message = "cannot insert multiple commands into a prepared statement";
+            return Err(Error::new(SqlState::SYNTAX_ERROR, message).into());
+        }
+        let description = match &statement {
+            Some(statement) => {
+                attended(&mut self.wire, &self.cancel, self.session.describe(statement, parameter_oids)).await??
+            }
+            None => Description { parameters: Vec::new(), columns: None },
+        };
+        let prepared = Prepared { name: name.clone(), statement, description };
+        self.statements.insert(name, Arc::new(prepared));
+        backend::parse_complete(&mut self.wire.output);
+        Ok(())
+    }
+
+    fn prepared(&self, name: &str) -> Result<&Arc<Prepared>> {
+        self.statements.get(name).ok_or_else(|| {
+            let message = match name {
+                "" => "unnamed prepared statement does not exist".to_owned(),
+                name => format!("prepared statement \"{name}\" does not exist"),
+            };
+            Error::new(SqlState::INVALID_SQL_STATEMENT_NAME, message)
+        })
+    }
+
+    fn bind(&mut self, bind: Bind) -> Result<()> {
+        let prepared = self.prepared(&bind.statement)?.clone();
+        let wanted = prepared.description.parameters.len();
+        if bind.parameters.len() != wanted {
+            let message = format!(
+                "bind message supplies {} parameters, but prepared statement \"{}\" requires {wanted}",
+                bind.parameters.len(),
+                prepared.name
+            );
+            return Err(Error::new(SqlState::PROTOCOL_VIOLATION, message));
+        }
+        if bind.portal.is_empty() {
+            self.portals.remove("");
+        } else if self.portals.contains_key(&bind.portal) {
+            let message = format!("cursor \"{}\" already exists", bind.portal);
+            return Err(Error::new(SqlState::DUPLICATE_CURSOR, message));
+        }
+        let parameters = parameters::decode(
+            &bind.parameters,
+            &bind.parameter_formats,
+            &prepared.description.parameters,
+            &self.session.text_settings(),
+        )?;
+        if let Some(columns) = &prepared.description.columns {
+            expand_formats(&bind.result_formats, columns.len())?;
+        }
+        let portal = Portal { prepared, parameters, result_formats: bind.result_formats, state: PortalState::Ready };
+        self.portals.insert(bind.portal, portal);
+        backend::bind_complete(&mut self.wire.output);
+        Ok(())
+    }
+
+    fn describe_statement(&mut self, name: &str) -> Result<()> {
+        let description = self.prepared(name)?.description.clone();
+        backend::parameter_description(&mut self.wire.output, &description.parameters);
+        self.describe_columns(description.columns.as_deref(), &[])
+    }
+
+    fn describe_portal(&mut self, name: &str) -> Result<()> {
+        let portal = self.portals.get(name).ok_or_else(|| no_portal(name))?;
+        let (columns, formats) = (portal.prepared.description.columns.clone(), portal.result_formats.clone());
+        self.describe_columns(columns.as_deref(), &formats)
+    }
+
+    fn describe_columns(&mut self, columns: Option<&[ResultColumn]>, formats: &[i16]) -> Result<()> {
+        match columns {
+            Some(columns) => {
+                let formats = expand_formats(formats, columns.len())?;
+                backend::row_description(&mut self.wire.output, columns, &formats);
+            }
+            None => backend::no_data(&mut self.wire.output),
+        }
+        Ok(())
+    }
+
+    async fn execute_portal(&mut self, name: &str, rows_max: u32) -> Result<(), Trouble> {
+        // Out of the map while it runs, so that a failure leaves nothing half run behind.
+        let mut portal = self.portals.remove(name).ok_or_else(|| no_portal(name))?;
+        let Some(statement) = portal.prepared.statement.clone() else {
+            backend::empty_query_response(&mut self.wire.output);
+            self.portals.insert(name.to_owned(), portal);
+            return Ok(());
+        };
+        // A lone statement between two Syncs commits by itself; it takes others around it to need a block.
+        if matches!(portal.state, PortalState::Ready) && !Message::next_is_sync(&self.wire.input) {
+            self.begin_implicit_block();
+        }
+        let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
+        let start = Instant::now();
+        let result = self.run_portal(&mut portal, &statement, rows_max).await;
+        self.count(&statement, start, &result);
+        result?;
+        // Nothing outlives its transaction.
+        if self.session.transaction_status() == TransactionStatus::Idle && ends_transaction(statement.text()) {
+            self.portals.clear();
+        } else {
+            self.portals.insert(name.to_owned(), portal);
+        }
+        Ok(())
+    }
+
+    async fn run_portal(
+        &mut self,
+        portal: &mut Portal,
+        statement: &Statement,
+        rows_max: u64,
+    ) -> Result<Option<Completed>, Trouble> {
+        let mut rows = match std::mem::replace(&mut portal.state, PortalState::Done) {
+            PortalState::Open(rows) => rows,
+            PortalState::Exhausted { tag } => {
+                portal.state = PortalState::Exhausted { tag };
+                return Ok(Some(self.complete(format!("{tag} 0"), 0)));
+            }
+            PortalState::Done => {
+                let message = "portal cannot be run";
+                return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+                    .with_detail("It was run already.")
+                    .into());
+            }
+            PortalState::Ready => {
+                if let Some(tag) = self.deallocate(statement.text()) {
+                    return Ok(Some(self.complete(tag.to_owned(), 0)));
+                }
+                match self.execute(statement, &portal.parameters).await? {
+                    Outcome::Rows { columns, batches, tag } => {
+                        check_columns(portal.prepared.description.columns.as_deref(), &columns)?;
+                        let formats = expand_formats(&portal.result_formats, columns.len())?;
+                        Rows { columns, formats, batches, batch: None, tag }
+                    }
+                    outcome => return self.finish(statement, outcome).await.map(Some),
+                }
+            }
+        };
+        let (sent, all) = self.send_rows(&mut rows, rows_max).await?;
+        if all {
+            let completed = self.complete(format!("{} {sent}", rows.tag), 0);
+            portal.state = PortalState::Exhausted { tag: rows.tag };
+            return Ok(Some(completed));
+        }
+        backend::portal_suspended(&mut self.wire.output);
+        portal.state = PortalState::Open(rows);
+        Ok(None)
+    }
+
+    async fn sync(&mut self) -> Result<(), Failure> {
+        let skipped = std::mem::take(&mut self.skipping);
+        if let Err(error) = self.end_implicit_block().await
+            && !skipped
+        {
+            self.report(&error);
+        }
+        if self.session.transaction_status() == TransactionStatus::Idle {
+            self.portals.clear();
+        }
+        self.ready().await
+    }
+}
+
+fn no_portal(name: &str) -> Error {
+    Error::new(SqlState::INVALID_CURSOR_NAME, format!("portal \"{name}\" does not exist"))
+}
+
+/// A client decodes rows by what it was told when it prepared the statement.
+fn check_columns(described: Option<&[ResultColumn]>, actual: &[ResultColumn]) -> Result<()> {
+    let same = described.is_some_and(|described| {
+        described.len() == actual.len() && described.iter().zip(actual).all(|(a, b)| a.type_oid == b.type_oid)
+    });
+    if same { Ok(()) } else { Err(Error::unsupported("cached plan must not change result type")) }
+}
+
+fn ends_transaction(text: &str) -> bool {
+    let word = text.split(|c: char| !c.is_ascii_alphabetic()).find(|word| !word.is_empty()).unwrap_or_default();
+    ["commit", "end", "rollback", "abort"].iter().any(|end| word.eq_ignore_ascii_case(end))
+}
+
+/// Rows that a command brought into a table, by its tag.
+fn rows_loaded(tag: &str, text: &str) -> u64 {
+    let count = || tag.rsplit(' ').next().and_then(|rows| rows.parse().ok()).unwrap_or(0);
+    if tag.starts_with("INSERT ") || tag.starts_with("SELECT ") {
+        return count();
+    }
+    if tag.starts_with("COPY ") && copies_in(text) { count() } else { 0 }
+}
+
+/// Whether a COPY statement reads: its direction is the first FROM or TO outside parentheses and quotes.
+fn copies_in(text: &str) -> bool {
+    let (mut depth, mut quote, mut word) = (0usize, None, String::new());
+    for character in text.chars().chain([' ']) {
+        match (quote, character) {
+            (Some(open), close) if open == close => quote = None,
+            (Some(_), _) => (),
+            (None, '\'' | '"') => quote = Some(character),
+            (None, '(') => depth += 1,
+            (None, ')') => depth = depth.saturating_sub(1),
+            (None, c) if c.is_alphanumeric() || c == '_' => word.push(c),
+            (None, _) => {
+                let direction = std::mem::take(&mut word);
+                if depth == 0 && direction.eq_ignore_ascii_case("from") {
+                    return true;
+                }
+                if depth == 0 && direction.eq_ignore_ascii_case("to") {
+                    return false;
+                }
+            }
+        }
+    }
+    false
+}
+
+/// A statement's text for the log.
+fn abbreviate(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 500;
+    match text.char_indices().nth(CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,122 @@
+//! Rows into `DataRow` messages.
+
+use arrow::array::{Array, RecordBatch};
+use tidepool_base::{Result, SqlType};
+use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter};
+use tidepool_planner::ResultColumn;
+
+/// Output is sent once it holds this much: some dozens of rows a system call, and still in the cache.
+pub(crate) const FLUSH_BYTES: usize = 32 * 1024;
+
+enum ColumnWriter {
+    Text(TextWriter),
+    Binary(BinaryWriter),
+}
+
+/// One batch on its way out.
+pub(crate) struct RowEncoder {
+    columns: Vec<ColumnWriter>,
+    rows: usize,
+    next: usize,
+}
+
+impl RowEncoder {
+    /// `formats` has one entry a column: 0 text, 1 binary.
+    pub(crate) fn new(
+        batch: &RecordBatch,
+        columns: &[ResultColumn],
+        formats: &[i16],
+        settings: &TextSettings,
+    ) -> Result<RowEncoder> {
+        let columns = batch
+            .columns()
+            .iter()
+            .zip(columns)
+            .zip(formats)
+            .map(|((array, column), format)| match format {
+                1 => binary_writer(array, column, settings).map(ColumnWriter::Binary),
+                _ => TextWriter::new(array, column.sql_type, settings).map(ColumnWriter::Text),
+            })
+            .collect::<Result<_>>()?;
+        Ok(RowEncoder { columns, rows: batch.num_rows(), next: 0 })
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.next == self.rows
+    }
+
+    /// Appends up to `rows_max` rows, and none after `out` is worth sending. Returns how many.
+    pub(crate) fn encode(&mut self, out: &mut Vec<u8>, rows_max: u64) -> u64 {
+        let first = self.next;
+        while self.next < self.rows && ((self.next - first) as u64) < rows_max && out.len() < FLUSH_BYTES {
+            self.encode_row(out);
+            self.next += 1;
+        }
+        (self.next - first) as u64
+    }
+
+    fn encode_row(&self, out: &mut Vec<u8>) {
+        out.push(b'D');
+        let start = out.len();
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&(self.columns.len() as u16).to_be_bytes());
+        for column in &self.columns {
+            let value = out.len();
+            out.extend_from_slice(&[0; 4]);
+            let present = match column {
+                ColumnWriter::Text(writer) => writer.write(self.next, out),
+                ColumnWriter::Binary(writer) => writer.write(self.next, out),
+            };
+            let len = if present { (out.len() - value - 4) as i32 } else { -1 };
+            out[value..value + 4].copy_from_slice(&len.to_be_bytes());
+        }
+        crate::protocol::backend::patch_length(out, start);
+    }
+}
+
+/// The type told to the client decides, where it is not the column's own: `oid` is a four-byte integer on the wire
+/// whatever holds it, and an array type needs its elements' binary form.
+fn binary_writer(array: &dyn Array, column: &ResultColumn, settings: &TextSettings) -> Result<BinaryWriter> {
+    if array.data_type().is_nested()
+        && let Some(element) = element_type(column.type_oid)
+    {
+        return BinaryWriter::array(array, element, settings);
+    }
+    let sql_type = match column.type_oid {
+        oid if is_oid_like(oid) && array.data_type().is_integer() => SqlType::Integer,
+        21 => SqlType::SmallInt,
+        23 => SqlType::Integer,
+        20 => SqlType::BigInt,
+        _ => column.sql_type,
+    };
+    BinaryWriter::new(array, sql_type, settings)
+}
+
+/// `oid`, `xid`, `cid` and the `reg…` types.
+fn is_oid_like(oid: u32) -> bool {
+    matches!(oid, 24 | 26 | 28 | 29 | 2202..=2206 | 3734 | 3769 | 4089 | 4096)
+}
+
+/// The element type of PostgreSQL's array type `oid`.
+fn element_type(oid: u32) -> Option<SqlType> {
+    Some(match oid {
+        1000 => SqlType::Boolean,
+        1001 => SqlType::Bytea,
+        1005 | 22 => SqlType::SmallInt,
+        1007 | 1028 | 30 => SqlType::Integer,
+        1016 => SqlType::BigInt,
+        1021 => SqlType::Real,
+        1022 => SqlType::DoublePrecision,
+        1231 => SqlType::NUMERIC_DEFAULT,
+        1009 | 1003 | 1002 | 1034 => SqlType::Text,
+        1014 => SqlType::Char { length: 1 },
+        1015 => SqlType::Varchar { length_max: None },
+        1182 => SqlType::Date,
+        1115 => SqlType::Timestamp,
+        1185 => SqlType::TimestampTz,
+        1187 => SqlType::Interval,
+        2951 => SqlType::Uuid,
+        199 => SqlType::Json,
+        _ => return None,
+    })
+}

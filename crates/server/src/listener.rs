@@ -1,0 +1,205 @@
+//! Listening, and stopping.
+
+use crate::auth::Peer;
+use crate::metrics;
+use crate::service::{Phase, Service};
+use crate::{DATABASE_NAME, ROLE_NAME, startup};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_base::{Error, Result, SqlState};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::JoinSet;
+
+/// Connections that wait to be accepted. The kernel caps it at `net.core.somaxconn`.
+const BACKLOG: u32 = 1024;
+
+/// Sockets beyond the clients allowed: those that are still saying who they are, and cancel requests.
+const UNKNOWN_CONNECTIONS_MAX: usize = 256;
+
+/// A service that listens.
+pub struct Server {
+    service: Arc<Service>,
+    listeners: Vec<TcpListener>,
+    metrics: Option<TcpListener>,
+}
+
+/// Stops a server from anywhere.
+#[derive(Clone)]
+pub struct ShutdownHandle {
+    service: Arc<Service>,
+}
+
+impl ShutdownHandle {
+    /// New clients are turned away, idle ones told to go (57P01), and running statements have the time of grace.
+    pub fn stop(&self) {
+        self.service.phase.send_replace(Phase::Stopping);
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let attempt = || -> std::io::Result<TcpListener> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        // Accepted sockets inherit it: a client whose machine vanished is noticed in the end.
+        socket.set_keepalive(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    attempt().map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::AddrInUse => SqlState::OBJECT_IN_USE,
+            std::io::ErrorKind::PermissionDenied => SqlState::INSUFFICIENT_PRIVILEGE,
+            _ => SqlState::IO_ERROR,
+        };
+        let failed = Error::new(code, format!("could not listen on {address}: {error}"));
+        match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                failed.with_hint("Another server listens there: stop it, or choose another port with --listen.")
+            }
+            _ => failed,
+        }
+    })
+}
+
+async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
+    let invalid = |why: String| {
+        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid address to listen on: \"{text}\""))
+            .with_detail(why)
+            .with_hint("Write HOST:PORT, as in 127.0.0.1:5477.")
+    };
+    let mut addresses: Vec<SocketAddr> =
+        tokio::net::lookup_host(text).await.map_err(|error| invalid(format!("{error}.")))?.collect();
+    addresses.sort_by_key(|address| address.is_ipv6());
+    addresses.dedup();
+    if addresses.is_empty() { Err(invalid("It names no address.".to_owned())) } else { Ok(addresses) }
+}
+
+impl Server {
+    /// Listens on `listen` (`HOST:PORT`; port 0 takes a free one), and for metrics on `metrics_listen` if given.
+    /// Refuses an address that other machines can reach while no password is set: 28000.
+    pub async fn bind(service: Arc<Service>, address: &str, metrics_address: Option<&str>) -> Result<Server> {
+        let addresses = resolve(address).await?;
+        let has_password = service.planner.database().password_verifier(ROLE_NAME).is_some();
+        if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
+            && !has_password
+        {
+            return Err(Error::new(
+                SqlState::INVALID_AUTHORIZATION,
+                format!("refusing to listen on {open}: no password is set for role \"{ROLE_NAME}\""),
+            )
+            .with_detail("Other machines could connect without one.")
+            .with_hint(
+                "Set one with: tidepool sql --data DIR -c \"ALTER ROLE tidepool PASSWORD '…'\", or listen on 127.0.0.1.",
+            ));
+        }
+        let mut listeners: Vec<TcpListener> = Vec::new();
+        for mut address in addresses {
+            // A name such as localhost has an address of each family: one port for both.
+            if let (0, Some(first)) = (address.port(), listeners.first()) {
+                address.set_port(local_address(first)?.port());
+            }
+            match listen(address).await {
+                Ok(listener) => listeners.push(listener),
+                // A machine without IPv6 still resolves localhost to ::1.
+                Err(error) if !listeners.is_empty() => tracing::warn!("{error}"),
+                Err(error) => return Err(error),
+            }
+        }
+        let metrics = match metrics_address {
+            Some(text) => Some(listen(resolve(text).await?[0]).await?),
+            None => None,
+        };
+        Ok(Server { service, listeners, metrics })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> Result<SocketAddr> {
+        local_address(&self.listeners[0])
+    }
+
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>> {
+        self.metrics.as_ref().map(local_address).transpose()
+    }
+
+    /// What a client on this machine connects to.
+    pub fn url(&self) -> Result<String> {
+        let mut address = self.address()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+        }
+        Ok(format!("postgresql://{ROLE_NAME}@{address}/{DATABASE_NAME}"))
+    }
+
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
+        ShutdownHandle { service: self.service.clone() }
+    }
+
+    /// Serves until [`ShutdownHandle::stop`]; returns when every connection has ended.
+    pub async fn run(self) {
+        let Server { service, listeners, metrics } = self;
+        let mut phase = service.phase.subscribe();
+        let mut connections = JoinSet::new();
+        let mut background = JoinSet::new();
+        if let Some(listener) = metrics {
+            background.spawn(metrics::serve(service.clone(), listener));
+        }
+        let (accepted, mut incoming) = tokio::sync::mpsc::channel(64);
+        for listener in listeners {
+            let accepted = accepted.clone();
+            background.spawn(async move {
+                loop {
+                    match listener.accept().await {
+                        Ok(connection) => {
+                            if accepted.send(connection).await.is_err() {
+                                return;
+                            }
+                        }
+                        Err(error) => {
+                            // Out of descriptors, most likely: wait for some to come back.
+                            tracing::warn!("could not accept a connection: {error}");
+                            tokio::time::sleep(Duration::from_millis(100)).await;
+                        }
+                    }
+                }
+            });
+        }
+        loop {
+            tokio::select! {
+                Some((stream, address)) = incoming.recv() => {
+                    if connections.len() >= service.options.connections_max + UNKNOWN_CONNECTIONS_MAX {
+                        tracing::warn!("turned {address} away: too many connections");
+                        continue;
+                    }
+                    // Answers are written whole; waiting to fill a packet only delays them.
+                    let _ = stream.set_nodelay(true);
+                    let peer = match address.ip().to_canonical().is_loopback() {
+                        true => Peer::Loopback,
+                        false => Peer::Remote,
+                    };
+                    tracing::debug!("connection from {address}");
+                    connections.spawn(startup::serve(service.clone(), Box::new(stream), peer));
+                }
+                Some(_) = connections.join_next() => (),
+                _ = phase.changed() => if *phase.borrow() != Phase::Running { break },
+            }
+        }
+        background.abort_all();
+        drop(incoming);
+        tracing::info!("stopping: {} connections", service.connections());
+        let all = async { while connections.join_next().await.is_some() {} };
+        let grace = service.options.shutdown_grace;
+        if tokio::time::timeout(grace, all).await.is_err() {
+            tracing::warn!("statements still run after {} s: cancelling them", grace.as_secs());
+            service.cancel_all();
+            let rest = async { while connections.join_next().await.is_some() {} };
+            // Whoever does not read its answer by now will not.
+            let _ = tokio::time::timeout(Duration::from_secs(5), rest).await;
+            connections.shutdown().await;
+        }
+    }
+}
+
+fn local_address(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().map_err(|error| Error::io("find out the address listened on", &error))
+}

@@ -1,0 +1,295 @@
+//! Metrics in Prometheus' text format.
+
+use crate::service::Service;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidepool_base::SqlState;
+use tokio::net::{TcpListener, TcpStream};
+
+/// Upper bounds of the latency histogram's buckets, seconds. Four a decade from 100 µs, where a statement's fixed cost is,
+/// to 100 s.
+const BUCKETS: [f64; 25] = [
+    0.0001, 0.00018, 0.00032, 0.00056, 0.001, 0.0018, 0.0032, 0.0056, 0.01, 0.018, 0.032, 0.056, 0.1, 0.18, 0.32, 0.56,
+    1.0, 1.8, 3.2, 5.6, 10.0, 18.0, 32.0, 56.0, 100.0,
+];
+
+/// Statements are counted by these kinds; a fixed list keeps the number of series bounded whatever clients send.
+const KINDS: [&str; 30] = [
+    "alter",
+    "analyze",
+    "begin",
+    "call",
+    "close",
+    "comment",
+    "commit",
+    "copy",
+    "create",
+    "deallocate",
+    "declare",
+    "delete",
+    "discard",
+    "drop",
+    "execute",
+    "explain",
+    "fetch",
+    "grant",
+    "insert",
+    "merge",
+    "prepare",
+    "release",
+    "reset",
+    "rollback",
+    "savepoint",
+    "select",
+    "set",
+    "show",
+    "truncate",
+    "update",
+];
+
+fn kind(text: &str) -> &'static str {
+    let text = text.trim_start_matches(|c: char| !c.is_ascii_alphabetic());
+    let end = text.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let word = text[..end].to_ascii_lowercase();
+    let word = match word.as_str() {
+        "with" | "values" | "table" => "select",
+        "start" => "begin",
+        "end" => "commit",
+        "abort" => "rollback",
+        word => word,
+    };
+    KINDS.into_iter().find(|kind| *kind == word).unwrap_or("other")
+}
+
+/// What connections count.
+pub(crate) struct Metrics {
+    started: Instant,
+    connections_total: AtomicU64,
+    connections_open: AtomicU64,
+    rows_loaded: AtomicU64,
+    statements: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    /// Not cumulative; the last one is for everything above the bounds.
+    buckets: [AtomicU64; BUCKETS.len() + 1],
+    duration_ns: AtomicU64,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            started: Instant::now(),
+            connections_total: AtomicU64::new(0),
+            connections_open: AtomicU64::new(0),
+            rows_loaded: AtomicU64::new(0),
+            statements: Mutex::default(),
+            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
+            duration_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn connection_opened(&self) {
+        self.connections_total.fetch_add(1, Ordering::Relaxed);
+        self.connections_open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn connection_closed(&self) {
+        self.connections_open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn rows_loaded(&self, rows: u64) {
+        self.rows_loaded.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// `text` begins with the statement's first word: a tag or the statement itself.
+    pub(crate) fn statement(&self, text: &str, code: SqlState, duration: Duration) {
+        *self.statements.lock().entry((kind(text), code.code())).or_default() += 1;
+        let seconds = duration.as_secs_f64();
+        let bucket = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.duration_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+/// A page in the making.
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if index == 0 { '{' } else { ',' });
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+}
+
+/// Everything, in text format 0.0.4.
+pub(crate) fn render(service: &Service) -> String {
+    let metrics = &service.metrics;
+    let mut page = Page(String::with_capacity(16 * 1024));
+    page.family("tidepool_build_info", "gauge", "The running version, as a label.");
+    page.sample("tidepool_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.single(
+        "tidepool_uptime_seconds",
+        "gauge",
+        "Time since start.",
+        format_args!("{:.3}", metrics.started.elapsed().as_secs_f64()),
+    );
+    page.single(
+        "tidepool_connections",
+        "gauge",
+        "Clients connected now.",
+        metrics.connections_open.load(Ordering::Relaxed),
+    );
+    page.single(
+        "tidepool_connections_max",
+        "gauge",
+        "Clients that can be connected at once.",
+        service.options.connections_max,
+    );
+    page.single(
+        "tidepool_connections_total",
+        "counter",
+        "Clients that connected since start.",
+        metrics.connections_total.load(Ordering::Relaxed),
+    );
+    page.family("tidepool_statements_total", "counter", "Statements by kind and SQLSTATE; 00000 is success.");
+    for ((kind, code), count) in metrics.statements.lock().iter() {
+        page.sample("tidepool_statements_total", &[("kind", kind), ("code", code)], count);
+    }
+    page.family("tidepool_statement_duration_seconds", "histogram", "Time from a statement's start to its last row.");
+    let mut below = 0;
+    for (bound, bucket) in BUCKETS.iter().zip(&metrics.buckets) {
+        below += bucket.load(Ordering::Relaxed);
+        page.sample("tidepool_statement_duration_seconds_bucket", &[("le", &bound.to_string())], below);
+    }
+    below += metrics.buckets[BUCKETS.len()].load(Ordering::Relaxed);
+    page.sample("tidepool_statement_duration_seconds_bucket", &[("le", "+Inf")], below);
+    let seconds = metrics.duration_ns.load(Ordering::Relaxed) as f64 / 1e9;
+    page.sample("tidepool_statement_duration_seconds_sum", &[], seconds);
+    page.sample("tidepool_statement_duration_seconds_count", &[], below);
+    page.single(
+        "tidepool_rows_loaded_total",
+        "counter",
+        "Rows that INSERT, COPY and CREATE TABLE AS brought into tables.",
+        metrics.rows_loaded.load(Ordering::Relaxed),
+    );
+    tablespaces(service, &mut page);
+    let memory = tidepool_heap::process_memory();
+    page.family("tidepool_process_bytes", "gauge", "Memory that no tablespace holds, by state.");
+    page.sample("tidepool_process_bytes", &[("state", "allocated")], memory.allocated_bytes);
+    page.sample("tidepool_process_bytes", &[("state", "resident")], memory.resident_bytes);
+    page.0
+}
+
+fn tablespaces(service: &Service, page: &mut Page) {
+    let database = service.planner.database();
+    let tablespaces = database.tablespaces();
+    let list = tablespaces.list();
+    page.family("tidepool_tablespace_bytes", "gauge", "Bytes owned, by tablespace and purpose.");
+    let ledger = tablespaces.ledger();
+    for row in &ledger {
+        let labels = [("tablespace", row.tablespace.as_str()), ("purpose", row.purpose.name())];
+        page.sample("tidepool_tablespace_bytes", &labels, row.bytes);
+    }
+    page.family("tidepool_tablespace_bytes_peak", "gauge", "The most bytes ever owned, by tablespace and purpose.");
+    for row in &ledger {
+        let labels = [("tablespace", row.tablespace.as_str()), ("purpose", row.purpose.name())];
+        page.sample("tidepool_tablespace_bytes_peak", &labels, row.bytes_peak);
+    }
+    page.family("tidepool_tablespace_size_bytes", "gauge", "Bytes that a tablespace can hold.");
+    for space in &list {
+        page.sample("tidepool_tablespace_size_bytes", &[("tablespace", space.name())], space.usage().size_bytes);
+    }
+    page.family("tidepool_tablespace_resident_bytes", "gauge", "Bytes of a tablespace that memory backs.");
+    for space in &list {
+        page.sample(
+            "tidepool_tablespace_resident_bytes",
+            &[("tablespace", space.name())],
+            space.usage().resident_bytes,
+        );
+    }
+    let paced: Vec<_> = list.iter().filter_map(|space| Some((space.name(), space.pacer()?.counters()))).collect();
+    page.family("tidepool_paced_bytes_total", "counter", "Bytes charged to an emulated device, by direction.");
+    for (name, counters) in &paced {
+        page.sample("tidepool_paced_bytes_total", &[("tablespace", name), ("direction", "read")], counters.bytes_read);
+        page.sample(
+            "tidepool_paced_bytes_total",
+            &[("tablespace", name), ("direction", "write")],
+            counters.bytes_written,
+        );
+    }
+    page.family("tidepool_paced_lines_total", "counter", "Cache lines charged to an emulated device one by one.");
+    for (name, counters) in &paced {
+        page.sample("tidepool_paced_lines_total", &[("tablespace", name)], counters.lines);
+    }
+    page.family("tidepool_stall_seconds_total", "counter", "Time that threads waited for an emulated device.");
+    for (name, counters) in &paced {
+        page.sample("tidepool_stall_seconds_total", &[("tablespace", name)], counters.stall_ns as f64 / 1e9);
+    }
+}
+
+/// Answers `GET /metrics` on `listener` for as long as it is polled.
+pub(crate) async fn serve(service: Arc<Service>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(answer(service.clone(), stream));
+            }
+            Err(error) => {
+                tracing::warn!("could not accept a connection for metrics: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn answer(service: Arc<Service>, stream: TcpStream) {
+    let handle = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let service = service.clone();
+        async move { Ok::<_, Infallible>(respond(&service, request.method(), request.uri().path())) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(10))
+        .serve_connection(TokioIo::new(stream), handle)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!("metrics connection: {error}");
+    }
+}
+
+fn respond(service: &Service, method: &Method, path: &str) -> Response<Full<Bytes>> {
+    let (status, content_type, body) = match (path, method) {
+        ("/metrics", &Method::GET | &Method::HEAD) => {
+            (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", render(service))
+        }
+        ("/metrics", _) => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is allowed\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "text/plain", "metrics are at /metrics\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, hyper::header::HeaderValue::from_static(content_type));
+    response
+}

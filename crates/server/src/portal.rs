@@ -1,0 +1,57 @@
+//! Prepared statements and portals.
+
+use crate::encode::RowEncoder;
+use arrow::array::ArrayRef;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_planner::{BatchStream, Description, ResultColumn, Statement};
+
+/// A statement that a client prepared by a Parse message.
+pub(crate) struct Prepared {
+    pub(crate) name: String,
+    /// `None` for a text without a statement in it.
+    pub(crate) statement: Option<Statement>,
+    pub(crate) description: Description,
+}
+
+/// A prepared statement with its parameters.
+pub(crate) struct Portal {
+    pub(crate) prepared: Arc<Prepared>,
+    pub(crate) parameters: Vec<ArrayRef>,
+    /// As the client gave them: none, one for all, or one a column.
+    pub(crate) result_formats: Vec<i16>,
+    pub(crate) state: PortalState,
+}
+
+pub(crate) enum PortalState {
+    /// Not run yet.
+    Ready,
+    /// Runs, or waits for the client to ask for more rows.
+    Open(Rows),
+    /// Gave all its rows.
+    Exhausted { tag: &'static str },
+    /// Ran and had no rows to give, or failed.
+    Done,
+}
+
+/// A query's rows, as far as they are not sent yet.
+pub(crate) struct Rows {
+    pub(crate) columns: Vec<ResultColumn>,
+    pub(crate) formats: Vec<i16>,
+    pub(crate) batches: BatchStream,
+    pub(crate) batch: Option<RowEncoder>,
+    pub(crate) tag: &'static str,
+}
+
+/// One format for each of `columns` columns.
+pub(crate) fn expand_formats(formats: &[i16], columns: usize) -> Result<Vec<i16>> {
+    match formats {
+        [] => Ok(vec![0; columns]),
+        [one] => Ok(vec![*one; columns]),
+        all if all.len() == columns => Ok(all.to_vec()),
+        all => Err(Error::new(
+            SqlState::PROTOCOL_VIOLATION,
+            format!("bind message has {} result formats but query has {columns} columns", all.len()),
+        )),
+    }
+}

@@ -1,0 +1,144 @@
+//! What all connections of a process share.
+
+use crate::auth::Peer;
+use crate::metrics::Metrics;
+use crate::startup;
+use crate::tls::Tls;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+use tidepool_base::Result;
+use tidepool_planner::{CancelHandle, Planner};
+use tokio::sync::watch;
+
+/// How a service treats its clients.
+#[derive(Clone, Debug)]
+pub struct ServiceOptions {
+    /// Clients that can be connected at once; the next one gets 53300.
+    pub connections_max: usize,
+    /// A client that takes longer than this to say who it is is disconnected.
+    pub authentication_timeout: Duration,
+    /// How long running statements have to end once the server is asked to stop; then they are cancelled.
+    pub shutdown_grace: Duration,
+    /// Statements that take at least this long are logged.
+    pub slow_statement: Option<Duration>,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> ServiceOptions {
+        ServiceOptions {
+            connections_max: 400,
+            authentication_timeout: Duration::from_secs(60),
+            shutdown_grace: Duration::from_secs(30),
+            slow_statement: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Running,
+    /// No new work: a connection ends when its statement does.
+    Stopping,
+}
+
+/// A connection as a cancel request finds it.
+struct Cancellable {
+    secret: Bytes,
+    handle: CancelHandle,
+}
+
+/// A planner with what its connections share.
+pub struct Service {
+    pub(crate) planner: Arc<Planner>,
+    pub(crate) options: ServiceOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) phase: watch::Sender<Phase>,
+    cancellable: Mutex<HashMap<i32, Cancellable>>,
+    next_process_id: AtomicI32,
+}
+
+impl Service {
+    /// A service that no network reaches: for [`Service::connect`] and [`Server::bind`](crate::Server::bind).
+    pub fn new(planner: Arc<Planner>, options: ServiceOptions) -> Service {
+        Service {
+            planner,
+            options,
+            metrics: Metrics::default(),
+            tls: None,
+            phase: watch::Sender::new(Phase::Running),
+            cancellable: Mutex::default(),
+            next_process_id: AtomicI32::new(1),
+        }
+    }
+
+    /// Reads certificate and key (PEM); network clients may then ask for TLS.
+    pub fn with_tls(mut self, certificate: &std::path::Path, key: &std::path::Path) -> Result<Service> {
+        self.tls = Some(Tls::load(certificate, key)?);
+        Ok(self)
+    }
+
+    pub fn planner(&self) -> &Arc<Planner> {
+        &self.planner
+    }
+
+    /// A connection from within the process: the client's end of a pipe that speaks the protocol. No password is asked.
+    pub fn connect(self: &Arc<Self>) -> tokio::io::DuplexStream {
+        let (client, server) = tokio::io::duplex(256 * 1024);
+        tokio::spawn(startup::serve(self.clone(), Box::new(server), Peer::Process));
+        client
+    }
+
+    /// Enters a connection under a number of its own, with a secret of `secret_bytes` bytes, until the guard drops.
+    pub(crate) fn register(self: &Arc<Self>, handle: CancelHandle, secret_bytes: usize) -> Registration {
+        let secret: Vec<u8> = (0..secret_bytes).map(|_| rand::random()).collect();
+        let secret = Bytes::from(secret);
+        let mut cancellable = self.cancellable.lock();
+        let process_id = loop {
+            let id = self.next_process_id.fetch_add(1, Ordering::Relaxed) & i32::MAX;
+            if id != 0 && !cancellable.contains_key(&id) {
+                break id;
+            }
+        };
+        cancellable.insert(process_id, Cancellable { secret: secret.clone(), handle });
+        Registration { service: self.clone(), process_id, secret }
+    }
+
+    /// A cancel request: silently nothing unless number and secret fit.
+    pub(crate) fn cancel(&self, process_id: i32, secret: &[u8]) {
+        let handle = {
+            let cancellable = self.cancellable.lock();
+            cancellable.get(&process_id).filter(|entry| entry.secret == secret).map(|entry| entry.handle.clone())
+        };
+        match handle {
+            Some(handle) => handle.cancel(),
+            None => tracing::info!(process_id, "cancel request for no such connection"),
+        }
+    }
+
+    pub(crate) fn cancel_all(&self) {
+        let handles: Vec<CancelHandle> = self.cancellable.lock().values().map(|entry| entry.handle.clone()).collect();
+        handles.iter().for_each(CancelHandle::cancel);
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.cancellable.lock().len()
+    }
+}
+
+/// A connection's entry, for as long as it lives.
+pub(crate) struct Registration {
+    service: Arc<Service>,
+    pub(crate) process_id: i32,
+    pub(crate) secret: Bytes,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.service.cancellable.lock().remove(&self.process_id);
+    }
+}

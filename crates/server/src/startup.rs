@@ -1,0 +1,273 @@
+//! From an accepted stream to a session: encryption, version, who and where, settings.
+
+use crate::DATABASE_NAME;
+use crate::auth::{self, Peer};
+use crate::connection::Connection;
+use crate::protocol::backend;
+use crate::protocol::frontend::Opening;
+use crate::service::{Phase, Service};
+use crate::wire::{Io, Wire};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tidepool_base::{Error, SqlState};
+use tidepool_planner::Session;
+
+/// The newest minor version of protocol 3 that is spoken.
+const MINOR_VERSION: u16 = 2;
+
+/// Settings that a client is told at start-up and whenever they change, with what to say of those that are fixed.
+const REPORTED: [(&str, &str); 13] = [
+    ("server_version", "16.6"),
+    ("server_encoding", "UTF8"),
+    ("client_encoding", "UTF8"),
+    ("application_name", ""),
+    ("default_transaction_read_only", "off"),
+    ("in_hot_standby", "off"),
+    ("is_superuser", "on"),
+    ("session_authorization", "tidepool"),
+    ("DateStyle", "ISO, MDY"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "UTC"),
+    ("integer_datetimes", "on"),
+    ("standard_conforming_strings", "on"),
+];
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The client is gone, or said goodbye: nobody to tell.
+    Gone,
+    /// Told to the client before the end.
+    Fatal(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Fatal(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(_: std::io::Error) -> Failure {
+        Failure::Gone
+    }
+}
+
+/// Serves one connection to its end. Nothing that happens in it reaches beyond it.
+pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer) {
+    let timeout = service.options.authentication_timeout;
+    let opened = AssertUnwindSafe(tokio::time::timeout(timeout, open(&service, io, peer))).catch_unwind().await;
+    let mut connection = match opened {
+        Ok(Ok(Some(connection))) => connection,
+        Ok(Ok(None)) => return,
+        Ok(Err(_)) => {
+            tracing::info!("a client did not finish start-up in time");
+            return;
+        }
+        Err(panic) => {
+            tracing::error!("panic while a client connected: {}", panic_text(&*panic));
+            return;
+        }
+    };
+    service.metrics.connection_opened();
+    let failure = match AssertUnwindSafe(connection.run()).catch_unwind().await {
+        Ok(failure) => failure,
+        Err(panic) => {
+            let text = panic_text(&*panic);
+            tracing::error!("panic in a connection: {text}");
+            Failure::Fatal(
+                Error::internal("the statement met a defect in the server")
+                    .with_detail(format!("{text}."))
+                    .with_hint("The connection ends; other connections and the data are not affected."),
+            )
+        }
+    };
+    if let Failure::Fatal(error) = failure {
+        connection.say_fatal(&error);
+    }
+    connection.close().await;
+    service.metrics.connection_closed();
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("unknown panic")
+}
+
+/// `None`: the connection is done with already.
+async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer) -> Option<Connection> {
+    let mut wire = Wire::new(io);
+    let mut encrypted = false;
+    let (version, parameters) = loop {
+        match Opening::decode(&mut wire.input) {
+            Ok(None) => wire.fill().await.ok()?,
+            // Not a PostgreSQL client: an answer would mean nothing to it.
+            Err(error) => {
+                tracing::debug!("refused a connection: {error}");
+                return None;
+            }
+            Ok(Some(Opening::Cancel { process_id, secret })) => {
+                service.cancel(process_id, &secret);
+                return None;
+            }
+            Ok(Some(Opening::GssEncryption)) => {
+                wire.output.push(b'N');
+                wire.flush().await.ok()?;
+            }
+            Ok(Some(Opening::Ssl)) => match &service.tls {
+                Some(tls) if !encrypted => {
+                    if !wire.input.is_empty() {
+                        // Someone put bytes in front of the encryption that would count as the client's own.
+                        tracing::warn!("received unencrypted data after SSL request");
+                        return None;
+                    }
+                    wire.output.push(b'S');
+                    wire.flush().await.ok()?;
+                    match tls.acceptor.accept(wire.into_io()).await {
+                        Ok(stream) => wire = Wire::new(Box::new(stream)),
+                        Err(error) => {
+                            tracing::info!("TLS handshake failed: {error}");
+                            return None;
+                        }
+                    }
+                    encrypted = true;
+                }
+                _ => {
+                    wire.output.push(b'N');
+                    wire.flush().await.ok()?;
+                }
+            },
+            Ok(Some(Opening::Startup { version, parameters })) => break (version, parameters),
+        }
+    };
+    let end_point = service.tls.as_ref().filter(|_| encrypted).and_then(|tls| tls.end_point.clone());
+    match start(service, &mut wire, version, &parameters, peer, end_point.as_deref()).await {
+        Ok(session) => {
+            let secret_bytes = if version.1 >= 2 { 32 } else { 4 };
+            let registration = service.register(session.cancel_handle(), secret_bytes);
+            if peer != Peer::Process && service.connections() > service.options.connections_max {
+                refuse(&mut wire, &Error::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already")).await;
+                return None;
+            }
+            Some(Connection::new(service.clone(), wire, session, registration))
+        }
+        Err(Failure::Gone) => None,
+        Err(Failure::Fatal(error)) => {
+            tracing::info!("refused a connection: {error}");
+            refuse(&mut wire, &error).await;
+            None
+        }
+    }
+}
+
+async fn refuse(wire: &mut Wire, error: &Error) {
+    backend::error_response(&mut wire.output, "FATAL", error);
+    wire.close().await;
+}
+
+async fn start(
+    service: &Arc<Service>,
+    wire: &mut Wire,
+    version: (u16, u16),
+    parameters: &[(String, String)],
+    peer: Peer,
+    end_point: Option<&[u8]>,
+) -> Result<Session, Failure> {
+    let (major, minor) = version;
+    if major != 3 {
+        return Err(Error::unsupported(format!(
+            "unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.{MINOR_VERSION}"
+        ))
+        .into());
+    }
+    let unknown: Vec<&str> =
+        parameters.iter().map(|(name, _)| name.as_str()).filter(|name| name.starts_with("_pq_.")).collect();
+    if minor > MINOR_VERSION || !unknown.is_empty() {
+        backend::negotiate_protocol_version(&mut wire.output, u32::from(minor.min(MINOR_VERSION)), &unknown);
+    }
+    let parameter = |wanted: &str| {
+        parameters
+            .iter()
+            .rev()
+            .find(|(name, _)| name == wanted)
+            .map(|(_, value)| value.as_str())
+            .filter(|v| !v.is_empty())
+    };
+    let Some(user) = parameter("user") else {
+        let message = "no PostgreSQL user name specified in startup packet";
+        return Err(Error::new(SqlState::INVALID_AUTHORIZATION, message).into());
+    };
+    if *service.phase.borrow() != Phase::Running {
+        return Err(Error::new(SqlState::CANNOT_CONNECT_NOW, "the database system is shutting down").into());
+    }
+    if peer != Peer::Process && service.connections() >= service.options.connections_max {
+        return Err(Error::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already").into());
+    }
+    auth::authenticate(wire, service.planner.database(), user, peer, end_point).await?;
+    let database = parameter("database").unwrap_or(user);
+    if database != DATABASE_NAME {
+        let message = format!("database \"{database}\" does not exist");
+        return Err(Error::new(SqlState::INVALID_CATALOG_NAME, message)
+            .with_hint(format!("There is one database: \"{DATABASE_NAME}\"."))
+            .into());
+    }
+    if parameter("replication").is_some_and(|value| !matches!(value, "false" | "off" | "no" | "0")) {
+        return Err(Error::unsupported("replication connections are not supported").into());
+    }
+    let mut session = service.planner.session(user);
+    for (name, value) in parameters {
+        match name.as_str() {
+            "user" | "database" | "replication" => (),
+            "options" => {
+                for (name, value) in command_line_options(value)? {
+                    session.set(&name, &value)?;
+                }
+            }
+            name if name.starts_with("_pq_.") => (),
+            name => session.set(name, value)?,
+        }
+    }
+    // What start-up itself changed is part of what follows.
+    session.take_changed_settings();
+    for (name, fixed) in REPORTED {
+        let value = session.setting(name).unwrap_or_else(|_| fixed.to_owned());
+        backend::parameter_status(&mut wire.output, name, &value);
+    }
+    Ok(session)
+}
+
+/// `-c name=value` and `--name=value`, as a server's command line has them; a backslash escapes a blank.
+fn command_line_options(text: &str) -> Result<Vec<(String, String)>, Error> {
+    let mut words = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => words.last_mut().expect("never empty").extend(characters.next()),
+            character if character.is_ascii_whitespace() => words.push(String::new()),
+            character => words.last_mut().expect("never empty").push(character),
+        }
+    }
+    let mut words = words.into_iter().filter(|word| !word.is_empty());
+    let mut options = Vec::new();
+    let invalid = |word: &str| {
+        Error::new(SqlState::SYNTAX_ERROR, format!("invalid command-line argument for server process: {word}"))
+            .with_hint("Write options as -c name=value.")
+    };
+    while let Some(word) = words.next() {
+        let setting = match word.as_str() {
+            "-c" => words.next().ok_or_else(|| invalid(&word))?,
+            _ => match word.strip_prefix("--").or_else(|| word.strip_prefix("-c")) {
+                Some(setting) => setting.to_owned(),
+                None => return Err(invalid(&word)),
+            },
+        };
+        let (name, value) = setting.split_once('=').ok_or_else(|| invalid(&setting))?;
+        // PostgreSQL takes dashes for underscores here.
+        options.push((name.replace('-', "_"), value.to_owned()));
+    }
+    Ok(options)
+}

@@ -1,0 +1,87 @@
+//! TLS: certificate and key from PEM files, and the certificate's hash for channel binding.
+
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use std::path::Path;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+#[derive(Clone)]
+pub(crate) struct Tls {
+    pub(crate) acceptor: TlsAcceptor,
+    /// `tls-server-end-point` (RFC 5929). `None` for a certificate whose signature names no hash of its own.
+    pub(crate) end_point: Option<Arc<[u8]>>,
+}
+
+impl Tls {
+    pub(crate) fn load(certificate: &Path, key: &Path) -> Result<Tls> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|error| Error::io(format_args!("read file \"{}\"", path.display()), &error))
+        };
+        let wrong = |path: &Path, why: String| {
+            Error::new(SqlState::CONFIG_FILE_ERROR, format!("could not use TLS file \"{}\"", path.display()))
+                .with_detail(why)
+        };
+        let chain: Vec<CertificateDer<'static>> = rustls_pemfile::certs(&mut read(certificate)?.as_slice())
+            .collect::<Result<_, _>>()
+            .map_err(|error| wrong(certificate, format!("{error}.")))?;
+        let Some(end_point) = chain.first().map(|own| end_point(own)) else {
+            return Err(wrong(certificate, "The file has no certificate in PEM form.".to_owned()));
+        };
+        let private: PrivateKeyDer<'static> = rustls_pemfile::private_key(&mut read(key)?.as_slice())
+            .map_err(|error| wrong(key, format!("{error}.")))?
+            .ok_or_else(|| wrong(key, "The file has no private key in PEM form.".to_owned()))?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::internal(error.to_string()))?
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+            .map_err(|error| wrong(key, format!("{error}.")))?;
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+        Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), end_point: end_point.map(Arc::from) })
+    }
+}
+
+/// The hash of a certificate by the hash function of its signature; MD5 and SHA-1 count as SHA-256.
+fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
+    // Certificate ::= SEQUENCE { tbsCertificate SEQUENCE, signatureAlgorithm SEQUENCE { algorithm OID, … }, … }
+    let (0x30, certificate_body, _) = element(certificate)? else { return None };
+    let (0x30, _, rest) = element(certificate_body)? else { return None };
+    let (0x30, algorithm, _) = element(rest)? else { return None };
+    let (0x06, oid, _) = element(algorithm)? else { return None };
+    const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01]; // 1.2.840.113549.1.1
+    const ECDSA_SHA1: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x01]; // 1.2.840.10045.4.1
+    const ECDSA_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03]; // 1.2.840.10045.4.3
+    let bits = if oid == ECDSA_SHA1 {
+        256
+    } else {
+        match (oid.strip_prefix(RSA), oid.strip_prefix(ECDSA_SHA2)) {
+            (Some([4 | 5 | 11]), _) | (_, Some([2])) => 256,
+            (Some([12]), _) | (_, Some([3])) => 384,
+            (Some([13]), _) | (_, Some([4])) => 512,
+            _ => return None,
+        }
+    };
+    Some(match bits {
+        384 => Sha384::digest(certificate).to_vec(),
+        512 => Sha512::digest(certificate).to_vec(),
+        _ => Sha256::digest(certificate).to_vec(),
+    })
+}
+
+/// The first DER element: its tag, its content, and what follows it.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&tag, rest) = der.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (len, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f)).filter(|(bytes, _)| bytes.len() <= 4)?;
+        (bytes.iter().fold(0, |len, byte| len << 8 | usize::from(*byte)), rest)
+    };
+    let (content, rest) = rest.split_at_checked(len)?;
+    Some((tag, content, rest))
+}
