@@ -1,31 +1,103 @@
 //! What clients ask about the database itself: `pg_catalog`, `information_schema`, PostgreSQL's functions and `tidepool.*`.
 //!
+//! Nothing here is stored: a relation's rows are made from the statement's snapshot when it is scanned. `relations` knows
+//! every system relation's columns, `pg_catalog`, `information_schema` and `tidepool` make rows, `functions` answers calls,
+//! `rewrite` turns what clients write into what DataFusion plans, and `apply` runs the correlated subqueries that it
+//! cannot turn into joins.
+//!
 //! Functions and tables find who asks, and over which snapshot, with `SessionFacts::of(config_options)`.
 
+mod apply;
+mod functions;
+mod information_schema;
+mod objects;
+mod pg_catalog;
+mod relations;
+mod rewrite;
+mod tidepool;
+mod types;
+mod value;
+
+pub use rewrite::rewrite;
+
 use crate::facts::SessionFacts;
-use datafusion::arrow::datatypes::DataType;
-use datafusion::catalog::TableProvider;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::Result;
+use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::execution::session_state::SessionStateBuilder;
-use datafusion::sql::sqlparser::ast;
+use datafusion::logical_expr::{Expr, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use relations::{Relation, Rows};
 use std::sync::Arc;
 
 /// Adds functions (scalar, aggregate, table functions), operators' expression planners and function rewrites before the
 /// planner's one session state is built. A function may be called with or without `pg_catalog.` before its name: the
 /// planner strips it before the look-up.
-pub fn install(builder: SessionStateBuilder) -> SessionStateBuilder {
+pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
+    functions::remember_start();
+    builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions::all());
+    with_rules(builder)
+}
+
+/// The part of `install` that a plan already made still needs.
+fn with_rules(mut builder: SessionStateBuilder) -> SessionStateBuilder {
+    builder.analyzer().get_or_insert_with(Default::default).rules.insert(0, Arc::new(apply::ApplySubqueries));
     builder
 }
 
 /// The system table or view, if there is one: `schema` is `pg_catalog`, `information_schema` or `tidepool`.
-pub fn table(_schema: &str, _name: &str, _facts: &Arc<SessionFacts>) -> Option<Arc<dyn TableProvider>> {
-    None
+pub fn table(schema: &str, name: &str, facts: &Arc<SessionFacts>) -> Option<Arc<dyn TableProvider>> {
+    let relation = relations::find(schema, name)?;
+    Some(Arc::new(SystemTable { relation, facts: facts.clone() }))
 }
 
-/// Rewrites what PostgreSQL's clients write and DataFusion's planner does not know (`OPERATOR(pg_catalog.~)`,
-/// `COLLATE`, `= ANY (…)`, `'t'::regclass`). Called once after parsing.
-pub fn rewrite(_statement: &mut ast::Statement) {}
-
 /// The Arrow type that stands for a type name only the system catalogue uses (`regclass`, `oid`, `name`, …).
-pub fn system_type(_name: &str) -> Option<DataType> {
-    None
+pub fn system_type(name: &str) -> Option<DataType> {
+    match name {
+        "oid" | "xid" | "cid" | "regproc" | "regprocedure" | "regoper" | "regoperator" | "regclass" | "regtype"
+        | "regrole" | "regnamespace" | "regconfig" | "regdictionary" | "regcollation" | "name" | "char" | "int2vector"
+        | "oidvector" | "pg_node_tree" | "aclitem" | "cstring" | "unknown" | "inet" | "pg_lsn" => {
+            Some(relations::arrow_type(name))
+        }
+        _ => None,
+    }
+}
+
+/// A system relation over one statement's snapshot. Its rows are made when it is scanned.
+#[derive(Debug)]
+struct SystemTable {
+    relation: &'static Relation,
+    facts: Arc<SessionFacts>,
+}
+
+#[async_trait::async_trait]
+impl TableProvider for SystemTable {
+    fn schema(&self) -> SchemaRef {
+        self.relation.arrow_schema().clone()
+    }
+
+    fn table_type(&self) -> TableType {
+        if self.relation.kind == "v" { TableType::View } else { TableType::Base }
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        // A plan may be run again by a later statement, whose facts then differ from those it was made with.
+        let facts = SessionFacts::of(state.config_options()).unwrap_or(&self.facts);
+        let mut rows = Rows::new(self.relation);
+        match self.relation.schema {
+            "pg_catalog" => pg_catalog::fill(self.relation.name, facts, &mut rows)?,
+            "information_schema" => information_schema::fill(self.relation.name, facts, &mut rows),
+            _ => tidepool::fill(self.relation.name, facts, &mut rows),
+        }
+        let batch = rows.finish()?;
+        let plan = MemorySourceConfig::try_new_exec(&[vec![batch]], self.schema(), projection.cloned())?;
+        Ok(plan)
+    }
 }

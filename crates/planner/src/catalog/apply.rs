@@ -1,0 +1,353 @@
+//! Subqueries that DataFusion cannot turn into joins: run once for each distinct set of outer values.
+//!
+//! DataFusion decorrelates scalar subqueries that aggregate and compare with the outer row by equality, and `EXISTS` and
+//! `IN` in a filter. PostgreSQL's clients write others: a scalar subquery that happens to find one row, `EXISTS` in a select
+//! list, `ARRAY(SELECT …)` with any condition. [`ApplySubqueries`] goes first in analysis and replaces exactly those by a
+//! function over the outer columns they use; the function keeps the subquery's plan, puts the row's values in place of the
+//! outer columns, and runs it. Answers are kept by argument for the batch. Slow on large outer tables, but right, where
+//! the alternative is an error.
+
+use super::value::{Value, value_at};
+use datafusion::arrow::array::{Array, ArrayRef, BooleanArray, new_null_array};
+use datafusion::arrow::compute::concat;
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{Column, DFSchemaRef, Result, ScalarValue, internal_err};
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::logical_plan::check_subquery_expr;
+use datafusion::logical_expr::type_coercion::binary::comparison_coercion;
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, Volatility,
+};
+use datafusion::optimizer::AnalyzerRule;
+use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
+use datafusion::physical_plan::collect;
+use datafusion::prelude::SessionConfig;
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::SqlState;
+
+#[derive(Debug)]
+pub struct ApplySubqueries;
+
+impl AnalyzerRule for ApplySubqueries {
+    fn name(&self) -> &str {
+        "apply_subqueries"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
+        plan.transform_down_with_subqueries(rewrite_node).data()
+    }
+}
+
+fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    let mut found = false;
+    node.apply_expressions(|expr| {
+        expr.apply(|expr| {
+            found |= matches!(expr, Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_));
+            Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+        })
+    })?;
+    if !found {
+        return Ok(Transformed::no(node));
+    }
+    let inputs: Vec<DFSchemaRef> = node.inputs().into_iter().map(|input| input.schema().clone()).collect();
+    let names = NamePreserver::new(&node);
+    let outer = node.clone();
+    node.map_expressions(|expr| {
+        let name = names.save(&expr);
+        let rewritten = expr.transform_up(|expr| {
+            Ok(match apply_call(&outer, &inputs, &expr)? {
+                Some(call) => Transformed::yes(call),
+                None => Transformed::no(expr),
+            })
+        })?;
+        Ok(rewritten.update_data(|expr| name.restore(expr)))
+    })?
+    .map_data(LogicalPlan::recompute_schema)
+}
+
+/// The function that stands for a subquery, when DataFusion has no way to run it in this place.
+fn apply_call(outer: &LogicalPlan, inputs: &[DFSchemaRef], expr: &Expr) -> Result<Option<Expr>> {
+    let filtering = matches!(outer, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_));
+    let (kind, subquery, needle, supported) = match expr {
+        Expr::ScalarSubquery(subquery) => {
+            let supported = outer_columns(&subquery.subquery)?.is_empty()
+                || (check_subquery_expr(outer, &subquery.subquery, expr).is_ok()
+                    && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_need_handle_count_bug(true))?);
+            (Kind::Scalar, subquery, None, supported)
+        }
+        Expr::Exists(Exists { subquery, negated }) => {
+            let supported = filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_exists_sub_query(true))?;
+            (Kind::Exists { negated: *negated }, subquery, None, supported)
+        }
+        Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
+            let supported = filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new())?;
+            (Kind::In { negated: *negated }, subquery, Some(expr.as_ref().clone()), supported)
+        }
+        _ => return Ok(None),
+    };
+    if supported {
+        return Ok(None);
+    }
+    let columns = outer_columns(&subquery.subquery)?;
+    // A column of a query further out stays an outer reference here too, for that query to settle.
+    let argument = |(column, reference): &(Column, Expr)| {
+        if inputs.iter().any(|schema| schema.has_column(column)) {
+            Expr::Column(column.clone())
+        } else {
+            reference.clone()
+        }
+    };
+    let mut args: Vec<Expr> = columns.iter().map(argument).collect();
+    args.extend(needle);
+    let return_type = match kind {
+        Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
+        _ => DataType::Boolean,
+    };
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let function = Apply {
+        id: NEXT.fetch_add(1, Ordering::Relaxed),
+        kind,
+        plan: subquery.subquery.clone(),
+        columns: columns.into_iter().map(|(column, _)| column).collect(),
+        return_type,
+        signature: Signature::variadic_any(Volatility::Volatile),
+    };
+    Ok(Some(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(function)), args))))
+}
+
+fn can_pull_up(subquery: &Subquery, mut pull_up: PullUpCorrelatedExpr) -> Result<bool> {
+    let plan = subquery.subquery.as_ref().clone();
+    Ok(plan.rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up)
+}
+
+/// The columns of queries further out that a plan refers to, with the references.
+fn outer_columns(plan: &LogicalPlan) -> Result<Vec<(Column, Expr)>> {
+    let mut found = Vec::new();
+    collect_outer(plan, &mut Vec::new(), &mut found)?;
+    Ok(found)
+}
+
+/// `scopes` are the schemas of the queries between.
+fn collect_outer(plan: &LogicalPlan, scopes: &mut Vec<DFSchemaRef>, found: &mut Vec<(Column, Expr)>) -> Result<()> {
+    plan.apply(|node| {
+        node.apply_expressions(|expr| {
+            expr.apply(|expr| {
+                let nested = match expr {
+                    Expr::OuterReferenceColumn(_, column) => {
+                        let own = scopes.iter().any(|schema| schema.has_column(column));
+                        if !own && !found.iter().any(|known| &known.0 == column) {
+                            found.push((column.clone(), expr.clone()));
+                        }
+                        None
+                    }
+                    Expr::ScalarSubquery(subquery) => Some(subquery),
+                    Expr::Exists(exists) => Some(&exists.subquery),
+                    Expr::InSubquery(within) => Some(&within.subquery),
+                    Expr::SetComparison(comparison) => Some(&comparison.subquery),
+                    _ => None,
+                };
+                if let Some(nested) = nested {
+                    let depth = scopes.len();
+                    scopes.extend(node.inputs().into_iter().map(|input| input.schema().clone()));
+                    collect_outer(&nested.subquery, scopes, found)?;
+                    scopes.truncate(depth);
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    })?;
+    Ok(())
+}
+
+type Bindings = HashMap<Column, ScalarValue>;
+
+/// The plan with values in place of outer columns.
+fn bind(plan: LogicalPlan, values: &Bindings) -> Result<LogicalPlan> {
+    plan.transform_down(|node| {
+        let names = NamePreserver::new(&node);
+        let bound = node.map_expressions(|expr| {
+            let name = names.save(&expr);
+            let bound = expr.transform_down(|expr| bind_expression(expr, values))?;
+            Ok(bound.update_data(|expr| name.restore(expr)))
+        })?;
+        if bound.transformed { bound.map_data(LogicalPlan::recompute_schema) } else { Ok(bound) }
+    })
+    .data()
+}
+
+fn bind_expression(expr: Expr, values: &Bindings) -> Result<Transformed<Expr>> {
+    let bind_subquery = |subquery: Subquery| -> Result<Subquery> {
+        let plan = bind(subquery.subquery.as_ref().clone(), values)?;
+        let outer_ref_columns = subquery
+            .outer_ref_columns
+            .into_iter()
+            .filter(|expr| !matches!(expr, Expr::OuterReferenceColumn(_, column) if values.contains_key(column)))
+            .collect();
+        Ok(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans })
+    };
+    Ok(match expr {
+        Expr::OuterReferenceColumn(_, ref column) => match values.get(column) {
+            Some(value) => Transformed::yes(Expr::Literal(value.clone(), None)),
+            None => Transformed::no(expr),
+        },
+        Expr::ScalarSubquery(subquery) => Transformed::yes(Expr::ScalarSubquery(bind_subquery(subquery)?)),
+        Expr::Exists(exists) => {
+            Transformed::yes(Expr::Exists(Exists { subquery: bind_subquery(exists.subquery)?, negated: exists.negated }))
+        }
+        Expr::InSubquery(within) => Transformed::yes(Expr::InSubquery(InSubquery {
+            subquery: bind_subquery(within.subquery)?,
+            ..within
+        })),
+        other => Transformed::no(other),
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Scalar,
+    Exists { negated: bool },
+    In { negated: bool },
+}
+
+/// One subquery as a function of the outer columns it uses (and, for `IN`, of what is looked for, last).
+#[derive(Debug)]
+struct Apply {
+    id: u64,
+    kind: Kind,
+    plan: Arc<LogicalPlan>,
+    columns: Vec<Column>,
+    return_type: DataType,
+    /// Volatile only so that nothing is computed while planning.
+    signature: Signature,
+}
+
+impl PartialEq for Apply {
+    fn eq(&self, other: &Apply) -> bool {
+        self.id == other.id
+    }
+}
+impl Eq for Apply {}
+impl Hash for Apply {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
+}
+
+impl ScalarUDFImpl for Apply {
+    fn name(&self) -> &str {
+        "subquery"
+    }
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+    fn schema_name(&self, _args: &[Expr]) -> Result<String> {
+        Ok(format!("subquery_{}", self.id))
+    }
+    fn return_type(&self, _arg_types: &[DataType]) -> Result<DataType> {
+        Ok(self.return_type.clone())
+    }
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let mut config = args.config_options.as_ref().clone();
+        // The plans are small and run one after the other.
+        config.execution.target_partitions = 1;
+        let state = SessionStateBuilder::new().with_config(SessionConfig::from(config)).with_default_features();
+        let state = super::with_rules(state).build();
+        let arrays = ColumnarValue::values_to_arrays(&args.args)?;
+        // Without arguments there is one answer for all rows.
+        let rows = if arrays.is_empty() { args.number_rows.min(1) } else { args.number_rows };
+        let mut answers: Vec<ArrayRef> = Vec::with_capacity(rows);
+        let mut known: HashMap<Vec<ScalarValue>, ArrayRef> = HashMap::new();
+        for row in 0..rows {
+            let key = arrays.iter().map(|array| ScalarValue::try_from_array(array, row)).collect::<Result<Vec<_>>>()?;
+            let answer = match known.get(&key) {
+                Some(answer) => answer.clone(),
+                None => {
+                    let answer = self.answer(&state, &key)?;
+                    known.insert(key, answer.clone());
+                    answer
+                }
+            };
+            answers.push(answer);
+        }
+        if answers.is_empty() {
+            return Ok(ColumnarValue::Array(new_null_array(&self.return_type, 0)));
+        }
+        if arrays.is_empty() {
+            return Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&answers[0], 0)?));
+        }
+        let parts: Vec<&dyn Array> = answers.iter().map(AsRef::as_ref).collect();
+        Ok(ColumnarValue::Array(concat(&parts)?))
+    }
+}
+
+impl Apply {
+    /// One row: the subquery's answer for these outer values.
+    fn answer(&self, state: &SessionState, args: &[ScalarValue]) -> Result<ArrayRef> {
+        let values: Bindings = self.columns.iter().cloned().zip(args.iter().cloned()).collect();
+        let plan = bind(self.plan.as_ref().clone(), &values)?;
+        let batches = run(async {
+            let plan = state.create_physical_plan(&plan).await?;
+            collect(plan, state.task_ctx()).await
+        })?;
+        let rows: usize = batches.iter().map(|batch| batch.num_rows()).sum();
+        let boolean = |value: Option<bool>| -> ArrayRef { Arc::new(BooleanArray::from(vec![value])) };
+        match self.kind {
+            Kind::Exists { negated } => Ok(boolean(Some((rows > 0) != negated))),
+            Kind::Scalar => match rows {
+                0 => Ok(new_null_array(&self.return_type, 1)),
+                1 => match batches.iter().find(|batch| batch.num_rows() == 1) {
+                    Some(batch) => {
+                        Ok(datafusion::arrow::compute::cast(batch.column(0), &self.return_type)?)
+                    }
+                    None => internal_err!("a row was counted and not found"),
+                },
+                _ => Err(super::functions::sql_error(
+                    SqlState::CARDINALITY_VIOLATION,
+                    "more than one row returned by a subquery used as an expression",
+                )),
+            },
+            Kind::In { negated } => {
+                let Some(needle) = args.last() else { return internal_err!("IN without a value") };
+                if rows == 0 {
+                    return Ok(boolean(Some(negated)));
+                }
+                let mut null = needle.is_null();
+                for batch in &batches {
+                    let column = batch.column(0);
+                    let Some(common) = comparison_coercion(&needle.data_type(), column.data_type()) else {
+                        return datafusion::common::plan_err!("cannot compare {} with {}", needle.data_type(), column.data_type());
+                    };
+                    let needle = value_at(&needle.cast_to(&common)?.to_array()?, 0)?;
+                    let column = datafusion::arrow::compute::cast(column, &common)?;
+                    for row in 0..column.len() {
+                        match value_at(&column, row)? {
+                            Value::Null => null = true,
+                            value if value == needle => return Ok(boolean(Some(!negated))),
+                            _ => {}
+                        }
+                    }
+                }
+                Ok(boolean(if null { None } else { Some(negated) }))
+            }
+        }
+    }
+}
+
+/// Runs a future to its end from inside a function that cannot wait. On a runtime's worker the runtime is told, so that
+/// its other tasks move on; elsewhere the thread simply waits.
+fn run<T: Send>(future: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(handle) if handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread => {
+            tokio::task::block_in_place(|| handle.block_on(future))
+        }
+        _ => futures::executor::block_on(future),
+    }
+}

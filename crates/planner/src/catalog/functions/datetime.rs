@@ -1,0 +1,268 @@
+//! Dates, times and intervals: PostgreSQL's arithmetic and constructors.
+
+use super::Type::*;
+use super::{Call, Function, invalid, sql_error};
+use crate::catalog::value::Value;
+use chrono::{DateTime, Datelike, Days, Duration, LocalResult, Months, NaiveDate, NaiveDateTime, Offset, TimeZone, Timelike, Utc};
+use datafusion::arrow::array::timezone::Tz;
+use datafusion::arrow::datatypes::{DataType, IntervalMonthDayNano, TimeUnit};
+use datafusion::common::{DataFusionError, Result};
+use tidepool_base::SqlState;
+
+const NS_PER_DAY: i64 = 86_400_000_000_000;
+const US_PER_DAY: i64 = 86_400_000_000;
+
+pub fn functions() -> Vec<Function> {
+    vec![
+        Function::new("now", &[&[]], "timestamptz", |call, _| Ok(call.facts()?.transaction_start.into()))
+            .alias("current_timestamp")
+            .alias("transaction_timestamp")
+            .stable(),
+        Function::new("statement_timestamp", &[&[]], "timestamptz", |call, _| Ok(call.facts()?.statement_start.into())).stable(),
+        Function::new("clock_timestamp", &[&[]], "timestamptz", |_, _| Ok(Utc::now().into())).volatile(),
+        Function::new("localtimestamp", &[&[]], "timestamp", |call, _| {
+            let zone = session_zone(call)?;
+            Ok(Value::Timestamp(local(call.facts()?.transaction_start.timestamp_micros(), zone)?.and_utc().timestamp_micros()))
+        })
+        .stable(),
+        Function::new("timeofday", &[&[]], "text", |_, _| Ok(Utc::now().format("%a %b %d %H:%M:%S%.6f %Y UTC").to_string().into()))
+            .volatile(),
+        Function::new("age", &[&[Timestamp], &[TimestampTz], &[Timestamp, Timestamp], &[TimestampTz, TimestampTz]], "interval", |call, args| {
+            let micros = |value: &Value| match value {
+                Value::Timestamp(micros) => *micros,
+                _ => 0,
+            };
+            match args {
+                [later, earlier] => age(micros(later), micros(earlier)),
+                [earlier] => {
+                    let zone = session_zone(call)?;
+                    let today = local(call.facts()?.transaction_start.timestamp_micros(), zone)?.date();
+                    age(micros_of(today.and_hms_opt(0, 0, 0).unwrap_or_default()), micros(earlier))
+                }
+                _ => Err(invalid("age takes one or two timestamps")),
+            }
+        })
+        .stable(),
+        Function::new("justify_hours", &[&[Interval]], "interval", |_, args| {
+            let Value::Interval(interval) = args[0] else { return Ok(Value::Null) };
+            Ok(Value::Interval(justify_hours(interval)))
+        }),
+        Function::new("justify_days", &[&[Interval]], "interval", |_, args| {
+            let Value::Interval(interval) = args[0] else { return Ok(Value::Null) };
+            Ok(Value::Interval(justify_days(interval)))
+        }),
+        Function::new("justify_interval", &[&[Interval]], "interval", |_, args| {
+            let Value::Interval(interval) = args[0] else { return Ok(Value::Null) };
+            Ok(Value::Interval(justify_interval(interval)))
+        }),
+        Function::new("make_timestamp", &[&[Int4, Int4, Int4, Int4, Int4, Float8]], "timestamp", |_, args| {
+            make_timestamp(args).map(|time| Value::Timestamp(micros_of(time)))
+        }),
+        Function::new(
+            "make_timestamptz",
+            &[&[Int4, Int4, Int4, Int4, Int4, Float8], &[Int4, Int4, Int4, Int4, Int4, Float8, Text]],
+            "timestamptz",
+            |call, args| {
+                let zone = match args.get(6) {
+                    Some(zone) => parse_zone(zone.as_str())?,
+                    None => session_zone(call)?,
+                };
+                to_utc(make_timestamp(args)?, zone).map(Value::Timestamp)
+            },
+        )
+        .stable(),
+        Function::new(
+            "make_interval",
+            &[&[], &[Int4], &[Int4, Int4], &[Int4, Int4, Int4], &[Int4, Int4, Int4, Int4], &[Int4, Int4, Int4, Int4, Int4],
+              &[Int4, Int4, Int4, Int4, Int4, Int4], &[Int4, Int4, Int4, Int4, Int4, Int4, Float8]],
+            "interval",
+            |_, args| {
+                let part = |index: usize| args.get(index).map_or(0, Value::as_int);
+                let overflow = || sql_error(SqlState::DATETIME_FIELD_OVERFLOW, "interval out of range");
+                let months = i32::try_from(part(0) * 12 + part(1)).map_err(|_| overflow())?;
+                let days = i32::try_from(part(2) * 7 + part(3)).map_err(|_| overflow())?;
+                let seconds = args.get(6).map_or(0.0, Value::as_float) * 1e9;
+                let nanoseconds = (part(4) * 3600 + part(5) * 60).checked_mul(1_000_000_000).ok_or_else(overflow)?;
+                let nanoseconds = nanoseconds.checked_add(seconds as i64).ok_or_else(overflow)?;
+                Ok(Value::Interval(IntervalMonthDayNano::new(months, days, nanoseconds)))
+            },
+        ),
+        Function::new("isfinite", &[&[Date], &[Timestamp], &[TimestampTz], &[Interval]], "bool", |_, _| Ok(true.into())),
+        // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
+        Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
+            let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
+            let zone = parse_zone(args[0].as_str())?;
+            Ok(Value::Timestamp(match call.arg_types.get(1) {
+                Some(DataType::Timestamp(_, Some(_))) => micros_of(local(micros, zone)?),
+                _ => to_utc(naive(micros)?, zone)?,
+            }))
+        })
+        .returning(|types| {
+            Ok(match types.get(1) {
+                Some(DataType::Timestamp(_, Some(_))) => DataType::Timestamp(TimeUnit::Microsecond, None),
+                _ => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+            })
+        }),
+    ]
+}
+
+fn overflow() -> DataFusionError {
+    sql_error(SqlState::DATETIME_FIELD_OVERFLOW, "timestamp out of range")
+}
+
+pub fn naive(micros: i64) -> Result<NaiveDateTime> {
+    DateTime::from_timestamp_micros(micros).map(|time| time.naive_utc()).ok_or_else(overflow)
+}
+
+pub fn micros_of(time: NaiveDateTime) -> i64 {
+    time.and_utc().timestamp_micros()
+}
+
+pub fn date_of(days: i32) -> Result<NaiveDate> {
+    NaiveDate::from_ymd_opt(1970, 1, 1)
+        .and_then(|epoch| epoch.checked_add_signed(Duration::days(i64::from(days))))
+        .ok_or_else(overflow)
+}
+
+pub fn days_of(date: NaiveDate) -> i32 {
+    // chrono's dates span 262,000 years either way: fewer than 2^27 days.
+    (date.num_days_from_ce() - 719_163) as i32
+}
+
+pub fn date_text(days: i32) -> String {
+    date_of(days).map_or_else(|_| String::new(), |date| date.format("%Y-%m-%d").to_string())
+}
+
+pub fn timestamp_text(micros: i64) -> String {
+    naive(micros).map_or_else(|_| String::new(), |time| time.format("%Y-%m-%d %H:%M:%S%.f").to_string())
+}
+
+pub fn parse_zone(name: &str) -> Result<Tz> {
+    let name = name.trim();
+    // `UTC`, `GMT` and `Z` are names in any case; the others go by the database of time zones or as `+02:00`.
+    let known = if ["utc", "gmt", "z", "zulu"].contains(&name.to_ascii_lowercase().as_str()) { "+00:00" } else { name };
+    known.parse().map_err(|_| invalid(format!("time zone \"{name}\" not recognized")))
+}
+
+pub fn session_zone(call: &Call<'_>) -> Result<Tz> {
+    parse_zone(&call.facts()?.settings.get("timezone").unwrap_or_else(|| "UTC".to_owned()))
+}
+
+/// The clock on the wall in `zone` at an instant.
+pub fn local(micros: i64, zone: Tz) -> Result<NaiveDateTime> {
+    Ok(zone.from_utc_datetime(&naive(micros)?).naive_local())
+}
+
+/// Seconds east of UTC at an instant.
+pub fn offset_seconds(micros: i64, zone: Tz) -> Result<i32> {
+    Ok(zone.from_utc_datetime(&naive(micros)?).offset().fix().local_minus_utc())
+}
+
+/// The instant at which the wall clock in `zone` shows `time`. Twice in a year it shows a time twice or never: then the
+/// earlier, or the offset that held just before.
+pub fn to_utc(time: NaiveDateTime, zone: Tz) -> Result<i64> {
+    Ok(match zone.from_local_datetime(&time) {
+        LocalResult::Single(instant) | LocalResult::Ambiguous(instant, _) => instant.timestamp_micros(),
+        LocalResult::None => {
+            let before = zone.offset_from_local_datetime(&(time - Duration::hours(3))).earliest();
+            let offset = before.map_or(0, |offset| i64::from(offset.fix().local_minus_utc()));
+            micros_of(time) - offset * 1_000_000
+        }
+    })
+}
+
+fn make_timestamp(args: &[Value]) -> Result<NaiveDateTime> {
+    let part = |index: usize| args[index].as_int();
+    let date = NaiveDate::from_ymd_opt(part(0) as i32, part(1) as u32, part(2) as u32);
+    let seconds = args[5].as_float();
+    let micros = (seconds * 1e6).round() as i64;
+    let range = (0..24).contains(&part(3)) && (0..60).contains(&part(4)) && (0.0..=60.0).contains(&seconds);
+    let time = date.filter(|_| range).and_then(|date| date.and_hms_opt(part(3) as u32, part(4) as u32, 0));
+    time.and_then(|time| time.checked_add_signed(Duration::microseconds(micros)))
+        .ok_or_else(|| sql_error(SqlState::DATETIME_FIELD_OVERFLOW, "date/time field value out of range"))
+}
+
+/// A timestamp moved by an interval: months first (the day clipped to the month's last), then days, then time.
+pub fn add_interval(micros: i64, interval: &IntervalMonthDayNano) -> Result<i64> {
+    let time = naive(micros)?;
+    let months = Months::new(interval.months.unsigned_abs());
+    let time = if interval.months >= 0 { time.checked_add_months(months) } else { time.checked_sub_months(months) };
+    let days = Days::new(u64::from(interval.days.unsigned_abs()));
+    let time = time.and_then(|time| if interval.days >= 0 { time.checked_add_days(days) } else { time.checked_sub_days(days) });
+    time.and_then(|time| time.checked_add_signed(Duration::nanoseconds(interval.nanoseconds)))
+        .map(micros_of)
+        .ok_or_else(overflow)
+}
+
+/// The symbolic difference: years and months, then days of the earlier month, then time.
+fn age(later: i64, earlier: i64) -> Result<Value> {
+    if later < earlier {
+        let Value::Interval(positive) = age(earlier, later)? else { return Ok(Value::Null) };
+        return Ok(Value::Interval(IntervalMonthDayNano::new(-positive.months, -positive.days, -positive.nanoseconds)));
+    }
+    let (late, early) = (naive(later)?, naive(earlier)?);
+    let micros_in_day = |time: NaiveDateTime| {
+        i64::from(time.num_seconds_from_midnight()) * 1_000_000 + i64::from(time.nanosecond() / 1_000)
+    };
+    let mut months = (late.year() - early.year()) * 12 + late.month() as i32 - early.month() as i32;
+    let mut days = late.day() as i32 - early.day() as i32;
+    let mut micros = micros_in_day(late) - micros_in_day(early);
+    if micros < 0 {
+        micros += US_PER_DAY;
+        days -= 1;
+    }
+    if days < 0 {
+        months -= 1;
+        days += days_in_month(early.year(), early.month());
+    }
+    Ok(Value::Interval(IntervalMonthDayNano::new(months, days, micros * 1_000)))
+}
+
+fn days_in_month(year: i32, month: u32) -> i32 {
+    let next = if month == 12 { NaiveDate::from_ymd_opt(year + 1, 1, 1) } else { NaiveDate::from_ymd_opt(year, month + 1, 1) };
+    next.and_then(|next| next.pred_opt()).map_or(30, |last| last.day() as i32)
+}
+
+fn justify_hours(interval: IntervalMonthDayNano) -> IntervalMonthDayNano {
+    let (mut days, mut time) = (interval.days + (interval.nanoseconds / NS_PER_DAY) as i32, interval.nanoseconds % NS_PER_DAY);
+    if days > 0 && time < 0 {
+        time += NS_PER_DAY;
+        days -= 1;
+    } else if days < 0 && time > 0 {
+        time -= NS_PER_DAY;
+        days += 1;
+    }
+    IntervalMonthDayNano::new(interval.months, days, time)
+}
+
+fn justify_days(interval: IntervalMonthDayNano) -> IntervalMonthDayNano {
+    let (mut months, mut days) = (interval.months + interval.days / 30, interval.days % 30);
+    if months > 0 && days < 0 {
+        days += 30;
+        months -= 1;
+    } else if months < 0 && days > 0 {
+        days -= 30;
+        months += 1;
+    }
+    IntervalMonthDayNano::new(months, days, interval.nanoseconds)
+}
+
+fn justify_interval(interval: IntervalMonthDayNano) -> IntervalMonthDayNano {
+    let IntervalMonthDayNano { mut months, mut days, nanoseconds: mut time } = justify_days(justify_hours(interval));
+    // All signs alike.
+    if months > 0 && (days < 0 || (days == 0 && time < 0)) {
+        days += 30;
+        months -= 1;
+    } else if months < 0 && (days > 0 || (days == 0 && time > 0)) {
+        days -= 30;
+        months += 1;
+    }
+    if days > 0 && time < 0 {
+        time += NS_PER_DAY;
+        days -= 1;
+    } else if days < 0 && time > 0 {
+        time -= NS_PER_DAY;
+        days += 1;
+    }
+    IntervalMonthDayNano::new(months, days, time)
+}

@@ -1,0 +1,91 @@
+//! `pg_proc`: PostgreSQL's oids and signatures of the functions there are here, and of every type's in and out functions.
+
+use crate::catalog::objects::{OWNER, PG_CATALOG};
+use crate::catalog::relations::Rows;
+use crate::catalog::types;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+#[derive(Debug)]
+pub struct Procedure {
+    pub oid: u32,
+    pub name: &'static str,
+    returns: u32,
+    args: Vec<u32>,
+    /// `prokind`, `provolatile`, `proparallel`, `proretset`, `proisstrict`: a letter each.
+    letters: &'static str,
+    variadic: u32,
+}
+
+static PROCEDURES: LazyLock<Vec<Procedure>> =
+    LazyLock::new(|| include_str!("../data/procedures.txt").lines().filter_map(parse).collect());
+static BY_OID: LazyLock<HashMap<u32, &'static Procedure>> =
+    LazyLock::new(|| PROCEDURES.iter().map(|procedure| (procedure.oid, procedure)).collect());
+
+fn parse(line: &'static str) -> Option<Procedure> {
+    let mut words = line.split(' ');
+    Some(Procedure {
+        oid: words.next()?.parse().ok()?,
+        name: words.next()?,
+        returns: words.next()?.parse().ok()?,
+        args: words.next()?.split(',').filter_map(|arg| arg.parse().ok()).collect(),
+        letters: words.next()?,
+        variadic: words.next()?.parse().ok()?,
+    })
+}
+
+pub fn by_oid(oid: u32) -> Option<&'static Procedure> {
+    BY_OID.get(&oid).copied()
+}
+
+/// The first of that name.
+pub fn by_name(name: &str) -> Option<&'static Procedure> {
+    PROCEDURES.iter().find(|procedure| procedure.name == name)
+}
+
+impl Procedure {
+    fn letter(&self, index: usize) -> &'static str {
+        self.letters.get(index..index + 1).unwrap_or("")
+    }
+
+    /// What `pg_get_function_result` answers.
+    pub fn result(&self) -> String {
+        let set = if self.letter(3) == "t" { "SETOF " } else { "" };
+        format!("{set}{}", types::format_type(self.returns, None))
+    }
+
+    /// What `pg_get_function_arguments` answers.
+    pub fn arguments(&self) -> String {
+        let last = self.args.len().wrapping_sub(1);
+        let list = self.args.iter().enumerate().map(|(index, &arg)| {
+            let variadic = if self.variadic != 0 && index == last { "VARIADIC " } else { "" };
+            format!("{variadic}{}", types::format_type(arg, None))
+        });
+        list.collect::<Vec<_>>().join(", ")
+    }
+}
+
+pub fn fill(rows: &mut Rows) {
+    for procedure in PROCEDURES.iter() {
+        rows.push([
+            ("oid", procedure.oid.into()),
+            ("proname", procedure.name.into()),
+            ("pronamespace", PG_CATALOG.into()),
+            ("proowner", OWNER.into()),
+            ("prolang", 12.into()),
+            ("procost", 1.0.into()),
+            ("prorows", if procedure.letter(3) == "t" { 1000.0 } else { 0.0 }.into()),
+            ("provariadic", procedure.variadic.into()),
+            ("prokind", procedure.letter(0).into()),
+            ("proleakproof", false.into()),
+            ("proisstrict", (procedure.letter(4) == "t").into()),
+            ("proretset", (procedure.letter(3) == "t").into()),
+            ("provolatile", procedure.letter(1).into()),
+            ("proparallel", procedure.letter(2).into()),
+            ("pronargs", procedure.args.len().into()),
+            ("prorettype", procedure.returns.into()),
+            ("proargtypes", procedure.args.clone().into()),
+            ("prosrc", procedure.name.into()),
+        ]);
+    }
+}

@@ -1,0 +1,451 @@
+//! Functions that ask the session, the catalogue or the server.
+
+use super::{Call, Function, Type, procedures, sql_error};
+use crate::catalog::objects::{self, *};
+use crate::catalog::pg_catalog::{index_definition, key_list};
+use crate::catalog::value::Value;
+use crate::catalog::{relations, tidepool, types};
+use crate::facts::SessionFacts;
+use datafusion::common::Result;
+use std::sync::Arc;
+use tidepool_base::SqlState;
+
+use Type::*;
+
+/// What PostgreSQL this server behaves like; clients choose their queries by it.
+pub const SERVER_VERSION: &str = "15.18";
+
+pub fn functions() -> Vec<Function> {
+    let mut list = vec![
+        Function::new("version", &[&[]], "text", |_, _| {
+            Ok(format!("PostgreSQL {SERVER_VERSION} (Tidepool {})", env!("CARGO_PKG_VERSION")).into())
+        }),
+        Function::new("current_database", &[&[]], "name", |call, _| Ok(call.facts()?.database.into()))
+            .alias("current_catalog")
+            .stable(),
+        Function::new("current_schema", &[&[]], "name", |call, _| {
+            let path = search_path(call.facts()?);
+            Ok(path.into_iter().find(|schema| *schema != "pg_catalog").into())
+        })
+        .stable(),
+        Function::new("current_schemas", &[&[Bool]], "_name", |call, args| {
+            let mut path = search_path(call.facts()?);
+            path.retain(|schema| args[0].as_bool() || *schema != "pg_catalog");
+            Ok(path.into())
+        })
+        .stable(),
+        Function::new("current_user", &[&[]], "name", |call, _| Ok(call.facts()?.user.clone().into()))
+            .alias("session_user")
+            .alias("user")
+            .alias("current_role")
+            .stable(),
+        Function::new("pg_backend_pid", &[&[]], "int4", |call, _| Ok(call.facts()?.session_id.into())).stable(),
+        Function::new("current_setting", &[&[Text], &[Text, Bool]], "text", |call, args| {
+            let name = args[0].as_str();
+            match call.facts()?.settings.get(name) {
+                Some(value) => Ok(value.into()),
+                None if args.get(1).is_some_and(Value::as_bool) => Ok(Value::Null),
+                None => Err(sql_error(
+                    SqlState::UNDEFINED_OBJECT,
+                    format!("unrecognized configuration parameter \"{name}\""),
+                )),
+            }
+        })
+        .stable(),
+        Function::new("pg_get_userbyid", &[&[Oid]], "name", |call, args| {
+            let oid = oid_of(&args[0]);
+            Ok(role_name(call.facts()?, oid).unwrap_or_else(|| format!("unknown (OID={oid})")).into())
+        })
+        .stable(),
+        Function::new("pg_table_is_visible", &[&[Oid]], "bool", |call, args| {
+            let facts = call.facts()?;
+            match relation_by_oid(facts, oid_of(&args[0])) {
+                Some((schema, _)) => Ok(search_path(facts).contains(&schema).into()),
+                None => Ok(Value::Null),
+            }
+        })
+        .stable(),
+        Function::new("format_type", &[&[Oid, Int4]], "text", |_, args| {
+            if args[0].is_null() {
+                return Ok(Value::Null);
+            }
+            let modifier = (!args[1].is_null()).then(|| args[1].as_int() as i32);
+            Ok(types::format_type(oid_of(&args[0]), modifier).into())
+        })
+        .nullable(),
+        Function::new("pg_typeof", &[&[Any]], "text", |call, _| Ok(type_of(call).into())).nullable(),
+        Function::new("pg_get_expr", &[&[Text, Oid], &[Text, Oid, Bool]], "text", |_, args| Ok(args[0].clone())),
+        Function::new("pg_get_indexdef", &[&[Oid], &[Oid, Int4, Bool]], "text", |call, args| {
+            let Some(table) = table_of_index(call.facts()?, oid_of(&args[0])) else {
+                return Ok(Value::Null);
+            };
+            match args.get(1).map_or(0, Value::as_int) {
+                0 => Ok(index_definition(table).into()),
+                number => {
+                    let position = usize::try_from(number - 1).ok().and_then(|index| table.def.primary_key.get(index));
+                    Ok(position.map(|&position| quote_identifier(&table.def.columns[position].name)).into())
+                }
+            }
+        })
+        .stable(),
+        Function::new("pg_get_constraintdef", &[&[Oid], &[Oid, Bool]], "text", |call, args| {
+            let table = table_of_constraint(call.facts()?, oid_of(&args[0]));
+            Ok(table.map(|table| format!("PRIMARY KEY {}", key_list(table))).into())
+        })
+        .stable(),
+        Function::new("pg_get_function_result", &[&[Oid]], "text", |_, args| {
+            Ok(procedures::by_oid(oid_of(&args[0])).map(|procedure| procedure.result()).into())
+        }),
+        Function::new("pg_get_function_arguments", &[&[Oid]], "text", |_, args| {
+            Ok(procedures::by_oid(oid_of(&args[0])).map(|procedure| procedure.arguments()).into())
+        })
+        .alias("pg_get_function_identity_arguments"),
+        Function::new("obj_description", &[&[Oid], &[Oid, Text]], "text", |_, args| {
+            let oid = oid_of(&args[0]);
+            let class = args.get(1).map_or("pg_class", Value::as_str);
+            Ok(match class {
+                "pg_class" => {
+                    relations::all().iter().find(|r| r.oid == oid && r.schema == "tidepool").map(|r| tidepool::description(r.name)).into()
+                }
+                "pg_namespace" if oid == PUBLIC => "standard public schema".into(),
+                "pg_namespace" if oid == PG_CATALOG => "system catalog schema".into(),
+                _ => Value::Null,
+            })
+        }),
+        Function::new("pg_size_pretty", &[&[Int8], &[Numeric]], "text", |_, args| Ok(size_pretty(args[0].as_float()).into())),
+        Function::new("pg_size_bytes", &[&[Text]], "int8", |_, args| {
+            let size: tidepool_base::ByteSize = args[0].as_str().parse().map_err(|error| datafusion::common::DataFusionError::External(Box::<tidepool_base::Error>::new(error)))?;
+            Ok(size.0.into())
+        }),
+        Function::new("pg_relation_size", &[&[Oid], &[Oid, Text]], "int8", |call, args| {
+            if args.get(1).is_some_and(|fork| fork.as_str() != "main") {
+                return Ok(Value::Int(0));
+            }
+            relation_size(call, &args[0])
+        })
+        .alias("pg_table_size")
+        .alias("pg_total_relation_size")
+        .stable(),
+        Function::new("pg_database_size", &[&[Oid], &[Text]], "int8", |call, _| {
+            let sizes = call.facts()?.version.tables.values().map(|table| {
+                let (main, delta) = table_bytes(table);
+                main + delta
+            });
+            Ok(sizes.sum::<u64>().into())
+        })
+        .stable(),
+        Function::new("pg_tablespace_size", &[&[Oid], &[Text]], "int8", |call, args| {
+            let spaces = call.facts()?.planner.database().tablespaces().list();
+            let space = spaces.iter().find(|space| is_tablespace(space, &args[0]));
+            Ok(space.map(|space| space.usage().used_bytes).into())
+        })
+        .stable(),
+        Function::new("pg_tablespace_location", &[&[Oid]], "text", |call, args| {
+            let spaces = call.facts()?.planner.database().tablespaces().list();
+            let space = spaces.iter().find(|space| is_tablespace(space, &args[0]));
+            Ok(space.map(|space| space.config().location.to_string()).into())
+        })
+        .stable(),
+        Function::new("pg_encoding_to_char", &[&[Int4]], "name", |_, args| {
+            Ok(match args[0].as_int() {
+                6 => "UTF8",
+                0 => "SQL_ASCII",
+                _ => "",
+            }
+            .into())
+        }),
+        Function::new("pg_char_to_encoding", &[&[Text]], "int4", |_, args| {
+            Ok(match args[0].as_str().to_ascii_lowercase().as_str() {
+                "utf8" | "utf-8" | "unicode" => 6,
+                "sql_ascii" => 0,
+                _ => -1,
+            }
+            .into())
+        }),
+        Function::new("getdatabaseencoding", &[&[]], "name", |_, _| Ok("UTF8".into())).alias("pg_client_encoding"),
+        Function::new("txid_current", &[&[]], "int8", |call, _| Ok(call.facts()?.version.commit_ts.0.into()))
+            .alias("pg_current_xact_id")
+            .alias("txid_current_if_assigned")
+            .stable(),
+        Function::new("pg_is_in_recovery", &[&[]], "bool", |_, _| Ok(false.into())).alias("pg_is_wal_replay_paused"),
+        Function::new("pg_my_temp_schema", &[&[]], "oid", |_, _| Ok(Value::Int(0))),
+        Function::new("pg_is_other_temp_schema", &[&[Oid]], "bool", |_, _| Ok(false.into())),
+        Function::new("pg_jit_available", &[&[]], "bool", |_, _| Ok(false.into())),
+        Function::new("pg_relation_is_publishable", &[&[Oid], &[Text]], "bool", |_, _| Ok(false.into())),
+        Function::new("pg_postmaster_start_time", &[&[]], "timestamptz", |_, _| Ok(server_start().into())).alias("pg_conf_load_time"),
+        Function::new("to_regclass", &[&[Text]], "regclass", |call, args| {
+            Ok(find_relation(call.facts()?, args[0].as_str()).into())
+        })
+        .stable(),
+        Function::new("to_regtype", &[&[Text]], "regtype", |_, args| {
+            Ok(types::by_sql_name(args[0].as_str()).map(|entry| entry.oid).into())
+        }),
+        Function::new("to_regproc", &[&[Text]], "regproc", |_, args| Ok(find_procedure(args[0].as_str()).into())),
+        Function::new("to_regnamespace", &[&[Text]], "regnamespace", |_, args| Ok(find_schema(args[0].as_str()).into())),
+        Function::new("to_regrole", &[&[Text]], "regrole", |call, args| {
+            Ok(role_oid(call.facts()?, &split_name(args[0].as_str()).concat()).into())
+        })
+        .stable(),
+    ];
+    // Objects without a schema of their own, or always found without it, are visible when they exist.
+    for name in [
+        "pg_type_is_visible",
+        "pg_function_is_visible",
+        "pg_operator_is_visible",
+        "pg_opclass_is_visible",
+        "pg_opfamily_is_visible",
+        "pg_collation_is_visible",
+        "pg_conversion_is_visible",
+        "pg_statistics_obj_is_visible",
+        "pg_ts_config_is_visible",
+        "pg_ts_dict_is_visible",
+        "pg_ts_parser_is_visible",
+        "pg_ts_template_is_visible",
+    ] {
+        list.push(Function::new(name, &[&[Oid]], "bool", |_, _| Ok(true.into())));
+    }
+    // There are no such objects, so nothing can be said about them.
+    for name in [
+        "pg_get_viewdef",
+        "pg_get_ruledef",
+        "pg_get_triggerdef",
+        "pg_get_partkeydef",
+        "pg_get_partition_constraintdef",
+        "pg_get_functiondef",
+        "pg_get_function_sqlbody",
+        "pg_get_statisticsobjdef",
+        "pg_get_statisticsobjdef_columns",
+        "pg_relation_filepath",
+        "pg_stat_get_last_vacuum_time",
+    ] {
+        list.push(Function::new(name, &[&[Oid], &[Oid, Bool], &[Text], &[Text, Bool]], "text", |_, _| Ok(Value::Null)));
+    }
+    list.push(Function::new("pg_get_serial_sequence", &[&[Text, Text]], "text", |_, _| Ok(Value::Null)));
+    list.push(Function::new("shobj_description", &[&[Oid, Text]], "text", |_, _| Ok(Value::Null)));
+    list.push(Function::new("col_description", &[&[Oid, Int4]], "text", |_, _| Ok(Value::Null)));
+    list.push(Function::new("pg_describe_object", &[&[Oid, Oid, Int4]], "text", |call, args| {
+        if oid_of(&args[0]) != PG_CLASS {
+            return Ok(Value::Null);
+        }
+        let relation = relation_by_oid(call.facts()?, oid_of(&args[1]));
+        Ok(relation.map(|(_, name)| format!("table {name}")).into())
+    }).stable());
+    list.push(Function::new("pg_indexes_size", &[&[Oid]], "int8", |_, _| Ok(Value::Int(0))));
+    for name in ["inet_server_addr", "inet_client_addr"] {
+        list.push(Function::new(name, &[&[]], "text", |_, _| Ok(Value::Null)));
+    }
+    for name in ["inet_server_port", "inet_client_port"] {
+        list.push(Function::new(name, &[&[]], "int4", |_, _| Ok(Value::Null)));
+    }
+    list.extend(privileges());
+    list.extend(registered_types());
+    list
+}
+
+/// Everyone may do everything, as a superuser may; only a table that does not exist is refused.
+fn privileges() -> Vec<Function> {
+    // An object by oid or by name, and before it, perhaps, a role.
+    const OBJECT: &[&[Type]] = &[&[Any, Text], &[Any, Any, Text]];
+    let mut list = Vec::new();
+    for name in ["has_table_privilege", "has_any_column_privilege", "has_sequence_privilege"] {
+        list.push(
+            Function::new(name, OBJECT, "bool", |call, args| {
+                let relation = &args[args.len() - 2];
+                if let Value::Text(name) = relation
+                    && find_relation(call.facts()?, name).is_none()
+                {
+                    return Err(sql_error(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")));
+                }
+                Ok(true.into())
+            })
+            .stable(),
+        );
+    }
+    for name in [
+        "has_schema_privilege",
+        "has_database_privilege",
+        "has_tablespace_privilege",
+        "has_function_privilege",
+        "has_language_privilege",
+        "has_type_privilege",
+        "has_server_privilege",
+        "has_foreign_data_wrapper_privilege",
+        "has_parameter_privilege",
+        "pg_has_role",
+    ] {
+        list.push(Function::new(name, OBJECT, "bool", |_, _| Ok(true.into())));
+    }
+    let column: &[&[Type]] = &[&[Any, Any, Text], &[Any, Any, Any, Text]];
+    list.push(Function::new("has_column_privilege", column, "bool", |_, _| Ok(true.into())));
+    list
+}
+
+/// `'t'::regclass` and its like: text or oid in, oid out (`…_in`), and oid to name (`…_out`). The rewriter calls them.
+fn registered_types() -> Vec<Function> {
+    vec![
+        Function::new("regclass_in", &[&[Text], &[Oid]], "regclass", |call, args| {
+            reg_in(&args[0], |name| find_relation(call.facts().ok()?, name), SqlState::UNDEFINED_TABLE, "relation")
+        })
+        .stable(),
+        Function::new("regtype_in", &[&[Text], &[Oid]], "regtype", |_, args| {
+            reg_in(&args[0], |name| types::by_sql_name(name).map(|entry| entry.oid), SqlState::UNDEFINED_OBJECT, "type")
+        }),
+        Function::new("regproc_in", &[&[Text], &[Oid]], "regproc", |_, args| {
+            reg_in(&args[0], find_procedure, SqlState::UNDEFINED_FUNCTION, "function")
+        }),
+        Function::new("regnamespace_in", &[&[Text], &[Oid]], "regnamespace", |_, args| {
+            reg_in(&args[0], find_schema, SqlState::INVALID_SCHEMA_NAME, "schema")
+        }),
+        Function::new("regrole_in", &[&[Text], &[Oid]], "regrole", |call, args| {
+            reg_in(
+                &args[0],
+                |name| role_oid(call.facts().ok()?, &split_name(name).concat()),
+                SqlState::UNDEFINED_OBJECT,
+                "role",
+            )
+        })
+        .stable(),
+        Function::new("regoper_in", &[&[Text], &[Oid]], "regoper", |_, args| {
+            reg_in(&args[0], |_| None, SqlState::UNDEFINED_FUNCTION, "operator")
+        }),
+        Function::new("regclass_out", &[&[Oid]], "text", |call, args| {
+            let facts = call.facts()?;
+            let oid = oid_of(&args[0]);
+            Ok(match relation_by_oid(facts, oid) {
+                Some((schema, name)) if search_path(facts).contains(&schema) => quote_identifier(&name),
+                Some((schema, name)) => format!("{schema}.{}", quote_identifier(&name)),
+                None => oid_text(oid),
+            }
+            .into())
+        })
+        .stable(),
+        Function::new("regtype_out", &[&[Oid]], "text", |_, args| {
+            let oid = oid_of(&args[0]);
+            Ok(if types::by_oid(oid).is_some() { types::format_type(oid, Some(-1)) } else { oid_text(oid) }.into())
+        }),
+        Function::new("regproc_out", &[&[Oid]], "text", |_, args| {
+            let oid = oid_of(&args[0]);
+            Ok(procedures::by_oid(oid).map_or_else(|| oid_text(oid), |procedure| procedure.name.to_owned()).into())
+        }),
+        Function::new("regnamespace_out", &[&[Oid]], "text", |_, args| {
+            let oid = oid_of(&args[0]);
+            Ok(schema_name(oid).map_or_else(|| oid_text(oid), str::to_owned).into())
+        }),
+        Function::new("regrole_out", &[&[Oid]], "text", |call, args| {
+            let oid = oid_of(&args[0]);
+            Ok(role_name(call.facts()?, oid).map_or_else(|| oid_text(oid), |name| quote_identifier(&name)).into())
+        })
+        .stable(),
+        Function::new("regoper_out", &[&[Oid]], "text", |_, args| Ok(oid_text(oid_of(&args[0])).into())),
+    ]
+}
+
+fn oid_text(oid: u32) -> String {
+    if oid == 0 { "-".to_owned() } else { oid.to_string() }
+}
+
+fn reg_in(value: &Value, find: impl Fn(&str) -> Option<u32>, code: SqlState, kind: &str) -> Result<Value> {
+    let Value::Text(name) = value else {
+        return Ok(value.clone());
+    };
+    if name == "-" {
+        return Ok(Value::Int(0));
+    }
+    if let Ok(oid) = name.parse::<u32>() {
+        return Ok(oid.into());
+    }
+    match find(name) {
+        Some(oid) => Ok(oid.into()),
+        None => Err(sql_error(code, format!("{kind} \"{name}\" does not exist"))),
+    }
+}
+
+pub fn oid_of(value: &Value) -> u32 {
+    u32::try_from(value.as_int()).unwrap_or(0)
+}
+
+fn find_relation(facts: &SessionFacts, name: &str) -> Option<u32> {
+    let parts = split_name(name);
+    match parts.as_slice() {
+        [name] => relation_oid(facts, None, name),
+        [schema, name] => relation_oid(facts, Some(schema), name),
+        [_, schema, name] => relation_oid(facts, Some(schema), name),
+        _ => None,
+    }
+}
+
+fn find_procedure(name: &str) -> Option<u32> {
+    let name = split_name(name.split('(').next().unwrap_or(name)).pop()?;
+    procedures::by_name(&name).map(|procedure| procedure.oid)
+}
+
+fn find_schema(name: &str) -> Option<u32> {
+    objects::schema_oid(&split_name(name).concat())
+}
+
+fn relation_size(call: &Call<'_>, oid: &Value) -> Result<Value> {
+    let facts = call.facts()?;
+    let oid = oid_of(oid);
+    if let Some(table) = table_by_oid(facts, oid) {
+        let (main, delta) = table_bytes(table);
+        return Ok((main + delta).into());
+    }
+    // System relations and the indexes that stand for keys hold no bytes of their own.
+    Ok(if relation_by_oid(facts, oid).is_some() { Value::Int(0) } else { Value::Null })
+}
+
+fn is_tablespace(space: &Arc<tidepool_tablespace::Tablespace>, wanted: &Value) -> bool {
+    match wanted {
+        Value::Text(name) => space.name() == name,
+        oid => tablespace_oid(space.id()) == oid_of(oid),
+    }
+}
+
+fn server_start() -> chrono::DateTime<chrono::Utc> {
+    static START: std::sync::OnceLock<chrono::DateTime<chrono::Utc>> = std::sync::OnceLock::new();
+    *START.get_or_init(chrono::Utc::now)
+}
+
+/// Called as the server starts, so that its start time is known.
+pub fn remember_start() {
+    server_start();
+}
+
+fn type_of(call: &Call<'_>) -> String {
+    let Some(field) = call.arg_fields.first() else {
+        return "unknown".to_owned();
+    };
+    if let Some(oid) = field.metadata().get(crate::types::TYPE_OID_METADATA).and_then(|oid| oid.parse().ok()) {
+        return types::format_type(oid, Some(-1));
+    }
+    let base = |data_type: &datafusion::arrow::datatypes::DataType| {
+        use datafusion::arrow::datatypes::DataType as D;
+        match data_type {
+            D::Null => "unknown".to_owned(),
+            D::UInt32 => "oid".to_owned(),
+            D::Struct(_) => "record".to_owned(),
+            other => {
+                let field = datafusion::arrow::datatypes::Field::new("", other.clone(), true);
+                types::format_type(tidepool_table::sql_type_of_field(&field).oid(), Some(-1))
+            }
+        }
+    };
+    match field.data_type() {
+        datafusion::arrow::datatypes::DataType::List(item) => format!("{}[]", base(item.data_type())),
+        _ => types::format_type(tidepool_table::sql_type_of_field(field).oid(), Some(-1)).replace("bpchar", "character"),
+    }
+}
+
+/// As PostgreSQL shortens sizes: up to 10,240 of a unit, rounded half up.
+pub fn size_pretty(bytes: f64) -> String {
+    let mut value = bytes;
+    for (index, unit) in ["bytes", "kB", "MB", "GB", "TB", "PB"].into_iter().enumerate() {
+        let limit = if index == 0 { 10_240.0 } else { 10_239.5 };
+        if value.abs() < limit || unit == "PB" {
+            let rounded = (value.abs() + 0.5).floor();
+            return format!("{}{} {unit}", if value < 0.0 && rounded > 0.0 { "-" } else { "" }, rounded);
+        }
+        value /= 1024.0;
+    }
+    String::new()
+}

@@ -1,0 +1,183 @@
+//! Quoting, arrays, and odds and ends over text.
+
+use super::Type::*;
+use super::{Call, Function, invalid};
+use crate::catalog::objects::{quote_identifier, split_name};
+use crate::catalog::value::Value;
+use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::common::{Result, plan_err};
+use rand::RngCore;
+use std::sync::Arc;
+
+pub fn functions() -> Vec<Function> {
+    vec![
+        Function::new("quote_ident", &[&[Text]], "text", |_, args| Ok(quote_identifier(args[0].as_str()).into())),
+        Function::new("quote_literal", &[&[Text]], "text", |_, args| Ok(quote_literal(args[0].as_str()).into())),
+        Function::new("quote_nullable", &[&[Text]], "text", |_, args| {
+            Ok(match &args[0] {
+                Value::Null => "NULL".into(),
+                value => quote_literal(value.as_str()).into(),
+            })
+        })
+        .nullable(),
+        Function::new("parse_ident", &[&[Text], &[Text, Bool]], "_text", |_, args| Ok(split_name(args[0].as_str()).into())),
+        Function::new("gen_random_uuid", &[&[]], "uuid", |_, _| Ok(random_uuid().into())).volatile(),
+        Function::new("num_nulls", &[&[Rest]], "int4", |_, args| {
+            Ok(args.iter().filter(|arg| arg.is_null()).count().into())
+        })
+        .nullable(),
+        Function::new("num_nonnulls", &[&[Rest]], "int4", |_, args| {
+            Ok(args.iter().filter(|arg| !arg.is_null()).count().into())
+        })
+        .nullable(),
+        Function::new("array_upper", &[&[List, Int4]], "int4", |_, args| array_bound(args, |len| len)),
+        Function::new("array_lower", &[&[List, Int4]], "int4", |_, args| array_bound(args, |_| 1)),
+        // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
+        Function::new("array_or_empty", &[&[List]], "_text", |_, args| {
+            Ok(if args[0].is_null() { Value::List(vec![]) } else { args[0].clone() })
+        })
+        .nullable()
+        .returning(|types| Ok(list_type(types)?.clone())),
+        Function::new("pg_subscripts", &[&[List, Int4], &[List, Int4, Bool]], "_int4", |_, args| {
+            let Value::List(list) = &args[0] else { return Ok(Value::Null) };
+            let count = if args[1].as_int() == 1 { list.len() } else { 0 };
+            let reverse = args.get(2).is_some_and(Value::as_bool);
+            let numbers = (1..=count).map(Value::from);
+            Ok(Value::List(if reverse { numbers.rev().collect() } else { numbers.collect() }))
+        }),
+        // `information_schema._pg_expandarray`: each item with its position.
+        Function::new("pg_expand_array", &[&[List]], "_text", |_, args| {
+            let Value::List(list) = &args[0] else { return Ok(Value::Null) };
+            let pairs = list.iter().enumerate().map(|(index, item)| Value::Struct(vec![item.clone(), (index + 1).into()]));
+            Ok(Value::List(pairs.collect()))
+        })
+        .returning(|types| {
+            let DataType::List(item) = list_type(types)? else { return plan_err!("an array is expected") };
+            let x = Field::new("x", item.data_type().clone(), true);
+            let pair = DataType::Struct(vec![x, Field::new("n", DataType::Int32, true)].into());
+            Ok(DataType::List(Arc::new(Field::new_list_field(pair, true))))
+        }),
+        // A set of one value, or of none where it is NULL.
+        Function::new("pg_set_of", &[&[List]], "_text", |_, args| {
+            Ok(Value::List(if args[0].is_null() { vec![] } else { vec![args[0].clone()] }))
+        })
+        .nullable()
+        .returning(|types| Ok(DataType::List(Arc::new(Field::new_list_field(list_type(types)?.clone(), true))))),
+    ]
+}
+
+fn list_type(types: &[DataType]) -> Result<&DataType> {
+    match types.first() {
+        Some(list @ DataType::List(_)) => Ok(list),
+        _ => plan_err!("an array is expected"),
+    }
+}
+
+fn array_bound(args: &[Value], bound: fn(usize) -> usize) -> Result<Value> {
+    let mut list = &args[0];
+    for _ in 1..args[1].as_int() {
+        match list {
+            Value::List(items) if !items.is_empty() => list = &items[0],
+            _ => return Ok(Value::Null),
+        }
+    }
+    Ok(match list {
+        Value::List(items) if !items.is_empty() && args[1].as_int() > 0 => bound(items.len()).into(),
+        _ => Value::Null,
+    })
+}
+
+pub fn quote_literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if text.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
+}
+
+/// A version 4 UUID.
+fn random_uuid() -> String {
+    let mut bytes = [0u8; 16];
+    rand::rng().fill_bytes(&mut bytes);
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// `format('%s %I %L', …)`: PostgreSQL's, with positions (`%2$s`), widths (`%10s`, `%-10s`, `%*s`) and `%%`.
+pub fn format(_call: &Call<'_>, args: &[Value]) -> Result<Value> {
+    let Value::Text(pattern) = &args[0] else { return Ok(Value::Null) };
+    let values = &args[1..];
+    let mut out = String::new();
+    let mut next = 0;
+    let mut characters = pattern.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character != '%' {
+            out.push(character);
+            continue;
+        }
+        let mut digits = String::new();
+        let mut left = false;
+        let mut width: Option<usize> = None;
+        let conversion = loop {
+            match characters.next() {
+                None => return Err(invalid("unterminated format() type specifier")),
+                Some('-') => left = true,
+                Some('*') => {
+                    let value = values.get(next).map_or(0, Value::as_int);
+                    next += 1;
+                    left |= value < 0;
+                    width = Some(value.unsigned_abs() as usize);
+                }
+                Some('$') => {
+                    next = digits.parse::<usize>().ok().and_then(|n| n.checked_sub(1)).ok_or_else(|| {
+                        invalid("format specifies argument 0, but arguments are numbered from 1")
+                    })?;
+                    digits.clear();
+                }
+                Some(digit) if digit.is_ascii_digit() => digits.push(digit),
+                Some(other) => break other,
+            }
+        };
+        let width = width.or_else(|| digits.parse().ok()).unwrap_or(0).min(1 << 20);
+        let text = match conversion {
+            '%' => "%".to_owned(),
+            's' | 'I' | 'L' => {
+                let Some(value) = values.get(next) else { return Err(invalid("too few arguments for format()")) };
+                next += 1;
+                match (conversion, value) {
+                    ('s', Value::Null) => String::new(),
+                    ('I', Value::Null) => return Err(invalid("null values cannot be formatted as an SQL identifier")),
+                    ('L', Value::Null) => "NULL".to_owned(),
+                    ('I', value) => quote_identifier(&display(value)),
+                    ('L', value) => quote_literal(&display(value)),
+                    (_, value) => display(value),
+                }
+            }
+            other => return Err(invalid(format!("unrecognized format() type specifier \"{other}\""))),
+        };
+        let padding = " ".repeat(width.saturating_sub(text.chars().count()));
+        if left {
+            out.push_str(&text);
+            out.push_str(&padding);
+        } else {
+            out.push_str(&padding);
+            out.push_str(&text);
+        }
+    }
+    Ok(out.into())
+}
+
+/// A value as its type's output function writes it.
+fn display(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::Bool(value) => if *value { "t" } else { "f" }.to_owned(),
+        Value::Int(value) => value.to_string(),
+        Value::Float(value) => value.to_string(),
+        Value::Decimal(value, scale) => super::format::decimal_text(*value, *scale),
+        Value::Text(text) => text.to_string(),
+        Value::Date(days) => super::datetime::date_text(*days),
+        Value::Timestamp(micros) => super::datetime::timestamp_text(*micros),
+        Value::List(items) => format!("{{{}}}", items.iter().map(display).collect::<Vec<_>>().join(",")),
+        other => format!("{other:?}"),
+    }
+}

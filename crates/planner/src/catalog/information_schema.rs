@@ -1,0 +1,273 @@
+//! The rows of `information_schema`'s views, the SQL standard's form of the catalogue.
+
+use super::objects::*;
+use super::relations::{self, Rows};
+use super::types;
+use super::value::Value;
+use crate::facts::SessionFacts;
+use tidepool_base::SqlType;
+use tidepool_table::TableVersion;
+
+/// Fills `rows` with what the view named `name` holds.
+pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
+    match name {
+        "information_schema_catalog_name" => rows.push([("catalog_name", facts.database.into())]),
+        "schemata" => {
+            for (_, schema) in SCHEMAS {
+                rows.push([
+                    ("catalog_name", facts.database.into()),
+                    ("schema_name", schema.into()),
+                    ("schema_owner", OWNER_NAME.into()),
+                ]);
+            }
+        }
+        "tables" => tables(facts, rows),
+        "columns" => columns(facts, rows),
+        "views" => {
+            for relation in relations::all().iter().filter(|relation| relation.kind == "v") {
+                rows.push([
+                    ("table_catalog", facts.database.into()),
+                    ("table_schema", relation.schema.into()),
+                    ("table_name", relation.name.into()),
+                    ("check_option", "NONE".into()),
+                    ("is_updatable", "NO".into()),
+                    ("is_insertable_into", "NO".into()),
+                    ("is_trigger_updatable", "NO".into()),
+                    ("is_trigger_deletable", "NO".into()),
+                    ("is_trigger_insertable_into", "NO".into()),
+                ]);
+            }
+        }
+        "table_constraints" => table_constraints(facts, rows),
+        "check_constraints" => {
+            for table in facts.version.tables.values() {
+                for (index, column) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
+                    rows.push([
+                        ("constraint_catalog", facts.database.into()),
+                        ("constraint_schema", "public".into()),
+                        ("constraint_name", not_null_name(table, index).into()),
+                        ("check_clause", format!("{} IS NOT NULL", quote_identifier(&column.name)).into()),
+                    ]);
+                }
+            }
+        }
+        "key_column_usage" | "constraint_column_usage" => {
+            for table in facts.version.tables.values() {
+                for (index, &position) in table.def.primary_key.iter().enumerate() {
+                    let shared = [
+                        ("constraint_catalog", Value::from(facts.database)),
+                        ("constraint_schema", "public".into()),
+                        ("constraint_name", primary_key_name(&table.def.name).into()),
+                        ("table_catalog", facts.database.into()),
+                        ("table_schema", "public".into()),
+                        ("table_name", table.def.name.clone().into()),
+                        ("column_name", table.def.columns[position].name.clone().into()),
+                    ];
+                    if name == "key_column_usage" {
+                        let [a, b, c, d, e, f, g] = shared;
+                        rows.push([a, b, c, d, e, f, g, ("ordinal_position", (index + 1).into())]);
+                    } else {
+                        rows.push(shared);
+                    }
+                }
+            }
+        }
+        "constraint_table_usage" => {
+            for table in facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty()) {
+                rows.push([
+                    ("table_catalog", facts.database.into()),
+                    ("table_schema", "public".into()),
+                    ("table_name", table.def.name.clone().into()),
+                    ("constraint_catalog", facts.database.into()),
+                    ("constraint_schema", "public".into()),
+                    ("constraint_name", primary_key_name(&table.def.name).into()),
+                ]);
+            }
+        }
+        "applicable_roles" => {}
+        "enabled_roles" => rows.push([("role_name", facts.user.clone().into())]),
+        "character_sets" => rows.push([
+            ("character_set_name", "UTF8".into()),
+            ("character_repertoire", "UCS".into()),
+            ("form_of_use", "UTF8".into()),
+            ("default_collate_catalog", facts.database.into()),
+            ("default_collate_schema", "pg_catalog".into()),
+            ("default_collate_name", "C".into()),
+        ]),
+        "table_privileges" | "role_table_grants" => {
+            for table in facts.version.tables.values() {
+                for privilege in ["INSERT", "SELECT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"] {
+                    rows.push([
+                        ("grantor", OWNER_NAME.into()),
+                        ("grantee", OWNER_NAME.into()),
+                        ("table_catalog", facts.database.into()),
+                        ("table_schema", "public".into()),
+                        ("table_name", table.def.name.clone().into()),
+                        ("privilege_type", privilege.into()),
+                        ("is_grantable", "YES".into()),
+                        ("with_hierarchy", if privilege == "SELECT" { "YES" } else { "NO" }.into()),
+                    ]);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn tables(facts: &SessionFacts, rows: &mut Rows) {
+    let mut push = |schema: &'static str, name: Value, kind: &'static str| {
+        rows.push([
+            ("table_catalog", facts.database.into()),
+            ("table_schema", schema.into()),
+            ("table_name", name),
+            ("table_type", kind.into()),
+            ("is_insertable_into", if kind == "BASE TABLE" && schema == "public" { "YES" } else { "NO" }.into()),
+            ("is_typed", "NO".into()),
+        ]);
+    };
+    for relation in relations::all() {
+        push(relation.schema, relation.name.into(), if relation.kind == "v" { "VIEW" } else { "BASE TABLE" });
+    }
+    for table in facts.version.tables.values() {
+        push("public", table.def.name.clone().into(), "BASE TABLE");
+    }
+}
+
+fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
+    let mut push = |table: &TableVersion, name: String, kind: &'static str| {
+        rows.push([
+            ("constraint_catalog", facts.database.into()),
+            ("constraint_schema", "public".into()),
+            ("constraint_name", name.into()),
+            ("table_catalog", facts.database.into()),
+            ("table_schema", "public".into()),
+            ("table_name", table.def.name.clone().into()),
+            ("constraint_type", kind.into()),
+            ("is_deferrable", "NO".into()),
+            ("initially_deferred", "NO".into()),
+            ("enforced", "YES".into()),
+            ("nulls_distinct", (kind == "PRIMARY KEY").then_some("YES").into()),
+        ]);
+    };
+    for table in facts.version.tables.values() {
+        if !table.def.primary_key.is_empty() {
+            push(table, primary_key_name(&table.def.name), "PRIMARY KEY");
+        }
+        for (index, _) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
+            push(table, not_null_name(table, index), "CHECK");
+        }
+    }
+}
+
+/// As PostgreSQL 15 names the check that stands for NOT NULL.
+fn not_null_name(table: &TableVersion, index: usize) -> String {
+    format!("{PUBLIC}_{}_{}_not_null", table.def.id.0, index + 1)
+}
+
+struct ColumnRow<'a> {
+    schema: &'static str,
+    table: &'a str,
+    name: &'a str,
+    number: usize,
+    type_oid: u32,
+    sql_type: Option<SqlType>,
+    default: Option<String>,
+    nullable: bool,
+    updatable: bool,
+}
+
+fn columns(facts: &SessionFacts, rows: &mut Rows) {
+    for relation in relations::all() {
+        for (index, column) in relation.columns.iter().enumerate() {
+            let row = ColumnRow {
+                schema: relation.schema,
+                table: relation.name,
+                name: column.name,
+                number: index + 1,
+                type_oid: types::by_name(column.type_name).map_or(25, |entry| entry.oid),
+                sql_type: None,
+                default: None,
+                nullable: !column.not_null,
+                updatable: false,
+            };
+            push_column(facts, rows, &row);
+        }
+    }
+    for table in facts.version.tables.values() {
+        for (index, column) in table.def.columns.iter().enumerate() {
+            let row = ColumnRow {
+                schema: "public",
+                table: &table.def.name,
+                name: &column.name,
+                number: index + 1,
+                type_oid: column.sql_type.oid(),
+                sql_type: Some(column.sql_type),
+                default: column.default.clone(),
+                nullable: column.nullable,
+                updatable: true,
+            };
+            push_column(facts, rows, &row);
+        }
+    }
+}
+
+fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
+    let entry = types::by_oid(column.type_oid);
+    let (length_max, octets) = match column.sql_type {
+        Some(SqlType::Varchar { length_max: Some(length) } | SqlType::Char { length }) => {
+            (Some(length), Some(u64::from(length) * 4))
+        }
+        // No length: as many bytes as a value can have.
+        Some(SqlType::Text | SqlType::Varchar { length_max: None }) => (None, Some(1 << 30)),
+        _ => (None, None),
+    };
+    // Precision, its radix, and scale.
+    let (precision, radix, scale) = match column.type_oid {
+        21 => (Some(16), Some(2), Some(0)),
+        23 => (Some(32), Some(2), Some(0)),
+        20 => (Some(64), Some(2), Some(0)),
+        700 => (Some(24), Some(2), None),
+        701 => (Some(53), Some(2), None),
+        1700 => match column.sql_type {
+            Some(SqlType::Numeric { precision, scale }) => (Some(i64::from(precision)), Some(10), Some(i64::from(scale))),
+            _ => (None, Some(10), None),
+        },
+        _ => (None, None, None),
+    };
+    let datetime_precision = match column.type_oid {
+        1082 => Some(0),
+        1083 | 1114 | 1184 | 1186 | 1266 => Some(6),
+        _ => None,
+    };
+    let data_type = match entry {
+        Some(entry) if entry.category == "A" && entry.len == -1 => "ARRAY".to_owned(),
+        Some(entry) => entry.display.clone(),
+        None => "USER-DEFINED".to_owned(),
+    };
+    let yes_no = |yes: bool| Value::from(if yes { "YES" } else { "NO" });
+    rows.push([
+        ("table_catalog", facts.database.into()),
+        ("table_schema", column.schema.into()),
+        ("table_name", column.table.to_owned().into()),
+        ("column_name", column.name.to_owned().into()),
+        ("ordinal_position", column.number.into()),
+        ("column_default", column.default.clone().into()),
+        ("is_nullable", yes_no(column.nullable)),
+        ("data_type", data_type.into()),
+        ("character_maximum_length", length_max.into()),
+        ("character_octet_length", octets.into()),
+        ("numeric_precision", precision.into()),
+        ("numeric_precision_radix", radix.into()),
+        ("numeric_scale", scale.into()),
+        ("datetime_precision", datetime_precision.into()),
+        ("udt_catalog", facts.database.into()),
+        ("udt_schema", "pg_catalog".into()),
+        ("udt_name", entry.map(|entry| entry.name).into()),
+        ("dtd_identifier", column.number.to_string().into()),
+        ("is_self_referencing", "NO".into()),
+        ("is_identity", "NO".into()),
+        ("identity_cycle", "NO".into()),
+        ("is_generated", "NEVER".into()),
+        ("is_updatable", yes_no(column.updatable)),
+    ]);
+}

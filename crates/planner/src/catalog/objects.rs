@@ -1,0 +1,208 @@
+//! Which oid every object of the catalogue has, and back.
+//!
+//! System relations have PostgreSQL's oids and a user's table has its `TableId`. What belongs to a table without an id of
+//! its own (the index that stands for its primary key, the constraint, a default) has an oid derived from the table's, in
+//! ranges far above any table's. Nothing is stored.
+
+use super::relations;
+use crate::facts::SessionFacts;
+use std::sync::Arc;
+use tidepool_table::TableVersion;
+
+pub const PG_CATALOG: u32 = 11;
+pub const PG_TOAST: u32 = 99;
+pub const PUBLIC: u32 = 2200;
+pub const INFORMATION_SCHEMA: u32 = 13207;
+pub const TIDEPOOL: u32 = 14000;
+
+/// Oid and name of each schema.
+pub const SCHEMAS: [(u32, &str); 5] = [
+    (PG_CATALOG, "pg_catalog"),
+    (PG_TOAST, "pg_toast"),
+    (PUBLIC, "public"),
+    (INFORMATION_SCHEMA, "information_schema"),
+    (TIDEPOOL, "tidepool"),
+];
+
+/// The one database.
+pub const DATABASE: u32 = 5;
+/// Role `tidepool`, which owns everything.
+pub const OWNER: u32 = 10;
+pub const OWNER_NAME: &str = "tidepool";
+/// The role that asks, where it is another than `tidepool`.
+pub const OTHER_ROLE: u32 = 16_383;
+
+pub const TABLE_ACCESS_METHOD: u32 = 2;
+pub const INDEX_ACCESS_METHOD: u32 = 403;
+
+/// Oids of catalogue tables that descriptions and dependencies refer to.
+pub const PG_CLASS: u32 = 1259;
+
+const INDEX_BASE: u32 = 0x4000_0000;
+const CONSTRAINT_BASE: u32 = 0x6000_0000;
+const DEFAULT_BASE: u32 = 0x8000_0000;
+
+pub fn schema_oid(name: &str) -> Option<u32> {
+    SCHEMAS.iter().find(|schema| schema.1 == name).map(|schema| schema.0)
+}
+
+pub fn schema_name(oid: u32) -> Option<&'static str> {
+    SCHEMAS.iter().find(|schema| schema.0 == oid).map(|schema| schema.1)
+}
+
+/// `near` has the oid of PostgreSQL's default tablespace; the others follow.
+pub fn tablespace_oid(id: tidepool_base::TablespaceId) -> u32 {
+    1663 + u32::from(id.0)
+}
+
+pub fn primary_key_index_oid(table: u32) -> u32 {
+    INDEX_BASE | table
+}
+
+pub fn primary_key_constraint_oid(table: u32) -> u32 {
+    CONSTRAINT_BASE | table
+}
+
+/// `attribute` counts from 1. Unique as long as no table has more than 1,600 columns, PostgreSQL's own limit.
+pub fn default_oid(table: u32, attribute: usize) -> u32 {
+    DEFAULT_BASE.wrapping_add(table.wrapping_mul(2048)).wrapping_add(attribute as u32) | DEFAULT_BASE
+}
+
+pub fn primary_key_name(table: &str) -> String {
+    format!("{table}_pkey")
+}
+
+/// The table whose primary key an index oid stands for.
+pub fn table_of_index(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+    (oid & INDEX_BASE != 0).then(|| table_by_oid(facts, oid & !INDEX_BASE)).flatten().filter(|table| !table.def.primary_key.is_empty())
+}
+
+pub fn table_of_constraint(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+    (oid & CONSTRAINT_BASE == CONSTRAINT_BASE)
+        .then(|| table_by_oid(facts, oid & !CONSTRAINT_BASE))
+        .flatten()
+        .filter(|table| !table.def.primary_key.is_empty())
+}
+
+pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+    facts.version.tables.values().find(|table| table.def.id.0 == oid)
+}
+
+/// Schema and name of the relation (table, view or index) with this oid.
+pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&'static str, String)> {
+    if let Some(relation) = relations::all().iter().find(|relation| relation.oid == oid) {
+        return Some((relation.schema, relation.name.to_owned()));
+    }
+    if let Some(table) = table_by_oid(facts, oid) {
+        return Some(("public", table.def.name.clone()));
+    }
+    table_of_index(facts, oid).map(|table| ("public", primary_key_name(&table.def.name)))
+}
+
+/// The oid of a relation by name; without a schema, the first in the search path.
+pub fn relation_oid(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Option<u32> {
+    let find = |schema: &str| -> Option<u32> {
+        if schema != "public" {
+            return relations::find(schema, name).map(|relation| relation.oid);
+        }
+        if let Some(table) = facts.version.table(name) {
+            return Some(table.def.id.0);
+        }
+        let table = facts.version.table(name.strip_suffix("_pkey")?)?;
+        (!table.def.primary_key.is_empty()).then(|| primary_key_index_oid(table.def.id.0))
+    };
+    match schema {
+        Some(schema) => find(schema),
+        None => search_path(facts).iter().find_map(|schema| find(schema)),
+    }
+}
+
+/// The schemas that names without a schema are looked up in, in order: `pg_catalog` first, then those of `search_path`
+/// that exist.
+pub fn search_path(facts: &SessionFacts) -> Vec<&'static str> {
+    let setting = facts.settings.get("search_path").unwrap_or_else(|| "public".to_owned());
+    let named = setting
+        .split(',')
+        .map(|name| name.trim().trim_matches('"'))
+        .filter_map(|name| SCHEMAS.iter().find(|schema| schema.1 == name).map(|schema| schema.1));
+    let mut path: Vec<&'static str> = named.collect();
+    if !path.contains(&"pg_catalog") {
+        path.insert(0, "pg_catalog");
+    }
+    path
+}
+
+/// Splits `schema.name` as written in SQL, unquoting each part and folding what is not quoted to lower case.
+pub fn split_name(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    let mut characters = text.trim().chars().peekable();
+    while let Some(character) = characters.next() {
+        let last = parts.len() - 1;
+        match character {
+            '"' if quoted && characters.peek() == Some(&'"') => {
+                characters.next();
+                parts[last].push('"');
+            }
+            '"' => quoted = !quoted,
+            '.' if !quoted => parts.push(String::new()),
+            other if quoted => parts[last].push(other),
+            other => parts[last].extend(other.to_lowercase()),
+        }
+    }
+    parts
+}
+
+/// `name` as SQL must write it: in double quotes unless it is a plain lower-case word that is not reserved.
+pub fn quote_identifier(name: &str) -> String {
+    let plain = name.chars().enumerate().all(|(index, character)| {
+        character == '_' || character.is_ascii_lowercase() || (index > 0 && (character.is_ascii_digit() || character == '$'))
+    });
+    if plain && !name.is_empty() && RESERVED.binary_search(&name).is_err() {
+        name.to_owned()
+    } else {
+        format!("\"{}\"", name.replace('"', "\"\""))
+    }
+}
+
+/// A role's name by oid.
+pub fn role_name(facts: &SessionFacts, oid: u32) -> Option<String> {
+    match oid {
+        OWNER => Some(OWNER_NAME.to_owned()),
+        OTHER_ROLE if facts.user != OWNER_NAME => Some(facts.user.clone()),
+        _ => None,
+    }
+}
+
+pub fn role_oid(facts: &SessionFacts, name: &str) -> Option<u32> {
+    match name {
+        OWNER_NAME => Some(OWNER),
+        _ if name == facts.user => Some(OTHER_ROLE),
+        _ => None,
+    }
+}
+
+/// Encoded bytes in main, and bytes of delta.
+pub fn table_bytes(table: &TableVersion) -> (u64, u64) {
+    let main = table.row_groups.iter().flat_map(|group| group.segments()).map(|segment| segment.bytes().len() as u64).sum();
+    let delta = table.delta.iter().map(|chunk| chunk.bytes()).sum();
+    (main, delta)
+}
+
+/// PostgreSQL's keywords that cannot name a column or table without quotes, sorted.
+const RESERVED: &[&str] = &[
+    "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "authorization", "between", "bigint",
+    "binary", "bit", "boolean", "both", "case", "cast", "char", "character", "check", "coalesce", "collate", "collation",
+    "column", "concurrently", "constraint", "create", "cross", "current_catalog", "current_date", "current_role",
+    "current_schema", "current_time", "current_timestamp", "current_user", "dec", "decimal", "default", "deferrable",
+    "desc", "distinct", "do", "else", "end", "except", "exists", "extract", "false", "fetch", "float", "for", "foreign",
+    "freeze", "from", "full", "grant", "greatest", "group", "grouping", "having", "ilike", "in", "initially", "inner",
+    "inout", "int", "integer", "intersect", "interval", "into", "is", "isnull", "join", "lateral", "leading", "least",
+    "left", "like", "limit", "localtime", "localtimestamp", "national", "natural", "nchar", "none", "normalize", "not",
+    "notnull", "null", "nullif", "numeric", "offset", "on", "only", "or", "order", "out", "outer", "overlaps", "overlay",
+    "placing", "position", "precision", "primary", "real", "references", "returning", "right", "row", "select",
+    "session_user", "setof", "similar", "smallint", "some", "substring", "symmetric", "table", "tablesample", "then",
+    "time", "timestamp", "to", "trailing", "treat", "trim", "true", "union", "unique", "user", "using", "values",
+    "varchar", "variadic", "verbose", "when", "where", "window", "with", "xmlattributes", "xmlconcat", "xmlelement",
+    "xmlexists", "xmlforest", "xmlnamespaces", "xmlparse", "xmlpi", "xmlroot", "xmlserialize", "xmltable",
+];

@@ -1,0 +1,656 @@
+//! The rows of `pg_catalog`'s relations. Those that nothing of Tidepool's can be in (triggers, policies, …) have none.
+
+use super::functions::procedures;
+use super::objects::*;
+use super::relations::{self, Rows};
+use super::types;
+use super::value::Value;
+use crate::facts::SessionFacts;
+use crate::session::TransactionStatus;
+use crate::QueryState;
+use datafusion::common::Result;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidepool_base::SqlType;
+use tidepool_table::TableVersion;
+
+/// PostgreSQL's number for UTF8.
+pub const ENCODING_UTF8: i32 = 6;
+/// `heap`-like relations store their pages in units of this many bytes, as far as `relpages` is concerned.
+const PAGE_BYTES: u64 = 8192;
+
+/// Fills `rows` with what the relation named `name` holds.
+pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
+    match name {
+        "pg_am" => {
+            rows.push([("oid", TABLE_ACCESS_METHOD.into()), ("amname", "tidepool".into()), ("amtype", "t".into())]);
+            rows.push([
+                ("oid", INDEX_ACCESS_METHOD.into()),
+                ("amname", "btree".into()),
+                ("amhandler", 330.into()),
+                ("amtype", "i".into()),
+            ]);
+        }
+        "pg_attrdef" => attribute_defaults(facts, rows),
+        "pg_attribute" => attributes(facts, rows),
+        "pg_authid" | "pg_roles" => roles(name, facts, rows),
+        "pg_user" => {
+            for (oid, role) in role_list(facts) {
+                rows.push([
+                    ("usename", role.into()),
+                    ("usesysid", oid.into()),
+                    ("usecreatedb", (oid == OWNER).into()),
+                    ("usesuper", (oid == OWNER).into()),
+                    ("userepl", false.into()),
+                    ("usebypassrls", (oid == OWNER).into()),
+                    ("passwd", "********".into()),
+                ]);
+            }
+        }
+        "pg_class" => classes(facts, rows),
+        "pg_collation" => {
+            for (oid, collation, provider) in [(100, "default", "d"), (950, "C", "c"), (951, "POSIX", "c")] {
+                let locale = if provider == "d" { Value::Null } else { collation.into() };
+                rows.push([
+                    ("oid", oid.into()),
+                    ("collname", collation.into()),
+                    ("collnamespace", PG_CATALOG.into()),
+                    ("collowner", OWNER.into()),
+                    ("collprovider", provider.into()),
+                    ("collisdeterministic", true.into()),
+                    ("collencoding", (-1).into()),
+                    ("collcollate", locale.clone()),
+                    ("collctype", locale),
+                ]);
+            }
+        }
+        "pg_constraint" => constraints(facts, rows),
+        "pg_cursors" | "pg_prepared_statements" => {}
+        "pg_database" => rows.push([
+            ("oid", DATABASE.into()),
+            ("datname", facts.database.into()),
+            ("datdba", OWNER.into()),
+            ("encoding", ENCODING_UTF8.into()),
+            ("datlocprovider", "c".into()),
+            ("datallowconn", true.into()),
+            ("datconnlimit", (-1).into()),
+            ("dattablespace", default_tablespace(facts).into()),
+            ("datcollate", "C.UTF-8".into()),
+            ("datctype", "C.UTF-8".into()),
+        ]),
+        "pg_description" => {
+            for relation in relations::all() {
+                if relation.schema == "tidepool" {
+                    rows.push([
+                        ("objoid", relation.oid.into()),
+                        ("classoid", PG_CLASS.into()),
+                        ("objsubid", 0.into()),
+                        ("description", super::tidepool::description(relation.name).into()),
+                    ]);
+                }
+            }
+            for (oid, text) in [(PUBLIC, "standard public schema"), (PG_CATALOG, "system catalog schema")] {
+                rows.push([
+                    ("objoid", oid.into()),
+                    ("classoid", 2615.into()),
+                    ("objsubid", 0.into()),
+                    ("description", text.into()),
+                ]);
+            }
+        }
+        "pg_index" => indexes(facts, rows),
+        "pg_indexes" => {
+            for table in keyed(facts) {
+                rows.push([
+                    ("schemaname", "public".into()),
+                    ("tablename", table.def.name.clone().into()),
+                    ("indexname", primary_key_name(&table.def.name).into()),
+                    ("indexdef", index_definition(table).into()),
+                ]);
+            }
+        }
+        "pg_language" => {
+            for (oid, language) in [(12, "internal"), (14, "sql")] {
+                rows.push([
+                    ("oid", oid.into()),
+                    ("lanname", language.into()),
+                    ("lanowner", OWNER.into()),
+                    ("lanpltrusted", (oid == 14).into()),
+                ]);
+            }
+        }
+        "pg_namespace" => {
+            for (oid, schema) in SCHEMAS {
+                rows.push([("oid", oid.into()), ("nspname", schema.into()), ("nspowner", OWNER.into())]);
+            }
+        }
+        "pg_opclass" => operator_classes(rows),
+        "pg_opfamily" => {
+            for (oid, family) in [(1976, "integer_ops"), (1994, "text_ops")] {
+                rows.push([
+                    ("oid", oid.into()),
+                    ("opfmethod", INDEX_ACCESS_METHOD.into()),
+                    ("opfname", family.into()),
+                    ("opfnamespace", PG_CATALOG.into()),
+                    ("opfowner", OWNER.into()),
+                ]);
+            }
+        }
+        "pg_proc" => procedures::fill(rows),
+        "pg_range" => ranges(rows),
+        "pg_settings" => settings(facts, rows),
+        "pg_stat_activity" => activity(facts, rows),
+        "pg_stat_database" => rows.push([
+            ("datid", DATABASE.into()),
+            ("datname", facts.database.into()),
+            ("numbackends", facts.planner.session_count().into()),
+        ]),
+        "pg_stat_progress_copy" => progress(facts, rows),
+        "pg_stat_all_tables" | "pg_stat_user_tables" => {
+            for table in facts.version.tables.values() {
+                rows.push([
+                    ("relid", table.def.id.0.into()),
+                    ("schemaname", "public".into()),
+                    ("relname", table.def.name.clone().into()),
+                    ("n_live_tup", table.rows().into()),
+                    ("n_dead_tup", 0.into()),
+                ]);
+            }
+        }
+        "pg_stats" => statistics(facts, rows),
+        "pg_tables" => {
+            let default = default_tablespace(facts);
+            for relation in relations::all().iter().filter(|relation| relation.kind == "r") {
+                rows.push([
+                    ("schemaname", relation.schema.into()),
+                    ("tablename", relation.name.into()),
+                    ("tableowner", OWNER_NAME.into()),
+                    ("hasindexes", false.into()),
+                    ("hasrules", false.into()),
+                    ("hastriggers", false.into()),
+                    ("rowsecurity", false.into()),
+                ]);
+            }
+            for table in facts.version.tables.values() {
+                let elsewhere = placed(facts, table) != default;
+                rows.push([
+                    ("schemaname", "public".into()),
+                    ("tablename", table.def.name.clone().into()),
+                    ("tableowner", OWNER_NAME.into()),
+                    ("tablespace", elsewhere.then(|| table.placement.main.clone()).into()),
+                    ("hasindexes", (!table.def.primary_key.is_empty()).into()),
+                    ("hasrules", false.into()),
+                    ("hastriggers", false.into()),
+                    ("rowsecurity", false.into()),
+                ]);
+            }
+        }
+        "pg_tablespace" => {
+            for space in facts.planner.database().tablespaces().list() {
+                let options = space.config().profile.as_ref().map(|profile| vec![format!("profile={}", profile.name)]);
+                rows.push([
+                    ("oid", tablespace_oid(space.id()).into()),
+                    ("spcname", space.name().to_owned().into()),
+                    ("spcowner", OWNER.into()),
+                    ("spcoptions", options.into()),
+                ]);
+            }
+        }
+        "pg_timezone_names" => {}
+        "pg_type" => type_rows(rows),
+        "pg_views" => {
+            for relation in relations::all().iter().filter(|relation| relation.kind == "v") {
+                rows.push([
+                    ("schemaname", relation.schema.into()),
+                    ("viewname", relation.name.into()),
+                    ("viewowner", OWNER_NAME.into()),
+                    ("definition", "".into()),
+                ]);
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Tables with a declared primary key.
+fn keyed(facts: &SessionFacts) -> impl Iterator<Item = &Arc<TableVersion>> {
+    facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty())
+}
+
+fn role_list(facts: &SessionFacts) -> Vec<(u32, String)> {
+    let mut list = vec![(OWNER, OWNER_NAME.to_owned())];
+    list.extend(role_name(facts, OTHER_ROLE).map(|name| (OTHER_ROLE, name)));
+    list
+}
+
+fn roles(relation: &str, facts: &SessionFacts, rows: &mut Rows) {
+    let password = if relation == "pg_roles" { Value::from("********") } else { Value::Null };
+    for (oid, role) in role_list(facts) {
+        let owner = oid == OWNER;
+        rows.push([
+            ("oid", oid.into()),
+            ("rolname", role.into()),
+            ("rolsuper", owner.into()),
+            ("rolinherit", true.into()),
+            ("rolcreaterole", owner.into()),
+            ("rolcreatedb", owner.into()),
+            ("rolcanlogin", true.into()),
+            ("rolreplication", false.into()),
+            ("rolconnlimit", (-1).into()),
+            ("rolpassword", password.clone()),
+            ("rolbypassrls", owner.into()),
+        ]);
+    }
+}
+
+fn default_tablespace(facts: &SessionFacts) -> u32 {
+    let database = facts.planner.database();
+    database.tablespaces().get(&database.config().default_tablespace).map_or(1663, |space| tablespace_oid(space.id()))
+}
+
+/// The oid of the tablespace of a table's main.
+fn placed(facts: &SessionFacts, table: &TableVersion) -> u32 {
+    facts.planner.database().tablespaces().get(&table.placement.main).map_or(0, |space| tablespace_oid(space.id()))
+}
+
+fn classes(facts: &SessionFacts, rows: &mut Rows) {
+    for relation in relations::all() {
+        rows.push([
+            ("oid", relation.oid.into()),
+            ("relname", relation.name.into()),
+            ("relnamespace", schema_oid(relation.schema).unwrap_or(0).into()),
+            ("relowner", OWNER.into()),
+            ("relam", if relation.kind == "r" { TABLE_ACCESS_METHOD } else { 0 }.into()),
+            ("reltuples", (-1.0).into()),
+            ("relpersistence", "p".into()),
+            ("relkind", relation.kind.into()),
+            ("relnatts", relation.columns.len().into()),
+            ("relispopulated", true.into()),
+            ("relreplident", "n".into()),
+        ]);
+    }
+    let default = default_tablespace(facts);
+    for table in facts.version.tables.values() {
+        let tablespace = placed(facts, table);
+        let (main, delta) = table_bytes(table);
+        let key = &table.def.primary_key;
+        rows.push([
+            ("oid", table.def.id.0.into()),
+            ("relname", table.def.name.clone().into()),
+            ("relnamespace", PUBLIC.into()),
+            ("relowner", OWNER.into()),
+            ("relam", TABLE_ACCESS_METHOD.into()),
+            ("relfilenode", table.def.id.0.into()),
+            ("reltablespace", if tablespace == default { 0 } else { tablespace }.into()),
+            ("relpages", (main + delta).div_ceil(PAGE_BYTES).min(i32::MAX as u64).into()),
+            ("reltuples", (table.rows() as f64).into()),
+            ("relhasindex", (!key.is_empty()).into()),
+            ("relpersistence", "p".into()),
+            ("relkind", "r".into()),
+            ("relnatts", table.def.columns.len().into()),
+            ("relispopulated", true.into()),
+            ("relreplident", "d".into()),
+        ]);
+        if !key.is_empty() {
+            rows.push([
+                ("oid", primary_key_index_oid(table.def.id.0).into()),
+                ("relname", primary_key_name(&table.def.name).into()),
+                ("relnamespace", PUBLIC.into()),
+                ("relowner", OWNER.into()),
+                ("relam", INDEX_ACCESS_METHOD.into()),
+                ("reltuples", (table.rows() as f64).into()),
+                ("relpersistence", "p".into()),
+                ("relkind", "i".into()),
+                ("relnatts", key.len().into()),
+                ("relispopulated", true.into()),
+                ("relreplident", "n".into()),
+            ]);
+        }
+    }
+}
+
+struct Attribute<'a> {
+    relation: u32,
+    name: &'a str,
+    type_oid: u32,
+    modifier: i32,
+    number: usize,
+    not_null: bool,
+    has_default: bool,
+}
+
+fn attributes(facts: &SessionFacts, rows: &mut Rows) {
+    for relation in relations::all() {
+        for (index, column) in relation.columns.iter().enumerate() {
+            attribute(
+                rows,
+                &Attribute {
+                    relation: relation.oid,
+                    name: column.name,
+                    type_oid: types::by_name(column.type_name).map_or(25, |entry| entry.oid),
+                    modifier: -1,
+                    number: index + 1,
+                    not_null: column.not_null,
+                    has_default: false,
+                },
+            );
+        }
+    }
+    for table in facts.version.tables.values() {
+        for (index, column) in table.def.columns.iter().enumerate() {
+            attribute(
+                rows,
+                &Attribute {
+                    relation: table.def.id.0,
+                    name: &column.name,
+                    type_oid: column.sql_type.oid(),
+                    modifier: column.sql_type.type_modifier(),
+                    number: index + 1,
+                    not_null: !column.nullable,
+                    has_default: column.default.is_some(),
+                },
+            );
+        }
+        for (index, &position) in table.def.primary_key.iter().enumerate() {
+            let column = &table.def.columns[position];
+            attribute(
+                rows,
+                &Attribute {
+                    relation: primary_key_index_oid(table.def.id.0),
+                    name: &column.name,
+                    type_oid: column.sql_type.oid(),
+                    modifier: column.sql_type.type_modifier(),
+                    number: index + 1,
+                    not_null: false,
+                    has_default: false,
+                },
+            );
+        }
+    }
+}
+
+fn attribute(rows: &mut Rows, attribute: &Attribute<'_>) {
+    let entry = types::by_oid(attribute.type_oid);
+    rows.push([
+        ("attrelid", attribute.relation.into()),
+        ("attname", attribute.name.to_owned().into()),
+        ("atttypid", attribute.type_oid.into()),
+        ("attstattarget", (-1).into()),
+        ("attlen", entry.map_or(-1, |entry| entry.len).into()),
+        ("attnum", attribute.number.into()),
+        ("attcacheoff", (-1).into()),
+        ("atttypmod", attribute.modifier.into()),
+        ("attbyval", entry.is_some_and(|entry| entry.by_value).into()),
+        ("attalign", entry.map_or("i", |entry| entry.alignment).into()),
+        ("attstorage", entry.map_or("x", |entry| entry.storage).into()),
+        ("attnotnull", attribute.not_null.into()),
+        ("atthasdef", attribute.has_default.into()),
+        ("attislocal", true.into()),
+        ("attcollation", entry.map_or(0, |entry| entry.collation).into()),
+    ]);
+}
+
+fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
+    for table in facts.version.tables.values() {
+        for (index, column) in table.def.columns.iter().enumerate() {
+            if let Some(default) = &column.default {
+                rows.push([
+                    ("oid", default_oid(table.def.id.0, index + 1).into()),
+                    ("adrelid", table.def.id.0.into()),
+                    ("adnum", (index + 1).into()),
+                    ("adbin", default.clone().into()),
+                ]);
+            }
+        }
+    }
+}
+
+fn key_columns(table: &TableVersion) -> Vec<Value> {
+    table.def.primary_key.iter().map(|position| (position + 1).into()).collect()
+}
+
+fn indexes(facts: &SessionFacts, rows: &mut Rows) {
+    for table in keyed(facts) {
+        let columns = table.def.primary_key.iter().map(|&position| &table.def.columns[position]);
+        let collations = columns.clone().map(|column| types::by_oid(column.sql_type.oid()).map_or(0, |t| t.collation));
+        let classes = columns.map(|column| operator_class(column.sql_type));
+        let count = table.def.primary_key.len();
+        rows.push([
+            ("indexrelid", primary_key_index_oid(table.def.id.0).into()),
+            ("indrelid", table.def.id.0.into()),
+            ("indnatts", count.into()),
+            ("indnkeyatts", count.into()),
+            ("indisunique", true.into()),
+            ("indisprimary", true.into()),
+            ("indimmediate", true.into()),
+            ("indisvalid", true.into()),
+            ("indisready", true.into()),
+            ("indislive", true.into()),
+            ("indkey", Value::List(key_columns(table))),
+            ("indcollation", collations.collect::<Vec<u32>>().into()),
+            ("indclass", classes.collect::<Vec<u32>>().into()),
+            ("indoption", vec![0i16; count].into()),
+        ]);
+    }
+}
+
+fn constraints(facts: &SessionFacts, rows: &mut Rows) {
+    for table in keyed(facts) {
+        rows.push([
+            ("oid", primary_key_constraint_oid(table.def.id.0).into()),
+            ("conname", primary_key_name(&table.def.name).into()),
+            ("connamespace", PUBLIC.into()),
+            ("contype", "p".into()),
+            ("convalidated", true.into()),
+            ("conrelid", table.def.id.0.into()),
+            ("conindid", primary_key_index_oid(table.def.id.0).into()),
+            ("confupdtype", " ".into()),
+            ("confdeltype", " ".into()),
+            ("confmatchtype", " ".into()),
+            ("conislocal", true.into()),
+            ("connoinherit", true.into()),
+            ("conkey", Value::List(key_columns(table))),
+        ]);
+    }
+}
+
+/// The primary key's columns in parentheses.
+pub fn key_list(table: &TableVersion) -> String {
+    let names: Vec<String> =
+        table.def.primary_key.iter().map(|&position| quote_identifier(&table.def.columns[position].name)).collect();
+    format!("({})", names.join(", "))
+}
+
+/// The statement that would make the index which stands for the primary key.
+pub fn index_definition(table: &TableVersion) -> String {
+    format!(
+        "CREATE UNIQUE INDEX {} ON public.{} USING btree {}",
+        quote_identifier(&primary_key_name(&table.def.name)),
+        quote_identifier(&table.def.name),
+        key_list(table)
+    )
+}
+
+/// PostgreSQL's default btree operator class by type: oid, name, family, input type.
+const OPERATOR_CLASSES: [(u32, &str, u32, u32); 14] = [
+    (424, "bool_ops", 424, 16),
+    (426, "bpchar_ops", 426, 1042),
+    (428, "bytea_ops", 428, 17),
+    (434, "float8_ops", 1970, 701),
+    (1970, "float4_ops", 1970, 700),
+    (1978, "int4_ops", 1976, 23),
+    (1979, "int2_ops", 1976, 21),
+    (1982, "interval_ops", 1982, 1186),
+    (2968, "uuid_ops", 2968, 2950),
+    (3122, "date_ops", 434, 1082),
+    (3124, "int8_ops", 1976, 20),
+    (3125, "numeric_ops", 1988, 1700),
+    (3126, "text_ops", 1994, 25),
+    (3127, "timestamptz_ops", 434, 1184),
+];
+
+fn operator_class(sql_type: SqlType) -> u32 {
+    let input = match sql_type {
+        SqlType::Varchar { .. } | SqlType::Json => 25,
+        SqlType::Timestamp => 1184,
+        other => other.oid(),
+    };
+    OPERATOR_CLASSES.iter().find(|class| class.3 == input).map_or(0, |class| class.0)
+}
+
+fn operator_classes(rows: &mut Rows) {
+    for (oid, name, family, input) in OPERATOR_CLASSES {
+        rows.push([
+            ("oid", oid.into()),
+            ("opcmethod", INDEX_ACCESS_METHOD.into()),
+            ("opcname", name.into()),
+            ("opcnamespace", PG_CATALOG.into()),
+            ("opcowner", OWNER.into()),
+            ("opcfamily", family.into()),
+            ("opcintype", input.into()),
+            ("opcdefault", true.into()),
+        ]);
+    }
+}
+
+fn ranges(rows: &mut Rows) {
+    // Range type, its element type and its multirange type.
+    for (range, element, multirange) in [
+        (3904, 23, 4451),
+        (3906, 1700, 4532),
+        (3908, 1114, 4533),
+        (3910, 1184, 4534),
+        (3912, 1082, 4535),
+        (3926, 20, 4536),
+    ] {
+        rows.push([("rngtypid", range.into()), ("rngsubtype", element.into()), ("rngmultitypid", multirange.into())]);
+    }
+}
+
+fn type_rows(rows: &mut Rows) {
+    for entry in types::all() {
+        rows.push([
+            ("oid", entry.oid.into()),
+            ("typname", entry.name.into()),
+            ("typnamespace", PG_CATALOG.into()),
+            ("typowner", OWNER.into()),
+            ("typlen", entry.len.into()),
+            ("typbyval", entry.by_value.into()),
+            ("typtype", entry.kind.into()),
+            ("typcategory", entry.category.into()),
+            ("typispreferred", entry.preferred.into()),
+            ("typisdefined", true.into()),
+            ("typdelim", entry.delimiter.into()),
+            ("typelem", entry.element.into()),
+            ("typarray", entry.array.into()),
+            ("typinput", entry.input.into()),
+            ("typoutput", entry.output.into()),
+            ("typreceive", entry.receive.into()),
+            ("typsend", entry.send.into()),
+            ("typmodin", entry.modifier_input.into()),
+            ("typmodout", entry.modifier_output.into()),
+            ("typalign", entry.alignment.into()),
+            ("typstorage", entry.storage.into()),
+            ("typtypmod", (-1).into()),
+            ("typcollation", entry.collation.into()),
+        ]);
+    }
+}
+
+fn settings(facts: &SessionFacts, rows: &mut Rows) {
+    for setting in facts.settings.list() {
+        let kind = match setting.value.as_str() {
+            "on" | "off" => "bool",
+            value if value.parse::<i64>().is_ok() => "integer",
+            value if value.parse::<f64>().is_ok() => "real",
+            _ => "string",
+        };
+        rows.push([
+            ("name", setting.name.into()),
+            ("setting", setting.value.clone().into()),
+            ("category", if setting.name.contains('.') { "Customized Options" } else { "Client Connection Defaults" }.into()),
+            ("short_desc", setting.description.into()),
+            ("context", "user".into()),
+            ("vartype", kind.into()),
+            ("source", "session".into()),
+            ("reset_val", setting.value.into()),
+            ("pending_restart", false.into()),
+        ]);
+    }
+}
+
+fn activity(facts: &SessionFacts, rows: &mut Rows) {
+    let queries = facts.planner.queries();
+    for session in facts.planner.sessions() {
+        // Running statements come first, then finished ones, newest first: the first is the latest.
+        let query = queries.iter().find(|query| query.session_id == session.session_id);
+        let active = query.is_some_and(|query| matches!(query.state(), QueryState::Planning | QueryState::Running));
+        let state = match session.transaction_status {
+            _ if active => "active",
+            TransactionStatus::Idle => "idle",
+            TransactionStatus::InTransaction => "idle in transaction",
+            TransactionStatus::Failed => "idle in transaction (aborted)",
+        };
+        rows.push([
+            ("datid", DATABASE.into()),
+            ("datname", facts.database.into()),
+            ("pid", session.session_id.into()),
+            ("usesysid", role_oid(facts, &session.user).unwrap_or(OTHER_ROLE).into()),
+            ("usename", session.user.into()),
+            ("application_name", session.application_name.into()),
+            ("backend_start", session.start.into()),
+            ("query_start", query.map(|query| query.start).into()),
+            ("state_change", query.map(|query| query.end().unwrap_or(query.start)).into()),
+            ("state", state.into()),
+            ("query_id", query.map(|query| query.id.0).into()),
+            ("query", query.map_or_else(String::new, |query| query.text.clone()).into()),
+            ("backend_type", "client backend".into()),
+        ]);
+    }
+}
+
+fn progress(facts: &SessionFacts, rows: &mut Rows) {
+    for progress in tidepool_database::progress::Progress::list() {
+        if !progress.command.starts_with("COPY") {
+            continue;
+        }
+        let oid = facts.version.table(&progress.table).map_or(0, |table| table.def.id.0);
+        // Which session runs it is not known to the registry of progress.
+        rows.push([
+            ("datid", DATABASE.into()),
+            ("datname", facts.database.into()),
+            ("relid", oid.into()),
+            ("command", progress.command.clone().into()),
+            ("type", "FILE".into()),
+            ("bytes_processed", progress.bytes_done.load(Ordering::Relaxed).into()),
+            ("bytes_total", progress.bytes_total.load(Ordering::Relaxed).into()),
+            ("tuples_processed", progress.rows_done.load(Ordering::Relaxed).into()),
+            ("tuples_excluded", 0.into()),
+        ]);
+    }
+}
+
+fn statistics(facts: &SessionFacts, rows: &mut Rows) {
+    for table in facts.version.tables.values() {
+        let statistics = table.statistics();
+        for (column, column_statistics) in table.def.columns.iter().zip(&statistics.columns) {
+            let row_count = statistics.rows.max(1) as f64;
+            let distinct = match column_statistics.distinct_count {
+                _ if column_statistics.unique => -1.0,
+                Some(count) => count as f64,
+                None => 0.0,
+            };
+            rows.push([
+                ("schemaname", "public".into()),
+                ("tablename", table.def.name.clone().into()),
+                ("attname", column.name.clone().into()),
+                ("inherited", false.into()),
+                ("null_frac", (column_statistics.null_count as f64 / row_count).into()),
+                ("avg_width", (column_statistics.value_bytes_avg.round() as i64).into()),
+                ("n_distinct", distinct.into()),
+            ]);
+        }
+    }
+}
+

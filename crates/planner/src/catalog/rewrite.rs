@@ -1,0 +1,793 @@
+//! What PostgreSQL's clients write and DataFusion's planner does not know, turned into what it does.
+//!
+//! One pass over the syntax tree, innermost expressions first. An output column without an alias is named after its
+//! expression as the client wrote it, so one whose expression changes gets that name as its alias.
+
+use super::relations;
+use datafusion::sql::sqlparser::ast::*;
+use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
+use datafusion::sql::sqlparser::parser::Parser;
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::LazyLock;
+
+/// Rewrites a statement in place.
+pub fn rewrite(statement: &mut Statement) {
+    let mut rewriter = Rewriter::default();
+    let _ = VisitMut::visit(statement, &mut rewriter);
+    if let Statement::Query(query) = statement {
+        show_registered(&mut query.body);
+    }
+}
+
+/// `'t'::regclass` is an oid within a query and a name in its output.
+fn show_registered(body: &mut SetExpr) {
+    match body {
+        SetExpr::Select(select) => {
+            for item in &mut select.projection {
+                if let SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } = item
+                    && let Some(kind) = registered_kind(expr)
+                {
+                    let inner = take(expr);
+                    *expr = call(&format!("{kind}_out"), vec![inner]);
+                }
+            }
+        }
+        SetExpr::SetOperation { left, right, .. } => {
+            show_registered(left);
+            show_registered(right);
+        }
+        SetExpr::Query(query) => show_registered(&mut query.body),
+        _ => {}
+    }
+}
+
+#[derive(Default)]
+struct Rewriter {
+    /// By alias: the relation's name with its schema, if written. For `alias.tableoid`.
+    aliases: HashMap<String, String>,
+    /// The names that the outputs of the selects under way had before they were rewritten.
+    names: Vec<Vec<Option<Option<String>>>>,
+}
+
+fn identifier(name: &str) -> Ident {
+    Ident::with_quote('"', name)
+}
+
+fn plain(name: &str) -> Ident {
+    Ident::new(name)
+}
+
+fn call(name: &str, args: Vec<Expr>) -> Expr {
+    Expr::Function(Function {
+        name: ObjectName::from(vec![plain(name)]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList {
+            duplicate_treatment: None,
+            args: args.into_iter().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg))).collect(),
+            clauses: vec![],
+        }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: vec![],
+    })
+}
+
+fn literal(value: Value) -> Expr {
+    Expr::Value(value.with_empty_span())
+}
+
+fn text(value: impl Into<String>) -> Expr {
+    literal(Value::SingleQuotedString(value.into()))
+}
+
+fn number(value: impl ToString) -> Expr {
+    literal(Value::Number(value.to_string(), false))
+}
+
+fn take(expr: &mut Expr) -> Expr {
+    std::mem::replace(expr, literal(Value::Null))
+}
+
+/// An identifier as SQL compares it.
+fn fold(ident: &Ident) -> String {
+    if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
+}
+
+fn last_name(name: &ObjectName) -> Option<String> {
+    name.0.last()?.as_ident().map(fold)
+}
+
+/// The function's name without `pg_catalog.`; `None` when another schema is named.
+fn function_name(name: &ObjectName) -> Option<String> {
+    match name.0.as_slice() {
+        [name] => name.as_ident().map(fold),
+        [schema, name]
+            if schema.as_ident().map(fold).is_some_and(|s| s == "pg_catalog" || s == "information_schema") =>
+        {
+            name.as_ident().map(fold)
+        }
+        _ => None,
+    }
+}
+
+fn string_literal(expr: &Expr) -> Option<&str> {
+    match expr {
+        Expr::Value(ValueWithSpan {
+            value: Value::SingleQuotedString(text) | Value::EscapedStringLiteral(text),
+            ..
+        }) => Some(text),
+        Expr::Nested(inner) => string_literal(inner),
+        _ => None,
+    }
+}
+
+fn args_of(function: &mut Function) -> Option<Vec<Expr>> {
+    let FunctionArguments::List(list) = &mut function.args else { return None };
+    let unnamed = |arg: &FunctionArg| matches!(arg, FunctionArg::Unnamed(FunctionArgExpr::Expr(_)));
+    if !list.args.iter().all(unnamed) {
+        return None;
+    }
+    let args = std::mem::take(&mut list.args);
+    Some(
+        args.into_iter()
+            .filter_map(|arg| match arg {
+                FunctionArg::Unnamed(FunctionArgExpr::Expr(expr)) => Some(expr),
+                _ => None,
+            })
+            .collect(),
+    )
+}
+
+/// The types whose values are oids written as names.
+const REGISTERED: [&str; 10] = [
+    "regclass", "regtype", "regproc", "regprocedure", "regnamespace", "regrole", "regoper", "regoperator", "regconfig",
+    "regdictionary",
+];
+
+/// The functions that read and write a registered type.
+fn registered_function(type_name: &str) -> &'static str {
+    match type_name {
+        "regclass" => "regclass",
+        "regtype" => "regtype",
+        "regproc" | "regprocedure" => "regproc",
+        "regnamespace" => "regnamespace",
+        "regrole" => "regrole",
+        _ => "regoper",
+    }
+}
+
+/// `regclass` and so on, when the expression is such a cast (already rewritten).
+fn registered_kind(expr: &Expr) -> Option<&'static str> {
+    match expr {
+        Expr::Nested(inner) => registered_kind(inner),
+        Expr::Function(function) => {
+            let name = function_name(&function.name)?;
+            match name.strip_suffix("_in") {
+                Some(kind) if REGISTERED.contains(&kind) => Some(registered_function(kind)),
+                _ if name == "to_regclass" => Some("regclass"),
+                _ if name == "to_regtype" => Some("regtype"),
+                _ if name == "to_regproc" => Some("regproc"),
+                _ if name == "to_regnamespace" => Some("regnamespace"),
+                _ if name == "to_regrole" => Some("regrole"),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// A type's name, folded and without `pg_catalog.`, when it is one that sqlparser has no keyword for.
+fn custom_type(data_type: &DataType) -> Option<String> {
+    match data_type {
+        DataType::Regclass => Some("regclass".to_owned()),
+        DataType::Custom(name, _) => function_name(name),
+        _ => None,
+    }
+}
+
+fn is_text_type(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Text | DataType::Varchar(_) | DataType::CharacterVarying(_))
+        || custom_type(data_type).is_some_and(|name| matches!(name.as_str(), "text" | "varchar" | "name"))
+}
+
+/// Removes `pg_catalog.` from a type and reads what remains as SQL would.
+fn unqualify_type(data_type: &mut DataType) {
+    match data_type {
+        DataType::Array(ArrayElemTypeDef::SquareBracket(element, _)) => unqualify_type(element),
+        DataType::Custom(name, modifiers) if name.0.len() == 2 => {
+            let Some(plain_name) = function_name(name) else { return };
+            let modifiers = if modifiers.is_empty() { String::new() } else { format!("({})", modifiers.join(",")) };
+            let quote = if plain_name == "char" { "\"" } else { "" };
+            let sql = format!("{quote}{plain_name}{quote}{modifiers}");
+            let parsed = Parser::new(&PostgreSqlDialect {}).try_with_sql(&sql).and_then(|mut parser| parser.parse_data_type());
+            if let Ok(parsed) = parsed {
+                *data_type = parsed;
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The items of an array literal such as `{a,"b c",NULL}`; `None` when it is none, or nested.
+fn array_items(text: &str) -> Option<Vec<Option<String>>> {
+    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
+    let mut items = Vec::new();
+    if inner.trim().is_empty() {
+        return Some(items);
+    }
+    let mut characters = inner.chars().peekable();
+    loop {
+        let mut item = String::new();
+        let mut quoted = false;
+        while characters.peek().is_some_and(|c| c.is_whitespace()) {
+            characters.next();
+        }
+        if characters.peek() == Some(&'"') {
+            quoted = true;
+            characters.next();
+            loop {
+                match characters.next()? {
+                    '"' => break,
+                    '\\' => item.push(characters.next()?),
+                    other => item.push(other),
+                }
+            }
+        }
+        let mut end = true;
+        for character in characters.by_ref() {
+            match character {
+                ',' => {
+                    end = false;
+                    break;
+                }
+                '{' | '}' => return None,
+                other if quoted && !other.is_whitespace() => return None,
+                other if quoted => drop(other),
+                other => item.push(other),
+            }
+        }
+        if !quoted {
+            item.truncate(item.trim_end().len());
+        }
+        items.push(if !quoted && item.eq_ignore_ascii_case("null") { None } else { Some(item) });
+        if end {
+            return Some(items);
+        }
+    }
+}
+
+/// An array expression of what an array literal holds.
+fn array_expression(items: Vec<Option<String>>) -> Expr {
+    let numbers = items.iter().flatten().all(|item| item.parse::<i64>().is_ok());
+    let elem = items
+        .into_iter()
+        .map(|item| match item {
+            None => literal(Value::Null),
+            Some(item) if numbers => number(item),
+            Some(item) => text(item),
+        })
+        .collect();
+    Expr::Array(Array { elem, named: true })
+}
+
+/// Names of catalogue columns that hold arrays; a quoted literal compared with one is an array literal.
+static ARRAY_COLUMNS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
+    let columns = relations::all().iter().flat_map(|relation| &relation.columns);
+    columns.filter(|c| c.type_name.starts_with('_') || c.type_name.ends_with("vector")).map(|c| c.name).collect()
+});
+
+fn is_array_column(expr: &Expr) -> bool {
+    match expr {
+        Expr::Identifier(name) => ARRAY_COLUMNS.contains(fold(name).as_str()),
+        Expr::CompoundIdentifier(parts) => parts.last().is_some_and(|name| ARRAY_COLUMNS.contains(fold(name).as_str())),
+        _ => false,
+    }
+}
+
+/// The operator that `OPERATOR(schema.symbol)` names.
+fn operator(symbol: &str) -> Option<BinaryOperator> {
+    use BinaryOperator::*;
+    Some(match symbol {
+        "~" => PGRegexMatch,
+        "~*" => PGRegexIMatch,
+        "!~" => PGRegexNotMatch,
+        "!~*" => PGRegexNotIMatch,
+        "~~" => PGLikeMatch,
+        "~~*" => PGILikeMatch,
+        "!~~" => PGNotLikeMatch,
+        "!~~*" => PGNotILikeMatch,
+        "=" => Eq,
+        "<>" | "!=" => NotEq,
+        "<" => Lt,
+        "<=" => LtEq,
+        ">" => Gt,
+        ">=" => GtEq,
+        "||" => StringConcat,
+        "+" => Plus,
+        "-" => Minus,
+        "*" => Multiply,
+        "/" => Divide,
+        "%" => Modulo,
+        "&" => BitwiseAnd,
+        "|" => BitwiseOr,
+        "@>" => AtArrow,
+        "<@" => ArrowAt,
+        _ => return None,
+    })
+}
+
+/// Collations under which text compares by its bytes, as it always does here.
+fn is_byte_collation(name: &ObjectName) -> bool {
+    last_name(name).is_some_and(|name| matches!(name.as_str(), "default" | "C" | "c" | "POSIX" | "C.UTF-8" | "ucs_basic"))
+}
+
+/// Set-returning functions that have an array-returning twin.
+fn array_twin(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "generate_series" => "pg_series",
+        "generate_subscripts" => "pg_subscripts",
+        "_pg_expandarray" => "pg_expand_array",
+        "regexp_matches" => "pg_regexp_matches",
+        "regexp_split_to_table" => "regexp_split_to_array",
+        "string_to_table" => "string_to_array",
+        _ => return None,
+    })
+}
+
+impl VisitorMut for Rewriter {
+    type Break = ();
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
+        for table in &select.from {
+            self.note_alias(&table.relation);
+            for join in &table.joins {
+                self.note_alias(&join.relation);
+            }
+        }
+        let name = |item: &SelectItem| match item {
+            SelectItem::UnnamedExpr(expr) => Some(column_name(expr)),
+            _ => None,
+        };
+        self.names.push(select.projection.iter().map(name).collect());
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
+        let names = self.names.pop().unwrap_or_default();
+        for (item, name) in select.projection.iter_mut().zip(names) {
+            if let (SelectItem::UnnamedExpr(expr), Some(name)) = (&mut *item, name)
+                && column_name(expr) != name
+            {
+                let alias = identifier(name.as_deref().unwrap_or("?column?"));
+                *item = SelectItem::ExprWithAlias { expr: take(expr), alias };
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        self.table_function(factor);
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        self.expression(expr);
+        ControlFlow::Continue(())
+    }
+}
+
+impl Rewriter {
+    fn note_alias(&mut self, factor: &TableFactor) {
+        if let TableFactor::Table { name, alias, args: None, .. } = factor {
+            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident().map(fold)).collect();
+            let alias = alias.as_ref().map(|alias| fold(&alias.name)).or_else(|| parts.last().cloned());
+            if let Some(alias) = alias {
+                self.aliases.insert(alias, parts.join("."));
+            }
+        }
+    }
+
+    fn expression(&mut self, expr: &mut Expr) {
+        match expr {
+            Expr::Collate { expr: inner, collation } if is_byte_collation(collation) => *expr = take(inner),
+            Expr::Identifier(name) if name.quote_style.is_none() => {
+                let name = name.value.to_lowercase();
+                if matches!(name.as_str(), "current_schema" | "current_catalog" | "current_role") {
+                    *expr = call(&name, vec![]);
+                } else if name == "localtimestamp" {
+                    *expr = call("localtimestamp", vec![]);
+                }
+            }
+            Expr::CompoundIdentifier(parts) => {
+                if let [relation, column] = parts.as_slice()
+                    && fold(column) == "tableoid"
+                    && let Some(name) = self.aliases.get(&fold(relation))
+                {
+                    *expr = call("regclass_in", vec![text(name.clone())]);
+                }
+            }
+            Expr::BinaryOp { left, op, right } => {
+                if let BinaryOperator::PGCustomBinaryOperator(parts) = op
+                    && let Some(known) = parts.last().and_then(|symbol| operator(symbol))
+                {
+                    *op = known;
+                }
+                if matches!(op, BinaryOperator::Eq | BinaryOperator::NotEq) {
+                    for (column, other) in [(&*left, &mut *right)] {
+                        if is_array_column(column)
+                            && let Some(items) = string_literal(other).and_then(array_items)
+                        {
+                            **other = array_expression(items);
+                        }
+                    }
+                }
+            }
+            Expr::AnyOp { right, .. } | Expr::AllOp { right, .. } => {
+                if let Some(items) = string_literal(right).and_then(array_items) {
+                    **right = array_expression(items);
+                }
+            }
+            Expr::AtTimeZone { timestamp, time_zone } => {
+                let args = vec![take(time_zone), take(timestamp)];
+                *expr = call("timezone", args);
+            }
+            Expr::Cast { .. } => cast(expr),
+            Expr::TypedString(typed) if custom_type(&typed.data_type).is_some_and(|name| REGISTERED.contains(&name.as_str())) => {
+                let name = custom_type(&typed.data_type).unwrap_or_default();
+                if let Value::SingleQuotedString(value) = &typed.value.value {
+                    *expr = call(&format!("{}_in", registered_function(&name)), vec![text(value.clone())]);
+                }
+            }
+            Expr::Function(_) => self.function(expr),
+            _ => {}
+        }
+    }
+
+    fn function(&mut self, expr: &mut Expr) {
+        let Expr::Function(function) = expr else { return };
+        let Some(name) = function_name(&function.name) else { return };
+        if let FunctionArguments::Subquery(query) = &mut function.args
+            && name == "array"
+        {
+            let query = std::mem::replace(query, Box::new(empty_query()));
+            *expr = array_of_query(query);
+            return;
+        }
+        if function.name.0.len() > 1 {
+            function.name = ObjectName::from(vec![identifier(&name)]);
+        }
+        if let Some(twin) = array_twin(&name)
+            && let Some(args) = args_of(function)
+        {
+            *expr = call("unnest", vec![call(twin, args)]);
+        }
+    }
+
+    /// A function in FROM: its column has the alias's name, and its arguments may be anything.
+    fn table_function(&mut self, factor: &mut TableFactor) {
+        let (name, mut args, alias, ordinality) = match factor {
+            TableFactor::Table { name, args: Some(args), alias, with_ordinality, .. } => {
+                let Some(name) = function_name(name) else { return };
+                let args = args.args.iter().cloned().collect::<Vec<_>>();
+                (name, args, alias, *with_ordinality)
+            }
+            TableFactor::Function { name, args, alias, with_ordinality, .. } => {
+                let Some(name) = function_name(name) else { return };
+                (name, args.clone(), alias, *with_ordinality)
+            }
+            TableFactor::UNNEST { array_exprs, alias, with_ordinality, with_offset: false, .. } => {
+                let args = array_exprs.iter().cloned().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)));
+                if array_exprs.len() > 1 || !*with_ordinality {
+                    // DataFusion's own, but for the name of the column.
+                    if let Some(alias) = alias
+                        && alias.columns.is_empty()
+                        && array_exprs.len() == 1
+                    {
+                        alias.columns = vec![TableAliasColumnDef { name: alias.name.clone(), data_type: None }];
+                    }
+                    return;
+                }
+                ("unnest".to_owned(), args.collect(), alias, true)
+            }
+            _ => return,
+        };
+        let mut exprs = Vec::with_capacity(args.len());
+        for arg in args.drain(..) {
+            match arg {
+                FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) => exprs.push(arg),
+                _ => return,
+            }
+        }
+        let table_name = alias.as_ref().map_or_else(|| identifier(&name), |alias| alias.name.clone());
+        let mut columns = alias.as_ref().map(|alias| alias.columns.clone()).unwrap_or_default();
+        if columns.is_empty() {
+            columns.push(TableAliasColumnDef { name: table_name.clone(), data_type: None });
+        }
+        if ordinality && columns.len() < 2 {
+            columns.push(TableAliasColumnDef::from_name("ordinality"));
+        }
+        let value = match (name.as_str(), array_twin(&name)) {
+            // The table function of DataFusion counts without making a list.
+            ("generate_series", _) if !ordinality && exprs.iter().all(is_integer) => {
+                *factor = TableFactor::Table {
+                    name: ObjectName::from(vec![plain("generate_series")]),
+                    alias: Some(table_alias(table_name, columns)),
+                    args: Some(TableFunctionArgs {
+                        args: exprs.into_iter().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg))).collect(),
+                        settings: None,
+                    }),
+                    with_hints: vec![],
+                    version: None,
+                    with_ordinality: false,
+                    partitions: vec![],
+                    json_path: None,
+                    sample: None,
+                    index_hints: vec![],
+                };
+                return;
+            }
+            ("unnest", _) => exprs.into_iter().next(),
+            (_, Some(twin)) => Some(call(twin, exprs)),
+            _ if super::functions::is_function(&name) => {
+                let projection = vec![unnamed(call(&name, exprs))];
+                *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
+                return;
+            }
+            _ => return,
+        };
+        let Some(value) = value else { return };
+        let mut projection = vec![unnamed(call("unnest", vec![value.clone()]))];
+        if ordinality {
+            projection.push(unnamed(call("unnest", vec![call("pg_subscripts", vec![value, number(1)])])));
+        }
+        for (index, item) in projection.iter_mut().enumerate() {
+            if let SelectItem::UnnamedExpr(expr) = item {
+                *item = SelectItem::ExprWithAlias { expr: take(expr), alias: identifier(&format!("c{index}")) };
+            }
+        }
+        *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
+    }
+}
+
+fn is_integer(expr: &Expr) -> bool {
+    match expr {
+        Expr::Value(ValueWithSpan { value: Value::Number(text, _), .. }) => text.parse::<i64>().is_ok(),
+        Expr::UnaryOp { op: UnaryOperator::Minus, expr } => is_integer(expr),
+        _ => false,
+    }
+}
+
+fn unnamed(expr: Expr) -> SelectItem {
+    SelectItem::UnnamedExpr(expr)
+}
+
+fn table_alias(name: Ident, columns: Vec<TableAliasColumnDef>) -> TableAlias {
+    TableAlias { explicit: true, name, columns, at: None }
+}
+
+fn derived(query: Query, alias: TableAlias) -> TableFactor {
+    TableFactor::Derived { lateral: false, subquery: Box::new(query), alias: Some(alias), sample: None }
+}
+
+fn empty_query() -> Query {
+    select(vec![], vec![])
+}
+
+fn select(projection: Vec<SelectItem>, from: Vec<TableWithJoins>) -> Query {
+    let select = Select {
+        select_token: helpers::attached_token::AttachedToken::empty(),
+        optimizer_hints: vec![],
+        distinct: None,
+        select_modifiers: None,
+        top: None,
+        top_before_distinct: false,
+        projection,
+        exclude: None,
+        into: None,
+        from,
+        lateral_views: vec![],
+        prewhere: None,
+        selection: None,
+        connect_by: vec![],
+        group_by: GroupByExpr::Expressions(vec![], vec![]),
+        cluster_by: vec![],
+        distribute_by: vec![],
+        sort_by: vec![],
+        having: None,
+        named_window: vec![],
+        qualify: None,
+        window_before_qualify: false,
+        value_table_mode: None,
+        flavor: SelectFlavor::Standard,
+    };
+    Query {
+        with: None,
+        body: Box::new(SetExpr::Select(Box::new(select))),
+        order_by: None,
+        limit_clause: None,
+        fetch: None,
+        locks: vec![],
+        for_clause: None,
+        settings: None,
+        format_clause: None,
+        pipe_operators: vec![],
+    }
+}
+
+/// `ARRAY(SELECT e … ORDER BY o)` as an aggregate that collects, empty where there is nothing to.
+fn array_of_query(mut query: Box<Query>) -> Expr {
+    let simple = query.with.is_none()
+        && query.limit_clause.is_none()
+        && query.fetch.is_none()
+        && matches!(&*query.body, SetExpr::Select(select)
+            if select.distinct.is_none()
+                && select.having.is_none()
+                && matches!(&select.group_by, GroupByExpr::Expressions(by, _) if by.is_empty())
+                && select.projection.len() == 1
+                && !has_set_function(&select.projection));
+    let order: Vec<OrderByExpr> = match query.order_by.as_ref().map(|order| &order.kind) {
+        None => vec![],
+        Some(OrderByKind::Expressions(order)) => order.clone(),
+        Some(OrderByKind::All(_)) => return call("array_or_empty", vec![Expr::Subquery(query)]),
+    };
+    if simple && let SetExpr::Select(select) = &mut *query.body {
+        let value = match &mut select.projection[0] {
+            SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => take(expr),
+            _ => return call("array_or_empty", vec![Expr::Subquery(query)]),
+        };
+        let order = order.into_iter().map(|mut by| {
+            if matches!(&by.expr, Expr::Value(ValueWithSpan { value: Value::Number(one, _), .. }) if one == "1") {
+                by.expr = value.clone();
+            }
+            by
+        });
+        let clauses = order.collect::<Vec<_>>();
+        let mut collected = call("array_agg", vec![value]);
+        if let Expr::Function(Function { args: FunctionArguments::List(list), .. }) = &mut collected
+            && !clauses.is_empty()
+        {
+            list.clauses.push(FunctionArgumentClause::OrderBy(clauses));
+        }
+        select.projection = vec![SelectItem::ExprWithAlias { expr: collected, alias: identifier("array") }];
+        query.order_by = None;
+        return call("array_or_empty", vec![Expr::Subquery(query)]);
+    }
+    let column = identifier("item");
+    let alias = table_alias(identifier("items"), vec![TableAliasColumnDef { name: column.clone(), data_type: None }]);
+    let from = TableWithJoins { relation: derived(*query, alias), joins: vec![] };
+    let collected = call("array_agg", vec![Expr::Identifier(column)]);
+    let projection = vec![SelectItem::ExprWithAlias { expr: collected, alias: identifier("array") }];
+    call("array_or_empty", vec![Expr::Subquery(Box::new(select_from(projection, from)))])
+}
+
+fn select_from(projection: Vec<SelectItem>, from: TableWithJoins) -> Query {
+    select(projection, vec![from])
+}
+
+/// Whether an item calls an aggregate or expands a set, which cannot stand inside `array_agg`.
+fn has_set_function(projection: &[SelectItem]) -> bool {
+    struct Find(bool);
+    impl Visitor for Find {
+        type Break = ();
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            if let Expr::Function(function) = expr
+                && let Some(name) = function_name(&function.name)
+                && (AGGREGATES.contains(&name.as_str()) || name == "unnest" || function.over.is_some())
+            {
+                self.0 = true;
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    let mut find = Find(false);
+    for item in projection {
+        let _ = Visit::visit(item, &mut find);
+    }
+    find.0
+}
+
+const AGGREGATES: [&str; 24] = [
+    "array_agg", "avg", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "corr", "count", "covar_pop", "covar_samp",
+    "every", "max", "median", "min", "mode", "percentile_cont", "percentile_disc", "stddev", "string_agg", "sum",
+    "var_pop", "var_samp", "variance",
+];
+
+fn cast(expr: &mut Expr) {
+    let Expr::Cast { expr: inner, data_type, .. } = expr else { return };
+    if let Some(name) = custom_type(data_type)
+        && REGISTERED.contains(&name.as_str())
+    {
+        // A cast from one to the other (`x::regproc::regprocedure`) keeps the oid.
+        let inner = take(inner);
+        *expr = call(&format!("{}_in", registered_function(&name)), vec![inner]);
+        return;
+    }
+    if let Some(kind) = registered_kind(inner) {
+        if is_text_type(data_type) {
+            let inner = take(inner);
+            *expr = call(&format!("{kind}_out"), vec![inner]);
+            return;
+        }
+        if custom_type(data_type).as_deref() == Some("oid") {
+            *expr = take(inner);
+            return;
+        }
+    }
+    if let DataType::Array(_) = data_type
+        && let Some(items) = string_literal(inner).and_then(array_items)
+    {
+        let items = items.into_iter().map(|item| item.map_or_else(|| literal(Value::Null), text)).collect();
+        **inner = Expr::Array(Array { elem: items, named: true });
+    }
+    unqualify_type(data_type);
+}
+
+/// The name PostgreSQL gives an output column without an alias; `None` for `?column?`.
+fn column_name(expr: &Expr) -> Option<String> {
+    strong_name(expr).or_else(|| match expr {
+        Expr::Case { .. } => Some("case".to_owned()),
+        Expr::Nested(inner) => column_name(inner),
+        Expr::Cast { expr, data_type, .. } => column_name(expr).filter(|name| name == "case").or_else(|| Some(type_label(data_type))),
+        Expr::TypedString(typed) => Some(type_label(&typed.data_type)),
+        Expr::Interval(_) => Some("interval".to_owned()),
+        Expr::Value(ValueWithSpan { value: Value::Boolean(_), .. }) => Some("bool".to_owned()),
+        _ => None,
+    })
+}
+
+/// Names that a cast around the expression does not replace.
+fn strong_name(expr: &Expr) -> Option<String> {
+    Some(match expr {
+        Expr::Identifier(name) => fold(name),
+        Expr::CompoundIdentifier(parts) => fold(parts.last()?),
+        Expr::CompoundFieldAccess { root, access_chain } => {
+            let dot = access_chain.iter().rev().find_map(|access| match access {
+                AccessExpr::Dot(Expr::Identifier(name)) => Some(fold(name)),
+                _ => None,
+            });
+            return dot.or_else(|| strong_name(root));
+        }
+        Expr::Nested(inner) | Expr::Collate { expr: inner, .. } => return strong_name(inner),
+        Expr::Cast { expr, .. } => return strong_name(expr),
+        Expr::Function(function) => last_name(&function.name)?,
+        Expr::Case { else_result: Some(value), .. } => return strong_name(value),
+        Expr::Exists { .. } => "exists".to_owned(),
+        Expr::Array(_) => "array".to_owned(),
+        Expr::Subquery(query) => match &*query.body {
+            SetExpr::Select(select) => match select.projection.first()? {
+                SelectItem::UnnamedExpr(expr) => return column_name(expr),
+                SelectItem::ExprWithAlias { alias, .. } => fold(alias),
+                _ => return None,
+            },
+            SetExpr::Values(_) => "column1".to_owned(),
+            _ => return None,
+        },
+        Expr::Extract { .. } => "extract".to_owned(),
+        Expr::Position { .. } => "position".to_owned(),
+        Expr::Substring { .. } => "substring".to_owned(),
+        Expr::Overlay { .. } => "overlay".to_owned(),
+        Expr::Trim { trim_where, .. } => match trim_where {
+            Some(TrimWhereField::Leading) => "ltrim",
+            Some(TrimWhereField::Trailing) => "rtrim",
+            _ => "btrim",
+        }
+        .to_owned(),
+        Expr::Ceil { .. } => "ceil".to_owned(),
+        Expr::Floor { .. } => "floor".to_owned(),
+        Expr::AtTimeZone { .. } => "timezone".to_owned(),
+        Expr::Tuple(_) => "row".to_owned(),
+        _ => return None,
+    })
+}
+
+/// `pg_type.typname` of a type as written.
+fn type_label(data_type: &DataType) -> String {
+    let written = data_type.to_string().to_lowercase();
+    let base = written.split('(').next().unwrap_or(&written).trim().to_owned();
+    let base = base.trim_end_matches("[]").to_owned();
+    super::types::by_sql_name(&base).map_or(base, |entry| entry.name.to_owned())
+}

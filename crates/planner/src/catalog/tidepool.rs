@@ -1,0 +1,221 @@
+//! The views of schema `tidepool`. Each column is described in docs/views.md.
+
+use super::objects::table_bytes;
+use super::relations::Rows;
+use super::value::Value;
+use crate::facts::SessionFacts;
+use chrono::Utc;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use tidepool_device::Profile;
+use tidepool_table::{Segment, TableVersion};
+
+/// One line about a view, as `obj_description` gives it.
+pub fn description(name: &str) -> &'static str {
+    match name {
+        "memory" => "bytes by tablespace and purpose, and of the process",
+        "tables" => "rows and bytes of tables and their columns",
+        "tablespaces" => "tablespaces: size, use, profile and pacing",
+        "queries" => "statements that run now and the latest finished ones",
+        "progress" => "progress of long commands",
+        "settings" => "settings of this session",
+        "profiles" => "device profiles that a tablespace can name",
+        _ => "",
+    }
+}
+
+/// Fills `rows` with what the view named `name` holds.
+pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
+    match name {
+        "memory" => memory(facts, rows),
+        "tables" => tables(facts, rows),
+        "tablespaces" => tablespaces(facts, rows),
+        "queries" => queries(facts, rows),
+        "progress" => progress(rows),
+        "settings" => {
+            for setting in facts.settings.list() {
+                rows.push([
+                    ("name", setting.name.into()),
+                    ("value", setting.value.into()),
+                    ("description", setting.description.into()),
+                ]);
+            }
+        }
+        "profiles" => {
+            for profile in Profile::presets() {
+                rows.push([
+                    ("name", profile.name.into()),
+                    ("read_latency_ns", profile.read_latency_ns.into()),
+                    ("write_latency_ns", profile.write_latency_ns.into()),
+                    ("read_gb_per_s", profile.read_gb_per_s.into()),
+                    ("write_gb_per_s", profile.write_gb_per_s.into()),
+                    ("granularity_bytes", profile.granularity_bytes.into()),
+                    ("source", profile.source.into()),
+                ]);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Resident bytes of this process as the kernel counts them, or `None` where there is no `/proc`.
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    kilobytes.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
+fn memory(facts: &SessionFacts, rows: &mut Rows) {
+    let spaces = facts.planner.database().tablespaces();
+    for row in spaces.ledger() {
+        rows.push([
+            ("tablespace", row.tablespace.into()),
+            ("purpose", row.purpose.name().into()),
+            ("bytes", row.bytes.into()),
+            ("bytes_peak", row.bytes_peak.into()),
+        ]);
+    }
+    let process = tidepool_heap::process_memory();
+    rows.push([("purpose", "process heap".into()), ("bytes", process.allocated_bytes.into())]);
+    let kept = process.resident_bytes.saturating_sub(process.allocated_bytes);
+    rows.push([("purpose", "process heap free".into()), ("bytes", kept.into())]);
+    if let Some(resident) = resident_bytes() {
+        let tablespaces: u64 = spaces.list().iter().map(|space| space.usage().resident_bytes).sum();
+        // Program text, stacks, and what the kernel counts differently from the owners.
+        let other = resident as i64 - tablespaces as i64 - process.resident_bytes.max(process.allocated_bytes) as i64;
+        rows.push([("purpose", "process other".into()), ("bytes", other.into())]);
+    }
+}
+
+/// What a column's segments add up to.
+#[derive(Default)]
+struct Sizes {
+    raw: u64,
+    encoded: u64,
+    encodings: BTreeMap<String, u64>,
+}
+
+impl Sizes {
+    fn add(&mut self, segment: &Segment) {
+        self.raw += segment.raw_bytes();
+        self.encoded += segment.bytes().len() as u64;
+        *self.encodings.entry(format!("{:?}", segment.encoding())).or_default() += 1;
+    }
+
+    /// `Dictionary 6, Constant 1`: encodings with the number of segments, most first.
+    fn encodings(&self) -> String {
+        let mut list: Vec<(&String, &u64)> = self.encodings.iter().collect();
+        list.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+        list.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn tables(facts: &SessionFacts, rows: &mut Rows) {
+    for table in facts.version.tables.values() {
+        let mut total = Sizes::default();
+        let mut columns: Vec<Sizes> = table.def.columns.iter().map(|_| Sizes::default()).collect();
+        for group in &table.row_groups {
+            for (segment, column) in group.segments().iter().zip(&mut columns) {
+                column.add(segment);
+                total.add(segment);
+            }
+        }
+        let delta_rows: usize = table.delta.iter().map(|chunk| chunk.batch().num_rows()).sum();
+        push_table(rows, table, None, delta_rows, &total);
+        for (index, sizes) in columns.iter().enumerate() {
+            push_table(rows, table, Some(index), delta_rows, sizes);
+        }
+    }
+}
+
+fn push_table(rows: &mut Rows, table: &TableVersion, column: Option<usize>, delta_rows: usize, sizes: &Sizes) {
+    let definition = column.map(|index| &table.def.columns[index]);
+    let tablespace = column.map_or(table.placement.main.as_str(), |index| table.placement.column(index));
+    rows.push([
+        ("table_name", table.def.name.clone().into()),
+        ("column_name", definition.map(|column| column.name.clone()).into()),
+        ("type", definition.map(|column| column.sql_type.to_string()).into()),
+        ("tablespace", tablespace.to_owned().into()),
+        ("delta_tablespace", table.placement.delta.clone().into()),
+        ("rows", table.rows().into()),
+        ("rows_delta", delta_rows.into()),
+        ("row_groups", table.row_groups.len().into()),
+        ("bytes_raw", sizes.raw.into()),
+        ("bytes_encoded", sizes.encoded.into()),
+        ("bytes_delta", column.is_none().then(|| table_bytes(table).1).into()),
+        ("encodings", sizes.encodings().into()),
+    ]);
+}
+
+const NS_PER_MS: f64 = 1e6;
+
+fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
+    for space in facts.planner.database().tablespaces().list() {
+        let usage = space.usage();
+        let profile = space.config().profile.as_ref();
+        let paced = space.pacer().map(|pacer| pacer.counters());
+        rows.push([
+            ("name", space.name().to_owned().into()),
+            ("location", space.config().location.to_string().into()),
+            ("bytes_size", usage.size_bytes.into()),
+            ("bytes_used", usage.used_bytes.into()),
+            ("bytes_resident", usage.resident_bytes.into()),
+            ("profile", profile.map(|profile| profile.name.clone()).into()),
+            ("read_latency_ns", profile.map(|profile| profile.read_latency_ns).into()),
+            ("write_latency_ns", profile.map(|profile| profile.write_latency_ns).into()),
+            ("read_gb_per_s", profile.map(|profile| profile.read_gb_per_s).into()),
+            ("write_gb_per_s", profile.map(|profile| profile.write_gb_per_s).into()),
+            ("bytes_read", paced.map(|counters| counters.bytes_read).into()),
+            ("bytes_written", paced.map(|counters| counters.bytes_written).into()),
+            ("lines", paced.map(|counters| counters.lines).into()),
+            ("stall_ms", paced.map(|counters| counters.stall_ns as f64 / NS_PER_MS).into()),
+        ]);
+    }
+}
+
+fn queries(facts: &SessionFacts, rows: &mut Rows) {
+    for query in facts.planner.queries() {
+        let heap = query.heap_bytes();
+        let scans = query.scan_bytes();
+        let end = query.end();
+        let elapsed = end.unwrap_or_else(Utc::now) - query.start;
+        let mut names: Vec<&str> = heap.iter().map(|row| row.0.as_str()).chain(scans.iter().map(|row| row.0.as_str())).collect();
+        names.sort_unstable();
+        names.dedup();
+        rows.push([
+            ("id", query.id.0.into()),
+            ("pid", query.session_id.into()),
+            ("user_name", query.user.clone().into()),
+            ("state", query.state().name().into()),
+            ("query", query.text.clone().into()),
+            ("start_time", query.start.into()),
+            ("end_time", end.into()),
+            ("elapsed_ms", (elapsed.num_microseconds().unwrap_or(i64::MAX) as f64 / 1e3).into()),
+            ("rows", query.rows.load(Ordering::Relaxed).into()),
+            ("heap_bytes", heap.iter().map(|row| row.1).sum::<u64>().into()),
+            ("heap_bytes_peak", heap.iter().map(|row| row.2).sum::<u64>().into()),
+            ("heap_stall_ms", (query.heap_stall_ns() as f64 / NS_PER_MS).into()),
+            ("scan_bytes", scans.iter().map(|row| row.1).sum::<u64>().into()),
+            ("scan_stall_ms", (scans.iter().map(|row| row.2).sum::<u64>() as f64 / NS_PER_MS).into()),
+            ("tablespaces", names.join(", ").into()),
+        ]);
+    }
+}
+
+fn progress(rows: &mut Rows) {
+    for progress in tidepool_database::progress::Progress::list() {
+        let total = progress.bytes_total.load(Ordering::Relaxed);
+        let done = progress.bytes_done.load(Ordering::Relaxed);
+        // A stream from the client has no known end.
+        let known = total > 0;
+        rows.push([
+            ("id", progress.id.into()),
+            ("command", progress.command.clone().into()),
+            ("table_name", progress.table.clone().into()),
+            ("bytes_total", known.then_some(total).into()),
+            ("bytes_done", done.into()),
+            ("rows_done", progress.rows_done.load(Ordering::Relaxed).into()),
+            ("percent", if known { Value::Float(100.0 * done as f64 / total as f64) } else { Value::Null }),
+        ]);
+    }
+}
