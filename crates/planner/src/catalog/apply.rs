@@ -84,7 +84,8 @@ fn apply_call(outer: &LogicalPlan, inputs: &[DFSchemaRef], expr: &Expr) -> Resul
             (Kind::Scalar, subquery, None, supported)
         }
         Expr::Exists(Exists { subquery, negated }) => {
-            let supported = filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_exists_sub_query(true))?;
+            let supported =
+                filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_exists_sub_query(true))?;
             (Kind::Exists { negated: *negated }, subquery, None, supported)
         }
         Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
@@ -199,13 +200,13 @@ fn bind_expression(expr: Expr, values: &Bindings) -> Result<Transformed<Expr>> {
             None => Transformed::no(expr),
         },
         Expr::ScalarSubquery(subquery) => Transformed::yes(Expr::ScalarSubquery(bind_subquery(subquery)?)),
-        Expr::Exists(exists) => {
-            Transformed::yes(Expr::Exists(Exists { subquery: bind_subquery(exists.subquery)?, negated: exists.negated }))
-        }
-        Expr::InSubquery(within) => Transformed::yes(Expr::InSubquery(InSubquery {
-            subquery: bind_subquery(within.subquery)?,
-            ..within
+        Expr::Exists(exists) => Transformed::yes(Expr::Exists(Exists {
+            subquery: bind_subquery(exists.subquery)?,
+            negated: exists.negated,
         })),
+        Expr::InSubquery(within) => {
+            Transformed::yes(Expr::InSubquery(InSubquery { subquery: bind_subquery(within.subquery)?, ..within }))
+        }
         other => Transformed::no(other),
     })
 }
@@ -304,9 +305,7 @@ impl Apply {
             Kind::Scalar => match rows {
                 0 => Ok(new_null_array(&self.return_type, 1)),
                 1 => match batches.iter().find(|batch| batch.num_rows() == 1) {
-                    Some(batch) => {
-                        Ok(datafusion::arrow::compute::cast(batch.column(0), &self.return_type)?)
-                    }
+                    Some(batch) => Ok(datafusion::arrow::compute::cast(batch.column(0), &self.return_type)?),
                     None => internal_err!("a row was counted and not found"),
                 },
                 _ => Err(super::functions::sql_error(
@@ -323,7 +322,11 @@ impl Apply {
                 for batch in &batches {
                     let column = batch.column(0);
                     let Some(common) = comparison_coercion(&needle.data_type(), column.data_type()) else {
-                        return datafusion::common::plan_err!("cannot compare {} with {}", needle.data_type(), column.data_type());
+                        return datafusion::common::plan_err!(
+                            "cannot compare {} with {}",
+                            needle.data_type(),
+                            column.data_type()
+                        );
                     };
                     let needle = value_at(&needle.cast_to(&common)?.to_array()?, 0)?;
                     let column = datafusion::arrow::compute::cast(column, &common)?;

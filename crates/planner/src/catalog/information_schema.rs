@@ -229,7 +229,9 @@ fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
         700 => (Some(24), Some(2), None),
         701 => (Some(53), Some(2), None),
         1700 => match column.sql_type {
-            Some(SqlType::Numeric { precision, scale }) => (Some(i64::from(precision)), Some(10), Some(i64::from(scale))),
+            Some(SqlType::Numeric { precision, scale }) => {
+                (Some(i64::from(precision)), Some(10), Some(i64::from(scale)))
+            }
             _ => (None, Some(10), None),
         },
         _ => (None, None, None),

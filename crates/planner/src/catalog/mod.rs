@@ -56,8 +56,8 @@ pub fn table(schema: &str, name: &str, facts: &Arc<SessionFacts>) -> Option<Arc<
 pub fn system_type(name: &str) -> Option<DataType> {
     match name {
         "oid" | "xid" | "cid" | "regproc" | "regprocedure" | "regoper" | "regoperator" | "regclass" | "regtype"
-        | "regrole" | "regnamespace" | "regconfig" | "regdictionary" | "regcollation" | "name" | "char" | "int2vector"
-        | "oidvector" | "pg_node_tree" | "aclitem" | "cstring" | "unknown" | "inet" | "pg_lsn" => {
+        | "regrole" | "regnamespace" | "regconfig" | "regdictionary" | "regcollation" | "name" | "char"
+        | "int2vector" | "oidvector" | "pg_node_tree" | "aclitem" | "cstring" | "unknown" | "inet" | "pg_lsn" => {
             Some(relations::arrow_type(name))
         }
         _ => None,

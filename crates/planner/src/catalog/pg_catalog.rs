@@ -5,9 +5,9 @@ use super::objects::*;
 use super::relations::{self, Rows};
 use super::types;
 use super::value::Value;
+use crate::QueryState;
 use crate::facts::SessionFacts;
 use crate::session::TransactionStatus;
-use crate::QueryState;
 use datafusion::common::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -569,7 +569,10 @@ fn settings(facts: &SessionFacts, rows: &mut Rows) {
         rows.push([
             ("name", setting.name.into()),
             ("setting", setting.value.clone().into()),
-            ("category", if setting.name.contains('.') { "Customized Options" } else { "Client Connection Defaults" }.into()),
+            (
+                "category",
+                if setting.name.contains('.') { "Customized Options" } else { "Client Connection Defaults" }.into(),
+            ),
             ("short_desc", setting.description.into()),
             ("context", "user".into()),
             ("vartype", kind.into()),
@@ -653,4 +656,3 @@ fn statistics(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
 }
-

@@ -52,7 +52,8 @@ fn parse(line: &'static str) -> Option<Relation> {
             Some(Column { name, type_name: type_name.trim_end_matches('!'), not_null })
         })
         .collect();
-    let fields: Vec<Field> = columns.iter().map(|column| field(column.name, column.type_name, !column.not_null)).collect();
+    let fields: Vec<Field> =
+        columns.iter().map(|column| field(column.name, column.type_name, !column.not_null)).collect();
     Some(Relation { schema, name, oid, kind, columns, arrow_schema: Arc::new(Schema::new(fields)) })
 }
 
@@ -102,8 +103,9 @@ pub fn field(name: &str, type_name: &str, nullable: bool) -> Field {
     let field = Field::new(name, arrow_type(type_name), nullable);
     match super::types::by_name(type_name) {
         // The planner describes these by themselves.
-        Some(entry) if !matches!(type_name, "bool" | "int2" | "int4" | "int8" | "float4" | "float8" | "text") => field
-            .with_metadata(HashMap::from([(TYPE_OID_METADATA.to_owned(), entry.oid.to_string())])),
+        Some(entry) if !matches!(type_name, "bool" | "int2" | "int4" | "int8" | "float4" | "float8" | "text") => {
+            field.with_metadata(HashMap::from([(TYPE_OID_METADATA.to_owned(), entry.oid.to_string())]))
+        }
         _ => field,
     }
 }

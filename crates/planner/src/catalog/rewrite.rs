@@ -143,7 +143,15 @@ fn args_of(function: &mut Function) -> Option<Vec<Expr>> {
 
 /// The types whose values are oids written as names.
 const REGISTERED: [&str; 10] = [
-    "regclass", "regtype", "regproc", "regprocedure", "regnamespace", "regrole", "regoper", "regoperator", "regconfig",
+    "regclass",
+    "regtype",
+    "regproc",
+    "regprocedure",
+    "regnamespace",
+    "regrole",
+    "regoper",
+    "regoperator",
+    "regconfig",
     "regdictionary",
 ];
 
@@ -202,7 +210,8 @@ fn unqualify_type(data_type: &mut DataType) {
             let modifiers = if modifiers.is_empty() { String::new() } else { format!("({})", modifiers.join(",")) };
             let quote = if plain_name == "char" { "\"" } else { "" };
             let sql = format!("{quote}{plain_name}{quote}{modifiers}");
-            let parsed = Parser::new(&PostgreSqlDialect {}).try_with_sql(&sql).and_then(|mut parser| parser.parse_data_type());
+            let parsed =
+                Parser::new(&PostgreSqlDialect {}).try_with_sql(&sql).and_then(|mut parser| parser.parse_data_type());
             if let Ok(parsed) = parsed {
                 *data_type = parsed;
             }
@@ -321,7 +330,8 @@ fn operator(symbol: &str) -> Option<BinaryOperator> {
 
 /// Collations under which text compares by its bytes, as it always does here.
 fn is_byte_collation(name: &ObjectName) -> bool {
-    last_name(name).is_some_and(|name| matches!(name.as_str(), "default" | "C" | "c" | "POSIX" | "C.UTF-8" | "ucs_basic"))
+    last_name(name)
+        .is_some_and(|name| matches!(name.as_str(), "default" | "C" | "c" | "POSIX" | "C.UTF-8" | "ucs_basic"))
 }
 
 /// Set-returning functions that have an array-returning twin.
@@ -435,7 +445,9 @@ impl Rewriter {
                 *expr = call("timezone", args);
             }
             Expr::Cast { .. } => cast(expr),
-            Expr::TypedString(typed) if custom_type(&typed.data_type).is_some_and(|name| REGISTERED.contains(&name.as_str())) => {
+            Expr::TypedString(typed)
+                if custom_type(&typed.data_type).is_some_and(|name| REGISTERED.contains(&name.as_str())) =>
+            {
                 let name = custom_type(&typed.data_type).unwrap_or_default();
                 if let Value::SingleQuotedString(value) = &typed.value.value {
                     *expr = call(&format!("{}_in", registered_function(&name)), vec![text(value.clone())]);
@@ -691,9 +703,30 @@ fn has_set_function(projection: &[SelectItem]) -> bool {
 }
 
 const AGGREGATES: [&str; 24] = [
-    "array_agg", "avg", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "corr", "count", "covar_pop", "covar_samp",
-    "every", "max", "median", "min", "mode", "percentile_cont", "percentile_disc", "stddev", "string_agg", "sum",
-    "var_pop", "var_samp", "variance",
+    "array_agg",
+    "avg",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "bool_and",
+    "bool_or",
+    "corr",
+    "count",
+    "covar_pop",
+    "covar_samp",
+    "every",
+    "max",
+    "median",
+    "min",
+    "mode",
+    "percentile_cont",
+    "percentile_disc",
+    "stddev",
+    "string_agg",
+    "sum",
+    "var_pop",
+    "var_samp",
+    "variance",
 ];
 
 fn cast(expr: &mut Expr) {
@@ -731,7 +764,9 @@ fn column_name(expr: &Expr) -> Option<String> {
     strong_name(expr).or_else(|| match expr {
         Expr::Case { .. } => Some("case".to_owned()),
         Expr::Nested(inner) => column_name(inner),
-        Expr::Cast { expr, data_type, .. } => column_name(expr).filter(|name| name == "case").or_else(|| Some(type_label(data_type))),
+        Expr::Cast { expr, data_type, .. } => {
+            column_name(expr).filter(|name| name == "case").or_else(|| Some(type_label(data_type)))
+        }
         Expr::TypedString(typed) => Some(type_label(&typed.data_type)),
         Expr::Interval(_) => Some("interval".to_owned()),
         Expr::Value(ValueWithSpan { value: Value::Boolean(_), .. }) => Some("bool".to_owned()),

@@ -179,7 +179,8 @@ fn queries(facts: &SessionFacts, rows: &mut Rows) {
         let scans = query.scan_bytes();
         let end = query.end();
         let elapsed = end.unwrap_or_else(Utc::now) - query.start;
-        let mut names: Vec<&str> = heap.iter().map(|row| row.0.as_str()).chain(scans.iter().map(|row| row.0.as_str())).collect();
+        let mut names: Vec<&str> =
+            heap.iter().map(|row| row.0.as_str()).chain(scans.iter().map(|row| row.0.as_str())).collect();
         names.sort_unstable();
         names.dedup();
         rows.push([

@@ -3,7 +3,9 @@
 use super::Type::*;
 use super::{Call, Function, invalid, sql_error};
 use crate::catalog::value::Value;
-use chrono::{DateTime, Datelike, Days, Duration, LocalResult, Months, NaiveDate, NaiveDateTime, Offset, TimeZone, Timelike, Utc};
+use chrono::{
+    DateTime, Datelike, Days, Duration, LocalResult, Months, NaiveDate, NaiveDateTime, Offset, TimeZone, Timelike, Utc,
+};
 use datafusion::arrow::array::timezone::Tz;
 use datafusion::arrow::datatypes::{DataType, IntervalMonthDayNano, TimeUnit};
 use datafusion::common::{DataFusionError, Result};
@@ -18,30 +20,40 @@ pub fn functions() -> Vec<Function> {
             .alias("current_timestamp")
             .alias("transaction_timestamp")
             .stable(),
-        Function::new("statement_timestamp", &[&[]], "timestamptz", |call, _| Ok(call.facts()?.statement_start.into())).stable(),
+        Function::new("statement_timestamp", &[&[]], "timestamptz", |call, _| Ok(call.facts()?.statement_start.into()))
+            .stable(),
         Function::new("clock_timestamp", &[&[]], "timestamptz", |_, _| Ok(Utc::now().into())).volatile(),
         Function::new("localtimestamp", &[&[]], "timestamp", |call, _| {
             let zone = session_zone(call)?;
-            Ok(Value::Timestamp(local(call.facts()?.transaction_start.timestamp_micros(), zone)?.and_utc().timestamp_micros()))
+            Ok(Value::Timestamp(
+                local(call.facts()?.transaction_start.timestamp_micros(), zone)?.and_utc().timestamp_micros(),
+            ))
         })
         .stable(),
-        Function::new("timeofday", &[&[]], "text", |_, _| Ok(Utc::now().format("%a %b %d %H:%M:%S%.6f %Y UTC").to_string().into()))
-            .volatile(),
-        Function::new("age", &[&[Timestamp], &[TimestampTz], &[Timestamp, Timestamp], &[TimestampTz, TimestampTz]], "interval", |call, args| {
-            let micros = |value: &Value| match value {
-                Value::Timestamp(micros) => *micros,
-                _ => 0,
-            };
-            match args {
-                [later, earlier] => age(micros(later), micros(earlier)),
-                [earlier] => {
-                    let zone = session_zone(call)?;
-                    let today = local(call.facts()?.transaction_start.timestamp_micros(), zone)?.date();
-                    age(micros_of(today.and_hms_opt(0, 0, 0).unwrap_or_default()), micros(earlier))
-                }
-                _ => Err(invalid("age takes one or two timestamps")),
-            }
+        Function::new("timeofday", &[&[]], "text", |_, _| {
+            Ok(Utc::now().format("%a %b %d %H:%M:%S%.6f %Y UTC").to_string().into())
         })
+        .volatile(),
+        Function::new(
+            "age",
+            &[&[Timestamp], &[TimestampTz], &[Timestamp, Timestamp], &[TimestampTz, TimestampTz]],
+            "interval",
+            |call, args| {
+                let micros = |value: &Value| match value {
+                    Value::Timestamp(micros) => *micros,
+                    _ => 0,
+                };
+                match args {
+                    [later, earlier] => age(micros(later), micros(earlier)),
+                    [earlier] => {
+                        let zone = session_zone(call)?;
+                        let today = local(call.facts()?.transaction_start.timestamp_micros(), zone)?.date();
+                        age(micros_of(today.and_hms_opt(0, 0, 0).unwrap_or_default()), micros(earlier))
+                    }
+                    _ => Err(invalid("age takes one or two timestamps")),
+                }
+            },
+        )
         .stable(),
         Function::new("justify_hours", &[&[Interval]], "interval", |_, args| {
             let Value::Interval(interval) = args[0] else { return Ok(Value::Null) };
@@ -73,8 +85,16 @@ pub fn functions() -> Vec<Function> {
         .stable(),
         Function::new(
             "make_interval",
-            &[&[], &[Int4], &[Int4, Int4], &[Int4, Int4, Int4], &[Int4, Int4, Int4, Int4], &[Int4, Int4, Int4, Int4, Int4],
-              &[Int4, Int4, Int4, Int4, Int4, Int4], &[Int4, Int4, Int4, Int4, Int4, Int4, Float8]],
+            &[
+                &[],
+                &[Int4],
+                &[Int4, Int4],
+                &[Int4, Int4, Int4],
+                &[Int4, Int4, Int4, Int4],
+                &[Int4, Int4, Int4, Int4, Int4],
+                &[Int4, Int4, Int4, Int4, Int4, Int4],
+                &[Int4, Int4, Int4, Int4, Int4, Int4, Float8],
+            ],
             "interval",
             |_, args| {
                 let part = |index: usize| args.get(index).map_or(0, Value::as_int);
@@ -87,7 +107,12 @@ pub fn functions() -> Vec<Function> {
                 Ok(Value::Interval(IntervalMonthDayNano::new(months, days, nanoseconds)))
             },
         ),
-        Function::new("isfinite", &[&[Date], &[Timestamp], &[TimestampTz], &[Interval]], "bool", |_, _| Ok(true.into())),
+        Function::new(
+            "isfinite",
+            &[&[Date], &[Timestamp], &[TimestampTz], &[Interval]],
+            "bool",
+            |_, _| Ok(true.into()),
+        ),
         // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
         Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
             let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
@@ -188,7 +213,8 @@ pub fn add_interval(micros: i64, interval: &IntervalMonthDayNano) -> Result<i64>
     let months = Months::new(interval.months.unsigned_abs());
     let time = if interval.months >= 0 { time.checked_add_months(months) } else { time.checked_sub_months(months) };
     let days = Days::new(u64::from(interval.days.unsigned_abs()));
-    let time = time.and_then(|time| if interval.days >= 0 { time.checked_add_days(days) } else { time.checked_sub_days(days) });
+    let time = time
+        .and_then(|time| if interval.days >= 0 { time.checked_add_days(days) } else { time.checked_sub_days(days) });
     time.and_then(|time| time.checked_add_signed(Duration::nanoseconds(interval.nanoseconds)))
         .map(micros_of)
         .ok_or_else(overflow)
@@ -219,12 +245,14 @@ fn age(later: i64, earlier: i64) -> Result<Value> {
 }
 
 fn days_in_month(year: i32, month: u32) -> i32 {
-    let next = if month == 12 { NaiveDate::from_ymd_opt(year + 1, 1, 1) } else { NaiveDate::from_ymd_opt(year, month + 1, 1) };
+    let next =
+        if month == 12 { NaiveDate::from_ymd_opt(year + 1, 1, 1) } else { NaiveDate::from_ymd_opt(year, month + 1, 1) };
     next.and_then(|next| next.pred_opt()).map_or(30, |last| last.day() as i32)
 }
 
 fn justify_hours(interval: IntervalMonthDayNano) -> IntervalMonthDayNano {
-    let (mut days, mut time) = (interval.days + (interval.nanoseconds / NS_PER_DAY) as i32, interval.nanoseconds % NS_PER_DAY);
+    let (mut days, mut time) =
+        (interval.days + (interval.nanoseconds / NS_PER_DAY) as i32, interval.nanoseconds % NS_PER_DAY);
     if days > 0 && time < 0 {
         time += NS_PER_DAY;
         days -= 1;

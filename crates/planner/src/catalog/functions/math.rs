@@ -34,7 +34,9 @@ pub fn functions() -> Vec<Function> {
                 }
             }
         })
-        .returning(|types| same(types.iter().find(|t| matches!(t, DataType::Decimal128(..))).map_or(types, std::slice::from_ref))),
+        .returning(|types| {
+            same(types.iter().find(|t| matches!(t, DataType::Decimal128(..))).map_or(types, std::slice::from_ref))
+        }),
         Function::new("width_bucket", &[&[Float8, Float8, Float8, Int4]], "int4", |_, args| {
             let [value, low, high, count] = [0, 1, 2, 3].map(|index| args[index].as_float());
             if count < 1.0 {

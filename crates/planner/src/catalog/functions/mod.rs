@@ -84,7 +84,12 @@ pub struct Function {
 
 impl Function {
     /// Immutable and strict unless changed.
-    pub fn new(name: &'static str, overloads: &'static [&'static [Type]], returns: &'static str, body: Body) -> Function {
+    pub fn new(
+        name: &'static str,
+        overloads: &'static [&'static [Type]],
+        returns: &'static str,
+        body: Body,
+    ) -> Function {
         Function {
             name,
             aliases: Vec::new(),

@@ -37,7 +37,8 @@ pub fn functions() -> Vec<Function> {
 
 fn series(args: &[Value]) -> Result<Value> {
     let mut items = Vec::new();
-    let too_long = || sql_error(SqlState::PROGRAM_LIMIT_EXCEEDED, format!("a series here is limited to {ITEMS_MAX} values"));
+    let too_long =
+        || sql_error(SqlState::PROGRAM_LIMIT_EXCEEDED, format!("a series here is limited to {ITEMS_MAX} values"));
     match (&args[0], &args[1], args.get(2)) {
         (Value::Int(start), Value::Int(stop), step) => {
             let step = step.map_or(1, Value::as_int);

@@ -45,7 +45,8 @@ impl AsyncScalarUDFImpl for Sleep {
         let seconds = seconds.as_primitive::<Float64Type>();
         for row in 0..args.number_rows.min(seconds.len()) {
             if seconds.is_valid(row) && seconds.value(row) > 0.0 {
-                let wait = Duration::try_from_secs_f64(seconds.value(row)).map_err(|_| invalid("sleep time out of range"))?;
+                let wait =
+                    Duration::try_from_secs_f64(seconds.value(row)).map_err(|_| invalid("sleep time out of range"))?;
                 tokio::time::sleep(wait).await;
             }
         }

@@ -104,17 +104,23 @@ pub fn functions() -> Vec<Function> {
             let oid = oid_of(&args[0]);
             let class = args.get(1).map_or("pg_class", Value::as_str);
             Ok(match class {
-                "pg_class" => {
-                    relations::all().iter().find(|r| r.oid == oid && r.schema == "tidepool").map(|r| tidepool::description(r.name)).into()
-                }
+                "pg_class" => relations::all()
+                    .iter()
+                    .find(|r| r.oid == oid && r.schema == "tidepool")
+                    .map(|r| tidepool::description(r.name))
+                    .into(),
                 "pg_namespace" if oid == PUBLIC => "standard public schema".into(),
                 "pg_namespace" if oid == PG_CATALOG => "system catalog schema".into(),
                 _ => Value::Null,
             })
         }),
-        Function::new("pg_size_pretty", &[&[Int8], &[Numeric]], "text", |_, args| Ok(size_pretty(args[0].as_float()).into())),
+        Function::new("pg_size_pretty", &[&[Int8], &[Numeric]], "text", |_, args| {
+            Ok(size_pretty(args[0].as_float()).into())
+        }),
         Function::new("pg_size_bytes", &[&[Text]], "int8", |_, args| {
-            let size: tidepool_base::ByteSize = args[0].as_str().parse().map_err(|error| datafusion::common::DataFusionError::External(Box::<tidepool_base::Error>::new(error)))?;
+            let size: tidepool_base::ByteSize = args[0].as_str().parse().map_err(|error| {
+                datafusion::common::DataFusionError::External(Box::<tidepool_base::Error>::new(error))
+            })?;
             Ok(size.0.into())
         }),
         Function::new("pg_relation_size", &[&[Oid], &[Oid, Text]], "int8", |call, args| {
@@ -172,7 +178,8 @@ pub fn functions() -> Vec<Function> {
         Function::new("pg_is_other_temp_schema", &[&[Oid]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_jit_available", &[&[]], "bool", |_, _| Ok(false.into())),
         Function::new("pg_relation_is_publishable", &[&[Oid], &[Text]], "bool", |_, _| Ok(false.into())),
-        Function::new("pg_postmaster_start_time", &[&[]], "timestamptz", |_, _| Ok(server_start().into())).alias("pg_conf_load_time"),
+        Function::new("pg_postmaster_start_time", &[&[]], "timestamptz", |_, _| Ok(server_start().into()))
+            .alias("pg_conf_load_time"),
         Function::new("to_regclass", &[&[Text]], "regclass", |call, args| {
             Ok(find_relation(call.facts()?, args[0].as_str()).into())
         })
@@ -181,7 +188,12 @@ pub fn functions() -> Vec<Function> {
             Ok(types::by_sql_name(args[0].as_str()).map(|entry| entry.oid).into())
         }),
         Function::new("to_regproc", &[&[Text]], "regproc", |_, args| Ok(find_procedure(args[0].as_str()).into())),
-        Function::new("to_regnamespace", &[&[Text]], "regnamespace", |_, args| Ok(find_schema(args[0].as_str()).into())),
+        Function::new(
+            "to_regnamespace",
+            &[&[Text]],
+            "regnamespace",
+            |_, args| Ok(find_schema(args[0].as_str()).into()),
+        ),
         Function::new("to_regrole", &[&[Text]], "regrole", |call, args| {
             Ok(role_oid(call.facts()?, &split_name(args[0].as_str()).concat()).into())
         })
@@ -223,13 +235,16 @@ pub fn functions() -> Vec<Function> {
     list.push(Function::new("pg_get_serial_sequence", &[&[Text, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("shobj_description", &[&[Oid, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("col_description", &[&[Oid, Int4]], "text", |_, _| Ok(Value::Null)));
-    list.push(Function::new("pg_describe_object", &[&[Oid, Oid, Int4]], "text", |call, args| {
-        if oid_of(&args[0]) != PG_CLASS {
-            return Ok(Value::Null);
-        }
-        let relation = relation_by_oid(call.facts()?, oid_of(&args[1]));
-        Ok(relation.map(|(_, name)| format!("table {name}")).into())
-    }).stable());
+    list.push(
+        Function::new("pg_describe_object", &[&[Oid, Oid, Int4]], "text", |call, args| {
+            if oid_of(&args[0]) != PG_CLASS {
+                return Ok(Value::Null);
+            }
+            let relation = relation_by_oid(call.facts()?, oid_of(&args[1]));
+            Ok(relation.map(|(_, name)| format!("table {name}")).into())
+        })
+        .stable(),
+    );
     list.push(Function::new("pg_indexes_size", &[&[Oid]], "int8", |_, _| Ok(Value::Int(0))));
     for name in ["inet_server_addr", "inet_client_addr"] {
         list.push(Function::new(name, &[&[]], "text", |_, _| Ok(Value::Null)));
@@ -432,7 +447,9 @@ fn type_of(call: &Call<'_>) -> String {
     };
     match field.data_type() {
         datafusion::arrow::datatypes::DataType::List(item) => format!("{}[]", base(item.data_type())),
-        _ => types::format_type(tidepool_table::sql_type_of_field(field).oid(), Some(-1)).replace("bpchar", "character"),
+        _ => {
+            types::format_type(tidepool_table::sql_type_of_field(field).oid(), Some(-1)).replace("bpchar", "character")
+        }
     }
 }
 

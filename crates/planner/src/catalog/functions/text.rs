@@ -20,7 +20,9 @@ pub fn functions() -> Vec<Function> {
             })
         })
         .nullable(),
-        Function::new("parse_ident", &[&[Text], &[Text, Bool]], "_text", |_, args| Ok(split_name(args[0].as_str()).into())),
+        Function::new("parse_ident", &[&[Text], &[Text, Bool]], "_text", |_, args| {
+            Ok(split_name(args[0].as_str()).into())
+        }),
         Function::new("gen_random_uuid", &[&[]], "uuid", |_, _| Ok(random_uuid().into())).volatile(),
         Function::new("num_nulls", &[&[Rest]], "int4", |_, args| {
             Ok(args.iter().filter(|arg| arg.is_null()).count().into())
@@ -48,7 +50,8 @@ pub fn functions() -> Vec<Function> {
         // `information_schema._pg_expandarray`: each item with its position.
         Function::new("pg_expand_array", &[&[List]], "_text", |_, args| {
             let Value::List(list) = &args[0] else { return Ok(Value::Null) };
-            let pairs = list.iter().enumerate().map(|(index, item)| Value::Struct(vec![item.clone(), (index + 1).into()]));
+            let pairs =
+                list.iter().enumerate().map(|(index, item)| Value::Struct(vec![item.clone(), (index + 1).into()]));
             Ok(Value::List(pairs.collect()))
         })
         .returning(|types| {
@@ -128,9 +131,11 @@ pub fn format(_call: &Call<'_>, args: &[Value]) -> Result<Value> {
                     width = Some(value.unsigned_abs() as usize);
                 }
                 Some('$') => {
-                    next = digits.parse::<usize>().ok().and_then(|n| n.checked_sub(1)).ok_or_else(|| {
-                        invalid("format specifies argument 0, but arguments are numbered from 1")
-                    })?;
+                    next = digits
+                        .parse::<usize>()
+                        .ok()
+                        .and_then(|n| n.checked_sub(1))
+                        .ok_or_else(|| invalid("format specifies argument 0, but arguments are numbered from 1"))?;
                     digits.clear();
                 }
                 Some(digit) if digit.is_ascii_digit() => digits.push(digit),

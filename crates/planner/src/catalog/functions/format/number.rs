@@ -141,7 +141,13 @@ fn parse(format: &str) -> Pattern {
 
 /// NaN and infinities fill the pattern with `#`-like marks, as PostgreSQL does.
 pub fn special(format: &str, value: f64) -> String {
-    let word = if value.is_nan() { "NaN" } else if value > 0.0 { "Infinity" } else { "-Infinity" };
+    let word = if value.is_nan() {
+        "NaN"
+    } else if value > 0.0 {
+        "Infinity"
+    } else {
+        "-Infinity"
+    };
     let pattern = parse(format);
     if pattern.fill { format!("{word:>width$}", width = pattern.whole + 1) } else { word.to_owned() }
 }
@@ -166,7 +172,13 @@ fn exponent(pattern: &Pattern, value: f64) -> String {
     let text = format!("{:.*e}", pattern.fraction, value.abs());
     let (mantissa, power) = text.split_once('e').unwrap_or((&text, "0"));
     let power: i32 = power.parse().unwrap_or(0);
-    let sign = if value < 0.0 { "-" } else if pattern.fill { " " } else { "" };
+    let sign = if value < 0.0 {
+        "-"
+    } else if pattern.fill {
+        " "
+    } else {
+        ""
+    };
     format!("{sign}{mantissa}e{}{:02}", if power < 0 { '-' } else { '+' }, power.abs())
 }
 
@@ -193,7 +205,8 @@ pub fn write(format: &str, value: i128, scale: i8) -> String {
 
 /// Puts digits into their places.
 fn place(pattern: &Pattern, negative: bool, whole: &str, fraction: &str, overflow: bool) -> String {
-    let first_zero = pattern.tokens.iter().filter(|t| matches!(t, Token::Nine | Token::Zero)).position(|t| *t == Token::Zero);
+    let first_zero =
+        pattern.tokens.iter().filter(|t| matches!(t, Token::Nine | Token::Zero)).position(|t| *t == Token::Zero);
     // From the first `0` on, places are never blank.
     let zero_from = first_zero.unwrap_or(usize::MAX);
     // `9` places at the end of the fraction, which FM leaves out when they are 0.
@@ -201,7 +214,8 @@ fn place(pattern: &Pattern, negative: bool, whole: &str, fraction: &str, overflo
         fraction.len()
     } else {
         let last_zero = pattern.tokens.iter().filter(|t| matches!(t, Token::Nine | Token::Zero)).skip(pattern.whole);
-        let required = last_zero.enumerate().filter(|(_, t)| **t == Token::Zero).map(|(i, _)| i + 1).last().unwrap_or(0);
+        let required =
+            last_zero.enumerate().filter(|(_, t)| **t == Token::Zero).map(|(i, _)| i + 1).last().unwrap_or(0);
         fraction.trim_end_matches('0').len().max(required)
     };
     let lead = pattern.whole.saturating_sub(whole.len());
@@ -347,7 +361,10 @@ pub fn read(text: &str, format: &str) -> Result<(i128, i8)> {
         }
     }
     if digits.is_empty() {
-        return Err(sql_error(SqlState::INVALID_TEXT_REPRESENTATION, format!("invalid input syntax for type numeric: \"{text}\"")));
+        return Err(sql_error(
+            SqlState::INVALID_TEXT_REPRESENTATION,
+            format!("invalid input syntax for type numeric: \"{text}\""),
+        ));
     }
     let value: i128 = digits.parse().map_err(|_| invalid("numeric field overflow"))?;
     let scale = fraction.unwrap_or(0);

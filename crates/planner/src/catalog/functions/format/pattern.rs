@@ -7,7 +7,17 @@ use datafusion::common::{DataFusionError, Result};
 use tidepool_base::SqlState;
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -69,7 +79,12 @@ const FIELDS: [&str; 56] = [
 
 enum Piece<'a> {
     /// The field's name in upper case, as written, and whether `FM`, `TH` or `th` go with it.
-    Field { name: &'static str, written: &'a str, fill: bool, ordinal: Option<&'a str> },
+    Field {
+        name: &'static str,
+        written: &'a str,
+        fill: bool,
+        ordinal: Option<&'a str>,
+    },
     Text(String),
 }
 
@@ -102,7 +117,9 @@ fn pieces(format: &str) -> Vec<Piece<'_>> {
             continue;
         }
         let field = FIELDS.iter().find(|field| {
-            rest.len() >= field.len() && rest.is_char_boundary(field.len()) && rest[..field.len()].eq_ignore_ascii_case(field)
+            rest.len() >= field.len()
+                && rest.is_char_boundary(field.len())
+                && rest[..field.len()].eq_ignore_ascii_case(field)
         });
         let Some(name) = field else {
             let mut characters = rest.chars();
@@ -115,7 +132,8 @@ fn pieces(format: &str) -> Vec<Piece<'_>> {
         if matches!(*name, "FX" | "TM" | "SP") {
             continue;
         }
-        let ordinal = (rest.len() >= 2 && rest.is_char_boundary(2) && rest[..2].eq_ignore_ascii_case("TH")).then(|| &rest[..2]);
+        let ordinal =
+            (rest.len() >= 2 && rest.is_char_boundary(2) && rest[..2].eq_ignore_ascii_case("TH")).then(|| &rest[..2]);
         if ordinal.is_some() {
             rest = &rest[2..];
         }
@@ -299,7 +317,9 @@ pub fn read(text: &str, format: &str) -> Result<Read> {
                 // A separator matches any one separator, or none; other text matches itself by its length.
                 for character in separator.chars() {
                     match rest.chars().next() {
-                        Some(next) if next == character || (!character.is_alphanumeric() && !next.is_alphanumeric()) => {
+                        Some(next)
+                            if next == character || (!character.is_alphanumeric() && !next.is_alphanumeric()) =>
+                        {
                             rest = &rest[next.len_utf8()..];
                         }
                         Some(next) if character.is_alphanumeric() => rest = &rest[next.len_utf8()..],
@@ -373,8 +393,20 @@ fn read_field(name: &str, rest: &mut &str, found: &mut Found, text: &str, adjace
             let (value, digits) = take_number(rest, wide(name.len()), name)?;
             // Short years lie between 1970 and 2069.
             let year = match digits {
-                0..=2 => if value < 70 { value + 2000 } else { value + 1900 },
-                3 => if value < 520 { value + 2000 } else { value + 1000 },
+                0..=2 => {
+                    if value < 70 {
+                        value + 2000
+                    } else {
+                        value + 1900
+                    }
+                }
+                3 => {
+                    if value < 520 {
+                        value + 2000
+                    } else {
+                        value + 1000
+                    }
+                }
                 _ => value,
             };
             if name.starts_with('I') { found.iso_year = Some(year) } else { found.year = Some(year) }
@@ -383,13 +415,16 @@ fn read_field(name: &str, rest: &mut &str, found: &mut Found, text: &str, adjace
         "MONTH" | "MON" => {
             let length = (name == "MON").then_some(3);
             let index = take_word(rest, &MONTHS, length).or_else(|| take_word(rest, &MONTHS, Some(3)));
-            found.month = Some(index.ok_or_else(|| bad_value(rest.split_whitespace().next().unwrap_or(""), name))? as i64 + 1);
+            found.month =
+                Some(index.ok_or_else(|| bad_value(rest.split_whitespace().next().unwrap_or(""), name))? as i64 + 1);
         }
         "RM" => {
             // Longer numerals first, so that VIII is not read as V.
             let mut numerals: Vec<usize> = (0..12).collect();
             numerals.sort_by_key(|&index| std::cmp::Reverse(ROMAN[index].len()));
-            let index = numerals.into_iter().find(|&i| rest.get(..ROMAN[i].len()).is_some_and(|t| t.eq_ignore_ascii_case(ROMAN[i])));
+            let index = numerals
+                .into_iter()
+                .find(|&i| rest.get(..ROMAN[i].len()).is_some_and(|t| t.eq_ignore_ascii_case(ROMAN[i])));
             let index = index.ok_or_else(|| bad_value(rest, name))?;
             *rest = &rest[ROMAN[index].len()..];
             found.month = Some(index as i64 + 1);
@@ -477,7 +512,8 @@ impl Found {
             i32::try_from(julian - 1_721_425).ok().and_then(NaiveDate::from_num_days_from_ce_opt)
         } else if let Some(iso_year) = self.iso_year {
             let week = u32::try_from(self.iso_week.unwrap_or(1)).map_err(|_| out_of_range(text))?;
-            let day = chrono::Weekday::try_from((self.iso_day.unwrap_or(1) - 1).clamp(0, 6) as u8).unwrap_or(chrono::Weekday::Mon);
+            let day = chrono::Weekday::try_from((self.iso_day.unwrap_or(1) - 1).clamp(0, 6) as u8)
+                .unwrap_or(chrono::Weekday::Mon);
             i32::try_from(iso_year).ok().and_then(|year| NaiveDate::from_isoywd_opt(year, week, day))
         } else if let Some(day) = self.day_of_year {
             u32::try_from(day).ok().and_then(|day| NaiveDate::from_yo_opt(year, day))
@@ -496,9 +532,11 @@ impl Found {
             None => (hour, self.minute, self.second),
         };
         let part = |value: i64| u32::try_from(value).ok();
-        let time = part(hour).zip(part(minute)).zip(part(second)).zip(part(self.micros)).and_then(
-            |(((hour, minute), second), micros)| date?.and_hms_micro_opt(hour, minute, second, micros),
-        );
+        let time = part(hour)
+            .zip(part(minute))
+            .zip(part(second))
+            .zip(part(self.micros))
+            .and_then(|(((hour, minute), second), micros)| date?.and_hms_micro_opt(hour, minute, second, micros));
         let offset_seconds = self.zone_hours.map(|(hours, negative)| {
             let seconds = (hours * 3600 + self.zone_minutes * 60) as i32;
             if negative { -seconds } else { seconds }
