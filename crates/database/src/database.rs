@@ -1,54 +1,391 @@
+//! The database: its current state, how the next one is published, and what runs in the background.
+
+use crate::encode_pool::EncodePool;
+use crate::locks::{LockInfo, LockManager};
+use crate::progress::Progress;
+use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
 use crate::{Config, DatabaseVersion, Transaction};
-use std::sync::Arc;
-use tidepool_base::{Result, TableId};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
+use tidepool_table::TableVersion;
 use tidepool_tablespace::{TablespaceConfig, Tablespaces};
 
-#[derive(Debug)]
-pub struct Database {}
+/// How often what small commits left is written to the data folder, and idle memory given back.
+const BACKGROUND_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Free memory that a tablespace keeps for the next use however long it is idle.
+const FREE_BYTES_KEPT: u64 = 64 << 20;
+
+/// One a process and data folder.
+///
+/// Lock order: `commit`, then the storage's own; `current` and the rest are held for moments only.
+pub struct Database {
+    config: Config,
+    spaces: Tablespaces,
+    current: RwLock<Arc<DatabaseVersion>>,
+    /// Held while the next version is made of the current one.
+    commit: Mutex<()>,
+    pub(crate) locks: LockManager,
+    next_table_id: AtomicU32,
+    next_row_group_id: AtomicU64,
+    next_transaction_id: AtomicU64,
+    passwords: Mutex<BTreeMap<String, String>>,
+    encode_pool: EncodePool,
+    storage: Option<Storage>,
+    /// Something committed is not in the data folder yet.
+    dirty: AtomicBool,
+    background: Arc<Background>,
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Database")
+            .field("data_dir", &self.config.data_dir)
+            .field("commit_ts", &self.version().commit_ts)
+            .finish()
+    }
+}
+
+#[derive(Default)]
+struct Background {
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+/// What goes on in a database, for views.
+#[derive(Clone, Debug)]
+pub struct DatabaseStats {
+    pub commit_ts: CommitTs,
+    pub tables: usize,
+    /// Committed rows wait to be written to the data folder.
+    pub dirty: bool,
+    pub locks: Vec<LockInfo>,
+    pub progress: Vec<Arc<Progress>>,
+}
 
 impl Database {
     /// Opens (or makes) the data folder and reads what is in it. One process at a time: 55006 otherwise.
-    pub fn open(_config: Config) -> Result<Arc<Database>> {
-        unimplemented!()
+    pub fn open(config: Config) -> Result<Arc<Database>> {
+        Database::open_with(config, Arc::new(SystemFiles))
     }
+
+    pub(crate) fn open_with(config: Config, files: Arc<dyn Files>) -> Result<Arc<Database>> {
+        let (storage, manifest) = match &config.data_dir {
+            None => (None, Manifest::new()),
+            Some(folder) => {
+                let (storage, manifest) = Storage::open(folder, files)?;
+                (Some(storage), manifest)
+            }
+        };
+        let spaces = Tablespaces::open(config.near.clone(), config.far.clone())?;
+        for space in &config.tablespaces {
+            spaces.create(space.clone())?;
+        }
+        for saved in &manifest.tablespaces {
+            // The configuration file's word counts over what was recorded.
+            if spaces.get(&saved.name).is_err() {
+                spaces.create(saved.config()?)?;
+            }
+        }
+        let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
+        for name in names {
+            spaces.get(name)?;
+        }
+        let mut tables = BTreeMap::new();
+        if let Some(storage) = &storage {
+            storage.remove_leftovers()?;
+            for saved in &manifest.tables {
+                let table = storage.load_table(saved, &spaces, config.threads)?;
+                tables.insert(saved.def.name.clone(), Arc::new(table));
+            }
+        }
+        let database = Arc::new(Database {
+            encode_pool: EncodePool::new(config.threads),
+            config,
+            spaces,
+            current: RwLock::new(Arc::new(DatabaseVersion { commit_ts: manifest.commit_ts, tables })),
+            commit: Mutex::new(()),
+            locks: LockManager::default(),
+            next_table_id: AtomicU32::new(manifest.next_table_id),
+            next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
+            next_transaction_id: AtomicU64::new(1),
+            passwords: Mutex::new(manifest.passwords),
+            storage,
+            dirty: AtomicBool::new(false),
+            background: Arc::default(),
+        });
+        if database.storage.is_some() {
+            // So that a new folder is recognised as ours from now on, and cannot be written to only later.
+            database.save()?;
+        }
+        let (weak, background) = (Arc::downgrade(&database), database.background.clone());
+        std::thread::Builder::new()
+            .name("background".to_owned())
+            .spawn(move || background.run(&weak))
+            .map_err(|error| Error::io("start the background thread", &error))?;
+        Ok(database)
+    }
+
     pub fn config(&self) -> &Config {
-        unimplemented!()
+        &self.config
     }
+
     pub fn tablespaces(&self) -> &Tablespaces {
-        unimplemented!()
+        &self.spaces
     }
+
     /// The latest committed state.
     pub fn version(&self) -> Arc<DatabaseVersion> {
-        unimplemented!()
+        self.current.read().clone()
     }
+
     pub fn begin(self: &Arc<Self>) -> Transaction {
-        unimplemented!()
+        Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed))
     }
+
+    pub(crate) fn encode_pool(&self) -> &EncodePool {
+        &self.encode_pool
+    }
+
+    /// Publishes a transaction's changes. With `durable`, or not at all, they are in the data folder first.
+    pub(crate) fn publish(
+        &self,
+        changes: &BTreeMap<TableId, Option<Arc<TableVersion>>>,
+        durable: bool,
+    ) -> Result<CommitTs> {
+        // Row files are written before anybody else has to wait.
+        let prepared = match &self.storage {
+            Some(storage) if durable => storage.prepare(changes.values().flatten())?,
+            _ => Vec::new(),
+        };
+        let commit = self.commit.lock();
+        let published = self.publish_locked(changes, durable);
+        drop(commit);
+        if let (Err(_), Some(storage)) = (&published, &self.storage) {
+            storage.discard(&prepared);
+        }
+        published
+    }
+
+    fn publish_locked(
+        &self,
+        changes: &BTreeMap<TableId, Option<Arc<TableVersion>>>,
+        durable: bool,
+    ) -> Result<CommitTs> {
+        for table in changes.values().flatten() {
+            // Dropped since: possible while none of the table's rows lived in it.
+            let placement = &table.placement;
+            for name in [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()) {
+                self.spaces.get(name)?;
+            }
+        }
+        let base = self.version();
+        let next = Arc::new(base.with(CommitTs(base.commit_ts.0 + 1), changes));
+        match &self.storage {
+            Some(storage) if durable => {
+                let saving = storage.saving();
+                storage.save(&next, self.manifest(next.commit_ts))?;
+                *self.current.write() = next.clone();
+                // All that was committed is in this version, and with it in the folder.
+                self.dirty.store(false, Ordering::Release);
+                drop(saving);
+            }
+            Some(_) => {
+                *self.current.write() = next.clone();
+                self.dirty.store(true, Ordering::Release);
+            }
+            None => *self.current.write() = next.clone(),
+        }
+        Ok(next.commit_ts)
+    }
+
+    /// Everything but the tables.
+    fn manifest(&self, commit_ts: CommitTs) -> Manifest {
+        let configured = |name: &str| self.config.tablespaces.iter().any(|space| space.name == name);
+        let created = self.spaces.list().into_iter().skip(2).filter(|space| !configured(space.name()));
+        Manifest {
+            commit_ts,
+            next_table_id: self.next_table_id.load(Ordering::Relaxed),
+            next_row_group_id: self.next_row_group_id.load(Ordering::Relaxed),
+            tablespaces: created.map(|space| SavedTablespace::new(space.config())).collect(),
+            passwords: self.passwords.lock().clone(),
+            ..Manifest::new()
+        }
+    }
+
+    /// Writes the current version, whether or not it changed.
+    fn save(&self) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let _saving = storage.saving();
+        // Cleared first: a commit from here on sets it again.
+        let dirty = self.dirty.swap(false, Ordering::AcqRel);
+        let version = self.version();
+        storage.save(&version, self.manifest(version.commit_ts)).inspect_err(|_| {
+            self.dirty.fetch_or(dirty, Ordering::AcqRel);
+        })
+    }
+
     /// Not transactional, as in PostgreSQL. Remembered in the data folder.
-    pub fn create_tablespace(&self, _config: TablespaceConfig) -> Result<()> {
-        unimplemented!()
+    pub fn create_tablespace(&self, config: TablespaceConfig) -> Result<()> {
+        let name = config.name.clone();
+        if name.starts_with("pg_") {
+            return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
+                .with_detail("The prefix \"pg_\" is reserved for system tablespaces."));
+        }
+        self.spaces.create(config)?;
+        self.save().inspect_err(|_| {
+            if let Err(error) = self.spaces.drop(&name) {
+                tracing::warn!("tablespace \"{name}\" was not recorded and could not be dropped: {error}");
+            }
+        })
     }
+
     /// 55006 while any table uses it or anything lives in it.
-    pub fn drop_tablespace(&self, _name: &str) -> Result<()> {
-        unimplemented!()
+    pub fn drop_tablespace(&self, name: &str) -> Result<()> {
+        let _commit = self.commit.lock();
+        self.spaces.get(name)?;
+        let version = self.version();
+        let uses = |table: &&Arc<TableVersion>| {
+            let placement = &table.placement;
+            placement.main == name || placement.delta == name || placement.columns.values().any(|space| space == name)
+        };
+        let users: Vec<&str> = version.tables.values().filter(uses).map(|table| table.def.name.as_str()).collect();
+        if !users.is_empty() && !matches!(name, "near" | "far") {
+            return Err(Error::new(SqlState::OBJECT_IN_USE, format!("tablespace \"{name}\" is not empty"))
+                .with_detail(format!("Tables in it: {}.", users.join(", ")))
+                .with_hint("Move them with ALTER TABLE … SET TABLESPACE first."));
+        }
+        if self.config.tablespaces.iter().any(|space| space.name == name) {
+            return Err(Error::new(
+                SqlState::OBJECT_IN_USE,
+                format!("tablespace \"{name}\" is declared in the configuration file"),
+            )
+            .with_hint("Remove it there and start again."));
+        }
+        self.spaces.drop(name)?;
+        self.save()
     }
+
     /// Moves all delta rows of a table into main. Returns the rows moved.
-    pub fn merge(self: &Arc<Self>, _table: &str) -> Result<u64> {
-        unimplemented!()
+    pub fn merge(self: &Arc<Self>, table: &str) -> Result<u64> {
+        let mut transaction = self.begin();
+        let rows = transaction.merge_table(table)?;
+        transaction.commit()?;
+        Ok(rows)
     }
-    /// Writes everything committed to the data folder. A no-op without one.
+
+    /// Writes everything committed to the data folder. A no-op without one, or when nothing changed.
     pub fn checkpoint(&self) -> Result<()> {
-        unimplemented!()
+        if self.dirty.load(Ordering::Acquire) { self.save() } else { Ok(()) }
     }
+
+    /// Ends the background work and writes what is left. The database can still be read.
+    pub fn close(&self) -> Result<()> {
+        self.background.stop();
+        self.checkpoint()
+    }
+
     pub fn next_table_id(&self) -> TableId {
-        unimplemented!()
+        TableId(self.next_table_id.fetch_add(1, Ordering::Relaxed))
     }
+
+    pub(crate) fn next_row_group_id(&self) -> RowGroupId {
+        RowGroupId(self.next_row_group_id.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// SCRAM verifiers by role (PostgreSQL's `SCRAM-SHA-256$…` text), kept in the data folder.
-    pub fn password_verifier(&self, _role: &str) -> Option<String> {
-        unimplemented!()
+    pub fn password_verifier(&self, role: &str) -> Option<String> {
+        self.passwords.lock().get(role).cloned()
     }
-    /// Makes it from a password with `scram::verifier_text`; `None` takes the password away.
-    pub fn set_password_verifier(&self, _role: &str, _verifier: Option<String>) -> Result<()> {
-        unimplemented!()
+
+    /// True once any role has a password.
+    pub fn has_passwords(&self) -> bool {
+        !self.passwords.lock().is_empty()
+    }
+
+    pub fn set_password_verifier(&self, role: &str, verifier: Option<String>) -> Result<()> {
+        let exchange = |verifier: Option<String>| {
+            let mut passwords = self.passwords.lock();
+            match verifier {
+                Some(verifier) => passwords.insert(role.to_owned(), verifier),
+                None => passwords.remove(role),
+            }
+        };
+        let before = exchange(verifier);
+        self.save().inspect_err(|_| drop(exchange(before)))
+    }
+
+    /// Write locks held and waited for.
+    pub fn locks(&self) -> Vec<LockInfo> {
+        self.locks.list()
+    }
+
+    pub fn stats(&self) -> DatabaseStats {
+        let version = self.version();
+        DatabaseStats {
+            commit_ts: version.commit_ts,
+            tables: version.tables.len(),
+            dirty: self.dirty.load(Ordering::Acquire),
+            locks: self.locks(),
+            progress: Progress::list(),
+        }
+    }
+
+    /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its own.
+    fn trim(&self) {
+        for space in self.spaces.list() {
+            let usage = space.usage();
+            let free = usage.resident_bytes.saturating_sub(usage.used_bytes);
+            if free > FREE_BYTES_KEPT {
+                if let Err(error) = space.trim(FREE_BYTES_KEPT.max(free / 2)) {
+                    tracing::warn!("could not give memory of tablespace \"{}\" back: {error}", space.name());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // The thread holds no pointer that keeps the database alive, so it is only told.
+        self.background.stop();
+    }
+}
+
+impl Background {
+    fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.wake.notify_all();
+    }
+
+    fn run(&self, database: &Weak<Database>) {
+        let mut stopped = self.stopped.lock();
+        let mut failing = false;
+        while !*stopped {
+            self.wake.wait_for(&mut stopped, BACKGROUND_INTERVAL);
+            if *stopped {
+                return;
+            }
+            parking_lot::MutexGuard::unlocked(&mut stopped, || {
+                let Some(database) = database.upgrade() else { return };
+                database.trim();
+                match database.checkpoint() {
+                    Ok(()) => failing = false,
+                    // Once until it works again: a full disk would fill the log every few seconds.
+                    Err(error) if !failing => {
+                        tracing::error!("could not write to the data folder: {error}");
+                        failing = true;
+                    }
+                    Err(_) => {}
+                }
+            });
+            if database.strong_count() == 0 {
+                return;
+            }
+        }
     }
 }

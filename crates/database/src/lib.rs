@@ -12,12 +12,18 @@ pub mod text;
 
 mod catalog;
 mod database;
+mod encode_pool;
+mod locks;
 mod storage;
 mod transaction;
 mod writer;
 
-pub use catalog::DatabaseVersion;
-pub use config::Config;
-pub use database::Database;
-pub use transaction::Transaction;
+pub use catalog::{ColumnSize, DatabaseVersion, TableSize};
+pub use config::{Config, ConfigBuilder};
+pub use database::{Database, DatabaseStats};
+pub use locks::LockInfo;
+pub use transaction::{Interrupted, Transaction};
 pub use writer::TableWriter;
+
+#[cfg(test)]
+mod tests;

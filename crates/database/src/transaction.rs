@@ -1,58 +1,396 @@
-use crate::{DatabaseVersion, TableWriter};
-use std::sync::Arc;
-use tidepool_base::{CommitTs, Result};
-use tidepool_table::{ColumnDef, Placement, TableVersion};
+//! Transactions: a set of changed tables over the latest committed state.
 
-/// Dropped without `commit`, it leaves nothing behind.
-#[derive(Debug)]
-pub struct Transaction {}
+use crate::progress::Progress;
+use crate::writer::{concat, encode_all};
+use crate::{Database, DatabaseVersion, TableWriter};
+use arrow_array::RecordBatch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidepool_base::{CommitTs, Error, Result, SqlState, TableId};
+use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
+
+/// PostgreSQL's limits, which its clients rely on.
+const NAME_BYTES_MAX: usize = 63;
+const COLUMNS_MAX: usize = 1600;
+
+/// Asked while a transaction waits or copies for long; its error ends the work.
+pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// Builds the next state of the database. Tables it changes are locked against other writers until it ends; readers see
+/// the state before it until it commits. Dropped without `commit`, it leaves nothing behind.
+pub struct Transaction {
+    database: Arc<Database>,
+    id: u64,
+    /// By table: its next version, or `None` when it is dropped.
+    changes: BTreeMap<TableId, Option<Arc<TableVersion>>>,
+    locked: BTreeSet<String>,
+    /// Tables' definitions or places changed, or row groups were made: kept in the data folder at commit.
+    durable: bool,
+    interrupted: Option<Interrupted>,
+}
+
+impl std::fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transaction")
+            .field("id", &self.id)
+            .field("changes", &self.changes.keys())
+            .field("locked", &self.locked)
+            .finish()
+    }
+}
 
 impl Transaction {
+    pub(crate) fn new(database: Arc<Database>, id: u64) -> Transaction {
+        Transaction {
+            database,
+            id,
+            changes: BTreeMap::new(),
+            locked: BTreeSet::new(),
+            durable: false,
+            interrupted: None,
+        }
+    }
+
+    /// For the life of the process; names the transaction in lock lists and deadlock messages.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What methods that take no such function ask while they wait for a lock or copy rows.
+    pub fn set_interrupted(&mut self, interrupted: Option<Interrupted>) {
+        self.interrupted = interrupted;
+    }
+
     /// What the next statement reads: the latest committed state with this transaction's changes over it.
     pub fn version(&self) -> Arc<DatabaseVersion> {
-        unimplemented!()
+        let base = self.database.version();
+        if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
     }
+
     pub fn has_changes(&self) -> bool {
-        unimplemented!()
+        !self.changes.is_empty()
     }
+
     /// Takes the table's write lock until the transaction ends; waits in slices and calls `interrupted` between them
-    /// (cancel, lock_timeout: return its error). 40P01 on a cycle.
-    pub fn lock_table(&mut self, _table: &str, _interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        unimplemented!()
+    /// (cancel, lock_timeout: return its error). 40P01 on a cycle, 42P01 when there is no such table.
+    pub fn lock_table(&mut self, table: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        self.table(table)?;
+        self.lock_name(table, interrupted)?;
+        // Whoever held it may have dropped or renamed the table.
+        self.table(table).map(drop)
     }
-    /// 42P07 when it exists.
+
+    /// As `lock_table`, for a name that no table has yet.
+    pub fn lock_name(&mut self, name: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        if !self.locked.contains(name) {
+            self.database.locks.lock(self.id, name, interrupted)?;
+            self.locked.insert(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn lock(&mut self, name: &str) -> Result<()> {
+        let interrupted = self.interrupted.clone();
+        self.lock_name(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
+    }
+
+    fn check_interrupted(&self) -> Result<()> {
+        self.interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())
+    }
+
+    /// Locks a table and returns what this transaction has of it. 42P01 when there is none.
+    fn locked_table(&mut self, name: &str) -> Result<Arc<TableVersion>> {
+        self.table(name)?;
+        self.lock(name)?;
+        self.table(name)
+    }
+
+    fn table(&self, name: &str) -> Result<Arc<TableVersion>> {
+        self.version()
+            .table(name)
+            .cloned()
+            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")))
+    }
+
+    fn change(&mut self, next: TableVersion) -> Arc<TableVersion> {
+        let next = Arc::new(next);
+        self.changes.insert(next.def.id, Some(next.clone()));
+        next
+    }
+
+    /// 42P07 when it exists, 42704 when a tablespace does not.
     pub fn create_table(
         &mut self,
-        _name: &str,
-        _columns: Vec<ColumnDef>,
-        _primary_key: Vec<usize>,
-        _placement: Placement,
+        name: &str,
+        columns: Vec<ColumnDef>,
+        primary_key: Vec<usize>,
+        placement: Placement,
     ) -> Result<Arc<TableVersion>> {
-        unimplemented!()
+        check_name(name)?;
+        if columns.len() > COLUMNS_MAX {
+            return Err(Error::new(
+                SqlState::TOO_MANY_COLUMNS,
+                format!("tables can have at most {COLUMNS_MAX} columns"),
+            ));
+        }
+        for (position, column) in columns.iter().enumerate() {
+            check_name(&column.name)?;
+            if columns[..position].iter().any(|other| other.name == column.name) {
+                return Err(Error::new(
+                    SqlState::DUPLICATE_COLUMN,
+                    format!("column \"{}\" specified more than once", column.name),
+                ));
+            }
+        }
+        if primary_key.iter().chain(placement.columns.keys()).any(|column| *column >= columns.len()) {
+            return Err(Error::internal("a table's key or placement names a column that it does not have"));
+        }
+        self.check_placement(&placement)?;
+        self.lock(name)?;
+        if self.version().table(name).is_some() {
+            return Err(exists(name));
+        }
+        let id = self.database.next_table_id();
+        let def = TableDef { id, name: name.to_owned(), columns, primary_key };
+        self.durable = true;
+        Ok(self.change(TableVersion::new(Arc::new(def), placement)))
     }
+
+    fn check_placement(&self, placement: &Placement) -> Result<()> {
+        for name in [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()) {
+            self.database.tablespaces().get(name)?;
+        }
+        Ok(())
+    }
+
     /// 42P01 when there is none.
-    pub fn drop_table(&mut self, _name: &str) -> Result<()> {
-        unimplemented!()
+    pub fn drop_table(&mut self, name: &str) -> Result<()> {
+        let table = self.locked_table(name)?;
+        self.durable = true;
+        self.changes.insert(table.def.id, None);
+        Ok(())
     }
-    pub fn truncate(&mut self, _name: &str) -> Result<()> {
-        unimplemented!()
+
+    pub fn truncate(&mut self, name: &str) -> Result<()> {
+        let table = self.locked_table(name)?;
+        self.durable = true;
+        self.change(TableVersion::new(table.def.clone(), table.placement.clone()));
+        Ok(())
     }
-    pub fn rename_table(&mut self, _name: &str, _new_name: &str) -> Result<()> {
-        unimplemented!()
+
+    /// 42P07 when the new name is taken.
+    pub fn rename_table(&mut self, name: &str, new_name: &str) -> Result<()> {
+        check_name(new_name)?;
+        let table = self.locked_table(name)?;
+        self.lock(new_name)?;
+        if self.version().table(new_name).is_some() {
+            return Err(exists(new_name));
+        }
+        let def = TableDef { name: new_name.to_owned(), ..TableDef::clone(&table.def) };
+        self.durable = true;
+        self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+        Ok(())
     }
-    /// The whole table's main and delta, or one column's main.
-    pub fn set_tablespace(&mut self, _table: &str, _column: Option<&str>, _tablespace: &str) -> Result<()> {
-        unimplemented!()
+
+    /// Gives a column another name. 42703 when there is none, 42701 when the new name is taken.
+    pub fn rename_column(&mut self, table: &str, column: &str, new_name: &str) -> Result<()> {
+        check_name(new_name)?;
+        let table = self.locked_table(table)?;
+        let position = column_position(&table, column)?;
+        if table.def.column_index(new_name).is_some() {
+            return Err(Error::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column \"{new_name}\" of relation \"{}\" already exists", table.def.name),
+            ));
+        }
+        let mut def = TableDef::clone(&table.def);
+        def.columns[position].name = new_name.to_owned();
+        self.durable = true;
+        self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+        Ok(())
     }
-    /// Appends rows; they belong to this transaction once `TableWriter::finish` returns.
-    pub fn writer(&mut self, _table: &str) -> Result<TableWriter> {
-        unimplemented!()
+
+    /// Moves the whole table's main and delta, or one column's main. Readers go on with the version they have.
+    pub fn set_tablespace(&mut self, table: &str, column: Option<&str>, tablespace: &str) -> Result<()> {
+        let target = self.database.tablespaces().get(tablespace)?;
+        let table = self.locked_table(table)?;
+        let mut placement = table.placement.clone();
+        match column {
+            None => {
+                placement.main = tablespace.to_owned();
+                placement.delta = tablespace.to_owned();
+                placement.columns.clear();
+            }
+            Some(column) => {
+                let position = column_position(&table, column)?;
+                placement.columns.remove(&position);
+                if placement.main != tablespace {
+                    placement.columns.insert(position, tablespace.to_owned());
+                }
+            }
+        }
+        let moves = |group: &RowGroup| -> u64 {
+            let segments = group.segments().iter().enumerate();
+            segments
+                .filter(|(position, segment)| segment.tablespace().name() != placement.column(*position))
+                .map(|(_, segment)| segment.bytes().len() as u64)
+                .sum()
+        };
+        let delta_moves = column.is_none() && table.placement.delta != tablespace;
+        let delta_bytes: u64 = if delta_moves { table.delta.iter().map(|chunk| chunk.bytes()).sum() } else { 0 };
+        let bytes_total = table.row_groups.iter().map(|group| moves(group)).sum::<u64>() + delta_bytes;
+        let progress = Progress::start("SET TABLESPACE", &table.def.name, bytes_total);
+        let mut row_groups = Vec::with_capacity(table.row_groups.len());
+        for group in &table.row_groups {
+            self.check_interrupted()?;
+            let bytes = moves(group);
+            row_groups.push(Arc::new(group.place(&placement, self.database.tablespaces())?));
+            progress.add(bytes, group.rows() as u64);
+        }
+        let mut delta = Vec::with_capacity(table.delta.len());
+        for chunk in &table.delta {
+            self.check_interrupted()?;
+            delta.push(if delta_moves {
+                progress.add(chunk.bytes(), chunk.batch().num_rows() as u64);
+                Arc::new(DeltaChunk::new(chunk.batch(), &target)?)
+            } else {
+                chunk.clone()
+            });
+        }
+        self.durable = true;
+        let mut next = with_parts(table.def.clone(), &table, row_groups, delta);
+        next.placement = placement;
+        self.change(next);
+        Ok(())
     }
-    pub fn absorb(&mut self, _writer: TableWriter) -> Result<u64> {
-        unimplemented!()
+
+    /// Appends rows; they belong to this transaction once `absorb` returns.
+    pub fn writer(&mut self, table: &str) -> Result<TableWriter> {
+        let table = self.locked_table(table)?;
+        Ok(TableWriter::new(self.database.clone(), table))
     }
-    pub fn commit(self) -> Result<CommitTs> {
-        unimplemented!()
+
+    /// Takes a writer's rows in. Returns how many.
+    pub fn absorb(&mut self, writer: TableWriter) -> Result<u64> {
+        let rows = writer.rows();
+        let id = writer.table().def.id;
+        let (groups, rest) = writer.finish()?;
+        let table = self
+            .version()
+            .table_by_id(id)
+            .cloned()
+            .ok_or_else(|| Error::internal("rows for a table that this transaction dropped"))?;
+        if !self.locked.contains(&table.def.name) {
+            return Err(Error::internal("rows for a table that this transaction has not locked"));
+        }
+        if rows == 0 {
+            return Ok(0);
+        }
+        self.durable |= !groups.is_empty();
+        let mut row_groups = table.row_groups.clone();
+        row_groups.extend(groups);
+        let delta = self.extended_delta(&table, rest)?;
+        let mut next = with_parts(table.def.clone(), &table, row_groups, delta);
+        let delta_rows: usize = next.delta.iter().map(|chunk| chunk.batch().num_rows()).sum();
+        if delta_rows >= ROW_GROUP_ROWS {
+            next = self.merged(&next)?;
+            self.durable = true;
+        }
+        self.change(next);
+        Ok(rows)
     }
+
+    /// The table's delta with `rest` behind it. Chunks are joined like the digits of a binary counter, so that there are
+    /// few of them and each row is copied a logarithmic number of times.
+    fn extended_delta(&self, table: &TableVersion, rest: Vec<RecordBatch>) -> Result<Vec<Arc<DeltaChunk>>> {
+        let mut delta = table.delta.clone();
+        let mut rows: usize = rest.iter().map(RecordBatch::num_rows).sum();
+        if rows == 0 {
+            return Ok(delta);
+        }
+        let mut joined = rest;
+        while let Some(last) = delta.last().filter(|last| last.batch().num_rows() < 2 * rows) {
+            rows += last.batch().num_rows();
+            joined.insert(0, last.batch().clone());
+            delta.pop();
+        }
+        let space = self.database.tablespaces().get(&table.placement.delta)?;
+        let batch = concat(&table.def.arrow_schema(), &joined)?;
+        delta.push(Arc::new(DeltaChunk::new(&batch, &space)?));
+        Ok(delta)
+    }
+
+    /// Moves all delta rows of a table into main. Returns the rows moved.
+    pub fn merge_table(&mut self, table: &str) -> Result<u64> {
+        let table = self.locked_table(table)?;
+        let rows: u64 = table.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum();
+        if rows > 0 {
+            let next = self.merged(&table)?;
+            self.durable = true;
+            self.change(next);
+        }
+        Ok(rows)
+    }
+
+    fn merged(&self, table: &TableVersion) -> Result<TableVersion> {
+        let batches: Vec<RecordBatch> = table.delta.iter().map(|chunk| chunk.batch().clone()).collect();
+        let groups = encode_all(&self.database, &table.def.arrow_schema(), &batches, &table.placement)?;
+        let mut row_groups = table.row_groups.clone();
+        row_groups.extend(groups);
+        Ok(with_parts(table.def.clone(), table, row_groups, Vec::new()))
+    }
+
+    /// Publishes all changes at once. On an error nothing of them remains: 53100 when the data folder's disk is full.
+    pub fn commit(mut self) -> Result<CommitTs> {
+        let changes = std::mem::take(&mut self.changes);
+        if changes.is_empty() {
+            return Ok(self.database.version().commit_ts);
+        }
+        self.database.publish(&changes, self.durable)
+    }
+
     pub fn rollback(self) {}
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        self.changes.clear();
+        self.database.locks.release(self.id, &self.locked);
+    }
+}
+
+fn with_parts(
+    def: Arc<TableDef>,
+    table: &TableVersion,
+    row_groups: Vec<Arc<RowGroup>>,
+    delta: Vec<Arc<DeltaChunk>>,
+) -> TableVersion {
+    let mut next = TableVersion::new(def, table.placement.clone());
+    next.row_groups = row_groups;
+    next.delta = delta;
+    next
+}
+
+fn column_position(table: &TableVersion, column: &str) -> Result<usize> {
+    table.def.column_index(column).ok_or_else(|| {
+        Error::new(
+            SqlState::UNDEFINED_COLUMN,
+            format!("column \"{column}\" of relation \"{}\" does not exist", table.def.name),
+        )
+    })
+}
+
+fn exists(name: &str) -> Error {
+    Error::new(SqlState::DUPLICATE_TABLE, format!("relation \"{name}\" already exists"))
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.contains('\0') {
+        return Err(Error::new(SqlState::INVALID_NAME, "a name must have at least one character, and no zero bytes"));
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::new(SqlState::NAME_TOO_LONG, format!("identifier \"{name}\" is too long"))
+            .with_detail(format!("The maximum length is {NAME_BYTES_MAX} bytes.")));
+    }
+    Ok(())
 }

@@ -1,23 +1,302 @@
-use arrow_array::RecordBatch;
+//! Rows on their way into a table.
+
+use crate::Database;
+use crate::text::{TextReader, TextSettings, TextWriter, shortened};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
+use arrow_schema::{DataType, SchemaRef};
+use arrow_select::concat::concat_batches;
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tidepool_base::Result;
-use tidepool_table::TableVersion;
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, TableVersion};
+
+/// Rows that are worth a row group of their own at the end of a load. Fewer go to delta and are merged later.
+pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
+
+/// Unencoded bytes after which a row group is closed early: keeps loads of very wide rows within bounds.
+const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
+
+/// Characters of a value that a message about its row shows, as in PostgreSQL.
+const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
 /// A stream of rows into one table. Holds at most one row group's worth unencoded (times the encoding threads).
-/// Independent of the transaction while it runs, so that it can live on another thread; `Transaction::absorb` takes its rows in.
-#[derive(Debug)]
-pub struct TableWriter {}
+/// Independent of the transaction while it runs, so that it can live on another thread; `Transaction::absorb` takes its
+/// rows in. Dropped instead, it leaves nothing.
+pub struct TableWriter {
+    database: Arc<Database>,
+    table: Arc<TableVersion>,
+    schema: SchemaRef,
+    buffer: Vec<RecordBatch>,
+    buffered_rows: usize,
+    buffered_bytes: usize,
+    rows: u64,
+    jobs: Arc<Jobs>,
+    next_sequence: usize,
+}
+
+impl std::fmt::Debug for TableWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TableWriter").field("table", &self.table.def.name).field("rows", &self.rows).finish()
+    }
+}
+
+/// Row groups being encoded, shared with the encoding threads.
+#[derive(Default)]
+struct Jobs {
+    state: Mutex<JobsState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct JobsState {
+    running: usize,
+    done: BTreeMap<usize, Arc<RowGroup>>,
+    error: Option<Error>,
+}
 
 impl TableWriter {
-    pub fn table(&self) -> &Arc<TableVersion> {
-        unimplemented!()
+    pub(crate) fn new(database: Arc<Database>, table: Arc<TableVersion>) -> TableWriter {
+        let schema = table.def.arrow_schema();
+        TableWriter {
+            database,
+            table,
+            schema,
+            buffer: Vec::new(),
+            buffered_rows: 0,
+            buffered_bytes: 0,
+            rows: 0,
+            jobs: Arc::new(Jobs::default()),
+            next_sequence: 0,
+        }
     }
+
+    pub fn table(&self) -> &Arc<TableVersion> {
+        &self.table
+    }
+
     /// All of the table's columns, in order, in `TableDef::arrow_schema`'s types. 23502 on a NULL where none may be;
     /// 22001 on text too long; 53200 when the tablespace is full.
-    pub fn write(&mut self, _batch: &RecordBatch) -> Result<()> {
-        unimplemented!()
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        let batch = self.checked(batch)?;
+        self.rows += batch.num_rows() as u64;
+        let mut start = 0;
+        while start < batch.num_rows() {
+            let length = (batch.num_rows() - start).min(ROW_GROUP_ROWS - self.buffered_rows);
+            let piece = batch.slice(start, length);
+            start += length;
+            self.buffered_rows += length;
+            self.buffered_bytes += raw_bytes(&piece);
+            self.buffer.push(piece);
+            if self.buffered_rows == ROW_GROUP_ROWS || self.buffered_bytes >= ROW_GROUP_RAW_BYTES_MAX {
+                self.encode_buffer()?;
+            }
+        }
+        Ok(())
     }
+
+    /// Rows written so far.
     pub fn rows(&self) -> u64 {
-        unimplemented!()
+        self.rows
     }
+
+    /// The row groups encoded and the rows left over, in order.
+    pub(crate) fn finish(mut self) -> Result<(Vec<Arc<RowGroup>>, Vec<RecordBatch>)> {
+        if self.buffered_rows >= SHORT_ROW_GROUP_ROWS {
+            self.encode_buffer()?;
+        }
+        let mut state = self.jobs.state.lock();
+        while state.running > 0 {
+            self.jobs.ended.wait(&mut state);
+        }
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        let groups = std::mem::take(&mut state.done).into_values().collect();
+        drop(state);
+        Ok((groups, std::mem::take(&mut self.buffer)))
+    }
+
+    fn encode_buffer(&mut self) -> Result<()> {
+        let batches = std::mem::take(&mut self.buffer);
+        self.buffered_rows = 0;
+        self.buffered_bytes = 0;
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let pool = self.database.encode_pool();
+        {
+            let mut state = self.jobs.state.lock();
+            while state.running > pool.threads() && state.error.is_none() {
+                self.jobs.ended.wait(&mut state);
+            }
+            if let Some(error) = &state.error {
+                return Err(error.clone());
+            }
+            state.running += 1;
+        }
+        let (database, jobs) = (self.database.clone(), self.jobs.clone());
+        let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
+        let submitted = pool.submit(Box::new(move || {
+            let encoded = catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
+                .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
+            let mut state = jobs.state.lock();
+            match encoded {
+                Ok(group) => drop(state.done.insert(sequence, group)),
+                Err(error) => drop(state.error.get_or_insert(error)),
+            }
+            state.running -= 1;
+            drop(state);
+            jobs.ended.notify_all();
+        }));
+        if submitted.is_err() {
+            self.jobs.state.lock().running -= 1;
+        }
+        submitted
+    }
+
+    /// The batch in the table's types, its constraints checked.
+    fn checked(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let fields = self.schema.fields();
+        if batch.num_columns() != fields.len() {
+            return Err(Error::internal(format!(
+                "a batch of {} columns for table \"{}\" of {}",
+                batch.num_columns(),
+                self.table.def.name,
+                fields.len()
+            )));
+        }
+        let mut columns: Vec<ArrayRef> = Vec::with_capacity(fields.len());
+        for (array, field) in batch.columns().iter().zip(fields) {
+            columns.push(if array.data_type() == field.data_type() {
+                array.clone()
+            } else {
+                arrow_cast::cast(array, field.data_type()).map_err(|error| Error::internal(error.to_string()))?
+            });
+        }
+        for (position, def) in self.table.def.columns.iter().enumerate() {
+            if let Some(fitted) = fit_texts(&columns[position], def.sql_type)? {
+                columns[position] = fitted;
+            }
+        }
+        // Lengths first: their errors are the values', this one is the row's.
+        for (position, def) in self.table.def.columns.iter().enumerate() {
+            if !def.nullable && columns[position].null_count() > 0 {
+                let row = (0..batch.num_rows()).find(|row| columns[position].is_null(*row)).unwrap_or(0);
+                return Err(Error::new(
+                    SqlState::NOT_NULL_VIOLATION,
+                    format!(
+                        "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
+                        def.name, self.table.def.name
+                    ),
+                )
+                .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?)));
+            }
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+            .map_err(|error| Error::internal(error.to_string()))
+    }
+
+    fn row_text(&self, columns: &[ArrayRef], row: usize) -> Result<String> {
+        let settings = TextSettings::default();
+        let mut texts = Vec::with_capacity(columns.len());
+        for (column, def) in columns.iter().zip(&self.table.def.columns) {
+            let mut text = Vec::new();
+            let writer = TextWriter::new(column, def.sql_type, &settings)?;
+            texts.push(if writer.write(row, &mut text) {
+                shortened(&String::from_utf8_lossy(&text), ROW_VALUE_CHARACTERS_MAX)
+            } else {
+                "null".to_owned()
+            });
+        }
+        Ok(texts.join(", "))
+    }
+}
+
+/// Texts cut to their declared length where only blanks are lost; `None` when they fit as they are. 22001 otherwise.
+fn fit_texts(column: &ArrayRef, sql_type: SqlType) -> Result<Option<ArrayRef>> {
+    let texts: &StringViewArray = match (sql_type, column.data_type()) {
+        (SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. }, DataType::Utf8View) => {
+            column.as_string_view()
+        }
+        _ => return Ok(None),
+    };
+    // A text of no more bytes than characters allowed always fits; a view holds its length in its low 32 bits.
+    let (length, blanks) = match sql_type {
+        SqlType::Varchar { length_max: Some(length) } => (length, false),
+        SqlType::Char { length } => (length, true),
+        _ => return Ok(None),
+    };
+    let short = texts.views().iter().all(|view| *view as u32 <= length);
+    if short && !(blanks && texts.iter().flatten().any(|text| text.ends_with(' '))) {
+        return Ok(None);
+    }
+    let mut reader = TextReader::new(sql_type, &TextSettings::default());
+    for text in texts {
+        match text {
+            Some(text) => reader.append(text)?,
+            None => reader.append_null(),
+        }
+    }
+    Ok(Some(reader.finish()))
+}
+
+/// Bytes of the values themselves, shared buffers counted by what is used of them.
+fn raw_bytes(batch: &RecordBatch) -> usize {
+    let rows = batch.num_rows();
+    let column = |array: &ArrayRef| match array.data_type() {
+        DataType::Utf8View => rows * 16 + array.as_string_view().total_buffer_bytes_used(),
+        DataType::BinaryView => rows * 16 + array.as_binary_view().total_buffer_bytes_used(),
+        other => rows * other.primitive_width().unwrap_or(1),
+    };
+    batch.columns().iter().map(column).sum()
+}
+
+fn encode_one(
+    database: &Database,
+    schema: &SchemaRef,
+    batches: Vec<RecordBatch>,
+    placement: &Placement,
+) -> Result<Arc<RowGroup>> {
+    let batch = concat(schema, &batches)?;
+    drop(batches);
+    RowGroup::encode(database.next_row_group_id(), &batch, placement, database.tablespaces()).map(Arc::new)
+}
+
+pub(crate) fn concat(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<RecordBatch> {
+    match batches {
+        [batch] => Ok(batch.clone()),
+        _ => concat_batches(schema, batches).map_err(|error| Error::internal(error.to_string())),
+    }
+}
+
+/// Row groups of all the batches' rows, in order.
+pub(crate) fn encode_all(
+    database: &Database,
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+    placement: &Placement,
+) -> Result<Vec<Arc<RowGroup>>> {
+    let mut groups = Vec::new();
+    let mut pending: Vec<RecordBatch> = Vec::new();
+    let mut pending_rows = 0;
+    for batch in batches {
+        let mut start = 0;
+        while start < batch.num_rows() {
+            let length = (batch.num_rows() - start).min(ROW_GROUP_ROWS - pending_rows);
+            pending.push(batch.slice(start, length));
+            start += length;
+            pending_rows += length;
+            if pending_rows == ROW_GROUP_ROWS {
+                groups.push(encode_one(database, schema, std::mem::take(&mut pending), placement)?);
+                pending_rows = 0;
+            }
+        }
+    }
+    if pending_rows > 0 {
+        groups.push(encode_one(database, schema, pending, placement)?);
+    }
+    Ok(groups)
 }

@@ -1,1 +1,0 @@
-//! The data folder: manifest, row-group files, lock.

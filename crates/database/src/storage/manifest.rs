@@ -1,0 +1,118 @@
+//! The manifest: which files, tables, tablespaces and passwords are in force. Replaced as a whole.
+//!
+//! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_device::Profile;
+use tidepool_table::{Placement, TableDef};
+use tidepool_tablespace::TablespaceConfig;
+use xxhash_rust::xxh3::xxh3_64;
+
+const FIRST_WORDS: &str = "TIDEPOOL MANIFEST ";
+const FORMAT: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub commit_ts: CommitTs,
+    pub next_table_id: u32,
+    pub next_row_group_id: u64,
+    pub next_chunk_id: u64,
+    pub tablespaces: Vec<SavedTablespace>,
+    pub passwords: BTreeMap<String, String>,
+    pub tables: Vec<SavedTable>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedTablespace {
+    pub name: String,
+    pub location: String,
+    pub size_bytes: Option<u64>,
+    pub profile: Option<Profile>,
+    pub huge_pages: bool,
+}
+
+impl SavedTablespace {
+    pub fn new(config: &TablespaceConfig) -> SavedTablespace {
+        SavedTablespace {
+            name: config.name.clone(),
+            location: config.location.to_string(),
+            size_bytes: config.size_bytes,
+            profile: config.profile.clone(),
+            huge_pages: config.huge_pages,
+        }
+    }
+
+    pub fn config(&self) -> Result<TablespaceConfig> {
+        Ok(TablespaceConfig {
+            name: self.name.clone(),
+            location: self.location.parse()?,
+            size_bytes: self.size_bytes,
+            profile: self.profile.clone(),
+            huge_pages: self.huge_pages,
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedTable {
+    pub def: TableDef,
+    pub placement: Placement,
+    pub row_groups: Vec<SavedFile>,
+    pub delta: Vec<SavedFile>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedFile {
+    pub id: u64,
+    pub rows: u64,
+}
+
+impl Manifest {
+    pub fn new() -> Manifest {
+        Manifest {
+            commit_ts: CommitTs(0),
+            // Below are PostgreSQL's own objects.
+            next_table_id: 16_384,
+            next_row_group_id: 1,
+            next_chunk_id: 1,
+            tablespaces: Vec::new(),
+            passwords: BTreeMap::new(),
+            tables: Vec::new(),
+        }
+    }
+
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let body = serde_json::to_string_pretty(self)
+            .map_err(|error| Error::internal(format!("the manifest cannot be written: {error}")))?;
+        Ok(format!("{FIRST_WORDS}{FORMAT} {:016x}\n{body}\n", xxh3_64(format!("{body}\n").as_bytes())).into_bytes())
+    }
+
+    /// XX001 when the bytes are damaged, 55000 when they are another version's; the caller adds which file.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Manifest> {
+        let damaged = |what: &str| Error::corrupted(what.to_owned());
+        if !bytes.starts_with(FIRST_WORDS.as_bytes()) {
+            return Err(damaged("it is not a manifest of Tidepool's"));
+        }
+        let line_end = memchr::memchr(b'\n', bytes).ok_or_else(|| damaged("it is truncated"))?;
+        let line = std::str::from_utf8(&bytes[FIRST_WORDS.len()..line_end]).map_err(|_| damaged("it is damaged"))?;
+        let (format, checksum) = line.split_once(' ').ok_or_else(|| damaged("it is damaged"))?;
+        let format: u32 = format.parse().map_err(|_| damaged("it is damaged"))?;
+        if format != FORMAT {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("it has format {format}, and this Tidepool reads {FORMAT}"),
+            ));
+        }
+        let body = &bytes[line_end + 1..];
+        if u64::from_str_radix(checksum, 16).ok() != Some(xxh3_64(body)) {
+            return Err(damaged("its checksum does not match its contents"));
+        }
+        serde_json::from_slice(body).map_err(|error| damaged(&format!("it cannot be understood: {error}")))
+    }
+}

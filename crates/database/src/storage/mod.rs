@@ -1,0 +1,505 @@
+//! The data folder: what is kept when the process ends.
+//!
+//! ```text
+//! LOCK                     held while a process uses the folder
+//! MANIFEST                 what is in force (`manifest.rs`)
+//! rows/main-<id>.rows      one row group each (`row_file.rs`)
+//! rows/delta-<id>.rows     one delta chunk each
+//! ```
+//!
+//! Invariants:
+//!   * Row files never change. A file is durable before a manifest that names it is.
+//!   * The manifest is replaced by renaming, so that a crash leaves the old or the new one, whole.
+//!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way, kept
+//!     until it ends.
+//!
+//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`.
+
+mod files;
+mod manifest;
+mod row_file;
+
+pub(crate) use files::{Files, SystemFiles};
+pub(crate) use manifest::{Manifest, SavedFile, SavedTable, SavedTablespace};
+
+use crate::DatabaseVersion;
+use arrow_array::RecordBatch;
+use arrow_ipc::reader::StreamReader;
+use arrow_ipc::writer::StreamWriter;
+use parking_lot::{Mutex, MutexGuard};
+use row_file::{Identity, Kind};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use tidepool_base::{Error, Result, RowGroupId, SqlState};
+use tidepool_table::{DeltaChunk, RowGroup, Segment, TableDef, TableVersion};
+use tidepool_tablespace::Tablespaces;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct FileKey {
+    kind: Kind,
+    id: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Storage {
+    folder: PathBuf,
+    files: Arc<dyn Files>,
+    state: Mutex<State>,
+    /// Held while a manifest is written and the state it describes is published.
+    saving: Mutex<()>,
+    next_temporary: AtomicU64,
+    /// Unlocks the folder when it closes.
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Row files that are whole and durable.
+    stored: HashSet<FileKey>,
+    /// Those of them that the manifest on disk names.
+    named: BTreeSet<FileKey>,
+    /// Chunks have no ids of their own: by address, with a weak pointer that keeps the address from meaning another.
+    chunks: HashMap<usize, (Weak<DeltaChunk>, u64)>,
+    next_chunk_id: u64,
+}
+
+impl State {
+    fn chunk_id(&mut self, chunk: &Arc<DeltaChunk>) -> u64 {
+        let address = Arc::as_ptr(chunk) as usize;
+        if let Some((known, id)) = self.chunks.get(&address) {
+            if known.ptr_eq(&Arc::downgrade(chunk)) {
+                return *id;
+            }
+        }
+        self.chunks.retain(|_, (known, _)| known.strong_count() > 0);
+        let id = self.next_chunk_id;
+        self.next_chunk_id += 1;
+        self.chunks.insert(address, (Arc::downgrade(chunk), id));
+        id
+    }
+}
+
+/// One of a table's files to be: where its bytes come from.
+enum Rows<'a> {
+    Main(&'a RowGroup),
+    Delta(&'a DeltaChunk),
+}
+
+impl Storage {
+    /// Opens the folder, or makes it. 55006 when another process has it, 55000 when it holds something else, XX001 when its
+    /// manifest is damaged.
+    pub fn open(folder: &Path, files: Arc<dyn Files>) -> Result<(Storage, Manifest)> {
+        let shown = folder.display();
+        let rows = folder.join("rows");
+        if !folder.exists() {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| Error::io(format_args!("create data folder \"{shown}\""), &error))?;
+            restrict(folder);
+        }
+        let manifest_path = folder.join("MANIFEST");
+        let lock_path = folder.join("LOCK");
+        let entries = std::fs::read_dir(folder)
+            .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+            .map_err(|error| Error::io(format_args!("read data folder \"{shown}\""), &error))?;
+        let ours = |name: &std::ffi::OsStr| {
+            let name = name.to_string_lossy();
+            name == "LOCK" || name == "rows" || name.starts_with("MANIFEST")
+        };
+        let is_new = !manifest_path.exists();
+        if is_new && entries.iter().any(|entry| !ours(&entry.file_name())) {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("folder \"{shown}\" is not empty and is not a data folder of Tidepool's"),
+            )
+            .with_hint("Name another folder with --data."));
+        }
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .map_err(|error| Error::io(format_args!("open file \"{}\"", lock_path.display()), &error))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::new(
+                    SqlState::OBJECT_IN_USE,
+                    format!("data folder \"{shown}\" is in use by another process"),
+                )
+                .with_hint("Connect to that process, or name another folder with --data."));
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(Error::io(format_args!("lock file \"{}\"", lock_path.display()), &error));
+            }
+        }
+        std::fs::create_dir_all(&rows)
+            .map_err(|error| Error::io(format_args!("create folder \"{}\"", rows.display()), &error))?;
+        let manifest = if is_new {
+            // A folder with row files but no manifest lost it: starting empty over them would lose the rows too.
+            let orphans = std::fs::read_dir(&rows).is_ok_and(|mut entries| entries.next().is_some());
+            if orphans {
+                return Err(Error::corrupted(format!(
+                    "file \"{}\" is missing, and the folder has rows",
+                    manifest_path.display()
+                )));
+            }
+            Manifest::new()
+        } else {
+            let bytes = files
+                .read(&manifest_path)
+                .map_err(|error| Error::io(format_args!("read file \"{}\"", manifest_path.display()), &error))?;
+            Manifest::from_bytes(&bytes).map_err(|error| in_file(&manifest_path, &error))?
+        };
+        let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
+        let storage = Storage {
+            folder: folder.to_owned(),
+            files,
+            state: Mutex::new(State {
+                stored: named.iter().copied().collect(),
+                named,
+                chunks: HashMap::new(),
+                next_chunk_id: manifest.next_chunk_id,
+            }),
+            saving: Mutex::new(()),
+            next_temporary: AtomicU64::new(0),
+            _lock: lock,
+        };
+        Ok((storage, manifest))
+    }
+
+    fn path(&self, key: FileKey) -> PathBuf {
+        self.folder.join("rows").join(format!("{}-{:016x}.rows", key.kind.name(), key.id))
+    }
+
+    /// Removes row files that no manifest names. Only while nothing is being written: at start.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        let folder = self.folder.join("rows");
+        let state = self.state.lock();
+        let wanted: HashSet<PathBuf> = state.named.iter().map(|key| self.path(*key)).collect();
+        let entries = std::fs::read_dir(&folder)
+            .map_err(|error| Error::io(format_args!("read \"{}\"", folder.display()), &error))?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if !wanted.contains(&path) {
+                self.remove(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Best effort: a file that stays behind costs space until the next start.
+    fn remove(&self, path: &Path) {
+        if let Err(error) = self.files.remove(path) {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                tracing::warn!("could not remove file \"{}\": {error}", path.display());
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------- reading
+
+    /// Reads a table back, `threads` files at a time.
+    pub fn load_table(&self, saved: &SavedTable, spaces: &Tablespaces, threads: usize) -> Result<TableVersion> {
+        let def = Arc::new(saved.def.clone());
+        let mut table = TableVersion::new(def.clone(), saved.placement.clone());
+        table.row_groups = parallel(&saved.row_groups, threads, |file| {
+            let identity = identity(Kind::Main, &def, file);
+            let (path, bytes) = self.read_rows(&identity)?;
+            let group = row_file::parts(&bytes, &identity)
+                .and_then(|parts| load_row_group(&def, saved, &parts, file, spaces))
+                .map_err(|error| in_file(&path, &error))?;
+            Ok(Arc::new(group))
+        })?;
+        table.delta = parallel(&saved.delta, threads, |file| {
+            let identity = identity(Kind::Delta, &def, file);
+            let (path, bytes) = self.read_rows(&identity)?;
+            let chunk = row_file::parts(&bytes, &identity)
+                .and_then(|parts| load_chunk(&def, saved, &parts, file, spaces))
+                .map_err(|error| in_file(&path, &error))?;
+            Ok(Arc::new(chunk))
+        })?;
+        let mut state = self.state.lock();
+        for (file, chunk) in saved.delta.iter().zip(&table.delta) {
+            state.chunks.insert(Arc::as_ptr(chunk) as usize, (Arc::downgrade(chunk), file.id));
+        }
+        Ok(table)
+    }
+
+    fn read_rows(&self, identity: &Identity) -> Result<(PathBuf, Vec<u8>)> {
+        let path = self.path(FileKey { kind: identity.kind, id: identity.id });
+        match self.files.read(&path) {
+            Ok(bytes) => Ok((path, bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(Error::corrupted(format!("file \"{}\" is missing", path.display())))
+            }
+            Err(error) => Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------- writing
+
+    /// Writes the row files of `tables` that are not there yet, before a commit. Returns them, to be discarded if it fails.
+    pub fn prepare<'a>(&self, tables: impl Iterator<Item = &'a Arc<TableVersion>>) -> Result<Vec<FileKey>> {
+        let mut written = Vec::new();
+        for table in tables {
+            if let Err(error) = self.write_missing(table, &mut written) {
+                self.discard(&written);
+                return Err(error);
+            }
+        }
+        if !written.is_empty() {
+            let folder = self.folder.join("rows");
+            self.files.sync_folder(&folder).map_err(|error| {
+                self.discard(&written);
+                Error::io(format_args!("sync folder \"{}\"", folder.display()), &error)
+            })?;
+        }
+        Ok(written)
+    }
+
+    /// Removes files that no manifest names.
+    pub fn discard(&self, keys: &[FileKey]) {
+        let mut state = self.state.lock();
+        for key in keys {
+            if !state.named.contains(key) && state.stored.remove(key) {
+                self.remove(&self.path(*key));
+            }
+        }
+    }
+
+    fn write_missing(&self, table: &TableVersion, written: &mut Vec<FileKey>) -> Result<()> {
+        let main = table.row_groups.iter().map(|group| Rows::Main(group));
+        for rows in main {
+            self.write_if_missing(&table.def, None, rows, written)?;
+        }
+        for chunk in &table.delta {
+            let id = self.state.lock().chunk_id(chunk);
+            self.write_if_missing(&table.def, Some(id), Rows::Delta(chunk), written)?;
+        }
+        Ok(())
+    }
+
+    fn write_if_missing(
+        &self,
+        def: &TableDef,
+        chunk_id: Option<u64>,
+        rows: Rows<'_>,
+        written: &mut Vec<FileKey>,
+    ) -> Result<()> {
+        let key = match &rows {
+            Rows::Main(group) => FileKey { kind: Kind::Main, id: group.id().0 },
+            Rows::Delta(_) => FileKey { kind: Kind::Delta, id: chunk_id.unwrap_or(0) },
+        };
+        if self.state.lock().stored.contains(&key) {
+            return Ok(());
+        }
+        match rows {
+            Rows::Main(group) => {
+                let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.bytes()).collect();
+                self.write_rows(key, def, group.rows(), &parts)?;
+            }
+            Rows::Delta(chunk) => {
+                let batch = chunk.batch();
+                self.write_rows(key, def, batch.num_rows(), &[&ipc_bytes(batch)?])?;
+            }
+        }
+        self.state.lock().stored.insert(key);
+        written.push(key);
+        Ok(())
+    }
+
+    fn write_rows(&self, key: FileKey, def: &TableDef, rows: usize, parts: &[&[u8]]) -> Result<()> {
+        let identity = Identity { kind: key.kind, table: u64::from(def.id.0), id: key.id, rows: rows as u64 };
+        let header = row_file::header(&identity, parts);
+        let mut all: Vec<&[u8]> = Vec::with_capacity(parts.len() + 1);
+        all.push(&header);
+        all.extend_from_slice(parts);
+        self.replace(&self.path(key), &all)
+    }
+
+    /// Writes beside `path` and renames: a file of that name is always whole.
+    fn replace(&self, path: &Path, parts: &[&[u8]]) -> Result<()> {
+        let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{number}.new"));
+        let temporary = PathBuf::from(temporary);
+        self.files.write(&temporary, parts).and_then(|()| self.files.rename(&temporary, path)).map_err(|error| {
+            self.remove(&temporary);
+            Error::io(format_args!("write file \"{}\"", path.display()), &error)
+        })
+    }
+
+    /// Keeps others from writing a manifest until the guard drops.
+    pub fn saving(&self) -> MutexGuard<'_, ()> {
+        self.saving.lock()
+    }
+
+    /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files that
+    /// it no longer names. The caller holds `saving`. `manifest` has everything but the tables.
+    pub fn save(&self, version: &DatabaseVersion, mut manifest: Manifest) -> Result<()> {
+        let mut written = self.prepare(version.tables.values())?;
+        {
+            let mut state = self.state.lock();
+            manifest.tables = version.tables.values().map(|table| saved_table(table, &mut state)).collect();
+            manifest.next_chunk_id = state.next_chunk_id;
+        }
+        let path = self.folder.join("MANIFEST");
+        if let Err(error) = manifest.to_bytes().and_then(|bytes| self.replace(&path, &[&bytes])) {
+            self.discard(&written);
+            return Err(error);
+        }
+        written.clear();
+        // The new manifest is what a restart finds; if the folder cannot be synced now, the next save tries again.
+        if let Err(error) = self.files.sync_folder(&self.folder) {
+            tracing::error!("could not sync data folder \"{}\": {error}", self.folder.display());
+        }
+        let mut state = self.state.lock();
+        let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
+        for key in std::mem::replace(&mut state.named, named).iter() {
+            if !state.named.contains(key) {
+                state.stored.remove(key);
+                self.remove(&self.path(*key));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn restrict(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    if let Err(error) = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)) {
+        tracing::warn!("could not restrict access to \"{}\": {error}", folder.display());
+    }
+}
+
+fn saved_table(table: &TableVersion, state: &mut State) -> SavedTable {
+    let row_groups = table.row_groups.iter().map(|group| SavedFile { id: group.id().0, rows: group.rows() as u64 });
+    SavedTable {
+        def: TableDef::clone(&table.def),
+        placement: table.placement.clone(),
+        row_groups: row_groups.collect(),
+        delta: table
+            .delta
+            .iter()
+            .map(|chunk| SavedFile { id: state.chunk_id(chunk), rows: chunk.batch().num_rows() as u64 })
+            .collect(),
+    }
+}
+
+fn table_keys(table: &SavedTable) -> impl Iterator<Item = FileKey> + '_ {
+    let main = table.row_groups.iter().map(|file| FileKey { kind: Kind::Main, id: file.id });
+    main.chain(table.delta.iter().map(|file| FileKey { kind: Kind::Delta, id: file.id }))
+}
+
+fn identity(kind: Kind, def: &TableDef, file: &SavedFile) -> Identity {
+    Identity { kind, table: u64::from(def.id.0), id: file.id, rows: file.rows }
+}
+
+/// The same error, about a file.
+fn in_file(path: &Path, error: &Error) -> Error {
+    let shown = path.display();
+    let message = match error.code() {
+        SqlState::DATA_CORRUPTED => format!("file \"{shown}\" is damaged: {}", error.message()),
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+            format!("file \"{shown}\" is of another version: {}", error.message())
+        }
+        _ => format!("could not load file \"{shown}\": {}", error.message()),
+    };
+    let mut about = Error::new(error.code(), message);
+    if let Some(detail) = error.detail() {
+        about = about.with_detail(detail);
+    }
+    if let Some(hint) = error.hint() {
+        about = about.with_hint(hint);
+    }
+    about
+}
+
+fn load_row_group(
+    def: &TableDef,
+    saved: &SavedTable,
+    parts: &[&[u8]],
+    file: &SavedFile,
+    spaces: &Tablespaces,
+) -> Result<RowGroup> {
+    if parts.len() != def.columns.len() {
+        return Err(Error::corrupted(format!("it has {} columns, the table {}", parts.len(), def.columns.len())));
+    }
+    let schema = def.arrow_schema();
+    let mut segments = Vec::with_capacity(parts.len());
+    for (position, part) in parts.iter().enumerate() {
+        let space = spaces.get(saved.placement.column(position))?;
+        segments.push(Arc::new(Segment::load(part, schema.field(position), &space)?));
+    }
+    let group = RowGroup::from_segments(RowGroupId(file.id), segments)?;
+    if group.rows() as u64 != file.rows {
+        return Err(Error::corrupted(format!("it has {} rows, the manifest says {}", group.rows(), file.rows)));
+    }
+    Ok(group)
+}
+
+fn ipc_bytes(batch: &RecordBatch) -> Result<Vec<u8>> {
+    let internal = |error: arrow_schema::ArrowError| Error::internal(format!("delta cannot be written: {error}"));
+    let mut bytes = Vec::new();
+    let mut writer = StreamWriter::try_new(&mut bytes, &batch.schema()).map_err(internal)?;
+    writer.write(batch).and_then(|()| writer.finish()).map_err(internal)?;
+    drop(writer);
+    Ok(bytes)
+}
+
+fn load_chunk(
+    def: &TableDef,
+    saved: &SavedTable,
+    parts: &[&[u8]],
+    file: &SavedFile,
+    spaces: &Tablespaces,
+) -> Result<DeltaChunk> {
+    let damaged = |what: String| Error::corrupted(what);
+    let [part] = parts else { return Err(damaged(format!("it has {} parts instead of one", parts.len()))) };
+    // The checksum held, so these bytes are what was written; errors here are bugs rather than damage.
+    let mut reader = StreamReader::try_new(std::io::Cursor::new(*part), None)
+        .map_err(|error| damaged(format!("it cannot be understood: {error}")))?;
+    let batch = match reader.next() {
+        Some(Ok(batch)) => batch,
+        Some(Err(error)) => return Err(damaged(format!("it cannot be understood: {error}"))),
+        None => return Err(damaged("it has no rows".to_owned())),
+    };
+    let schema = def.arrow_schema();
+    let same = batch.num_columns() == schema.fields().len()
+        && batch.columns().iter().zip(schema.fields()).all(|(array, field)| array.data_type() == field.data_type());
+    if !same || batch.num_rows() as u64 != file.rows {
+        return Err(damaged("its columns or rows are not the table's".to_owned()));
+    }
+    // The table may have been renamed since: names come from its definition.
+    let batch = RecordBatch::try_new(schema, batch.columns().to_vec())
+        .map_err(|error| damaged(format!("it does not fit its table: {error}")))?;
+    DeltaChunk::new(&batch, &spaces.get(&saved.placement.delta)?)
+}
+
+/// `work` on each item, on up to `threads` threads; results in order, or the first error.
+fn parallel<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let next = AtomicU64::new(0);
+    let results: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(items.len()) {
+            scope.spawn(|| {
+                while failed.lock().is_none() {
+                    let position = next.fetch_add(1, Ordering::Relaxed) as usize;
+                    let Some(item) = items.get(position) else { return };
+                    match work(item) {
+                        Ok(result) => results.lock()[position] = Some(result),
+                        Err(error) => drop(failed.lock().get_or_insert(error)),
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(results.into_inner().into_iter().flatten().collect()),
+    }
+}

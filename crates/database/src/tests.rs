@@ -1,0 +1,664 @@
+//! The database as a whole: transactions, loading, the data folder.
+
+use crate::storage::{Files, SystemFiles};
+use crate::text::{TextReader, TextSettings, TextWriter};
+use crate::{Config, Database, TableSize, Transaction};
+use arrow_array::RecordBatch;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_device::Location;
+use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, ScanRequest, TableScan, TableVersion};
+use tidepool_tablespace::TablespaceConfig;
+
+const MIB: u64 = 1 << 20;
+
+fn memory() -> Config {
+    Config { threads: 2, ..Config::in_memory(256 * MIB, 256 * MIB) }
+}
+
+fn in_folder(folder: &Path) -> Config {
+    Config { data_dir: Some(folder.to_owned()), ..memory() }
+}
+
+fn near() -> Placement {
+    placement("near")
+}
+
+fn placement(space: &str) -> Placement {
+    Placement { main: space.to_owned(), delta: space.to_owned(), columns: Default::default() }
+}
+
+fn column(name: &str, sql_type: SqlType, nullable: bool) -> ColumnDef {
+    ColumnDef { name: name.to_owned(), sql_type, nullable, default: None }
+}
+
+fn columns() -> Vec<ColumnDef> {
+    vec![column("a", SqlType::Integer, false), column("b", SqlType::Varchar { length_max: Some(20) }, true)]
+}
+
+fn create(transaction: &mut Transaction, name: &str) {
+    transaction.create_table(name, columns(), vec![], near()).unwrap();
+}
+
+/// Rows `(number, "row number")`.
+fn batch(table: &TableVersion, numbers: std::ops::Range<usize>) -> RecordBatch {
+    let settings = TextSettings::default();
+    let mut a = TextReader::new(SqlType::Integer, &settings);
+    let mut b = TextReader::new(SqlType::Varchar { length_max: Some(20) }, &settings);
+    for number in numbers {
+        a.append(&number.to_string()).unwrap();
+        if number % 7 == 3 { b.append_null() } else { b.append(&format!("row {number}")).unwrap() }
+    }
+    RecordBatch::try_new(table.def.arrow_schema(), vec![a.finish(), b.finish()]).unwrap()
+}
+
+fn insert(transaction: &mut Transaction, table: &str, numbers: std::ops::Range<usize>) -> Result<u64> {
+    let mut writer = transaction.writer(table)?;
+    let version = writer.table().clone();
+    let mut start = numbers.start;
+    while start < numbers.end {
+        let end = numbers.end.min(start + 8192);
+        writer.write(&batch(&version, start..end))?;
+        start = end;
+    }
+    transaction.absorb(writer)
+}
+
+fn insert_and_commit(database: &Arc<Database>, table: &str, numbers: std::ops::Range<usize>) {
+    let mut transaction = database.begin();
+    insert(&mut transaction, table, numbers).unwrap();
+    transaction.commit().unwrap();
+}
+
+fn database_with_table(config: Config) -> Arc<Database> {
+    let database = Database::open(config).unwrap();
+    let mut transaction = database.begin();
+    create(&mut transaction, "t");
+    transaction.commit().unwrap();
+    database
+}
+
+/// The rows of a table as text, sorted.
+fn rows(database: &Database, table: &str) -> Vec<String> {
+    let version = database.version().table(table).expect("the table exists").clone();
+    let request = ScanRequest {
+        projection: (0..version.def.columns.len()).collect(),
+        filters: vec![],
+        dynamic: None,
+        limit: None,
+        batch_rows: 4096,
+    };
+    let types: Vec<SqlType> = version.def.columns.iter().map(|column| column.sql_type).collect();
+    let mut reader = TableScan::new(version, request).reader();
+    let mut rows = Vec::new();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        let writers: Vec<TextWriter> = batch
+            .columns()
+            .iter()
+            .zip(&types)
+            .map(|(array, sql_type)| TextWriter::new(array, *sql_type, &TextSettings::default()).unwrap())
+            .collect();
+        for row in 0..batch.num_rows() {
+            let mut line = Vec::new();
+            for writer in &writers {
+                if !writer.write(row, &mut line) {
+                    line.extend_from_slice(b"NULL");
+                }
+                line.push(b'|');
+            }
+            rows.push(String::from_utf8(line).unwrap());
+        }
+    }
+    rows.sort();
+    rows
+}
+
+fn expected(numbers: impl Iterator<Item = usize>) -> Vec<String> {
+    let mut rows: Vec<String> = numbers
+        .map(|number| {
+            let text = if number % 7 == 3 { "NULL".to_owned() } else { format!("row {number}") };
+            format!("{number}|{text}|")
+        })
+        .collect();
+    rows.sort();
+    rows
+}
+
+fn used_bytes(database: &Database) -> u64 {
+    database.tablespaces().list().iter().map(|space| space.usage().used_bytes).sum()
+}
+
+#[test]
+fn changes_show_at_commit_and_not_before() {
+    let database = Database::open(memory()).unwrap();
+    let mut writer = database.begin();
+    create(&mut writer, "t");
+    insert(&mut writer, "t", 0..100).unwrap();
+    assert!(database.version().table("t").is_none());
+    assert_eq!(writer.version().table("t").unwrap().rows(), 100);
+    let before = database.version().commit_ts;
+    let after = writer.commit().unwrap();
+    assert_eq!(after.0, before.0 + 1);
+    assert_eq!(rows(&database, "t"), expected(0..100));
+
+    let old = database.version();
+    insert_and_commit(&database, "t", 100..150);
+    assert_eq!(old.table("t").unwrap().rows(), 100, "a reader's version does not change");
+    assert_eq!(rows(&database, "t"), expected(0..150));
+}
+
+#[test]
+fn what_is_rolled_back_leaves_nothing() {
+    let database = database_with_table(memory());
+    let before = used_bytes(&database);
+    let mut transaction = database.begin();
+    insert(&mut transaction, "t", 0..200_000).unwrap();
+    create(&mut transaction, "u");
+    assert!(used_bytes(&database) > before);
+    transaction.rollback();
+    let mut transaction = database.begin();
+    let mut writer = transaction.writer("t").unwrap();
+    let table = writer.table().clone();
+    writer.write(&batch(&table, 0..8192)).unwrap();
+    drop(writer);
+    drop(transaction);
+    assert_eq!(used_bytes(&database), before);
+    assert!(database.locks().is_empty());
+    assert!(rows(&database, "t").is_empty());
+    assert!(database.version().table("u").is_none());
+}
+
+#[test]
+fn loads_become_row_groups_and_small_inserts_a_few_chunks() {
+    let database = database_with_table(memory());
+    insert_and_commit(&database, "t", 0..ROW_GROUP_ROWS + 20_000);
+    let size = TableSize::of(database.version().table("t").unwrap());
+    assert_eq!((size.row_groups, size.delta_chunks), (2, 0));
+    assert!(size.main_bytes() < size.main_raw_bytes());
+    let start = ROW_GROUP_ROWS + 20_000;
+    for number in 0..300 {
+        insert_and_commit(&database, "t", start + number..start + number + 1);
+    }
+    let size = TableSize::of(database.version().table("t").unwrap());
+    assert_eq!(size.delta_rows, 300);
+    assert!(size.delta_chunks < 12, "{} chunks", size.delta_chunks);
+    assert_eq!(rows(&database, "t"), expected(0..start + 300));
+    assert_eq!(database.merge("t").unwrap(), 300);
+    assert_eq!(database.merge("t").unwrap(), 0);
+    let size = TableSize::of(database.version().table("t").unwrap());
+    assert_eq!((size.delta_rows, size.row_groups), (0, 3));
+    assert_eq!(rows(&database, "t"), expected(0..start + 300));
+}
+
+#[test]
+fn much_delta_is_merged_by_itself() {
+    let database = database_with_table(memory());
+    for piece in 0..14 {
+        insert_and_commit(&database, "t", piece * 10_000..(piece + 1) * 10_000);
+    }
+    let size = TableSize::of(database.version().table("t").unwrap());
+    assert!(size.main_rows >= ROW_GROUP_ROWS as u64 && size.delta_rows < ROW_GROUP_ROWS as u64);
+    assert_eq!(rows(&database, "t"), expected(0..140_000));
+}
+
+#[test]
+fn constraints_are_checked_where_rows_enter() {
+    let database = database_with_table(memory());
+    let mut transaction = database.begin();
+    let mut writer = transaction.writer("t").unwrap();
+    let table = writer.table().clone();
+    let settings = TextSettings::default();
+    let row = |a: Option<&str>, b: &str| {
+        let mut first = TextReader::new(SqlType::Integer, &settings);
+        a.map_or_else(|| first.append_null(), |a| first.append(a).unwrap());
+        let mut second = TextReader::new(SqlType::Text, &settings);
+        second.append(b).unwrap();
+        let schema = arrow_schema::Schema::new(
+            table
+                .def
+                .arrow_schema()
+                .fields()
+                .iter()
+                .map(|field| field.as_ref().clone().with_nullable(true))
+                .collect::<Vec<_>>(),
+        );
+        RecordBatch::try_new(Arc::new(schema), vec![first.finish(), second.finish()]).unwrap()
+    };
+    let error = writer.write(&row(None, "x")).unwrap_err();
+    assert_eq!(error.code().code(), "23502");
+    assert_eq!(error.message(), "null value in column \"a\" of relation \"t\" violates not-null constraint");
+    assert_eq!(error.detail(), Some("Failing row contains (null, x)."));
+    let error = writer.write(&row(Some("1"), &"x".repeat(21))).unwrap_err();
+    assert_eq!(error.message(), "value too long for type character varying(20)");
+    writer.write(&row(Some("1"), &format!("{}   ", "x".repeat(20)))).unwrap();
+    transaction.absorb(writer).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(rows(&database, "t"), [format!("1|{}|", "x".repeat(20))]);
+}
+
+#[test]
+fn names_are_checked() {
+    let database = database_with_table(memory());
+    let mut transaction = database.begin();
+    let code = |result: Result<()>| result.unwrap_err().code().code();
+    assert_eq!(code(transaction.create_table("t", columns(), vec![], near()).map(drop)), "42P07");
+    assert_eq!(code(transaction.create_table("u", columns(), vec![], placement("moon")).map(drop)), "42704");
+    let twice = vec![column("a", SqlType::Text, true), column("a", SqlType::Text, true)];
+    assert_eq!(code(transaction.create_table("u", twice, vec![], near()).map(drop)), "42701");
+    assert_eq!(code(transaction.create_table(&"x".repeat(64), columns(), vec![], near()).map(drop)), "42622");
+    assert_eq!(code(transaction.drop_table("u")), "42P01");
+    assert_eq!(code(transaction.truncate("u")), "42P01");
+    assert_eq!(code(transaction.writer("u").map(drop)), "42P01");
+    assert_eq!(code(transaction.set_tablespace("t", None, "moon")), "42704");
+    assert_eq!(code(transaction.set_tablespace("t", Some("c"), "far")), "42703");
+    create(&mut transaction, "u");
+    assert_eq!(code(transaction.rename_table("u", "t")), "42P07");
+    transaction.rename_table("u", "v").unwrap();
+    transaction.drop_table("t").unwrap();
+    transaction.rename_table("v", "t").unwrap();
+    transaction.rename_column("t", "b", "c").unwrap();
+    transaction.commit().unwrap();
+    let version = database.version();
+    assert_eq!(version.tables.len(), 1);
+    assert_eq!(version.table("t").unwrap().def.columns[1].name, "c");
+}
+
+#[test]
+fn writers_wait_for_each_other_and_a_cycle_is_an_error() {
+    let database = database_with_table(memory());
+    let mut transaction = database.begin();
+    create(&mut transaction, "u");
+    transaction.commit().unwrap();
+
+    let mut first = database.begin();
+    first.lock_table("t", &|| Ok(())).unwrap();
+    let mut second = database.begin();
+    second.lock_table("u", &|| Ok(())).unwrap();
+    let asked = AtomicUsize::new(0);
+    let cancelled = || match asked.fetch_add(1, Ordering::Relaxed) {
+        3 => Err(Error::new(SqlState::QUERY_CANCELED, "canceling statement due to user request")),
+        _ => Ok(()),
+    };
+    assert_eq!(second.lock_table("t", &cancelled).unwrap_err().code().code(), "57014");
+    assert_eq!(database.locks().iter().filter(|lock| !lock.granted).count(), 0);
+
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let locked = second.lock_table("t", &|| Ok(()));
+            drop(second);
+            locked
+        });
+        while !database.locks().iter().any(|lock| !lock.granted) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = first.lock_table("u", &|| Ok(())).unwrap_err();
+        assert_eq!((error.code().code(), error.message()), ("40P01", "deadlock detected"));
+        drop(first);
+        waiter.join().unwrap().unwrap();
+    });
+    assert!(database.locks().is_empty());
+}
+
+#[test]
+fn two_writers_of_one_table_lose_nothing() {
+    let database = database_with_table(memory());
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let database = &database;
+            scope.spawn(move || {
+                for piece in 0..25 {
+                    let start = (thread * 25 + piece) * 10;
+                    insert_and_commit(database, "t", start..start + 10);
+                }
+            });
+        }
+    });
+    assert_eq!(rows(&database, "t"), expected(0..1000));
+}
+
+#[test]
+fn a_waiter_finds_the_table_gone() {
+    let database = database_with_table(memory());
+    let mut dropper = database.begin();
+    dropper.drop_table("t").unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| database.begin().lock_table("t", &|| Ok(())));
+        while !database.locks().iter().any(|lock| !lock.granted) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        dropper.commit().unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap_err().code().code(), "42P01");
+    });
+}
+
+#[test]
+fn tables_and_columns_move_between_tablespaces() {
+    let database = database_with_table(memory());
+    insert_and_commit(&database, "t", 0..150_000);
+    insert_and_commit(&database, "t", 150_000..150_010);
+    let main_in = |space: &str| {
+        let ledger = database.tablespaces().get(space).unwrap().ledger();
+        ledger
+            .iter()
+            .filter(|row| row.purpose.name() != "metadata" && row.purpose.name() != "free")
+            .map(|row| row.bytes)
+            .sum::<u64>()
+    };
+    let reader = database.version();
+    assert_eq!(main_in("far"), 0);
+    let mut transaction = database.begin();
+    transaction.set_tablespace("t", None, "far").unwrap();
+    transaction.commit().unwrap();
+    assert!(main_in("far") > 0 && main_in("near") > 0, "the old version is still being read");
+    drop(reader);
+    assert_eq!(main_in("near"), 0);
+    assert_eq!(rows(&database, "t"), expected(0..150_010));
+    let mut transaction = database.begin();
+    transaction.set_tablespace("t", Some("b"), "near").unwrap();
+    transaction.commit().unwrap();
+    let size = TableSize::of(database.version().table("t").unwrap());
+    assert_eq!((size.columns[0].tablespace.as_str(), size.columns[1].tablespace.as_str()), ("far", "near"));
+    assert!(main_in("far") > 0 && main_in("near") > 0);
+    assert_eq!(rows(&database, "t"), expected(0..150_010));
+    // A move that is interrupted leaves the table where it was.
+    let before = (main_in("near"), main_in("far"));
+    let mut transaction = database.begin();
+    transaction.set_interrupted(Some(Arc::new(|| Err(Error::new(SqlState::QUERY_CANCELED, "cancelled")))));
+    assert_eq!(transaction.set_tablespace("t", None, "near").unwrap_err().code().code(), "57014");
+    drop(transaction);
+    assert_eq!((main_in("near"), main_in("far")), before);
+}
+
+#[test]
+fn a_full_tablespace_ends_the_load_and_nothing_else() {
+    let database = database_with_table(Config { threads: 2, ..Config::in_memory(4 * MIB, 64 * MIB) });
+    insert_and_commit(&database, "t", 0..1000);
+    let before = used_bytes(&database);
+    let mut transaction = database.begin();
+    let loaded = (|| {
+        let mut writer = transaction.writer("t")?;
+        let table = writer.table().clone();
+        for piece in 0..400 {
+            writer.write(&batch(&table, piece * 8192..(piece + 1) * 8192))?;
+        }
+        transaction.absorb(writer)
+    })();
+    assert_eq!(loaded.unwrap_err().code().code(), "53200");
+    drop(transaction);
+    // Row groups that were under way end on their own threads.
+    for _ in 0..200 {
+        if used_bytes(&database) == before {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(used_bytes(&database), before);
+    assert_eq!(rows(&database, "t"), expected(0..1000));
+}
+
+#[test]
+fn everything_committed_survives_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..150_000);
+    insert_and_commit(&database, "t", 150_000..150_500);
+    database
+        .create_tablespace(TablespaceConfig {
+            name: "extra".to_owned(),
+            location: Location::Anon,
+            size_bytes: Some(32 * MIB),
+            profile: None,
+            huge_pages: false,
+        })
+        .unwrap();
+    let mut transaction = database.begin();
+    transaction.create_table("u", columns(), vec![0], placement("extra")).unwrap();
+    insert(&mut transaction, "u", 0..10).unwrap();
+    transaction.set_tablespace("t", Some("b"), "far").unwrap();
+    transaction.commit().unwrap();
+    database.set_password_verifier("ada", Some("SCRAM-SHA-256$x".to_owned())).unwrap();
+    let (commit_ts, table_id) = (database.version().commit_ts, database.next_table_id());
+    database.close().unwrap();
+    drop(database);
+
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    assert_eq!(database.version().commit_ts, commit_ts);
+    assert_eq!(rows(&database, "t"), expected(0..150_500));
+    assert_eq!(rows(&database, "u"), expected(0..10));
+    let version = database.version();
+    let (t, u) = (version.table("t").unwrap(), version.table("u").unwrap());
+    assert_eq!((t.placement.column(0), t.placement.column(1), u.placement.main.as_str()), ("near", "far", "extra"));
+    assert_eq!(u.def.primary_key, [0]);
+    assert_eq!(database.password_verifier("ada").as_deref(), Some("SCRAM-SHA-256$x"));
+    assert!(database.next_table_id() >= table_id);
+    assert_eq!(database.drop_tablespace("extra").unwrap_err().code().code(), "55006");
+    let mut transaction = database.begin();
+    transaction.drop_table("u").unwrap();
+    transaction.commit().unwrap();
+    drop(version);
+    database.drop_tablespace("extra").unwrap();
+    insert_and_commit(&database, "t", 150_500..150_600);
+    drop(database);
+    assert!(Database::open(in_folder(folder.path())).unwrap().tablespaces().get("extra").is_err());
+}
+
+#[test]
+fn a_killed_process_keeps_what_was_made_durable() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..20_000);
+    insert_and_commit(&database, "t", 20_000..20_010);
+    database.checkpoint().unwrap();
+    let mut open = database.begin();
+    insert(&mut open, "t", 20_010..60_000).unwrap();
+    std::fs::write(folder.path().join("rows/main-00000000000000ff.rows.7.new"), b"half a file").unwrap();
+    drop(open);
+    drop(database);
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    assert_eq!(rows(&database, "t"), expected(0..20_010));
+    assert!(!folder.path().join("rows/main-00000000000000ff.rows.7.new").exists());
+}
+
+#[test]
+fn files_are_removed_when_nothing_names_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = || std::fs::read_dir(folder.path().join("rows")).unwrap().count();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..20_000);
+    assert_eq!(count(), 1);
+    for number in 0..10 {
+        insert_and_commit(&database, "t", number..number + 1);
+        database.checkpoint().unwrap();
+    }
+    assert!(count() < 8);
+    let mut transaction = database.begin();
+    transaction.truncate("t").unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(count(), 0);
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    let error = Database::open(in_folder(folder.path())).unwrap_err();
+    assert_eq!(error.code().code(), "55006");
+    assert!(error.message().contains("is in use by another process"));
+    drop(database);
+    Database::open(in_folder(folder.path())).unwrap();
+}
+
+#[test]
+fn foreign_folders_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("thesis.txt"), b"mine").unwrap();
+    let error = Database::open(in_folder(folder.path())).unwrap_err();
+    assert_eq!(error.code().code(), "55000");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    let file = folder.path().join("thesis.txt");
+    assert!(Database::open(in_folder(&file)).is_err());
+}
+
+/// All files of a folder, deepest last.
+fn all_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { files.extend(all_files(&path)) } else { files.push(path) }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..20_000);
+    insert_and_commit(&database, "t", 20_000..20_100);
+    database.close().unwrap();
+    drop(database);
+    let files: Vec<PathBuf> =
+        all_files(folder.path()).into_iter().filter(|path| path.file_name().unwrap() != "LOCK").collect();
+    assert_eq!(files.len(), 3, "{files:?}");
+    for path in &files {
+        let whole = std::fs::read(path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let refused = |what: &str| {
+            let error = Database::open(in_folder(folder.path())).map(drop).unwrap_err();
+            assert!(error.message().contains(name), "{what}: {error:?}");
+            error.code().code()
+        };
+        for length in [0, 1, 7, 20, whole.len() / 2, whole.len() - 1] {
+            std::fs::write(path, &whole[..length]).unwrap();
+            assert_eq!(refused("truncated"), "XX001");
+        }
+        for at in (0..whole.len()).step_by((whole.len() / 60).max(1)) {
+            let mut wrong = whole.clone();
+            wrong[at] ^= 1;
+            std::fs::write(path, &wrong).unwrap();
+            let code = refused("one bit flipped");
+            assert!(code == "XX001" || code == "55000", "{code}");
+        }
+        std::fs::write(path, b"some other program's file, with quite a lot of text in it to be read").unwrap();
+        assert_eq!(refused("foreign"), "XX001");
+        let mut longer = whole.clone();
+        longer.extend_from_slice(b"tail");
+        std::fs::write(path, &longer).unwrap();
+        assert_eq!(refused("longer"), "XX001");
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(refused("missing"), "XX001");
+        std::fs::write(path, &whole).unwrap();
+    }
+    assert_eq!(rows(&Database::open(in_folder(folder.path())).unwrap(), "t"), expected(0..20_100));
+    // Another version's manifest.
+    let manifest = folder.path().join("MANIFEST");
+    let text = std::fs::read_to_string(&manifest).unwrap().replacen("MANIFEST 1", "MANIFEST 2", 1);
+    std::fs::write(&manifest, text).unwrap();
+    let error = Database::open(in_folder(folder.path())).map(drop).unwrap_err();
+    assert_eq!(error.code().code(), "55000");
+    assert!(error.message().contains("of another version"));
+}
+
+/// A disk that can be full.
+#[derive(Debug, Default)]
+struct FullDisk {
+    full: AtomicBool,
+    /// Writes that still succeed once it is full.
+    left: AtomicUsize,
+}
+
+impl Files for FullDisk {
+    fn write(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+        if self.full.load(Ordering::SeqCst) {
+            if self.left.load(Ordering::SeqCst) == 0 {
+                std::fs::write(path, &parts[0][..parts[0].len() / 2])?;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.left.fetch_sub(1, Ordering::SeqCst);
+        }
+        SystemFiles.write(path, parts)
+    }
+    fn rename(&self, source: &Path, target: &Path) -> io::Result<()> {
+        SystemFiles.rename(source, target)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        SystemFiles.remove(path)
+    }
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        SystemFiles.sync_folder(path)
+    }
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        SystemFiles.read(path)
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_the_commit_and_keeps_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(FullDisk::default());
+    let database = Database::open_with(in_folder(folder.path()), disk.clone()).unwrap();
+    let mut transaction = database.begin();
+    create(&mut transaction, "t");
+    insert(&mut transaction, "t", 0..20_000).unwrap();
+    transaction.commit().unwrap();
+    insert_and_commit(&database, "t", 20_000..20_005);
+    database.checkpoint().unwrap();
+    let (files, used, before) = (all_files(folder.path()), used_bytes(&database), database.version());
+    // Whichever write fails: the second row group's, the delta's, or the manifest's.
+    for left in 0..3 {
+        disk.left.store(left, Ordering::SeqCst);
+        disk.full.store(true, Ordering::SeqCst);
+        let mut transaction = database.begin();
+        insert(&mut transaction, "t", 100_000..100_000 + ROW_GROUP_ROWS + 10).unwrap();
+        let error = transaction.commit().unwrap_err();
+        assert_eq!(error.code().code(), "53100", "{error:?}");
+        assert_eq!(database.version().commit_ts, before.commit_ts);
+        assert_eq!(all_files(folder.path()), files);
+        assert_eq!(used_bytes(&database), used);
+        assert_eq!(database.create_tablespace(space("extra")).unwrap_err().code().code(), "53100");
+        assert!(database.tablespaces().get("extra").is_err());
+        assert_eq!(database.set_password_verifier("ada", Some("x".to_owned())).unwrap_err().code().code(), "53100");
+        assert_eq!(database.password_verifier("ada"), None);
+        disk.full.store(false, Ordering::SeqCst);
+    }
+    // Small commits do not need the disk; they are written once there is room.
+    disk.full.store(true, Ordering::SeqCst);
+    insert_and_commit(&database, "t", 20_005..20_010);
+    assert_eq!(database.checkpoint().unwrap_err().code().code(), "53100");
+    assert!(database.stats().dirty);
+    disk.full.store(false, Ordering::SeqCst);
+    database.checkpoint().unwrap();
+    drop(database);
+    assert_eq!(rows(&Database::open(in_folder(folder.path())).unwrap(), "t"), expected(0..20_010));
+}
+
+fn space(name: &str) -> TablespaceConfig {
+    TablespaceConfig {
+        name: name.to_owned(),
+        location: Location::Anon,
+        size_bytes: Some(16 * MIB),
+        profile: None,
+        huge_pages: false,
+    }
+}
+
+#[test]
+fn small_commits_are_written_in_the_background() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..10);
+    assert!(database.stats().dirty);
+    for _ in 0..120 {
+        if !database.stats().dirty {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(database);
+    assert_eq!(rows(&Database::open(in_folder(folder.path())).unwrap(), "t"), expected(0..10));
+}
