@@ -214,7 +214,10 @@ fn constraints_are_checked_where_rows_enter() {
     let settings = TextSettings::default();
     let row = |a: Option<&str>, b: &str| {
         let mut first = TextReader::new(SqlType::Integer, &settings);
-        a.map_or_else(|| first.append_null(), |a| first.append(a).unwrap());
+        match a {
+            Some(a) => first.append(a).unwrap(),
+            None => first.append_null(),
+        }
         let mut second = TextReader::new(SqlType::Text, &settings);
         second.append(b).unwrap();
         let schema = arrow_schema::Schema::new(
