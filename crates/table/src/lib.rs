@@ -5,21 +5,33 @@
 //!
 //! Leaves to others: names, transactions and files (`tidepool-database`).
 
-mod column_main;
+mod bits;
+mod blob;
+#[cfg(test)]
+mod conformance;
 mod delta;
 mod encoding;
+mod filter;
+mod logical;
+mod row_group;
 mod scan;
 mod schema;
+mod segment;
+mod sketch;
 mod statistics;
+#[cfg(test)]
+mod testing;
 mod version;
 
-pub use column_main::{RowGroup, Segment};
 pub use delta::DeltaChunk;
 pub use encoding::EncodingKind;
-pub use scan::{ColumnFilter, CompareOp, FilterSource, ScanMetrics, ScanReader, ScanRequest, TableScan};
+pub use filter::{ColumnFilter, CompareOp, FilterSource};
+pub use row_group::RowGroup;
+pub use scan::{ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{ColumnDef, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
+pub use segment::Segment;
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};
-pub use version::{Placement, TableVersion};
+pub use version::{ColumnUsage, Placement, TableVersion};
 
 /// Rows of a full row group.
 pub const ROW_GROUP_ROWS: usize = 128 * 1024;

@@ -1,54 +1,25 @@
 //! Scans: projection, filters and limit pushed down, row groups skipped by statistics, filters evaluated on encoded
-//! data where the encoding allows, main and delta alike. Readers share a queue of morsels (a row group each).
+//! data where the encoding allows, main and delta alike. Readers share a queue of morsels (a row group each, or a part of
+//! one in a small table).
+//!
+//! A reader works through a morsel in windows of `batch_rows`. In each it tests the filters, cheapest first, every one
+//! only where rows are left; it collects the rows that pass over as many windows as it takes to fill a batch, and only
+//! then decodes the projected columns, of these rows alone.
 
-use crate::{Datum, TableVersion};
-use arrow_array::{ArrayRef, BooleanArray, RecordBatch};
+use crate::bits;
+use crate::encoding::{Payload, Rows, packing::BLOCK};
+use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
+use crate::logical::Logical;
+use crate::{DeltaChunk, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow_schema::SchemaRef;
-use std::sync::Arc;
-use tidepool_base::Result;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompareOp {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
-/// A condition on one column (by position in the table). A row passes when it is true; NULL is not true.
-#[derive(Clone)]
-pub enum ColumnFilter {
-    Compare {
-        column: usize,
-        op: CompareOp,
-        value: Datum,
-    },
-    In {
-        column: usize,
-        values: Vec<Datum>,
-    },
-    IsNull {
-        column: usize,
-    },
-    IsNotNull {
-        column: usize,
-    },
-    /// Any deterministic function of the one column, strict or not. Evaluated once per dictionary entry (and once for
-    /// NULL) where the segment has a dictionary, else on decoded vectors.
-    Function {
-        column: usize,
-        function: Arc<dyn Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync>,
-    },
-}
-
-/// Filters that become known while the scan runs (runtime filters of joins, the threshold of a top-N).
-pub trait FilterSource: Send + Sync {
-    /// Grows whenever `filters` would answer differently; asked once a batch.
-    fn generation(&self) -> u64;
-    fn filters(&self) -> Vec<ColumnFilter>;
-}
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result, TablespaceId};
+use tidepool_device::{Access, Pattern};
+use tidepool_tablespace::Tablespace;
 
 pub struct ScanRequest {
     /// Columns to produce, in order. May be empty (only row counts).
@@ -73,29 +44,525 @@ pub struct ScanMetrics {
     pub tablespaces: Vec<(String, u64, u64)>,
 }
 
-pub struct TableScan {}
+/// A morsel in a large table; small tables are cut so that several readers find work.
+const MORSELS_WANTED: usize = 16;
+const MORSEL_ROWS_MIN: usize = 8 * BLOCK;
+
+struct Morsel {
+    source: Source,
+    rows: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Source {
+    /// The row group and its position in the version.
+    Main(Arc<RowGroup>, usize),
+    Delta(Arc<DeltaChunk>),
+}
+
+/// The filters as one row group takes them.
+struct GroupPlan {
+    /// No row passes.
+    skip: bool,
+    /// Cheapest first.
+    tests: Vec<GroupTest>,
+}
+
+struct GroupTest {
+    column: usize,
+    test: SegmentTest,
+    null_passes: bool,
+}
+
+pub struct TableScan {
+    version: Arc<TableVersion>,
+    projection: Vec<usize>,
+    schema: SchemaRef,
+    /// An error is told by the first reader that asks for a batch.
+    predicates: Result<Vec<Predicate>>,
+    dynamic: Option<Arc<dyn FilterSource>>,
+    batch_rows: usize,
+    morsels: Vec<Morsel>,
+    morsel_next: AtomicUsize,
+    /// Rows that may still be produced.
+    rows_left: AtomicUsize,
+    /// Made by whichever reader comes to the row group first.
+    plans: Vec<OnceLock<Result<Arc<GroupPlan>>>>,
+    metrics: Mutex<ScanMetrics>,
+}
 
 impl TableScan {
-    pub fn new(_version: Arc<TableVersion>, _request: ScanRequest) -> Arc<TableScan> {
-        unimplemented!()
+    pub fn new(version: Arc<TableVersion>, request: ScanRequest) -> Arc<TableScan> {
+        let table_schema = version.def.arrow_schema();
+        let columns = table_schema.fields().len();
+        let in_table = |column: usize| {
+            if column < columns {
+                Ok(())
+            } else {
+                Err(Error::internal(format!("column {column} of a table of {columns} was asked for")))
+            }
+        };
+        let predicates = (request.projection.iter().try_for_each(|column| in_table(*column))).and_then(|()| {
+            (request.filters.iter())
+                .map(|filter| {
+                    in_table(filter.column())?;
+                    Predicate::new(filter, Logical::of(table_schema.field(filter.column()).data_type())?)
+                })
+                .collect()
+        });
+        let projection: Vec<usize> = request.projection.into_iter().filter(|column| *column < columns).collect();
+        let fields: Vec<_> = projection.iter().map(|column| Arc::clone(&table_schema.fields()[*column])).collect();
+
+        let rows_total: usize = version.rows() as usize;
+        let morsel_rows = (rows_total / MORSELS_WANTED).next_multiple_of(MORSEL_ROWS_MIN);
+        let morsel_rows = morsel_rows.clamp(MORSEL_ROWS_MIN, ROW_GROUP_ROWS);
+        let mut morsels = Vec::new();
+        let mut cut = |source: Source, rows: usize| {
+            for start in (0..rows).step_by(morsel_rows) {
+                morsels.push(Morsel { source: source.clone(), rows: start..rows.min(start + morsel_rows) });
+            }
+        };
+        for (index, group) in version.row_groups.iter().enumerate() {
+            cut(Source::Main(Arc::clone(group), index), group.rows());
+        }
+        for chunk in &version.delta {
+            cut(Source::Delta(Arc::clone(chunk)), chunk.batch().num_rows());
+        }
+        Arc::new(TableScan {
+            projection,
+            schema: Arc::new(arrow_schema::Schema::new(fields)),
+            predicates,
+            dynamic: request.dynamic,
+            batch_rows: request.batch_rows.clamp(1, ROW_GROUP_ROWS),
+            morsels,
+            morsel_next: AtomicUsize::new(0),
+            rows_left: AtomicUsize::new(request.limit.unwrap_or(usize::MAX)),
+            plans: version.row_groups.iter().map(|_| OnceLock::new()).collect(),
+            metrics: Mutex::new(ScanMetrics { row_groups: version.row_groups.len() as u64, ..ScanMetrics::default() }),
+            version,
+        })
     }
+
     pub fn schema(&self) -> SchemaRef {
-        unimplemented!()
+        Arc::clone(&self.schema)
     }
+
+    pub fn version(&self) -> &Arc<TableVersion> {
+        &self.version
+    }
+
     /// One of any number of readers, for one thread each; together they see every row once.
     pub fn reader(self: &Arc<Self>) -> ScanReader {
-        unimplemented!()
+        ScanReader {
+            scan: Arc::clone(self),
+            work: None,
+            dynamic: Dynamic { generation: None, predicates: Vec::new() },
+            tally: Tally::default(),
+        }
     }
+
     pub fn metrics(&self) -> ScanMetrics {
-        unimplemented!()
+        self.metrics.lock().clone()
+    }
+
+    /// Takes up to `wanted` rows of what the limit leaves.
+    fn claim(&self, wanted: usize) -> usize {
+        let left = self.rows_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            Some(if left == usize::MAX { left } else { left.saturating_sub(wanted) })
+        });
+        wanted.min(left.unwrap_or_else(|left| left))
     }
 }
 
-pub struct ScanReader {}
+fn plan_group(predicates: &[Predicate], group: &RowGroup) -> Result<GroupPlan> {
+    let mut plan = GroupPlan { skip: false, tests: Vec::new() };
+    // All exclusions before any work on dictionaries.
+    if predicates
+        .iter()
+        .any(|predicate| predicate.excludes(group.segments()[predicate.column].statistics(), group.rows()))
+    {
+        plan.skip = true;
+        return Ok(plan);
+    }
+    for predicate in predicates {
+        let segment = &group.segments()[predicate.column];
+        let has_nulls = segment.statistics().null_count > 0;
+        let test = SegmentTest::new(
+            predicate,
+            segment.statistics(),
+            segment.payload(),
+            segment.blob(),
+            segment.rows(),
+            segment.logical(),
+        )?;
+        match test {
+            SegmentTest::None if !(has_nulls && predicate.null_passes) => {
+                plan.skip = true;
+                return Ok(plan);
+            }
+            SegmentTest::All if !has_nulls || predicate.null_passes => {}
+            test => plan.tests.push(GroupTest { column: predicate.column, test, null_passes: predicate.null_passes }),
+        }
+    }
+    plan.tests.sort_by_key(|test| test.test.cost(group.segments()[test.column].payload()));
+    Ok(plan)
+}
+
+/// Dynamic filters as last asked for.
+struct Dynamic {
+    generation: Option<u64>,
+    predicates: Vec<Predicate>,
+}
+
+/// What a reader is at.
+struct Work {
+    source: Source,
+    rows: Range<usize>,
+    plan: Option<Arc<GroupPlan>>,
+    dynamic_plan: Option<(u64, GroupPlan)>,
+    /// Rows that passed and are not handed out yet, ascending.
+    selected: Vec<u32>,
+    /// Columns whose dictionary this reader has been charged for.
+    dictionaries: Vec<bool>,
+}
+
+pub struct ScanReader {
+    scan: Arc<TableScan>,
+    work: Option<Work>,
+    dynamic: Dynamic,
+    tally: Tally,
+}
+
+/// What happened since the last batch.
+#[derive(Default)]
+struct Tally {
+    row_groups_skipped: u64,
+    rows_scanned: u64,
+    rows_produced: u64,
+    decoded_bytes: u64,
+    tablespaces: Vec<(TablespaceId, String, u64, u64)>,
+}
+
+impl Tally {
+    fn charge(&mut self, tablespace: &Tablespace, access: Access, bytes: u64) {
+        let stalled = tablespace.pacer().map_or(0, |pacer| pacer.charge(access));
+        match self.tablespaces.iter_mut().find(|(id, ..)| *id == tablespace.id()) {
+            Some((_, _, total, stall_ns)) => {
+                *total += bytes;
+                *stall_ns += stalled;
+            }
+            None => {
+                self.tablespaces.push((tablespace.id(), tablespace.name().to_string(), bytes, stalled));
+            }
+        }
+    }
+
+    fn sequential(&mut self, tablespace: &Tablespace, bytes: u64, runs: u64) {
+        if bytes > 0 {
+            let access = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
+            self.charge(tablespace, access, bytes);
+        }
+    }
+
+    /// Reading some rows of a segment.
+    fn segment(&mut self, segment: &Segment, rows: &Rows<'_>, dictionary_charged: &mut bool) {
+        const LINE: u64 = 64;
+        // Fetches of single rows do not wait for one another.
+        const IN_FLIGHT: f64 = 8.0;
+        let (once, shared) = segment.payload().bytes();
+        if !std::mem::replace(dictionary_charged, true) {
+            self.sequential(segment.tablespace(), once as u64, 1);
+        }
+        let shared = (shared + segment.validity().bytes()) as u64;
+        match rows {
+            Rows::Range(range) => {
+                let bytes = shared * range.len() as u64 / segment.rows().max(1) as u64;
+                self.sequential(segment.tablespace(), bytes, 1);
+            }
+            Rows::List(rows) => {
+                let (mut blocks, mut runs, mut last) = (0u64, 0u64, u32::MAX - 1);
+                for row in *rows {
+                    let block = row / BLOCK as u32;
+                    if block != last {
+                        blocks += 1;
+                        runs += u64::from(block != last.wrapping_add(1));
+                        last = block;
+                    }
+                }
+                let sequential =
+                    shared * (blocks * BLOCK as u64).min(segment.rows() as u64) / segment.rows().max(1) as u64;
+                let random = rows.len() as u64 * LINE;
+                if random < sequential / 2 {
+                    let pattern =
+                        Pattern::Random { lines: rows.len() as u64, working_set_bytes: shared, in_flight: IN_FLIGHT };
+                    self.charge(segment.tablespace(), Access { pattern, write: false }, random);
+                } else {
+                    self.sequential(segment.tablespace(), sequential, runs);
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, metrics: &Mutex<ScanMetrics>) {
+        let tally = std::mem::take(self);
+        let mut metrics = metrics.lock();
+        metrics.row_groups_skipped += tally.row_groups_skipped;
+        metrics.rows_scanned += tally.rows_scanned;
+        metrics.rows_produced += tally.rows_produced;
+        metrics.decoded_bytes += tally.decoded_bytes;
+        for (_, name, bytes, stall_ns) in tally.tablespaces {
+            match metrics.tablespaces.iter_mut().find(|(known, ..)| *known == name) {
+                Some((_, total, stalled)) => {
+                    *total += bytes;
+                    *stalled += stall_ns;
+                }
+                None => metrics.tablespaces.push((name, bytes, stall_ns)),
+            }
+        }
+    }
+}
 
 impl ScanReader {
     /// The next batch, or `None` at the end. Never an empty batch.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
-        unimplemented!()
+        let batch = self.advance();
+        self.tally.flush(&self.scan.metrics);
+        batch
     }
+
+    fn advance(&mut self) -> Result<Option<RecordBatch>> {
+        loop {
+            if self.scan.rows_left.load(Ordering::Relaxed) == 0 {
+                self.work = None;
+                return Ok(None);
+            }
+            let Some(mut work) = self.work.take() else {
+                if !self.next_morsel()? {
+                    return Ok(None);
+                }
+                continue;
+            };
+            let batch = self.step(&mut work)?;
+            if !work.rows.is_empty() || !work.selected.is_empty() {
+                self.work = Some(work);
+            }
+            if let Some(batch) = batch {
+                let rows = self.scan.claim(batch.num_rows());
+                if rows > 0 {
+                    self.tally.rows_produced += rows as u64;
+                    return Ok(Some(if rows < batch.num_rows() { batch.slice(0, rows) } else { batch }));
+                }
+            }
+        }
+    }
+
+    /// Takes the next morsel that may have rows. False at the end.
+    fn next_morsel(&mut self) -> Result<bool> {
+        let scan = Arc::clone(&self.scan);
+        let predicates = scan.predicates.as_ref().map_err(Clone::clone)?;
+        loop {
+            let Some(morsel) = scan.morsels.get(scan.morsel_next.fetch_add(1, Ordering::Relaxed)) else {
+                return Ok(false);
+            };
+            let plan = match &morsel.source {
+                Source::Main(group, index) => {
+                    let plan = scan.plans[*index].get_or_init(|| plan_group(predicates, group).map(Arc::new));
+                    let plan = plan.as_ref().map_err(Clone::clone)?;
+                    if plan.skip {
+                        // Counted once, though every morsel of the row group is passed over.
+                        self.tally.row_groups_skipped += u64::from(morsel.rows.start == 0);
+                        continue;
+                    }
+                    Some(Arc::clone(plan))
+                }
+                Source::Delta(_) => None,
+            };
+            self.work = Some(Work {
+                source: morsel.source.clone(),
+                rows: morsel.rows.clone(),
+                plan,
+                dynamic_plan: None,
+                selected: Vec::new(),
+                dictionaries: vec![false; scan.version.def.columns.len()],
+            });
+            return Ok(true);
+        }
+    }
+
+    /// Asks for dynamic filters if there are newer ones.
+    fn refresh_dynamic(&mut self) -> Result<()> {
+        let Some(source) = &self.scan.dynamic else { return Ok(()) };
+        let generation = source.generation();
+        if self.dynamic.generation == Some(generation) {
+            return Ok(());
+        }
+        let columns = &self.scan.version.def.columns;
+        self.dynamic.predicates = (source.filters().iter())
+            .filter(|filter| filter.column() < columns.len())
+            .map(|filter| Predicate::new(filter, Logical::of(&crate::arrow_type(columns[filter.column()].sql_type))?))
+            .collect::<Result<Vec<_>>>()?;
+        self.dynamic.generation = Some(generation);
+        Ok(())
+    }
+
+    /// Goes on with a morsel until a batch is full or the morsel ends.
+    fn step(&mut self, work: &mut Work) -> Result<Option<RecordBatch>> {
+        let batch_rows = self.scan.batch_rows;
+        let window_rows = batch_rows.next_multiple_of(BLOCK);
+        while work.selected.len() < batch_rows && !work.rows.is_empty() {
+            self.refresh_dynamic()?;
+            let source = work.source.clone();
+            let (static_tests, delta_predicates): (usize, usize) = match &source {
+                Source::Main(group, _) => {
+                    if let Some(generation) = self.dynamic.generation
+                        && work.dynamic_plan.as_ref().is_none_or(|(known, _)| *known != generation)
+                    {
+                        let plan = plan_group(&self.dynamic.predicates, group)?;
+                        if plan.skip {
+                            self.tally.row_groups_skipped += u64::from(work.rows.start == 0);
+                            work.rows = 0..0;
+                            work.selected.clear();
+                            return Ok(None);
+                        }
+                        work.dynamic_plan = Some((generation, plan));
+                    }
+                    let dynamic = work.dynamic_plan.as_ref().map_or(0, |(_, plan)| plan.tests.len());
+                    (work.plan.as_ref().map_or(0, |plan| plan.tests.len()) + dynamic, 0)
+                }
+                Source::Delta(_) => {
+                    let predicates = self.scan.predicates.as_ref().map_or(0, Vec::len);
+                    (0, predicates + self.dynamic.predicates.len())
+                }
+            };
+            if static_tests + delta_predicates == 0 && work.selected.is_empty() {
+                let end = work.rows.end.min(work.rows.start + batch_rows);
+                let rows = std::mem::replace(&mut work.rows.start, end)..end;
+                self.tally.rows_scanned += rows.len() as u64;
+                return self.produce(work, Rows::Range(rows)).map(Some);
+            }
+            // Windows start at a block: morsels do, and an unfiltered stretch that ended elsewhere catches up here.
+            let end = work.rows.end.min((work.rows.start / BLOCK * BLOCK) + window_rows);
+            let window = std::mem::replace(&mut work.rows.start, end)..end;
+            self.tally.rows_scanned += window.len() as u64;
+            let aligned = window.start / BLOCK * BLOCK..window.end;
+            let mut words = bits::ones(aligned.len());
+            bits::clear(&mut words, 0, window.start - aligned.start);
+            match &source {
+                Source::Main(group, _) => self.test_main(group, work, aligned.clone(), &mut words)?,
+                Source::Delta(chunk) => self.test_delta(chunk, aligned.clone(), &mut words)?,
+            }
+            let passed = bits::count(&words);
+            if passed == window.len() && work.selected.is_empty() && passed <= batch_rows {
+                return self.produce(work, Rows::Range(window)).map(Some);
+            }
+            work.selected.reserve(passed);
+            bits::positions(&words, aligned.start as u32, &mut work.selected);
+        }
+        if work.selected.is_empty() {
+            return Ok(None);
+        }
+        let rest = work.selected.split_off(work.selected.len().min(batch_rows));
+        let rows = std::mem::replace(&mut work.selected, rest);
+        self.produce(work, Rows::List(&rows)).map(Some)
+    }
+
+    fn test_main(&mut self, group: &RowGroup, work: &mut Work, rows: Range<usize>, words: &mut [u64]) -> Result<()> {
+        let dynamic = work.dynamic_plan.as_ref().map(|(_, plan)| plan);
+        for test in work.plan.as_deref().into_iter().chain(dynamic).flat_map(|plan| &plan.tests) {
+            // Only blocks with a row left are read.
+            let blocks = words.chunks(BLOCK / 64).filter(|block| block.iter().any(|word| *word != 0)).count();
+            if blocks == 0 {
+                return Ok(());
+            }
+            let segment = &group.segments()[test.column];
+            let read = Rows::Range(rows.start..rows.end.min(rows.start + blocks * BLOCK));
+            self.tally.segment(segment, &read, &mut work.dictionaries[test.column]);
+            test.test.and_rows(
+                segment.payload(),
+                segment.validity(),
+                segment.blob(),
+                segment.logical(),
+                rows.clone(),
+                test.null_passes,
+                words,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn test_delta(&mut self, chunk: &DeltaChunk, rows: Range<usize>, words: &mut [u64]) -> Result<()> {
+        let scan = Arc::clone(&self.scan);
+        let predicates = scan.predicates.as_ref().map_err(Clone::clone)?;
+        for predicate in predicates.iter().chain(&self.dynamic.predicates) {
+            let selected = bits::count(words);
+            if selected == 0 {
+                return Ok(());
+            }
+            self.tally.sequential(chunk.tablespace(), share(chunk, predicate.column, rows.len()), 1);
+            let array = chunk.batch().column(predicate.column);
+            if selected == rows.len() {
+                predicate.and_array(&array.slice(rows.start, rows.len()), words)?;
+                continue;
+            }
+            // A function must not see rows that other filters have put aside: it may fail on them.
+            let mut list = Vec::with_capacity(selected);
+            bits::positions(words, rows.start as u32, &mut list);
+            let array = take(array, &list)?;
+            let mut passed = bits::ones(list.len());
+            predicate.and_array(&array, &mut passed)?;
+            words.fill(0);
+            for (i, row) in list.iter().enumerate() {
+                let bit = *row as usize - rows.start;
+                words[bit / 64] |= (passed[i / 64] >> (i % 64) & 1) << (bit % 64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes the projected columns of some rows.
+    fn produce(&mut self, work: &mut Work, rows: Rows<'_>) -> Result<RecordBatch> {
+        let scan = Arc::clone(&self.scan);
+        let mut columns: Vec<ArrayRef> = Vec::with_capacity(scan.projection.len());
+        for column in &scan.projection {
+            let array = match &work.source {
+                Source::Main(group, _) => {
+                    let segment = &group.segments()[*column];
+                    self.tally.segment(segment, &rows, &mut work.dictionaries[*column]);
+                    self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
+                    segment.gather(&rows)?
+                }
+                Source::Delta(chunk) => {
+                    self.tally.sequential(chunk.tablespace(), share(chunk, *column, rows.len()), 1);
+                    let array = chunk.batch().column(*column);
+                    match &rows {
+                        Rows::Range(range) => array.slice(range.start, range.len()),
+                        Rows::List(rows) => take(array, rows)?,
+                    }
+                }
+            };
+            columns.push(array);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+        RecordBatch::try_new_with_options(scan.schema(), columns, &options)
+            .map_err(|error| Error::internal(format!("a scan's columns do not fit its schema: {error}")))
+    }
+}
+
+/// Bytes that are written to decode some rows: text in place costs its views alone.
+fn decoded_bytes(segment: &Segment, rows: usize) -> u64 {
+    let each = match segment.payload() {
+        Payload::Fsst(_) | Payload::Uuids(_) => segment.statistics().value_bytes_avg,
+        _ => segment.logical().value_bytes(),
+    };
+    (each * rows as f64) as u64
+}
+
+/// The bytes of some rows of a chunk's column.
+fn share(chunk: &DeltaChunk, column: usize, rows: usize) -> u64 {
+    chunk.column_bytes(column) * rows as u64 / chunk.batch().num_rows().max(1) as u64
+}
+
+fn take(array: &ArrayRef, rows: &[u32]) -> Result<ArrayRef> {
+    arrow_select::take::take(array.as_ref(), &UInt32Array::from(rows.to_vec()), None)
+        .map_err(|error| Error::internal(format!("rows of a delta chunk could not be taken: {error}")))
 }

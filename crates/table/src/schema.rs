@@ -1,7 +1,9 @@
 //! How a table is declared, and how each SQL type is held as Arrow.
 
-use arrow_schema::{DataType, Field, SchemaRef};
+use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
 use tidepool_base::{SqlType, TableId};
 
 /// Field metadata key under which the declared SQL type travels through plans, as `SqlType`'s JSON.
@@ -14,6 +16,15 @@ pub struct ColumnDef {
     pub nullable: bool,
     /// The default's SQL text.
     pub default: Option<String>,
+}
+
+impl ColumnDef {
+    /// The column as scans produce it, its declared type in the metadata.
+    pub fn field(&self) -> Field {
+        let json = serde_json::to_string(&self.sql_type).expect("a type's JSON has no map keys and no I/O to fail on");
+        Field::new(&self.name, arrow_type(self.sql_type), self.nullable)
+            .with_metadata(HashMap::from([(SQL_TYPE_METADATA.to_string(), json)]))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,7 +41,7 @@ impl TableDef {
     /// without trailing blanks, json, uuid in canonical text), Date32, Timestamp(us), Timestamp(us, "UTC"),
     /// Interval(MonthDayNano), BinaryView. Each field carries `SQL_TYPE_METADATA`.
     pub fn arrow_schema(&self) -> SchemaRef {
-        unimplemented!()
+        Arc::new(Schema::new(self.columns.iter().map(ColumnDef::field).collect::<Vec<_>>()))
     }
 
     pub fn column_index(&self, name: &str) -> Option<usize> {
@@ -39,11 +50,107 @@ impl TableDef {
 }
 
 /// The declared type of a field that came from a table, or the natural SQL type of its Arrow type.
-pub fn sql_type_of_field(_field: &Field) -> SqlType {
-    unimplemented!()
+pub fn sql_type_of_field(field: &Field) -> SqlType {
+    // An expression keeps its input's metadata through some plans while changing the type: the declared type counts
+    // only while it is still the one that the field is held as.
+    if let Some(declared) =
+        field.metadata().get(SQL_TYPE_METADATA).and_then(|json| serde_json::from_str::<SqlType>(json).ok())
+        && arrow_type(declared) == *field.data_type()
+    {
+        return declared;
+    }
+    natural_type(field.data_type())
+}
+
+fn natural_type(data_type: &DataType) -> SqlType {
+    match data_type {
+        DataType::Boolean => SqlType::Boolean,
+        DataType::Int8 | DataType::Int16 | DataType::UInt8 => SqlType::SmallInt,
+        DataType::Int32 | DataType::UInt16 => SqlType::Integer,
+        DataType::Int64 | DataType::UInt32 => SqlType::BigInt,
+        DataType::UInt64 => SqlType::Numeric { precision: 20, scale: 0 },
+        DataType::Float16 | DataType::Float32 => SqlType::Real,
+        DataType::Float64 => SqlType::DoublePrecision,
+        DataType::Decimal32(precision, scale)
+        | DataType::Decimal64(precision, scale)
+        | DataType::Decimal128(precision, scale) => SqlType::Numeric { precision: *precision, scale: *scale },
+        DataType::Decimal256(precision, scale) => {
+            SqlType::Numeric { precision: (*precision).min(38), scale: (*scale).min(38) }
+        }
+        DataType::Date32 | DataType::Date64 => SqlType::Date,
+        DataType::Timestamp(_, None) => SqlType::Timestamp,
+        DataType::Timestamp(_, Some(_)) => SqlType::TimestampTz,
+        DataType::Interval(_) | DataType::Duration(_) => SqlType::Interval,
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            SqlType::Bytea
+        }
+        DataType::Dictionary(_, values) => natural_type(values),
+        DataType::RunEndEncoded(_, values) => natural_type(values.data_type()),
+        _ => SqlType::Text,
+    }
 }
 
 /// The Arrow type that holds `sql_type`.
-pub fn arrow_type(_sql_type: SqlType) -> DataType {
-    unimplemented!()
+pub fn arrow_type(sql_type: SqlType) -> DataType {
+    match sql_type {
+        SqlType::Boolean => DataType::Boolean,
+        SqlType::SmallInt => DataType::Int16,
+        SqlType::Integer => DataType::Int32,
+        SqlType::BigInt => DataType::Int64,
+        SqlType::Real => DataType::Float32,
+        SqlType::DoublePrecision => DataType::Float64,
+        SqlType::Numeric { precision, scale } => DataType::Decimal128(precision, scale),
+        SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json => {
+            DataType::Utf8View
+        }
+        SqlType::Date => DataType::Date32,
+        SqlType::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),
+        SqlType::TimestampTz => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        SqlType::Interval => DataType::Interval(IntervalUnit::MonthDayNano),
+        SqlType::Bytea => DataType::BinaryView,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [SqlType; 18] = [
+        SqlType::Boolean,
+        SqlType::SmallInt,
+        SqlType::Integer,
+        SqlType::BigInt,
+        SqlType::Real,
+        SqlType::DoublePrecision,
+        SqlType::Numeric { precision: 15, scale: 2 },
+        SqlType::Text,
+        SqlType::Varchar { length_max: Some(7) },
+        SqlType::Varchar { length_max: None },
+        SqlType::Char { length: 3 },
+        SqlType::Date,
+        SqlType::Timestamp,
+        SqlType::TimestampTz,
+        SqlType::Interval,
+        SqlType::Bytea,
+        SqlType::Uuid,
+        SqlType::Json,
+    ];
+
+    #[test]
+    fn every_declared_type_survives_the_trip_through_a_field() {
+        for sql_type in ALL {
+            let column = ColumnDef { name: "c".into(), sql_type, nullable: true, default: None };
+            assert_eq!(sql_type_of_field(&column.field()), sql_type);
+        }
+    }
+
+    #[test]
+    fn a_declared_type_that_no_longer_fits_the_field_gives_way_to_the_natural_one() {
+        let column =
+            ColumnDef { name: "c".into(), sql_type: SqlType::Char { length: 3 }, nullable: true, default: None };
+        let field = column.field().with_data_type(DataType::Int64);
+        assert_eq!(sql_type_of_field(&field), SqlType::BigInt);
+        let field = Field::new("c", DataType::Decimal128(9, 4), true);
+        assert_eq!(sql_type_of_field(&field), SqlType::Numeric { precision: 9, scale: 4 });
+    }
 }

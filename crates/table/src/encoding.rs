@@ -1,4 +1,0 @@
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EncodingKind {
-    Plain,
-}

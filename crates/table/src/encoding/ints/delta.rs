@@ -1,0 +1,102 @@
+//! Delta: each block of 1,024 is its first value and the packed steps from each value to the next, less the smallest
+//! step. All arithmetic wraps, so any values come back.
+
+use super::{Blocks, FromInt, block_ranges, by_block, padded, scratch};
+use crate::blob::{Blob, BlobWriter, Section, TreeReader};
+use crate::encoding::packing::{BLOCK, Scratch, packed_bytes, unpack, width_of, with_lane};
+use std::ops::Range;
+use tidepool_base::Result;
+
+#[derive(Debug)]
+pub(crate) struct Delta {
+    firsts: Section,
+    steps_min: Section,
+    blocks: Blocks,
+}
+
+/// Smallest step, and the width of the steps less that.
+fn steps(values: &[i64]) -> (i64, u32) {
+    let (mut min, mut max) = (i64::MAX, i64::MIN);
+    for pair in values.windows(2) {
+        let step = pair[1].wrapping_sub(pair[0]);
+        min = min.min(step);
+        max = max.max(step);
+    }
+    if min > max { (0, 0) } else { (min, width_of(max.wrapping_sub(min) as u64)) }
+}
+
+impl Delta {
+    pub fn planned_bytes(values: &[i64]) -> usize {
+        values.chunks(BLOCK).map(|block| packed_bytes(steps(block).1) + 21).sum()
+    }
+
+    pub fn write(values: &[i64], writer: &mut BlobWriter) {
+        let (mut firsts, mut steps_min, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        for block in values.chunks(BLOCK) {
+            let (step_min, width) = steps(block);
+            let whole = padded(block);
+            let mut packed = [0; BLOCK];
+            for i in 1..block.len() {
+                packed[i] = whole[i].wrapping_sub(whole[i - 1]).wrapping_sub(step_min) as u64;
+            }
+            firsts.push(block[0]);
+            steps_min.push(step_min);
+            blocks.push((packed, width));
+        }
+        writer.section(&firsts);
+        writer.section(&steps_min);
+        Blocks::write(&blocks, writer);
+    }
+
+    pub fn read(reader: &mut TreeReader<'_>, blob: &[u8], rows: usize) -> Result<Delta> {
+        let count = rows.div_ceil(BLOCK);
+        Ok(Delta {
+            firsts: reader.section_of::<i64>(count)?,
+            steps_min: reader.section_of::<i64>(count)?,
+            blocks: Blocks::read(reader, blob, count)?,
+        })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.firsts.len + self.steps_min.len + self.blocks.bytes()
+    }
+
+    /// The first `len` values of a block.
+    #[inline]
+    fn block(&self, blob: &Blob, block: usize, len: usize, scratch: &mut Scratch, out: &mut [i64; BLOCK]) {
+        let step_min = blob.slice::<i64>(self.steps_min)[block];
+        let (packed, width) = self.blocks.get(blob, block);
+        let mut value = blob.slice::<i64>(self.firsts)[block];
+        out[0] = value;
+        with_lane!(
+            unpack(packed, width, scratch),
+            for out in &mut out[1..len] {
+                value = value.wrapping_add(step_min);
+                *out = value;
+            },
+            |lane| for (out, step) in out[1..len].iter_mut().zip(&lane[1..]) {
+                value = value.wrapping_add(step_min).wrapping_add(u64::from(*step) as i64);
+                *out = value;
+            }
+        );
+    }
+
+    pub fn decode_into<T: FromInt>(&self, blob: &Blob, rows: Range<usize>, out: &mut Vec<T>) {
+        let (mut scratch, mut values) = (scratch(), [0; BLOCK]);
+        out.reserve(rows.len());
+        block_ranges(rows, |block, range| {
+            self.block(blob, block, range.end, &mut scratch, &mut values);
+            out.extend(values[range].iter().map(|value| T::from_int(*value)));
+        });
+    }
+
+    pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
+        let (mut scratch, mut values) = (scratch(), [0; BLOCK]);
+        out.reserve(rows.len());
+        by_block(rows, |block, rows| {
+            let last = rows[rows.len() - 1] as usize % BLOCK;
+            self.block(blob, block, last + 1, &mut scratch, &mut values);
+            out.extend(rows.iter().map(|row| T::from_int(values[*row as usize % BLOCK])));
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! Frame of reference: each block of 1,024 is its minimum and the packed distances from it.
+//!
+//! The minimum and the width bound a block's values, so a filter often decides a block without unpacking it, and
+//! otherwise compares packed distances with a bound moved into the same frame, in the narrowest lane.
+
+use super::{Blocks, FromInt, IntTest, block_ranges, by_block, padded, scratch};
+use crate::bits;
+use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
+use crate::encoding::packing::{BLOCK, packed_bytes, unpack, unpack_one, width_of, with_lane};
+use std::ops::Range;
+use tidepool_base::Result;
+
+#[derive(Debug)]
+pub(crate) struct Frame {
+    references: Section,
+    blocks: Blocks,
+}
+
+/// Up to so many rows of a block are fetched one by one; unpacking the block costs about as much as this many.
+const SINGLES_MAX: usize = 48;
+
+fn frame(values: &[i64]) -> (i64, u32) {
+    let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), value| (min.min(*value), max.max(*value)));
+    (min, width_of(max.wrapping_sub(min) as u64))
+}
+
+trait Lane: Plain + Into<u64> {
+    fn truncate(value: u64) -> Self;
+    fn within(self, lower: Self, span: Self) -> bool;
+}
+macro_rules! lane {
+    ($($t:ty),*) => { $( impl Lane for $t {
+        #[inline(always)]
+        fn truncate(value: u64) -> $t { value as $t }
+        #[inline(always)]
+        fn within(self, lower: $t, span: $t) -> bool { self.wrapping_sub(lower) <= span }
+    } )* };
+}
+lane!(u8, u16, u32, u64);
+
+impl Frame {
+    pub fn planned_bytes(values: &[i64]) -> usize {
+        values.chunks(BLOCK).map(|block| packed_bytes(frame(block).1) + 13).sum()
+    }
+
+    pub fn write(values: &[i64], writer: &mut BlobWriter) {
+        let mut references = Vec::new();
+        let mut blocks = Vec::new();
+        for block in values.chunks(BLOCK) {
+            let (reference, width) = frame(block);
+            references.push(reference);
+            blocks.push((padded(block).map(|value| value.wrapping_sub(reference) as u64), width));
+        }
+        writer.section(&references);
+        Blocks::write(&blocks, writer);
+    }
+
+    pub fn read(reader: &mut TreeReader<'_>, blob: &[u8], rows: usize) -> Result<Frame> {
+        let count = rows.div_ceil(BLOCK);
+        Ok(Frame { references: reader.section_of::<i64>(count)?, blocks: Blocks::read(reader, blob, count)? })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.references.len + self.blocks.bytes()
+    }
+
+    pub fn decode_into<T: FromInt>(&self, blob: &Blob, rows: Range<usize>, out: &mut Vec<T>) {
+        let references = blob.slice::<i64>(self.references);
+        let mut scratch = scratch();
+        out.reserve(rows.len());
+        block_ranges(rows, |block, range| {
+            let reference = references[block];
+            let (packed, width) = self.blocks.get(blob, block);
+            with_lane!(
+                unpack(packed, width, &mut scratch),
+                out.resize(out.len() + range.len(), T::from_int(reference)),
+                |lane| out.extend(
+                    lane[range].iter().map(|value| T::from_int(reference.wrapping_add(u64::from(*value) as i64)))
+                )
+            );
+        });
+    }
+
+    pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
+        let references = blob.slice::<i64>(self.references);
+        let mut scratch = scratch();
+        out.reserve(rows.len());
+        by_block(rows, |block, rows| {
+            let reference = references[block];
+            let (packed, width) = self.blocks.get(blob, block);
+            if rows.len() <= SINGLES_MAX {
+                out.extend(rows.iter().map(|row| {
+                    T::from_int(reference.wrapping_add(unpack_one(packed, width, *row as usize % BLOCK) as i64))
+                }));
+                return;
+            }
+            with_lane!(
+                unpack(packed, width, &mut scratch),
+                out.resize(out.len() + rows.len(), T::from_int(reference)),
+                |lane| {
+                    let lane: &[_; BLOCK] = lane.try_into().expect("a whole block");
+                    out.extend(
+                        rows.iter().map(|row| {
+                            T::from_int(reference.wrapping_add(u64::from(lane[*row as usize % BLOCK]) as i64))
+                        }),
+                    );
+                }
+            );
+        });
+    }
+
+    pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
+        let references = blob.slice::<i64>(self.references);
+        let mut scratch = scratch();
+        for (start, words) in rows.step_by(BLOCK).zip(words.chunks_mut(BLOCK / 64)) {
+            if words.iter().all(|word| *word == 0) {
+                continue;
+            }
+            let block = start / BLOCK;
+            let reference = references[block];
+            let (packed, width) = self.blocks.get(blob, block);
+            let distance_max = if width == 0 { 0 } else { u64::MAX >> (64 - width) };
+            match test {
+                IntTest::Within { lower, upper } | IntTest::Outside { lower, upper } => {
+                    let inverted = matches!(test, IntTest::Outside { .. });
+                    let lower_distance = if *lower <= reference { 0 } else { lower.wrapping_sub(reference) as u64 };
+                    let upper_distance = upper.wrapping_sub(reference) as u64;
+                    let none = *upper < reference || lower_distance > distance_max;
+                    let all = !none && lower_distance == 0 && upper_distance >= distance_max;
+                    if none || all {
+                        if none != inverted {
+                            words.fill(0);
+                        }
+                        continue;
+                    }
+                    let span = upper_distance.min(distance_max) - lower_distance;
+                    with_lane!(unpack(packed, width, &mut scratch), unreachable!("one value is all or none"), |lane| {
+                        and_within(lane, lower_distance, span, inverted, words)
+                    });
+                }
+                IntTest::Set(_) | IntTest::Table { .. } => {
+                    let mut bytes = [0u8; BLOCK];
+                    with_lane!(
+                        unpack(packed, width, &mut scratch),
+                        bytes.fill(u8::from(test.passes(reference))),
+                        |lane| for (byte, value) in bytes.iter_mut().zip(lane) {
+                            *byte = u8::from(test.passes(reference.wrapping_add(u64::from(*value) as i64)));
+                        }
+                    );
+                    bits::and_bytes(words, &bytes);
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+fn and_within<T: Lane>(values: &[T], lower: u64, span: u64, inverted: bool, words: &mut [u64]) {
+    let (lower, span) = (T::truncate(lower), T::truncate(span));
+    let flip = if inverted { u64::MAX } else { 0 };
+    for (word, chunk) in words.iter_mut().zip(values.as_chunks::<64>().0) {
+        let mut bytes = [0u8; 64];
+        for (byte, value) in bytes.iter_mut().zip(chunk) {
+            *byte = u8::from(value.within(lower, span));
+        }
+        *word &= bits::word_of(&bytes) ^ flip;
+    }
+}

@@ -1,0 +1,69 @@
+//! Row groups: a segment for each column, of the same rows.
+
+use crate::{Placement, Segment};
+use arrow_array::RecordBatch;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowGroupId};
+use tidepool_tablespace::Tablespaces;
+
+/// Up to `ROW_GROUP_ROWS` rows of main.
+#[derive(Debug)]
+pub struct RowGroup {
+    id: RowGroupId,
+    rows: usize,
+    segments: Vec<Arc<Segment>>,
+}
+
+impl RowGroup {
+    /// Encodes a batch of at most `ROW_GROUP_ROWS` rows, each column into the tablespace that `placement` names.
+    pub fn encode(
+        id: RowGroupId,
+        batch: &RecordBatch,
+        placement: &Placement,
+        spaces: &Tablespaces,
+    ) -> Result<RowGroup> {
+        let schema = batch.schema();
+        let segments = (batch.columns().iter().zip(schema.fields()).enumerate())
+            .map(|(column, (array, field))| {
+                let tablespace = spaces.get(placement.column(column))?;
+                Segment::encode(array, field, &tablespace).map(Arc::new)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        RowGroup::from_segments(id, segments)
+    }
+
+    /// XX001 unless all segments have as many rows; there must be one.
+    pub fn from_segments(id: RowGroupId, segments: Vec<Arc<Segment>>) -> Result<RowGroup> {
+        let rows = segments.first().ok_or_else(|| Error::internal("a row group has no columns"))?.rows();
+        if segments.iter().any(|segment| segment.rows() != rows) {
+            return Err(Error::corrupted("a row group's segments differ in their numbers of rows"));
+        }
+        Ok(RowGroup { id, rows, segments })
+    }
+
+    pub fn id(&self) -> RowGroupId {
+        self.id
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn segments(&self) -> &[Arc<Segment>] {
+        &self.segments
+    }
+
+    /// The same rows with each column where `placement` says; segments already there are shared, not copied.
+    pub fn place(&self, placement: &Placement, spaces: &Tablespaces) -> Result<RowGroup> {
+        let segments = (self.segments.iter().enumerate())
+            .map(|(column, segment)| {
+                let name = placement.column(column);
+                if segment.tablespace().name() == name {
+                    return Ok(Arc::clone(segment));
+                }
+                segment.copy_to(&spaces.get(name)?).map(Arc::new)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(RowGroup { id: self.id, rows: self.rows, segments })
+    }
+}

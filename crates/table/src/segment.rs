@@ -1,0 +1,523 @@
+//! Segments: one column of one row group, encoded.
+
+use crate::blob::{self, Blob, BlobWriter, Header, TreeReader};
+use crate::encoding::{self, Column, EncodingKind, Payload, Rows, Validity, wide_of_interval};
+use crate::logical::Logical;
+use crate::sketch::{Sketch, hash_bytes, hash_i128, hash_u64};
+use crate::statistics::{ColumnStatistics, Datum, float_key};
+use crate::{ROW_GROUP_ROWS, sql_type_of_field};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
+    IntervalMonthDayNanoType, TimestampMicrosecondType,
+};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::NullBuffer;
+use arrow_schema::Field;
+use std::ops::Range;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlType};
+use tidepool_device::Access;
+use tidepool_tablespace::{Purpose, Tablespace};
+
+/// One column of one row group: a self-describing blob in one region (header with magic, format version, checksum,
+/// encoding, row count, statistics; then the encoded bytes). Valid at any address.
+#[derive(Debug)]
+pub struct Segment {
+    blob: Arc<Blob>,
+    header: Header,
+    logical: Logical,
+    statistics: ColumnStatistics,
+    sketch: Sketch,
+    validity: Validity,
+    payload: Payload,
+}
+
+/// A longer text is cut for a lower bound and gives no upper one.
+const BOUND_BYTES_MAX: usize = 256;
+
+impl Segment {
+    /// Picks an encoding by the data and writes the blob into `tablespace`.
+    pub fn encode(array: &ArrayRef, field: &Field, tablespace: &Arc<Tablespace>) -> Result<Segment> {
+        let logical = Logical::of(field.data_type())?;
+        if Logical::of(array.data_type())? != logical || array.len() > ROW_GROUP_ROWS {
+            return Err(Error::internal(format!(
+                "{} values of {} cannot be a segment of {}",
+                array.len(),
+                array.data_type(),
+                field.data_type()
+            )));
+        }
+        let blob = build(array, logical, sql_type_of_field(field) == SqlType::Uuid)?;
+        Segment::store(&blob, tablespace)
+    }
+
+    /// Takes a blob that was read from elsewhere: checks magic, version, lengths and checksum (XX001 if any is off)
+    /// and copies it into `tablespace`. Every row is looked at, so that no later read can go wrong.
+    pub fn load(bytes: &[u8], field: &Field, tablespace: &Arc<Tablespace>) -> Result<Segment> {
+        // In this order: a foreign file is told apart from a damaged one.
+        blob::open(bytes)?;
+        blob::verify_checksum(bytes)?;
+        let segment = Segment::store(bytes, tablespace)?;
+        if segment.logical != Logical::of(field.data_type())? {
+            return Err(Error::corrupted(format!(
+                "segment holds {}, not column \"{}\"",
+                segment.logical.data_type(),
+                field.name()
+            )));
+        }
+        segment.payload.check(&segment.blob, segment.header.rows, segment.logical)?;
+        Ok(segment)
+    }
+
+    /// The same bytes in another tablespace.
+    pub fn copy_to(&self, tablespace: &Arc<Tablespace>) -> Result<Segment> {
+        if let Some(pacer) = self.tablespace().pacer() {
+            pacer.charge(Access::read_sequential(self.bytes().len() as u64));
+        }
+        Segment::store(self.bytes(), tablespace)
+    }
+
+    fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Segment> {
+        let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
+        region[..bytes.len()].copy_from_slice(bytes);
+        if let Some(pacer) = tablespace.pacer() {
+            pacer.charge(Access::write_sequential(bytes.len() as u64));
+        }
+        let blob = Blob::new(region, bytes.len())?;
+        let (header, mut reader) = blob::open(blob.bytes())?;
+        let logical = logical_of(header.logical_type)?;
+        let (statistics, sketch) = read_statistics(&mut reader, &header, logical)?;
+        let validity = Validity::read(&mut reader, blob.bytes(), header.rows, header.null_count)?;
+        let payload = Payload::read(&mut reader, blob.bytes(), header.rows, logical)?;
+        reader.end()?;
+        Ok(Segment { header, logical, statistics, sketch, validity, payload, blob })
+    }
+
+    /// The whole blob, header included.
+    pub fn bytes(&self) -> &[u8] {
+        self.blob.bytes()
+    }
+
+    /// Recomputes the checksum: XX001 when it differs.
+    pub fn verify(&self) -> Result<()> {
+        blob::verify_checksum(self.bytes())
+    }
+
+    pub fn tablespace(&self) -> &Arc<Tablespace> {
+        self.blob.region().tablespace()
+    }
+
+    pub fn encoding(&self) -> EncodingKind {
+        match self.validity {
+            Validity::AllNull => EncodingKind::Constant,
+            _ => self.payload.kind(),
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.header.rows
+    }
+
+    /// Bytes the same values take as plain Arrow.
+    pub fn raw_bytes(&self) -> u64 {
+        self.header.raw_bytes
+    }
+
+    pub fn statistics(&self) -> &ColumnStatistics {
+        &self.statistics
+    }
+
+    pub(crate) fn sketch(&self) -> &Sketch {
+        &self.sketch
+    }
+
+    pub(crate) fn blob(&self) -> &Arc<Blob> {
+        &self.blob
+    }
+
+    pub(crate) fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    pub(crate) fn validity(&self) -> &Validity {
+        &self.validity
+    }
+
+    pub(crate) fn logical(&self) -> Logical {
+        self.logical
+    }
+
+    /// Vectorised decode of a row range. Panics if it reaches past the last row.
+    pub fn decode(&self, rows: Range<usize>) -> Result<ArrayRef> {
+        assert!(rows.start <= rows.end && rows.end <= self.header.rows, "rows {rows:?} of {}", self.header.rows);
+        self.gather(&Rows::Range(rows))
+    }
+
+    /// Decode of chosen rows (ascending) without decoding their neighbours where the encoding allows. Panics if one is
+    /// past the last row.
+    pub fn take(&self, rows: &[u32]) -> Result<ArrayRef> {
+        debug_assert!(rows.is_sorted());
+        assert!(rows.last().is_none_or(|row| (*row as usize) < self.header.rows));
+        self.gather(&Rows::List(rows))
+    }
+
+    pub(crate) fn gather(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
+        let nulls = self.validity.gather(&self.blob, rows);
+        self.payload.gather(&self.blob, rows, self.logical, nulls)
+    }
+
+    /// The value of one row; `None` for NULL. Panics if it is past the last row.
+    pub fn value(&self, row: usize) -> Result<Option<Datum>> {
+        assert!(row < self.header.rows, "row {row} of {}", self.header.rows);
+        if !self.validity.is_valid(&self.blob, row) {
+            return Ok(None);
+        }
+        let array = self.payload.gather(&self.blob, &Rows::List(&[row as u32]), self.logical, None)?;
+        datum_at(&array, 0, self.logical)
+    }
+}
+
+/// The value of a row that is not NULL; `None` for an interval, which has no order and so no datum.
+pub(crate) fn datum_at(array: &ArrayRef, row: usize, logical: Logical) -> Result<Option<Datum>> {
+    Ok(match logical {
+        Logical::Boolean => Some(Datum::Boolean(array.as_boolean().value(row))),
+        Logical::Int16 => Some(Datum::Int(array.as_primitive::<Int16Type>().value(row).into())),
+        Logical::Int32 => Some(Datum::Int(array.as_primitive::<Int32Type>().value(row).into())),
+        Logical::Int64 => Some(Datum::Int(array.as_primitive::<Int64Type>().value(row))),
+        Logical::Date => Some(Datum::Int(array.as_primitive::<Date32Type>().value(row).into())),
+        Logical::Timestamp | Logical::TimestampTz => {
+            Some(Datum::Int(array.as_primitive::<TimestampMicrosecondType>().value(row)))
+        }
+        Logical::Float32 => Some(Datum::Float(array.as_primitive::<Float32Type>().value(row).into())),
+        Logical::Float64 => Some(Datum::Float(array.as_primitive::<Float64Type>().value(row))),
+        Logical::Decimal { .. } => Some(Datum::Decimal(array.as_primitive::<Decimal128Type>().value(row))),
+        Logical::Text => Some(Datum::Text(array.as_string_view().value(row).to_string())),
+        Logical::Bytes => Some(Datum::Bytes(array.as_binary_view().value(row).to_vec())),
+        Logical::Interval => None,
+    })
+}
+
+fn logical_of(tag: [u8; 3]) -> Result<Logical> {
+    let plain = [
+        Logical::Boolean,
+        Logical::Int16,
+        Logical::Int32,
+        Logical::Int64,
+        Logical::Float32,
+        Logical::Float64,
+        Logical::Text,
+        Logical::Date,
+        Logical::Timestamp,
+        Logical::TimestampTz,
+        Logical::Interval,
+        Logical::Bytes,
+        Logical::Decimal { precision: tag[1], scale: tag[2] as i8 },
+    ];
+    let found = plain.into_iter().find(|logical| logical.tag() == tag);
+    let valid = found.filter(|logical| match logical {
+        Logical::Decimal { precision, scale } => (1..=38).contains(precision) && (-38..=38).contains(scale),
+        _ => true,
+    });
+    valid.ok_or_else(|| Error::corrupted("segment has an unknown type"))
+}
+
+/// Values with NULLs replaced by their neighbour before (the first by the one after): that adds no run, no distinct
+/// value and no width.
+fn fill<T: Copy>(values: impl ExactSizeIterator<Item = T>, nulls: Option<&NullBuffer>) -> Vec<T> {
+    let mut filled: Vec<T> = values.collect();
+    if let Some(nulls) = nulls
+        && let Some(first) = nulls.valid_indices().next()
+    {
+        let mut last = filled[first];
+        for (row, value) in filled.iter_mut().enumerate() {
+            if nulls.is_valid(row) {
+                last = *value;
+            } else {
+                *value = last;
+            }
+        }
+    }
+    filled
+}
+
+fn ints<T: ArrowPrimitiveType>(array: &ArrayRef, nulls: Option<&NullBuffer>) -> Vec<i64>
+where
+    T::Native: Into<i64>,
+{
+    fill(array.as_primitive::<T>().values().iter().map(|value| (*value).into()), nulls)
+}
+
+/// What is learnt of a column in one pass over its values.
+#[derive(Default)]
+struct Survey {
+    sketch: Sketch,
+    bounds: Option<(Datum, Datum)>,
+    unique: bool,
+    /// Bytes of text outside of its views.
+    long_bytes: usize,
+}
+
+/// Strictly ascending or strictly descending.
+fn strictly_ordered<T: PartialOrd>(values: &[T]) -> bool {
+    values.windows(2).all(|pair| pair[0] < pair[1]) || values.windows(2).all(|pair| pair[0] > pair[1])
+}
+
+/// Statistics of an array that is no segment.
+pub(crate) fn statistics_of(array: &ArrayRef) -> Result<(ColumnStatistics, Sketch)> {
+    let logical = Logical::of(array.data_type())?;
+    let nulls = array.logical_nulls().filter(|nulls| nulls.null_count() > 0);
+    let (_, survey) = survey(array, nulls.as_ref(), logical, false);
+    let (rows, null_count) = (array.len(), nulls.as_ref().map_or(0, NullBuffer::null_count));
+    let (min, max) = cut_bounds(survey.bounds);
+    let statistics = ColumnStatistics {
+        min,
+        max,
+        null_count: null_count as u64,
+        distinct_count: Some(survey.sketch.estimate().min((rows - null_count) as u64)),
+        value_bytes_avg: logical.value_bytes() + survey.long_bytes as f64 / rows.max(1) as f64,
+        unique: survey.unique,
+    };
+    Ok((statistics, survey.sketch))
+}
+
+fn build(array: &ArrayRef, logical: Logical, uuid: bool) -> Result<Vec<u8>> {
+    let nulls = array.logical_nulls().filter(|nulls| nulls.null_count() > 0);
+    let (rows, null_count) = (array.len(), nulls.as_ref().map_or(0, NullBuffer::null_count));
+    let (column, survey) = survey(array, nulls.as_ref(), logical, uuid);
+    let validity_bytes = if nulls.is_some() { rows.div_ceil(8) } else { 0 };
+    let raw_bytes = (logical.value_bytes() * rows as f64).ceil() as u64 + (survey.long_bytes + validity_bytes) as u64;
+    let mut writer = BlobWriter::new();
+    write_statistics(&mut writer, survey.bounds, survey.unique, &survey.sketch);
+    Validity::write(nulls.as_ref(), &mut writer);
+    encoding::write(&column, survey.sketch.estimate() as usize, &mut writer)?;
+    Ok(writer.finish(Header { rows, null_count, logical_type: logical.tag(), raw_bytes }))
+}
+
+fn survey<'a>(array: &'a ArrayRef, nulls: Option<&NullBuffer>, logical: Logical, uuid: bool) -> (Column<'a>, Survey) {
+    let (rows, null_count) = (array.len(), nulls.map_or(0, NullBuffer::null_count));
+    // A stretch of NULLs repeats a value, which a sketch does not mind; but then order says nothing about recurrence.
+    let no_nulls = null_count == 0;
+    let mut survey = Survey::default();
+    let int_column = |values: Vec<i64>, datum: &dyn Fn(i64) -> Datum, survey: &mut Survey| {
+        let (mut min, mut max) = (i64::MAX, i64::MIN);
+        let mut last = None;
+        for value in &values {
+            min = min.min(*value);
+            max = max.max(*value);
+            if last != Some(*value) {
+                survey.sketch.insert(hash_u64(*value as u64));
+                last = Some(*value);
+            }
+        }
+        survey.bounds = (!values.is_empty()).then(|| (datum(min), datum(max)));
+        survey.unique = no_nulls && strictly_ordered(&values);
+        values
+    };
+    let column = if null_count == rows {
+        match logical {
+            _ if logical.is_int() => Column::Ints(vec![0; rows]),
+            Logical::Decimal { .. } => Column::NarrowDecimals(vec![0; rows]),
+            Logical::Interval => Column::Wide(vec![0; rows]),
+            Logical::Float32 | Logical::Float64 => {
+                Column::Floats { values: vec![0.0; rows], single: logical == Logical::Float32 }
+            }
+            _ => Column::Strings { values: vec![b""; rows], uuid: false },
+        }
+    } else {
+        match logical {
+            Logical::Boolean => {
+                let array = array.as_boolean();
+                let values = fill((0..rows).map(|row| i64::from(array.value(row))), nulls);
+                Column::Ints(int_column(values, &|value| Datum::Boolean(value == 1), &mut survey))
+            }
+            Logical::Int16 => Column::Ints(int_column(ints::<Int16Type>(array, nulls), &Datum::Int, &mut survey)),
+            Logical::Int32 => Column::Ints(int_column(ints::<Int32Type>(array, nulls), &Datum::Int, &mut survey)),
+            Logical::Int64 => Column::Ints(int_column(ints::<Int64Type>(array, nulls), &Datum::Int, &mut survey)),
+            Logical::Date => Column::Ints(int_column(ints::<Date32Type>(array, nulls), &Datum::Int, &mut survey)),
+            Logical::Timestamp | Logical::TimestampTz => {
+                let values = ints::<TimestampMicrosecondType>(array, nulls);
+                Column::Ints(int_column(values, &Datum::Int, &mut survey))
+            }
+            Logical::Decimal { .. } => {
+                let values = fill(array.as_primitive::<Decimal128Type>().values().iter().copied(), nulls);
+                if values.iter().all(|value| i64::try_from(*value).is_ok()) {
+                    let values = values.iter().map(|value| *value as i64).collect();
+                    Column::NarrowDecimals(int_column(values, &|value| Datum::Decimal(value.into()), &mut survey))
+                } else {
+                    values.iter().for_each(|value| survey.sketch.insert(hash_i128(*value)));
+                    let (min, max) = (values.iter().min().copied(), values.iter().max().copied());
+                    survey.bounds = min.zip(max).map(|(min, max)| (Datum::Decimal(min), Datum::Decimal(max)));
+                    survey.unique = no_nulls && strictly_ordered(&values);
+                    Column::Wide(values)
+                }
+            }
+            Logical::Interval => {
+                let values = array.as_primitive::<IntervalMonthDayNanoType>().values();
+                let values = fill(values.iter().map(|value| wide_of_interval(*value)), nulls);
+                values.iter().for_each(|value| survey.sketch.insert(hash_i128(*value)));
+                Column::Wide(values)
+            }
+            Logical::Float32 | Logical::Float64 => {
+                let single = logical == Logical::Float32;
+                let values = if single {
+                    fill(array.as_primitive::<Float32Type>().values().iter().map(|value| f64::from(*value)), nulls)
+                } else {
+                    fill(array.as_primitive::<Float64Type>().values().iter().copied(), nulls)
+                };
+                let (mut min, mut max) = (values[0], values[0]);
+                for value in &values {
+                    survey.sketch.insert(hash_u64(float_key(*value) as u64));
+                    if float_key(*value) < float_key(min) {
+                        min = *value;
+                    }
+                    if float_key(*value) > float_key(max) {
+                        max = *value;
+                    }
+                }
+                survey.bounds = Some((Datum::Float(min), Datum::Float(max)));
+                Column::Floats { values, single }
+            }
+            Logical::Text | Logical::Bytes => {
+                let values: Vec<&[u8]> = if logical == Logical::Text {
+                    let array = array.as_string_view();
+                    fill((0..rows).map(|row| array.value(row).as_bytes()), nulls)
+                } else {
+                    let array = array.as_binary_view();
+                    fill((0..rows).map(|row| array.value(row)), nulls)
+                };
+                let (mut min, mut max) = (values[0], values[0]);
+                for (row, value) in values.iter().enumerate() {
+                    survey.sketch.insert(hash_bytes(value));
+                    min = min.min(value);
+                    max = max.max(value);
+                    if value.len() > 12 && nulls.is_none_or(|nulls| nulls.is_valid(row)) {
+                        survey.long_bytes += value.len();
+                    }
+                }
+                survey.bounds = Some((bytes_datum(min, logical), bytes_datum(max, logical)));
+                survey.unique = no_nulls && strictly_ordered(&values);
+                Column::Strings { values, uuid }
+            }
+        }
+    };
+    (column, survey)
+}
+
+fn bytes_datum(value: &[u8], logical: Logical) -> Datum {
+    match logical {
+        // Only called with what came out of a text array.
+        Logical::Text => Datum::Text(String::from_utf8_lossy(value).into_owned()),
+        _ => Datum::Bytes(value.to_vec()),
+    }
+}
+
+fn write_statistics(writer: &mut BlobWriter, bounds: Option<(Datum, Datum)>, unique: bool, sketch: &Sketch) {
+    let (min, max) = cut_bounds(bounds);
+    write_datum(writer, min.as_ref());
+    write_datum(writer, max.as_ref());
+    writer.u8(u8::from(unique));
+    writer.inline_bytes(sketch.as_bytes());
+}
+
+fn cut_bounds(bounds: Option<(Datum, Datum)>) -> (Option<Datum>, Option<Datum>) {
+    bounds.map_or((None, None), |(min, max)| (Some(cut(min)), uncut(max)))
+}
+
+/// A lower bound no longer than need be.
+fn cut(min: Datum) -> Datum {
+    match min {
+        Datum::Text(mut text) => {
+            text.truncate(text.floor_char_boundary(BOUND_BYTES_MAX));
+            Datum::Text(text)
+        }
+        Datum::Bytes(mut bytes) => {
+            bytes.truncate(BOUND_BYTES_MAX);
+            Datum::Bytes(bytes)
+        }
+        other => other,
+    }
+}
+
+fn uncut(max: Datum) -> Option<Datum> {
+    match &max {
+        Datum::Text(text) if text.len() > BOUND_BYTES_MAX => None,
+        Datum::Bytes(bytes) if bytes.len() > BOUND_BYTES_MAX => None,
+        _ => Some(max),
+    }
+}
+
+fn write_datum(writer: &mut BlobWriter, datum: Option<&Datum>) {
+    match datum {
+        None => writer.u8(0),
+        Some(Datum::Boolean(value)) => {
+            writer.u8(1);
+            writer.u8(u8::from(*value));
+        }
+        Some(Datum::Int(value)) => {
+            writer.u8(2);
+            writer.i64(*value);
+        }
+        Some(Datum::Decimal(value)) => {
+            writer.u8(3);
+            writer.i128(*value);
+        }
+        Some(Datum::Float(value)) => {
+            writer.u8(4);
+            writer.u64(value.to_bits());
+        }
+        Some(Datum::Text(value)) => {
+            writer.u8(5);
+            writer.inline_bytes(value.as_bytes());
+        }
+        Some(Datum::Bytes(value)) => {
+            writer.u8(6);
+            writer.inline_bytes(value);
+        }
+    }
+}
+
+fn read_datum(reader: &mut TreeReader<'_>, logical: Logical) -> Result<Option<Datum>> {
+    let bad = || Error::corrupted("segment has impossible statistics");
+    let datum = match reader.u8()? {
+        0 => return Ok(None),
+        1 => Datum::Boolean(reader.u8()? != 0),
+        2 => Datum::Int(reader.i64()?),
+        3 => Datum::Decimal(reader.i128()?),
+        4 => Datum::Float(f64::from_bits(reader.u64()?)),
+        5 => Datum::Text(String::from_utf8(reader.inline_bytes()?.to_vec()).map_err(|_| bad())?),
+        6 => Datum::Bytes(reader.inline_bytes()?.to_vec()),
+        _ => return Err(bad()),
+    };
+    let fits = match &datum {
+        Datum::Boolean(_) => logical == Logical::Boolean,
+        Datum::Int(value) => logical.is_int() && logical != Logical::Boolean && logical.int_bounds().contains(value),
+        Datum::Decimal(_) => matches!(logical, Logical::Decimal { .. }),
+        Datum::Float(_) => logical.is_float(),
+        Datum::Text(_) => logical == Logical::Text,
+        Datum::Bytes(_) => logical == Logical::Bytes,
+    };
+    if fits { Ok(Some(datum)) } else { Err(bad()) }
+}
+
+fn read_statistics(
+    reader: &mut TreeReader<'_>,
+    header: &Header,
+    logical: Logical,
+) -> Result<(ColumnStatistics, Sketch)> {
+    let min = read_datum(reader, logical)?;
+    let max = read_datum(reader, logical)?;
+    let unique = reader.u8()? == 1;
+    let sketch = Sketch::from_bytes(reader.inline_bytes()?)
+        .ok_or_else(|| Error::corrupted("segment has impossible statistics"))?;
+    let values = header.rows - header.null_count;
+    let statistics = ColumnStatistics {
+        min,
+        max,
+        null_count: header.null_count as u64,
+        distinct_count: Some(sketch.estimate().min(values as u64)),
+        value_bytes_avg: if header.rows == 0 { 0.0 } else { header.raw_bytes as f64 / header.rows as f64 },
+        unique,
+    };
+    Ok((statistics, sketch))
+}

@@ -1,0 +1,123 @@
+//! Tablespaces and data for this crate's tests.
+
+use crate::sketch::hash_u64;
+use crate::{ColumnDef, Placement, TableDef, arrow_type};
+use arrow_array::types::IntervalMonthDayNano;
+use arrow_array::{
+    ArrayRef, BinaryViewArray, BooleanArray, Date32Array, Decimal128Array, Float32Array, Float64Array, Int16Array,
+    Int32Array, Int64Array, IntervalMonthDayNanoArray, StringViewArray, TimestampMicrosecondArray,
+};
+use arrow_schema::Field;
+use std::sync::Arc;
+use tidepool_base::{SqlType, TableId, TablespaceId};
+use tidepool_device::{Location, Mapping};
+use tidepool_tablespace::{Tablespace, TablespaceConfig, Tablespaces};
+
+fn config(name: &str, size_bytes: u64) -> TablespaceConfig {
+    TablespaceConfig {
+        name: name.into(),
+        location: Location::Anon,
+        size_bytes: Some(size_bytes),
+        profile: None,
+        huge_pages: false,
+    }
+}
+
+/// A tablespace on the heap, which Miri can follow.
+pub(crate) fn heap_space() -> Arc<Tablespace> {
+    let size = if cfg!(miri) { 1 << 20 } else { 64 << 20 };
+    Tablespace::over(TablespaceId(0), config("near", size as u64), Mapping::heap(size)).unwrap()
+}
+
+pub(crate) fn spaces() -> Tablespaces {
+    Tablespaces::open(config("near", 256 << 20), config("far", 256 << 20)).unwrap()
+}
+
+pub(crate) fn placement(main: &str) -> Placement {
+    Placement { main: main.into(), delta: "near".into(), columns: Default::default() }
+}
+
+pub(crate) fn field(sql_type: SqlType) -> Field {
+    ColumnDef { name: "c".into(), sql_type, nullable: true, default: None }.field()
+}
+
+pub(crate) fn table(columns: &[(&str, SqlType)]) -> Arc<TableDef> {
+    Arc::new(TableDef {
+        id: TableId(20000),
+        name: "t".into(),
+        columns: columns
+            .iter()
+            .map(|(name, sql_type)| ColumnDef {
+                name: name.to_string(),
+                sql_type: *sql_type,
+                nullable: true,
+                default: None,
+            })
+            .collect(),
+        primary_key: Vec::new(),
+    })
+}
+
+/// Numbers without a pattern, the same in every run.
+pub(crate) fn noise(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(1);
+        hash_u64(state ^ 0x5bd1_e995)
+    }
+}
+
+/// An array of `sql_type` whose row `i` is made of `value(i)`; `None` is NULL.
+pub(crate) fn array_of(sql_type: SqlType, rows: usize, mut value: impl FnMut(usize) -> Option<i64>) -> ArrayRef {
+    let values: Vec<Option<i64>> = (0..rows).map(&mut value).collect();
+    let text = |v: i64| match v.rem_euclid(3) {
+        0 => format!("{v}"),
+        1 => format!("word {v} of some length, with käse"),
+        _ => format!("twelve {:5}", v % 100_000),
+    };
+    let array: ArrayRef = match sql_type {
+        SqlType::Boolean => Arc::new(values.iter().map(|v| v.map(|v| v & 1 == 1)).collect::<BooleanArray>()),
+        SqlType::SmallInt => Arc::new(values.iter().map(|v| v.map(|v| v as i16)).collect::<Int16Array>()),
+        SqlType::Integer => Arc::new(values.iter().map(|v| v.map(|v| v as i32)).collect::<Int32Array>()),
+        SqlType::BigInt => Arc::new(values.iter().copied().collect::<Int64Array>()),
+        SqlType::Real => Arc::new(values.iter().map(|v| v.map(|v| v as f32 / 4.0)).collect::<Float32Array>()),
+        SqlType::DoublePrecision => {
+            Arc::new(values.iter().map(|v| v.map(|v| v as f64 / 100.0)).collect::<Float64Array>())
+        }
+        SqlType::Numeric { .. } => Arc::new(
+            values.iter().map(|v| v.map(i128::from)).collect::<Decimal128Array>().with_data_type(arrow_type(sql_type)),
+        ),
+        SqlType::Date => Arc::new(values.iter().map(|v| v.map(|v| v as i32)).collect::<Date32Array>()),
+        SqlType::Timestamp => Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>()),
+        SqlType::TimestampTz => {
+            Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>().with_timezone("UTC"))
+        }
+        SqlType::Interval => Arc::new(
+            values
+                .iter()
+                .map(|v| v.map(|v| IntervalMonthDayNano::new(v as i32, -(v as i32), v.wrapping_mul(1_000_003))))
+                .collect::<IntervalMonthDayNanoArray>(),
+        ),
+        SqlType::Bytea => Arc::new(values.iter().map(|v| v.map(|v| text(v).into_bytes())).collect::<BinaryViewArray>()),
+        SqlType::Uuid => Arc::new(
+            values
+                .iter()
+                .map(|v| {
+                    v.map(|v| {
+                        let h = hash_u64(v as u64);
+                        format!(
+                            "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
+                            h as u32,
+                            v as u16,
+                            h >> 52,
+                            h >> 40 & 0xfff,
+                            h >> 16
+                        )
+                    })
+                })
+                .collect::<StringViewArray>(),
+        ),
+        _ => Arc::new(values.iter().map(|v| v.map(text)).collect::<StringViewArray>()),
+    };
+    array
+}
