@@ -3,20 +3,21 @@
 //! A global allocator over jemalloc with a thread-local route. While a thread is inside a [`QueryHeap`], its allocations
 //! come from that statement's arena, whose extent hooks carve pages from the statement's tablespaces. A free looks at the
 //! address and returns to the right arena from any thread.
+//!
+//! * What a heap took goes back to its tablespaces when the heap is dropped, thread caches and free extents included.
+//!   Blocks that outlive it stay valid and stay counted under `heap` in the ledger until they are freed.
+//! * When neither budget nor tablespaces have room, the process gives the memory: Rust code aborts on a failed
+//!   allocation, and no statement may end the server. [`QueryHeap::check`] tells from then on, and whoever drives the
+//!   statement ends it. Only a block larger than what the machine has left is refused.
+//! * Lazily made state that outlives a statement belongs into [`QueryHeap::outside`].
 
-use std::future::Future;
-use std::sync::Arc;
-use tidepool_base::Result;
-use tidepool_tablespace::Tablespace;
+mod allocator;
+mod arena;
+mod jemalloc;
+mod query_heap;
 
-/// Install with `#[global_allocator]`. Without it, heaps open and work but route nothing.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct TidepoolAllocator;
-
-/// True when `TidepoolAllocator` is this program's global allocator.
-pub fn is_installed() -> bool {
-    unimplemented!()
-}
+pub use allocator::{TidepoolAllocator, is_installed};
+pub use query_heap::{HeapGuard, HeapUsage, QueryHeap};
 
 /// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,62 +26,8 @@ pub struct ProcessMemory {
     pub resident_bytes: u64,
 }
 
+/// Takes some microseconds for each arena ever made.
 pub fn process_memory() -> ProcessMemory {
-    unimplemented!()
+    let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers());
+    ProcessMemory { allocated_bytes, resident_bytes }
 }
-
-#[derive(Clone, Debug)]
-pub struct HeapUsage {
-    pub tablespace: Arc<Tablespace>,
-    pub bytes: u64,
-    pub bytes_peak: u64,
-}
-
-/// One statement's heap.
-#[derive(Debug)]
-pub struct QueryHeap {}
-
-impl QueryHeap {
-    /// `tablespaces` in overflow order; `budget_bytes` over all of them, if any.
-    pub fn open(_tablespaces: Vec<Arc<Tablespace>>, _budget_bytes: Option<u64>) -> Result<Arc<QueryHeap>> {
-        unimplemented!()
-    }
-
-    /// Routes this thread's allocations here until the guard drops. Nests.
-    pub fn enter(self: &Arc<Self>) -> HeapGuard {
-        unimplemented!()
-    }
-
-    /// The heap that this thread allocates from, if any.
-    pub fn current() -> Option<Arc<QueryHeap>> {
-        unimplemented!()
-    }
-
-    /// Runs `f` with allocations going to the process as usual, for state that outlives the statement.
-    pub fn outside<R>(_f: impl FnOnce() -> R) -> R {
-        unimplemented!()
-    }
-
-    /// Polls `future` inside this heap.
-    pub fn scope<F: Future>(self: &Arc<Self>, _future: F) -> impl Future<Output = F::Output> + use<F> {
-        async { unimplemented!() }
-    }
-
-    /// 53200 once an allocation found no room in any tablespace or the budget was passed; `Ok` before. What was over
-    /// was taken from the process so that nothing aborts; whoever drives the statement asks here between batches and ends it.
-    pub fn check(&self) -> Result<()> {
-        unimplemented!()
-    }
-
-    /// Bytes that can still be taken: the lesser of the budget's and the tablespaces' room.
-    pub fn available_bytes(&self) -> u64 {
-        unimplemented!()
-    }
-
-    pub fn usage(&self) -> Vec<HeapUsage> {
-        unimplemented!()
-    }
-}
-
-#[derive(Debug)]
-pub struct HeapGuard {}

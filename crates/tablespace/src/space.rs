@@ -287,7 +287,12 @@ impl Tablespace {
     }
 
     pub fn contains(&self, address: *const u8) -> bool {
-        address.addr().wrapping_sub(self.mapping.base().as_ptr().addr()) < self.mapping.len()
+        self.address_range().contains(&address.addr())
+    }
+
+    pub fn address_range(&self) -> Range<usize> {
+        let start = self.mapping.base().as_ptr().addr();
+        start..start + self.mapping.len()
     }
 
     /// Tags the pages of `[address, address + len)`, which the caller took: [`crate::page_tag`] then answers `tag` for them.

@@ -1,0 +1,287 @@
+//! The global allocator: jemalloc, with a route for each thread.
+//!
+//! A route is one word, thread-local: zero for the process's own arenas, otherwise the tag of a heap's arena and the
+//! `mallocx` flags that choose it. Outside any heap an allocation costs a thread-local read more than plain jemalloc, and
+//! a free a look at the few address ranges that tablespaces have.
+//!
+//! Thread caches never mix. A block in a tablespace enters only the explicit cache of its own heap's arena, and only from
+//! a thread that is inside that heap; from anywhere else it goes straight back to its arena. Any other block goes to the
+//! process's caches, also from inside a heap.
+
+use crate::arena::{self, Arena};
+use crate::jemalloc::{TCACHE_MASK, layout_flags};
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidepool_tablespace::page_tag;
+use tikv_jemalloc_sys as sys;
+
+/// Install with `#[global_allocator]`. Without it, heaps open and work but route nothing.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct TidepoolAllocator;
+
+/// Where a thread's allocations go: tag in bits 32 to 47, `mallocx` flags in bits 0 to 30.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route(u64);
+
+impl Route {
+    pub const PROCESS: Route = Route(0);
+    /// Noticed and served as the process's: see [`is_installed`].
+    const PROBE: Route = Route((u16::MAX as u64) << 32);
+
+    /// `cache`: the flag of a thread cache that is the calling thread's alone.
+    pub fn to(arena: &Arena, cache: Option<i32>) -> Route {
+        let flags = arena.flag() | cache.unwrap_or(sys::MALLOCX_TCACHE_NONE);
+        Route(u64::from(arena.tag()) << 32 | u64::from(flags as u32))
+    }
+
+    pub fn tag(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    fn flags(self) -> i32 {
+        self.0 as u32 as i32
+    }
+}
+
+thread_local! {
+    // Constant and without a destructor: reading it is one instruction, at any time of a thread's life.
+    static ROUTE: Cell<Route> = const { Cell::new(Route::PROCESS) };
+}
+
+pub fn route() -> Route {
+    ROUTE.get()
+}
+
+pub fn set_route(route: Route) -> Route {
+    ROUTE.replace(route)
+}
+
+static PROBED: AtomicBool = AtomicBool::new(false);
+
+/// True when `TidepoolAllocator` is this program's global allocator.
+pub fn is_installed() -> bool {
+    if !PROBED.load(Ordering::Relaxed) {
+        let layout = Layout::new::<[u64; 4]>();
+        let before = set_route(Route::PROBE);
+        // SAFETY: the layout is not empty, and the block is given back with the same one. `black_box`: a pair that does
+        // nothing else may be left out by the compiler.
+        unsafe {
+            let block = std::hint::black_box(std::alloc::alloc(layout));
+            if !block.is_null() {
+                std::alloc::dealloc(block, layout);
+            }
+        }
+        set_route(before);
+    }
+    PROBED.load(Ordering::Relaxed)
+}
+
+// SAFETY: blocks come from jemalloc with the layout's size and alignment, and go back to the arena they came from, which
+// jemalloc finds by their address. Nothing here unwinds.
+unsafe impl GlobalAlloc for TidepoolAllocator {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let route = ROUTE.get();
+        if route == Route::PROCESS {
+            // SAFETY: the caller's promises.
+            unsafe { process_alloc(layout) }
+        } else {
+            // SAFETY: as above.
+            unsafe { routed_alloc(route, layout, 0) }
+        }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let route = ROUTE.get();
+        if route == Route::PROCESS {
+            // SAFETY: the caller's promises.
+            unsafe { process_alloc_zeroed(layout) }
+        } else {
+            // SAFETY: as above.
+            unsafe { routed_alloc(route, layout, sys::MALLOCX_ZERO) }
+        }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        let flags = layout_flags(layout.align(), layout.size());
+        // SAFETY: the block is jemalloc's and of this layout; which cache it may enter is said by its address.
+        unsafe {
+            match page_tag(block) {
+                None => sys::sdallocx(block.cast(), layout.size(), flags),
+                Some(tag) => sys::sdallocx(block.cast(), layout.size(), flags | cache_flag(tag)),
+            }
+        }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let route = ROUTE.get();
+        let tag = page_tag(block);
+        // The old block's alignment holds for the new one too.
+        let flags = layout_flags(layout.align(), new_size);
+        if tag.is_none() && route == Route::PROCESS {
+            // SAFETY: the block is jemalloc's, in the process's arenas, where it is to stay.
+            unsafe { sys::rallocx(block.cast(), new_size, flags).cast() }
+        } else {
+            // SAFETY: the caller's promises.
+            unsafe { routed_realloc(route, tag, block, layout, new_size, flags) }
+        }
+    }
+}
+
+/// The cache that a block with this tag may enter.
+#[inline]
+fn cache_flag(tag: u16) -> i32 {
+    let route = ROUTE.get();
+    if route.tag() == tag { route.flags() & TCACHE_MASK } else { sys::MALLOCX_TCACHE_NONE }
+}
+
+#[inline]
+unsafe fn process_alloc(layout: Layout) -> *mut u8 {
+    let flags = layout_flags(layout.align(), layout.size());
+    // SAFETY: the size is not zero.
+    let block: *mut c_void =
+        unsafe { if flags == 0 { sys::malloc(layout.size()) } else { sys::mallocx(layout.size(), flags) } };
+    block.cast()
+}
+
+#[inline]
+unsafe fn process_alloc_zeroed(layout: Layout) -> *mut u8 {
+    let flags = layout_flags(layout.align(), layout.size());
+    // SAFETY: the size is not zero.
+    let block: *mut c_void = unsafe {
+        if flags == 0 { sys::calloc(1, layout.size()) } else { sys::mallocx(layout.size(), flags | sys::MALLOCX_ZERO) }
+    };
+    block.cast()
+}
+
+#[inline(never)]
+unsafe fn routed_alloc(route: Route, layout: Layout, zero: i32) -> *mut u8 {
+    if route == Route::PROBE {
+        PROBED.store(true, Ordering::Relaxed);
+        // SAFETY: the caller's promises.
+        return unsafe { overdraft_alloc(layout, zero) };
+    }
+    let flags = route.flags() | layout_flags(layout.align(), layout.size()) | zero;
+    // SAFETY: the size is not zero; the flags name an arena and a cache that is this thread's alone.
+    let block = unsafe { sys::mallocx(layout.size(), flags) };
+    if block.is_null() {
+        // SAFETY: the same size and flags.
+        unsafe { refused(route, layout, flags, zero) }
+    } else {
+        block.cast()
+    }
+}
+
+/// A block from the process although the thread is inside a heap.
+unsafe fn overdraft_alloc(layout: Layout, zero: i32) -> *mut u8 {
+    // SAFETY: the caller's promises.
+    unsafe { if zero == 0 { process_alloc(layout) } else { process_alloc_zeroed(layout) } }
+}
+
+/// No tablespace had room. The process gives the memory, so that nothing aborts, and the heap remembers.
+#[cold]
+#[inline(never)]
+unsafe fn refused(route: Route, layout: Layout, flags: i32, zero: i32) -> *mut u8 {
+    let Some(arena) = arena::by_tag(route.tag()) else {
+        return null_mut();
+    };
+    if arena.overdraft_bytes() == 0 {
+        // Free blocks and extents of other sizes may stand in the way. Once is enough: the statement ends soon.
+        arena.purge(route.flags() & TCACHE_MASK);
+        // SAFETY: as the call before.
+        let block = unsafe { sys::mallocx(layout.size(), flags) };
+        if !block.is_null() {
+            return block.cast();
+        }
+    }
+    let bytes = layout.size() as u64;
+    let before = arena.overdraw(bytes);
+    // Reading how much memory there is takes microseconds: only for large blocks and now and then.
+    let step = 64 << 20;
+    if (bytes >= 1 << 20 || before / step != (before + bytes) / step) && !machine::has_room_for(bytes) {
+        return null_mut();
+    }
+    // SAFETY: the caller's promises.
+    unsafe { overdraft_alloc(layout, zero) }
+}
+
+#[inline(never)]
+unsafe fn routed_realloc(
+    route: Route,
+    tag: Option<u16>,
+    block: *mut u8,
+    layout: Layout,
+    new_size: usize,
+    flags: i32,
+) -> *mut u8 {
+    if tag == Some(route.tag()) {
+        // SAFETY: the block is of the arena that the flags name.
+        let moved = unsafe { sys::rallocx(block.cast(), new_size, route.flags() | flags) };
+        if !moved.is_null() {
+            return moved.cast();
+        }
+    }
+    // SAFETY: the caller promises that the new size is valid for the alignment.
+    let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+    // SAFETY: both layouts are valid; the new block is at least as long as what is copied, and they do not overlap.
+    unsafe {
+        let moved = TidepoolAllocator.alloc(new_layout);
+        if !moved.is_null() {
+            std::ptr::copy_nonoverlapping(block, moved, layout.size().min(new_size));
+            TidepoolAllocator.dealloc(block, layout);
+        }
+        moved
+    }
+}
+
+/// What the machine has, asked inside the allocator: no allocation.
+mod machine {
+    /// Kept free for everybody else.
+    const RESERVE_BYTES: u64 = 64 << 20;
+
+    /// True also where it cannot be told.
+    pub fn has_room_for(bytes: u64) -> bool {
+        available_bytes().is_none_or(|available| bytes.saturating_add(RESERVE_BYTES) <= available)
+    }
+
+    fn available_bytes() -> Option<u64> {
+        let mut text = [0u8; 512];
+        // SAFETY: a zero-terminated name; the descriptor is closed here; the buffer is as long as is said.
+        let count = unsafe {
+            let file = libc::open(c"/proc/meminfo".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            if file < 0 {
+                return None;
+            }
+            let count = libc::read(file, text.as_mut_ptr().cast(), text.len());
+            libc::close(file);
+            count
+        };
+        parse(&text[..usize::try_from(count).ok()?])
+    }
+
+    /// `MemAvailable:   22000000 kB`, one of the first lines.
+    fn parse(text: &[u8]) -> Option<u64> {
+        let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"MemAvailable:"))?;
+        let digits = line.iter().copied().skip_while(|byte| *byte == b' ').take_while(u8::is_ascii_digit);
+        let kilobytes =
+            digits.fold(0u64, |value, digit| value.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
+        Some(kilobytes.saturating_mul(1024))
+    }
+
+    #[cfg(test)]
+    mod tests {
+        #[test]
+        fn available_memory_is_read() {
+            assert_eq!(super::parse(b"MemTotal: 9 kB\nMemAvailable:   22 kB\n"), Some(22 * 1024));
+            assert_eq!(super::parse(b"MemTotal: 9 kB\n"), None);
+            assert!(super::has_room_for(1));
+            assert!(!super::has_room_for(1 << 60));
+        }
+    }
+}
