@@ -11,8 +11,8 @@ pub type OrderKeys = &'static [usize];
 
 /// Decimals may differ by this: the last digit that the published answers print, so that rounding either way is right.
 const DECIMAL_TOLERANCE: f64 = 0.01;
-/// A float's sum depends on the order of its terms.
-const RELATIVE_TOLERANCE: f64 = 1e-9;
+/// What the conversion of two texts to binary may add, relative to their value.
+const RELATIVE_SLACK: f64 = 4.0 * f64::EPSILON;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnKind {
@@ -77,6 +77,11 @@ impl ResultSet {
 
     /// `Err` says in one line where the result differs.
     pub fn matches(&self, expected: &Expected, order_keys: OrderKeys) -> Result<(), String> {
+        self.matches_within(expected, order_keys, DECIMAL_TOLERANCE)
+    }
+
+    /// `matches` with decimals within `tolerance`.
+    pub fn matches_within(&self, expected: &Expected, order_keys: OrderKeys, tolerance: f64) -> Result<(), String> {
         if self.rows.len() != expected.rows.len() {
             return Err(format!("{} rows, expected {}", self.rows.len(), expected.rows.len()));
         }
@@ -86,7 +91,7 @@ impl ResultSet {
         }
         for (index, (row, wanted)) in self.rows.iter().zip(&expected.rows).enumerate() {
             for &key in order_keys {
-                if !cell_matches(self.kinds[key], &row[key], &wanted[key]) {
+                if !cell_matches(self.kinds[key], &row[key], &wanted[key], tolerance) {
                     return Err(self.difference(index, key, row, wanted));
                 }
             }
@@ -100,7 +105,7 @@ impl ResultSet {
         wanted.sort_by(|a, b| self.canonical_order(|i| a[i].as_str(), |i| b[i].as_str()));
         for (index, (row, wanted)) in actual.iter().zip(&wanted).enumerate() {
             for column in 0..self.kinds.len() {
-                if !cell_matches(self.kinds[column], &row[column], &wanted[column]) {
+                if !cell_matches(self.kinds[column], &row[column], &wanted[column], tolerance) {
                     return Err(self.difference(index, column, row, wanted));
                 }
             }
@@ -143,16 +148,14 @@ fn kind(data_type: &DataType) -> ColumnKind {
     }
 }
 
-fn cell_matches(kind: ColumnKind, actual: &Option<String>, wanted: &str) -> bool {
+fn cell_matches(kind: ColumnKind, actual: &Option<String>, wanted: &str, tolerance: f64) -> bool {
     let Some(actual) = actual else { return wanted.trim() == "NULL" };
     match (kind, actual.trim().parse::<f64>(), wanted.trim().parse::<f64>()) {
         // Trailing blanks are how char(n) and answer files pad.
         (ColumnKind::Exact, ..) => actual.trim_end() == wanted.trim_end(),
         (ColumnKind::Integer, Ok(actual), Ok(wanted)) => actual == wanted,
         (ColumnKind::Decimal, Ok(actual), Ok(wanted)) => {
-            // The answer set's own rounding adds half a digit at most; the slack is for the text's conversion to binary.
-            (actual - wanted).abs() <= DECIMAL_TOLERANCE + RELATIVE_TOLERANCE * wanted.abs().max(1.0).min(1e6)
-                || (actual - wanted).abs() <= RELATIVE_TOLERANCE * wanted.abs()
+            (actual - wanted).abs() <= tolerance + RELATIVE_SLACK * wanted.abs()
         }
         _ => false,
     }

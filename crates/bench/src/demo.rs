@@ -35,7 +35,7 @@ pub struct DemoArgs {
     /// Folder for the report
     #[arg(long, default_value = "report")]
     pub report: PathBuf,
-    /// Size of near memory [default: two thirds of the machine's]
+    /// Size of near memory [default: 45 % of the machine's]
     #[arg(long)]
     pub near: Option<ByteSize>,
     /// Far memory, as LOCATION,size=SIZE,profile=NAME [default: anon:, paced as the FPGA prototype]
