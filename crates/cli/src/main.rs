@@ -1,1 +1,104 @@
-fn main() {}
+//! `tidepool`: the server, the shell, the benchmarks and the demo in one program.
+
+mod config;
+mod serve;
+mod sql;
+
+use clap::{Parser, Subcommand};
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use tidepool_base::{Error, Result};
+use tidepool_heap::TidepoolAllocator;
+use tracing_subscriber::EnvFilter;
+
+/// Statements' allocations go to the tablespaces they name; everything else goes to jemalloc as usual.
+#[global_allocator]
+static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
+
+/// Deeply nested SQL is planned by recursion. The stack is reserved, and only what is used is memory.
+const STACK_BYTES: usize = 16 << 20;
+
+/// An in-memory SQL database whose memory is near and far.
+#[derive(Parser)]
+#[command(name = "tidepool", version, disable_help_subcommand = true)]
+struct Cli {
+    /// What to log: error, warn, info, debug, trace, or by module as in info,tidepool_server=debug
+    #[arg(long, global = true, env = "TIDEPOOL_LOG", value_name = "LEVEL")]
+    log_level: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a data folder to PostgreSQL clients
+    Serve(serve::ServeArgs),
+    /// Run SQL: on a server, or on a data folder without one
+    Sql(sql::SqlArgs),
+    /// The far-memory study's four placements over TPC-H, with a report
+    Demo(tidepool_bench::cli::DemoArgs),
+    /// Generate, load, run and check a benchmark
+    Bench(tidepool_bench::cli::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    // A closed pipe on standard output ends the program as it ends any other; Rust turns the signal off and would panic.
+    // SAFETY: no thread but this one exists yet, and the default action is a valid disposition.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            print_error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let level_default = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    start_log(cli.log_level.as_deref().unwrap_or(level_default))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // A statement's work may hold a worker for a while; more workers than cores keep cancel requests and new
+        // clients moving meanwhile.
+        .worker_threads(std::thread::available_parallelism().map_or(1, usize::from) + 2)
+        .thread_stack_size(STACK_BYTES)
+        .thread_name("tidepool")
+        .enable_all()
+        .build()
+        .map_err(|error| Error::io("start threads", &error))?;
+    match cli.command {
+        Command::Serve(args) => runtime.block_on(serve::serve(args)),
+        Command::Sql(args) => sql::run(&runtime, args),
+        Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
+        Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(args)),
+    }
+}
+
+fn start_log(level: &str) -> Result<()> {
+    let filter = EnvFilter::try_new(level).map_err(|error| {
+        Error::new(tidepool_base::SqlState::INVALID_PARAMETER_VALUE, format!("invalid log level: \"{level}\""))
+            .with_detail(format!("{error}."))
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    // Panics are caught where a connection or a statement ends; this is all that is seen of them.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    Ok(())
+}
+
+/// An error on standard error, with its parts on lines of their own.
+fn print_error(error: &Error) {
+    let mut text = format!("error: {}\n", error.message());
+    for (name, part) in [("detail", error.detail()), ("hint", error.hint()), ("context", error.context())] {
+        if let Some(part) = part {
+            text.push_str(&format!("  {name}: {part}\n"));
+        }
+    }
+    // Nobody is left to tell when standard error is closed.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}

@@ -36,7 +36,9 @@ pub fn functions() -> Vec<Function> {
                                 let zone = session_zone(call)?;
                                 let offset = offset_seconds(*micros, zone)?;
                                 let name = call.facts()?.settings.get("timezone").unwrap_or_default();
-                                Moment { zone: Some((name, offset)), ..Moment::of(local(*micros, zone)?) }
+                                let mut moment = Moment::of(local(*micros, zone)?);
+                                moment.zone = Some((name, offset));
+                                moment
                             }
                             _ => Moment::of(naive(*micros)?),
                         };

@@ -1,0 +1,57 @@
+//! Where a command's configuration comes from: defaults, file, environment, flags.
+
+use std::path::{Path, PathBuf};
+use tidepool_base::Result;
+use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
+
+/// The file that is read when it lies in the current folder and no other is named.
+const FILE_DEFAULT: &str = "tidepool.toml";
+
+/// Flags of every command that opens a database.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DatabaseArgs {
+    /// Data folder [default: tidepool-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Configuration file [default: tidepool.toml, if there is one]
+    #[arg(long, value_name = "FILE", env = "TIDEPOOL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Size of near memory, as in 8GB
+    #[arg(long, value_name = "SIZE")]
+    pub near: Option<String>,
+    /// Far memory: LOCATION,size=SIZE,profile=NAME, as in numa:1,size=64GB
+    #[arg(long, value_name = "SPEC")]
+    pub far: Option<String>,
+    /// Threads that work on statements [default: all]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+impl DatabaseArgs {
+    /// The configuration so far; the command's own flags go on top.
+    pub fn builder(&self) -> Result<ConfigBuilder> {
+        let mut builder = ConfigBuilder::new();
+        if let Some(file) = &self.config {
+            builder = builder.file(file)?;
+        } else if Path::new(FILE_DEFAULT).exists() {
+            builder = builder.file(Path::new(FILE_DEFAULT))?;
+        }
+        // Not UTF-8, not ours: every variable of the database's is.
+        let variables =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        builder = builder.environment(variables)?;
+        if let Some(data) = &self.data {
+            builder = builder.data_dir(Some(data.clone()));
+        }
+        if let Some(near) = &self.near {
+            builder = builder.near(near)?;
+        }
+        if let Some(far) = &self.far {
+            builder = builder.far(far)?;
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        Ok(builder.data_dir_default(DATA_DIR_DEFAULT))
+    }
+}

@@ -1,0 +1,126 @@
+//! `tidepool serve`.
+
+use crate::config::DatabaseArgs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_base::{Error, Result};
+use tidepool_database::Database;
+use tidepool_planner::Planner;
+use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// Where clients connect [default: 127.0.0.1:5477]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Where Prometheus reads metrics, at /metrics [default: nowhere]
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
+    /// Certificate for TLS, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+    /// Clients that can be connected at once [default: 500]
+    #[arg(long, value_name = "N")]
+    connections_max: Option<usize>,
+    /// Log statements that take this long
+    #[arg(long, value_name = "MS", env = "TIDEPOOL_SLOW_STATEMENT_MS")]
+    slow_statement_ms: Option<u64>,
+    /// How long running statements have to end when the server is stopped
+    #[arg(long, value_name = "S", default_value_t = 30, env = "TIDEPOOL_SHUTDOWN_GRACE_S")]
+    shutdown_grace_s: u64,
+}
+
+pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
+    raise_descriptor_limit();
+    let mut builder = args.database.builder()?;
+    if let Some(listen) = args.listen {
+        builder = builder.listen(listen);
+    }
+    if let Some(metrics) = args.metrics {
+        builder = builder.metrics_listen(Some(metrics));
+    }
+    if let (Some(certificate), Some(key)) = (args.tls_certificate, args.tls_key) {
+        builder = builder.tls(certificate, key);
+    }
+    if let Some(count) = args.connections_max {
+        builder = builder.connections_max(count);
+    }
+    let config = builder.build()?;
+    let database = tokio::task::spawn_blocking(move || Database::open(config))
+        .await
+        .map_err(|error| Error::internal(format!("opening the database failed: {error}")))??;
+    let settings = database.config().server.clone();
+    let options = ServiceOptions {
+        connections_max: settings.connections_max,
+        slow_statement: args.slow_statement_ms.map(Duration::from_millis),
+        shutdown_grace: Duration::from_secs(args.shutdown_grace_s),
+        ..ServiceOptions::default()
+    };
+    let mut service = Service::new(Planner::new(database.clone())?, options);
+    if let (Some(certificate), Some(key)) = (&settings.tls_certificate, &settings.tls_key) {
+        service = service.with_tls(certificate, key)?;
+    }
+    let service = Arc::new(service);
+    let server = Server::bind(service, &settings.listen, settings.metrics_listen.as_deref()).await?;
+    if let Some(address) = server.metrics_address()? {
+        tracing::info!("metrics at http://{address}/metrics");
+    }
+    // Before the line: whoever reads it may send a signal at once.
+    stop_on_signal(server.shutdown_handle())?;
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "tidepool is ready: {}", server.url()?).and_then(|()| stdout.flush());
+    server.run().await;
+    tracing::info!("writing the data folder");
+    close(database).await?;
+    tracing::info!("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what the data folder does not have yet and lets go of it.
+pub async fn close(database: Arc<Database>) -> Result<()> {
+    tokio::task::spawn_blocking(move || database.checkpoint())
+        .await
+        .map_err(|error| Error::internal(format!("the checkpoint failed: {error}")))?
+}
+
+/// The first SIGTERM or SIGINT stops gracefully, the second at once.
+fn stop_on_signal(handle: ShutdownHandle) -> Result<()> {
+    let listen = |kind| signal(kind).map_err(|error| Error::io("listen for signals", &error));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => (),
+                _ = interrupt.recv() => (),
+            }
+        };
+        next().await;
+        tracing::info!("asked to stop; a second signal stops at once");
+        handle.stop();
+        next().await;
+        tracing::warn!("stopping at once");
+        std::process::exit(1);
+    });
+    Ok(())
+}
+
+/// Many clients need many descriptors, and the soft limit is often 1,024.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit that both calls only use while they run.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The program itself, as a user runs it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn tidepool() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidepool"));
+    // The tester's own configuration is none of the test's.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TIDEPOOL_")) {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+struct Serving {
+    child: Child,
+    url: String,
+}
+
+/// Starts a server on `data` and waits for its line.
+fn serve(data: &Path, arguments: &[&str]) -> Serving {
+    let mut child = tidepool()
+        .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--far", "anon:,size=256MB", "--data"])
+        .arg(data)
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let url = line.trim().strip_prefix("tidepool is ready: ").unwrap_or_else(|| {
+        let mut log = String::new();
+        child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+        panic!("no line but {line:?}; log: {log}")
+    });
+    Serving { url: url.to_owned(), child }
+}
+
+impl Serving {
+    fn signal(&self, signal: i32) {
+        // SAFETY: the child is not waited for yet, so its number is still its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    fn wait(mut self) -> (bool, String) {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let mut log = String::new();
+                self.child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+                return (status.success(), log);
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "the server does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn sql(url: &str, arguments: &[&str], input: &str) -> Output {
+    let mut child = tidepool()
+        .args(["sql", url])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn version_and_usage() {
+    let version = tidepool().arg("--version").output().unwrap();
+    assert_eq!(text(&version.stdout), format!("tidepool {}\n", env!("CARGO_PKG_VERSION")));
+    let nonsense = tidepool().arg("swim").output().unwrap();
+    assert_eq!(nonsense.status.code(), Some(2));
+}
+
+#[test]
+fn a_server_keeps_its_data_over_a_graceful_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = serve(&data, &[]);
+    let made = sql(
+        &server.url,
+        &["-c", "CREATE TABLE tides (id integer, name text)", "-c", "INSERT INTO tides VALUES (1, 'ebb'), (2, 'flow')"],
+        "",
+    );
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    assert_eq!(text(&made.stdout), "CREATE TABLE\nINSERT 0 2\n");
+    server.signal(libc::SIGTERM);
+    let (success, log) = server.wait();
+    assert!(success, "{log}");
+
+    let server = serve(&data, &[]);
+    let shown = sql(&server.url, &[], "SELECT id, name FROM tides ORDER BY id;\n");
+    assert_eq!(
+        text(&shown.stdout),
+        " id | name \n----+------\n  1 | ebb\n  2 | flow\n(2 rows)\n\n",
+        "{}",
+        text(&shown.stderr)
+    );
+    server.signal(libc::SIGINT);
+    assert!(server.wait().0);
+
+    // The same folder without a server.
+    let shown = tidepool()
+        .args(["sql", "--near", "256MB", "--far", "anon:,size=256MB", "--data"])
+        .arg(&data)
+        .args(["-c", "SELECT count(*) FROM tides"])
+        .output()
+        .unwrap();
+    assert_eq!(text(&shown.stdout), " count \n-------\n     2\n(1 row)\n\n", "{}", text(&shown.stderr));
+}
+
+#[test]
+fn two_servers_cannot_share_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path(), &[]);
+    let second = tidepool()
+        .args(["serve", "--listen", "127.0.0.1:0", "--near", "64MB", "--far", "64MB", "--data"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(text(&second.stderr).contains("error: "), "{}", text(&second.stderr));
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn errors_are_told_with_their_place_and_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path(), &[]);
+    let failed = sql(&server.url, &["-c", "SELECT 1 +\n  FROM"], "");
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stderr).starts_with("error: "), "{}", text(&failed.stderr));
+    // A script ends at its first failure.
+    let failed = sql(&server.url, &[], "SELECT 1 AS one;\nSELECT * FROM nowhere;\nSELECT 2 AS two;\n");
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stdout).contains("one") && !text(&failed.stdout).contains("two"));
+    assert!(text(&failed.stderr).contains("nowhere"), "{}", text(&failed.stderr));
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn copy_both_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(&folder.path().join("data"), &[]);
+    let input = folder.path().join("in.csv");
+    let output = folder.path().join("out.csv");
+    let rows: String = (0..10_000).map(|n| format!("{n},\"row, {n}\"\n")).collect();
+    std::fs::write(&input, format!("id,name\n{rows}")).unwrap();
+    let script = format!(
+        "CREATE TABLE copied (id bigint, name text);\n\
+         \\copy copied FROM '{}' WITH (FORMAT csv, HEADER)\n\
+         \\copy (SELECT * FROM copied ORDER BY id) TO '{}' WITH (FORMAT csv)\n\
+         \\copy (SELECT count(*) FROM copied) TO stdout\n",
+        input.display(),
+        output.display()
+    );
+    let copied = sql(&server.url, &[], &script);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    assert_eq!(text(&copied.stdout), "CREATE TABLE\nCOPY 10000\nCOPY 10000\n10000\n");
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), rows);
+    std::fs::write(&input, "1,fine\nnot a number,x\n").unwrap();
+    let failed = sql(&server.url, &["-c", &format!("\\copy copied FROM '{}' CSV", input.display())], "");
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stderr).contains("not a number"), "{}", text(&failed.stderr));
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn backslash_commands_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path(), &[]);
+    let script = "CREATE TABLE shown (id integer NOT NULL, name text);\n\
+        \\d\n\\d shown\n\\dt\n\\dt+\n\\dv\n\\db\n\\db+\n\\dn\n\\du\n\\l\n\\conninfo\n\\x\nSELECT 1 AS a, 'b' AS b;\n\\timing\n\\?\n\\q\nSELECT 'unreachable';\n";
+    let output = sql(&server.url, &[], script);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for expected in ["shown", "not null", "near", "far", "tidepool", "-[ RECORD 1 ]", "Timing is on."] {
+        assert!(shown.contains(expected), "{expected} is missing from {shown}");
+    }
+    assert!(!shown.contains("unreachable"));
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn configuration_mistakes_are_errors_not_panics() {
+    let folder = tempfile::tempdir().unwrap();
+    let attempt = |arguments: &[&str]| {
+        let output = tidepool().args(["serve", "--data"]).arg(folder.path()).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let stderr = text(&output.stderr).to_owned();
+        assert!(stderr.contains("error: ") && !stderr.contains("panicked"), "{stderr}");
+        stderr
+    };
+    let small = ["--near", "64MB", "--far", "anon:,size=64MB"];
+    let with = |more: &[&'static str]| [small.as_slice(), more].concat();
+    assert!(attempt(&with(&["--listen", "0.0.0.0:0"])).contains("no password is set"));
+    attempt(&with(&["--listen", "nonsense"]));
+    attempt(&with(&["--config", "/nonexistent/tidepool.toml"]));
+    attempt(&["--near", "lots"]);
+    attempt(&["--far", "numa:999,size=64MB"]);
+    attempt(&["--far", "file:/nonexistent/far,size=64MB"]);
+    attempt(&["--far", "anon:,size=64MB,profile=unheard-of"]);
+    attempt(&with(&["--tls-certificate", "/nonexistent/crt", "--tls-key", "/nonexistent/key"]));
+}

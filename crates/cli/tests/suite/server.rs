@@ -1,0 +1,91 @@
+//! A server within the test's process, on a port of its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_database::{Config, Database};
+use tidepool_planner::Planner;
+use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
+use tokio_postgres::{Client, NoTls};
+
+pub const MIB: u64 = 1 << 20;
+
+pub struct TestServer {
+    pub address: SocketAddr,
+    pub metrics_address: Option<SocketAddr>,
+    pub database: Arc<Database>,
+    shutdown: ShutdownHandle,
+    running: Option<tokio::task::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub struct Setup {
+    pub config: Option<Config>,
+    pub options: ServiceOptions,
+    /// Certificate and key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub metrics: bool,
+}
+
+impl TestServer {
+    pub async fn start() -> TestServer {
+        TestServer::with(Setup::default()).await
+    }
+
+    pub async fn with(setup: Setup) -> TestServer {
+        let config = setup.config.unwrap_or_else(|| Config::in_memory(256 * MIB, 256 * MIB));
+        let database = Database::open(config).expect("open the database");
+        let mut service = Service::new(Planner::new(database.clone()).expect("make a planner"), setup.options);
+        if let Some((certificate, key)) = &setup.tls {
+            service = service.with_tls(certificate, key).expect("load the certificate");
+        }
+        let metrics = setup.metrics.then_some("127.0.0.1:0");
+        let server = Server::bind(Arc::new(service), "127.0.0.1:0", metrics).await.expect("listen");
+        TestServer {
+            address: server.address().unwrap(),
+            metrics_address: server.metrics_address().unwrap(),
+            database,
+            shutdown: server.shutdown_handle(),
+            running: Some(tokio::spawn(server.run())),
+        }
+    }
+
+    pub fn config(&self) -> tokio_postgres::Config {
+        let mut config = tokio_postgres::Config::new();
+        config.host("127.0.0.1").port(self.address.port()).user("tidepool").dbname("tidepool");
+        config
+    }
+
+    pub async fn connect(&self) -> Client {
+        connect(&self.config()).await.expect("connect")
+    }
+
+    /// Stops and waits for the end.
+    pub async fn stop(mut self) {
+        self.shutdown.stop();
+        let running = self.running.take().expect("stopped once");
+        tokio::time::timeout(Duration::from_secs(60), running).await.expect("stops in time").expect("no panic");
+    }
+
+    pub fn ask_to_stop(&self) {
+        self.shutdown.stop();
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.shutdown.stop();
+    }
+}
+
+pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = config.connect(NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// The SQLSTATE of an error that the server sent.
+pub fn code(error: &tokio_postgres::Error) -> &str {
+    error.as_db_error().map_or("no code", |error| error.code().code())
+}

@@ -1,0 +1,201 @@
+//! SQL tests: every file of `tests/slt` in every placement, each on a server of its own.
+//!
+//! A file is skipped in a placement by a line `# skip in PLACEMENT: reason`. `TIDEPOOL_SLT=part/of/path` runs only the
+//! files that match.
+
+use crate::server::{MIB, Setup, TestServer};
+use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tidepool_database::Config;
+use tidepool_device::Location;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+struct Connection {
+    client: Client,
+}
+
+#[async_trait::async_trait]
+impl AsyncDB for Connection {
+    type Error = tokio_postgres::Error;
+    type ColumnType = DefaultColumnType;
+
+    async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>, tokio_postgres::Error> {
+        let mut output = DBOutput::StatementComplete(0);
+        for message in self.client.simple_query(sql).await? {
+            match message {
+                SimpleQueryMessage::RowDescription(columns) => {
+                    output = DBOutput::Rows { types: vec![DefaultColumnType::Any; columns.len()], rows: Vec::new() };
+                }
+                SimpleQueryMessage::Row(row) => {
+                    let values = (0..row.len())
+                        .map(|column| match row.get(column) {
+                            None => "NULL".to_owned(),
+                            Some("") => "(empty)".to_owned(),
+                            Some(text) => text.to_owned(),
+                        })
+                        .collect();
+                    if let DBOutput::Rows { rows, .. } = &mut output {
+                        rows.push(values);
+                    }
+                }
+                SimpleQueryMessage::CommandComplete(count) => {
+                    if let DBOutput::StatementComplete(_) = output {
+                        output = DBOutput::StatementComplete(count);
+                    }
+                }
+                _ => (),
+            }
+        }
+        Ok(output)
+    }
+
+    async fn shutdown(&mut self) {}
+
+    fn engine_name(&self) -> &str {
+        "tidepool"
+    }
+
+    async fn sleep(duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    fn error_sql_state(error: &tokio_postgres::Error) -> Option<String> {
+        error.as_db_error().map(|error| error.code().code().to_owned())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Placement {
+    AllNear,
+    AllFar,
+    /// Hardly any near memory: query heaps begin near and overflow.
+    TinyNear,
+    /// Far memory is a file on tmpfs.
+    FarFile,
+}
+
+impl Placement {
+    fn name(self) -> &'static str {
+        match self {
+            Placement::AllNear => "all_near",
+            Placement::AllFar => "all_far",
+            Placement::TinyNear => "tiny_near",
+            Placement::FarFile => "far_file",
+        }
+    }
+
+    fn config(self, scratch: &Path) -> Config {
+        let (near, far, table_space, heap_spaces) = match self {
+            Placement::AllNear => (512 * MIB, 256 * MIB, "near", "near"),
+            Placement::AllFar => (256 * MIB, 512 * MIB, "far", "far"),
+            Placement::TinyNear => (4 * MIB, 1024 * MIB, "far", "near,far"),
+            Placement::FarFile => (256 * MIB, 512 * MIB, "far", "far"),
+        };
+        let mut config = Config::in_memory(near, far);
+        config.default_tablespace = table_space.to_owned();
+        config.temp_tablespaces = heap_spaces.split(',').map(str::to_owned).collect();
+        if self == Placement::FarFile {
+            config.far.location = Location::File(scratch.join("far"));
+        }
+        config
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/slt")
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "slt") {
+            found.push(path);
+        }
+    }
+}
+
+/// The reason why `text` is skipped in a placement.
+fn skipped(text: &str, placement: Placement) -> Option<&str> {
+    let prefix = format!("# skip in {}:", placement.name());
+    text.lines().find_map(|line| line.strip_prefix(&prefix)).map(|reason| {
+        let reason = reason.trim();
+        assert!(!reason.is_empty(), "a skipped file needs a reason");
+        reason
+    })
+}
+
+async fn run_file(path: &Path, placement: Placement) -> Result<(), String> {
+    // On tmpfs where there is one.
+    let shm = Path::new("/dev/shm");
+    let scratch = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() }.unwrap();
+    let server = TestServer::with(Setup { config: Some(placement.config(scratch.path())), ..Setup::default() }).await;
+    let config = server.config();
+    let mut runner = Runner::new(move || {
+        let config = config.clone();
+        async move { Ok(Connection { client: crate::server::connect(&config).await? }) }
+    });
+    runner.add_label(placement.name());
+    runner.set_var("TIDEPOOL_SLT_DATA".to_owned(), root().join("data").display().to_string());
+    runner.set_var("TIDEPOOL_SLT_SCRATCH".to_owned(), scratch.path().display().to_string());
+    let result = tokio::time::timeout(Duration::from_secs(300), runner.run_file_async(path)).await;
+    drop(runner);
+    server.stop().await;
+    match result {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(error.display(false).to_string()),
+        Err(_) => Err("not done after 300 s".to_owned()),
+    }
+}
+
+async fn run_all(placement: Placement) {
+    let mut paths = Vec::new();
+    files(&root(), &mut paths);
+    paths.sort();
+    let wanted = std::env::var("TIDEPOOL_SLT").unwrap_or_default();
+    let mut failures = String::new();
+    let mut ran = 0;
+    for path in &paths {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        let text = std::fs::read_to_string(path).unwrap();
+        if !name.contains(&wanted) {
+            continue;
+        }
+        if let Some(reason) = skipped(&text, placement) {
+            println!("{}: {name}: skipped: {reason}", placement.name());
+            continue;
+        }
+        let start = Instant::now();
+        ran += 1;
+        let result = run_file(path, placement).await;
+        println!("{}: {name}: {:.2} s", placement.name(), start.elapsed().as_secs_f64());
+        if let Err(failure) = result {
+            let _ = writeln!(failures, "\n=== {name} in placement {}\n{failure}", placement.name());
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+    assert!(ran > 0 || !wanted.is_empty(), "no files in {}", root().display());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_near() {
+    run_all(Placement::AllNear).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_far() {
+    run_all(Placement::AllFar).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tiny_near() {
+    run_all(Placement::TinyNear).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn far_file() {
+    run_all(Placement::FarFile).await;
+}
