@@ -1,1 +1,396 @@
 //! `COPY`: files and the client's stream into a table and out of a query.
+//!
+//! Loading runs on one thread that may block: it reads and parses, fills in defaults, and hands batches to the table's
+//! writer, which encodes on threads of its own and holds a bounded number of rows.
+
+use crate::execute::Batches;
+use crate::facts::SessionFacts;
+use crate::interrupt::Interrupt;
+use crate::session::{CopyOut, ResultColumn, Running, Session};
+use crate::statement::{CopyEndpoint, QualifiedName};
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use bytes::Bytes;
+use datafusion::common::DFSchema;
+use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::sql::sqlparser::ast;
+use futures::StreamExt;
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::{Error, Result, SqlType};
+use tidepool_database::copy::{CopyFormat, CopyOptions, ParquetWriter, RowReader, RowWriter, read_parquet};
+use tidepool_database::progress::Progress;
+use tidepool_database::text::TextSettings;
+use tidepool_database::{TableWriter, Transaction};
+use tidepool_table::TableVersion;
+use tokio::sync::mpsc;
+
+/// Bytes read from a file at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// Pieces that the client may be ahead of the loader.
+const PIECES_AHEAD: usize = 8;
+
+/// The options of a `COPY`, a file's ending standing in for `FORMAT`.
+pub fn options(pairs: &[(String, Option<String>)], endpoint: &CopyEndpoint) -> Result<CopyOptions> {
+    let mut pairs = pairs.to_vec();
+    let format = pairs.iter().any(|(name, _)| name.eq_ignore_ascii_case("format"));
+    if let CopyEndpoint::File(path) = endpoint
+        && !format
+        && Path::new(path).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
+    {
+        pairs.push(("format".to_owned(), Some("parquet".to_owned())));
+    }
+    let options = CopyOptions::from_pairs(&pairs)?;
+    if options.format == CopyFormat::Parquet && *endpoint == CopyEndpoint::Client {
+        return Err(Error::unsupported("Parquet is copied from and to files on the server only")
+            .with_hint("Name the file in COPY itself, or use FORMAT csv."));
+    }
+    Ok(options)
+}
+
+/// A `COPY … FROM` about to run.
+pub struct Load {
+    version: Arc<TableVersion>,
+    columns: Vec<usize>,
+    options: CopyOptions,
+    settings: TextSettings,
+    defaults: Defaults,
+}
+
+impl Load {
+    pub fn new(
+        facts: &Arc<SessionFacts>,
+        name: &QualifiedName,
+        columns: &[String],
+        pairs: &[(String, Option<String>)],
+        endpoint: &CopyEndpoint,
+    ) -> Result<Load> {
+        let version = crate::insert::target(facts, name)?;
+        let columns = crate::insert::positions(&version.def, columns)?;
+        let options = options(pairs, endpoint)?;
+        let defaults = Defaults::new(facts, &version, &columns)?;
+        Ok(Load { settings: facts.settings.text_settings(), version, columns, options, defaults })
+    }
+
+    fn writer(&self, transaction: &mut Transaction, interrupt: &Interrupt) -> Result<TableWriter> {
+        transaction.lock_table(&self.version.def.name, &interrupt.lock_wait())?;
+        let writer = transaction.writer(&self.version.def.name)?;
+        if writer.table().def.id != self.version.def.id {
+            return Err(Error::new(
+                tidepool_base::SqlState::UNDEFINED_TABLE,
+                format!("relation \"{}\" was replaced while waiting for it", self.version.def.name),
+            ));
+        }
+        Ok(writer)
+    }
+
+    /// Loads a file on the server.
+    pub fn from_file(self, transaction: &mut Transaction, interrupt: &Interrupt, path: &str) -> Result<u64> {
+        let mut writer = self.writer(transaction, interrupt)?;
+        let shown = format!("open file \"{path}\" for reading");
+        let mut file = File::open(path).map_err(|error| Error::io(&shown, &error))?;
+        let metadata = file.metadata().map_err(|error| Error::io(&shown, &error))?;
+        if metadata.is_dir() {
+            return Err(Error::new(tidepool_base::SqlState::WRONG_OBJECT_TYPE, format!("\"{path}\" is a directory")));
+        }
+        let progress = Progress::start("COPY FROM", &self.version.def.name, metadata.len());
+        if self.options.format == CopyFormat::Parquet {
+            let batches = read_parquet(Path::new(path), &self.version.def, &self.columns)?;
+            let mut rows = 0;
+            for batch in batches {
+                interrupt.check()?;
+                let batch = batch?;
+                rows += batch.num_rows() as u64;
+                self.put(&mut writer, &batch)?;
+                // How far a Parquet file has been read is known by rows only; bytes come in one go at the end.
+                progress.add(0, batch.num_rows() as u64);
+            }
+            progress.add(metadata.len(), 0);
+            tracing::debug!(rows, path, "copied from Parquet");
+            return transaction.absorb(writer);
+        }
+        let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
+        let mut piece = vec![0_u8; READ_BYTES];
+        loop {
+            interrupt.check()?;
+            let read = file.read(&mut piece).map_err(|error| Error::io(format!("read file \"{path}\""), &error))?;
+            if read == 0 {
+                break;
+            }
+            let rows = self.feed(&mut reader, &mut writer, &piece[..read])?;
+            progress.add(read as u64, rows);
+        }
+        self.finish(reader, &mut writer)?;
+        transaction.absorb(writer)
+    }
+
+    /// Loads what the client sends.
+    pub(crate) fn from_client(self, session: &Session, running: Running) -> Result<CopyIn> {
+        let columns = self.columns.len();
+        let (sender, mut receiver) = mpsc::channel(PIECES_AHEAD);
+        let Running { interrupt, mut query, .. } = running;
+        let canceled = interrupt.clone();
+        query.info.running(None);
+        let loading = session.begin_write(interrupt, move |transaction, interrupt| {
+            let mut writer = self.writer(transaction, interrupt)?;
+            let progress = Progress::start("COPY FROM", &self.version.def.name, 0);
+            let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
+            loop {
+                interrupt.check()?;
+                match receiver.blocking_recv() {
+                    Some(Piece::Data(bytes)) => {
+                        let rows = self.feed(&mut reader, &mut writer, &bytes)?;
+                        query.info.rows.fetch_add(rows, Ordering::Relaxed);
+                        progress.add(bytes.len() as u64, rows);
+                    }
+                    Some(Piece::End) => break,
+                    None => return Err(crate::errors::canceled()),
+                }
+            }
+            self.finish(reader, &mut writer)?;
+            let rows = transaction.absorb(writer)?;
+            query.succeeded();
+            Ok(rows)
+        });
+        Ok(CopyIn { columns, sender, loading: Some(loading), interrupt: canceled })
+    }
+
+    fn feed(&self, reader: &mut RowReader, writer: &mut TableWriter, bytes: &[u8]) -> Result<u64> {
+        let mut rows = 0;
+        for batch in reader.feed(bytes)? {
+            rows += batch.num_rows() as u64;
+            self.put(writer, &batch)?;
+        }
+        Ok(rows)
+    }
+
+    fn finish(&self, mut reader: RowReader, writer: &mut TableWriter) -> Result<()> {
+        if let Some(batch) = reader.finish()? {
+            self.put(writer, &batch)?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, writer: &mut TableWriter, batch: &RecordBatch) -> Result<()> {
+        writer.write(&self.defaults.complete(batch, &self.columns)?)
+    }
+}
+
+/// The columns that a load does not list, made row by row from their defaults.
+struct Defaults {
+    schema: SchemaRef,
+    /// By position in the table; `None` for those listed.
+    expressions: Vec<Option<Arc<dyn PhysicalExpr>>>,
+}
+
+impl Defaults {
+    fn new(facts: &Arc<SessionFacts>, version: &TableVersion, listed: &[usize]) -> Result<Defaults> {
+        let def = &version.def;
+        // Nullability is the writer's to check, with PostgreSQL's message.
+        let fields: Vec<Field> =
+            def.arrow_schema().fields().iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+        let schema = Arc::new(Schema::new(fields));
+        let mut expressions: Vec<Option<Arc<dyn PhysicalExpr>>> = vec![None; def.columns.len()];
+        let missing: Vec<usize> = (0..def.columns.len()).filter(|position| !listed.contains(position)).collect();
+        if missing.is_empty() {
+            return Ok(Defaults { schema, expressions });
+        }
+        let state = facts.planner.state(facts);
+        let planned = missing
+            .iter()
+            .map(|&position| {
+                let column = &def.columns[position];
+                crate::insert::default(&state, facts, column.default.as_deref(), column.sql_type)
+                    .map(|expr| expr.alias(&column.name))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let plan = LogicalPlanBuilder::empty(true)
+            .project(planned)
+            .and_then(LogicalPlanBuilder::build)
+            .map_err(crate::errors::from_datafusion)?;
+        let plan = state
+            .analyzer()
+            .execute_and_check(plan, state.config_options(), |_, _| {})
+            .map_err(crate::errors::from_datafusion)?;
+        let LogicalPlan::Projection(projection) = plan else {
+            return Err(Error::internal("defaults make no projection"));
+        };
+        for (position, expr) in missing.into_iter().zip(projection.expr) {
+            let expr = state.create_physical_expr(expr, &DFSchema::empty()).map_err(crate::errors::from_datafusion)?;
+            expressions[position] = Some(expr);
+        }
+        Ok(Defaults { schema, expressions })
+    }
+
+    fn complete(&self, batch: &RecordBatch, listed: &[usize]) -> Result<RecordBatch> {
+        let rows = batch.num_rows();
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let nothing = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options)
+            .map_err(crate::errors::from_arrow)?;
+        let mut columns: Vec<Option<ArrayRef>> = vec![None; self.expressions.len()];
+        for (column, &position) in batch.columns().iter().zip(listed) {
+            columns[position] = Some(column.clone());
+        }
+        let columns = columns
+            .into_iter()
+            .zip(&self.expressions)
+            .map(|(column, expression)| match (column, expression) {
+                (Some(column), _) => Ok(column),
+                (None, Some(expression)) => expression
+                    .evaluate(&nothing)
+                    .and_then(|value| value.into_array(rows))
+                    .map_err(crate::errors::from_datafusion),
+                (None, None) => Err(Error::internal("a column has neither values nor a default")),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(crate::errors::from_arrow)
+    }
+}
+
+enum Piece {
+    Data(Bytes),
+    End,
+}
+
+/// `COPY … FROM STDIN` under way. Dropped unfinished, it leaves nothing behind.
+pub struct CopyIn {
+    pub columns: usize,
+    sender: mpsc::Sender<Piece>,
+    loading: Option<tokio::task::JoinHandle<Result<u64>>>,
+    interrupt: Arc<Interrupt>,
+}
+
+impl CopyIn {
+    pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
+        self.send(Piece::Data(bytes)).await
+    }
+
+    /// The client's CopyFail is an error to hand to `Session::fail`, after dropping this.
+    pub async fn finish(mut self) -> Result<u64> {
+        self.send(Piece::End).await?;
+        match self.loading.take() {
+            Some(loading) => crate::execute::joined(loading.await),
+            None => Err(Error::internal("this COPY has ended")),
+        }
+    }
+
+    async fn send(&mut self, piece: Piece) -> Result<()> {
+        let interrupt = self.interrupt.clone();
+        let sent = tokio::select! {
+            biased;
+            error = interrupt.wait() => {
+                // The loader waits for a piece; without a sender it ends, and undoes what it did.
+                self.sender = mpsc::channel(1).0;
+                return Err(error);
+            }
+            sent = self.sender.send(piece) => sent.is_ok(),
+        };
+        if sent {
+            return Ok(());
+        }
+        // The loader gave up: its reason is the error.
+        match self.loading.take() {
+            Some(loading) => match crate::execute::joined(loading.await) {
+                Ok(_) => Err(Error::internal("COPY ended before its data")),
+                Err(error) => Err(error),
+            },
+            None => Err(Error::internal("this COPY has ended")),
+        }
+    }
+}
+
+/// The query that `COPY table TO` stands for.
+pub fn select(name: &QualifiedName, columns: &[String], schema: &Schema) -> Result<Box<ast::Query>> {
+    let quote = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    let columns: Vec<String> = match columns {
+        [] => schema.fields().iter().map(|field| quote(field.name())).collect(),
+        columns => columns.iter().map(|column| quote(column)).collect(),
+    };
+    let table = match &name.schema {
+        Some(schema) => format!("{}.{}", quote(schema), quote(&name.name)),
+        None => quote(&name.name),
+    };
+    let statements = crate::statement::parse(&format!("SELECT {} FROM {table}", columns.join(", ")))?;
+    match statements.first().map(crate::statement::Statement::command) {
+        Some(crate::statement::Command::Query(query)) => Ok(query.clone()),
+        _ => Err(Error::internal("a table makes no query")),
+    }
+}
+
+/// A `COPY … TO` about to run.
+pub struct Unload {
+    names: Vec<String>,
+    types: Vec<SqlType>,
+    schema: SchemaRef,
+    options: CopyOptions,
+    settings: TextSettings,
+}
+
+impl Unload {
+    pub fn new(
+        columns: &[ResultColumn],
+        schema: &SchemaRef,
+        options: &CopyOptions,
+        settings: &TextSettings,
+    ) -> Result<Unload> {
+        Ok(Unload {
+            names: columns.iter().map(|column| column.name.clone()).collect(),
+            types: columns.iter().map(|column| column.sql_type).collect(),
+            schema: schema.clone(),
+            options: options.clone(),
+            settings: settings.clone(),
+        })
+    }
+
+    pub fn to_client(self, batches: Batches) -> Result<CopyOut> {
+        let columns = self.names.len();
+        let mut writer = RowWriter::new(&self.names, &self.types, &self.options, &self.settings)?;
+        let rows = Arc::new(AtomicU64::new(0));
+        let counted = rows.clone();
+        let mut header = Vec::new();
+        writer.start(&mut header);
+        let head = (!header.is_empty()).then(|| Ok(Bytes::from(header)));
+        let data = batches.map(move |batch| {
+            let batch = batch?;
+            let mut text = Vec::new();
+            writer.write(&batch, &mut text)?;
+            counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+            Ok(Bytes::from(text))
+        });
+        Ok(CopyOut { columns, data: Box::pin(futures::stream::iter(head).chain(data)), rows })
+    }
+
+    /// Writes a file on the server. One that exists is replaced, as in PostgreSQL.
+    pub fn to_file(self, mut batches: Batches, path: &str) -> Result<u64> {
+        let mut rows = 0;
+        if self.options.format == CopyFormat::Parquet {
+            let mut writer = ParquetWriter::create(Path::new(path), &self.names, &self.types, self.schema)?;
+            while let Some(batch) = batches.blocking_next() {
+                writer.write(&batch?)?;
+            }
+            return writer.finish();
+        }
+        let mut writer = RowWriter::new(&self.names, &self.types, &self.options, &self.settings)?;
+        let failed = |error: std::io::Error| Error::io(format!("write to file \"{path}\""), &error);
+        let file =
+            File::create(path).map_err(|error| Error::io(format!("open file \"{path}\" for writing"), &error))?;
+        let mut file = BufWriter::new(file);
+        let mut text = Vec::new();
+        writer.start(&mut text);
+        while let Some(batch) = batches.blocking_next() {
+            let batch = batch?;
+            writer.write(&batch, &mut text)?;
+            rows += batch.num_rows() as u64;
+            file.write_all(&text).map_err(failed)?;
+            text.clear();
+        }
+        file.write_all(&text).map_err(failed)?;
+        file.flush().map_err(failed)?;
+        Ok(rows)
+    }
+}

@@ -1,1 +1,362 @@
-//! Statements that define things.
+//! `CREATE TABLE` and `CREATE TABLESPACE`: syntax to definitions.
+
+use crate::facts::SessionFacts;
+use crate::insert;
+use crate::statement::{QualifiedName, fold};
+use crate::types::sql_type;
+use datafusion::common::DFSchema;
+use datafusion::logical_expr::{Expr, ExprSchemable};
+use datafusion::sql::sqlparser::ast::{self, ColumnOption, TableConstraint};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::Profile;
+use tidepool_table::{ColumnDef, Placement};
+use tidepool_tablespace::TablespaceConfig;
+
+/// Columns of a table: PostgreSQL's limit.
+const COLUMNS_MAX: usize = 1600;
+
+/// Bytes of a name: PostgreSQL cuts longer ones with a notice, here they are refused, which is easier to notice.
+const NAME_LEN_MAX: usize = 63;
+
+/// A table to be made.
+pub struct NewTable {
+    pub name: String,
+    pub if_not_exists: bool,
+    pub columns: Vec<ColumnDef>,
+    pub primary_key: Vec<usize>,
+    pub placement: Placement,
+    /// `CREATE TABLE AS`: the query, and the names that its columns take.
+    pub query: Option<(Box<ast::Query>, Vec<String>)>,
+}
+
+/// The table's name within `public`, the only schema in which tables can be made.
+pub fn public_name(name: &QualifiedName) -> Result<&str> {
+    match name.schema.as_deref() {
+        None | Some("public") => Ok(&name.name),
+        Some("pg_catalog" | "information_schema" | "tidepool") => Err(Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            format!("permission denied: \"{name}\" is in a system schema"),
+        )),
+        Some(schema) => Err(Error::new(SqlState::INVALID_SCHEMA_NAME, format!("schema \"{schema}\" does not exist"))
+            .with_hint("Tables live in schema public.")),
+    }
+}
+
+fn check_name(name: &str, what: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::new(SqlState::SYNTAX_ERROR, "zero-length delimited identifier"));
+    }
+    if name.len() > NAME_LEN_MAX {
+        return Err(Error::new(SqlState::NAME_TOO_LONG, format!("{what} name \"{name}\" is too long"))
+            .with_detail(format!("A name has at most {NAME_LEN_MAX} bytes.")));
+    }
+    Ok(())
+}
+
+pub fn check_table_name(name: &str) -> Result<()> {
+    check_name(name, "table")
+}
+
+/// Reads a `CREATE TABLE`.
+pub fn new_table(
+    facts: &Arc<SessionFacts>,
+    mut table: ast::CreateTable,
+    tablespace: Option<String>,
+) -> Result<NewTable> {
+    let qualified = insert::object_name(&table.name)?;
+    let name = public_name(&qualified)?.to_owned();
+    check_table_name(&name)?;
+    if table.temporary {
+        return Err(Error::unsupported("temporary tables are not supported"));
+    }
+    if table.like.is_some()
+        || table.inherits.is_some()
+        || table.partition_of.is_some()
+        || table.partition_by.is_some()
+        || table.clone.is_some()
+    {
+        return Err(Error::unsupported("this form of CREATE TABLE is not supported")
+            .with_hint("Inheritance, partitions and LIKE are not supported; CREATE TABLE AS is."));
+    }
+    storage_parameters(&table.table_options)?;
+
+    let tablespace = tablespace.unwrap_or_else(|| facts.settings.default_tablespace().to_owned());
+    facts.planner.database().tablespaces().get(&tablespace)?;
+    let placement = Placement { main: tablespace.clone(), delta: tablespace, columns: BTreeMap::new() };
+
+    if let Some(query) = table.query.take() {
+        let mut names = Vec::with_capacity(table.columns.len());
+        for column in &table.columns {
+            if column.data_type != ast::DataType::Unspecified || !column.options.is_empty() {
+                return Err(Error::new(SqlState::SYNTAX_ERROR, "CREATE TABLE AS takes column names only"));
+            }
+            names.push(fold(&column.name));
+        }
+        return Ok(NewTable {
+            name,
+            if_not_exists: table.if_not_exists,
+            columns: Vec::new(),
+            primary_key: Vec::new(),
+            placement,
+            query: Some((query, names)),
+        });
+    }
+
+    let mut columns: Vec<ColumnDef> = Vec::with_capacity(table.columns.len());
+    let mut primary_key: Option<Vec<usize>> = None;
+    for column in table.columns {
+        let position = columns.len();
+        let (definition, primary) = column_def(facts, column)?;
+        if primary && primary_key.replace(vec![position]).is_some() {
+            return Err(multiple_keys(&name));
+        }
+        columns.push(definition);
+    }
+    check_columns(&columns)?;
+    for constraint in table.constraints {
+        match constraint {
+            TableConstraint::PrimaryKey(key) => {
+                let mut positions = Vec::with_capacity(key.columns.len());
+                for column in &key.columns {
+                    let ast::Expr::Identifier(ident) = &column.column.expr else {
+                        return Err(Error::unsupported("a primary key takes plain columns only"));
+                    };
+                    let column = fold(ident);
+                    match columns.iter().position(|definition| definition.name == column) {
+                        Some(position) if positions.contains(&position) => {
+                            return Err(Error::new(
+                                SqlState::DUPLICATE_COLUMN,
+                                format!("column \"{column}\" appears twice in primary key constraint"),
+                            ));
+                        }
+                        Some(position) => positions.push(position),
+                        None => {
+                            return Err(Error::new(
+                                SqlState::UNDEFINED_COLUMN,
+                                format!("column \"{column}\" named in key does not exist"),
+                            ));
+                        }
+                    }
+                }
+                if primary_key.replace(positions).is_some() {
+                    return Err(multiple_keys(&name));
+                }
+            }
+            TableConstraint::Unique(_) | TableConstraint::UniqueUsingIndex(_) => return Err(no_constraint("UNIQUE")),
+            TableConstraint::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
+            TableConstraint::Check(_) => return Err(no_constraint("CHECK")),
+            _ => return Err(Error::unsupported("this table constraint is not supported")),
+        }
+    }
+    let primary_key = primary_key.unwrap_or_default();
+    for &position in &primary_key {
+        columns[position].nullable = false;
+    }
+    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, primary_key, placement, query: None })
+}
+
+/// Refuses too many columns and names that are taken twice.
+pub fn check_columns(columns: &[ColumnDef]) -> Result<()> {
+    if columns.len() > COLUMNS_MAX {
+        return Err(Error::new(SqlState::TOO_MANY_COLUMNS, format!("tables can have at most {COLUMNS_MAX} columns")));
+    }
+    let mut names = HashSet::new();
+    for column in columns {
+        check_name(&column.name, "column")?;
+        if !names.insert(&column.name) {
+            return Err(Error::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column \"{}\" specified more than once", column.name),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn multiple_keys(table: &str) -> Error {
+    Error::new(
+        SqlState::INVALID_TABLE_DEFINITION,
+        format!("multiple primary keys for table \"{table}\" are not allowed"),
+    )
+}
+
+fn no_constraint(kind: &str) -> Error {
+    Error::unsupported(format!("{kind} constraints are not supported yet"))
+        .with_hint("PRIMARY KEY can be declared (it is not enforced), and NOT NULL is enforced.")
+}
+
+fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
+    let first = match options {
+        ast::CreateTableOptions::None => None,
+        ast::CreateTableOptions::With(options)
+        | ast::CreateTableOptions::Options(options)
+        | ast::CreateTableOptions::Plain(options)
+        | ast::CreateTableOptions::TableProperties(options) => options.first(),
+    };
+    match first {
+        None => Ok(()),
+        Some(option) => {
+            let name = match option {
+                ast::SqlOption::KeyValue { key, .. } => fold(key),
+                other => other.to_string(),
+            };
+            Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("unrecognized parameter \"{name}\""))
+                .with_hint("Tables have no storage parameters yet; TABLESPACE says where one lives."))
+        }
+    }
+}
+
+fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(ColumnDef, bool)> {
+    let name = fold(&column.name);
+    let sql_type = sql_type(&column.data_type)?;
+    let mut nullable = None;
+    let mut default = None;
+    let mut primary = false;
+    for option in column.options {
+        match option.option {
+            ColumnOption::Null => set_nullable(&mut nullable, true, &name)?,
+            ColumnOption::NotNull => set_nullable(&mut nullable, false, &name)?,
+            ColumnOption::Default(expr) => {
+                if default.replace(expr).is_some() {
+                    return Err(Error::new(
+                        SqlState::SYNTAX_ERROR,
+                        format!("multiple default values specified for column \"{name}\""),
+                    ));
+                }
+            }
+            ColumnOption::PrimaryKey(_) => primary = true,
+            ColumnOption::Unique(_) => return Err(no_constraint("UNIQUE")),
+            ColumnOption::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
+            ColumnOption::Check(_) => return Err(no_constraint("CHECK")),
+            ColumnOption::Generated { .. } | ColumnOption::Identity(_) => {
+                return Err(Error::unsupported("generated columns are not supported"));
+            }
+            ColumnOption::Collation(collation) => {
+                let collation = collation.0.last().and_then(|part| part.as_ident()).map(fold).unwrap_or_default();
+                if !matches!(collation.as_str(), "c" | "C" | "posix" | "POSIX" | "default") {
+                    return Err(Error::unsupported(format!("collation \"{collation}\" is not supported"))
+                        .with_hint("Text is ordered by its bytes, which is collation \"C\"."));
+                }
+            }
+            other => return Err(Error::unsupported(format!("column option {other} is not supported"))),
+        }
+    }
+    let default = match default {
+        Some(expr) => Some(check_default(facts, &name, sql_type, expr)?),
+        None => None,
+    };
+    let nullable = nullable.unwrap_or(!primary);
+    if primary && nullable {
+        return Err(Error::new(
+            SqlState::SYNTAX_ERROR,
+            format!("conflicting NULL/NOT NULL declarations for column \"{name}\""),
+        ));
+    }
+    Ok((ColumnDef { name, sql_type, nullable, default }, primary))
+}
+
+fn set_nullable(slot: &mut Option<bool>, nullable: bool, column: &str) -> Result<()> {
+    match slot.replace(nullable) {
+        Some(before) if before != nullable => Err(Error::new(
+            SqlState::SYNTAX_ERROR,
+            format!("conflicting NULL/NOT NULL declarations for column \"{column}\""),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Plans a default (and evaluates what is constant in it), so that an insert never meets one that cannot be.
+fn check_default(
+    facts: &Arc<SessionFacts>,
+    column: &str,
+    sql_type: tidepool_base::SqlType,
+    expr: ast::Expr,
+) -> Result<String> {
+    use datafusion::logical_expr::simplify::SimplifyContext;
+    use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+    let text = expr.to_string();
+    let state = facts.planner.state(facts);
+    let planned = insert::default_expression(&state, facts, expr).map_err(|error| match error.code() {
+        SqlState::UNDEFINED_COLUMN => Error::unsupported("cannot use column reference in DEFAULT expression"),
+        _ => error,
+    })?;
+    if planned.any_column_refs() {
+        return Err(Error::unsupported("cannot use column reference in DEFAULT expression"));
+    }
+    let typed = insert::default(&state, facts, Some(&text), sql_type)?;
+    let literal = matches!(planned, Expr::Literal(..));
+    let from = planned.get_type(&DFSchema::empty()).map_err(crate::errors::from_datafusion)?;
+    if !literal
+        && crate::types::type_of(&arrow::datatypes::Field::new("", from, true))
+            .is_some_and(|from| from.is_text() != sql_type.is_text() && !sql_type.is_text())
+    {
+        return Err(Error::new(
+            SqlState::DATATYPE_MISMATCH,
+            format!("column \"{column}\" is of type {sql_type} but default expression is of another"),
+        )
+        .with_hint("You will need to rewrite or cast the expression."));
+    }
+    let context = SimplifyContext::builder()
+        .with_config_options(Arc::clone(state.config_options()))
+        .with_query_execution_start_time(state.execution_props().query_execution_start_time)
+        .build();
+    let plan = datafusion::logical_expr::LogicalPlanBuilder::empty(true)
+        .project(vec![typed])
+        .and_then(datafusion::logical_expr::LogicalPlanBuilder::build)
+        .map_err(crate::errors::from_datafusion)?;
+    // The whole analysis: literals are read with the column's type, which is where a bad one shows.
+    let analyzed = state
+        .analyzer()
+        .execute_and_check(plan, state.config_options(), |_, _| {})
+        .map_err(crate::errors::from_datafusion)?;
+    if let datafusion::logical_expr::LogicalPlan::Projection(projection) = analyzed {
+        for expr in projection.expr {
+            ExprSimplifier::new(context.clone()).simplify(expr).map_err(crate::errors::from_datafusion)?;
+        }
+    }
+    Ok(text)
+}
+
+/// Reads a `CREATE TABLESPACE`.
+pub fn tablespace(name: &str, location: &str, options: &[(String, String)]) -> Result<TablespaceConfig> {
+    check_name(name, "tablespace")?;
+    if name.starts_with("pg_") {
+        return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
+            .with_detail("The prefix \"pg_\" is reserved for system tablespaces."));
+    }
+    let mut config = TablespaceConfig {
+        name: name.to_owned(),
+        location: location.parse()?,
+        size_bytes: None,
+        profile: None,
+        huge_pages: true,
+    };
+    for (option, value) in options {
+        match option.as_str() {
+            "size" => config.size_bytes = Some(value.parse::<ByteSize>()?.0),
+            "profile" => config.profile = Some(Profile::preset(value)?),
+            "huge_pages" => {
+                config.huge_pages = match value.to_ascii_lowercase().as_str() {
+                    "on" | "true" | "1" => true,
+                    "off" | "false" | "0" => false,
+                    _ => {
+                        return Err(Error::new(
+                            SqlState::INVALID_PARAMETER_VALUE,
+                            format!("invalid value for boolean option \"huge_pages\": {value}"),
+                        ));
+                    }
+                }
+            }
+            _ => {
+                return Err(Error::new(
+                    SqlState::INVALID_PARAMETER_VALUE,
+                    format!("unrecognized parameter \"{option}\""),
+                )
+                .with_hint("Tablespaces have size, profile and huge_pages."));
+            }
+        }
+    }
+    Ok(config)
+}

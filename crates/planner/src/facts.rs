@@ -12,10 +12,13 @@ use std::any::Any;
 use std::sync::Arc;
 use tidepool_database::DatabaseVersion;
 
+/// The one database's name.
+pub const DATABASE: &str = "tidepool";
+
 pub struct SessionFacts {
     pub planner: Arc<Planner>,
     pub user: String,
-    /// The database's name; always `tidepool` today.
+    /// The database's name.
     pub database: &'static str,
     /// Stands for the backend's process id.
     pub session_id: u32,

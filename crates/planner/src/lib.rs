@@ -1,28 +1,37 @@
 //! SQL to plan to rows. The only crate that names DataFusion: what leaves it is Arrow batches and [`Outcome`]s.
 //!
 //! [`Planner`] is one a process; [`Session`] is one a connection. A statement goes down this list: `statement` (text to
-//! syntax), `session` (which transaction, which snapshot), then `ddl`, `copy` or `query` (syntax to plan to rows), with
-//! `scan` at the bottom of every plan, `heap` around its execution and `optimizer` between. `catalog` answers what
-//! clients ask about the database itself.
+//! syntax), `session` (which transaction, which snapshot), then `ddl`, `insert`, `copy` or `query` (syntax to plan) and
+//! `execute` (plan to rows), with `scan` at the bottom of every plan, `heap` around its execution, and `casts` and
+//! `optimizer` between. `catalog` answers what clients ask about the database itself.
 
 pub mod baseline;
 
+mod casts;
 mod catalog;
 mod copy;
 mod ddl;
 mod errors;
+mod execute;
+mod explain;
 mod facts;
 mod heap;
+mod insert;
+mod interrupt;
+mod names;
 mod optimizer;
+mod planner;
 mod queries;
+mod query;
 mod scan;
 mod session;
 mod settings;
 mod statement;
 mod types;
 
+pub use planner::Planner;
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
-    BatchStream, CancelHandle, CopyIn, CopyOut, Description, Notice, Outcome, Planner, ResultColumn, Session,
-    Statement, TransactionStatus,
+    BatchStream, CancelHandle, CopyIn, CopyOut, Description, Notice, Outcome, ResultColumn, Session, TransactionStatus,
 };
+pub use statement::Statement;

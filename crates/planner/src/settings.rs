@@ -1,8 +1,136 @@
 //! Settings of a session (`SET`, `SHOW`, `tidepool.toml`'s defaults).
+//!
+//! A setting is listed here only if changing it changes something, or if clients rely on its being there and there is
+//! one true value: then only that value can be set.
+
+use arrow::array::timezone::Tz;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::Database;
+use tidepool_database::text::TextSettings;
+
+/// PostgreSQL's release whose behaviour and catalogue this follows.
+pub const POSTGRES_VERSION: &str = "15.0";
+
+enum Kind {
+    /// What it is, for good.
+    ReadOnly,
+    Boolean,
+    Integer {
+        min: i64,
+        max: i64,
+    },
+    /// Milliseconds; units ms, s, min, h, d.
+    Time,
+    /// Bytes; 0 is no limit.
+    Size,
+    Text,
+    /// One of these, compared without case.
+    OneOf(&'static [&'static str]),
+    /// PostgreSQL has more of these than the ones here; the rest are refused as not supported.
+    Only(&'static [&'static str]),
+    TimeZone,
+    Tablespace,
+    Tablespaces,
+    Names,
+    Isolation,
+}
+
+struct Definition {
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    /// Told to clients when it changes.
+    report: bool,
+    description: &'static str,
+}
+
+const fn define(name: &'static str, kind: Kind, default: &'static str, description: &'static str) -> Definition {
+    Definition { name, kind, default, report: false, description }
+}
+
+const fn report(name: &'static str, kind: Kind, default: &'static str, description: &'static str) -> Definition {
+    Definition { name, kind, default, report: true, description }
+}
+
+/// In the order of `SHOW ALL`, which is the names' without case.
+static DEFINITIONS: &[Definition] = &[
+    report("application_name", Kind::Text, "", "The name the application gives itself, shown in pg_stat_activity."),
+    define("bytea_output", Kind::Only(&["hex"]), "hex", "The text form of bytea."),
+    report("client_encoding", Kind::Only(&["UTF8"]), "UTF8", "The client's character set."),
+    define(
+        "client_min_messages",
+        Kind::OneOf(&["debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning", "error"]),
+        "notice",
+        "The least severe messages that are sent to the client.",
+    ),
+    report("DateStyle", Kind::Only(&["ISO, MDY"]), "ISO, MDY", "The text form of dates and times."),
+    define("default_tablespace", Kind::Tablespace, "", "Where new tables go."),
+    define(
+        "default_transaction_isolation",
+        Kind::Isolation,
+        "read committed",
+        "The isolation level of new transactions.",
+    ),
+    report("default_transaction_read_only", Kind::Boolean, "off", "Whether new transactions may only read."),
+    define(
+        "extra_float_digits",
+        Kind::Integer { min: -15, max: 3 },
+        "1",
+        "Digits of floating-point text beyond the standard; above 0 the shortest exact form.",
+    ),
+    report("in_hot_standby", Kind::ReadOnly, "off", "Whether this is a standby."),
+    report("integer_datetimes", Kind::ReadOnly, "on", "Whether timestamps are integers."),
+    report("IntervalStyle", Kind::Only(&["postgres"]), "postgres", "The text form of intervals."),
+    report("is_superuser", Kind::ReadOnly, "on", "Whether the user may do everything."),
+    define("lc_collate", Kind::ReadOnly, "C", "How text is ordered: by its bytes."),
+    define("lc_ctype", Kind::ReadOnly, "C", "How characters are classified."),
+    define("lock_timeout", Kind::Time, "0", "The longest wait for a lock; 0 is for ever."),
+    define("max_connections", Kind::ReadOnly, "", "Connections at once."),
+    define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
+    report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
+    report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),
+    report("server_encoding", Kind::ReadOnly, "UTF8", "The database's character set."),
+    report(
+        "server_version",
+        Kind::ReadOnly,
+        concat!("15.0 (Tidepool ", env!("CARGO_PKG_VERSION"), ")"),
+        "The PostgreSQL release that this follows.",
+    ),
+    define("server_version_num", Kind::ReadOnly, "150000", "The PostgreSQL release as a number."),
+    report("session_authorization", Kind::ReadOnly, "", "The session's user."),
+    report(
+        "standard_conforming_strings",
+        Kind::Only(&["on"]),
+        "on",
+        "Whether backslashes in ordinary strings are just that.",
+    ),
+    define("statement_timeout", Kind::Time, "0", "The longest a statement may run; 0 is for ever."),
+    define("temp_tablespaces", Kind::Tablespaces, "", "Where the query heap lives, in overflow order."),
+    define(
+        "tidepool.statement_memory",
+        Kind::Size,
+        "0",
+        "Bytes of query heap a statement may use; 0 is as much as the tablespaces hold.",
+    ),
+    define("tidepool.threads", Kind::Integer { min: 1, max: 1024 }, "", "Threads that a statement runs on."),
+    report("TimeZone", Kind::TimeZone, "UTC", "The zone in which timestamps with time zone are shown and read."),
+    define("transaction_isolation", Kind::Isolation, "read committed", "The isolation level of this transaction."),
+    define("transaction_read_only", Kind::Boolean, "off", "Whether this transaction may only read."),
+];
 
 /// One immutable state of a session's settings; `SET` makes the next one.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {}
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// By position in `DEFINITIONS`, as `SHOW` prints them.
+    values: Vec<String>,
+    /// What `RESET` goes back to.
+    defaults: Arc<Vec<String>>,
+    /// Settings of the client's own making: `SET myapp.user = '…'`.
+    custom: BTreeMap<String, String>,
+}
 
 /// A row of `pg_settings` and `SHOW ALL`.
 #[derive(Clone, Debug)]
@@ -14,11 +142,346 @@ pub struct SettingRow {
 }
 
 impl Settings {
+    /// The configuration's.
+    pub fn new(database: &Database, user: &str) -> Settings {
+        let config = database.config();
+        let values: Vec<String> = DEFINITIONS
+            .iter()
+            .map(|definition| match definition.name {
+                "temp_tablespaces" => join_names(&config.temp_tablespaces),
+                "default_tablespace" => config.default_tablespace.clone(),
+                "tidepool.threads" => config.threads.max(1).to_string(),
+                "tidepool.statement_memory" => show_size(config.statement_memory_bytes.unwrap_or(0)),
+                "max_connections" => config.server.connections_max.to_string(),
+                "session_authorization" => user.to_owned(),
+                _ => definition.default.to_owned(),
+            })
+            .collect();
+        Settings { defaults: Arc::new(values.clone()), values, custom: BTreeMap::new() }
+    }
+
     /// As `SHOW` prints it; `None` for a name that is no setting.
-    pub fn get(&self, _name: &str) -> Option<String> {
-        unimplemented!()
+    pub fn get(&self, name: &str) -> Option<String> {
+        match position(name) {
+            Some(index) => Some(self.values[index].clone()),
+            None => self.custom.get(&name.to_lowercase()).cloned(),
+        }
     }
+
     pub fn list(&self) -> Vec<SettingRow> {
-        unimplemented!()
+        let rows = DEFINITIONS.iter().zip(&self.values);
+        rows.map(|(definition, value)| SettingRow {
+            name: definition.name,
+            value: value.clone(),
+            description: definition.description,
+        })
+        .collect()
     }
+
+    /// `SET name TO values`; returns the setting's own spelling of its name.
+    pub fn set(&mut self, name: &str, values: &[String], database: &Database) -> Result<()> {
+        let Some(index) = position(name) else {
+            if name.contains('.') && !name.to_lowercase().starts_with("tidepool.") {
+                self.custom.insert(name.to_lowercase(), values.join(", "));
+                return Ok(());
+            }
+            return Err(unrecognized(name));
+        };
+        self.values[index] = check(&DEFINITIONS[index], values, database)?;
+        Ok(())
+    }
+
+    /// As `set`, and what `RESET` goes back to: start-up parameters.
+    pub fn set_default(&mut self, name: &str, value: &str, database: &Database) -> Result<()> {
+        self.set(name, &[value.to_owned()], database)?;
+        if let Some(index) = position(name) {
+            Arc::make_mut(&mut self.defaults)[index] = self.values[index].clone();
+        }
+        Ok(())
+    }
+
+    pub fn reset(&mut self, name: &str) -> Result<()> {
+        match position(name) {
+            Some(index) if matches!(DEFINITIONS[index].kind, Kind::ReadOnly) => Err(read_only(DEFINITIONS[index].name)),
+            Some(index) => {
+                self.values[index] = self.defaults[index].clone();
+                Ok(())
+            }
+            None if name.contains('.') => {
+                self.custom.remove(&name.to_lowercase());
+                Ok(())
+            }
+            None => Err(unrecognized(name)),
+        }
+    }
+
+    pub fn reset_all(&mut self) {
+        self.values = self.defaults.to_vec();
+        self.custom.clear();
+    }
+
+    /// Sets what only the session itself may: the transaction's settings.
+    pub fn set_own(&mut self, name: &str, value: &str) {
+        if let Some(index) = position(name) {
+            self.values[index] = value.to_owned();
+        }
+    }
+
+    fn value(&self, name: &str) -> &str {
+        position(name).map_or("", |index| &self.values[index])
+    }
+
+    pub fn is_on(&self, name: &str) -> bool {
+        self.value(name) == "on"
+    }
+
+    pub fn time_zone(&self) -> &str {
+        self.value("timezone")
+    }
+
+    pub fn text_settings(&self) -> TextSettings {
+        TextSettings {
+            time_zone: self.time_zone().to_owned(),
+            extra_float_digits: self.value("extra_float_digits").parse().unwrap_or(1),
+        }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.value("tidepool.threads").parse().unwrap_or(1)
+    }
+
+    pub fn statement_memory_bytes(&self) -> Option<u64> {
+        let size: ByteSize = self.value("tidepool.statement_memory").parse().unwrap_or_default();
+        (size.0 > 0).then_some(size.0)
+    }
+
+    pub fn timeout(&self, name: &str) -> Option<Duration> {
+        let ms = parse_time_ms(self.value(name)).unwrap_or(0);
+        (ms > 0).then(|| Duration::from_millis(ms))
+    }
+
+    pub fn temp_tablespaces(&self) -> Vec<String> {
+        split_names(self.value("temp_tablespaces"))
+    }
+
+    pub fn default_tablespace(&self) -> &str {
+        match self.value("default_tablespace") {
+            "" => "near",
+            name => name,
+        }
+    }
+
+    /// Schemas in order, `$user` and quotes resolved.
+    pub fn search_path(&self) -> Vec<String> {
+        split_names(self.value("search_path"))
+    }
+
+    /// Whether messages of this severity (`NOTICE`, `WARNING`) go to the client.
+    pub fn sends(&self, severity: &str) -> bool {
+        match self.value("client_min_messages") {
+            "error" => false,
+            "warning" => severity != "NOTICE",
+            _ => true,
+        }
+    }
+
+    /// Settings reported to the client whose values differ from `before`.
+    pub fn reported_changes(&self, before: &Settings) -> Vec<(String, String)> {
+        let changed = DEFINITIONS.iter().zip(self.values.iter().zip(&before.values));
+        changed
+            .filter(|(definition, (now, before))| definition.report && now != before)
+            .map(|(definition, (now, _))| (definition.name.to_owned(), now.clone()))
+            .collect()
+    }
+}
+
+fn position(name: &str) -> Option<usize> {
+    let name = if name.eq_ignore_ascii_case("time zone") { "timezone" } else { name };
+    DEFINITIONS.iter().position(|definition| definition.name.eq_ignore_ascii_case(name))
+}
+
+fn unrecognized(name: &str) -> Error {
+    Error::new(SqlState::UNDEFINED_OBJECT, format!("unrecognized configuration parameter \"{name}\""))
+}
+
+fn read_only(name: &str) -> Error {
+    Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, format!("parameter \"{name}\" cannot be changed"))
+}
+
+/// The values in the form that `SHOW` prints.
+fn check(definition: &Definition, values: &[String], database: &Database) -> Result<String> {
+    let name = definition.name;
+    let invalid = |value: &str| {
+        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid value for parameter \"{name}\": \"{value}\""))
+    };
+    let joined = values.join(", ");
+    let one = || match values {
+        [value] => Ok(value.as_str()),
+        _ => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("SET {name} takes only one argument"))),
+    };
+    match definition.kind {
+        // Clients set some of these to what they are.
+        Kind::ReadOnly if joined.eq_ignore_ascii_case(definition.default) && !joined.is_empty() => Ok(joined),
+        Kind::ReadOnly => Err(read_only(name)),
+        Kind::Boolean => match one()?.to_ascii_lowercase().as_str() {
+            "on" | "true" | "yes" | "1" | "t" | "y" => Ok("on".to_owned()),
+            "off" | "false" | "no" | "0" | "f" | "n" => Ok("off".to_owned()),
+            _ => Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("parameter \"{name}\" requires a Boolean value"),
+            )),
+        },
+        Kind::Integer { min, max } => {
+            let value: i64 = one()?.trim().parse().map_err(|_| invalid(&joined))?;
+            if value < min || value > max {
+                return Err(Error::new(
+                    SqlState::INVALID_PARAMETER_VALUE,
+                    format!("{value} is outside the valid range for parameter \"{name}\" ({min} .. {max})"),
+                ));
+            }
+            Ok(value.to_string())
+        }
+        Kind::Time => Ok(show_time_ms(parse_time_ms(one()?).ok_or_else(|| {
+            invalid(&joined).with_hint("Valid units for this parameter are \"ms\", \"s\", \"min\", \"h\", and \"d\".")
+        })?)),
+        Kind::Size => Ok(show_size(one()?.parse::<ByteSize>()?.0)),
+        Kind::Text => Ok(one()?.to_owned()),
+        Kind::OneOf(choices) => {
+            let choice = choices.iter().find(|choice| choice.eq_ignore_ascii_case(&joined));
+            choice
+                .map(|&choice| choice.to_owned())
+                .ok_or_else(|| invalid(&joined).with_hint(format!("Available values: {}.", choices.join(", "))))
+        }
+        Kind::Only(choices) => only(name, &joined, choices).ok_or_else(|| {
+            Error::unsupported(format!("parameter \"{name}\" cannot be set to \"{joined}\""))
+                .with_hint(format!("The only value supported is \"{}\".", choices.join("\", \"")))
+        }),
+        Kind::TimeZone => time_zone(one()?),
+        Kind::Tablespace => {
+            let value = one()?;
+            if !value.is_empty() {
+                database.tablespaces().get(value).map_err(|_| invalid(value).with_detail(missing(value)))?;
+            }
+            Ok(value.to_owned())
+        }
+        Kind::Tablespaces => {
+            let names: Vec<String> = values.iter().flat_map(|value| split_names(value)).collect();
+            if names.is_empty() {
+                return Err(invalid(&joined).with_detail("The query heap must live somewhere."));
+            }
+            for name in &names {
+                database.tablespaces().get(name).map_err(|_| invalid(&joined).with_detail(missing(name)))?;
+            }
+            Ok(join_names(&names))
+        }
+        Kind::Names => Ok(joined),
+        Kind::Isolation => isolation(&joined).map(str::to_owned),
+    }
+}
+
+/// The level that a transaction asked for really runs at; 0A000 for those there are not yet.
+pub fn isolation(level: &str) -> Result<&'static str> {
+    match level.to_ascii_lowercase().as_str() {
+        "read committed" => Ok("read committed"),
+        "read uncommitted" => Ok("read uncommitted"),
+        "repeatable read" | "serializable" => {
+            Err(Error::unsupported(format!("isolation level \"{level}\" is not supported yet"))
+                .with_hint("Each statement reads one snapshot: use READ COMMITTED."))
+        }
+        _ => Err(Error::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            format!("invalid value for parameter \"transaction_isolation\": \"{level}\""),
+        )),
+    }
+}
+
+fn missing(tablespace: &str) -> String {
+    format!("Tablespace \"{tablespace}\" does not exist.")
+}
+
+fn only(name: &str, value: &str, choices: &'static [&'static str]) -> Option<String> {
+    if let Some(choice) = choices.iter().find(|choice| choice.eq_ignore_ascii_case(value)) {
+        return Some((*choice).to_owned());
+    }
+    let same = match name {
+        "client_encoding" => {
+            let plain: String = value.chars().filter(char::is_ascii_alphanumeric).collect();
+            matches!(plain.to_ascii_lowercase().as_str(), "utf8" | "unicode")
+        }
+        // The order matters for reading dates such as 1/2/2020 only; ISO dates read the same under any.
+        "DateStyle" => matches!(value.to_ascii_lowercase().replace(' ', "").as_str(), "iso" | "mdy" | "iso,mdy"),
+        "standard_conforming_strings" => matches!(value.to_ascii_lowercase().as_str(), "true" | "yes" | "1"),
+        _ => false,
+    };
+    same.then(|| choices[0].to_owned())
+}
+
+fn time_zone(value: &str) -> Result<String> {
+    let trimmed = value.trim();
+    if let Ok(hours) = trimmed.parse::<f64>()
+        && hours.abs() < 16.0
+    {
+        let minutes = (hours.abs() * 60.0).round() as i64;
+        let sign = if hours < 0.0 { '-' } else { '+' };
+        return Ok(format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60));
+    }
+    if trimmed.eq_ignore_ascii_case("utc") || trimmed.eq_ignore_ascii_case("z") || trimmed.eq_ignore_ascii_case("gmt") {
+        return Ok(if trimmed.eq_ignore_ascii_case("gmt") { "GMT" } else { "UTC" }.to_owned());
+    }
+    // `+02:00` means west of Greenwich to POSIX, and so to PostgreSQL: asking for a name avoids the trap.
+    if trimmed.starts_with(|c: char| c.is_ascii_alphabetic()) && trimmed.parse::<Tz>().is_ok() {
+        return Ok(trimmed.to_owned());
+    }
+    Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid value for parameter \"TimeZone\": \"{value}\""))
+        .with_hint("Give a name such as Europe/Berlin, or the hours east of UTC as a number."))
+}
+
+fn parse_time_ms(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit.trim() {
+        "" | "ms" => 1.0,
+        "s" => 1e3,
+        "min" => 60e3,
+        "h" => 3_600e3,
+        "d" => 86_400e3,
+        _ => return None,
+    };
+    let ms = number.parse::<f64>().ok()? * scale;
+    // PostgreSQL's limit: the milliseconds of an int.
+    (ms.is_finite() && ms <= f64::from(i32::MAX)).then_some(ms.round() as u64)
+}
+
+fn show_time_ms(ms: u64) -> String {
+    for (scale, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")] {
+        if ms > 0 && ms % scale == 0 {
+            return format!("{}{unit}", ms / scale);
+        }
+    }
+    if ms == 0 { "0".to_owned() } else { format!("{ms}ms") }
+}
+
+/// Exact, unlike `ByteSize`'s form for people: it is read back.
+fn show_size(bytes: u64) -> String {
+    for (scale, unit) in [(ByteSize::TIB, "TB"), (ByteSize::GIB, "GB"), (ByteSize::MIB, "MB"), (ByteSize::KIB, "kB")] {
+        if bytes > 0 && bytes % scale == 0 {
+            return format!("{}{unit}", bytes / scale);
+        }
+    }
+    if bytes == 0 { "0".to_owned() } else { format!("{bytes}B") }
+}
+
+fn split_names(text: &str) -> Vec<String> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names
+        .map(|name| match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
+            Some(quoted) => quoted.to_owned(),
+            None => name.to_lowercase(),
+        })
+        .collect()
+}
+
+fn join_names(names: &[String]) -> String {
+    names.join(", ")
 }

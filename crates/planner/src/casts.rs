@@ -1,0 +1,590 @@
+//! Literals and casts with PostgreSQL's meaning, as two rules around DataFusion's type coercion.
+//!
+//! Before it, [`Literals`] gives untyped string literals the type of what they are compared with and reads the literals of
+//! casts (`'2020-02-30'::date`) with PostgreSQL's own reader, so that they become constants, or its errors. After it,
+//! [`Casts`] replaces what Arrow's cast kernels do differently: numbers to integers round, texts are read and written as
+//! PostgreSQL does, timestamps change zones by the session's, and a division by a floating-point zero is an error.
+
+use crate::errors::carry;
+use crate::facts::SessionFacts;
+use crate::types::{declared_type, type_of};
+use arrow::array::{Array, ArrayRef, AsArray, StringViewBuilder};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::expr::{Between, InList};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{
+    BinaryExpr, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs, ScalarFunctionArgs,
+    ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
+};
+use datafusion::optimizer::analyzer::AnalyzerRule;
+use std::hash::Hash;
+use std::sync::Arc;
+use tidepool_base::{Error, SqlState, SqlType};
+use tidepool_database::text::{TextReader, TextSettings, TextWriter};
+use tidepool_table::arrow_type;
+
+/// Field metadata of the target of a cast to `numeric` without precision: a number that is decimal already keeps its own.
+pub const UNCONSTRAINED: &str = "tidepool.unconstrained";
+
+fn settings(config: &ConfigOptions) -> TextSettings {
+    match SessionFacts::of(config) {
+        Some(facts) => facts.settings.text_settings(),
+        None => TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 },
+    }
+}
+
+/// Rewrites every expression of a plan, children first, keeping output names.
+fn rewrite_plan(
+    plan: LogicalPlan,
+    rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
+) -> Result<LogicalPlan> {
+    let rewritten = plan.transform_up_with_subqueries(|plan| {
+        let mut schema = merge_schema(&plan.inputs());
+        if let LogicalPlan::TableScan(scan) = &plan {
+            schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
+        }
+        let names = NamePreserver::new(&plan);
+        let plan = plan.map_expressions(|expr| {
+            let name = names.save(&expr);
+            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
+            Ok(rewritten.update_data(|expr| name.restore(expr)))
+        })?;
+        if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
+    })?;
+    Ok(rewritten.data)
+}
+
+#[derive(Debug)]
+pub struct Literals;
+
+impl AnalyzerRule for Literals {
+    fn name(&self) -> &str {
+        "tidepool_literals"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
+        let settings = settings(config);
+        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
+    }
+}
+
+fn is_comparison(op: Operator) -> bool {
+    use Operator::{Eq, Gt, GtEq, IsDistinctFrom, IsNotDistinctFrom, Lt, LtEq, NotEq};
+    matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
+}
+
+/// The text of a literal that has no type yet.
+fn untyped(expr: &Expr) -> Option<&str> {
+    match expr {
+        Expr::Literal(ScalarValue::Utf8(Some(text)) | ScalarValue::Utf8View(Some(text)), None) => Some(text),
+        _ => None,
+    }
+}
+
+fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
+    match expr {
+        Expr::Cast(cast) => type_cast(cast, schema, settings),
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_comparison(op) || op.is_numerical_operators() => {
+            let arithmetic = op.is_numerical_operators();
+            let (left, right, changed) = match (untyped(&left), untyped(&right)) {
+                (None, Some(text)) => match literal_like(text, &left, schema, settings, arithmetic)? {
+                    Some(literal) => (left, Box::new(literal), true),
+                    None => (left, right, false),
+                },
+                (Some(text), None) => match literal_like(text, &right, schema, settings, arithmetic)? {
+                    Some(literal) => (Box::new(literal), right, true),
+                    None => (left, right, false),
+                },
+                _ => (left, right, false),
+            };
+            let expr = Expr::BinaryExpr(BinaryExpr { left, op, right });
+            Ok(if changed { Transformed::yes(expr) } else { Transformed::no(expr) })
+        }
+        Expr::InList(InList { expr, list, negated }) if list.iter().any(|item| untyped(item).is_some()) => {
+            let list = list
+                .into_iter()
+                .map(|item| match untyped(&item) {
+                    Some(text) => Ok(literal_like(text, &expr, schema, settings, false)?.unwrap_or(item)),
+                    None => Ok(item),
+                })
+                .collect::<Result<Vec<_>>>()?;
+            Ok(Transformed::yes(Expr::InList(InList { expr, list, negated })))
+        }
+        Expr::Between(Between { expr, negated, low, high }) if untyped(&low).is_some() || untyped(&high).is_some() => {
+            let bound = |bound: Box<Expr>| match untyped(&bound) {
+                Some(text) => Ok(literal_like(text, &expr, schema, settings, false)?.map_or(bound, Box::new)),
+                None => Ok::<_, datafusion::common::DataFusionError>(bound),
+            };
+            let (low, high) = (bound(low)?, bound(high)?);
+            Ok(Transformed::yes(Expr::Between(Between { expr, negated, low, high })))
+        }
+        other => Ok(Transformed::no(other)),
+    }
+}
+
+/// A literal's text read as the type of the expression beside it; `None` where it stays text.
+fn literal_like(
+    text: &str,
+    beside: &Expr,
+    schema: &DFSchema,
+    settings: &TextSettings,
+    arithmetic: bool,
+) -> Result<Option<Expr>> {
+    // What cannot be typed here is left for type coercion to complain about.
+    let Ok(data_type) = beside.get_type(schema) else { return Ok(None) };
+    let read = match data_type {
+        DataType::Decimal128(..) | DataType::Decimal256(..) => return Ok(Some(decimal_literal(text)?)),
+        _ if data_type.is_numeric() => true,
+        DataType::Boolean | DataType::Date32 | DataType::Timestamp(..) | DataType::Interval(_) => !arithmetic,
+        DataType::BinaryView | DataType::Binary => !arithmetic,
+        _ => false,
+    };
+    if !read {
+        return Ok(None);
+    }
+    let Some(sql_type) = type_of(&Field::new("", data_type.clone(), true)) else { return Ok(None) };
+    Ok(Some(read_literal(text, sql_type, &data_type, settings)?))
+}
+
+fn read_literal(text: &str, sql_type: SqlType, target: &DataType, settings: &TextSettings) -> Result<Expr> {
+    let mut reader = TextReader::new(sql_type, settings);
+    reader.append(text).map_err(carry)?;
+    let scalar = ScalarValue::try_from_array(&reader.finish(), 0)?;
+    let scalar = if scalar.data_type() == *target { scalar } else { scalar.cast_to(target)? };
+    Ok(Expr::Literal(scalar, None))
+}
+
+/// A number of just the digits that were written, as for a numeric literal without quotes.
+fn decimal_literal(text: &str) -> Result<Expr> {
+    let invalid = || {
+        carry(Error::new(
+            SqlState::INVALID_TEXT_REPRESENTATION,
+            format!("invalid input syntax for type numeric: \"{text}\""),
+        ))
+    };
+    let trimmed = text.trim();
+    let (negative, digits) = match trimmed.as_bytes().first() {
+        Some(b'-') => (true, &trimmed[1..]),
+        Some(b'+') => (false, &trimmed[1..]),
+        _ => (false, trimmed),
+    };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    if !plain(whole) || !plain(fraction) || whole.is_empty() && fraction.is_empty() || whole.len() + fraction.len() > 38
+    {
+        // Exponents and the like: read with room on both sides of the point.
+        let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
+        return read_literal(text, SqlType::NUMERIC_DEFAULT, &arrow_type(SqlType::NUMERIC_DEFAULT), &settings);
+    }
+    let value: i128 = format!("{whole}{fraction}").parse().map_err(|_| invalid())?;
+    let precision = (whole.len() + fraction.len()).clamp(1, 38) as u8;
+    let value = if negative { -value } else { value };
+    Ok(Expr::Literal(ScalarValue::Decimal128(Some(value), precision, fraction.len() as i8), None))
+}
+
+fn is_string(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8 | DataType::Utf8View | DataType::LargeUtf8)
+}
+
+fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
+    let Cast { expr, field } = cast;
+    let unconstrained = field.metadata().contains_key(UNCONSTRAINED);
+    let target = field.data_type().clone();
+    if let Some(text) = untyped(&expr) {
+        if unconstrained {
+            return Ok(Transformed::yes(decimal_literal(text)?));
+        }
+        match type_of(&field) {
+            Some(SqlType::Varchar { length_max: Some(length) } | SqlType::Char { length }) => {
+                let cut: String = text.chars().take(length as usize).collect();
+                let cut = match declared_type(&field) {
+                    Some(SqlType::Char { .. }) => cut.trim_end_matches(' ').to_owned(),
+                    _ => cut,
+                };
+                return Ok(Transformed::yes(Expr::Literal(ScalarValue::Utf8View(Some(cut)), Some(metadata(&field)))));
+            }
+            Some(SqlType::Text | SqlType::Varchar { length_max: None }) if is_string(&target) => {
+                // `text '1'` is text from here on, and no longer to be read as what it is compared with.
+                let literal = ScalarValue::Utf8View(Some(text.to_owned()));
+                return Ok(Transformed::yes(Expr::Literal(
+                    literal,
+                    Some(metadata(&crate::types::field("", SqlType::Text))),
+                )));
+            }
+            Some(sql_type) if !matches!(target, DataType::Time32(_) | DataType::Time64(_) | DataType::Duration(_)) => {
+                let literal = read_literal(text, sql_type, &target, settings)?;
+                return Ok(Transformed::yes(match literal {
+                    Expr::Literal(scalar, _) if declared_type(&field).is_some() => {
+                        Expr::Literal(scalar, Some(metadata(&field)))
+                    }
+                    literal => literal,
+                }));
+            }
+            _ => return Ok(Transformed::no(Expr::Cast(Cast { expr, field }))),
+        }
+    }
+    if unconstrained && matches!(expr.get_type(schema), Ok(DataType::Decimal128(..))) {
+        return Ok(Transformed::yes(*expr));
+    }
+    let declared = declared_type(&field);
+    if let Some(declared @ (SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. })) = declared {
+        // An explicit cast cuts; only an assignment complains.
+        let plain = Expr::Cast(Cast::new(expr, target));
+        return Ok(Transformed::yes(ScalarUDF::new_from_impl(Cut::new(declared)).call(vec![plain])));
+    }
+    if let Some(declared @ (SqlType::Uuid | SqlType::Json)) = declared
+        && expr.get_type(schema).is_ok_and(|data_type| is_string(&data_type))
+    {
+        return Ok(Transformed::yes(ScalarUDF::new_from_impl(ReadText::new(declared, target)).call(vec![*expr])));
+    }
+    Ok(Transformed::no(Expr::Cast(Cast { expr, field })))
+}
+
+fn metadata(field: &Field) -> datafusion::common::metadata::FieldMetadata {
+    datafusion::common::metadata::FieldMetadata::from(field)
+}
+
+#[derive(Debug)]
+pub struct Casts;
+
+impl AnalyzerRule for Casts {
+    fn name(&self) -> &str {
+        "tidepool_casts"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
+        let zone: Arc<str> = Arc::from(settings(config).time_zone);
+        rewrite_plan(plan, &|expr, schema| match expr {
+            Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
+            Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
+                if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
+                    && !matches!(&*right, Expr::ScalarFunction(function) if function.func.name() == "tidepool_divisor") =>
+            {
+                let right = match &*right {
+                    // A constant that is not zero needs no watching.
+                    Expr::Literal(ScalarValue::Float64(Some(value)), _) if *value != 0.0 => right,
+                    Expr::Literal(ScalarValue::Float32(Some(value)), _) if *value != 0.0 => right,
+                    _ => Box::new(ScalarUDF::new_from_impl(Divisor::new()).call(vec![*right])),
+                };
+                Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
+            }
+            Expr::ScalarFunction(mut function)
+                if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
+            {
+                // Parts of a point in time are those on the session's clock.
+                let Some(argument) = function.args.get_mut(1) else {
+                    return Ok(Transformed::no(Expr::ScalarFunction(function)));
+                };
+                match argument.get_type(schema) {
+                    Ok(DataType::Timestamp(unit, Some(old))) if old.as_ref() == "UTC" => {
+                        let here = DataType::Timestamp(unit, Some(zone.clone()));
+                        *argument = Expr::Cast(Cast::new(Box::new(argument.clone()), here));
+                        Ok(Transformed::yes(Expr::ScalarFunction(function)))
+                    }
+                    _ => Ok(Transformed::no(Expr::ScalarFunction(function))),
+                }
+            }
+            other => Ok(Transformed::no(other)),
+        })
+    }
+}
+
+fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Transformed<Expr>> {
+    let Ok(source) = cast.expr.get_type(schema) else { return Ok(Transformed::no(Expr::Cast(cast))) };
+    let target = cast.field.data_type().clone();
+    let Cast { expr, field } = cast;
+    let again = |expr: Expr| Expr::Cast(Cast { expr: Box::new(expr), field: field.clone() });
+    Ok(match (&source, &target) {
+        (source, target) if source == target => Transformed::no(again(*expr)),
+        // Arrow cuts the fraction off; PostgreSQL rounds.
+        (
+            DataType::Float16
+            | DataType::Float32
+            | DataType::Float64
+            | DataType::Decimal128(..)
+            | DataType::Decimal256(..),
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64,
+        ) if !is_round(&expr) && !matches!(source, DataType::Decimal128(_, 0)) => {
+            Transformed::yes(again(datafusion::functions::math::expr_fn::round(vec![*expr])))
+        }
+        (source, target) if is_string(source) && !is_string(target) && !matches!(target, DataType::Null) => {
+            match type_of(&field) {
+                Some(sql_type) if arrow_type(sql_type) == *target && matches!(*expr, Expr::Literal(..)) => {
+                    // A literal that coercion gave a type to: read once, here.
+                    match &*expr {
+                        Expr::Literal(value, _) => match value.try_as_str() {
+                            Some(Some(_)) => Transformed::yes(
+                                ScalarUDF::new_from_impl(ReadText::new(sql_type, target.clone())).call(vec![*expr]),
+                            ),
+                            _ => Transformed::no(again(*expr)),
+                        },
+                        _ => Transformed::no(again(*expr)),
+                    }
+                }
+                Some(sql_type) if arrow_type(sql_type) == *target => Transformed::yes(
+                    ScalarUDF::new_from_impl(ReadText::new(sql_type, target.clone())).call(vec![*expr]),
+                ),
+                _ => Transformed::no(again(*expr)),
+            }
+        }
+        (
+            DataType::Float32
+            | DataType::Float64
+            | DataType::Timestamp(..)
+            | DataType::Interval(_)
+            | DataType::Binary
+            | DataType::BinaryView
+            | DataType::LargeBinary,
+            target,
+        ) if is_string(target) => {
+            let written = ScalarUDF::new_from_impl(WriteText::new()).call(vec![*expr]);
+            Transformed::yes(if *target == DataType::Utf8View { written } else { again(written) })
+        }
+        // A wall clock reading is the session's, both ways; the point in time itself is kept in UTC.
+        (DataType::Timestamp(unit, None), DataType::Timestamp(_, Some(to)))
+            if to.as_ref() == "UTC" && zone.as_ref() != "UTC" =>
+        {
+            let here = DataType::Timestamp(*unit, Some(zone.clone()));
+            Transformed::yes(again(Expr::Cast(Cast::new(expr, here))))
+        }
+        (DataType::Date32, DataType::Timestamp(_, Some(to))) if to.as_ref() == "UTC" && zone.as_ref() != "UTC" => {
+            let wall = Expr::Cast(Cast::new(expr, DataType::Timestamp(TimeUnit::Microsecond, None)));
+            let here = DataType::Timestamp(TimeUnit::Microsecond, Some(zone.clone()));
+            Transformed::yes(again(Expr::Cast(Cast::new(Box::new(wall), here))))
+        }
+        (DataType::Timestamp(unit, Some(from)), DataType::Timestamp(_, None) | DataType::Date32)
+            if from.as_ref() == "UTC" && zone.as_ref() != "UTC" =>
+        {
+            let here = DataType::Timestamp(*unit, Some(zone.clone()));
+            Transformed::yes(again(Expr::Cast(Cast::new(expr, here))))
+        }
+        _ => Transformed::no(again(*expr)),
+    })
+}
+
+fn is_round(expr: &Expr) -> bool {
+    matches!(expr, Expr::ScalarFunction(function) if matches!(function.func.name(), "round" | "trunc" | "floor" | "ceil"))
+}
+
+/// Reads texts as a type.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ReadText {
+    sql_type: SqlType,
+    target: DataType,
+    signature: Signature,
+}
+
+impl ReadText {
+    fn new(sql_type: SqlType, target: DataType) -> ReadText {
+        // Stable, not immutable: timestamps depend on the session's zone.
+        ReadText { sql_type, target, signature: Signature::any(1, Volatility::Stable) }
+    }
+}
+
+impl ScalarUDFImpl for ReadText {
+    fn name(&self) -> &str {
+        "tidepool_read"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
+        Ok(self.target.clone())
+    }
+
+    fn return_field_from_args(&self, _args: ReturnFieldArgs) -> Result<FieldRef> {
+        let field = crate::types::field(self.name(), self.sql_type);
+        Ok(Arc::new(if *field.data_type() == self.target {
+            field
+        } else {
+            Field::new(self.name(), self.target.clone(), true)
+        }))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let settings = settings(&args.config_options);
+        per_value(args, &|array| {
+            let texts = cast_with_options(array, &DataType::Utf8View, &CastOptions::default())?;
+            let texts = texts.as_string_view();
+            let mut reader = TextReader::new(self.sql_type, &settings);
+            for text in texts {
+                match text {
+                    Some(text) => reader.append(text).map_err(carry)?,
+                    None => reader.append_null(),
+                }
+            }
+            Ok(reader.finish())
+        })
+    }
+}
+
+/// Writes values as PostgreSQL's texts.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct WriteText {
+    signature: Signature,
+}
+
+impl WriteText {
+    fn new() -> WriteText {
+        WriteText { signature: Signature::any(1, Volatility::Stable) }
+    }
+}
+
+impl ScalarUDFImpl for WriteText {
+    fn name(&self) -> &str {
+        "tidepool_text"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Utf8View)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let settings = settings(&args.config_options);
+        let field = args.arg_fields.first().cloned();
+        per_value(args, &|array| {
+            let field = field.as_deref().cloned().unwrap_or_else(|| Field::new("", array.data_type().clone(), true));
+            let Some(sql_type) = type_of(&field) else {
+                return cast_with_options(array, &DataType::Utf8View, &CastOptions::default()).map_err(Into::into);
+            };
+            let storage = arrow_type(sql_type);
+            let array = cast_with_options(array, &storage, &CastOptions { safe: false, ..CastOptions::default() })?;
+            let writer = TextWriter::new(array.as_ref(), sql_type, &settings).map_err(carry)?;
+            let mut texts = StringViewBuilder::with_capacity(array.len());
+            let mut text = Vec::new();
+            for row in 0..array.len() {
+                text.clear();
+                if writer.write(row, &mut text) {
+                    texts.append_value(String::from_utf8_lossy(&text));
+                } else {
+                    texts.append_null();
+                }
+            }
+            Ok(Arc::new(texts.finish()))
+        })
+    }
+}
+
+/// Cuts texts to a declared length, as an explicit cast does.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Cut {
+    sql_type: SqlType,
+    signature: Signature,
+}
+
+impl Cut {
+    fn new(sql_type: SqlType) -> Cut {
+        Cut { sql_type, signature: Signature::any(1, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for Cut {
+    fn name(&self) -> &str {
+        "tidepool_cut"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Utf8View)
+    }
+
+    fn return_field_from_args(&self, _args: ReturnFieldArgs) -> Result<FieldRef> {
+        Ok(Arc::new(crate::types::field(self.name(), self.sql_type)))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let (length, trim) = match self.sql_type {
+            SqlType::Char { length } => (length as usize, true),
+            SqlType::Varchar { length_max: Some(length) } => (length as usize, false),
+            _ => (usize::MAX, false),
+        };
+        per_value(args, &|array| {
+            let texts = cast_with_options(array, &DataType::Utf8View, &CastOptions::default())?;
+            let mut cut = StringViewBuilder::with_capacity(texts.len());
+            for text in texts.as_string_view() {
+                cut.append_option(text.map(|text| {
+                    let end = text.char_indices().nth(length).map_or(text.len(), |(end, _)| end);
+                    if trim { text[..end].trim_end_matches(' ') } else { &text[..end] }
+                }));
+            }
+            Ok(Arc::new(cut.finish()))
+        })
+    }
+}
+
+/// Passes a floating-point divisor through, unless it is zero.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Divisor {
+    signature: Signature,
+}
+
+impl Divisor {
+    fn new() -> Divisor {
+        Divisor { signature: Signature::any(1, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for Divisor {
+    fn name(&self) -> &str {
+        "tidepool_divisor"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        Ok(arguments.first().cloned().unwrap_or(DataType::Float64))
+    }
+
+    fn invoke_with_args(&self, mut args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let Some(value) = args.args.pop() else {
+            return datafusion::common::internal_err!("a divisor is missing");
+        };
+        let zero = match &value {
+            ColumnarValue::Scalar(ScalarValue::Float64(Some(value))) => *value == 0.0,
+            ColumnarValue::Scalar(ScalarValue::Float32(Some(value))) => *value == 0.0,
+            ColumnarValue::Scalar(_) => false,
+            ColumnarValue::Array(array) => match array.data_type() {
+                DataType::Float64 => array.as_primitive::<Float64Type>().iter().any(|value| value == Some(0.0)),
+                DataType::Float32 => array.as_primitive::<Float32Type>().iter().any(|value| value == Some(0.0)),
+                _ => false,
+            },
+        };
+        if zero {
+            return Err(carry(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")));
+        }
+        Ok(value)
+    }
+}
+
+/// Applies a function of arrays to a function's one argument, which may be one value for all rows.
+fn per_value(mut args: ScalarFunctionArgs, function: &dyn Fn(&ArrayRef) -> Result<ArrayRef>) -> Result<ColumnarValue> {
+    match args.args.pop() {
+        Some(ColumnarValue::Array(array)) => Ok(ColumnarValue::Array(function(&array)?)),
+        Some(ColumnarValue::Scalar(scalar)) => {
+            let array = function(&scalar.to_array()?)?;
+            Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&array, 0)?))
+        }
+        None => datafusion::common::internal_err!("an argument is missing"),
+    }
+}
+
+/// A NULL of no type, for columns without a default.
+pub fn null() -> Expr {
+    lit(ScalarValue::Null)
+}

@@ -1,0 +1,147 @@
+//! A physical plan into a stream of batches: on the planner's workers, inside the statement's heap, to be canceled at any
+//! time.
+
+use crate::errors::from_datafusion;
+use crate::interrupt::Interrupt;
+use crate::queries::RunningQuery;
+use crate::types::canonical_batch;
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::execution::TaskContext;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use futures::{FutureExt, Stream, StreamExt};
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use tidepool_base::{Error, Result};
+use tidepool_heap::QueryHeap;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+/// Batches ready for the client before the plan is made to wait.
+const BATCHES_AHEAD: usize = 2;
+
+/// A plan ready to run, with all it needs.
+pub struct Execution {
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub context: Arc<TaskContext>,
+    /// What leaves: `types::canonical_schema` of the plan's.
+    pub schema: SchemaRef,
+    pub heap: Arc<QueryHeap>,
+    pub query: RunningQuery,
+    pub interrupt: Arc<Interrupt>,
+    /// Set when the statement fails after its first row, which also fails the transaction block.
+    pub failed: Option<Arc<AtomicBool>>,
+}
+
+/// A running plan's batches. Dropping it ends the plan.
+pub struct Batches {
+    receiver: mpsc::Receiver<Result<RecordBatch>>,
+    /// Batches in the channel may lie in it.
+    _heap: Arc<QueryHeap>,
+}
+
+impl Batches {
+    /// For a thread that may block.
+    pub fn blocking_next(&mut self) -> Option<Result<RecordBatch>> {
+        self.receiver.blocking_recv()
+    }
+}
+
+impl Stream for Batches {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<RecordBatch>>> {
+        self.receiver.poll_recv(context)
+    }
+}
+
+impl Execution {
+    pub fn start(self, workers: &Handle) -> Batches {
+        let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
+        let heap = self.heap.clone();
+        workers.spawn(async move {
+            let failed = self.failed.clone();
+            let outcome = AssertUnwindSafe(self.run(&sender)).catch_unwind().await;
+            let outcome = outcome.unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
+            if let Err(error) = outcome {
+                if let Some(failed) = failed {
+                    failed.store(true, Ordering::Release);
+                }
+                // Nobody listens any more: then nobody needs the error either.
+                let _ = sender.send(Err(error)).await;
+            }
+        });
+        Batches { receiver, _heap: heap }
+    }
+
+    async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {
+        self.query.info.running(Some(self.heap.clone()));
+        let mut stream = {
+            let _guard = self.heap.enter();
+            execute_stream(self.plan.clone(), self.context.clone()).map_err(from_datafusion)?
+        };
+        loop {
+            let next = tokio::select! {
+                biased;
+                error = self.interrupt.wait() => return Err(error),
+                next = self.heap.scope(stream.next()) => next,
+            };
+            let Some(batch) = next else { break };
+            // An operator that met the heap's end reports what it tripped over; the heap knows the reason.
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => {
+                    self.heap.check()?;
+                    return Err(from_datafusion(error));
+                }
+            };
+            self.heap.check()?;
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let batch = {
+                let _guard = self.heap.enter();
+                canonical_batch(&batch, &self.schema)?
+            };
+            let rows = batch.num_rows() as u64;
+            tokio::select! {
+                biased;
+                error = self.interrupt.wait() => return Err(error),
+                sent = sender.send(Ok(batch)) => if sent.is_err() {
+                    self.query.succeeded();
+                    return Ok(());
+                },
+            }
+            self.query.info.rows.fetch_add(rows, Ordering::Relaxed);
+        }
+        self.heap.check()?;
+        self.query.succeeded();
+        Ok(())
+    }
+}
+
+/// A panic in an operator or a library is that statement's error and nobody else's.
+pub fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(message), _) => message,
+        (_, Some(message)) => message.as_str(),
+        _ => "of unknown cause",
+    };
+    tracing::error!(message, "a statement panicked");
+    Error::internal(format!("internal error: {message}"))
+}
+
+/// What a task of the planner's own came to.
+pub fn joined<T>(joined: std::result::Result<Result<T>, tokio::task::JoinError>) -> Result<T> {
+    match joined {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => Err(panicked(panic.as_ref())),
+            Err(_) => Err(crate::errors::canceled()),
+        },
+    }
+}

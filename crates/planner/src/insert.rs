@@ -1,0 +1,410 @@
+//! `INSERT` and what it shares with `CREATE TABLE AS` and `COPY FROM`: rows of a plan into a table, with PostgreSQL's
+//! assignment casts and the table's defaults.
+
+use crate::errors::from_datafusion;
+use crate::facts::SessionFacts;
+use crate::query::{self, ParameterFields};
+use crate::statement::{QualifiedName, fold, parse_expression};
+use crate::types::{declared_type, type_of};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::DFSchema;
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
+use datafusion::sql::sqlparser::ast;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::text::{TextReader, TextSettings};
+use tidepool_table::{TableDef, TableVersion};
+
+/// A table that rows can be put into.
+pub fn target(facts: &Arc<SessionFacts>, name: &QualifiedName) -> Result<Arc<TableVersion>> {
+    let missing = || Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist"));
+    match name.schema.as_deref() {
+        None => {}
+        Some("public") => {}
+        Some(schema) => {
+            return Err(match crate::catalog::table(schema, &name.name, facts) {
+                Some(_) => Error::new(
+                    SqlState::INSUFFICIENT_PRIVILEGE,
+                    format!("cannot change system relation \"{}\"", name.name),
+                ),
+                None => missing(),
+            });
+        }
+    }
+    match facts.version.table(&name.name) {
+        Some(version) => Ok(version.clone()),
+        None if name.schema.is_none() && crate::query::table(facts, None, &name.name).is_ok() => Err(Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            format!("cannot change system relation \"{}\"", name.name),
+        )),
+        None => Err(missing()),
+    }
+}
+
+/// Positions of the columns named, or of all.
+pub fn positions(def: &TableDef, columns: &[String]) -> Result<Vec<usize>> {
+    if columns.is_empty() {
+        return Ok((0..def.columns.len()).collect());
+    }
+    let mut positions = Vec::with_capacity(columns.len());
+    for column in columns {
+        let Some(position) = def.column_index(column) else {
+            return Err(Error::new(
+                SqlState::UNDEFINED_COLUMN,
+                format!("column \"{column}\" of relation \"{}\" does not exist", def.name),
+            ));
+        };
+        if positions.contains(&position) {
+            return Err(Error::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column \"{column}\" specified more than once"),
+            ));
+        }
+        positions.push(position);
+    }
+    Ok(positions)
+}
+
+pub fn object_name(name: &ast::ObjectName) -> Result<QualifiedName> {
+    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident().map(fold)).collect();
+    match parts.as_slice() {
+        [name] => Ok(QualifiedName { schema: None, name: name.clone() }),
+        [schema, name] => Ok(QualifiedName { schema: Some(schema.clone()), name: name.clone() }),
+        [database, schema, name] if database == crate::facts::DATABASE => {
+            Ok(QualifiedName { schema: Some(schema.clone()), name: name.clone() })
+        }
+        _ => Err(Error::unsupported(format!("cross-database references are not implemented: {name}"))),
+    }
+}
+
+/// What an `INSERT` is to do, read off its syntax.
+pub struct Target {
+    pub version: Arc<TableVersion>,
+    pub columns: Vec<usize>,
+    /// `None`: `DEFAULT VALUES`.
+    source: Option<Box<ast::Query>>,
+}
+
+pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
+    if insert.returning.is_some() {
+        return Err(Error::unsupported("RETURNING is not supported"));
+    }
+    if insert.on.is_some() {
+        return Err(Error::unsupported("ON CONFLICT is not supported").with_hint("Uniqueness is not enforced yet."));
+    }
+    if insert.overwrite || insert.replace_into || insert.partitioned.is_some() || !insert.assignments.is_empty() {
+        return Err(Error::unsupported("this form of INSERT is not supported"));
+    }
+    let ast::TableObject::TableName(name) = &insert.table else {
+        return Err(Error::unsupported("this form of INSERT is not supported"));
+    };
+    let version = target(facts, &object_name(name)?)?;
+    let columns: Vec<String> = insert
+        .columns
+        .iter()
+        .map(|column| match column.0.as_slice() {
+            [part] => part
+                .as_ident()
+                .map(fold)
+                .ok_or_else(|| Error::unsupported("only plain column names can be inserted into")),
+            _ => Err(Error::unsupported("only plain column names can be inserted into")),
+        })
+        .collect::<Result<_>>()?;
+    let mut columns = positions(&version.def, &columns)?;
+    let mut source = insert.source;
+    if let Some(query) = &mut source {
+        if let ast::SetExpr::Values(values) = query.body.as_mut() {
+            let width = values.rows.first().map_or(0, |row| row.content.len());
+            if values.rows.iter().any(|row| row.content.len() != width) {
+                return Err(Error::new(SqlState::SYNTAX_ERROR, "VALUES lists must all be the same length"));
+            }
+            fit(&mut columns, width, !insert.columns.is_empty())?;
+            for row in &mut values.rows {
+                for (value, &column) in row.content.iter_mut().zip(&columns) {
+                    if matches!(value, ast::Expr::Identifier(ident) if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
+                    {
+                        *value = match &version.def.columns[column].default {
+                            Some(text) => parse_expression(text)?,
+                            None => ast::Expr::value(ast::Value::Null),
+                        };
+                    }
+                }
+            }
+        }
+    } else {
+        columns.clear();
+    }
+    Ok(Target { version, columns, source })
+}
+
+/// Without a column list, fewer values than columns leave the last ones to their defaults.
+fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
+    if width > columns.len() {
+        return Err(Error::new(SqlState::SYNTAX_ERROR, "INSERT has more expressions than target columns"));
+    }
+    if width < columns.len() {
+        if listed {
+            return Err(Error::new(SqlState::SYNTAX_ERROR, "INSERT has more target columns than expressions"));
+        }
+        columns.truncate(width);
+    }
+    Ok(())
+}
+
+impl Target {
+    /// The plan of the rows, all of the table's columns in order and in its types.
+    pub fn plan(
+        mut self,
+        state: &SessionState,
+        facts: &Arc<SessionFacts>,
+        parameters: ParameterFields,
+    ) -> Result<LogicalPlan> {
+        let def = self.version.def.clone();
+        let Some(query) = self.source.take() else {
+            let row = LogicalPlanBuilder::empty(true).build().map_err(from_datafusion)?;
+            return self.project(state, facts, row, &def);
+        };
+        let values = matches!(*query.body, ast::SetExpr::Values(_));
+        let schema = values.then(|| {
+            let columns = self.columns.iter().map(|&column| &def.columns[column]);
+            Schema::new(columns.map(|column| value_field(&column.name, column.sql_type)).collect::<Vec<_>>())
+        });
+        let plan = query::logical_plan(state, facts, query, parameters, schema)?;
+        let listed = self.columns.len() < def.columns.len();
+        fit(&mut self.columns, plan.schema().fields().len(), listed)?;
+        self.project(state, facts, plan, &def)
+    }
+
+    fn project(
+        &self,
+        state: &SessionState,
+        facts: &Arc<SessionFacts>,
+        source: LogicalPlan,
+        def: &TableDef,
+    ) -> Result<LogicalPlan> {
+        let mut given: BTreeMap<usize, Expr> = BTreeMap::new();
+        for (index, &column) in self.columns.iter().enumerate() {
+            let expr = Expr::Column(source.schema().qualified_field(index).into());
+            let target = &def.columns[column];
+            let source_field = source.schema().field(index);
+            if !assignable(&source, index, source_field, target.sql_type) {
+                let from = type_of(source_field).map_or_else(|| "record".to_owned(), |sql_type| sql_type.to_string());
+                return Err(Error::new(
+                    SqlState::DATATYPE_MISMATCH,
+                    format!(
+                        "column \"{}\" is of type {} but expression is of type {from}",
+                        target.name,
+                        plain(target.sql_type)
+                    ),
+                )
+                .with_hint("You will need to rewrite or cast the expression."));
+            }
+            let target_type = tidepool_table::arrow_type(target.sql_type);
+            let same = *source_field.data_type() == target_type;
+            given.insert(column, if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) });
+        }
+        let expressions = def
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(position, column)| {
+                let expr = match given.remove(&position) {
+                    Some(expr) => expr,
+                    None => default(state, facts, column.default.as_deref(), column.sql_type)?,
+                };
+                Ok(expr.alias(&column.name))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        LogicalPlanBuilder::from(source)
+            .project(expressions)
+            .and_then(LogicalPlanBuilder::build)
+            .map_err(from_datafusion)
+    }
+}
+
+/// The field that a value in `VALUES` is cast to. Lengths are the writer's to check: an assignment does not cut.
+fn value_field(name: &str, sql_type: SqlType) -> Field {
+    Field::new(name, tidepool_table::arrow_type(sql_type), true)
+}
+
+/// A type's name without its bounds, as in PostgreSQL's messages.
+fn plain(sql_type: SqlType) -> String {
+    let name = sql_type.to_string();
+    name.split('(').next().unwrap_or(&name).to_owned()
+}
+
+/// Whether PostgreSQL casts from the source to the column's type by itself in an assignment.
+fn assignable(plan: &LogicalPlan, index: usize, source: &Field, target: SqlType) -> bool {
+    let Some(from) = type_of(source) else { return false };
+    if *source.data_type() == DataType::Null || target.is_text() && !matches!(target, SqlType::Uuid | SqlType::Json) {
+        return true;
+    }
+    let number = |sql_type: SqlType| {
+        matches!(
+            sql_type,
+            SqlType::SmallInt
+                | SqlType::Integer
+                | SqlType::BigInt
+                | SqlType::Real
+                | SqlType::DoublePrecision
+                | SqlType::Numeric { .. }
+        )
+    };
+    let time = |sql_type: SqlType| matches!(sql_type, SqlType::Date | SqlType::Timestamp | SqlType::TimestampTz);
+    if number(from) && number(target) || time(from) && time(target) {
+        return true;
+    }
+    if from.is_text() {
+        return from == target || untyped_output(plan, index);
+    }
+    std::mem::discriminant(&from) == std::mem::discriminant(&target)
+}
+
+/// Whether an output is a literal or parameter that nothing has given a type.
+fn untyped_output(plan: &LogicalPlan, index: usize) -> bool {
+    match plan {
+        LogicalPlan::Projection(projection) => match projection.expr.get(index).map(|expr| expr.clone().unalias()) {
+            Some(Expr::Literal(..) | Expr::Placeholder(_)) => true,
+            Some(Expr::Column(column)) => match projection.input.schema().maybe_index_of_column(&column) {
+                Some(index) => untyped_output(&projection.input, index),
+                None => false,
+            },
+            _ => false,
+        },
+        LogicalPlan::Values(_) => true,
+        LogicalPlan::Sort(_) | LogicalPlan::Limit(_) | LogicalPlan::SubqueryAlias(_) => {
+            plan.inputs().first().is_some_and(|input| untyped_output(input, index))
+        }
+        LogicalPlan::Union(union) => union.inputs.iter().all(|input| untyped_output(input, index)),
+        _ => false,
+    }
+}
+
+/// A column's default as an expression of the column's type.
+pub fn default(state: &SessionState, facts: &Arc<SessionFacts>, text: Option<&str>, sql_type: SqlType) -> Result<Expr> {
+    let target = tidepool_table::arrow_type(sql_type);
+    let Some(text) = text else {
+        return Ok(Expr::Cast(Cast::new(Box::new(crate::casts::null()), target)));
+    };
+    let expr = default_expression(state, facts, parse_expression(text)?)?;
+    let known = expr.get_type(&DFSchema::empty()).map_err(from_datafusion)?;
+    Ok(if known == target { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) })
+}
+
+/// Plans an expression that refers to no columns.
+pub fn default_expression(state: &SessionState, facts: &Arc<SessionFacts>, expr: ast::Expr) -> Result<Expr> {
+    let body = ast::SetExpr::Values(ast::Values {
+        explicit_row: false,
+        value_keyword: false,
+        rows: vec![ast::Parens::with_empty_span(vec![expr])],
+    });
+    let query = ast::Query {
+        with: None,
+        body: Box::new(body),
+        order_by: None,
+        limit_clause: None,
+        fetch: None,
+        locks: vec![],
+        for_clause: None,
+        settings: None,
+        format_clause: None,
+        pipe_operators: vec![],
+    };
+    let plan = query::logical_plan(state, facts, Box::new(query), Vec::new(), None)?;
+    match plan {
+        LogicalPlan::Values(mut values) => match values.values.pop().and_then(|mut row| row.pop()) {
+            Some(expr) => Ok(expr),
+            None => Err(Error::internal("a default has no expression")),
+        },
+        _ => Err(Error::unsupported("this default expression is not supported")),
+    }
+}
+
+/// Makes batches of a plan what a table's writer takes: validates what Arrow's types do not tell apart.
+pub struct Conform {
+    schema: SchemaRef,
+    /// Columns whose texts are to be read, with the declared type.
+    read: Vec<(usize, SqlType)>,
+    settings: TextSettings,
+}
+
+impl Conform {
+    pub fn new(def: &TableDef, plan_schema: &Schema, settings: TextSettings) -> Conform {
+        let columns = def.columns.iter().enumerate().zip(plan_schema.fields());
+        let read = columns
+            .filter(|((_, column), field)| {
+                let checked = match column.sql_type {
+                    SqlType::Uuid | SqlType::Json | SqlType::Char { .. } => true,
+                    SqlType::Varchar { length_max } => length_max.is_some(),
+                    _ => false,
+                };
+                checked && declared_type(field) != Some(column.sql_type)
+            })
+            .map(|((position, column), _)| (position, column.sql_type))
+            .collect();
+        Conform { schema: def.arrow_schema(), read, settings }
+    }
+
+    pub fn apply(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let mut columns: Vec<ArrayRef> = batch.columns().to_vec();
+        for &(position, sql_type) in &self.read {
+            columns[position] = self.read_texts(&columns[position], sql_type)?;
+        }
+        for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
+            if column.data_type() != field.data_type() {
+                let options = CastOptions { safe: false, ..CastOptions::default() };
+                *column = cast_with_options(column, field.data_type(), &options).map_err(crate::errors::from_arrow)?;
+            }
+        }
+        // Nullability is the writer's to check, with PostgreSQL's message; a schema that forbids it would come first.
+        let fields: Vec<Field> =
+            self.schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+        RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).map_err(crate::errors::from_arrow)
+    }
+
+    fn read_texts(&self, column: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
+        let texts = cast_with_options(column, &DataType::Utf8View, &CastOptions::default())
+            .map_err(crate::errors::from_arrow)?;
+        let view = texts.as_string_view();
+        let fits = |text: &str| match sql_type {
+            SqlType::Varchar { length_max: Some(length) } => text.len() <= length as usize,
+            SqlType::Char { length } => text.len() <= length as usize && !text.ends_with(' '),
+            _ => false,
+        };
+        if view.iter().flatten().all(fits) {
+            return Ok(texts);
+        }
+        let mut reader = TextReader::new(sql_type, &self.settings);
+        for row in 0..view.len() {
+            if view.is_null(row) { reader.append_null() } else { reader.append(view.value(row))? }
+        }
+        Ok(reader.finish())
+    }
+}
+
+/// Type oids of the parameters that stand alone in a `VALUES` list: those given, else the columns'.
+pub fn value_parameters(insert: &ast::Insert, column_oids: &[u32], given: &[u32]) -> Vec<u32> {
+    let mut oids = given.to_vec();
+    let Some(source) = &insert.source else { return oids };
+    let ast::SetExpr::Values(values) = source.body.as_ref() else { return oids };
+    for row in &values.rows {
+        for (value, &oid) in row.content.iter().zip(column_oids) {
+            if let ast::Expr::Value(value) = value
+                && let ast::Value::Placeholder(name) = &value.value
+                && let Some(index @ 1..=65_535) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())
+            {
+                if oids.len() < index {
+                    oids.resize(index, 0);
+                }
+                if oids[index - 1] == 0 {
+                    oids[index - 1] = oid;
+                }
+            }
+        }
+    }
+    oids
+}

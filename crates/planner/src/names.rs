@@ -1,0 +1,265 @@
+//! Names of result columns as PostgreSQL gives them, and the rewrites that let DataFusion plan queries whose output
+//! columns share a name.
+//!
+//! DataFusion names `count(*)` after its text and refuses two outputs of one name; PostgreSQL calls it `count` and allows
+//! any number of them. Names are therefore taken from the syntax tree and put over the plan's; where two outputs would
+//! clash, all but the first are given names of their own inside the plan. In subqueries, whose columns can be referred
+//! to, unnamed expressions get PostgreSQL's name as an alias where that is unambiguous.
+
+use crate::statement::fold;
+use datafusion::sql::sqlparser::ast::{
+    self, Expr, Fetch, Ident, LimitClause, Offset, Query, SelectItem, SetExpr, Value, VisitMut, VisitorMut,
+};
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+
+/// The names of a query's outputs, as far as its text tells.
+pub struct OutputNames {
+    /// From the first output on, up to the first wildcard.
+    head: Vec<String>,
+    /// Up to the last output, from the last wildcard on. Empty without a wildcard.
+    tail: Vec<String>,
+    wildcard: bool,
+}
+
+impl OutputNames {
+    /// The plan's own.
+    pub fn none() -> OutputNames {
+        OutputNames { head: Vec::new(), tail: Vec::new(), wildcard: false }
+    }
+
+    /// Reads them off a query that `prepare` has not yet seen.
+    pub fn of(query: &Query) -> OutputNames {
+        let mut names = OutputNames::none();
+        let Some(select) = first_select(&query.body) else { return names };
+        for item in &select.projection {
+            let name = match item {
+                SelectItem::ExprWithAlias { alias, .. } => fold(alias),
+                SelectItem::UnnamedExpr(expr) => expression_name(expr),
+                _ => {
+                    names.wildcard = true;
+                    names.tail.clear();
+                    continue;
+                }
+            };
+            if names.wildcard { names.tail.push(name) } else { names.head.push(name) }
+        }
+        names
+    }
+
+    /// Puts the names over those of a plan's outputs.
+    pub fn apply(&self, planned: impl Iterator<Item = String>) -> Vec<String> {
+        let mut names: Vec<String> = planned.collect();
+        let count = names.len();
+        for (name, known) in names.iter_mut().zip(&self.head) {
+            name.clone_from(known);
+        }
+        if self.wildcard {
+            for (name, known) in names.iter_mut().skip(count.saturating_sub(self.tail.len())).zip(&self.tail) {
+                name.clone_from(known);
+            }
+        }
+        names
+    }
+}
+
+fn first_select(body: &SetExpr) -> Option<&ast::Select> {
+    match body {
+        SetExpr::Select(select) => Some(select),
+        SetExpr::Query(query) => first_select(&query.body),
+        SetExpr::SetOperation { left, .. } => first_select(left),
+        _ => None,
+    }
+}
+
+/// PostgreSQL's `FigureColname`.
+pub fn expression_name(expr: &Expr) -> String {
+    figure(expr).map_or_else(|| "?column?".to_owned(), |(name, _)| name)
+}
+
+/// A name and its strength: 2 for a column or function, 1 for a type or construct, which yields to a stronger one.
+fn figure(expr: &Expr) -> Option<(String, u8)> {
+    let strong = |name: &str| Some((name.to_owned(), 2));
+    match expr {
+        Expr::Identifier(ident) => Some((fold(ident), 2)),
+        Expr::CompoundIdentifier(parts) => parts.last().map(|ident| (fold(ident), 2)),
+        Expr::CompoundFieldAccess { root, access_chain } => {
+            match access_chain.iter().rev().find_map(|access| match access {
+                ast::AccessExpr::Dot(Expr::Identifier(ident)) => Some(fold(ident)),
+                _ => None,
+            }) {
+                Some(name) => Some((name, 2)),
+                None => figure(root),
+            }
+        }
+        Expr::Function(function) => {
+            function.name.0.last().and_then(|part| part.as_ident()).map(|ident| (fold(ident), 2))
+        }
+        Expr::Nested(inner) | Expr::Collate { expr: inner, .. } => figure(inner),
+        Expr::Cast { expr, data_type, .. } => match figure(expr) {
+            Some((name, 2)) => Some((name, 2)),
+            _ => type_word(data_type).map(|name| (name, 1)),
+        },
+        Expr::TypedString(typed) => type_word(&typed.data_type).map(|name| (name, 1)),
+        Expr::Interval(_) => Some(("interval".to_owned(), 1)),
+        Expr::Case { else_result, .. } => match else_result.as_deref().and_then(figure) {
+            Some((name, 2)) => Some((name, 2)),
+            _ => Some(("case".to_owned(), 1)),
+        },
+        Expr::Subquery(query) => match first_select(&query.body)?.projection.first()? {
+            SelectItem::UnnamedExpr(expr) => figure(expr),
+            SelectItem::ExprWithAlias { alias, .. } => Some((fold(alias), 2)),
+            _ => None,
+        },
+        Expr::Exists { .. } => strong("exists"),
+        Expr::Array(_) => strong("array"),
+        Expr::Extract { .. } => strong("extract"),
+        Expr::Ceil { .. } => strong("ceil"),
+        Expr::Floor { .. } => strong("floor"),
+        Expr::Position { .. } => strong("position"),
+        Expr::Substring { .. } => strong("substring"),
+        Expr::Trim { .. } => strong("btrim"),
+        Expr::Overlay { .. } => strong("overlay"),
+        Expr::AtTimeZone { .. } => strong("timezone"),
+        Expr::Tuple(_) => strong("row"),
+        Expr::Value(value) => match value.value {
+            Value::Boolean(_) => Some(("bool".to_owned(), 1)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A type's internal name, which is what an unnamed cast's column is called.
+fn type_word(data_type: &ast::DataType) -> Option<String> {
+    use tidepool_base::SqlType;
+    if let ast::DataType::Custom(name, _) = data_type {
+        return name.0.last().and_then(|part| part.as_ident()).map(fold);
+    }
+    Some(
+        match crate::types::sql_type(data_type).ok()? {
+            SqlType::Boolean => "bool",
+            SqlType::SmallInt => "int2",
+            SqlType::Integer => "int4",
+            SqlType::BigInt => "int8",
+            SqlType::Real => "float4",
+            SqlType::DoublePrecision => "float8",
+            SqlType::Numeric { .. } => "numeric",
+            SqlType::Text => "text",
+            SqlType::Varchar { .. } => "varchar",
+            SqlType::Char { .. } => "bpchar",
+            SqlType::Date => "date",
+            SqlType::Timestamp => "timestamp",
+            SqlType::TimestampTz => "timestamptz",
+            SqlType::Interval => "interval",
+            SqlType::Bytea => "bytea",
+            SqlType::Uuid => "uuid",
+            SqlType::Json => "json",
+        }
+        .to_owned(),
+    )
+}
+
+/// Rewrites a query for DataFusion's planner.
+pub fn prepare(query: &mut Query) {
+    let mut prepare = Prepare { depth: 0 };
+    let _ = query.visit(&mut prepare);
+}
+
+struct Prepare {
+    depth: usize,
+}
+
+impl VisitorMut for Prepare {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+        fetch_to_limit(query);
+        name_outputs(&mut query.body, self.depth > 0);
+        self.depth += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _query: &mut Query) -> ControlFlow<()> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+}
+
+/// `FETCH FIRST n ROWS ONLY` is `LIMIT n`.
+fn fetch_to_limit(query: &mut Query) {
+    let Some(Fetch { with_ties: false, percent: false, quantity }) = &query.fetch else { return };
+    let limit = Some(quantity.clone().unwrap_or_else(|| Expr::value(Value::Number("1".to_owned(), false))));
+    match &mut query.limit_clause {
+        None => query.limit_clause = Some(LimitClause::LimitOffset { limit, offset: None::<Offset>, limit_by: vec![] }),
+        Some(LimitClause::LimitOffset { limit: slot @ None, .. }) => *slot = limit,
+        Some(_) => return,
+    }
+    query.fetch = None;
+}
+
+fn name_outputs(body: &mut SetExpr, nested: bool) {
+    match body {
+        SetExpr::SetOperation { left, right, .. } => {
+            name_outputs(left, nested);
+            name_outputs(right, nested);
+        }
+        SetExpr::Select(select) => {
+            let wildcard = select
+                .projection
+                .iter()
+                .any(|item| matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..)));
+            let mut taken: HashSet<String> = HashSet::new();
+            let mut texts: HashSet<String> = HashSet::new();
+            for item in &select.projection {
+                match item {
+                    SelectItem::ExprWithAlias { alias, .. } => {
+                        taken.insert(fold(alias));
+                    }
+                    SelectItem::UnnamedExpr(Expr::Identifier(ident)) => {
+                        taken.insert(fold(ident));
+                    }
+                    SelectItem::UnnamedExpr(Expr::CompoundIdentifier(parts)) => {
+                        taken.extend(parts.last().map(fold));
+                    }
+                    _ => {}
+                }
+            }
+            let mut aliases: HashSet<String> = HashSet::new();
+            for (index, item) in select.projection.iter_mut().enumerate() {
+                let (expr, alias) = match item {
+                    SelectItem::UnnamedExpr(expr) => (&*expr, None),
+                    SelectItem::ExprWithAlias { expr, alias } => (&*expr, Some(fold(alias))),
+                    _ => continue,
+                };
+                let unique = Ident::with_quote('"', format!("?{}", index + 1));
+                match alias {
+                    // A second output of the same alias: DataFusion would refuse it.
+                    Some(alias) => {
+                        if !aliases.insert(alias) && !nested {
+                            let expr = expr.clone();
+                            *item = SelectItem::ExprWithAlias { expr, alias: unique };
+                        }
+                    }
+                    None => {
+                        let column = matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
+                        let again = !texts.insert(expr.to_string().to_lowercase());
+                        if again || column && wildcard {
+                            if !nested {
+                                let expr = expr.clone();
+                                *item = SelectItem::ExprWithAlias { expr, alias: unique };
+                            }
+                        } else if nested && !column && !wildcard {
+                            let name = expression_name(expr);
+                            if name != "?column?" && taken.insert(name.clone()) {
+                                let expr = expr.clone();
+                                *item = SelectItem::ExprWithAlias { expr, alias: Ident::with_quote('"', name) };
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        _ => {}
+    }
+}

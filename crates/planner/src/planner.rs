@@ -1,0 +1,141 @@
+//! What all sessions of a process share.
+
+use crate::facts::{FactsExtension, SessionFacts};
+use crate::queries::{QueryInfo, QueryRegistry};
+use crate::session::{Session, SessionRow, SessionShared};
+use crate::types::PostgresTypes;
+use datafusion::common::config::Dialect;
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::optimizer::Analyzer;
+use datafusion::prelude::SessionConfig;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use tidepool_base::{Error, Result};
+use tidepool_database::Database;
+use tokio::runtime::{Handle, Runtime};
+
+/// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
+const WORKER_STACK_BYTES: usize = 64 << 20;
+
+/// One a process.
+pub struct Planner {
+    database: Arc<Database>,
+    /// Plans and executes, apart from the threads that serve the protocol: an operator (or a paced access) may hold a
+    /// thread for long. `None` only while dropping.
+    workers: Option<Runtime>,
+    state: SessionState,
+    pub(crate) queries: Arc<QueryRegistry>,
+    sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
+    next_session: AtomicU32,
+}
+
+impl Planner {
+    pub fn new(database: Arc<Database>) -> Result<Arc<Planner>> {
+        crate::heap::install_tracer();
+        let workers = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(database.config().threads.max(1))
+            .thread_name("tidepool-worker")
+            .thread_stack_size(WORKER_STACK_BYTES)
+            .enable_time()
+            .build()
+            .map_err(|error| Error::io("start worker threads", &error))?;
+        Ok(Arc::new(Planner {
+            database,
+            workers: Some(workers),
+            state: state()?,
+            queries: Arc::default(),
+            sessions: Mutex::default(),
+            next_session: AtomicU32::new(1),
+        }))
+    }
+
+    pub fn database(&self) -> &Arc<Database> {
+        &self.database
+    }
+
+    pub fn session(self: &Arc<Self>, user: &str) -> Session {
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let session = Session::new(self.clone(), id, user);
+        self.sessions.lock().insert(id, Arc::downgrade(session.shared()));
+        session
+    }
+
+    pub(crate) fn forget(&self, session_id: u32) {
+        self.sessions.lock().remove(&session_id);
+    }
+
+    /// Sessions that exist, for `pg_stat_activity` and metrics.
+    pub fn session_count(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
+    /// Statements that run now, then the latest finished ones.
+    pub fn queries(&self) -> Vec<Arc<QueryInfo>> {
+        self.queries.list()
+    }
+
+    /// Sessions that exist.
+    pub(crate) fn sessions(&self) -> Vec<SessionRow> {
+        self.sessions.lock().values().filter_map(Weak::upgrade).map(|session| session.row()).collect()
+    }
+
+    pub(crate) fn workers(&self) -> Handle {
+        match &self.workers {
+            Some(workers) => workers.handle().clone(),
+            None => unreachable!("the workers live as long as the planner"),
+        }
+    }
+
+    /// The state that one statement is planned with.
+    pub(crate) fn state(&self, facts: &Arc<SessionFacts>) -> SessionState {
+        let mut state = self.state.clone();
+        let options = state.config_mut().options_mut();
+        options.extensions.insert(FactsExtension(Some(facts.clone())));
+        options.execution.target_partitions = facts.settings.threads();
+        state.execution_props_mut().query_execution_start_time = Some(facts.transaction_start);
+        state
+    }
+}
+
+impl Drop for Planner {
+    fn drop(&mut self) {
+        // The last planner may be dropped on a thread of another runtime, where waiting is not allowed.
+        if let Some(workers) = self.workers.take() {
+            workers.shutdown_background();
+        }
+    }
+}
+
+fn state() -> Result<SessionState> {
+    let mut config = SessionConfig::new()
+        .with_default_catalog_and_schema(crate::facts::DATABASE, "public")
+        .with_create_default_catalog_and_schema(false)
+        .with_information_schema(false);
+    let options = config.options_mut();
+    options.sql_parser.dialect = Dialect::PostgreSQL;
+    options.sql_parser.parse_float_as_decimal = true;
+    options.execution.time_zone = Some("UTC".to_owned());
+    options.extensions.insert(FactsExtension(None));
+
+    // Spilling would be a second overflow path beside the tablespaces' own, outside every budget.
+    let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
+    let runtime: RuntimeEnv =
+        RuntimeEnvBuilder::new().with_disk_manager_builder(disk).build().map_err(crate::errors::from_datafusion)?;
+
+    let mut rules = Analyzer::new().rules;
+    rules.insert(0, Arc::new(crate::casts::Literals));
+    rules.push(Arc::new(crate::casts::Casts));
+
+    let builder = SessionStateBuilder::new()
+        .with_config(config)
+        .with_runtime_env(Arc::new(runtime))
+        .with_default_features()
+        .with_analyzer_rules(rules)
+        .with_type_planner(Arc::new(PostgresTypes));
+    let builder = crate::catalog::install(builder);
+    Ok(crate::optimizer::install(builder).build())
+}

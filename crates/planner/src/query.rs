@@ -1,0 +1,281 @@
+//! Queries: syntax to logical plan to physical plan, over the statement's one snapshot.
+
+use crate::casts::UNCONSTRAINED;
+use crate::errors::{carry, from_datafusion};
+use crate::facts::SessionFacts;
+use crate::names::OutputNames;
+use crate::session::ResultColumn;
+use crate::types::{canonical_schema, describe, scalar};
+use arrow::array::ArrayRef;
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use datafusion::catalog::TableFunctionArgs;
+use datafusion::catalog::TableProvider;
+use datafusion::catalog::cte_worktable::CteWorkTable;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::{DFSchema, ParamValues, Result as PlanResult, TableReference, plan_datafusion_err};
+use datafusion::datasource::provider_as_source;
+use datafusion::execution::SessionState;
+use datafusion::execution::session_state::SessionState as State;
+use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner, RelationPlanner, TypePlanner};
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::logical_expr::{AggregateUDF, Expr, HigherOrderUDF, LogicalPlan, ScalarUDF, TableSource, WindowUDF};
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
+use datafusion::sql::sqlparser::ast;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState};
+
+/// The table, view or system table that a name means in a statement.
+pub fn table(facts: &Arc<SessionFacts>, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
+    let in_schema = |schema: &str| match schema {
+        "public" => facts.version.table(name).map(|version| crate::scan::TableProvider::new(version.clone())),
+        _ => crate::catalog::table(schema, name, facts),
+    };
+    let found = match schema {
+        Some(schema) => in_schema(schema),
+        // PostgreSQL's catalogue comes first unless the path places it.
+        None => {
+            let path = facts.settings.search_path();
+            let implicit = (!path.iter().any(|schema| schema == "pg_catalog")).then_some("pg_catalog");
+            implicit.into_iter().chain(path.iter().map(String::as_str)).find_map(in_schema)
+        }
+    };
+    found.ok_or_else(|| match schema {
+        Some(schema) => Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{schema}.{name}\" does not exist")),
+        None => Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")),
+    })
+}
+
+/// Names in a statement resolved for DataFusion's planner.
+struct Names<'a> {
+    state: &'a SessionState,
+    facts: &'a Arc<SessionFacts>,
+}
+
+/// Functions may be called with their schema.
+fn unqualified(name: &str) -> &str {
+    name.strip_prefix("pg_catalog.").unwrap_or(name)
+}
+
+impl ContextProvider for Names<'_> {
+    fn get_table_source(&self, name: TableReference) -> PlanResult<Arc<dyn TableSource>> {
+        if let Some(database) = name.catalog()
+            && database != self.facts.database
+        {
+            let message = format!("cross-database references are not implemented: {name}");
+            return Err(carry(Error::unsupported(message)));
+        }
+        let provider = table(self.facts, name.schema(), name.table()).map_err(carry)?;
+        Ok(provider_as_source(provider))
+    }
+
+    fn get_table_function_source(&self, name: &str, args: Vec<Expr>) -> PlanResult<Arc<dyn TableSource>> {
+        let function = self
+            .state
+            .table_functions()
+            .get(unqualified(name))
+            .ok_or_else(|| plan_datafusion_err!("table function '{name}' not found"))?;
+        let context = SimplifyContext::builder()
+            .with_config_options(Arc::clone(self.state.config_options()))
+            .with_query_execution_start_time(self.state.execution_props().query_execution_start_time)
+            .build();
+        let simplifier = ExprSimplifier::new(context);
+        let schema = DFSchema::empty();
+        let args = args
+            .into_iter()
+            .map(|arg| simplifier.coerce(arg, &schema).and_then(|arg| simplifier.simplify(arg)))
+            .collect::<PlanResult<Vec<_>>>()?;
+        let provider = function.create_table_provider_with_args(TableFunctionArgs::new(&args, self.state))?;
+        Ok(provider_as_source(provider))
+    }
+
+    fn create_cte_work_table(&self, name: &str, schema: SchemaRef) -> PlanResult<Arc<dyn TableSource>> {
+        Ok(provider_as_source(Arc::new(CteWorkTable::new(name, schema))))
+    }
+
+    fn get_expr_planners(&self) -> &[Arc<dyn ExprPlanner>] {
+        self.state.expr_planners()
+    }
+
+    fn get_relation_planners(&self) -> &[Arc<dyn RelationPlanner>] {
+        self.state.relation_planners()
+    }
+
+    fn get_type_planner(&self) -> Option<Arc<dyn TypePlanner>> {
+        Some(Arc::new(crate::types::PostgresTypes))
+    }
+
+    fn get_function_meta(&self, name: &str) -> Option<Arc<ScalarUDF>> {
+        self.state.scalar_functions().get(unqualified(name)).cloned()
+    }
+
+    fn get_higher_order_meta(&self, name: &str) -> Option<Arc<HigherOrderUDF>> {
+        self.state.higher_order_functions().get(unqualified(name)).cloned()
+    }
+
+    fn get_aggregate_meta(&self, name: &str) -> Option<Arc<AggregateUDF>> {
+        self.state.aggregate_functions().get(unqualified(name)).cloned()
+    }
+
+    fn get_window_meta(&self, name: &str) -> Option<Arc<WindowUDF>> {
+        self.state.window_functions().get(unqualified(name)).cloned()
+    }
+
+    fn get_variable_type(&self, _names: &[String]) -> Option<DataType> {
+        None
+    }
+
+    fn options(&self) -> &ConfigOptions {
+        self.state.config_options()
+    }
+
+    fn udf_names(&self) -> Vec<String> {
+        self.state.scalar_functions().keys().cloned().collect()
+    }
+
+    fn higher_order_function_names(&self) -> Vec<String> {
+        self.state.higher_order_functions().keys().cloned().collect()
+    }
+
+    fn udaf_names(&self) -> Vec<String> {
+        self.state.aggregate_functions().keys().cloned().collect()
+    }
+
+    fn udwf_names(&self) -> Vec<String> {
+        self.state.window_functions().keys().cloned().collect()
+    }
+}
+
+/// What is known of `$1`, `$2`, …
+pub type ParameterFields = Vec<Option<FieldRef>>;
+
+/// Parameters as they are planned with: fields without metadata, so that every use of one agrees.
+pub fn parameter_fields(parameters: &[ArrayRef]) -> ParameterFields {
+    parameters.iter().map(|array| Some(Arc::new(Field::new("", array.data_type().clone(), true)))).collect()
+}
+
+/// Plans a query as it was written, literals and parameters untyped. `table_schema` gives the types of the columns that
+/// `VALUES` fills, for `INSERT`.
+pub fn logical_plan(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    mut query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+) -> Result<LogicalPlan> {
+    crate::names::prepare(&mut query);
+    let names = Names { state, facts };
+    let options = ParserOptions::new().with_parse_float_as_decimal(true);
+    let planner = SqlToRel::new_with_options(&names, options);
+    let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
+    if let Some(schema) = table_schema {
+        let schema = DFSchema::from_unqualified_fields(schema.fields, HashMap::new()).map_err(from_datafusion)?;
+        context.set_table_schema(Some(Arc::new(schema)));
+    }
+    planner.sql_statement_to_plan_with_context(ast::Statement::Query(query), &mut context).map_err(from_datafusion)
+}
+
+/// Puts parameter values into a plan.
+pub fn bind(plan: LogicalPlan, parameters: &[ArrayRef]) -> Result<LogicalPlan> {
+    if parameters.is_empty() {
+        return Ok(plan);
+    }
+    let values = parameters.iter().map(|array| scalar(array.as_ref())).collect::<Result<Vec<_>>>()?;
+    plan.with_param_values(ParamValues::from(values)).map_err(from_datafusion)
+}
+
+/// The result columns of a planned query: names as PostgreSQL gives them.
+pub fn columns(schema: &Schema, names: &OutputNames) -> Vec<ResultColumn> {
+    let names = names.apply(schema.fields().iter().map(|field| field.name().clone()));
+    let columns = schema.fields().iter().zip(names);
+    columns
+        .map(|(field, name)| {
+            let (sql_type, type_oid, type_modifier) = describe(field);
+            ResultColumn { name, sql_type, type_oid, type_modifier, table_oid: 0, attribute: 0 }
+        })
+        .collect()
+}
+
+/// A query planned all the way.
+pub struct Planned {
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub state: State,
+    pub columns: Vec<ResultColumn>,
+    /// The batches' schema, under the columns' names.
+    pub schema: SchemaRef,
+}
+
+/// Optimises a bound plan and makes its physical form.
+pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+    let optimized = state.optimize(plan).map_err(from_datafusion)?;
+    state.query_planner().create_physical_plan(&optimized, state).await.map_err(from_datafusion)
+}
+
+/// Plans a query to be run.
+pub async fn plan(facts: Arc<SessionFacts>, query: Box<ast::Query>, parameters: Vec<ArrayRef>) -> Result<Planned> {
+    let state = facts.planner.state(&facts);
+    let names = OutputNames::of(&query);
+    let logical = logical_plan(&state, &facts, query, parameter_fields(&parameters), None)?;
+    let logical = bind(logical, &parameters)?;
+    let plan = physical_plan(&state, &logical).await?;
+    Ok(planned(state, plan, &names))
+}
+
+pub fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &OutputNames) -> Planned {
+    let canonical = canonical_schema(&plan.schema());
+    let columns = columns(&canonical, names);
+    let fields: Vec<Field> = canonical
+        .fields()
+        .iter()
+        .zip(&columns)
+        .map(|(field, column)| {
+            let mut metadata = field.metadata().clone();
+            metadata.remove(UNCONSTRAINED);
+            field.as_ref().clone().with_name(&column.name).with_metadata(metadata)
+        })
+        .collect();
+    Planned { plan, state, columns, schema: Arc::new(Schema::new(fields)) }
+}
+
+/// Type oids of a plan's parameters, those given first, the rest as inferred, text where nothing tells.
+pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
+    let inferred = plan.get_parameter_fields().map_err(from_datafusion)?;
+    let mut oids = given.to_vec();
+    for (name, field) in inferred {
+        let Some(index) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok()) else {
+            return Err(Error::new(SqlState::UNDEFINED_PARAMETER, format!("there is no parameter {name}")));
+        };
+        if index == 0 || index > usize::from(u16::MAX) {
+            return Err(Error::new(SqlState::UNDEFINED_PARAMETER, format!("there is no parameter ${index}")));
+        }
+        if oids.len() < index {
+            oids.resize(index, 0);
+        }
+        let slot = &mut oids[index - 1];
+        if *slot == 0
+            && let Some(field) = field
+            && *field.data_type() != DataType::Null
+        {
+            // A column's bound says nothing about the values it is compared with: text and numeric go unbounded.
+            *slot = describe(&Field::new("", field.data_type().clone(), true)).1;
+        }
+    }
+    for oid in &mut oids {
+        if *oid == 0 {
+            *oid = 25;
+        }
+    }
+    Ok(oids)
+}
+
+/// The fields that parameters of these oids are planned with.
+pub fn fields_of_oids(oids: &[u32]) -> ParameterFields {
+    oids.iter()
+        .map(|&oid| {
+            let sql_type = crate::types::sql_type_of_oid(oid)?;
+            Some(Arc::new(Field::new("", tidepool_table::arrow_type(sql_type), true)))
+        })
+        .collect()
+}

@@ -1,1 +1,0 @@
-//! A client's text into statements.

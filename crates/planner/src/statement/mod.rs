@@ -1,0 +1,421 @@
+//! A client's text into statements.
+//!
+//! The text is tokenised once and cut at semicolons. Queries, `INSERT` and `CREATE TABLE` go through sqlparser's
+//! PostgreSQL dialect; statements that sqlparser lacks or reads differently from PostgreSQL (settings, transactions,
+//! tablespaces, `COPY`, cursors, …) are read from the tokens here, by `utility`.
+//!
+//! Nesting is bounded before anything recursive sees the tokens, because what is built from them (syntax trees, plans)
+//! is later walked, cloned and dropped by code that recurses once a level.
+
+mod cursor;
+mod utility;
+
+use cursor::{Cursor, Source};
+use datafusion::sql::sqlparser::ast;
+use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
+use datafusion::sql::sqlparser::parser::{Parser, ParserError};
+use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, TokenizerError};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState};
+
+pub use utility::{
+    AlterAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions, FetchCount, QualifiedName, SetValue,
+    TransactionMode,
+};
+
+/// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A frame of the recursive
+/// walks takes up to 8 KiB, and planning runs on stacks of `WORKER_STACK_BYTES`.
+pub const NESTING_MAX: usize = 4_000;
+
+/// Statements nested deeper than this are parsed and dropped on a thread with a stack of its own.
+const NESTING_SHALLOW: usize = 100;
+
+const DEEP_STACK_BYTES: usize = 256 << 20;
+
+/// One statement of a client's text, parsed.
+#[derive(Clone)]
+pub struct Statement(Arc<Inner>);
+
+struct Inner {
+    text: String,
+    /// Characters before `text` in the text that the client sent.
+    offset: u32,
+    command: Option<Command>,
+    deep: bool,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.deep
+            && let Some(command) = self.command.take()
+        {
+            // Dropping recurses once a level. If no thread can be had, the process is beyond help anyway.
+            let _ = std::thread::Builder::new().stack_size(DEEP_STACK_BYTES).spawn(move || drop(command));
+        }
+    }
+}
+
+impl Statement {
+    /// Its part of the text.
+    pub fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    /// No statement at all (only blanks and comments).
+    pub fn is_empty(&self) -> bool {
+        matches!(self.command(), Command::Empty)
+    }
+
+    pub(crate) fn command(&self) -> &Command {
+        self.0.command.as_ref().unwrap_or(&Command::Empty)
+    }
+
+    /// Moves a position within this statement to one within the client's whole text.
+    pub(crate) fn place(&self, error: Error) -> Error {
+        match error.position() {
+            Some(position) => {
+                let position = position + self.0.offset;
+                error.with_position(position)
+            }
+            None => error,
+        }
+    }
+
+    fn new(text: &str, offset: u32, command: Command, deep: bool) -> Statement {
+        Statement(Arc::new(Inner { text: text.to_owned(), offset, command: Some(command), deep }))
+    }
+}
+
+/// What a statement asks for.
+#[derive(Clone)]
+pub enum Command {
+    Empty,
+    Query(Box<ast::Query>),
+    Insert(Box<ast::Insert>),
+    /// `CREATE TABLE`, with or without `AS`.
+    CreateTable {
+        table: Box<ast::CreateTable>,
+        tablespace: Option<String>,
+        with_data: bool,
+    },
+    DropTables {
+        names: Vec<QualifiedName>,
+        if_exists: bool,
+    },
+    Truncate {
+        names: Vec<QualifiedName>,
+    },
+    AlterTable {
+        name: QualifiedName,
+        if_exists: bool,
+        action: AlterAction,
+    },
+    CreateTablespace {
+        name: String,
+        location: String,
+        options: Vec<(String, String)>,
+    },
+    DropTablespace {
+        name: String,
+        if_exists: bool,
+    },
+    Copy(Box<CopyStatement>),
+    Begin {
+        modes: Vec<TransactionMode>,
+    },
+    Commit {
+        chain: bool,
+    },
+    Rollback {
+        chain: bool,
+    },
+    Set {
+        name: String,
+        value: SetValue,
+        local: bool,
+    },
+    SetTransaction {
+        modes: Vec<TransactionMode>,
+    },
+    SetSessionTransaction {
+        modes: Vec<TransactionMode>,
+    },
+    /// `None`: all.
+    Reset {
+        name: Option<String>,
+    },
+    Show {
+        name: Option<String>,
+    },
+    DiscardAll,
+    /// `DISCARD PLANS`, `SEQUENCES`, `TEMP`: there is never anything to discard.
+    DiscardNothing {
+        tag: &'static str,
+    },
+    Prepare {
+        name: String,
+        types: Vec<ast::DataType>,
+        statement: Statement,
+    },
+    Execute {
+        name: String,
+        arguments: Vec<ast::Expr>,
+    },
+    /// `None`: all.
+    Deallocate {
+        name: Option<String>,
+    },
+    Declare {
+        name: String,
+        hold: bool,
+        query: Statement,
+    },
+    Fetch {
+        name: String,
+        count: FetchCount,
+        discard: bool,
+    },
+    /// `None`: all.
+    Close {
+        name: Option<String>,
+    },
+    Explain {
+        options: ExplainOptions,
+        statement: Statement,
+    },
+    Checkpoint,
+    Merge {
+        table: QualifiedName,
+    },
+    AlterRole {
+        role: String,
+        password: Option<String>,
+    },
+    /// Recognised, but not to be had: raised when it is executed, so that statements before it run.
+    Unsupported(Error),
+}
+
+/// Splits and parses a client's text.
+pub fn parse(sql: &str) -> Result<Vec<Statement>> {
+    let dialect = PostgreSqlDialect {};
+    if sql.contains('\0') {
+        return Err(Error::new(
+            SqlState::CHARACTER_NOT_IN_REPERTOIRE,
+            "invalid byte sequence for encoding \"UTF8\": 0x00",
+        ));
+    }
+    let source = Source(sql);
+    let tokens =
+        Tokenizer::new(&dialect, sql).tokenize_with_location().map_err(|error| tokenizer_error(&source, error))?;
+    let tokens: Vec<TokenWithSpan> =
+        tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect();
+
+    let mut statements = Vec::new();
+    let mut walk = source.walk();
+    for piece in tokens.split(|token| token.token == Token::SemiColon) {
+        let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
+        let (start, start_chars) = walk.seek(first.span.start);
+        let (end, _) = walk.seek(last.span.end);
+        let text = &sql[start..end.max(start)];
+        let nesting = nesting(piece);
+        if nesting > NESTING_MAX {
+            return Err(Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
+                .with_detail(format!("The statement nests {nesting} levels deep; the limit is {NESTING_MAX}.")));
+        }
+        let deep = nesting > NESTING_SHALLOW;
+        let command = if deep {
+            std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new()
+                    .stack_size(DEEP_STACK_BYTES)
+                    .spawn_scoped(scope, || command(&source, piece))
+                    .map_err(|error| Error::io("start a thread", &error))?;
+                thread.join().unwrap_or_else(|_| Err(Error::internal("the parser failed")))
+            })?
+        } else {
+            command(&source, piece)?
+        };
+        statements.push(Statement::new(text, start_chars, command, deep));
+    }
+    if statements.is_empty() {
+        statements.push(Statement::new("", 0, Command::Empty, false));
+    }
+    Ok(statements)
+}
+
+/// An upper bound of the depth of the syntax tree: brackets open at once, plus, at each bracket level, operators since
+/// the last comma (a chain such as `a + b + c` leans to one side, one level an operator).
+fn nesting(tokens: &[TokenWithSpan]) -> usize {
+    use datafusion::sql::sqlparser::keywords::Keyword;
+    let mut levels: Vec<usize> = vec![0];
+    let mut open: usize = 0;
+    let mut deepest: usize = 0;
+    for token in tokens {
+        match &token.token {
+            Token::LParen | Token::LBracket => {
+                levels.push(0);
+                open += 1;
+            }
+            Token::RParen | Token::RBracket => {
+                if levels.len() > 1 {
+                    open -= levels.pop().unwrap_or(0) + 1;
+                }
+            }
+            Token::Comma => {
+                if let Some(level) = levels.last_mut() {
+                    open -= *level;
+                    *level = 0;
+                }
+            }
+            Token::Word(word) => {
+                if matches!(
+                    word.keyword,
+                    Keyword::AND
+                        | Keyword::OR
+                        | Keyword::NOT
+                        | Keyword::CASE
+                        | Keyword::UNION
+                        | Keyword::EXCEPT
+                        | Keyword::INTERSECT
+                        | Keyword::JOIN
+                        | Keyword::LIKE
+                        | Keyword::ILIKE
+                        | Keyword::IS
+                        | Keyword::BETWEEN
+                        | Keyword::IN
+                        | Keyword::EXPLAIN
+                        | Keyword::PREPARE
+                ) && let Some(level) = levels.last_mut()
+                {
+                    *level += 1;
+                    open += 1;
+                }
+            }
+            Token::Number(..) | Token::SingleQuotedString(_) | Token::Period | Token::Placeholder(_) => {}
+            _ => {
+                if let Some(level) = levels.last_mut() {
+                    *level += 1;
+                    open += 1;
+                }
+            }
+        }
+        deepest = deepest.max(open);
+    }
+    deepest
+}
+
+/// Reads one statement.
+fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
+    let mut cursor = Cursor::new(source, tokens);
+    if let Some(command) = utility::command(&mut cursor)? {
+        cursor.expect_end()?;
+        return Ok(command);
+    }
+    sql_command(source, tokens)
+}
+
+/// Reads a statement that sqlparser knows.
+fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
+    let (tokens, tablespace, with_data) = utility::take_tablespace(source, tokens)?;
+    let dialect = PostgreSqlDialect {};
+    let mut parser =
+        Parser::new(&dialect).with_recursion_limit(NESTING_MAX * 4).with_tokens_with_locations(tokens.to_vec());
+    let mut statement = parser.parse_statement().map_err(|error| parser_error(source, &tokens, error))?;
+    let rest = parser.peek_token();
+    if rest.token != Token::EOF {
+        return Err(source.syntax_error(&rest));
+    }
+    crate::catalog::rewrite(&mut statement);
+    Ok(match statement {
+        ast::Statement::Query(query) => match *query.body {
+            ast::SetExpr::Insert(ast::Statement::Insert(_))
+            | ast::SetExpr::Update(_)
+            | ast::SetExpr::Delete(_)
+            | ast::SetExpr::Merge(_) => {
+                Command::Unsupported(Error::unsupported("data-modifying statements in WITH are not supported"))
+            }
+            _ => Command::Query(query),
+        },
+        ast::Statement::Insert(insert) => Command::Insert(Box::new(insert)),
+        ast::Statement::CreateTable(table) => {
+            Command::CreateTable { table: Box::new(table), tablespace, with_data: with_data.unwrap_or(true) }
+        }
+        ast::Statement::Update(_) => Command::Unsupported(unsupported_change("UPDATE")),
+        ast::Statement::Delete(_) => Command::Unsupported(unsupported_change("DELETE")),
+        ast::Statement::Merge(_) => Command::Unsupported(unsupported_change("MERGE")),
+        other => {
+            let text = other.to_string();
+            let words: Vec<&str> = text.split_whitespace().take(2).collect();
+            Command::Unsupported(Error::unsupported(format!("{} is not supported", words.join(" ").to_uppercase())))
+        }
+    })
+}
+
+fn unsupported_change(verb: &str) -> Error {
+    Error::unsupported(format!("{verb} is not supported yet"))
+        .with_hint("Rows can be added with INSERT and COPY, and all rows of a table removed with TRUNCATE.")
+}
+
+fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {
+    let message = match error.message.as_str() {
+        message if message.contains("Unterminated string literal") => "unterminated quoted string".to_owned(),
+        message if message.contains("comment") => "unterminated /* comment".to_owned(),
+        message if message.contains("dollar-quoted") => "unterminated dollar-quoted string".to_owned(),
+        message if message.contains("close delimiter '\"'") => "unterminated quoted identifier".to_owned(),
+        message => message.trim().to_lowercase(),
+    };
+    Error::new(SqlState::SYNTAX_ERROR, message).with_position(source.position(error.location))
+}
+
+/// sqlparser says `Expected: an expression, found: FROM at Line: 1, Column: 8`; PostgreSQL says which token it stumbled on.
+fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserError) -> Error {
+    let message = match error {
+        ParserError::RecursionLimitExceeded => {
+            return Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded");
+        }
+        ParserError::TokenizerError(message) | ParserError::ParserError(message) => message,
+    };
+    let (what, location) = match message.rsplit_once(" at Line: ") {
+        Some((what, at)) => {
+            let location = at.split_once(", Column: ").and_then(|(line, column)| {
+                Some(Location { line: line.trim().parse().ok()?, column: column.trim().parse().ok()? })
+            });
+            (what, location)
+        }
+        None => (message.as_str(), None),
+    };
+    let expected = what.split_once(", found: ").map(|(expected, _)| expected.trim_start_matches("Expected: "));
+    let found = location.and_then(|location| tokens.iter().find(|token| token.span.start == location));
+    let error = match found {
+        Some(token) => source.syntax_error(token),
+        None if what.ends_with("found: EOF") || location.is_none() && expected.is_some() => {
+            source.syntax_error_at_end()
+        }
+        None => {
+            let error = Error::new(SqlState::SYNTAX_ERROR, format!("syntax error: {what}"));
+            return match location {
+                Some(location) => error.with_position(source.position(location)),
+                None => error,
+            };
+        }
+    };
+    match expected {
+        Some(expected) if !expected.is_empty() => error.with_detail(format!("Expected {expected}.")),
+        _ => error,
+    }
+}
+
+/// Parses one expression of its own, such as a stored default.
+pub fn parse_expression(text: &str) -> Result<ast::Expr> {
+    let dialect = PostgreSqlDialect {};
+    let source = Source(text);
+    let mut parser = Parser::new(&dialect).try_with_sql(text).map_err(|error| parser_error(&source, &[], error))?;
+    parser.parse_expr().map_err(|error| parser_error(&source, &[], error))
+}
+
+/// An unquoted identifier is folded to lower case, as in PostgreSQL.
+pub fn fold(ident: &ast::Ident) -> String {
+    match ident.quote_style {
+        Some(_) => ident.value.clone(),
+        None => ident.value.to_lowercase(),
+    }
+}

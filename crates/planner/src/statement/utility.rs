@@ -1,0 +1,861 @@
+//! Statements read from their tokens by hand.
+
+use super::cursor::{Cursor, Source};
+use super::{Command, Statement};
+use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
+use std::borrow::Cow;
+use std::fmt;
+use tidepool_base::{Error, Result, SqlState};
+
+/// A name with its schema, if one was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QualifiedName {
+    pub schema: Option<String>,
+    pub name: String,
+}
+
+impl fmt::Display for QualifiedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.schema {
+            Some(schema) => write!(f, "{schema}.{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AlterAction {
+    /// Of the table, or of one column.
+    SetTablespace {
+        column: Option<String>,
+        tablespace: String,
+    },
+    Rename {
+        name: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SetValue {
+    Default,
+    /// A list where PostgreSQL takes one; otherwise one element.
+    Values(Vec<String>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransactionMode {
+    /// As PostgreSQL names the level.
+    Isolation(&'static str),
+    ReadOnly(bool),
+    Deferrable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchCount {
+    Rows(u64),
+    All,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExplainOptions {
+    pub analyze: bool,
+    pub verbose: bool,
+    /// `FORMAT TREE`.
+    pub tree: bool,
+}
+
+#[derive(Clone)]
+pub struct CopyStatement {
+    pub source: CopySource,
+    pub from: bool,
+    pub endpoint: CopyEndpoint,
+    /// (option, value) as written; lists are written `a,b`.
+    pub options: Vec<(String, Option<String>)>,
+}
+
+#[derive(Clone)]
+pub enum CopySource {
+    Table { name: QualifiedName, columns: Vec<String> },
+    Query(Statement),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyEndpoint {
+    File(String),
+    /// `STDIN` or `STDOUT`.
+    Client,
+}
+
+/// Reads a utility statement; `None`, with nothing read, if it is one for sqlparser.
+pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
+    let Some(Token::Word(word)) = cursor.peek() else { return Ok(None) };
+    let command = match word.value.to_ascii_lowercase().as_str() {
+        "begin" | "start" | "commit" | "end" | "rollback" | "abort" | "savepoint" | "release" => transaction(cursor)?,
+        "set" => set(cursor)?,
+        "reset" => {
+            cursor.advance();
+            Command::Reset { name: setting_name_or_all(cursor)? }
+        }
+        "show" => {
+            cursor.advance();
+            Command::Show { name: setting_name_or_all(cursor)? }
+        }
+        "discard" => discard(cursor)?,
+        "prepare" => prepare(cursor)?,
+        "execute" => execute(cursor)?,
+        "deallocate" => {
+            cursor.advance();
+            cursor.keyword("prepare");
+            Command::Deallocate { name: name_or_all(cursor)? }
+        }
+        "declare" => declare(cursor)?,
+        "fetch" | "move" => fetch(cursor)?,
+        "close" => {
+            cursor.advance();
+            Command::Close { name: name_or_all(cursor)? }
+        }
+        "copy" => copy(cursor)?,
+        "truncate" => {
+            cursor.advance();
+            cursor.keyword("table");
+            cursor.keyword("only");
+            let names = names(cursor)?;
+            if !cursor.keywords(&["continue", "identity"]) {
+                cursor.keywords(&["restart", "identity"]);
+            }
+            cursor.one_of(&["cascade", "restrict"]);
+            Command::Truncate { names }
+        }
+        "drop" => return drop_statement(cursor),
+        "create" => {
+            if cursor.keywords(&["create", "tablespace"]) {
+                create_tablespace(cursor)?
+            } else {
+                return create_unsupported(cursor);
+            }
+        }
+        "alter" => alter(cursor)?,
+        "checkpoint" => {
+            cursor.advance();
+            Command::Checkpoint
+        }
+        "call" => call(cursor)?,
+        "explain" => explain(cursor)?,
+        "vacuum" | "analyze" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "unlisten" | "grant"
+        | "revoke" | "comment" | "do" | "load" | "refresh" | "security" | "reassign" | "import" | "update"
+        | "delete" | "merge" => {
+            let verb = word.value.to_uppercase();
+            cursor.skip_rest();
+            Command::Unsupported(match verb.as_str() {
+                "UPDATE" | "DELETE" | "MERGE" => super::unsupported_change(&verb),
+                "VACUUM" | "ANALYZE" => Error::unsupported(format!("{verb} is not supported")).with_hint(
+                    "Statistics are kept with the data; CALL tidepool.merge('table') moves new rows into main.",
+                ),
+                _ => Error::unsupported(format!("{verb} is not supported")),
+            })
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(command))
+}
+
+fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
+    let mut parts = vec![cursor.ident()?];
+    while cursor.token(&Token::Period) {
+        parts.push(cursor.ident()?);
+    }
+    if parts.len() > 3 {
+        return Err(Error::new(SqlState::SYNTAX_ERROR, format!("improper qualified name: {}", parts.join("."))));
+    }
+    let name = parts.pop().unwrap_or_default();
+    let schema = parts.pop();
+    if let Some(database) = parts.pop()
+        && database != crate::facts::DATABASE
+    {
+        return Err(Error::unsupported(format!("cross-database references are not implemented: {database}")));
+    }
+    Ok(QualifiedName { schema, name })
+}
+
+fn names(cursor: &mut Cursor<'_>) -> Result<Vec<QualifiedName>> {
+    let mut names = vec![qualified_name(cursor)?];
+    while cursor.token(&Token::Comma) {
+        names.push(qualified_name(cursor)?);
+    }
+    Ok(names)
+}
+
+fn name_or_all(cursor: &mut Cursor<'_>) -> Result<Option<String>> {
+    if cursor.keyword("all") { Ok(None) } else { cursor.ident().map(Some) }
+}
+
+fn setting_name(cursor: &mut Cursor<'_>) -> Result<String> {
+    let mut name = cursor.ident()?;
+    while cursor.token(&Token::Period) {
+        name.push('.');
+        name.push_str(&cursor.ident()?);
+    }
+    Ok(name)
+}
+
+fn setting_name_or_all(cursor: &mut Cursor<'_>) -> Result<Option<String>> {
+    if cursor.keyword("all") {
+        Ok(None)
+    } else if cursor.keywords(&["time", "zone"]) {
+        Ok(Some("timezone".to_owned()))
+    } else if cursor.keywords(&["transaction", "isolation", "level"]) {
+        Ok(Some("transaction_isolation".to_owned()))
+    } else if cursor.keywords(&["session", "authorization"]) {
+        Ok(Some("session_authorization".to_owned()))
+    } else {
+        setting_name(cursor).map(Some)
+    }
+}
+
+fn transaction(cursor: &mut Cursor<'_>) -> Result<Command> {
+    let Some(Token::Word(word)) = cursor.peek() else { return Err(cursor.error()) };
+    let verb = word.value.to_ascii_lowercase();
+    cursor.advance();
+    match verb.as_str() {
+        "start" => {
+            cursor.expect_keyword("transaction")?;
+            return Ok(Command::Begin { modes: transaction_modes(cursor)? });
+        }
+        "savepoint" | "release" => {
+            cursor.skip_rest();
+            return Ok(Command::Unsupported(
+                Error::unsupported("savepoints are not supported").with_hint("End the transaction and start another."),
+            ));
+        }
+        _ => {}
+    }
+    if !cursor.keyword("work") {
+        cursor.keyword("transaction");
+    }
+    if verb == "begin" {
+        return Ok(Command::Begin { modes: transaction_modes(cursor)? });
+    }
+    if cursor.is_keyword("prepared") || verb == "rollback" && cursor.is_keyword("to") {
+        let what = if cursor.is_keyword("to") { "savepoints" } else { "two-phase commits" };
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(Error::unsupported(format!("{what} are not supported"))));
+    }
+    let chain = cursor.keywords(&["and", "chain"]);
+    if !chain {
+        cursor.keywords(&["and", "no", "chain"]);
+    }
+    Ok(match verb.as_str() {
+        "commit" | "end" => Command::Commit { chain },
+        _ => Command::Rollback { chain },
+    })
+}
+
+fn transaction_modes(cursor: &mut Cursor<'_>) -> Result<Vec<TransactionMode>> {
+    let mut modes = Vec::new();
+    while !cursor.at_end() {
+        if cursor.keywords(&["isolation", "level"]) {
+            modes.push(TransactionMode::Isolation(if cursor.keyword("serializable") {
+                "serializable"
+            } else if cursor.keywords(&["repeatable", "read"]) {
+                "repeatable read"
+            } else if cursor.keywords(&["read", "committed"]) {
+                "read committed"
+            } else if cursor.keywords(&["read", "uncommitted"]) {
+                "read uncommitted"
+            } else {
+                return Err(cursor.error());
+            }));
+        } else if cursor.keywords(&["read", "only"]) {
+            modes.push(TransactionMode::ReadOnly(true));
+        } else if cursor.keywords(&["read", "write"]) {
+            modes.push(TransactionMode::ReadOnly(false));
+        } else if cursor.keywords(&["not", "deferrable"]) {
+            // The default.
+        } else if cursor.keyword("deferrable") {
+            modes.push(TransactionMode::Deferrable);
+        } else {
+            return Err(cursor.error());
+        }
+        cursor.token(&Token::Comma);
+    }
+    Ok(modes)
+}
+
+fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    if cursor.keywords(&["session", "characteristics", "as", "transaction"]) {
+        return Ok(Command::SetSessionTransaction { modes: transaction_modes(cursor)? });
+    }
+    if cursor.keyword("transaction") {
+        return Ok(Command::SetTransaction { modes: transaction_modes(cursor)? });
+    }
+    if cursor.is_keyword("constraints") {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(Error::unsupported("SET CONSTRAINTS is not supported")));
+    }
+    let local = cursor.keyword("local");
+    if !local {
+        cursor.keyword("session");
+    }
+    if cursor.is_keyword("authorization") || cursor.is_keyword("role") {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(Error::unsupported("changing the role of a session is not supported")));
+    }
+    if cursor.keywords(&["time", "zone"]) {
+        let name = "timezone".to_owned();
+        if cursor.keyword("local") || cursor.keyword("default") {
+            return Ok(Command::Set { name, value: SetValue::Default, local });
+        }
+        // `SET TIME ZONE INTERVAL '+02:00' HOUR TO MINUTE`.
+        let interval = cursor.keyword("interval");
+        let value = set_value(cursor)?;
+        if interval {
+            cursor.keywords(&["hour", "to", "minute"]);
+        }
+        return Ok(Command::Set { name, value: SetValue::Values(vec![value]), local });
+    }
+    if cursor.keyword("names") {
+        let value = if cursor.at_end() || cursor.keyword("default") {
+            SetValue::Default
+        } else {
+            SetValue::Values(vec![set_value(cursor)?])
+        };
+        return Ok(Command::Set { name: "client_encoding".to_owned(), value, local });
+    }
+    let name = setting_name(cursor)?;
+    if !cursor.keyword("to") {
+        cursor.expect_token(&Token::Eq)?;
+    }
+    if cursor.keyword("default") {
+        return Ok(Command::Set { name, value: SetValue::Default, local });
+    }
+    let mut values = vec![set_value(cursor)?];
+    while cursor.token(&Token::Comma) {
+        values.push(set_value(cursor)?);
+    }
+    Ok(Command::Set { name, value: SetValue::Values(values), local })
+}
+
+fn set_value(cursor: &mut Cursor<'_>) -> Result<String> {
+    if let Some(value) = cursor.string_if().or_else(|| cursor.number_if()) {
+        return Ok(value);
+    }
+    // `read committed` unquoted is no PostgreSQL, but one word is.
+    cursor.ident()
+}
+
+fn discard(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    Ok(match cursor.one_of(&["all", "plans", "sequences", "temp", "temporary"]) {
+        Some("all") => Command::DiscardAll,
+        Some("plans") => Command::DiscardNothing { tag: "DISCARD PLANS" },
+        Some("sequences") => Command::DiscardNothing { tag: "DISCARD SEQUENCES" },
+        Some(_) => Command::DiscardNothing { tag: "DISCARD TEMP" },
+        None => return Err(cursor.error()),
+    })
+}
+
+/// The statement that the rest of the tokens make.
+fn inner(cursor: &mut Cursor<'_>) -> Result<Statement> {
+    let tokens = cursor.rest();
+    let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Err(cursor.error()) };
+    let mut walk = cursor.source.walk();
+    let (start, offset) = walk.seek(first.span.start);
+    let (end, _) = walk.seek(last.span.end);
+    let command = super::command(cursor.source, tokens)?;
+    let text = &cursor.source.0[start..end.max(start)];
+    cursor.skip_rest();
+    // Depth was bounded for the whole, which also drops deep ones elsewhere; as a part it is dropped with the whole.
+    Ok(Statement::new(text, offset, command, false))
+}
+
+fn prepare(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    if cursor.is_keyword("transaction") {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(Error::unsupported("two-phase commits are not supported")));
+    }
+    let name = cursor.ident()?;
+    let mut types = Vec::new();
+    if cursor.token(&Token::LParen) {
+        loop {
+            types.push(cursor.data_type()?);
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
+        }
+        cursor.expect_token(&Token::RParen)?;
+    }
+    cursor.expect_keyword("as")?;
+    let statement = inner(cursor)?;
+    Ok(Command::Prepare { name, types, statement })
+}
+
+fn execute(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    let name = cursor.ident()?;
+    let mut arguments = Vec::new();
+    if cursor.token(&Token::LParen) && !cursor.token(&Token::RParen) {
+        loop {
+            arguments.push(cursor.expression()?);
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
+        }
+        cursor.expect_token(&Token::RParen)?;
+    }
+    Ok(Command::Execute { name, arguments })
+}
+
+fn declare(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    let name = cursor.ident()?;
+    loop {
+        if cursor.keywords(&["no", "scroll"]) {
+            continue;
+        }
+        match cursor.one_of(&["binary", "insensitive", "asensitive", "scroll", "cursor"]) {
+            Some("cursor") => break,
+            Some(word @ ("binary" | "scroll")) => {
+                cursor.skip_rest();
+                return Ok(Command::Unsupported(Error::unsupported(format!(
+                    "{} cursors are not supported",
+                    word.to_uppercase()
+                ))));
+            }
+            Some(_) => {}
+            None => return Err(cursor.error()),
+        }
+    }
+    let hold = cursor.keywords(&["with", "hold"]);
+    if !hold {
+        cursor.keywords(&["without", "hold"]);
+    }
+    cursor.expect_keyword("for")?;
+    let query = inner(cursor)?;
+    Ok(Command::Declare { name, hold, query })
+}
+
+fn fetch(cursor: &mut Cursor<'_>) -> Result<Command> {
+    let discard = cursor.is_keyword("move");
+    cursor.advance();
+    let backward = |cursor: &mut Cursor<'_>| {
+        cursor.skip_rest();
+        Ok(Command::Unsupported(
+            Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "cursor can only scan forward")
+                .with_hint("Declare it anew to read from the start."),
+        ))
+    };
+    let mut count = FetchCount::Rows(1);
+    if cursor.keyword("next") {
+    } else if cursor.keyword("all") {
+        count = FetchCount::All;
+    } else if cursor.keyword("forward") {
+        if cursor.keyword("all") {
+            count = FetchCount::All;
+        } else if let Some(number) = cursor.number_if() {
+            count = fetch_rows(&number)?;
+        }
+    } else if let Some(number) = cursor.number_if() {
+        if number.starts_with('-') {
+            return backward(cursor);
+        }
+        count = fetch_rows(&number)?;
+    } else if cursor.one_of(&["prior", "first", "last", "absolute", "relative", "backward"]).is_some() {
+        return backward(cursor);
+    }
+    if !cursor.keyword("from") {
+        cursor.keyword("in");
+    }
+    let name = cursor.ident()?;
+    Ok(Command::Fetch { name, count, discard })
+}
+
+fn fetch_rows(number: &str) -> Result<FetchCount> {
+    number
+        .parse()
+        .map(FetchCount::Rows)
+        .map_err(|_| Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("invalid number of rows: \"{number}\"")))
+}
+
+fn copy(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    let source = if cursor.peek() == Some(&Token::LParen) {
+        let tokens = cursor.rest();
+        let mut depth = 0_usize;
+        let close = tokens.iter().position(|token| {
+            match token.token {
+                Token::LParen => depth += 1,
+                Token::RParen => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        });
+        let Some(close) = close else { return Err(cursor.source.syntax_error_at_end()) };
+        let mut query = Cursor::new(cursor.source, &tokens[1..close]);
+        let query = inner(&mut query)?;
+        for _ in 0..=close {
+            cursor.advance();
+        }
+        CopySource::Query(query)
+    } else {
+        let name = qualified_name(cursor)?;
+        let mut columns = Vec::new();
+        if cursor.token(&Token::LParen) {
+            loop {
+                columns.push(cursor.ident()?);
+                if !cursor.token(&Token::Comma) {
+                    break;
+                }
+            }
+            cursor.expect_token(&Token::RParen)?;
+        }
+        CopySource::Table { name, columns }
+    };
+    let from = match cursor.one_of(&["from", "to"]) {
+        Some(word) => word == "from",
+        None => return Err(cursor.error()),
+    };
+    if from && matches!(source, CopySource::Query(_)) {
+        return Err(cursor.error());
+    }
+    let endpoint = if let Some(path) = cursor.string_if() {
+        CopyEndpoint::File(path)
+    } else if cursor.keyword("stdin") || cursor.keyword("stdout") {
+        CopyEndpoint::Client
+    } else if cursor.is_keyword("program") {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(Error::unsupported("COPY with a program is not supported")));
+    } else {
+        return Err(cursor.error());
+    };
+    cursor.keyword("with");
+    let options = if cursor.token(&Token::LParen) { copy_options(cursor)? } else { copy_options_legacy(cursor)? };
+    if cursor.is_keyword("where") {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(
+            Error::unsupported("COPY with WHERE is not supported")
+                .with_hint("Load into another table and INSERT ... SELECT from it."),
+        ));
+    }
+    Ok(Command::Copy(Box::new(CopyStatement { source, from, endpoint, options })))
+}
+
+fn copy_options(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<String>)>> {
+    let mut options = Vec::new();
+    loop {
+        let name = cursor.ident()?;
+        let value = if let Some(value) = cursor.string_if().or_else(|| cursor.number_if()) {
+            Some(value)
+        } else if cursor.token(&Token::Mul) {
+            Some("*".to_owned())
+        } else if cursor.token(&Token::LParen) {
+            let mut columns = vec![cursor.ident()?];
+            while cursor.token(&Token::Comma) {
+                columns.push(cursor.ident()?);
+            }
+            cursor.expect_token(&Token::RParen)?;
+            Some(columns.join(","))
+        } else if matches!(cursor.peek(), Some(Token::Word(_))) {
+            Some(cursor.ident()?)
+        } else {
+            None
+        };
+        options.push((name, value));
+        if !cursor.token(&Token::Comma) {
+            break;
+        }
+    }
+    cursor.expect_token(&Token::RParen)?;
+    Ok(options)
+}
+
+/// PostgreSQL's syntax before 9.0, which `\copy` users still write.
+fn copy_options_legacy(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<String>)>> {
+    let mut options = Vec::new();
+    let mut push = |name: &str, value: Option<String>| options.push((name.to_owned(), value));
+    while !cursor.at_end() && !cursor.is_keyword("where") {
+        match cursor.one_of(&[
+            "binary",
+            "csv",
+            "header",
+            "delimiter",
+            "delimiters",
+            "null",
+            "quote",
+            "escape",
+            "encoding",
+            "force",
+        ]) {
+            Some(format @ ("binary" | "csv")) => push("format", Some(format.to_owned())),
+            Some("header") => push("header", None),
+            Some("force") => {
+                cursor.expect_keyword("quote")?;
+                let mut columns = Vec::new();
+                if cursor.token(&Token::Mul) {
+                    columns.push("*".to_owned());
+                } else {
+                    columns.push(cursor.ident()?);
+                    while cursor.token(&Token::Comma) {
+                        columns.push(cursor.ident()?);
+                    }
+                }
+                push("force_quote", Some(columns.join(",")));
+            }
+            Some(name) => {
+                cursor.keyword("as");
+                let value = cursor.string()?;
+                push(if name == "delimiters" { "delimiter" } else { name }, Some(value));
+            }
+            None => return Err(cursor.error()),
+        }
+    }
+    Ok(options)
+}
+
+fn drop_statement(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
+    cursor.advance();
+    if cursor.keyword("table") {
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        let names = names(cursor)?;
+        cursor.one_of(&["cascade", "restrict"]);
+        return Ok(Some(Command::DropTables { names, if_exists }));
+    }
+    if cursor.keyword("tablespace") {
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        return Ok(Some(Command::DropTablespace { name: cursor.ident()?, if_exists }));
+    }
+    let Some(Token::Word(word)) = cursor.peek() else { return Err(cursor.error()) };
+    let what = word.value.to_uppercase();
+    cursor.skip_rest();
+    Ok(Some(Command::Unsupported(Error::unsupported(format!("DROP {what} is not supported")))))
+}
+
+/// What else `CREATE` may make, none of which there is. `None`: a table, which is sqlparser's to read.
+fn create_unsupported(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
+    let mut ahead = Cursor::new(cursor.source, cursor.rest());
+    ahead.advance();
+    ahead.keywords(&["or", "replace"]);
+    if ahead.one_of(&["temp", "temporary", "global", "local"]).is_some() {
+        cursor.skip_rest();
+        return Ok(Some(Command::Unsupported(
+            Error::unsupported("temporary tables are not supported").with_hint("Create a table and drop it after use."),
+        )));
+    }
+    ahead.keyword("unlogged");
+    if ahead.is_keyword("table") {
+        return Ok(None);
+    }
+    let mut what = Vec::new();
+    while let Some(word) = ahead.one_of(&[
+        "unique",
+        "materialized",
+        "index",
+        "view",
+        "schema",
+        "sequence",
+        "function",
+        "database",
+        "role",
+        "user",
+        "extension",
+        "type",
+        "trigger",
+    ]) {
+        what.push(word.to_uppercase());
+    }
+    if what.is_empty() {
+        cursor.advance();
+        return Err(cursor.error());
+    }
+    cursor.skip_rest();
+    Ok(Some(Command::Unsupported(Error::unsupported(format!("CREATE {} is not supported", what.join(" "))))))
+}
+
+/// Past `CREATE TABLESPACE`.
+fn create_tablespace(cursor: &mut Cursor<'_>) -> Result<Command> {
+    let name = cursor.ident()?;
+    if cursor.keyword("owner") {
+        cursor.ident()?;
+    }
+    cursor.expect_keyword("location")?;
+    let location = cursor.string()?;
+    let mut options = Vec::new();
+    if cursor.keyword("with") {
+        cursor.expect_token(&Token::LParen)?;
+        loop {
+            let option = cursor.ident()?;
+            cursor.expect_token(&Token::Eq)?;
+            options.push((option, set_value(cursor)?));
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
+        }
+        cursor.expect_token(&Token::RParen)?;
+    }
+    Ok(Command::CreateTablespace { name, location, options })
+}
+
+fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    if cursor.keyword("table") {
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        cursor.keyword("only");
+        let name = qualified_name(cursor)?;
+        let action = if cursor.keywords(&["set", "tablespace"]) {
+            AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }
+        } else if cursor.keywords(&["rename", "to"]) {
+            AlterAction::Rename { name: cursor.ident()? }
+        } else if cursor.keyword("alter") {
+            cursor.keyword("column");
+            let column = cursor.ident()?;
+            if !cursor.keywords(&["set", "tablespace"]) {
+                cursor.skip_rest();
+                return Ok(Command::Unsupported(
+                    Error::unsupported("this form of ALTER TABLE is not supported").with_hint(
+                        "A column's tablespace can be set: ALTER TABLE t ALTER COLUMN c SET TABLESPACE far.",
+                    ),
+                ));
+            }
+            AlterAction::SetTablespace { column: Some(column), tablespace: cursor.ident()? }
+        } else {
+            cursor.skip_rest();
+            return Ok(Command::Unsupported(
+                Error::unsupported("this form of ALTER TABLE is not supported")
+                    .with_hint("Supported: SET TABLESPACE, ALTER COLUMN ... SET TABLESPACE and RENAME TO."),
+            ));
+        };
+        return Ok(Command::AlterTable { name, if_exists, action });
+    }
+    if cursor.one_of(&["role", "user"]).is_some() {
+        let role = cursor.ident()?;
+        cursor.keyword("with");
+        cursor.keyword("encrypted");
+        if !cursor.keyword("password") {
+            cursor.skip_rest();
+            return Ok(Command::Unsupported(
+                Error::unsupported("this form of ALTER ROLE is not supported")
+                    .with_hint("Only the password can be set."),
+            ));
+        }
+        let password = if cursor.keyword("null") { None } else { Some(cursor.string()?) };
+        return Ok(Command::AlterRole { role, password });
+    }
+    let Some(Token::Word(word)) = cursor.peek() else { return Err(cursor.error()) };
+    let what = word.value.to_uppercase();
+    cursor.skip_rest();
+    Ok(Command::Unsupported(Error::unsupported(format!("ALTER {what} is not supported"))))
+}
+
+fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    let procedure = qualified_name(cursor)?;
+    cursor.expect_token(&Token::LParen)?;
+    if procedure.schema.as_deref() != Some("tidepool") || procedure.name != "merge" {
+        return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
+            .with_hint("There is tidepool.merge('table')."));
+    }
+    let table = cursor.string()?;
+    cursor.expect_token(&Token::RParen)?;
+    let table = match table.split_once('.') {
+        Some((schema, name)) => QualifiedName { schema: Some(schema.to_owned()), name: name.to_owned() },
+        None => QualifiedName { schema: None, name: table },
+    };
+    Ok(Command::Merge { table })
+}
+
+fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
+    cursor.advance();
+    let mut options = ExplainOptions::default();
+    if cursor.peek() == Some(&Token::LParen)
+        && !matches!(cursor.rest().get(1).map(|token| &token.token),
+        Some(Token::Word(word)) if word.value.eq_ignore_ascii_case("select") || word.value.eq_ignore_ascii_case("with"))
+        && cursor.token(&Token::LParen)
+    {
+        loop {
+            let name = cursor.ident()?;
+            let on = |cursor: &mut Cursor<'_>| -> Result<bool> {
+                if matches!(cursor.peek(), Some(Token::Comma | Token::RParen)) {
+                    return Ok(true);
+                }
+                let value = set_value(cursor)?;
+                match value.as_str() {
+                    "on" | "true" | "1" => Ok(true),
+                    "off" | "false" | "0" => Ok(false),
+                    _ => Err(Error::new(SqlState::SYNTAX_ERROR, format!("{name} requires a Boolean value"))),
+                }
+            };
+            match name.as_str() {
+                "analyze" => options.analyze = on(cursor)?,
+                "verbose" => options.verbose = on(cursor)?,
+                "format" => match cursor.ident()?.as_str() {
+                    "text" => options.tree = false,
+                    "tree" => options.tree = true,
+                    other => {
+                        return Err(Error::unsupported(format!("EXPLAIN format {other} is not supported"))
+                            .with_hint("Use TEXT or TREE."));
+                    }
+                },
+                // Costs and timing are always shown where they exist, as by default in PostgreSQL.
+                "costs" | "timing" | "summary" if on(cursor)? => {}
+                other => {
+                    return Err(Error::new(SqlState::SYNTAX_ERROR, format!("unrecognized EXPLAIN option \"{other}\"")));
+                }
+            }
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
+        }
+        cursor.expect_token(&Token::RParen)?;
+    } else {
+        options.analyze = cursor.keyword("analyze");
+        options.verbose = cursor.keyword("verbose");
+    }
+    let statement = inner(cursor)?;
+    Ok(Command::Explain { options, statement })
+}
+
+/// Takes `TABLESPACE name` and `WITH [NO] DATA`, which sqlparser does not know, out of a `CREATE TABLE`.
+#[expect(clippy::type_complexity)]
+pub fn take_tablespace<'a>(
+    source: &Source<'_>,
+    tokens: &'a [TokenWithSpan],
+) -> Result<(Cow<'a, [TokenWithSpan]>, Option<String>, Option<bool>)> {
+    let cursor = Cursor::new(source, tokens);
+    if !cursor.is_keyword("create") {
+        return Ok((Cow::Borrowed(tokens), None, None));
+    }
+    let word = |index: usize, text: &str| {
+        matches!(tokens.get(index).map(|token| &token.token),
+            Some(Token::Word(word)) if word.quote_style.is_none() && word.value.eq_ignore_ascii_case(text))
+    };
+    let mut end = tokens.len();
+    let mut with_data = None;
+    if end > 3 && word(end - 1, "data") && word(end - 2, "no") && word(end - 3, "with") {
+        with_data = Some(false);
+        end -= 3;
+    } else if end > 2 && word(end - 1, "data") && word(end - 2, "with") {
+        with_data = Some(true);
+        end -= 2;
+    }
+    let mut depth = 0_i64;
+    for index in 2..end {
+        match tokens[index].token {
+            Token::LParen => depth += 1,
+            Token::RParen => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 && word(index, "as") {
+            break;
+        }
+        // The table's name may itself be `tablespace`; the clause comes after it.
+        if depth == 0 && index > 2 && word(index, "tablespace") && index + 1 < end {
+            let mut clause = Cursor::new(source, &tokens[index + 1..end]);
+            let name = clause.ident()?;
+            let mut rest = tokens[..index].to_vec();
+            rest.extend_from_slice(&tokens[index + 2..end]);
+            return Ok((Cow::Owned(rest), Some(name), with_data));
+        }
+    }
+    Ok((Cow::Borrowed(&tokens[..end]), None, with_data))
+}
