@@ -688,8 +688,8 @@ mod tests {
 
     const OPTIONS: MapOptions = MapOptions { huge_pages: true };
 
-    fn bytes(mapping: &Mapping) -> &mut [u8] {
-        // SAFETY: the test owns the mapping and holds one such slice at a time.
+    fn bytes(mapping: &mut Mapping) -> &mut [u8] {
+        // SAFETY: the mapping is readable and writable memory, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(mapping.base().as_ptr(), mapping.len()) }
     }
 
@@ -700,13 +700,13 @@ mod tests {
 
     #[test]
     fn anonymous_memory_is_aligned_zeroed_and_released() {
-        let mapping = Mapping::open(&Location::Anon, Some(5 << 20), OPTIONS).unwrap();
+        let mut mapping = Mapping::open(&Location::Anon, Some(5 << 20), OPTIONS).unwrap();
         assert_eq!(mapping.len(), 6 << 20);
         assert_eq!(mapping.base().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
-        bytes(&mapping).fill(7);
+        bytes(&mut mapping).fill(7);
         assert!(mapping.release(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES).unwrap());
-        assert_eq!(bytes(&mapping)[HUGE_PAGE_BYTES - 1], 7);
-        assert!(bytes(&mapping)[HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES].iter().all(|byte| *byte == 0));
+        assert_eq!(bytes(&mut mapping)[HUGE_PAGE_BYTES - 1], 7);
+        assert!(bytes(&mut mapping)[HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES].iter().all(|byte| *byte == 0));
         mapping.persist(0..mapping.len()).unwrap();
     }
 
@@ -715,10 +715,10 @@ mod tests {
         let path = temporary("made");
         let location = Location::File(path.clone());
         {
-            let mapping = Mapping::open(&location, Some(4 << 20), OPTIONS).unwrap();
+            let mut mapping = Mapping::open(&location, Some(4 << 20), OPTIONS).unwrap();
             mapping.commit(0..mapping.len()).unwrap();
-            bytes(&mapping)[..4].copy_from_slice(b"head");
-            bytes(&mapping)[1 << 20] = 9;
+            bytes(&mut mapping)[..4].copy_from_slice(b"head");
+            bytes(&mut mapping)[1 << 20] = 9;
             mapping.persist(0..mapping.len()).unwrap();
             let error = Mapping::open(&location, None, OPTIONS).unwrap_err();
             assert_eq!(error.code(), SqlState::OBJECT_IN_USE);
@@ -732,11 +732,11 @@ mod tests {
         assert!(seen.get());
         assert_eq!(std::fs::read(&path).unwrap()[1 << 20], 9, "a refused file is left as it was");
         {
-            let mapping = Mapping::open(&location, None, OPTIONS).unwrap();
+            let mut mapping = Mapping::open(&location, None, OPTIONS).unwrap();
             assert_eq!(mapping.len(), 4 << 20);
-            assert_eq!(&bytes(&mapping)[..4], b"head");
+            assert_eq!(&bytes(&mut mapping)[..4], b"head");
             assert!(mapping.is_zeroed());
-            assert_eq!(bytes(&mapping)[1 << 20], 0);
+            assert_eq!(bytes(&mut mapping)[1 << 20], 0);
         }
         std::fs::remove_file(path).unwrap();
     }
@@ -766,7 +766,7 @@ mod tests {
             return;
         };
         match Mapping::open(&Location::Numa(node), Some(4 << 20), OPTIONS) {
-            Ok(mapping) => bytes(&mapping).fill(1),
+            Ok(mut mapping) => bytes(&mut mapping).fill(1),
             // Containers may forbid mbind: then that is what is said.
             Err(error) => assert!(error.message().contains("NUMA node"), "{error:?}"),
         }

@@ -10,6 +10,9 @@ use tidepool_heap::{QueryHeap, TidepoolAllocator};
 use tidepool_tablespace::{Tablespace, TablespaceConfig};
 use tikv_jemalloc_sys as sys;
 
+/// Enough that some run is not interrupted on a busy machine.
+const RUNS: usize = 40;
+
 #[global_allocator]
 static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
 
@@ -24,9 +27,9 @@ fn space(name: &str) -> Arc<Tablespace> {
     Tablespace::open(TablespaceId(0), config).expect("anonymous memory")
 }
 
-/// The least of five runs: noise only adds.
+/// The least of many short runs: noise only adds.
 fn ns_each(count: usize, mut run: impl FnMut()) -> f64 {
-    (0..5)
+    (0..RUNS)
         .map(|_| {
             let start = Instant::now();
             run();
@@ -62,16 +65,16 @@ fn main() {
         "bytes", "jemalloc", "outside", "inside", "many outside", "many inside"
     );
     for (size, count) in [
-        (16, 2_000_000),
-        (100, 2_000_000),
-        (1000, 1_000_000),
-        (10_000, 300_000),
-        (100_000, 20_000),
-        (1 << 20, 2_000),
-        (16 << 20, 200),
+        (16, 20_000),
+        (100, 20_000),
+        (1000, 20_000),
+        (10_000, 10_000),
+        (100_000, 1_000),
+        (1 << 20, 200),
+        (16 << 20, 20),
     ] {
-        let many = (256 << 20) / size;
-        let many = many.min(200_000);
+        let many = (32 << 20) / size;
+        let many = many.min(20_000);
         let bare = ns_each(count, || plain(size, count));
         let outside = ns_each(count, || routed(size, count));
         let outside_many = ns_each(many, || routed_many(size, many));
@@ -81,7 +84,7 @@ fn main() {
         println!("{size:>9} {bare:>12.1} {outside:>12.1} {inside:>12.1} {outside_many:>14.1} {inside_many:>14.1}");
     }
     drop(heap);
-    let rounds = 2000;
+    let rounds = 200;
     let empty = ns_each(rounds, || {
         for _ in 0..rounds {
             let heap = QueryHeap::open(vec![near.clone()], None).expect("a heap");
@@ -89,8 +92,8 @@ fn main() {
         }
     });
     for blocks in [10, 100, 1000, 10_000] {
-        let busy = ns_each(100, || {
-            for _ in 0..100 {
+        let busy = ns_each(10, || {
+            for _ in 0..10 {
                 let heap = QueryHeap::open(vec![near.clone()], None).expect("a heap");
                 let _guard = heap.enter();
                 let held: Vec<Vec<u8>> = (0..blocks).map(|size| Vec::with_capacity(1 + size % 500)).collect();
@@ -101,8 +104,8 @@ fn main() {
     }
     println!("a heap's life without any: {:.1} us", empty / 1e3);
     let heap = QueryHeap::open(vec![near], None).expect("a heap");
-    let enter = ns_each(100_000, || {
-        for _ in 0..100_000 {
+    let enter = ns_each(10_000, || {
+        for _ in 0..10_000 {
             drop(black_box(heap.enter()));
         }
     });

@@ -63,14 +63,16 @@ struct Held {
 }
 
 impl Held {
-    const NONE: Held = Held {
-        len: AtomicUsize::new(0),
-        start: AtomicUsize::new(0),
-        space: AtomicPtr::new(null_mut()),
-        bytes: AtomicU64::new(0),
-        bytes_peak: AtomicU64::new(0),
-        bytes_before: AtomicU64::new(0),
-    };
+    const fn none() -> Held {
+        Held {
+            len: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            space: AtomicPtr::new(null_mut()),
+            bytes: AtomicU64::new(0),
+            bytes_peak: AtomicU64::new(0),
+            bytes_before: AtomicU64::new(0),
+        }
+    }
 
     fn contains(&self, address: *const u8) -> bool {
         let len = self.len.load(Ordering::Acquire);
@@ -175,10 +177,11 @@ impl Arena {
         debug_assert!(!spaces.is_empty() && spaces.len() <= HEAP_SPACES_MAX);
         let mut pool = pool();
         pool.sweep();
-        let suits = |arena: &&Arena| arena.lingering_spaces().all(|held| spaces.iter().any(|space| held == &**space));
+        let suits =
+            |arena: &&'static Arena| arena.lingering_spaces().all(|held| spaces.iter().any(|space| held == &**space));
         let arena = match pool.idle.pop() {
             Some(arena) => arena,
-            None => match pool.lingering.iter().position(|arena| suits(&arena)) {
+            None => match pool.lingering.iter().position(suits) {
                 Some(index) => pool.lingering.swap_remove(index),
                 None => {
                     let arena = Arena::make(pool.made)?;
@@ -225,7 +228,7 @@ impl Arena {
             number: AtomicU32::new(0),
             tag: made as u16 + 1,
             leased: AtomicBool::new(false),
-            held: [const { Held::NONE }; HELD_MAX],
+            held: [const { Held::none() }; HELD_MAX],
             order: [const { AtomicU8::new(0) }; HEAP_SPACES_MAX],
             order_len: AtomicUsize::new(0),
             budget_bytes: AtomicU64::new(0),

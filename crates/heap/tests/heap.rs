@@ -349,7 +349,7 @@ fn heaps_nest_and_are_left() {
             assert!(far.contains(vec![1u8; 100].as_ptr()));
             QueryHeap::outside(|| {
                 assert!(QueryHeap::current().is_none());
-                let block = vec![1u8; 100];
+                let block = Box::new([1u8; 100]);
                 assert!(!far.contains(block.as_ptr()) && !near.contains(block.as_ptr()));
                 let _near = outer.enter();
                 assert!(near.contains(vec![1u8; 100].as_ptr()));

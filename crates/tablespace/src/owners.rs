@@ -32,6 +32,11 @@ static ENTRIES: [Entry; TABLESPACES_MAX] = [const {
     Entry { len: AtomicUsize::new(0), start: AtomicUsize::new(0), tags: AtomicPtr::new(std::ptr::null_mut()) }
 }; TABLESPACES_MAX];
 
+/// Addresses below and from here on were never in a tablespace: what most frees ask about. The bounds only ever widen, so
+/// reading them apart is safe.
+static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+
 /// Entries at and above this index were never used.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,6 +46,14 @@ static CHANGES: Mutex<()> = Mutex::new(());
 #[inline]
 pub fn page_tag(address: *const u8) -> Option<u16> {
     let address = address.addr();
+    if address < LOWEST.load(Ordering::Relaxed) || address >= HIGHEST.load(Ordering::Relaxed) {
+        return None;
+    }
+    tag_in_entries(address)
+}
+
+#[inline]
+fn tag_in_entries(address: usize) -> Option<u16> {
     for entry in &ENTRIES[..ENTRIES_USED.load(Ordering::Acquire).min(TABLESPACES_MAX)] {
         let len = entry.len.load(Ordering::Acquire);
         let offset = address.wrapping_sub(entry.start.load(Ordering::Acquire));
@@ -78,6 +91,8 @@ impl OwnerTable {
         entry.tags.store(tags.as_ptr().cast_mut(), Ordering::Relaxed);
         entry.start.store(start.addr(), Ordering::Release);
         entry.len.store(len, Ordering::Release);
+        LOWEST.fetch_min(start.addr(), Ordering::Relaxed);
+        HIGHEST.fetch_max(start.addr() + len, Ordering::Relaxed);
         ENTRIES_USED.fetch_max(index + 1, Ordering::Release);
         Ok(OwnerTable { index, start: start.addr(), tags })
     }
