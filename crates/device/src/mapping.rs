@@ -389,10 +389,7 @@ fn map_file(
     }
 
     let system = FileSystem::of(file).map_err(|error| failed("inspect file system of", &error))?;
-    let unit = match system.kind {
-        FileSystemKind::Huge => system.block_bytes as usize,
-        _ => PAGE_BYTES,
-    };
+    let unit = system.page_bytes();
     let len = match size {
         Some(size) => rounded(size, unit)?,
         None if metadata.len() == 0 => required(&Location::File(path.to_owned()), None)? as usize,
@@ -423,8 +420,29 @@ fn map_file(
             ))
         })?;
     }
+    let result = reserve_and_map(file, path, &system, len, metadata.len() == 0);
+    if result.is_err() && metadata.len() < len as u64 {
+        // As it was found: a later attempt without a size would take what this one asked for. Best effort.
+        let _ = file.set_len(metadata.len());
+    }
+    let (base, direct, zeroed, fills_up) = result?;
+    Ok((base, len, unit, direct, zeroed, fills_up))
+}
+
+/// Clears a file of `len` bytes, reserves its blocks where that takes no memory, and maps it: its address, whether it is
+/// mapped directly, whether it is zeroed, and whether it can run out of room.
+fn reserve_and_map(
+    file: &File,
+    path: &Path,
+    system: &FileSystem,
+    len: usize,
+    new: bool,
+) -> Result<(NonNull<u8>, bool, bool, bool)> {
+    let shown = path.display();
+    let failed = |action: &str, error: &io::Error| Error::io(format_args!("{action} \"{shown}\""), error);
+    let unit = system.page_bytes();
     // Content of an earlier life is given back, header excepted, so that what is left reads as zeroes.
-    let mut zeroed = metadata.len() == 0;
+    let mut zeroed = new;
     let rest = HEADER_BYTES.next_multiple_of(unit)..len;
     if !zeroed && !rest.is_empty() {
         match allocate_blocks(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, &rest) {
@@ -467,7 +485,7 @@ fn map_file(
             (base, false)
         }
     };
-    Ok((base, len, unit, direct, zeroed, fills_up))
+    Ok((base, direct, zeroed, fills_up))
 }
 
 fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<Mapping> {
@@ -578,6 +596,13 @@ impl FileSystem {
         let unlimited = kind == FileSystemKind::Unlimited || stat.f_blocks == 0;
         let available_bytes = (!unlimited).then(|| stat.f_bavail.saturating_mul(stat.f_bsize as u64));
         Ok(FileSystem { kind, block_bytes, available_bytes })
+    }
+
+    fn page_bytes(&self) -> usize {
+        match self.kind {
+            FileSystemKind::Huge => self.block_bytes as usize,
+            _ => PAGE_BYTES,
+        }
     }
 }
 

@@ -387,7 +387,7 @@ mod tests {
             (4000, &[40, CHUNK_PAGES, 5 * CHUNK_PAGES + 77, 8 * CHUNK_PAGES])
         };
         for (seed, pages) in (1..).zip(sizes.iter().copied()) {
-            let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
             let mut extents = Extents::new(pages).unwrap();
             let mut model = Model { used: vec![false; pages] };
             let mut taken: Vec<Range<usize>> = Vec::new();

@@ -92,7 +92,8 @@ fn trimming_gives_idle_memory_back() {
     assert!(run.zeroed);
     // SAFETY: the run is 1000 pages long and this test's.
     let bytes = unsafe { std::slice::from_raw_parts(run.address.as_ptr(), 1000 * PAGE) };
-    assert!(bytes.iter().all(|byte| *byte == 0));
+    let step = if cfg!(miri) { 4099 } else { 1 };
+    assert!(bytes.iter().step_by(step).all(|byte| *byte == 0));
     drop(low);
     check(&space);
 }
