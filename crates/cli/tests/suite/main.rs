@@ -4,6 +4,7 @@ mod cli;
 mod raw;
 mod server;
 mod slt;
+mod wire;
 
 #[global_allocator]
 static ALLOCATOR: tidepool_heap::TidepoolAllocator = tidepool_heap::TidepoolAllocator;

@@ -1,0 +1,722 @@
+//! The protocol, through a driver and by hand.
+
+use crate::raw::{self, Raw, field, kinds};
+use crate::server::{MIB, Setup, TestServer, code, connect};
+use bytes::Bytes;
+use futures::{SinkExt, StreamExt, TryStreamExt};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidepool_database::Config;
+use tidepool_server::ServiceOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_postgres::types::Type;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+/// The cells of a simple query's rows.
+async fn cells(client: &tokio_postgres::Client, sql: &str) -> Vec<Vec<Option<String>>> {
+    let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    messages
+        .into_iter()
+        .filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|at| row.get(at).map(str::to_owned)).collect()),
+            _ => None,
+        })
+        .collect()
+}
+
+async fn cell(client: &tokio_postgres::Client, sql: &str) -> String {
+    cells(client, sql).await[0][0].clone().expect("not null")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn start_up_says_what_drivers_need() {
+    let server = TestServer::start().await;
+    let (_raw, messages) = Raw::start(server.address).await;
+    let kinds = kinds(&messages);
+    assert!(kinds.starts_with('R') && kinds.ends_with("KZ"), "{kinds}");
+    let parameters: Vec<String> = messages
+        .iter()
+        .filter(|(kind, _)| *kind == b'S')
+        .map(|(_, body)| String::from_utf8_lossy(body).replace('\0', "="))
+        .collect();
+    for wanted in
+        ["server_encoding=UTF8", "client_encoding=UTF8", "integer_datetimes=on", "standard_conforming_strings=on"]
+    {
+        assert!(parameters.iter().any(|parameter| parameter.starts_with(wanted)), "{wanted}: {parameters:?}");
+    }
+    assert!(parameters.iter().any(|parameter| parameter.starts_with("DateStyle=ISO")), "{parameters:?}");
+
+    let refused = |parameters: Vec<(&'static str, &'static str)>, version| async move {
+        let mut raw = Raw::open(server.address).await;
+        raw.send(&raw::startup(version, &parameters)).await;
+        let messages = raw.rest().await;
+        let (kind, body) = messages.last().expect("an answer");
+        assert_eq!(*kind, b'E', "{parameters:?}");
+        assert_eq!(field(body, b'S').as_deref(), Some("FATAL"));
+        field(body, b'C').unwrap()
+    };
+    assert_eq!(refused(vec![("user", "tidepool"), ("database", "elsewhere")], (3, 0)).await, "3D000");
+    assert_eq!(refused(vec![("user", "nobody"), ("database", "tidepool")], (3, 0)).await, "28000");
+    assert_eq!(refused(vec![("database", "tidepool")], (3, 0)).await, "28000");
+    assert_eq!(refused(vec![("user", "tidepool")], (2, 0)).await, "0A000");
+    assert_eq!(refused(vec![("user", "tidepool"), ("no_such_setting", "1")], (3, 0)).await, "42704");
+
+    // A newer client is told what it can have, and an older key length stays with the older version.
+    let mut raw = Raw::open(server.address).await;
+    raw.send(&raw::startup((3, 9), &[("user", "tidepool"), ("_pq_.unheard", "1")])).await;
+    let messages = raw.until(b'Z').await;
+    assert_eq!(messages[0].0, b'v');
+    assert_eq!(messages[0].1[..8], [0, 3, 0, 2, 0, 0, 0, 1]);
+    let key = |messages: &[raw::Message]| messages.iter().find(|(kind, _)| *kind == b'K').unwrap().1.len();
+    assert_eq!(key(&messages), 4 + 32);
+    let (_, messages) = Raw::start(server.address).await;
+    assert_eq!(key(&messages), 4 + 4);
+
+    let mut config = server.config();
+    config.options("-c statement_timeout=12345 --application_name=from\\ options");
+    let client = connect(&config).await.unwrap();
+    assert_eq!(cell(&client, "SHOW application_name").await, "from options");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn simple_queries() {
+    let server = TestServer::start().await;
+    let (mut raw, _) = Raw::start(server.address).await;
+    assert_eq!(kinds(&raw.ask(&raw::query("SELECT 1 AS a, NULL::text AS b")).await), "TDCZ");
+    assert_eq!(kinds(&raw.ask(&raw::query("")).await), "IZ");
+    assert_eq!(kinds(&raw.ask(&raw::query(" ;; -- nothing\n")).await), "IZ");
+    assert_eq!(kinds(&raw.ask(&raw::query("SELECT 1; SELECT 2;")).await), "TDCTDCZ");
+    // What follows an error is not run, and what came before it is undone with it.
+    let messages =
+        raw.ask(&raw::query("CREATE TABLE undone (a int); INSERT INTO undone VALUES (1); SELECT 1/0; SELECT 3")).await;
+    assert!(kinds(&messages).starts_with("CC") && kinds(&messages).ends_with("EZ"), "{}", kinds(&messages));
+    assert_eq!(messages.last().unwrap().1, b"I");
+    let messages = raw.ask(&raw::query("SELECT * FROM undone")).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("42P01"));
+    // A syntax error anywhere keeps all of it from running.
+    let messages = raw.ask(&raw::query("CREATE TABLE never (a int); SELEKT 1")).await;
+    assert_eq!(kinds(&messages), "EZ");
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("42601"));
+    // The status byte follows the transaction block.
+    let status = |messages: &[raw::Message]| messages.last().unwrap().1[0] as char;
+    assert_eq!(status(&raw.ask(&raw::query("BEGIN")).await), 'T');
+    assert_eq!(status(&raw.ask(&raw::query("SELECT nonsense")).await), 'E');
+    let messages = raw.ask(&raw::query("SELECT 1")).await;
+    assert_eq!((kinds(&messages).as_str(), status(&messages)), ("EZ", 'E'));
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("25P02"));
+    let messages = raw.ask(&raw::query("COMMIT")).await;
+    assert_eq!(status(&messages), 'I');
+    assert!(messages.iter().any(|(kind, body)| *kind == b'C' && body == b"ROLLBACK\0"));
+    // The function call message.
+    let messages = raw.ask(&raw::message(b'F', &[0; 12])).await;
+    assert_eq!((kinds(&messages).as_str(), field(&messages[0].1, b'C').as_deref()), ("EZ", Some("0A000")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_extended_protocol() {
+    let server = TestServer::start().await;
+    let (mut raw, _) = Raw::start(server.address).await;
+    let all = |parts: &[Vec<u8>]| parts.concat();
+    let numbers = "SELECT x FROM generate_series(1, 5) AS t(x) ORDER BY x";
+    raw.ask(&raw::query("BEGIN")).await;
+    let messages = raw
+        .ask(&all(&[
+            raw::parse("s", numbers),
+            raw::bind("p", "s"),
+            raw::message(b'D', b"Pp\0"),
+            raw::execute("p", 2),
+            raw::sync(),
+        ]))
+        .await;
+    assert_eq!(kinds(&messages), "12TDDsZ");
+    // A suspended portal goes on where it was, beside another of the same statement.
+    let messages = raw.ask(&all(&[raw::bind("q", "s"), raw::execute("p", 2), raw::execute("q", 0), raw::sync()])).await;
+    assert_eq!(kinds(&messages), "2DDsDDDDDCZ");
+    let messages = raw.ask(&all(&[raw::execute("p", 2), raw::execute("p", 2), raw::sync()])).await;
+    assert_eq!(kinds(&messages), "DCCZ");
+    // Portals end with their transaction.
+    raw.ask(&raw::query("COMMIT")).await;
+    let messages = raw.ask(&all(&[raw::execute("p", 0), raw::sync()])).await;
+    assert_eq!((kinds(&messages).as_str(), field(&messages[0].1, b'C').as_deref()), ("EZ", Some("34000")));
+    // After an error everything up to Sync is skipped, and the implicit transaction is undone.
+    let messages = raw
+        .ask(&all(&[
+            raw::parse("", "CREATE TABLE piped (a int)"),
+            raw::bind("", ""),
+            raw::execute("", 0),
+            raw::parse("", "SELECT 1/0"),
+            raw::bind("", ""),
+            raw::execute("", 0),
+            raw::parse("", "SELECT 1"),
+            raw::bind("", ""),
+            raw::execute("", 0),
+            raw::sync(),
+        ]))
+        .await;
+    assert!(kinds(&messages).starts_with("12C") && kinds(&messages).ends_with("EZ"), "{}", kinds(&messages));
+    let messages = raw.ask(&raw::query("SELECT * FROM piped")).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("42P01"));
+    // Statements that do not exist, or exist already.
+    let messages = raw.ask(&all(&[raw::bind("", "nowhere"), raw::sync()])).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("26000"));
+    let messages = raw.ask(&all(&[raw::parse("s", "SELECT 1"), raw::sync()])).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("42P05"));
+    let messages = raw.ask(&all(&[raw::parse("", "SELECT 1; SELECT 2"), raw::sync()])).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("42601"));
+    // Closing, also of what is not there, and by SQL.
+    let messages = raw.ask(&all(&[raw::message(b'C', b"Snowhere\0"), raw::sync()])).await;
+    assert_eq!(kinds(&messages), "3Z");
+    assert_eq!(kinds(&raw.ask(&raw::query("DEALLOCATE s")).await), "CZ");
+    let messages = raw.ask(&all(&[raw::bind("", "s"), raw::sync()])).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("26000"));
+    // Nothing at all.
+    let messages = raw
+        .ask(&all(&[
+            raw::parse("", ""),
+            raw::message(b'D', b"S\0"),
+            raw::bind("", ""),
+            raw::execute("", 0),
+            raw::sync(),
+        ]))
+        .await;
+    assert_eq!(kinds(&messages), "1tn2IZ");
+    // Flush answers without ending anything.
+    raw.send(&all(&[raw::parse("", "SELECT 1"), raw::message(b'H', &[])])).await;
+    assert_eq!(kinds(&raw.until(b'1').await), "1");
+    assert_eq!(kinds(&raw.ask(&raw::sync()).await), "Z");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn types_in_text_and_binary() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    // (as SQL, as PostgreSQL prints it)
+    let values = [
+        ("true", "t"),
+        ("42::smallint", "42"),
+        ("-7::integer", "-7"),
+        ("9223372036854775807::bigint", "9223372036854775807"),
+        ("1.5::real", "1.5"),
+        ("0.1::double precision", "0.1"),
+        ("12345.678::numeric(10,3)", "12345.678"),
+        ("'Grüße'::text", "Grüße"),
+        ("'abc'::varchar(5)", "abc"),
+        ("date '2024-02-29'", "2024-02-29"),
+        ("timestamp '2024-02-29 12:34:56.789'", "2024-02-29 12:34:56.789"),
+        ("timestamptz '2024-02-29 12:34:56+00'", "2024-02-29 12:34:56+00"),
+        ("interval '1 day 02:03:04'", "1 day 02:03:04"),
+        ("'\\xdeadbeef'::bytea", "\\xdeadbeef"),
+    ];
+    for (sql, text) in values {
+        assert_eq!(cell(&client, &format!("SELECT {sql}")).await, text, "{sql}");
+    }
+    // The driver asks for binary.
+    let row = client
+        .query_one(
+            "SELECT true, 42::smallint, -7::integer, 9223372036854775807::bigint, 1.5::real, 0.1::double precision, \
+             'Grüße'::text, '\\xdeadbeef'::bytea, NULL::integer",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert!(row.get::<_, bool>(0));
+    assert_eq!((row.get::<_, i16>(1), row.get::<_, i32>(2), row.get::<_, i64>(3)), (42, -7, i64::MAX));
+    assert_eq!((row.get::<_, f32>(4), row.get::<_, f64>(5)), (1.5, 0.1));
+    assert_eq!(row.get::<_, &str>(6), "Grüße");
+    assert_eq!(row.get::<_, &[u8]>(7), [0xde, 0xad, 0xbe, 0xef]);
+    assert_eq!(row.get::<_, Option<i32>>(8), None);
+    let types: Vec<&Type> = row.columns().iter().map(|column| column.type_()).collect();
+    assert_eq!(types[..4], [&Type::BOOL, &Type::INT2, &Type::INT4, &Type::INT8]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn parameters() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client
+        .batch_execute("CREATE TABLE given (id bigint, name text, ok boolean, ratio double precision)")
+        .await
+        .unwrap();
+    let insert = client.prepare("INSERT INTO given VALUES ($1, $2, $3, $4)").await.unwrap();
+    assert_eq!(insert.params(), [Type::INT8, Type::TEXT, Type::BOOL, Type::FLOAT8]);
+    for id in 0..10i64 {
+        let name = (id % 3 != 0).then(|| format!("name {id}"));
+        assert_eq!(client.execute(&insert, &[&id, &name, &(id % 2 == 0), &(id as f64 / 4.0)]).await.unwrap(), 1);
+    }
+    let select = client.prepare("SELECT id, name FROM given WHERE id >= $1 AND ratio < $2 ORDER BY id").await.unwrap();
+    let rows = client.query(&select, &[&5i64, &2.0f64]).await.unwrap();
+    let found: Vec<(i64, Option<String>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(found, [(5, Some("name 5".to_owned())), (6, None), (7, Some("name 7".to_owned()))]);
+    let typed = client.query_typed("SELECT $1::integer + 1", &[(&41i32, Type::INT4)]).await.unwrap();
+    assert_eq!(typed[0].get::<_, i32>(0), 42);
+    let error = client.query("SELECT $1::integer", &[]).await.unwrap_err();
+    assert!(!client.is_closed(), "{error}");
+    // A value that is none of its type's.
+    let (mut raw, _) = Raw::start(server.address).await;
+    let bind = [b"\0\0\0\0\0\x01\0\0\0\x03abc\0\0".as_slice()].concat();
+    let messages =
+        raw.ask(&[raw::parse("", "SELECT $1::integer"), raw::message(b'B', &bind), raw::sync()].concat()).await;
+    assert_eq!(field(&messages[1].1, b'C').as_deref(), Some("22P02"), "{}", kinds(&messages));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn portals_of_a_driver() {
+    let server = TestServer::start().await;
+    let mut client = server.connect().await;
+    let transaction = client.transaction().await.unwrap();
+    let portal = transaction.bind("SELECT x FROM generate_series(1, 100000) AS t(x) ORDER BY x", &[]).await.unwrap();
+    let mut next = 1i64;
+    loop {
+        let rows = transaction.query_portal(&portal, 30_000).await.unwrap();
+        if rows.is_empty() {
+            break;
+        }
+        for row in rows {
+            assert_eq!(row.get::<_, i64>(0), next);
+            next += 1;
+        }
+    }
+    assert_eq!(next, 100_001);
+    transaction.rollback().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn errors_carry_code_and_place() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    for (sql, wanted) in [
+        ("SELECT * FROM nowhere", "42P01"),
+        ("SELECT nothing", "42703"),
+        ("SELEKT", "42601"),
+        ("SELECT nofunction(1)", "42883"),
+        ("SELECT 1/0", "22012"),
+        ("SELECT 'x'::integer", "22P02"),
+        ("DROP TABLE nowhere", "42P01"),
+        ("SET no_such_setting = 1", "42704"),
+        ("CREATE TABLE t (a int, a int)", "42701"),
+    ] {
+        let error = client.simple_query(sql).await.unwrap_err();
+        assert_eq!(code(&error), wanted, "{sql}: {error:?}");
+    }
+    let error = client.simple_query("SELECT 1 +\n FROM WHERE").await.unwrap_err();
+    assert!(error.as_db_error().unwrap().position().is_some(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cancel() {
+    let server = TestServer::start().await;
+    let client = Arc::new(server.connect().await);
+    let token = client.cancel_token();
+    let running = tokio::spawn({
+        let client = client.clone();
+        // Some 10^13 pairs: nobody waits for the end.
+        let sql = "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
+        async move { client.simple_query(sql).await }
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!running.is_finished());
+    let start = Instant::now();
+    token.cancel_query(NoTls).await.unwrap();
+    let error = running.await.unwrap().unwrap_err();
+    assert_eq!(code(&error), "57014", "{error:?}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert_eq!(cell(&client, "SELECT 1").await, "1");
+    // A guess at the secret does nothing.
+    let mut raw = Raw::open(server.address).await;
+    let mut packet = 16u32.to_be_bytes().to_vec();
+    packet.extend_from_slice(&80_877_102u32.to_be_bytes());
+    packet.extend_from_slice(&[0, 0, 0, 1, 1, 2, 3, 4]);
+    raw.send(&packet).await;
+    assert!(raw.rest().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_vanishes_takes_its_statement_along() {
+    let server = TestServer::start().await;
+    let (mut raw, _) = Raw::start(server.address).await;
+    raw.ask(&raw::query("CREATE TABLE half (a bigint)")).await;
+    raw.ask(&raw::query("BEGIN")).await;
+    raw.ask(&raw::query("INSERT INTO half VALUES (1)")).await;
+    let endless =
+        "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
+    raw.send(&raw::query(endless)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    drop(raw);
+    // In the middle of a COPY, too.
+    let (mut raw, _) = Raw::start(server.address).await;
+    raw.send(&raw::query("COPY half FROM STDIN")).await;
+    raw.until(b'G').await;
+    raw.send(&raw::message(b'd', b"1\n2\n3")).await;
+    drop(raw);
+    // And without reading what it asked for.
+    let (mut raw, _) = Raw::start(server.address).await;
+    raw.send(&raw::query("SELECT * FROM generate_series(1, 10000000)")).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(raw);
+    let client = server.connect().await;
+    let start = Instant::now();
+    loop {
+        let others = cells(&client, "SELECT state, query FROM pg_stat_activity WHERE query LIKE '%generate_series%' AND state = 'active' AND query NOT LIKE '%pg_stat_activity%'").await;
+        if others.is_empty() {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "still there: {others:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(cell(&client, "SELECT count(*) FROM half").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copy_in_and_out() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE copied (id bigint, name text)").await.unwrap();
+    let rows: String = (0..50_000).map(|n| format!("{n},name {n}\n")).collect();
+    let sink = client.copy_in("COPY copied FROM STDIN WITH (FORMAT csv)").await.unwrap();
+    futures::pin_mut!(sink);
+    // Pieces that end within rows.
+    for piece in rows.as_bytes().chunks(9_999) {
+        sink.send(Bytes::copy_from_slice(piece)).await.unwrap();
+    }
+    assert_eq!(sink.finish().await.unwrap(), 50_000);
+    let out = client.copy_out("COPY (SELECT * FROM copied ORDER BY id) TO STDOUT WITH (FORMAT csv)").await.unwrap();
+    let pieces: Vec<Bytes> = out.try_collect().await.unwrap();
+    assert_eq!(pieces.concat(), rows.as_bytes());
+    // A sink that is dropped unfinished sends CopyFail.
+    {
+        let sink = client.copy_in::<_, Bytes>("COPY copied FROM STDIN").await.unwrap();
+        futures::pin_mut!(sink);
+        sink.send(Bytes::from_static(b"1\tx\n")).await.unwrap();
+    }
+    assert_eq!(cell(&client, "SELECT count(*) FROM copied").await, "50000");
+    // A bad row: the error names its line, and the rest of the data is not taken for messages.
+    let (mut raw, _) = Raw::start(server.address).await;
+    raw.send(&raw::query("COPY copied FROM STDIN")).await;
+    raw.until(b'G').await;
+    raw.send(&raw::message(b'd', b"1\tone\nx\ttwo\n")).await;
+    let messages = raw.ask(&[raw::message(b'd', b"3\tthree\n"), raw::message(b'c', &[])].concat()).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("22P02"), "{}", kinds(&messages));
+    assert!(field(&messages[0].1, b'W').is_some_and(|context| context.contains("line 2")), "{messages:?}");
+    assert_eq!(kinds(&raw.ask(&raw::query("SELECT 1")).await), "TDCZ");
+    // By the extended protocol.
+    raw.send(&[raw::parse("", "COPY copied FROM STDIN"), raw::bind("", ""), raw::execute("", 0)].concat()).await;
+    raw.until(b'G').await;
+    let messages = raw.ask(&[raw::message(b'd', b"7\tseven\n"), raw::message(b'c', &[]), raw::sync()].concat()).await;
+    assert_eq!(kinds(&messages), "CZ");
+    raw.send(&raw::query("COPY copied FROM STDIN")).await;
+    raw.until(b'G').await;
+    let messages = raw.ask(&raw::message(b'f', b"changed my mind\0")).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("57014"));
+    assert!(field(&messages[0].1, b'M').unwrap().contains("changed my mind"));
+    assert_eq!(cell(&client, "SELECT count(*) FROM copied").await, "50001");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_hundred_idle_and_fifty_busy() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE busy AS SELECT x FROM generate_series(1, 10000) AS t(x)").await.unwrap();
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(server.connect().await);
+    }
+    let busy = (0..50i64).map(|worker| {
+        let config = server.config();
+        tokio::spawn(async move {
+            let client = connect(&config).await.unwrap();
+            for round in 0..10i64 {
+                let row = client.query_one("SELECT count(*) FROM busy WHERE x % 50 = $1", &[&worker]).await.unwrap();
+                assert_eq!(row.get::<_, i64>(0), 200, "worker {worker}, round {round}");
+            }
+        })
+    });
+    for worker in busy.collect::<Vec<_>>() {
+        tokio::time::timeout(Duration::from_secs(120), worker).await.expect("in time").unwrap();
+    }
+    for client in &idle {
+        assert_eq!(cell(client, "SELECT 1").await, "1");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_client_too_many() {
+    let options = ServiceOptions { connections_max: 3, ..ServiceOptions::default() };
+    let server = TestServer::with(Setup { options, ..Setup::default() }).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(server.connect().await);
+    }
+    let error = connect(&server.config()).await.unwrap_err();
+    assert_eq!(code(&error), "53300", "{error:?}");
+    clients.pop();
+    let start = Instant::now();
+    while connect(&server.config()).await.is_err() {
+        assert!(start.elapsed() < Duration::from_secs(10), "a place does not come free");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nonsense_on_the_port() {
+    let server = TestServer::start().await;
+    let witness = server.connect().await;
+    // Before start-up: a fixed sequence of bytes from a small generator.
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    for round in 0..200 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let mut bytes: Vec<u8> = (0..64 + round * 7).map(|_| random()).collect();
+        if round % 2 == 0 {
+            // Plausible lengths get further.
+            bytes[..4].copy_from_slice(&(32u32).to_be_bytes());
+        }
+        // The server may well have hung up before all is sent.
+        let _ = stream.write_all(&bytes).await;
+        let _ = stream.shutdown().await;
+        let _ =
+            tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut Vec::new())).await.expect("closed");
+    }
+    // After it: every type of message with a random body.
+    for kind in 0..=255u8 {
+        let (mut raw, _) = Raw::start(server.address).await;
+        let body: Vec<u8> = (0..random() % 64).map(|_| random()).collect();
+        let _ = raw.stream.write_all(&raw::message(kind, &body)).await;
+        let _ = raw.stream.write_all(&raw::sync()).await;
+        let _ = raw.stream.shutdown().await;
+        raw.rest().await;
+    }
+    // Lengths that lie.
+    for (kind, len, wanted) in [
+        (b'Q', 3u32, "08P01"),
+        (b'Q', u32::MAX, "08P01"),
+        (b'Q', 600 << 20, "54000"),
+        (b'S', 1 << 20, "08P01"),
+        (b'~', 4, "08P01"),
+    ] {
+        let (mut raw, _) = Raw::start(server.address).await;
+        raw.send(&[&[kind], len.to_be_bytes().as_slice()].concat()).await;
+        let messages = raw.rest().await;
+        assert_eq!(kinds(&messages), "E", "{}", kind as char);
+        assert_eq!(field(&messages[0].1, b'C').as_deref(), Some(wanted), "{} {len}", kind as char);
+    }
+    // Counts that lie within an honest length.
+    let (mut raw, _) = Raw::start(server.address).await;
+    let messages = raw.ask(&[raw::message(b'B', b"\0\0\xff\xff"), raw::sync()].concat()).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("08P01"));
+    let messages = raw.ask(&raw::message(b'Q', b"SELECT '\xff\xfe'\0")).await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("22021"));
+    assert_eq!(kinds(&raw.ask(&raw::query("SELECT 1")).await), "TDCZ");
+    assert_eq!(cell(&witness, "SELECT 1").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_megabyte_of_sql() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    let text = "x".repeat(1 << 20);
+    assert_eq!(cell(&client, &format!("SELECT length('{text}')")).await, (1 << 20).to_string());
+    let list = (0..20_000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+    assert_eq!(cell(&client, &format!("SELECT count(*) FROM (SELECT 7 AS x) t WHERE x IN ({list})")).await, "1");
+    // Deep enough to overflow any stack that is walked without looking.
+    let deep = format!("SELECT {}1{}", "(".repeat(200_000), ")".repeat(200_000));
+    let error = client.simple_query(&deep).await.unwrap_err();
+    assert!(!code(&error).is_empty() && !client.is_closed(), "{error:?}");
+    assert_eq!(cell(&client, "SELECT 1").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn slow_start_up_is_ended() {
+    let options = ServiceOptions { authentication_timeout: Duration::from_millis(300), ..ServiceOptions::default() };
+    let server = TestServer::with(Setup { options, ..Setup::default() }).await;
+    let mut raw = Raw::open(server.address).await;
+    raw.send(&[0, 0]).await;
+    let start = Instant::now();
+    assert!(raw.rest().await.is_empty());
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn passwords() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("ALTER ROLE tidepool PASSWORD 'höchst geheim'").await.unwrap();
+    let mut config = server.config();
+    config.password("höchst geheim");
+    assert_eq!(cell(&connect(&config).await.unwrap(), "SELECT 1").await, "1");
+    config.password("geraten");
+    assert_eq!(code(&connect(&config).await.unwrap_err()), "28P01");
+    config.password("höchst geheim").user("somebody");
+    assert_eq!(code(&connect(&config).await.unwrap_err()), "28P01");
+    // The password itself is nowhere to be found.
+    let kept = server.database.password_verifier("tidepool").unwrap();
+    assert!(kept.starts_with("SCRAM-SHA-256$4096:") && !kept.contains("geheim"));
+    client.batch_execute("ALTER ROLE tidepool PASSWORD NULL").await.unwrap();
+    server.connect().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tls() {
+    use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+    let folder = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.path().join("server.crt"), folder.path().join("server.key"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let server = TestServer::with(Setup { tls: Some((certificate, key)), ..Setup::default() }).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'S');
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
+    let mut raw = Raw { stream };
+    raw.send(&raw::startup((3, 0), &[("user", "tidepool"), ("database", "tidepool")])).await;
+    raw.until(b'Z').await;
+    assert_eq!(kinds(&raw.ask(&raw::query("SELECT 1")).await), "TDCZ");
+    // With a password, binding to the channel is offered first.
+    raw.ask(&raw::query("ALTER ROLE tidepool PASSWORD 'x'")).await;
+    // Bytes slipped in before the handshake end the connection.
+    let mut slipped = TcpStream::connect(server.address).await.unwrap();
+    slipped.write_all(&[0, 0, 0, 8, 4, 210, 22, 47, b'Q', 0, 0, 0, 4]).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = slipped.read_to_end(&mut answer).await;
+    assert!(answer.is_empty() || answer == b"S", "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn ssl_and_gss_are_declined_without_a_certificate() {
+    let server = TestServer::start().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 48]).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'N');
+    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'N');
+    let mut raw = Raw { stream };
+    raw.send(&raw::startup((3, 0), &[("user", "tidepool"), ("database", "tidepool")])).await;
+    raw.until(b'Z').await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stopping_server_lets_statements_end() {
+    let server = TestServer::start().await;
+    let (mut idle, _) = Raw::start(server.address).await;
+    let (mut copying, _) = Raw::start(server.address).await;
+    copying.ask(&raw::query("CREATE TABLE last_rows (a bigint)")).await;
+    copying.send(&raw::query("COPY last_rows FROM STDIN")).await;
+    copying.until(b'G').await;
+    copying.send(&raw::message(b'd', b"1\n")).await;
+    server.ask_to_stop();
+    let messages = idle.rest().await;
+    assert_eq!(field(&messages[0].1, b'C').as_deref(), Some("57P01"), "{messages:?}");
+    copying.send(&[raw::message(b'd', b"2\n"), raw::message(b'c', &[])].concat()).await;
+    let messages = copying.rest().await;
+    assert_eq!(kinds(&messages), "CZE");
+    assert_eq!(messages[0].1, b"COPY 2\0");
+    assert_eq!(field(&messages[2].1, b'C').as_deref(), Some("57P01"));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stopping_server_cancels_what_does_not_end() {
+    let options = ServiceOptions { shutdown_grace: Duration::from_millis(300), ..ServiceOptions::default() };
+    let server = TestServer::with(Setup { options, ..Setup::default() }).await;
+    let (mut raw, _) = Raw::start(server.address).await;
+    let endless =
+        "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
+    raw.send(&raw::query(endless)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let start = Instant::now();
+    server.stop().await;
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn metrics() {
+    let server = TestServer::with(Setup { metrics: true, ..Setup::default() }).await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE counted (a int); INSERT INTO counted VALUES (1), (2), (3)").await.unwrap();
+    client.simple_query("SELECT nothing").await.unwrap_err();
+    let get = async |path: &str| {
+        let mut stream = TcpStream::connect(server.metrics_address.unwrap()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let page = get("/metrics").await;
+    assert!(page.starts_with("HTTP/1.1 200 OK") && page.contains("text/plain; version=0.0.4"), "{page}");
+    for line in [
+        "tidepool_connections 1",
+        "tidepool_rows_loaded_total 3",
+        "tidepool_statements_total{kind=\"insert\",code=\"00000\"} 1",
+        "tidepool_statements_total{kind=\"select\",code=\"42703\"} 1",
+        "tidepool_statement_duration_seconds_count 3",
+        "tidepool_statement_duration_seconds_bucket{le=\"+Inf\"} 3",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is missing from {page}");
+    }
+    for prefix in [
+        "tidepool_tablespace_bytes{tablespace=\"near\",purpose=\"main\"}",
+        "tidepool_tablespace_size_bytes{",
+        "tidepool_process_bytes{",
+    ] {
+        assert!(page.lines().any(|found| found.starts_with(prefix)), "{prefix} is missing from {page}");
+    }
+    assert!(get("/").await.starts_with("HTTP/1.1 404"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_does_not_read_holds_nothing_up() {
+    let server =
+        TestServer::with(Setup { config: Some(Config::in_memory(128 * MIB, 64 * MIB)), ..Setup::default() }).await;
+    let (mut slow, _) = Raw::start(server.address).await;
+    // Far more than sockets buffer, and than near memory holds.
+    slow.send(&raw::query("SELECT x, repeat('x', 1000) FROM generate_series(1, 1000000) AS t(x)")).await;
+    let client = server.connect().await;
+    for _ in 0..20 {
+        assert_eq!(cell(&client, "SELECT 1").await, "1");
+    }
+    // It can still have all of it.
+    let mut rows = 0;
+    loop {
+        match slow.read().await {
+            Some((b'D', _)) => rows += 1,
+            Some((b'C', body)) => {
+                assert_eq!(body, b"SELECT 1000000\0");
+                break;
+            }
+            Some((b'T', _)) => (),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(rows, 1_000_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn notices_and_settings_are_reported() {
+    let server = TestServer::start().await;
+    let (mut raw, _) = Raw::start(server.address).await;
+    let messages = raw.ask(&raw::query("COMMIT")).await;
+    assert!(kinds(&messages).contains('N'), "{}", kinds(&messages));
+    let notice = &messages.iter().find(|(kind, _)| *kind == b'N').unwrap().1;
+    assert_eq!(field(notice, b'C').as_deref(), Some("25P01"));
+    let messages = raw.ask(&raw::query("SET TimeZone = 'Europe/Berlin'")).await;
+    assert!(messages.iter().any(|(kind, body)| *kind == b'S' && body == b"TimeZone\0Europe/Berlin\0"), "{messages:?}");
+    let client = server.connect().await;
+    let stream = client.query_raw("SELECT x FROM generate_series(1, 3) AS t(x)", Vec::<i32>::new()).await.unwrap();
+    assert_eq!(stream.count().await, 3);
+}
