@@ -85,11 +85,11 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes what the data folder does not have yet and lets go of it.
+/// Writes what the data folder does not have yet.
 pub async fn close(database: Arc<Database>) -> Result<()> {
-    tokio::task::spawn_blocking(move || database.checkpoint())
+    tokio::task::spawn_blocking(move || database.close())
         .await
-        .map_err(|error| Error::internal(format!("the checkpoint failed: {error}")))?
+        .map_err(|error| Error::internal(format!("closing the database failed: {error}")))?
 }
 
 /// The first SIGTERM or SIGINT stops gracefully, the second at once.

@@ -8,10 +8,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use tidepool_base::Result;
-use tidepool_planner::{CancelHandle, Planner};
+use tidepool_planner::{CancelHandle, Planner, Session};
 use tokio::sync::watch;
 
 /// How a service treats its clients.
@@ -59,7 +58,6 @@ pub struct Service {
     pub(crate) tls: Option<Tls>,
     pub(crate) phase: watch::Sender<Phase>,
     cancellable: Mutex<HashMap<i32, Cancellable>>,
-    next_process_id: AtomicI32,
 }
 
 impl Service {
@@ -72,7 +70,6 @@ impl Service {
             tls: None,
             phase: watch::Sender::new(Phase::Running),
             cancellable: Mutex::default(),
-            next_process_id: AtomicI32::new(1),
         }
     }
 
@@ -93,18 +90,13 @@ impl Service {
         client
     }
 
-    /// Enters a connection under a number of its own, with a secret of `secret_bytes` bytes, until the guard drops.
-    pub(crate) fn register(self: &Arc<Self>, handle: CancelHandle, secret_bytes: usize) -> Registration {
+    /// Enters a connection under its session's number, with a secret of `secret_bytes` bytes, until the guard drops.
+    pub(crate) fn register(self: &Arc<Self>, session: &Session, secret_bytes: usize) -> Registration {
         let secret: Vec<u8> = (0..secret_bytes).map(|_| rand::random()).collect();
         let secret = Bytes::from(secret);
-        let mut cancellable = self.cancellable.lock();
-        let process_id = loop {
-            let id = self.next_process_id.fetch_add(1, Ordering::Relaxed) & i32::MAX;
-            if id != 0 && !cancellable.contains_key(&id) {
-                break id;
-            }
-        };
-        cancellable.insert(process_id, Cancellable { secret: secret.clone(), handle });
+        let process_id = session.id() as i32;
+        let entry = Cancellable { secret: secret.clone(), handle: session.cancel_handle() };
+        self.cancellable.lock().insert(process_id, entry);
         Registration { service: self.clone(), process_id, secret }
     }
 

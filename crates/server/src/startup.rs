@@ -148,7 +148,7 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer) -> Option<Con
     match start(service, &mut wire, version, &parameters, peer, end_point.as_deref()).await {
         Ok(session) => {
             let secret_bytes = if version.1 >= 2 { 32 } else { 4 };
-            let registration = service.register(session.cancel_handle(), secret_bytes);
+            let registration = service.register(&session, secret_bytes);
             if peer != Peer::Process && service.connections() > service.options.connections_max {
                 refuse(&mut wire, &Error::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already")).await;
                 return None;
