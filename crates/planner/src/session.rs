@@ -175,7 +175,8 @@ struct Prepared {
 
 struct Cursor {
     columns: Vec<ResultColumn>,
-    batches: BatchStream,
+    /// Never locked: a stream alone is not `Sync`, and a session that is not could not be lent across an await.
+    batches: Mutex<BatchStream>,
     /// Rows of the last batch not yet fetched.
     rest: Option<RecordBatch>,
     hold: bool,
@@ -1306,7 +1307,7 @@ impl Session {
         };
         let running = self.running(query.text());
         let (columns, _, batches) = self.start(running, ast_query.clone(), parameters).await?;
-        let cursor = Cursor { columns, batches: Box::pin(batches), rest: None, hold };
+        let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::Command { tag: "DECLARE CURSOR".to_owned() })
     }
@@ -1322,7 +1323,7 @@ impl Session {
         while left > 0 {
             let batch = match cursor.rest.take() {
                 Some(batch) => batch,
-                None => match cursor.batches.next().await {
+                None => match cursor.batches.get_mut().next().await {
                     Some(batch) => batch?,
                     None => break,
                 },

@@ -65,7 +65,8 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
         "\\dv" | "\\dv+" => shell.run_sql(&relations(&["v"])),
         "\\dt+" => shell.run_sql(TABLES),
         "\\db" => shell.run_sql(
-            "SELECT name AS \"Name\", location AS \"Location\", profile AS \"Profile\" FROM tidepool.tablespaces ORDER BY name",
+            "SELECT name AS \"Name\", location AS \"Location\", bytes_size AS \"Bytes\", \
+             bytes_used AS \"Used\", profile AS \"Profile\" FROM tidepool.tablespaces ORDER BY name",
         ),
         "\\db+" => shell.run_sql("SELECT * FROM tidepool.tablespaces ORDER BY name"),
         "\\dn" | "\\dn+" => shell.run_sql(
@@ -93,7 +94,9 @@ fn toggled(now: bool, word: &str) -> bool {
     }
 }
 
-const TABLES: &str = "SELECT * FROM tidepool.tables ORDER BY 1, 2";
+const TABLES: &str = "SELECT table_name AS \"Name\", tablespace AS \"Tablespace\", rows AS \"Rows\", \
+     bytes_raw AS \"Bytes raw\", bytes_encoded AS \"Bytes encoded\" \
+     FROM tidepool.tables WHERE column_name IS NULL ORDER BY 1";
 
 fn relations(kinds: &[&str]) -> String {
     let kinds: Vec<String> = kinds.iter().map(|kind| format!("'{kind}'")).collect();
@@ -130,9 +133,11 @@ fn describe(shell: &mut Shell<'_>, name: &str) -> Result<Flow> {
     let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
     shell.run_sql(&format!(
         "SELECT a.attname AS \"Column\", format_type(a.atttypid, a.atttypmod) AS \"Type\", \
-         CASE WHEN a.attnotnull THEN 'not null' ELSE '' END AS \"Nullable\" \
+         CASE WHEN a.attnotnull THEN 'not null' ELSE '' END AS \"Nullable\", \
+         t.tablespace AS \"Tablespace\", t.bytes_encoded AS \"Bytes encoded\", t.encodings AS \"Encodings\" \
          FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         LEFT JOIN tidepool.tables t ON n.nspname = 'public' AND t.table_name = c.relname AND t.column_name = a.attname \
          WHERE n.nspname = {} AND c.relname = {} AND a.attnum > 0 ORDER BY a.attnum",
         literal(schema),
         literal(table)
