@@ -43,7 +43,7 @@ const TYPES: [SqlType; 15] = [
 ];
 
 /// Rows that end within a block; fewer under Miri.
-const ROWS: usize = if cfg!(miri) { 1_100 } else { 5_000 };
+const ROWS: usize = if cfg!(miri) { 1_100 } else { 3_000 };
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -436,7 +436,8 @@ fn a_segment_travels_as_bytes() {
         let segment = encode(&case);
         let loaded = Segment::load(segment.bytes(), &field(case.sql_type), &other).unwrap();
         let context = format!("{} {}", case.name, case.sql_type);
-        assert_eq!(loaded.statistics(), segment.statistics(), "{context}");
+        // As text: NaN, which a bound may be, is not equal to itself.
+        assert_eq!(format!("{:?}", loaded.statistics()), format!("{:?}", segment.statistics()), "{context}");
         assert_same(&loaded.decode(0..loaded.rows()).unwrap(), &case.array, &context);
         let copy = segment.copy_to(&other).unwrap();
         assert_eq!(copy.bytes(), segment.bytes());

@@ -9,6 +9,8 @@ mod bits;
 mod blob;
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod table_tests;
 mod delta;
 mod encoding;
 mod filter;

@@ -25,7 +25,7 @@ fn config(name: &str, size_bytes: u64) -> TablespaceConfig {
 
 /// A tablespace on the heap, which Miri can follow.
 pub(crate) fn heap_space() -> Arc<Tablespace> {
-    let size = if cfg!(miri) { 1 << 20 } else { 64 << 20 };
+    let size = 2 << 20;
     Tablespace::over(TablespaceId(0), config("near", size as u64), Mapping::heap(size)).unwrap()
 }
 

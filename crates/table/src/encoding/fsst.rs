@@ -161,11 +161,10 @@ impl Fsst {
     }
 
     fn decode(&self, blob: &Blob, rows: std::ops::Range<usize>, plain: &[u32]) -> Vec<u8> {
-        let (start, coded) = self.coded.range(blob, rows);
-        let coded: usize = coded.iter().map(|len| *len as usize).sum();
+        let coded = self.coded.span(blob, rows);
         let plain: usize = plain.iter().map(|len| *len as usize).sum();
         let mut text = Vec::with_capacity(plain + SLACK);
-        let codes = &blob.slice::<u8>(self.codes)[start..start + coded];
+        let codes = &blob.slice::<u8>(self.codes)[coded];
         let written = self.decompressor().decompress_into(codes, text.spare_capacity_mut());
         assert_eq!(written, plain, "lengths were written beside the codes, or checked against them");
         // SAFETY: the decompressor has initialised so many bytes of the spare capacity.

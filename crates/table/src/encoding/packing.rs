@@ -150,4 +150,56 @@ mod tests {
             }
         }
     }
+
+    /// Figures for docs/decisions/0001-encodings.md: `cargo test --release -p tidepool-table packing -- --ignored --nocapture`
+    #[test]
+    #[ignore = "a measurement"]
+    fn measure_against_a_plain_shift_loop() {
+        /// Values one after the other, least significant bit first.
+        fn pack_in_order(values: &[u64; BLOCK], width: u32) -> Vec<u64> {
+            let mut words = vec![0u64; BLOCK / 64 * width as usize + 1];
+            for (i, value) in values.iter().enumerate() {
+                let (word, shift) = (i * width as usize / 64, i as u32 * width % 64);
+                words[word] |= value << shift;
+                if shift + width > 64 {
+                    words[word + 1] |= value >> (64 - shift);
+                }
+            }
+            words
+        }
+        fn unpack_in_order(words: &[u64], width: u32, out: &mut [u64; BLOCK]) {
+            let mask = u64::MAX >> (64 - width);
+            for (i, out) in out.iter_mut().enumerate() {
+                let (word, shift) = (i * width as usize / 64, i as u32 * width % 64);
+                let pair = u128::from(words[word]) | u128::from(words[word + 1]) << 64;
+                *out = (pair >> shift) as u64 & mask;
+            }
+        }
+        fn per_value(mut run: impl FnMut()) -> f64 {
+            let times = 20_000;
+            let mut best = f64::MAX;
+            for _ in 0..5 {
+                let start = std::time::Instant::now();
+                (0..times).for_each(|_| run());
+                best = best.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(times) / BLOCK as f64);
+            }
+            best
+        }
+        for width in [3u32, 6, 12, 18, 24, 40] {
+            let values: [u64; BLOCK] =
+                std::array::from_fn(|i| crate::sketch::hash_u64(i as u64) & (u64::MAX >> (64 - width)));
+            let mut packed = Vec::new();
+            pack(&values, width, &mut packed);
+            let aligned: Vec<u64> =
+                packed.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+            let mut scratch = Scratch::new();
+            let lanes = per_value(|| {
+                std::hint::black_box(unpack(std::hint::black_box(bytes_of(&aligned)), width, &mut scratch));
+            });
+            let words = pack_in_order(&values, width);
+            let mut out = [0; BLOCK];
+            let in_order = per_value(|| unpack_in_order(std::hint::black_box(&words), width, std::hint::black_box(&mut out)));
+            println!("{width:2} bits: fastlanes {lanes:.3} ns a value, shift loop {in_order:.3} ns");
+        }
+    }
 }

@@ -25,6 +25,7 @@ pub(crate) fn view_of(bytes: &[u8], offset: u32) -> u128 {
 /// Where each string of a section lies: lengths, and the place of every 1,024th.
 #[derive(Debug)]
 pub(crate) struct Extents {
+    rows: usize,
     lengths: Ints,
     /// One more than there are blocks: the last is the end.
     starts: Section,
@@ -44,7 +45,7 @@ impl Extents {
 
     pub fn read(reader: &mut TreeReader<'_>, blob: &[u8], rows: usize) -> Result<Extents> {
         let lengths = Ints::read(reader, blob, rows)?;
-        Ok(Extents { lengths, starts: reader.section_of::<u32>(rows.div_ceil(BLOCK) + 1)? })
+        Ok(Extents { rows, lengths, starts: reader.section_of::<u32>(rows.div_ceil(BLOCK) + 1)? })
     }
 
     /// XX001 unless the extents follow one another from 0 to `total`.
@@ -83,6 +84,16 @@ impl Extents {
         }
         let skipped: usize = lengths.drain(..before).map(|len| len as usize).sum();
         (start + skipped, lengths)
+    }
+
+    /// Where a range of rows lies.
+    pub fn span(&self, blob: &Blob, rows: Range<usize>) -> Range<usize> {
+        if rows.start % BLOCK == 0 && (rows.end % BLOCK == 0 || rows.end == self.rows) && !rows.is_empty() {
+            let starts = blob.slice::<u32>(self.starts);
+            return starts[rows.start / BLOCK] as usize..starts[rows.end.div_ceil(BLOCK)] as usize;
+        }
+        let (start, lengths) = self.range(blob, rows);
+        start..start + lengths.iter().map(|len| *len as usize).sum::<usize>()
     }
 
     /// Start and length of each of some rows.

@@ -1,0 +1,385 @@
+//! Whole tables: scans over main and delta, statistics, merging, moving.
+
+use crate::testing::{array_of, noise, placement, spaces, table};
+use crate::{
+    ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan, TableVersion,
+};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray, UInt32Array};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::{Error, Result, RowGroupId, SqlState, SqlType};
+use tidepool_device::{Location, Profile};
+use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
+
+const MONEY: SqlType = SqlType::Numeric { precision: 12, scale: 2 };
+const COLUMNS: [(&str, SqlType); 6] = [
+    ("id", SqlType::BigInt),
+    ("word", SqlType::Text),
+    ("price", MONEY),
+    ("day", SqlType::Date),
+    ("note", SqlType::Text),
+    ("flag", SqlType::Boolean),
+];
+
+/// Rows `first..first + rows`, each of a different `id`.
+fn rows(first: usize, rows: usize) -> RecordBatch {
+    let words = ["alpha", "beta", "gamma with a long tail behind it", "delta"];
+    let mut next = noise(first as u64);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values((first..first + rows).map(|i| i as i64))),
+        Arc::new((0..rows).map(|i| (i % 13 != 0).then(|| words[(i + first) % 4])).collect::<StringViewArray>()),
+        array_of(MONEY, rows, |_| Some((next() % 100_000) as i64)),
+        array_of(SqlType::Date, rows, |i| (i % 7 != 3).then_some(9_000 + ((i + first) / 50) as i64)),
+        Arc::new(StringViewArray::from_iter_values(
+            (0..rows).map(|i| format!("the quick brown fox number {} jumps over {}", i * 31 % 977, i % 5)),
+        )),
+        array_of(SqlType::Boolean, rows, |i| Some(i64::from(i % 11 == 0))),
+    ];
+    RecordBatch::try_new(table(&COLUMNS).arrow_schema(), columns).unwrap()
+}
+
+/// Row groups and delta chunks of these sizes, and all their rows.
+fn build(spaces: &Tablespaces, groups: &[usize], chunks: &[usize]) -> (Arc<TableVersion>, RecordBatch) {
+    let placement = placement("far");
+    let (mut first, mut all, mut row_groups, mut delta) = (0, Vec::new(), Vec::new(), Vec::new());
+    for (id, len) in groups.iter().enumerate() {
+        let batch = rows(first, *len);
+        first += len;
+        row_groups.push(Arc::new(RowGroup::encode(RowGroupId(id as u64), &batch, &placement, spaces).unwrap()));
+        all.push(batch);
+    }
+    for len in chunks {
+        // A slice, as writers may well hand over.
+        let batch = rows(first, len + 3).slice(0, *len);
+        first += len;
+        delta.push(Arc::new(DeltaChunk::new(&batch, &spaces.near()).unwrap()));
+        all.push(batch);
+    }
+    let version = TableVersion::new(table(&COLUMNS), placement).with_row_groups(row_groups).with_delta(delta);
+    let all = arrow_select::concat::concat_batches(&version.def.arrow_schema(), &all).unwrap();
+    (Arc::new(version), all)
+}
+
+fn request(projection: Vec<usize>, filters: Vec<ColumnFilter>, batch_rows: usize) -> ScanRequest {
+    ScanRequest { projection, filters, dynamic: None, limit: None, batch_rows }
+}
+
+/// All rows of a scan read by turns with two readers, in the order of the first column.
+fn read(scan: &Arc<TableScan>, batch_rows: usize) -> RecordBatch {
+    let mut readers = [scan.reader(), scan.reader()];
+    let mut batches = Vec::new();
+    let mut open = true;
+    while open {
+        open = false;
+        for reader in &mut readers {
+            if let Some(batch) = reader.next_batch().unwrap() {
+                assert!((1..=batch_rows).contains(&batch.num_rows()), "{} rows", batch.num_rows());
+                assert_eq!(batch.schema(), scan.schema());
+                batches.push(batch);
+                open = true;
+            }
+        }
+    }
+    let all = arrow_select::concat::concat_batches(&scan.schema(), &batches).unwrap();
+    let ids = all.column(0).as_primitive::<Int64Type>();
+    let mut order: Vec<u32> = (0..all.num_rows() as u32).collect();
+    order.sort_by_key(|row| ids.value(*row as usize));
+    arrow_select::take::take_record_batch(&all, &UInt32Array::from(order)).unwrap()
+}
+
+fn compare(column: usize, op: CompareOp, value: Datum) -> ColumnFilter {
+    ColumnFilter::Compare { column, op, value }
+}
+
+fn function(column: usize, f: impl Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync + 'static) -> ColumnFilter {
+    ColumnFilter::Function { column, function: Arc::new(f) }
+}
+
+/// Whether row `row` of `all` passes, worked out value by value.
+type Expected = Box<dyn Fn(&RecordBatch, usize) -> bool>;
+
+fn conditions() -> Vec<(ColumnFilter, Expected)> {
+    let text = |batch: &RecordBatch, column: usize, row: usize| {
+        let array = batch.column(column).as_string_view();
+        array.is_valid(row).then(|| array.value(row).to_string())
+    };
+    let int = |batch: &RecordBatch, column: usize, row: usize| {
+        let array = arrow_cast::cast(batch.column(column), &arrow_schema::DataType::Int64).unwrap();
+        array.is_valid(row).then(|| array.as_primitive::<Int64Type>().value(row))
+    };
+    let cents = |batch: &RecordBatch, row: usize| {
+        batch.column(2).as_primitive::<arrow_array::types::Decimal128Type>().value(row)
+    };
+    vec![
+        (compare(0, CompareOp::Ge, Datum::Int(2_000)), Box::new(move |b, r| int(b, 0, r) >= Some(2_000))),
+        (compare(0, CompareOp::Lt, Datum::Int(9_100)), Box::new(move |b, r| int(b, 0, r).is_some_and(|v| v < 9_100))),
+        (
+            compare(1, CompareOp::Gt, Datum::Text("beta".into())),
+            Box::new(move |b, r| text(b, 1, r).is_some_and(|v| *v > *"beta")),
+        ),
+        (
+            ColumnFilter::In { column: 1, values: vec![Datum::Text("alpha".into()), Datum::Text("delta".into())] },
+            Box::new(move |b, r| text(b, 1, r).is_some_and(|v| v == "alpha" || v == "delta")),
+        ),
+        (ColumnFilter::IsNull { column: 1 }, Box::new(move |b, r| text(b, 1, r).is_none())),
+        (compare(2, CompareOp::Le, Datum::Decimal(60_000)), Box::new(move |b, r| cents(b, r) <= 60_000)),
+        (ColumnFilter::IsNotNull { column: 3 }, Box::new(move |b, r| int(b, 3, r).is_some())),
+        (compare(3, CompareOp::Ne, Datum::Int(9_020)), Box::new(move |b, r| int(b, 3, r).is_some_and(|v| v != 9_020))),
+        (
+            compare(4, CompareOp::Ge, Datum::Text("the quick brown fox number 5".into())),
+            Box::new(move |b, r| text(b, 4, r).is_some_and(|v| *v >= *"the quick brown fox number 5")),
+        ),
+        (
+            function(4, |array| {
+                Ok(array.as_string_view().iter().map(|v| v.map(|v| v.ends_with('3'))).collect::<BooleanArray>())
+            }),
+            Box::new(move |b, r| text(b, 4, r).is_some_and(|v| v.ends_with('3'))),
+        ),
+        (compare(5, CompareOp::Eq, Datum::Boolean(true)), Box::new(|b, r| b.column(5).as_boolean().value(r))),
+    ]
+}
+
+#[test]
+fn a_scan_produces_exactly_the_rows_that_pass_all_filters() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[5_000, 1_500, 3_000], &[700, 1, 1_200]);
+    let conditions = conditions();
+    let mut next = noise(77);
+    let mut seen = 0;
+    for round in 0..150 {
+        let chosen: Vec<usize> = match round {
+            0 => Vec::new(),
+            1..=11 => vec![round - 1],
+            _ => (0..1 + next() as usize % 4).map(|_| next() as usize % conditions.len()).collect(),
+        };
+        let batch_rows = [8_192, 1_024, 100, 3_000][round % 4];
+        let mut projection = vec![0];
+        projection.extend((1..6).filter(|_| next() % 2 == 0).rev());
+        let filters = chosen.iter().map(|i| conditions[*i].0.clone()).collect();
+        let scan = TableScan::new(Arc::clone(&version), request(projection.clone(), filters, batch_rows));
+        let found = read(&scan, batch_rows);
+        let passing: Vec<u32> = (0..all.num_rows())
+            .filter(|row| chosen.iter().all(|i| conditions[*i].1(&all, *row)))
+            .map(|row| row as u32)
+            .collect();
+        seen += passing.len();
+        let expected = all.project(&projection).unwrap();
+        let expected = arrow_select::take::take_record_batch(&expected, &UInt32Array::from(passing)).unwrap();
+        assert_eq!(found.columns(), expected.columns(), "filters {chosen:?}, projection {projection:?}");
+        assert_eq!(scan.metrics().rows_produced, expected.num_rows() as u64);
+    }
+    assert!(seen > 10_000);
+}
+
+#[test]
+fn row_groups_that_cannot_match_are_not_read() {
+    let spaces = spaces();
+    let (version, _) = build(&spaces, &[5_000, 5_000, 5_000], &[]);
+    let scan = TableScan::new(
+        Arc::clone(&version),
+        request(vec![0, 4], vec![compare(0, CompareOp::Eq, Datum::Int(7_777))], 8_192),
+    );
+    assert_eq!(read(&scan, 8_192).num_rows(), 1);
+    let metrics = scan.metrics();
+    assert_eq!((metrics.row_groups, metrics.row_groups_skipped, metrics.rows_scanned), (3, 2, 5_000));
+    let whole = version.row_groups[1].segments()[4].bytes().len() as u64;
+    let (name, bytes, _) = &metrics.tablespaces[0];
+    assert!(name == "far" && (1..whole).contains(bytes), "{bytes} of {whole} bytes of one column alone");
+}
+
+#[test]
+fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[20_000, 20_000], &[500]);
+    for limit in [0, 1, 99, 8_192, 30_000, 1 << 40] {
+        let scan =
+            TableScan::new(Arc::clone(&version), ScanRequest { limit: Some(limit), ..request(vec![], vec![], 8_192) });
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let mut reader = scan.reader();
+                std::thread::spawn(move || {
+                    let mut rows = 0;
+                    while let Some(batch) = reader.next_batch().unwrap() {
+                        rows += batch.num_rows();
+                    }
+                    rows
+                })
+            })
+            .collect();
+        let rows: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!(rows, limit.min(all.num_rows()));
+    }
+}
+
+/// Wants ids from a bound on that others raise.
+struct Rising(AtomicU64);
+
+impl FilterSource for Rising {
+    fn generation(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+    fn filters(&self) -> Vec<ColumnFilter> {
+        let bound = self.generation() as i64;
+        if bound == 0 { Vec::new() } else { vec![compare(0, CompareOp::Ge, Datum::Int(bound))] }
+    }
+}
+
+#[test]
+fn dynamic_filters_are_taken_up_while_the_scan_runs() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[30_000, 30_000, 30_000], &[1_000]);
+    let rising = Arc::new(Rising(AtomicU64::new(0)));
+    let scan = TableScan::new(
+        version,
+        ScanRequest { dynamic: Some(rising.clone() as _), ..request(vec![0], vec![], 1_024) },
+    );
+    let mut reader = scan.reader();
+    assert_eq!(reader.next_batch().unwrap().unwrap().num_rows(), 1_024);
+    rising.0.store(85_500, Ordering::Relaxed);
+    let mut ids = Vec::new();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        ids.extend(batch.column(0).as_primitive::<Int64Type>().values().iter().copied());
+    }
+    assert_eq!(ids, (85_500..all.num_rows() as i64).collect::<Vec<_>>());
+    assert!(scan.metrics().row_groups_skipped >= 1);
+}
+
+#[test]
+fn a_function_never_sees_rows_that_other_filters_put_aside() {
+    let spaces = spaces();
+    let (version, _) = build(&spaces, &[5_000], &[300]);
+    let picky = |column| {
+        function(column, |array| {
+            let ids = array.as_primitive::<Int64Type>();
+            if ids.values().iter().any(|id| id % 2 == 1) {
+                return Err(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero"));
+            }
+            Ok(ids.iter().map(|id| id.map(|id| id % 10 == 0)).collect::<BooleanArray>())
+        })
+    };
+    let even: Vec<Datum> = (0..6_000).step_by(2).map(Datum::Int).collect();
+    let filters = vec![picky(0), ColumnFilter::In { column: 0, values: even }];
+    // Delta takes filters as they come.
+    let filters = filters.into_iter().rev().collect();
+    let scan = TableScan::new(Arc::clone(&version), request(vec![0], filters, 8_192));
+    assert_eq!(read(&scan, 8_192).num_rows(), 530);
+    let scan = TableScan::new(Arc::clone(&version), request(vec![0], vec![picky(0)], 8_192));
+    assert_eq!(scan.reader().next_batch().unwrap_err().code(), SqlState::DIVISION_BY_ZERO);
+    let wrong = compare(0, CompareOp::Eq, Datum::Text("x".into()));
+    let scan = TableScan::new(version, request(vec![0], vec![wrong], 8_192));
+    assert_eq!(scan.reader().next_batch().unwrap_err().code(), SqlState::INTERNAL_ERROR);
+}
+
+#[test]
+fn merging_moves_all_rows_into_main_and_fills_up_a_small_row_group() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[2_000, 500], &[100_000, 31_000, 10]);
+    let mut next_id = 100;
+    let merged = version
+        .merge_delta(
+            &mut || {
+                next_id += 1;
+                RowGroupId(next_id)
+            },
+            &spaces,
+        )
+        .unwrap();
+    let groups: Vec<(u64, usize)> = merged.row_groups.iter().map(|group| (group.id().0, group.rows())).collect();
+    assert_eq!(groups, [(0, 2_000), (101, 131_072), (102, 438)]);
+    assert_eq!((merged.delta.len(), merged.rows()), (0, all.num_rows() as u64));
+    let scan = TableScan::new(Arc::new(merged), request((0..6).collect(), vec![], 8_192));
+    assert_eq!(read(&scan, 8_192).columns(), all.columns());
+    drop((version, scan));
+    let left: u64 = spaces.ledger().iter().filter(|row| row.purpose == Purpose::Main).map(|row| row.bytes).sum();
+    assert_eq!(left, 0, "segments give their memory back");
+}
+
+#[test]
+fn a_row_group_moves_by_column() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[3_000], &[]);
+    let mut placement = version.placement.clone();
+    placement.columns.insert(4, "near".into());
+    let moved = version.row_groups[0].place(&placement, &spaces).unwrap();
+    let names: Vec<&str> = moved.segments().iter().map(|segment| segment.tablespace().name()).collect();
+    assert_eq!(names, ["far", "far", "far", "far", "near", "far"]);
+    assert!(Arc::ptr_eq(&moved.segments()[0], &version.row_groups[0].segments()[0]));
+    let version = version.with_row_groups(vec![Arc::new(moved)]).with_placement(placement.clone());
+    let usage = version.column_usage();
+    assert_eq!(usage[4].tablespaces.keys().collect::<Vec<_>>(), ["near"]);
+    assert_eq!(usage[4].tablespaces["near"], usage[4].encoded_bytes);
+    assert!(usage[0].raw_bytes > usage[0].encoded_bytes);
+    let scan = TableScan::new(Arc::new(version.clone()), request((0..6).collect(), vec![], 999));
+    assert_eq!(read(&scan, 999).columns(), all.columns());
+    placement.columns.insert(0, "nowhere".into());
+    assert_eq!(version.row_groups[0].place(&placement, &spaces).unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+}
+
+#[test]
+fn statistics_cover_main_and_delta() {
+    let spaces = spaces();
+    let (version, _) = build(&spaces, &[5_000, 5_000], &[50]);
+    let statistics = version.statistics();
+    assert!(Arc::ptr_eq(&statistics, &version.statistics()));
+    assert_eq!(statistics.rows, 10_050);
+    let id = &statistics.columns[0];
+    assert_eq!((&id.min, &id.max), (&Some(Datum::Int(0)), &Some(Datum::Int(10_049))));
+    assert_eq!((id.unique, id.distinct_count, id.null_count), (true, Some(10_050), 0));
+    let word = &statistics.columns[1];
+    assert_eq!((word.unique, word.distinct_count), (false, Some(4)));
+    assert_eq!(word.null_count, 385 + 385 + 4);
+    assert!(word.value_bytes_avg > 16.0 && word.value_bytes_avg < 32.0, "{}", word.value_bytes_avg);
+    // The same ids once more: no longer unique.
+    let twice = version.with_row_groups([&version.row_groups[..], &version.row_groups[..1]].concat());
+    assert!(!twice.statistics().columns[0].unique);
+    let empty = TableVersion::new(table(&COLUMNS), placement("near")).statistics();
+    assert_eq!((empty.rows, empty.columns.len(), &empty.columns[0].min), (0, 6, &None));
+}
+
+#[test]
+fn reading_from_a_paced_tablespace_is_charged() {
+    let config = |profile| TablespaceConfig {
+        name: String::new(),
+        location: Location::Anon,
+        size_bytes: Some(64 << 20),
+        profile,
+        huge_pages: false,
+    };
+    let slow = Profile {
+        name: "slow".into(),
+        read_latency_ns: 2_000.0,
+        write_latency_ns: 2_000.0,
+        read_gb_per_s: 0.05,
+        write_gb_per_s: 0.05,
+        granularity_bytes: 64,
+        source: "made up".into(),
+    };
+    let spaces = Tablespaces::open(config(None), config(Some(slow))).unwrap();
+    let (version, _) = build(&spaces, &[20_000], &[100]);
+    let scan = TableScan::new(version, request((0..6).collect(), vec![], 8_192));
+    assert_eq!(read(&scan, 8_192).num_rows(), 20_100);
+    for (name, bytes, stall_ns) in scan.metrics().tablespaces {
+        assert!(bytes > 0);
+        assert_eq!(stall_ns > 0, name == "far", "{name} stalled for {stall_ns} ns");
+    }
+}
+
+#[test]
+fn a_full_tablespace_refuses_and_keeps_nothing() {
+    let spaces = spaces();
+    let config = TablespaceConfig {
+        name: "tiny".into(),
+        location: Location::Anon,
+        size_bytes: Some(64 << 10),
+        profile: None,
+        huge_pages: false,
+    };
+    let tiny = spaces.create(config).unwrap();
+    let error = RowGroup::encode(RowGroupId(1), &rows(0, 20_000), &placement("tiny"), &spaces).unwrap_err();
+    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+    let error = DeltaChunk::new(&rows(0, 20_000), &tiny).unwrap_err();
+    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+    assert_eq!(tiny.ledger().iter().filter(|row| row.purpose == Purpose::Main).map(|row| row.bytes).sum::<u64>(), 0);
+}
