@@ -179,7 +179,11 @@ fn queries(version: &Arc<TableVersion>) {
     let text = |value: &str| Datum::Text(value.into());
     let runs: Vec<(&str, Vec<usize>, Vec<ColumnFilter>)> = vec![
         ("Q6 (1.9 %)", vec![column("l_extendedprice"), column("l_discount")], q6()),
-        ("Q6 without filters", ["l_shipdate", "l_discount", "l_quantity", "l_extendedprice"].map(column).to_vec(), vec![]),
+        (
+            "Q6 without filters",
+            ["l_shipdate", "l_discount", "l_quantity", "l_extendedprice"].map(column).to_vec(),
+            vec![],
+        ),
         ("Q1 (98 %)", q1_columns.clone(), vec![compare("l_shipdate", CompareOp::Le, date(10471))]),
         ("Q1 without filter", q1_columns, vec![]),
         (
@@ -187,11 +191,7 @@ fn queries(version: &Arc<TableVersion>) {
             vec![column("l_orderkey"), column("l_shipmode")],
             vec![ColumnFilter::In { column: column("l_shipmode"), values: vec![text("MAIL"), text("SHIP")] }],
         ),
-        (
-            "one order",
-            (0..16).collect(),
-            vec![compare("l_orderkey", CompareOp::Eq, Datum::Int(3_000_000))],
-        ),
+        ("one order", (0..16).collect(), vec![compare("l_orderkey", CompareOp::Eq, Datum::Int(3_000_000))]),
         (
             "comment equals",
             vec![column("l_orderkey")],

@@ -547,6 +547,27 @@ impl SegmentTest {
         }
     }
 
+    /// How many of 1,000 values pass, as far as a range and the values' bounds tell: to run the stricter of two equally
+    /// dear tests first.
+    pub fn passing_permille(&self, statistics: &ColumnStatistics, payload: &Payload) -> u64 {
+        let SegmentTest::Packed(test) = self else { return 500 };
+        let bounds = match payload {
+            Payload::Dictionary(dictionary) => Some((0, dictionary.len() as i64 - 1)),
+            _ => int_domain(statistics),
+        };
+        let Some((min, max)) = bounds else { return 500 };
+        let within = |lower: i64, upper: i64| {
+            let (lower, upper) = (i128::from(lower.max(min)), i128::from(upper.min(max)));
+            let all = i128::from(max) - i128::from(min) + 1;
+            ((upper - lower + 1).max(0) * 1_000 / all.max(1)) as u64
+        };
+        match test {
+            IntTest::Within { lower, upper } => within(*lower, *upper),
+            IntTest::Outside { lower, upper } => 1_000u64.saturating_sub(within(*lower, *upper)),
+            IntTest::Set(_) | IntTest::Table { .. } => 500,
+        }
+    }
+
     /// `words &= test(rows)`, with `null_passes` for NULLs. `rows` starts at a multiple of 1,024.
     #[expect(clippy::too_many_arguments, reason = "the parts of a segment, which is put together above this module")]
     pub fn and_rows(

@@ -9,8 +9,6 @@ mod bits;
 mod blob;
 #[cfg(test)]
 mod conformance;
-#[cfg(test)]
-mod table_tests;
 mod delta;
 mod encoding;
 mod filter;
@@ -21,6 +19,8 @@ mod schema;
 mod segment;
 mod sketch;
 mod statistics;
+#[cfg(test)]
+mod table_tests;
 #[cfg(test)]
 mod testing;
 mod version;

@@ -7,7 +7,8 @@
 //! then decodes the projected columns, of these rows alone.
 
 use crate::bits;
-use crate::encoding::{Payload, Rows, packing::BLOCK};
+use crate::encoding::ints::by_block;
+use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::logical::Logical;
 use crate::{DeltaChunk, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
@@ -204,8 +205,40 @@ fn plan_group(predicates: &[Predicate], group: &RowGroup) -> Result<GroupPlan> {
             test => plan.tests.push(GroupTest { column: predicate.column, test, null_passes: predicate.null_passes }),
         }
     }
-    plan.tests.sort_by_key(|test| test.test.cost(group.segments()[test.column].payload()));
+    if !merge_ranges(&mut plan.tests) {
+        plan.skip = true;
+        return Ok(plan);
+    }
+    plan.tests.sort_by_key(|test| {
+        let segment = &group.segments()[test.column];
+        (test.test.cost(segment.payload()), test.test.passing_permille(segment.statistics(), segment.payload()))
+    });
     Ok(plan)
+}
+
+/// Makes one range of several on one column: `between` is two conditions. False when nothing is in all of them.
+fn merge_ranges(tests: &mut Vec<GroupTest>) -> bool {
+    let mut merged: Vec<GroupTest> = Vec::with_capacity(tests.len());
+    for test in tests.drain(..) {
+        let earlier = merged.iter_mut().find_map(|earlier| match (&mut earlier.test, &test.test) {
+            (
+                SegmentTest::Packed(IntTest::Within { lower, upper }),
+                SegmentTest::Packed(IntTest::Within { lower: other_lower, upper: other_upper }),
+            ) if earlier.column == test.column && !earlier.null_passes && !test.null_passes => {
+                *lower = (*lower).max(*other_lower);
+                *upper = (*upper).min(*other_upper);
+                Some(*lower <= *upper)
+            }
+            _ => None,
+        });
+        match earlier {
+            Some(true) => {}
+            Some(false) => return false,
+            None => merged.push(test),
+        }
+    }
+    *tests = merged;
+    true
 }
 
 /// Dynamic filters as last asked for.
@@ -231,6 +264,36 @@ pub struct ScanReader {
     work: Option<Work>,
     dynamic: Dynamic,
     tally: Tally,
+}
+
+/// How much of a segment is read for some rows.
+#[derive(Clone, Copy)]
+struct Touched {
+    rows: u64,
+    /// Rows of the blocks that they lie in.
+    rows_spanned: u64,
+    /// Runs of neighbouring blocks.
+    runs: u64,
+}
+
+impl Touched {
+    fn range(rows: usize) -> Touched {
+        Touched { rows: rows as u64, rows_spanned: rows as u64, runs: 1 }
+    }
+
+    fn of(rows: &Rows<'_>) -> Touched {
+        let list = match rows {
+            Rows::Range(range) => return Touched::range(range.len()),
+            Rows::List(list) => *list,
+        };
+        let (mut blocks, mut runs, mut last) = (0, 0, None);
+        by_block(list, |block, _| {
+            blocks += 1;
+            runs += u64::from(last.is_none_or(|last: usize| last + 1 != block));
+            last = Some(block);
+        });
+        Touched { rows: list.len() as u64, rows_spanned: blocks * BLOCK as u64, runs }
+    }
 }
 
 /// What happened since the last batch.
@@ -265,7 +328,7 @@ impl Tally {
     }
 
     /// Reading some rows of a segment.
-    fn segment(&mut self, segment: &Segment, rows: &Rows<'_>, dictionary_charged: &mut bool) {
+    fn segment(&mut self, segment: &Segment, read: Touched, dictionary_charged: &mut bool) {
         const LINE: u64 = 64;
         // Fetches of single rows do not wait for one another.
         const IN_FLIGHT: f64 = 8.0;
@@ -274,32 +337,14 @@ impl Tally {
             self.sequential(segment.tablespace(), once as u64, 1);
         }
         let shared = (shared + segment.validity().bytes()) as u64;
-        match rows {
-            Rows::Range(range) => {
-                let bytes = shared * range.len() as u64 / segment.rows().max(1) as u64;
-                self.sequential(segment.tablespace(), bytes, 1);
-            }
-            Rows::List(rows) => {
-                let (mut blocks, mut runs, mut last) = (0u64, 0u64, u32::MAX - 1);
-                for row in *rows {
-                    let block = row / BLOCK as u32;
-                    if block != last {
-                        blocks += 1;
-                        runs += u64::from(block != last.wrapping_add(1));
-                        last = block;
-                    }
-                }
-                let sequential =
-                    shared * (blocks * BLOCK as u64).min(segment.rows() as u64) / segment.rows().max(1) as u64;
-                let random = rows.len() as u64 * LINE;
-                if random < sequential / 2 {
-                    let pattern =
-                        Pattern::Random { lines: rows.len() as u64, working_set_bytes: shared, in_flight: IN_FLIGHT };
-                    self.charge(segment.tablespace(), Access { pattern, write: false }, random);
-                } else {
-                    self.sequential(segment.tablespace(), sequential, runs);
-                }
-            }
+        let rows_total = segment.rows().max(1) as u64;
+        let sequential = shared * read.rows_spanned.min(rows_total) / rows_total;
+        let random = read.rows * LINE;
+        if random < sequential / 2 {
+            let pattern = Pattern::Random { lines: read.rows, working_set_bytes: shared, in_flight: IN_FLIGHT };
+            self.charge(segment.tablespace(), Access { pattern, write: false }, random);
+        } else {
+            self.sequential(segment.tablespace(), sequential, read.runs);
         }
     }
 
@@ -475,8 +520,8 @@ impl ScanReader {
                 return Ok(());
             }
             let segment = &group.segments()[test.column];
-            let read = Rows::Range(rows.start..rows.end.min(rows.start + blocks * BLOCK));
-            self.tally.segment(segment, &read, &mut work.dictionaries[test.column]);
+            let read = Touched::range(rows.len().min(blocks * BLOCK));
+            self.tally.segment(segment, read, &mut work.dictionaries[test.column]);
             test.test.and_rows(
                 segment.payload(),
                 segment.validity(),
@@ -523,11 +568,12 @@ impl ScanReader {
     fn produce(&mut self, work: &mut Work, rows: Rows<'_>) -> Result<RecordBatch> {
         let scan = Arc::clone(&self.scan);
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(scan.projection.len());
+        let read = Touched::of(&rows);
         for column in &scan.projection {
             let array = match &work.source {
                 Source::Main(group, _) => {
                     let segment = &group.segments()[*column];
-                    self.tally.segment(segment, &rows, &mut work.dictionaries[*column]);
+                    self.tally.segment(segment, read, &mut work.dictionaries[*column]);
                     self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
                     segment.gather(&rows)?
                 }

@@ -1,9 +1,7 @@
 //! Whole tables: scans over main and delta, statistics, merging, moving.
 
 use crate::testing::{array_of, noise, placement, spaces, table};
-use crate::{
-    ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan, TableVersion,
-};
+use crate::{ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan, TableVersion};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray, UInt32Array};
@@ -231,10 +229,8 @@ fn dynamic_filters_are_taken_up_while_the_scan_runs() {
     let spaces = spaces();
     let (version, all) = build(&spaces, &[30_000, 30_000, 30_000], &[1_000]);
     let rising = Arc::new(Rising(AtomicU64::new(0)));
-    let scan = TableScan::new(
-        version,
-        ScanRequest { dynamic: Some(rising.clone() as _), ..request(vec![0], vec![], 1_024) },
-    );
+    let scan =
+        TableScan::new(version, ScanRequest { dynamic: Some(rising.clone() as _), ..request(vec![0], vec![], 1_024) });
     let mut reader = scan.reader();
     assert_eq!(reader.next_batch().unwrap().unwrap().num_rows(), 1_024);
     rising.0.store(85_500, Ordering::Relaxed);

@@ -39,12 +39,13 @@ impl Scratch {
 
 /// Appends `values`, each less than 2^`width`, to `out`.
 pub(crate) fn pack(values: &[u64; BLOCK], width: u32, out: &mut Vec<u8>) {
-    fn lane<T: BitPacking + Plain>(values: &[u64; BLOCK], width: u32, out: &mut Vec<u8>, narrow: fn(u64) -> T) {
-        let input: Vec<T> = values.iter().map(|value| narrow(*value)).collect();
-        let mut packed = vec![T::default(); packed_bytes(width) / size_of::<T>()];
+    fn lane<T: BitPacking + Plain>(values: &[u64; BLOCK], width: u32, out: &mut Vec<u8>, narrow: impl Fn(u64) -> T) {
+        let input: [T; BLOCK] = std::array::from_fn(|i| narrow(values[i]));
+        let mut packed = [T::default(); BLOCK];
+        let packed = &mut packed[..packed_bytes(width) / size_of::<T>()];
         // SAFETY: the input has 1,024 values, the output 1,024 times the width in bits, and the width fits the lane.
-        unsafe { T::unchecked_pack(width as usize, &input, &mut packed) };
-        out.extend_from_slice(bytes_of(&packed));
+        unsafe { T::unchecked_pack(width as usize, &input, packed) };
+        out.extend_from_slice(bytes_of(packed));
     }
     debug_assert!(values.iter().all(|value| width_of(*value) <= width));
     match width {
@@ -190,15 +191,15 @@ mod tests {
                 std::array::from_fn(|i| crate::sketch::hash_u64(i as u64) & (u64::MAX >> (64 - width)));
             let mut packed = Vec::new();
             pack(&values, width, &mut packed);
-            let aligned: Vec<u64> =
-                packed.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+            let aligned: Vec<u64> = packed.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
             let mut scratch = Scratch::new();
             let lanes = per_value(|| {
                 std::hint::black_box(unpack(std::hint::black_box(bytes_of(&aligned)), width, &mut scratch));
             });
             let words = pack_in_order(&values, width);
             let mut out = [0; BLOCK];
-            let in_order = per_value(|| unpack_in_order(std::hint::black_box(&words), width, std::hint::black_box(&mut out)));
+            let in_order =
+                per_value(|| unpack_in_order(std::hint::black_box(&words), width, std::hint::black_box(&mut out)));
             println!("{width:2} bits: fastlanes {lanes:.3} ns a value, shift loop {in_order:.3} ns");
         }
     }

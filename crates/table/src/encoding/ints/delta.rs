@@ -1,7 +1,7 @@
 //! Delta: each block of 1,024 is its first value and the packed steps from each value to the next, less the smallest
 //! step. All arithmetic wraps, so any values come back.
 
-use super::{Blocks, FromInt, block_ranges, by_block, padded, scratch};
+use super::{Blocks, BlocksWriter, FromInt, block_ranges, by_block, scratch};
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
 use crate::encoding::packing::{BLOCK, Scratch, packed_bytes, unpack, width_of, with_lane};
 use std::ops::Range;
@@ -31,21 +31,22 @@ impl Delta {
     }
 
     pub fn write(values: &[i64], writer: &mut BlobWriter) {
-        let (mut firsts, mut steps_min, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut firsts, mut steps_min) = (Vec::new(), Vec::new());
+        let mut blocks = BlocksWriter::default();
+        let mut packed = [0; BLOCK];
         for block in values.chunks(BLOCK) {
             let (step_min, width) = steps(block);
-            let whole = padded(block);
-            let mut packed = [0; BLOCK];
-            for i in 1..block.len() {
-                packed[i] = whole[i].wrapping_sub(whole[i - 1]).wrapping_sub(step_min) as u64;
+            for (packed, pair) in packed[1..].iter_mut().zip(block.windows(2)) {
+                *packed = pair[1].wrapping_sub(pair[0]).wrapping_sub(step_min) as u64;
             }
+            packed[block.len()..].fill(0);
             firsts.push(block[0]);
             steps_min.push(step_min);
-            blocks.push((packed, width));
+            blocks.push(&packed, width);
         }
         writer.section(&firsts);
         writer.section(&steps_min);
-        Blocks::write(&blocks, writer);
+        blocks.finish(writer);
     }
 
     pub fn read(reader: &mut TreeReader<'_>, blob: &[u8], rows: usize) -> Result<Delta> {

@@ -3,7 +3,7 @@
 //! The minimum and the width bound a block's values, so a filter often decides a block without unpacking it, and
 //! otherwise compares packed distances with a bound moved into the same frame, in the narrowest lane.
 
-use super::{Blocks, FromInt, IntTest, block_ranges, by_block, padded, scratch};
+use super::{Blocks, BlocksWriter, FromInt, IntTest, block_ranges, by_block, scratch};
 use crate::bits;
 use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
 use crate::encoding::packing::{BLOCK, packed_bytes, unpack, unpack_one, width_of, with_lane};
@@ -45,14 +45,19 @@ impl Frame {
 
     pub fn write(values: &[i64], writer: &mut BlobWriter) {
         let mut references = Vec::new();
-        let mut blocks = Vec::new();
+        let mut blocks = BlocksWriter::default();
+        let mut distances = [0; BLOCK];
         for block in values.chunks(BLOCK) {
             let (reference, width) = frame(block);
             references.push(reference);
-            blocks.push((padded(block).map(|value| value.wrapping_sub(reference) as u64), width));
+            for (distance, value) in distances.iter_mut().zip(block) {
+                *distance = value.wrapping_sub(reference) as u64;
+            }
+            distances[block.len()..].fill(0);
+            blocks.push(&distances, width);
         }
         writer.section(&references);
-        Blocks::write(&blocks, writer);
+        blocks.finish(writer);
     }
 
     pub fn read(reader: &mut TreeReader<'_>, blob: &[u8], rows: usize) -> Result<Frame> {

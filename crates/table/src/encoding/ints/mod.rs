@@ -339,13 +339,6 @@ fn block_ranges(rows: Range<usize>, mut each: impl FnMut(usize, Range<usize>)) {
     }
 }
 
-/// A block's values, the last one repeated up to 1,024: repeating neither widens the range nor adds a run.
-fn padded(values: &[i64]) -> [i64; BLOCK] {
-    let mut block = [values[values.len() - 1]; BLOCK];
-    block[..values.len()].copy_from_slice(values);
-    block
-}
-
 /// Where each packed block of a form lies.
 #[derive(Debug)]
 struct Blocks {
@@ -357,19 +350,29 @@ struct Blocks {
 
 const UNIT: usize = BLOCK / 8;
 
-impl Blocks {
-    fn write(blocks: &[([u64; BLOCK], u32)], writer: &mut BlobWriter) {
-        let mut packed = Vec::new();
-        let mut offsets = Vec::with_capacity(blocks.len());
-        for (values, width) in blocks {
-            offsets.push((packed.len() / UNIT) as u32);
-            super::packing::pack(values, *width, &mut packed);
-        }
-        writer.section(&offsets);
-        writer.section(&blocks.iter().map(|(_, width)| *width as u8).collect::<Vec<_>>());
-        writer.section(&packed);
+/// [`Blocks`] in the making.
+#[derive(Default)]
+struct BlocksWriter {
+    offsets: Vec<u32>,
+    widths: Vec<u8>,
+    packed: Vec<u8>,
+}
+
+impl BlocksWriter {
+    fn push(&mut self, values: &[u64; BLOCK], width: u32) {
+        self.offsets.push((self.packed.len() / UNIT) as u32);
+        self.widths.push(width as u8);
+        super::packing::pack(values, width, &mut self.packed);
     }
 
+    fn finish(self, writer: &mut BlobWriter) {
+        writer.section(&self.offsets);
+        writer.section(&self.widths);
+        writer.section(&self.packed);
+    }
+}
+
+impl Blocks {
     fn read(reader: &mut TreeReader<'_>, blob: &[u8], count: usize) -> Result<Blocks> {
         let blocks = Blocks {
             offsets: reader.section_of::<u32>(count)?,
