@@ -308,14 +308,13 @@ fn open_anonymous(size: u64, options: MapOptions, node: Option<u32>) -> Result<M
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let base = map(len, HUGE_PAGE_BYTES, flags, -1)
         .map_err(|error| Error::io(format_args!("map {} of memory", ByteSize(len as u64)), &error))?;
-    let mapping = Mapping {
-        base,
-        len,
-        page_size: PAGE_BYTES,
-        huge_pages: options.huge_pages && advise_huge_pages(base, len),
-        zeroed: true,
-        backing: Backing::Anonymous,
-    };
+    let huge_pages = options.huge_pages && advise(base, len, libc::MADV_HUGEPAGE);
+    if !options.huge_pages {
+        // Where the machine gives them to everybody. A kernel without them has nothing to refuse.
+        advise(base, len, libc::MADV_NOHUGEPAGE);
+    }
+    let backing = Backing::Anonymous;
+    let mapping = Mapping { base, len, page_size: PAGE_BYTES, huge_pages, zeroed: true, backing };
     if let Some(node) = node {
         bind(&mapping, node)?;
     }
@@ -366,7 +365,7 @@ fn open_file(path: &Path, size: Option<u64>, options: MapOptions, check: HeaderC
         let _ = std::fs::remove_file(path);
     }
     let (base, len, page_size, direct, zeroed, fills_up) = result?;
-    let huge_pages = page_size >= HUGE_PAGE_BYTES || (options.huge_pages && advise_huge_pages(base, len));
+    let huge_pages = page_size >= HUGE_PAGE_BYTES || (options.huge_pages && advise(base, len, libc::MADV_HUGEPAGE));
     Ok(Mapping { base, len, page_size, huge_pages, zeroed, backing: Backing::File { file, direct, fills_up } })
 }
 
@@ -656,9 +655,10 @@ fn map(len: usize, alignment: usize, flags: libc::c_int, fd: RawFd) -> io::Resul
 }
 
 /// Whether the kernel accepted the wish. It may still back a range with ordinary pages.
-fn advise_huge_pages(base: NonNull<u8>, len: usize) -> bool {
+fn advise(base: NonNull<u8>, len: usize, huge_pages: libc::c_int) -> bool {
+    debug_assert!(matches!(huge_pages, libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE));
     // SAFETY: advice on a live mapping; it changes no content.
-    unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) == 0 }
+    unsafe { libc::madvise(base.as_ptr().cast(), len, huge_pages) == 0 }
 }
 
 /// Flushing cache lines to a device that persists.

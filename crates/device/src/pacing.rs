@@ -106,13 +106,19 @@ impl Pacer {
     /// Accounts `access`, which this thread has just made, and spends what it would have cost beyond local memory on
     /// this thread. Returns the nanoseconds accounted to this access; up to 20 µs of them may be spent with a later call.
     pub fn charge(&self, access: Access) -> u64 {
+        self.charge_all(&[access])
+    }
+
+    /// As `charge`, of accesses that were made side by side: all of their transfers may have run while the thread was
+    /// computing since its last charge, and beneath each other's random waits. Charged one by one, only the first may.
+    pub fn charge_all(&self, accesses: &[Access]) -> u64 {
         let place = self.id % THREAD_ACCOUNTS;
         let now = now_ns();
         let mut account = ACCOUNTS.with(|accounts| accounts[place].get());
         if account.pacer_id != self.id {
             account = ThreadAccount { pacer_id: self.id, last_ns: 0, debt_ns: 0 };
         }
-        let stall_ns = self.account(&mut account, now, &access);
+        let stall_ns = self.account(&mut account, now, accesses);
         if account.debt_ns >= DEBT_NS_MIN {
             let until = now + account.debt_ns as u64;
             let end = loop {
@@ -129,18 +135,34 @@ impl Pacer {
     }
 
     /// The rules, given the time.
-    fn account(&self, account: &mut ThreadAccount, now_ns: u64, access: &Access) -> u64 {
-        let device = self.model.device_cost(access);
-        let local = self.model.local_cost(access);
+    fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> u64 {
         let virtual_now = now_ns.saturating_add_signed(account.debt_ns);
+        let (mut local_ns, mut transfer_ns) = (0.0, 0.0);
+        // Excess over local memory: in sequence each run waits for its first line, and then for the link; at random the
+        // link works beneath the waits.
+        let (mut sequential_wait_ns, mut random_wait_ns) = (0.0, 0.0);
+        for access in accesses {
+            let device = self.model.device_cost(access);
+            let local = self.model.local_cost(access);
+            local_ns += local.latency_ns + local.transfer_ns;
+            transfer_ns += device.transfer_ns;
+            let wait_ns = (device.latency_ns - local.latency_ns).max(0.0);
+            match access.pattern {
+                Pattern::Sequential { .. } => sequential_wait_ns += wait_ns,
+                Pattern::Random { .. } => random_wait_ns += wait_ns,
+            }
+            let bytes = if access.write { &self.bytes_written } else { &self.bytes_read };
+            bytes.fetch_add(access.bytes_asked(), Ordering::Relaxed);
+            self.lines.fetch_add(access.lines_asked(), Ordering::Relaxed);
+        }
 
         let earliest = if account.last_ns == 0 {
-            // A thread's first charge has no past but the access itself, which took at least its local time.
-            virtual_now.saturating_sub((local.latency_ns + local.transfer_ns) as u64)
+            // A thread's first charge has no past but the accesses themselves, which took at least their local time.
+            virtual_now.saturating_sub(local_ns as u64)
         } else {
             account.last_ns.max(virtual_now.saturating_sub(OVERLAP_NS_MAX))
         };
-        let transfer_ns = device.transfer_ns as u64;
+        let transfer_ns = transfer_ns as u64;
         // What the caches hold waits for no link.
         let bandwidth_stall = if transfer_ns == 0 {
             0
@@ -152,17 +174,10 @@ impl Pacer {
                 .unwrap_or_else(|busy| busy);
             (busy.max(earliest) + transfer_ns).saturating_sub(virtual_now)
         };
-        let latency_stall = (device.latency_ns - local.latency_ns).max(0.0) as u64;
-        let stall_ns = match access.pattern {
-            Pattern::Sequential { .. } => bandwidth_stall + latency_stall,
-            Pattern::Random { .. } => bandwidth_stall.max(latency_stall),
-        };
+        let stall_ns = sequential_wait_ns as u64 + bandwidth_stall.max(random_wait_ns as u64);
 
         account.debt_ns += stall_ns as i64;
         account.last_ns = virtual_now + stall_ns;
-        let bytes = if access.write { &self.bytes_written } else { &self.bytes_read };
-        bytes.fetch_add(access.bytes_asked(), Ordering::Relaxed);
-        self.lines.fetch_add(access.lines_asked(), Ordering::Relaxed);
         self.stall_ns.fetch_add(stall_ns, Ordering::Relaxed);
         stall_ns
     }
@@ -196,7 +211,7 @@ mod tests {
         let mut real = START;
         for _ in 0..batches {
             real += compute_ns;
-            pacer.account(&mut account, real, &Access::read_sequential(batch_bytes));
+            pacer.account(&mut account, real, &[Access::read_sequential(batch_bytes)]);
         }
         real + account.debt_ns as u64 - START
     }
@@ -229,7 +244,7 @@ mod tests {
         for _ in 0..1000 {
             real += 120_000;
             for account in &mut accounts {
-                pacer.account(account, real, &Access::read_sequential(MIB));
+                pacer.account(account, real, &[Access::read_sequential(MIB)]);
             }
         }
         let elapsed = real + accounts[0].debt_ns.max(accounts[1].debt_ns) as u64 - START;
@@ -241,26 +256,42 @@ mod tests {
     fn random_access_owes_the_difference_in_latency() {
         let pacer = pacer("fpga-prototype");
         let mut account = ThreadAccount::default();
-        let stall = pacer.account(&mut account, START, &Access::read_random(1000, 64 * MIB, 1.0));
+        let stall = pacer.account(&mut account, START, &[Access::read_random(1000, 64 * MIB, 1.0)]);
         assert_eq!(stall, 500 * 300);
         assert_eq!(pacer.counters().stall_ns, 150_000);
         // With many in flight the link's 500 * 64 / 10.7 ns are what counts, less what local memory took.
         account.debt_ns = 0;
-        let stall = pacer.account(&mut account, START + 150_000 + 299, &Access::read_random(1000, 64 * MIB, 1e6));
+        let stall = pacer.account(&mut account, START + 150_000 + 299, &[Access::read_random(1000, 64 * MIB, 1e6)]);
         assert!((2000..3000).contains(&stall), "{stall}");
-        assert_eq!(pacer.account(&mut account, START, &Access::read_random(1000, MIB, 1.0)), 0);
+        assert_eq!(pacer.account(&mut account, START, &[Access::read_random(1000, MIB, 1.0)]), 0);
+    }
+
+    #[test]
+    fn accesses_side_by_side_overlap() {
+        let pacer = pacer("fpga-prototype");
+        let mut account = ThreadAccount { last_ns: START, ..ThreadAccount::default() };
+        let accesses =
+            [Access::read_sequential(MIB), Access::read_random(1000, 64 * MIB, 1.0), Access::write_sequential(MIB)];
+        // 2 * 98.0 us and 3.0 us of the link, of which 150 us ran beneath the computing; the random waits are longer than
+        // the 49 us that are left.
+        let stall = pacer.account(&mut account, START + 150_000, &accesses);
+        assert_eq!(stall, 2 * 300 + 150_000);
+        // Had the waits been short, the link would count.
+        let mut account = ThreadAccount { last_ns: START + 1_000_000, ..ThreadAccount::default() };
+        let stall = pacer.account(&mut account, START + 1_150_000, &accesses[..1]);
+        assert_eq!(stall, 300);
     }
 
     #[test]
     fn idle_time_is_not_saved_up() {
         let pacer = pacer("fpga-prototype");
         let mut account = ThreadAccount::default();
-        pacer.account(&mut account, START, &Access::read_sequential(MIB));
+        pacer.account(&mut account, START, &[Access::read_sequential(MIB)]);
         let later = START + 60_000_000_000;
         account.debt_ns = 0;
         // A minute of idling pays for one batch that may have been prefetched, and not for the one right after it.
-        let first = pacer.account(&mut account, later, &Access::read_sequential(MIB));
-        let second = pacer.account(&mut account, later, &Access::read_sequential(MIB));
+        let first = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]);
+        let second = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]);
         assert_eq!(first, 300);
         assert!(second <= 98_000 + 300 && second > 80_000, "{second}");
     }

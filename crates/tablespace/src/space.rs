@@ -9,9 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
-use tidepool_device::{
-    CostModel, HEADER_BYTES, HUGE_PAGE_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, Profile,
-};
+use tidepool_device::{CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, Profile};
 
 /// Most that one system call gives back, so that a trim never holds much that others could use.
 const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
@@ -56,8 +54,6 @@ pub struct Tablespace {
     config: TablespaceConfig,
     pacer: Option<Pacer>,
     ledger: Ledger,
-    /// Pages of address space below page 0: alignment is a matter of addresses.
-    origin: usize,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
     /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
@@ -113,7 +109,6 @@ impl Tablespace {
             config,
             pacer,
             ledger: Ledger::default(),
-            origin: mapping.base().as_ptr().addr() % HUGE_PAGE_BYTES / PAGE_BYTES,
             closed: AtomicBool::new(false),
             extents: Mutex::new(extents),
             owners,
@@ -208,16 +203,15 @@ impl Tablespace {
         }
         let count = len / PAGE_BYTES;
         let alignment = (align / PAGE_BYTES).max(1);
-        // Beyond 2 MiB the mapping's own start may not be aligned; no caller wants that.
-        if alignment > CHUNK_PAGES {
-            return None;
-        }
+        let origin = |alignment: usize| self.mapping.base().as_ptr().addr() / PAGE_BYTES % alignment;
         let mut extents = self.lock();
-        // What comes in whole huge pages is laid over them, if there is such a place.
+        // Alignment is a matter of addresses, and page 0 lies where the mapping does. What comes in whole huge pages is laid over them, if there is such a place.
         let run = if count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES {
-            extents.take(count, CHUNK_PAGES, self.origin).or_else(|| extents.take(count, alignment, self.origin))
+            extents
+                .take(count, CHUNK_PAGES, origin(CHUNK_PAGES))
+                .or_else(|| extents.take(count, alignment, origin(alignment)))
         } else {
-            extents.take(count, alignment, self.origin)
+            extents.take(count, alignment, origin(alignment))
         }?;
         let touched = extents.touched_in(run.clone());
         if touched < count {

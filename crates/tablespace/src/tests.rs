@@ -147,6 +147,10 @@ fn pages_are_taken_and_given_back_from_many_threads() {
 fn whole_huge_pages_are_aligned_and_resident_as_a_whole() {
     let space = Tablespace::open(TablespaceId(0), config("t", 64 << 20)).unwrap();
     let small = space.allocate(100, Purpose::Main).unwrap();
+    let aligned = space.allocate_pages(PAGE, 16 << 20, Purpose::Heap).unwrap();
+    assert_eq!(aligned.as_ptr().addr() % (16 << 20), 0);
+    // SAFETY: taken above and of no use.
+    unsafe { space.free_pages(aligned, PAGE, Purpose::Heap) };
     let large = space.allocate(4 << 20, Purpose::Main).unwrap();
     assert_eq!(large.as_ptr().addr() % (2 << 20), 0);
     check(&space);
@@ -229,4 +233,36 @@ fn a_profile_paces_and_nonsense_is_refused() {
     let bad = Profile { read_gb_per_s: 0.0, ..profile };
     let error = Tablespace::open(TablespaceId(1), TablespaceConfig { profile: Some(bad), ..paced }).unwrap_err();
     assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
+}
+
+/// `TIDEPOOL_TEST_DEVICES='dax:/dev/dax0.0 numa:1 file:/mnt/far/x' cargo test -- --ignored devices`
+#[test]
+#[ignore = "needs devices, named in TIDEPOOL_TEST_DEVICES"]
+fn devices_hold_data_and_are_found_again() {
+    let devices = std::env::var("TIDEPOOL_TEST_DEVICES").expect("TIDEPOOL_TEST_DEVICES names devices");
+    for device in devices.split_whitespace() {
+        let location: Location = device.parse().unwrap();
+        let persists = !matches!(location, Location::Anon | Location::Numa(_));
+        let device_config = TablespaceConfig { location, ..config("t", 32 << 20) };
+        for _ in 0..2 {
+            let space = Tablespace::open(TablespaceId(1), device_config.clone()).unwrap();
+            let mut region = space.allocate(20 << 20, Purpose::Main).unwrap();
+            for page in region.chunks_mut(PAGE) {
+                page.fill(page.as_ptr().addr() as u8 ^ 0x5a);
+            }
+            assert!(region.chunks(PAGE).all(|page| page.iter().all(|byte| *byte == page.as_ptr().addr() as u8 ^ 0x5a)));
+            if persists {
+                assert_eq!(space.bytes(Purpose::Metadata), PAGE as u64);
+                let error = Tablespace::open(TablespaceId(1), device_config.clone()).unwrap_err();
+                assert_eq!(error.code(), SqlState::OBJECT_IN_USE, "{device}");
+            }
+            drop(region);
+            space.trim(0).unwrap();
+            check(&space);
+        }
+        let huge = TablespaceConfig { size_bytes: Some(1 << 44), ..device_config.clone() };
+        let error = Tablespace::open(TablespaceId(1), huge).unwrap_err();
+        assert!(matches!(error.code(), SqlState::DISK_FULL | SqlState::PROGRAM_LIMIT_EXCEEDED), "{device}: {error:?}");
+        println!("{device}: {error}");
+    }
 }
