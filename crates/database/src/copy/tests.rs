@@ -191,7 +191,7 @@ const ALL_TYPES: &[(&str, SqlType)] = &[
     ("num", SqlType::Numeric { precision: 20, scale: 5 }),
     ("text", SqlType::Text),
     ("varchar", SqlType::Varchar { length_max: Some(12) }),
-    ("char", SqlType::Char { length: 6 }),
+    ("char", SqlType::Char { length: 8 }),
     ("date", SqlType::Date),
     ("ts", SqlType::Timestamp),
     ("tstz", SqlType::TimestampTz),
