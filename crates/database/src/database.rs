@@ -52,8 +52,15 @@ impl std::fmt::Debug for Database {
 
 #[derive(Default)]
 struct Background {
-    stopped: Mutex<bool>,
-    wake: Condvar,
+    state: Mutex<BackgroundState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct BackgroundState {
+    stopped: bool,
+    /// The thread is at work, and holds the database.
+    busy: bool,
 }
 
 /// What goes on in a database, for views.
@@ -286,6 +293,7 @@ impl Database {
     /// Ends the background work and writes what is left. The database can still be read.
     pub fn close(&self) -> Result<()> {
         self.background.stop();
+        self.background.wait();
         self.checkpoint()
     }
 
@@ -358,19 +366,28 @@ impl Drop for Database {
 
 impl Background {
     fn stop(&self) {
-        *self.stopped.lock() = true;
-        self.wake.notify_all();
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for work under way to end.
+    fn wait(&self) {
+        let mut state = self.state.lock();
+        while state.busy {
+            self.changed.wait(&mut state);
+        }
     }
 
     fn run(&self, database: &Weak<Database>) {
-        let mut stopped = self.stopped.lock();
+        let mut state = self.state.lock();
         let mut failing = false;
-        while !*stopped {
-            self.wake.wait_for(&mut stopped, BACKGROUND_INTERVAL);
-            if *stopped {
+        while !state.stopped && database.strong_count() > 0 {
+            self.changed.wait_for(&mut state, BACKGROUND_INTERVAL);
+            if state.stopped {
                 return;
             }
-            parking_lot::MutexGuard::unlocked(&mut stopped, || {
+            state.busy = true;
+            parking_lot::MutexGuard::unlocked(&mut state, || {
                 let Some(database) = database.upgrade() else { return };
                 database.trim();
                 match database.checkpoint() {
@@ -383,9 +400,8 @@ impl Background {
                     Err(_) => {}
                 }
             });
-            if database.strong_count() == 0 {
-                return;
-            }
+            state.busy = false;
+            self.changed.notify_all();
         }
     }
 }

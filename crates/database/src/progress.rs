@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use tidepool_heap::QueryHeap;
 
 #[derive(Debug)]
 pub struct Progress {
@@ -22,6 +23,10 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl Progress {
     /// Registers; unregisters when the last `Arc` outside the registry drops.
     pub fn start(command: &str, table: &str, bytes_total: u64) -> Arc<Progress> {
+        QueryHeap::outside(|| Progress::register(command, table, bytes_total))
+    }
+
+    fn register(command: &str, table: &str, bytes_total: u64) -> Arc<Progress> {
         let progress = Arc::new(Progress {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             command: command.to_owned(),

@@ -7,6 +7,7 @@ use arrow_array::RecordBatch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SqlState, TableId};
+use tidepool_heap::QueryHeap;
 use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
 
 /// PostgreSQL's limits, which its clients rely on.
@@ -16,7 +17,8 @@ const COLUMNS_MAX: usize = 1600;
 /// Asked while a transaction waits or copies for long; its error ends the work.
 pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// Builds the next state of the database. Tables it changes are locked against other writers until it ends; readers see
+/// Builds the next state of the database. What it makes outlives the statement that asked for it, so every change is made
+/// outside the statement's heap. Tables it changes are locked against other writers until it ends; readers see
 /// the state before it until it commits. Dropped without `commit`, it leaves nothing behind.
 pub struct Transaction {
     database: Arc<Database>,
@@ -83,8 +85,11 @@ impl Transaction {
     /// As `lock_table`, for a name that no table has yet.
     pub fn lock_name(&mut self, name: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         if !self.locked.contains(name) {
-            self.database.locks.lock(self.id, name, interrupted)?;
-            self.locked.insert(name.to_owned());
+            QueryHeap::outside(|| {
+                self.database.locks.lock(self.id, name, interrupted)?;
+                self.locked.insert(name.to_owned());
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -120,6 +125,16 @@ impl Transaction {
 
     /// 42P07 when it exists, 42704 when a tablespace does not.
     pub fn create_table(
+        &mut self,
+        name: &str,
+        columns: Vec<ColumnDef>,
+        primary_key: Vec<usize>,
+        placement: Placement,
+    ) -> Result<Arc<TableVersion>> {
+        QueryHeap::outside(|| self.create_table_outside(name, columns, primary_key, placement))
+    }
+
+    fn create_table_outside(
         &mut self,
         name: &str,
         columns: Vec<ColumnDef>,
@@ -165,6 +180,10 @@ impl Transaction {
 
     /// 42P01 when there is none.
     pub fn drop_table(&mut self, name: &str) -> Result<()> {
+        QueryHeap::outside(|| self.drop_table_outside(name))
+    }
+
+    fn drop_table_outside(&mut self, name: &str) -> Result<()> {
         let table = self.locked_table(name)?;
         self.durable = true;
         self.changes.insert(table.def.id, None);
@@ -172,6 +191,10 @@ impl Transaction {
     }
 
     pub fn truncate(&mut self, name: &str) -> Result<()> {
+        QueryHeap::outside(|| self.truncate_outside(name))
+    }
+
+    fn truncate_outside(&mut self, name: &str) -> Result<()> {
         let table = self.locked_table(name)?;
         self.durable = true;
         self.change(TableVersion::new(table.def.clone(), table.placement.clone()));
@@ -180,6 +203,10 @@ impl Transaction {
 
     /// 42P07 when the new name is taken.
     pub fn rename_table(&mut self, name: &str, new_name: &str) -> Result<()> {
+        QueryHeap::outside(|| self.rename_table_outside(name, new_name))
+    }
+
+    fn rename_table_outside(&mut self, name: &str, new_name: &str) -> Result<()> {
         check_name(new_name)?;
         let table = self.locked_table(name)?;
         self.lock(new_name)?;
@@ -194,6 +221,10 @@ impl Transaction {
 
     /// Gives a column another name. 42703 when there is none, 42701 when the new name is taken.
     pub fn rename_column(&mut self, table: &str, column: &str, new_name: &str) -> Result<()> {
+        QueryHeap::outside(|| self.rename_column_outside(table, column, new_name))
+    }
+
+    fn rename_column_outside(&mut self, table: &str, column: &str, new_name: &str) -> Result<()> {
         check_name(new_name)?;
         let table = self.locked_table(table)?;
         let position = column_position(&table, column)?;
@@ -212,6 +243,10 @@ impl Transaction {
 
     /// Moves the whole table's main and delta, or one column's main. Readers go on with the version they have.
     pub fn set_tablespace(&mut self, table: &str, column: Option<&str>, tablespace: &str) -> Result<()> {
+        QueryHeap::outside(|| self.set_tablespace_outside(table, column, tablespace))
+    }
+
+    fn set_tablespace_outside(&mut self, table: &str, column: Option<&str>, tablespace: &str) -> Result<()> {
         let target = self.database.tablespaces().get(tablespace)?;
         let table = self.locked_table(table)?;
         let mut placement = table.placement.clone();
@@ -272,6 +307,10 @@ impl Transaction {
 
     /// Takes a writer's rows in. Returns how many.
     pub fn absorb(&mut self, writer: TableWriter) -> Result<u64> {
+        QueryHeap::outside(|| self.absorb_outside(writer))
+    }
+
+    fn absorb_outside(&mut self, writer: TableWriter) -> Result<u64> {
         let rows = writer.rows();
         let id = writer.table().def.id;
         let (groups, rest) = writer.finish()?;
@@ -322,6 +361,10 @@ impl Transaction {
 
     /// Moves all delta rows of a table into main. Returns the rows moved.
     pub fn merge_table(&mut self, table: &str) -> Result<u64> {
+        QueryHeap::outside(|| self.merge_table_outside(table))
+    }
+
+    fn merge_table_outside(&mut self, table: &str) -> Result<u64> {
         let table = self.locked_table(table)?;
         let rows: u64 = table.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum();
         if rows > 0 {
@@ -346,7 +389,7 @@ impl Transaction {
         if changes.is_empty() {
             return Ok(self.database.version().commit_ts);
         }
-        self.database.publish(&changes, self.durable)
+        QueryHeap::outside(|| self.database.publish(&changes, self.durable))
     }
 
     pub fn rollback(self) {}

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_heap::QueryHeap;
 use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, TableVersion};
 
 /// Rows that are worth a row group of their own at the end of a load. Fewer go to delta and are merged later.
@@ -80,6 +81,11 @@ impl TableWriter {
     /// All of the table's columns, in order, in `TableDef::arrow_schema`'s types. 23502 on a NULL where none may be;
     /// 22001 on text too long; 53200 when the tablespace is full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        // What is kept here outlives the statement's heap.
+        QueryHeap::outside(|| self.write_outside(batch))
+    }
+
+    fn write_outside(&mut self, batch: &RecordBatch) -> Result<()> {
         let batch = self.checked(batch)?;
         self.rows += batch.num_rows() as u64;
         let mut start = 0;
@@ -141,6 +147,8 @@ impl TableWriter {
         let submitted = pool.submit(Box::new(move || {
             let encoded = catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
                 .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
+            // Before the end is told: whoever waits for it may want to close the database.
+            drop(database);
             let mut state = jobs.state.lock();
             match encoded {
                 Ok(group) => drop(state.done.insert(sequence, group)),

@@ -56,7 +56,7 @@ impl RowReader {
             };
             fields.push(Field::clone(field).with_nullable(true));
             names.push(column_def.name.clone());
-            readers.push(TextReader::new(column_def.sql_type, settings));
+            readers.push(TextReader::with_capacity(column_def.sql_type, settings, BATCH_ROWS));
         }
         let name_refs: Vec<&str> = names.iter().map(String::as_str).collect();
         let csv = (options.format == CopyFormat::Csv).then_some((options.quote, options.escape));

@@ -190,7 +190,7 @@ const ALL_TYPES: &[(&str, SqlType)] = &[
     ("double", SqlType::DoublePrecision),
     ("num", SqlType::Numeric { precision: 20, scale: 5 }),
     ("text", SqlType::Text),
-    ("varchar", SqlType::Varchar { length_max: Some(12) }),
+    ("varchar", SqlType::Varchar { length_max: Some(16) }),
     ("char", SqlType::Char { length: 8 }),
     ("date", SqlType::Date),
     ("ts", SqlType::Timestamp),

@@ -280,7 +280,7 @@ pub struct BinaryReader {
 
 impl BinaryReader {
     pub fn new(sql_type: SqlType) -> BinaryReader {
-        BinaryReader { sql_type, builder: ColumnBuilder::new(sql_type) }
+        BinaryReader { sql_type, builder: ColumnBuilder::new(sql_type, 0) }
     }
 
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {

@@ -44,27 +44,28 @@ macro_rules! each {
 }
 
 impl ColumnBuilder {
-    pub fn new(sql_type: SqlType) -> ColumnBuilder {
+    /// With room for `capacity` values: 0 for few of them.
+    pub fn new(sql_type: SqlType, capacity: usize) -> ColumnBuilder {
         match sql_type {
-            SqlType::Boolean => ColumnBuilder::Boolean(BooleanBuilder::new()),
-            SqlType::SmallInt => ColumnBuilder::SmallInt(Int16Builder::new()),
-            SqlType::Integer => ColumnBuilder::Integer(Int32Builder::new()),
-            SqlType::BigInt => ColumnBuilder::BigInt(Int64Builder::new()),
-            SqlType::Real => ColumnBuilder::Real(Float32Builder::new()),
-            SqlType::DoublePrecision => ColumnBuilder::Double(Float64Builder::new()),
-            SqlType::Numeric { precision, scale } => {
-                ColumnBuilder::Numeric(Decimal128Builder::new().with_data_type(DataType::Decimal128(precision, scale)))
-            }
+            SqlType::Boolean => ColumnBuilder::Boolean(BooleanBuilder::with_capacity(capacity)),
+            SqlType::SmallInt => ColumnBuilder::SmallInt(Int16Builder::with_capacity(capacity)),
+            SqlType::Integer => ColumnBuilder::Integer(Int32Builder::with_capacity(capacity)),
+            SqlType::BigInt => ColumnBuilder::BigInt(Int64Builder::with_capacity(capacity)),
+            SqlType::Real => ColumnBuilder::Real(Float32Builder::with_capacity(capacity)),
+            SqlType::DoublePrecision => ColumnBuilder::Double(Float64Builder::with_capacity(capacity)),
+            SqlType::Numeric { precision, scale } => ColumnBuilder::Numeric(
+                Decimal128Builder::with_capacity(capacity).with_data_type(DataType::Decimal128(precision, scale)),
+            ),
             SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid => {
-                ColumnBuilder::Text(StringViewBuilder::new())
+                ColumnBuilder::Text(StringViewBuilder::with_capacity(capacity))
             }
-            SqlType::Date => ColumnBuilder::Date(Date32Builder::new()),
-            SqlType::Timestamp => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new()),
-            SqlType::TimestampTz => {
-                ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new().with_timezone_opt(Some("UTC")))
-            }
-            SqlType::Interval => ColumnBuilder::Interval(IntervalMonthDayNanoBuilder::new()),
-            SqlType::Bytea => ColumnBuilder::Bytea(BinaryViewBuilder::new()),
+            SqlType::Date => ColumnBuilder::Date(Date32Builder::with_capacity(capacity)),
+            SqlType::Timestamp => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::with_capacity(capacity)),
+            SqlType::TimestampTz => ColumnBuilder::Timestamp(
+                TimestampMicrosecondBuilder::with_capacity(capacity).with_timezone_opt(Some("UTC")),
+            ),
+            SqlType::Interval => ColumnBuilder::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity)),
+            SqlType::Bytea => ColumnBuilder::Bytea(BinaryViewBuilder::with_capacity(capacity)),
         }
     }
 

@@ -17,6 +17,7 @@ pub struct TextReader {
     sql_type: SqlType,
     zone: Zone,
     builder: ColumnBuilder,
+    capacity: usize,
     /// For byte strings, whose form differs from their text.
     scratch: Vec<u8>,
 }
@@ -24,10 +25,16 @@ pub struct TextReader {
 impl TextReader {
     /// A zone that does not exist counts as UTC: settings are checked where they are set.
     pub fn new(sql_type: SqlType, settings: &TextSettings) -> TextReader {
+        TextReader::with_capacity(sql_type, settings, 0)
+    }
+
+    /// With room for `capacity` values from the start, and after each `finish`.
+    pub fn with_capacity(sql_type: SqlType, settings: &TextSettings, capacity: usize) -> TextReader {
         TextReader {
+            capacity,
             sql_type,
             zone: settings.zone().unwrap_or(Zone::UTC),
-            builder: ColumnBuilder::new(sql_type),
+            builder: ColumnBuilder::new(sql_type, capacity),
             scratch: Vec::new(),
         }
     }
@@ -102,7 +109,7 @@ impl TextReader {
 
     /// The column built so far; the reader goes on with an empty one.
     pub fn finish(&mut self) -> ArrayRef {
-        self.builder.finish()
+        std::mem::replace(&mut self.builder, ColumnBuilder::new(self.sql_type, self.capacity)).finish()
     }
 }
 
