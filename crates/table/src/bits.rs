@@ -9,7 +9,7 @@ pub(crate) fn words_for(rows: usize) -> usize {
 /// A mask with the first `rows` bits set.
 pub(crate) fn ones(rows: usize) -> Vec<u64> {
     let mut words = vec![u64::MAX; words_for(rows)];
-    if rows % 64 != 0 {
+    if !rows.is_multiple_of(64) {
         *words.last_mut().expect("some rows make some words") = (1 << (rows % 64)) - 1;
     }
     words

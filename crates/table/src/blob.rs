@@ -50,7 +50,7 @@ plain!(u8, u16, u32, u64, u128, i8, i16, i32, i64, i128, f32, f64);
 /// The bytes as values. Panics unless they are aligned and whole, which sections are checked for when they are read.
 #[inline]
 pub(crate) fn cast_slice<T: Plain>(bytes: &[u8]) -> &[T] {
-    assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len() % size_of::<T>() == 0);
+    assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()));
     // SAFETY: alignment and length were just checked, and `Plain` admits any bits.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), bytes.len() / size_of::<T>()) }
 }
@@ -91,7 +91,7 @@ impl UnwindSafe for Blob {}
 impl Blob {
     /// `region`'s first `len` bytes.
     pub fn new(region: Region, len: usize) -> Result<Arc<Blob>> {
-        if len > region.len() || region.as_ptr() as usize % ALIGNMENT != 0 {
+        if len > region.len() || !region.as_ptr().addr().is_multiple_of(ALIGNMENT) {
             return Err(Error::internal("a segment's region is too short or not aligned"));
         }
         Ok(Arc::new(Blob { region, len }))

@@ -23,6 +23,7 @@ const ALIGNMENT: usize = 64;
 pub struct DeltaChunk {
     batch: RecordBatch,
     bytes: u64,
+    column_bytes: Vec<u64>,
     tablespace: Arc<Tablespace>,
     statistics: OnceLock<Vec<(ColumnStatistics, Sketch)>>,
 }
@@ -38,6 +39,8 @@ impl DeltaChunk {
     /// Copies `batch` into `tablespace` (purpose delta).
     pub fn new(batch: &RecordBatch, tablespace: &Arc<Tablespace>) -> Result<DeltaChunk> {
         let columns = batch.columns().iter().map(compact).collect::<Result<Vec<ArrayData>>>()?;
+        let column_bytes =
+            columns.iter().map(|column| buffers(column).iter().map(|buffer| buffer.len() as u64).sum()).collect();
         let len: usize = columns.iter().flat_map(buffers).map(|buffer| buffer.len().next_multiple_of(ALIGNMENT)).sum();
         let mut region = tablespace.allocate(len.max(ALIGNMENT), Purpose::Delta)?;
         let mut end = 0;
@@ -75,7 +78,13 @@ impl DeltaChunk {
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let batch = RecordBatch::try_new_with_options(batch.schema(), columns, &options)
             .map_err(|error| Error::internal(format!("a delta chunk could not be put together: {error}")))?;
-        Ok(DeltaChunk { batch, bytes: len as u64, tablespace: Arc::clone(tablespace), statistics: OnceLock::new() })
+        Ok(DeltaChunk {
+            batch,
+            bytes: len as u64,
+            column_bytes,
+            tablespace: Arc::clone(tablespace),
+            statistics: OnceLock::new(),
+        })
     }
 
     pub fn batch(&self) -> &RecordBatch {
@@ -108,7 +117,7 @@ impl DeltaChunk {
 
     /// Bytes of one column.
     pub(crate) fn column_bytes(&self, column: usize) -> u64 {
-        buffers(&self.batch.column(column).to_data()).iter().map(|buffer| buffer.len() as u64).sum()
+        self.column_bytes[column]
     }
 }
 

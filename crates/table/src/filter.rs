@@ -46,7 +46,8 @@ impl CompareOp {
     }
 }
 
-pub(crate) type Function = Arc<dyn Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync>;
+/// Answers for each row of an array; NULL is not true.
+pub type FilterFunction = Arc<dyn Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync>;
 
 /// A condition on one column (by position in the table). A row passes when it is true; NULL is not true.
 #[derive(Clone)]
@@ -70,7 +71,7 @@ pub enum ColumnFilter {
     /// NULL) where the segment has a dictionary, else on decoded vectors.
     Function {
         column: usize,
-        function: Arc<dyn Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync>,
+        function: FilterFunction,
     },
 }
 
@@ -164,7 +165,7 @@ pub(crate) enum Test {
         bytes: Vec<u8>,
     },
     Strings(HashSet<Vec<u8>>),
-    Function(Function),
+    Function(FilterFunction),
 }
 
 /// A filter on a column of known type.
@@ -345,7 +346,7 @@ fn with_nulls(
 }
 
 /// 1 for each row for which the function is true.
-fn is_true(function: &Function, array: &ArrayRef) -> Result<Vec<u8>> {
+fn is_true(function: &FilterFunction, array: &ArrayRef) -> Result<Vec<u8>> {
     let answer = function(array)?;
     if answer.len() != array.len() {
         return Err(Error::internal("a filter function answered for another number of rows"));
@@ -423,6 +424,9 @@ fn and_values(test: &Test, array: &ArrayRef, words: &mut [u64]) -> Result<()> {
         },
         Test::Order { .. } | Test::Strings(_) => {
             let passes = |value: &[u8]| match test {
+                // Equality looks at lengths first.
+                Test::Order { op: CompareOp::Eq, bytes } => value == bytes.as_slice(),
+                Test::Order { op: CompareOp::Ne, bytes } => value != bytes.as_slice(),
                 Test::Order { op, bytes } => op.holds(value.cmp(bytes.as_slice())),
                 Test::Strings(set) => set.contains(value),
                 _ => unreachable!("matched above"),

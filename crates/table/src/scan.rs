@@ -13,7 +13,8 @@ use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::logical::Logical;
 use crate::{DeltaChunk, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow_schema::SchemaRef;
+use arrow_schema::{ArrowError, SchemaRef};
+use arrow_select::concat::concat_batches;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,6 +49,9 @@ pub struct ScanMetrics {
 /// A morsel in a large table; small tables are cut so that several readers find work.
 const MORSELS_WANTED: usize = 16;
 const MORSEL_ROWS_MIN: usize = 8 * BLOCK;
+
+/// Smaller batches of delta are put together.
+const SMALL_ROWS: usize = 256;
 
 struct Morsel {
     source: Source,
@@ -157,6 +161,8 @@ impl TableScan {
         ScanReader {
             scan: Arc::clone(self),
             work: None,
+            held: None,
+            is_delta: false,
             dynamic: Dynamic { generation: None, predicates: Vec::new() },
             tally: Tally::default(),
         }
@@ -262,6 +268,10 @@ struct Work {
 pub struct ScanReader {
     scan: Arc<TableScan>,
     work: Option<Work>,
+    /// Produced after batches that had to leave first.
+    held: Option<RecordBatch>,
+    /// Whether the latest batch came from delta.
+    is_delta: bool,
     dynamic: Dynamic,
     tally: Tally,
 }
@@ -370,9 +380,38 @@ impl Tally {
 impl ScanReader {
     /// The next batch, or `None` at the end. Never an empty batch.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
-        let batch = self.advance();
+        let batch = self.gathered();
         self.tally.flush(&self.scan.metrics);
         batch
+    }
+
+    /// Single-row inserts leave many small chunks: their rows leave together.
+    fn gathered(&mut self) -> Result<Option<RecordBatch>> {
+        let (mut small, mut rows) = (Vec::new(), 0);
+        while rows < self.scan.batch_rows / 2 || small.is_empty() {
+            let next = match self.held.take() {
+                Some(batch) => Some(batch),
+                None => self.advance()?,
+            };
+            let Some(batch) = next else { break };
+            if !self.is_delta || batch.num_rows() >= SMALL_ROWS || rows + batch.num_rows() > self.scan.batch_rows {
+                if small.is_empty() {
+                    return Ok(Some(batch));
+                }
+                self.held = Some(batch);
+                break;
+            }
+            rows += batch.num_rows();
+            small.push(batch);
+        }
+        match small.len() {
+            0 | 1 => Ok(small.pop()),
+            _ if self.scan.projection.is_empty() => {
+                let options = RecordBatchOptions::new().with_row_count(Some(rows));
+                RecordBatch::try_new_with_options(self.scan.schema(), Vec::new(), &options).map(Some).map_err(unfit)
+            }
+            _ => concat_batches(&self.scan.schema, &small).map(Some).map_err(unfit),
+        }
     }
 
     fn advance(&mut self) -> Result<Option<RecordBatch>> {
@@ -387,6 +426,7 @@ impl ScanReader {
                 }
                 continue;
             };
+            self.is_delta = matches!(work.source, Source::Delta(_));
             let batch = self.step(&mut work)?;
             if !work.rows.is_empty() || !work.selected.is_empty() {
                 self.work = Some(work);
@@ -589,9 +629,12 @@ impl ScanReader {
             columns.push(array);
         }
         let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
-        RecordBatch::try_new_with_options(scan.schema(), columns, &options)
-            .map_err(|error| Error::internal(format!("a scan's columns do not fit its schema: {error}")))
+        RecordBatch::try_new_with_options(scan.schema(), columns, &options).map_err(unfit)
     }
+}
+
+fn unfit(error: ArrowError) -> Error {
+    Error::internal(format!("a scan's columns do not fit its schema: {error}"))
 }
 
 /// Bytes that are written to decode some rows: text in place costs its views alone.

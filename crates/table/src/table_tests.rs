@@ -154,7 +154,7 @@ fn a_scan_produces_exactly_the_rows_that_pass_all_filters() {
         };
         let batch_rows = [8_192, 1_024, 100, 3_000][round % 4];
         let mut projection = vec![0];
-        projection.extend((1..6).filter(|_| next() % 2 == 0).rev());
+        projection.extend((1..6).filter(|_| next().is_multiple_of(2)).rev());
         let filters = chosen.iter().map(|i| conditions[*i].0.clone()).collect();
         let scan = TableScan::new(Arc::clone(&version), request(projection.clone(), filters, batch_rows));
         let found = read(&scan, batch_rows);
@@ -209,6 +209,22 @@ fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
         let rows: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(rows, limit.min(all.num_rows()));
     }
+}
+
+#[test]
+fn single_row_chunks_leave_together() {
+    let spaces = spaces();
+    let chunks: Vec<usize> = (0..600).map(|i| if i == 300 { 5_000 } else { 1 }).collect();
+    let (version, all) = build(&spaces, &[100], &chunks);
+    let scan = TableScan::new(Arc::clone(&version), request((0..6).collect(), vec![], 1_024));
+    assert_eq!(read(&scan, 1_024).columns(), all.columns());
+    let mut reader = TableScan::new(version, request(vec![], vec![], 1_024)).reader();
+    let mut sizes = Vec::new();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        sizes.push(batch.num_rows());
+    }
+    assert_eq!(sizes.iter().sum::<usize>(), all.num_rows());
+    assert!(sizes.len() <= 10, "{sizes:?}");
 }
 
 /// Wants ids from a bound on that others raise.

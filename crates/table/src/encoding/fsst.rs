@@ -19,7 +19,7 @@ const SLACK: usize = 64;
 
 pub(crate) struct Fsst {
     symbols: Box<[Symbol; SYMBOLS_MAX]>,
-    symbol_lengths: [u8; SYMBOLS_MAX],
+    symbol_lengths: Box<[u8; SYMBOLS_MAX]>,
     symbol_count: usize,
     /// Of the codes.
     coded: Extents,
@@ -99,7 +99,7 @@ impl Fsst {
         for (symbol, bytes) in symbols.iter_mut().zip(table.as_chunks::<8>().0) {
             *symbol = Symbol::from_slice(bytes);
         }
-        let mut symbol_lengths = [1; SYMBOLS_MAX];
+        let mut symbol_lengths = Box::new([1; SYMBOLS_MAX]);
         symbol_lengths[..count].copy_from_slice(lengths);
         Ok(Fsst {
             symbols,

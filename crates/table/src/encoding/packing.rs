@@ -123,6 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     fn every_width_comes_back() {
         let mut seed = 7u64;
         for width in 0..=64u32 {

@@ -88,7 +88,8 @@ impl Extents {
 
     /// Where a range of rows lies.
     pub fn span(&self, blob: &Blob, rows: Range<usize>) -> Range<usize> {
-        if rows.start % BLOCK == 0 && (rows.end % BLOCK == 0 || rows.end == self.rows) && !rows.is_empty() {
+        let whole = rows.start.is_multiple_of(BLOCK) && (rows.end.is_multiple_of(BLOCK) || rows.end == self.rows);
+        if whole && !rows.is_empty() {
             let starts = blob.slice::<u32>(self.starts);
             return starts[rows.start / BLOCK] as usize..starts[rows.end.div_ceil(BLOCK)] as usize;
         }

@@ -85,7 +85,7 @@ impl Validity {
 
     /// The words of the bitmap from `row` (a multiple of 64) on.
     pub fn words<'a>(&self, blob: &'a Blob, row: usize) -> Option<&'a [u64]> {
-        debug_assert!(row % 64 == 0);
+        debug_assert!(row.is_multiple_of(64));
         match self {
             Validity::Bitmap(section) => Some(&blob.slice::<u64>(*section)[row / 64..]),
             _ => None,

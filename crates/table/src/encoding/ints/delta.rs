@@ -64,6 +64,7 @@ impl Delta {
 
     /// The first `len` values of a block.
     #[inline]
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     fn block(&self, blob: &Blob, block: usize, len: usize, scratch: &mut Scratch, out: &mut [i64; BLOCK]) {
         let step_min = blob.slice::<i64>(self.steps_min)[block];
         let (packed, width) = self.blocks.get(blob, block);

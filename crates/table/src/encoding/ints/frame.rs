@@ -69,6 +69,7 @@ impl Frame {
         self.references.len + self.blocks.bytes()
     }
 
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn decode_into<T: FromInt>(&self, blob: &Blob, rows: Range<usize>, out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);
         let mut scratch = scratch();
@@ -86,6 +87,7 @@ impl Frame {
         });
     }
 
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);
         let mut scratch = scratch();
@@ -114,6 +116,7 @@ impl Frame {
         });
     }
 
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
         let references = blob.slice::<i64>(self.references);
         let mut scratch = scratch();

@@ -291,7 +291,7 @@ impl Ints {
 
     /// `words &= test(values of rows)`; `rows` starts at a block's start.
     pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
-        debug_assert!(rows.start % BLOCK == 0);
+        debug_assert!(rows.start.is_multiple_of(BLOCK));
         match self {
             Ints::Constant(value) => {
                 if !test.passes(*value) {
