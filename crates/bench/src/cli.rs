@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::config::ConfigBuilder;
 use tidepool_database::{Config, Database};
 use tidepool_device::{Location, Profile};
 use tidepool_planner::Planner;
@@ -50,10 +51,10 @@ pub struct BenchArgs {
     pub repeat: usize,
     #[arg(long, value_enum, default_value_t = EngineKind::Tidepool)]
     pub engine: EngineKind,
-    /// Size of near memory [default: 45 % of the machine's]
+    /// Size of near memory [default: as the server's]
     #[arg(long)]
     pub near: Option<ByteSize>,
-    /// Far memory, as LOCATION,size=SIZE; the profile comes from --profile [default: anon: of near's size]
+    /// Far memory, as LOCATION,size=SIZE; the profile comes from --profile [default: as the server's, anon:]
     #[arg(long)]
     pub far: Option<String>,
     /// Write the result as JSON (- for standard output)
@@ -80,8 +81,7 @@ pub(crate) struct Request {
     pub placements: Vec<Placement>,
     /// `None`: far memory is not paced.
     pub profiles: Vec<Option<Profile>>,
-    pub near_bytes: u64,
-    pub far: TablespaceConfig,
+    pub config: Config,
     pub repeat: Repeat,
     pub export: Option<PathBuf>,
     pub results: Option<PathBuf>,
@@ -92,7 +92,6 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
     let workload = Workload::by_name(&args.name, args.sf)?;
     let queries =
         workload.select_queries(args.queries.as_deref().unwrap_or(&format!("1-{}", workload.queries.len())))?;
-    let near_bytes = args.near.map_or_else(default_memory_bytes, |size| size.0);
     let request = Request {
         queries,
         engine: args.engine,
@@ -100,8 +99,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         streams: args.streams,
         placements: Placement::parse_list(&args.placement)?,
         profiles: profiles(&args.profile)?,
-        near_bytes,
-        far: far_tablespace(args.far.as_deref(), near_bytes)?,
+        config: configuration(args.near, args.far.as_deref())?,
         repeat: Repeat::Rounds(args.repeat),
         export: args.export,
         results: args.results,
@@ -187,15 +185,16 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
         }
         return Ok((Engine::Plain(Arc::new(Baseline::new(request.threads))), arms));
     }
-    let mut config = Config::in_memory(request.near_bytes, request.far.size_bytes.unwrap_or(request.near_bytes));
-    config.far = TablespaceConfig { profile: request.profiles.first().cloned().flatten(), ..request.far.clone() };
+    let mut config = request.config.clone();
+    config.far.profile = request.profiles.first().cloned().flatten();
+    let far_config = config.far.clone();
     config.threads = request.threads;
     let database = Database::open(config)?;
     for (index, profile) in request.profiles.iter().enumerate() {
         let far = if index == 0 { "far".to_owned() } else { format!("far{}", index + 1) };
         if index > 0 {
             // Only anonymous memory can be had twice.
-            if request.far.location != Location::Anon {
+            if far_config.location != Location::Anon {
                 return Err(Error::new(
                     SqlState::FEATURE_NOT_SUPPORTED,
                     "several profiles need a far tablespace in anon:",
@@ -204,7 +203,7 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
             database.create_tablespace(TablespaceConfig {
                 name: far.clone(),
                 profile: profile.clone(),
-                ..request.far.clone()
+                ..far_config.clone()
             })?;
         }
         for &placement in &request.placements {
@@ -258,12 +257,6 @@ pub(crate) fn threads(wanted: Option<usize>) -> Result<usize> {
     }
 }
 
-/// Near's and far's size: together they leave a tenth of the machine to everything else. Reserved, not taken: memory is
-/// backed as it is used.
-pub(crate) fn default_memory_bytes() -> u64 {
-    machine::memory_bytes() / 100 * 45
-}
-
 fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
     list.split(',')
         .map(|name| match name.trim() {
@@ -273,35 +266,17 @@ fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
         .collect()
 }
 
-/// `LOCATION,size=SIZE[,profile=NAME]`.
-pub(crate) fn far_tablespace(text: Option<&str>, default_bytes: u64) -> Result<TablespaceConfig> {
-    let mut config = TablespaceConfig {
-        name: "far".to_owned(),
-        location: Location::Anon,
-        size_bytes: Some(default_bytes),
-        profile: None,
-        huge_pages: true,
-    };
-    let Some(text) = text else { return Ok(config) };
-    let mut parts = text.split(',').map(str::trim);
-    config.location = parts.next().unwrap_or_default().parse()?;
-    if config.location != Location::Anon {
-        config.size_bytes = None;
+/// Near and far as the server's flags would make them.
+pub(crate) fn configuration(near: Option<ByteSize>, far: Option<&str>) -> Result<Config> {
+    let mut builder = ConfigBuilder::new();
+    if let Some(near) = near {
+        builder = builder.near(&near.0.to_string())?;
     }
-    for part in parts {
-        match part.split_once('=') {
-            Some(("size", size)) => config.size_bytes = Some(size.parse::<ByteSize>()?.0),
-            Some(("profile", name)) => config.profile = Some(Profile::preset(name)?),
-            _ => {
-                return Err(Error::new(
-                    SqlState::INVALID_PARAMETER_VALUE,
-                    format!("unknown tablespace option \"{part}\""),
-                )
-                .with_hint("Write LOCATION,size=SIZE,profile=NAME."));
-            }
-        }
+    if let Some(far) = far {
+        builder = builder.far(far)?;
     }
-    Ok(config)
+    // Nothing is kept: no data folder.
+    builder.build()
 }
 
 /// One line a placement.

@@ -35,7 +35,7 @@ pub struct DemoArgs {
     /// Folder for the report
     #[arg(long, default_value = "report")]
     pub report: PathBuf,
-    /// Size of near memory [default: 45 % of the machine's]
+    /// Size of near memory [default: as the server's]
     #[arg(long)]
     pub near: Option<ByteSize>,
     /// Far memory, as LOCATION,size=SIZE,profile=NAME [default: anon:, paced as the FPGA prototype]
@@ -47,8 +47,8 @@ pub struct DemoArgs {
 pub async fn run_demo(args: DemoArgs) -> Result<ExitCode> {
     let start = Instant::now();
     let workload = Workload::by_name("tpch", args.sf)?;
-    let near_bytes = args.near.map_or_else(cli::default_memory_bytes, |size| size.0);
-    let far = cli::far_tablespace(args.far.as_deref(), near_bytes)?;
+    let config = cli::configuration(args.near, args.far.as_deref())?;
+    let far = config.far.clone();
     // A location of the user's own is taken as it is, paced only if its text says so.
     let profile = if args.far.is_some() { far.profile.clone() } else { Some(Profile::preset(PROFILE)?) };
     say(format!("TPC-H at scale factor {}: the 22 queries with table data and query heap near or far.", args.sf));
@@ -66,8 +66,7 @@ pub async fn run_demo(args: DemoArgs) -> Result<ExitCode> {
         streams: args.streams,
         placements: PLACEMENTS.to_vec(),
         profiles: vec![profile],
-        near_bytes,
-        far,
+        config,
         repeat: Repeat::Within { limit: TIMED_ROUNDS_LIMIT, rounds_max: 5 },
         export: None,
         results: None,
