@@ -1,0 +1,71 @@
+//! `tidepool bench` at a tiny scale: the placements agree, and what it writes is what it says.
+
+use serde_json::Value;
+use std::process::Command;
+
+#[test]
+fn placements_agree_and_the_report_stands_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "tpch", "--sf", "0.01", "--placement", "all", "--repeat", "1", "--streams", "2"])
+        .args(["--near", "1GB", "--far", "anon:,size=1GB", "--results"])
+        .arg(folder.path().join("results"))
+        .arg("--report")
+        .arg(folder.path().join("report"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let json = std::fs::read_to_string(folder.path().join("report/result.json")).unwrap();
+    let result: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(result["schema"], "tidepool-bench/1");
+    assert_eq!(result["load"]["tables"].as_array().unwrap().len(), 8);
+    let rows = |table: &str| {
+        let tables = result["load"]["tables"].as_array().unwrap();
+        tables.iter().find(|facts| facts["name"] == table).unwrap()["rows"].as_u64().unwrap()
+    };
+    assert_eq!(rows("orders"), 15_000);
+    assert_eq!(rows("nation"), 25);
+    let placements = result["placements"].as_array().unwrap();
+    assert_eq!(placements.len(), 4);
+    for placement in placements {
+        let expected = if placement["name"] == "both-near" { "reference" } else { "agrees" };
+        let queries = placement["queries"].as_array().unwrap();
+        assert_eq!(queries.len(), 22);
+        for query in queries {
+            assert_eq!(query["answer"], expected, "{} {}", placement["name"], query["name"]);
+        }
+        assert!(placement["throughput"]["queries_per_hour"].as_f64().unwrap() > 0.0);
+        // Where the heap is, is where it says.
+        let heap_far = placement["name"] == "heap-far" || placement["name"] == "both-far";
+        let peak: u64 = queries
+            .iter()
+            .flat_map(|query| query["heap"].as_array().unwrap())
+            .filter(|heap| (heap["tablespace"] == "far") == heap_far)
+            .map(|heap| heap["bytes_peak"].as_u64().unwrap())
+            .sum();
+        assert!(peak > 0, "{}", placement["name"]);
+    }
+    // Q1's four groups and the header.
+    let q1 = std::fs::read_to_string(folder.path().join("results/q1.csv")).unwrap();
+    assert_eq!(q1.lines().count(), 5);
+
+    let page = std::fs::read_to_string(folder.path().join("report/index.html")).unwrap();
+    assert!(page.contains("<svg") && !page.contains("<script") && !page.contains("src=\"http"));
+}
+
+#[test]
+fn nonsense_is_refused_before_anything_is_generated() {
+    for (arguments, message) in [
+        (["bench", "tpcc", "--sf", "1"], "there is no benchmark"),
+        (["bench", "tpch", "--sf", "0"], "invalid scale factor"),
+        (["bench", "tpch", "--queries", "23"], "has no query"),
+        (["bench", "tpch", "--placement", "nowhere"], "there is no placement"),
+        (["bench", "tpch", "--profile", "nothing-like-it"], "nothing-like-it"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tidepool")).args(arguments).output().unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(message), "{arguments:?}: {stderr}");
+    }
+}
