@@ -784,14 +784,30 @@ mod tests {
         assert!(!path.exists(), "a file that was made in vain is removed");
     }
 
+    /// The node that the page at `offset` lies on.
+    fn node_of(mapping: &Mapping, offset: usize) -> i32 {
+        let page = mapping.base().as_ptr().wrapping_add(offset);
+        let mut status = -1;
+        // SAFETY: without target nodes the call only reports where one page lies.
+        let rc = unsafe {
+            libc::syscall(libc::SYS_move_pages, 0, 1, &raw const page, std::ptr::null::<i32>(), &raw mut status, 0)
+        };
+        assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+        status
+    }
+
     #[test]
     fn memory_is_bound_to_a_node_that_exists() {
-        let Some(node) = topology::numa_nodes().into_iter().find(|node| topology::numa_node_bytes(*node) > Some(0))
-        else {
+        // The last one: where there are several, not the one that would be taken anyway.
+        let with_memory = |node: &u32| topology::numa_node_bytes(*node) > Some(0);
+        let Some(node) = topology::numa_nodes().into_iter().rfind(with_memory) else {
             return;
         };
         match Mapping::open(&Location::Numa(node), Some(4 << 20), OPTIONS) {
-            Ok(mut mapping) => bytes(&mut mapping).fill(1),
+            Ok(mut mapping) => {
+                bytes(&mut mapping).fill(1);
+                assert_eq!(node_of(&mapping, 3 << 20), node as i32);
+            }
             // Containers may forbid mbind: then that is what is said.
             Err(error) => assert!(error.message().contains("NUMA node"), "{error:?}"),
         }
