@@ -2,7 +2,8 @@
 //!
 //! Before it, [`Literals`] gives untyped string literals the type of what they are compared with and reads the literals of
 //! casts (`'2020-02-30'::date`) with PostgreSQL's own reader, so that they become constants, or its errors. After it,
-//! [`Casts`] replaces what Arrow's cast kernels do differently: numbers to integers round, texts are read and written as
+//! [`Casts`] replaces what Arrow's cast kernels do differently: numbers to integers round, integer
+//! arithmetic does not wrap around, texts are read and written as
 //! PostgreSQL does, timestamps change zones by the session's, and a division by a floating-point zero is an error.
 
 use crate::errors::carry;
@@ -11,6 +12,7 @@ use crate::types::{declared_type, type_of};
 use arrow::array::{Array, ArrayRef, AsArray, StringViewBuilder};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
+use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, Result, ScalarValue};
@@ -38,10 +40,11 @@ fn settings(config: &ConfigOptions) -> TextSettings {
     }
 }
 
-/// Rewrites every expression of a plan, children first, keeping output names.
+/// Rewrites every expression of a plan, children first, keeping output names. `rewrite` is told whether the expression
+/// makes values, rather than conditions.
 fn rewrite_plan(
     plan: LogicalPlan,
-    rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
+    rewrite: &dyn Fn(Expr, &DFSchema, bool) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
     let rewritten = plan.transform_up_with_subqueries(|plan| {
         let mut schema = merge_schema(&plan.inputs());
@@ -49,9 +52,13 @@ fn rewrite_plan(
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
         let names = NamePreserver::new(&plan);
+        let makes_values = matches!(
+            plan,
+            LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
+        );
         let plan = plan.map_expressions(|expr| {
             let name = names.save(&expr);
-            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
+            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema, makes_values))?;
             Ok(rewritten.update_data(|expr| name.restore(expr)))
         })?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
@@ -69,7 +76,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
+        rewrite_plan(plan, &|expr, schema, _| type_literals(expr, schema, &settings))
     }
 }
 
@@ -259,7 +266,7 @@ impl AnalyzerRule for Casts {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let zone: Arc<str> = Arc::from(settings(config).time_zone);
-        rewrite_plan(plan, &|expr, schema| match expr {
+        rewrite_plan(plan, &|expr, schema, makes_values| match expr {
             Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
             Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
                 if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
@@ -272,6 +279,14 @@ impl AnalyzerRule for Casts {
                     _ => Box::new(ScalarUDF::new_from_impl(Divisor::new()).call(vec![*right])),
                 };
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
+            }
+            // Arrow's integers wrap around. Conditions are left to: they push down, and compare what was checked.
+            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus | Operator::Multiply), right })
+                if makes_values && left.get_type(schema).is_ok_and(|left| {
+                    left.is_integer() && right.get_type(schema).is_ok_and(|right| right == left)
+                }) =>
+            {
+                Ok(Transformed::yes(ScalarUDF::new_from_impl(Checked::new(op)).call(vec![*left, *right])))
             }
             Expr::ScalarFunction(mut function)
                 if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
@@ -569,6 +584,60 @@ impl ScalarUDFImpl for Divisor {
             return Err(carry(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")));
         }
         Ok(value)
+    }
+}
+
+/// Integer arithmetic that does not wrap around.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Checked {
+    op: Operator,
+    signature: Signature,
+}
+
+impl Checked {
+    fn new(op: Operator) -> Checked {
+        Checked { op, signature: Signature::any(2, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for Checked {
+    fn name(&self) -> &str {
+        match self.op {
+            Operator::Plus => "tidepool_plus",
+            Operator::Minus => "tidepool_minus",
+            _ => "tidepool_times",
+        }
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        Ok(arguments.first().cloned().unwrap_or(DataType::Int64))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        use arrow::compute::kernels::numeric::{add, mul, sub};
+        let [left, right] = args.args.as_slice() else {
+            return datafusion::common::internal_err!("an operand is missing");
+        };
+        let overflow = |error: ArrowError| match error {
+            ArrowError::ArithmeticOverflow(_) => {
+                let name = crate::errors::type_name(&args.return_field.data_type().to_string());
+                carry(Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{name} out of range")))
+            }
+            other => other.into(),
+        };
+        datafusion::physical_expr_common::datum::apply(left, right, |left, right| match self.op {
+            Operator::Plus => add(left, right),
+            Operator::Minus => sub(left, right),
+            _ => mul(left, right),
+        })
+        .map_err(|error| match error {
+            datafusion::common::DataFusionError::ArrowError(error, _) => overflow(*error),
+            other => other,
+        })
     }
 }
 

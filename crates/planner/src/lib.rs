@@ -9,6 +9,7 @@ pub mod baseline;
 
 mod casts;
 mod catalog;
+mod charge;
 mod copy;
 mod ddl;
 mod errors;

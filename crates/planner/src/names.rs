@@ -160,14 +160,16 @@ fn type_word(data_type: &ast::DataType) -> Option<String> {
     )
 }
 
-/// Rewrites a query for DataFusion's planner.
-pub fn prepare(query: &mut Query) {
-    let mut prepare = Prepare { depth: 0 };
+/// Rewrites a query for DataFusion's planner. With `all`, every unnamed expression gets a name of its own: for queries in
+/// which DataFusion would give two the same (it leaves casts out of names).
+pub fn prepare(query: &mut Query, all: bool) {
+    let mut prepare = Prepare { depth: 0, all };
     let _ = query.visit(&mut prepare);
 }
 
 struct Prepare {
     depth: usize,
+    all: bool,
 }
 
 impl VisitorMut for Prepare {
@@ -175,7 +177,7 @@ impl VisitorMut for Prepare {
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         fetch_to_limit(query);
-        name_outputs(&mut query.body, self.depth > 0);
+        name_outputs(&mut query.body, self.depth > 0, self.all);
         self.depth += 1;
         ControlFlow::Continue(())
     }
@@ -198,11 +200,11 @@ fn fetch_to_limit(query: &mut Query) {
     query.fetch = None;
 }
 
-fn name_outputs(body: &mut SetExpr, nested: bool) {
+fn name_outputs(body: &mut SetExpr, nested: bool, all: bool) {
     match body {
         SetExpr::SetOperation { left, right, .. } => {
-            name_outputs(left, nested);
-            name_outputs(right, nested);
+            name_outputs(left, nested, all);
+            name_outputs(right, nested, all);
         }
         SetExpr::Select(select) => {
             let wildcard = select
@@ -244,17 +246,17 @@ fn name_outputs(body: &mut SetExpr, nested: bool) {
                     None => {
                         let column = matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
                         let again = !texts.insert(expr.to_string().to_lowercase());
-                        if again || column && wildcard {
-                            if !nested {
-                                let expr = expr.clone();
-                                *item = SelectItem::ExprWithAlias { expr, alias: unique };
-                            }
-                        } else if nested && !column && !wildcard {
-                            let name = expression_name(expr);
-                            if name != "?column?" && taken.insert(name.clone()) {
-                                let expr = expr.clone();
-                                *item = SelectItem::ExprWithAlias { expr, alias: Ident::with_quote('"', name) };
-                            }
+                        let name = expression_name(expr);
+                        let alias = if nested && !column && !wildcard && name != "?column?" && taken.insert(name.clone()) {
+                            Some(Ident::with_quote('"', name))
+                        } else if !nested && (again || column && wildcard) || all && !column {
+                            Some(unique)
+                        } else {
+                            None
+                        };
+                        if let Some(alias) = alias {
+                            let expr = expr.clone();
+                            *item = SelectItem::ExprWithAlias { expr, alias };
                         }
                     }
                 }

@@ -161,11 +161,29 @@ pub fn parameter_fields(parameters: &[ArrayRef]) -> ParameterFields {
 pub fn logical_plan(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
-    mut query: Box<ast::Query>,
+    query: Box<ast::Query>,
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
-    crate::names::prepare(&mut query);
+    let mut named = query.clone();
+    crate::names::prepare(&mut named, false);
+    match logical_plan_of(state, facts, named, parameters.clone(), table_schema.clone()) {
+        Err(error) if error.code() == SqlState::DUPLICATE_COLUMN => {
+            let mut named = query;
+            crate::names::prepare(&mut named, true);
+            logical_plan_of(state, facts, named, parameters, table_schema)
+        }
+        planned => planned,
+    }
+}
+
+fn logical_plan_of(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+) -> Result<LogicalPlan> {
     let names = Names { state, facts };
     let options = ParserOptions::new().with_parse_float_as_decimal(true);
     let planner = SqlToRel::new_with_options(&names, options);

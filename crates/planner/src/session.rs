@@ -915,21 +915,24 @@ impl Session {
     }
 
     fn run(&self, running: Running, planned: query::Planned) -> Result<Batches> {
+        Ok(self.prepare_run(running, planned)?.start(&self.planner.workers()))
+    }
+
+    fn prepare_run(&self, running: Running, planned: query::Planned) -> Result<Execution> {
         let heap = crate::heap::open(self.planner.database(), &running.facts.settings)?;
         let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
         let context = datafusion::execution::TaskContext::default()
             .with_session_config(planned.state.config().clone().with_extension(running.query.info.clone()))
             .with_runtime(runtime);
-        let execution = Execution {
-            plan: planned.plan,
+        Ok(Execution {
+            plan: crate::charge::wrap(planned.plan, &heap, &running.query.info)?,
             context: Arc::new(context),
             schema: planned.schema,
             heap,
             query: running.query,
             interrupt: running.interrupt,
             failed: self.block_failed(),
-        };
-        Ok(execution.start(&self.planner.workers()))
+        })
     }
 
     async fn select(&mut self, text: &str, query: Box<ast::Query>, parameters: &[ArrayRef]) -> Result<Outcome> {
@@ -1197,16 +1200,18 @@ impl Session {
         };
         let facts = running.facts.clone();
         let owned = parameters.to_vec();
-        let planning = self.planner.workers().spawn(query::plan(facts, query, owned));
         let planning_start = std::time::Instant::now();
+        let planning = self.planner.workers().spawn(query::plan(facts, query, owned));
         let planned = joined(planning.await)?;
         let planning_time = planning_start.elapsed();
-        let plan = planned.plan.clone();
+        let mut plan = planned.plan.clone();
         let mut execution = None;
         if options.analyze {
             let info = running.query.info.clone();
             let start = std::time::Instant::now();
-            let mut batches = self.run(running, planned)?;
+            let prepared = self.prepare_run(running, planned)?;
+            plan = prepared.plan.clone();
+            let mut batches = prepared.start(&self.planner.workers());
             let mut rows = 0;
             while let Some(batch) = batches.next().await {
                 rows += batch?.num_rows();
