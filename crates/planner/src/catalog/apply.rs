@@ -8,13 +8,14 @@
 //! the alternative is an error.
 
 use super::value::{Value, value_at};
+use crate::facts::SessionFacts;
 use datafusion::arrow::array::{Array, ArrayRef, BooleanArray, new_null_array};
 use datafusion::arrow::compute::concat;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchemaRef, Result, ScalarValue, internal_err};
-use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
@@ -25,7 +26,6 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionConfig;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{Hash, Hasher};
@@ -256,11 +256,12 @@ impl ScalarUDFImpl for Apply {
         Ok(self.return_type.clone())
     }
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let mut config = args.config_options.as_ref().clone();
+        let Some(facts) = SessionFacts::of(&args.config_options) else {
+            return internal_err!("no session to run a subquery in");
+        };
+        let mut state = facts.planner.state(facts);
         // The plans are small and run one after the other.
-        config.execution.target_partitions = 1;
-        let state = SessionStateBuilder::new().with_config(SessionConfig::from(config)).with_default_features();
-        let state = super::with_rules(state).build();
+        state.config_mut().options_mut().execution.target_partitions = 1;
         let arrays = ColumnarValue::values_to_arrays(&args.args)?;
         // Without arguments there is one answer for all rows.
         let rows = if arrays.is_empty() { args.number_rows.min(1) } else { args.number_rows };

@@ -37,11 +37,6 @@ use std::sync::Arc;
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions::all());
-    with_rules(builder)
-}
-
-/// The part of `install` that a plan already made still needs.
-fn with_rules(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     builder.analyzer().get_or_insert_with(Default::default).rules.insert(0, Arc::new(apply::ApplySubqueries));
     builder
 }

@@ -36,9 +36,7 @@ pub fn functions() -> Vec<Function> {
                                 let zone = session_zone(call)?;
                                 let offset = offset_seconds(*micros, zone)?;
                                 let name = call.facts()?.settings.get("timezone").unwrap_or_default();
-                                let mut moment = Moment::of(local(*micros, zone)?);
-                                moment.zone = Some((name, offset));
-                                moment
+                                Moment::of(local(*micros, zone)?).in_zone(name, offset)
                             }
                             _ => Moment::of(naive(*micros)?),
                         };

@@ -35,7 +35,7 @@ pub struct Moment {
     /// `None` for an interval, which lies on no day.
     date: Option<NaiveDate>,
     /// The zone's name, and seconds east of UTC.
-    pub zone: Option<(String, i32)>,
+    zone: Option<(String, i32)>,
 }
 
 impl Moment {
@@ -51,6 +51,11 @@ impl Moment {
             date: Some(time.date()),
             zone: None,
         }
+    }
+
+    pub fn in_zone(mut self, name: String, offset_seconds: i32) -> Moment {
+        self.zone = Some((name, offset_seconds));
+        self
     }
 
     pub fn of_interval(interval: &IntervalMonthDayNano) -> Moment {
@@ -336,7 +341,7 @@ pub fn read(text: &str, format: &str) -> Result<Read> {
                 }
                 // A number is as wide as its field where another field follows at once, else as long as it goes.
                 let adjacent = matches!(pieces.get(index + 1), Some(Piece::Field { .. }));
-                read_field(name, &mut rest, &mut found, text, adjacent && *fill)?;
+                read_field(name, &mut rest, &mut found, adjacent && *fill)?;
                 if ordinal.is_some() && rest.len() >= 2 && rest.is_char_boundary(2) {
                     rest = &rest[2..];
                 }
@@ -376,7 +381,7 @@ fn take_word(rest: &mut &str, words: &[&str], length: Option<usize>) -> Option<u
     Some(index)
 }
 
-fn read_field(name: &str, rest: &mut &str, found: &mut Found, text: &str, adjacent: bool) -> Result<()> {
+fn read_field(name: &str, rest: &mut &str, found: &mut Found, adjacent: bool) -> Result<()> {
     let wide = |width: usize| if adjacent { width } else { 18 };
     match name {
         "YYYY" | "IYYY" => {
@@ -493,7 +498,6 @@ fn read_field(name: &str, rest: &mut &str, found: &mut Found, text: &str, adjace
             ));
         }
     }
-    let _ = text;
     Ok(())
 }
 
