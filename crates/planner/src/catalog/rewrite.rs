@@ -4,6 +4,7 @@
 //! expression as the client wrote it, so one whose expression changes gets that name as its alias.
 
 use super::relations;
+use crate::names::expression_name;
 use datafusion::sql::sqlparser::ast::*;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::parser::Parser;
@@ -47,7 +48,7 @@ struct Rewriter {
     /// By alias: the relation's name with its schema, if written. For `alias.tableoid`.
     aliases: HashMap<String, String>,
     /// The names that the outputs of the selects under way had before they were rewritten.
-    names: Vec<Vec<Option<Option<String>>>>,
+    names: Vec<Vec<Option<String>>>,
 }
 
 fn identifier(name: &str) -> Ident {
@@ -254,7 +255,7 @@ fn array_items(text: &str) -> Option<Vec<Option<String>>> {
                 }
                 '{' | '}' => return None,
                 other if quoted && !other.is_whitespace() => return None,
-                other if quoted => drop(other),
+                _ if quoted => {}
                 other => item.push(other),
             }
         }
@@ -358,7 +359,7 @@ impl VisitorMut for Rewriter {
             }
         }
         let name = |item: &SelectItem| match item {
-            SelectItem::UnnamedExpr(expr) => Some(column_name(expr)),
+            SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
             _ => None,
         };
         self.names.push(select.projection.iter().map(name).collect());
@@ -369,9 +370,9 @@ impl VisitorMut for Rewriter {
         let names = self.names.pop().unwrap_or_default();
         for (item, name) in select.projection.iter_mut().zip(names) {
             if let (SelectItem::UnnamedExpr(expr), Some(name)) = (&mut *item, name)
-                && column_name(expr) != name
+                && expression_name(expr) != name
             {
-                let alias = identifier(name.as_deref().unwrap_or("?column?"));
+                let alias = identifier(&name);
                 *item = SelectItem::ExprWithAlias { expr: take(expr), alias };
             }
         }
@@ -757,72 +758,4 @@ fn cast(expr: &mut Expr) {
         **inner = Expr::Array(Array { elem: items, named: true });
     }
     unqualify_type(data_type);
-}
-
-/// The name PostgreSQL gives an output column without an alias; `None` for `?column?`.
-fn column_name(expr: &Expr) -> Option<String> {
-    strong_name(expr).or_else(|| match expr {
-        Expr::Case { .. } => Some("case".to_owned()),
-        Expr::Nested(inner) => column_name(inner),
-        Expr::Cast { expr, data_type, .. } => {
-            column_name(expr).filter(|name| name == "case").or_else(|| Some(type_label(data_type)))
-        }
-        Expr::TypedString(typed) => Some(type_label(&typed.data_type)),
-        Expr::Interval(_) => Some("interval".to_owned()),
-        Expr::Value(ValueWithSpan { value: Value::Boolean(_), .. }) => Some("bool".to_owned()),
-        _ => None,
-    })
-}
-
-/// Names that a cast around the expression does not replace.
-fn strong_name(expr: &Expr) -> Option<String> {
-    Some(match expr {
-        Expr::Identifier(name) => fold(name),
-        Expr::CompoundIdentifier(parts) => fold(parts.last()?),
-        Expr::CompoundFieldAccess { root, access_chain } => {
-            let dot = access_chain.iter().rev().find_map(|access| match access {
-                AccessExpr::Dot(Expr::Identifier(name)) => Some(fold(name)),
-                _ => None,
-            });
-            return dot.or_else(|| strong_name(root));
-        }
-        Expr::Nested(inner) | Expr::Collate { expr: inner, .. } => return strong_name(inner),
-        Expr::Cast { expr, .. } => return strong_name(expr),
-        Expr::Function(function) => last_name(&function.name)?,
-        Expr::Case { else_result: Some(value), .. } => return strong_name(value),
-        Expr::Exists { .. } => "exists".to_owned(),
-        Expr::Array(_) => "array".to_owned(),
-        Expr::Subquery(query) => match &*query.body {
-            SetExpr::Select(select) => match select.projection.first()? {
-                SelectItem::UnnamedExpr(expr) => return column_name(expr),
-                SelectItem::ExprWithAlias { alias, .. } => fold(alias),
-                _ => return None,
-            },
-            SetExpr::Values(_) => "column1".to_owned(),
-            _ => return None,
-        },
-        Expr::Extract { .. } => "extract".to_owned(),
-        Expr::Position { .. } => "position".to_owned(),
-        Expr::Substring { .. } => "substring".to_owned(),
-        Expr::Overlay { .. } => "overlay".to_owned(),
-        Expr::Trim { trim_where, .. } => match trim_where {
-            Some(TrimWhereField::Leading) => "ltrim",
-            Some(TrimWhereField::Trailing) => "rtrim",
-            _ => "btrim",
-        }
-        .to_owned(),
-        Expr::Ceil { .. } => "ceil".to_owned(),
-        Expr::Floor { .. } => "floor".to_owned(),
-        Expr::AtTimeZone { .. } => "timezone".to_owned(),
-        Expr::Tuple(_) => "row".to_owned(),
-        _ => return None,
-    })
-}
-
-/// `pg_type.typname` of a type as written.
-fn type_label(data_type: &DataType) -> String {
-    let written = data_type.to_string().to_lowercase();
-    let base = written.split('(').next().unwrap_or(&written).trim().to_owned();
-    let base = base.trim_end_matches("[]").to_owned();
-    super::types::by_sql_name(&base).map_or(base, |entry| entry.name.to_owned())
 }

@@ -6,19 +6,17 @@ use crate::catalog::pg_catalog::{index_definition, key_list};
 use crate::catalog::value::Value;
 use crate::catalog::{relations, tidepool, types};
 use crate::facts::SessionFacts;
+use crate::settings::POSTGRES_VERSION;
 use datafusion::common::Result;
 use std::sync::Arc;
 use tidepool_base::SqlState;
 
 use Type::*;
 
-/// What PostgreSQL this server behaves like; clients choose their queries by it.
-pub const SERVER_VERSION: &str = "15.18";
-
 pub fn functions() -> Vec<Function> {
     let mut list = vec![
         Function::new("version", &[&[]], "text", |_, _| {
-            Ok(format!("PostgreSQL {SERVER_VERSION} (Tidepool {})", env!("CARGO_PKG_VERSION")).into())
+            Ok(format!("PostgreSQL {POSTGRES_VERSION} (Tidepool {})", env!("CARGO_PKG_VERSION")).into())
         }),
         Function::new("current_database", &[&[]], "name", |call, _| Ok(call.facts()?.database.into()))
             .alias("current_catalog")
