@@ -78,6 +78,16 @@ impl Planner {
         self.queries.list()
     }
 
+    /// Cancels what a session runs. False when there is no such session.
+    pub(crate) fn cancel(&self, session_id: u32) -> bool {
+        self.shared(session_id).map(|session| session.cancel()).is_some()
+    }
+
+    /// What a session shows to others, while it exists.
+    pub(crate) fn shared(&self, session_id: u32) -> Option<Arc<SessionShared>> {
+        self.sessions.lock().get(&session_id).and_then(Weak::upgrade)
+    }
+
     /// Sessions that exist.
     pub(crate) fn sessions(&self) -> Vec<SessionRow> {
         self.sessions.lock().values().filter_map(Weak::upgrade).map(|session| session.row()).collect()

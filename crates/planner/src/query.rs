@@ -292,6 +292,10 @@ pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
 pub fn fields_of_oids(oids: &[u32]) -> ParameterFields {
     oids.iter()
         .map(|&oid| {
+            if let Some(element) = crate::types::element_of_oid(oid) {
+                let item = Field::new_list_field(tidepool_table::arrow_type(element), true);
+                return Some(Arc::new(Field::new("", DataType::List(Arc::new(item)), true)));
+            }
             let sql_type = crate::types::sql_type_of_oid(oid)?;
             Some(Arc::new(Field::new("", tidepool_table::arrow_type(sql_type), true)))
         })

@@ -123,9 +123,7 @@ pub struct CancelHandle(Arc<SessionShared>);
 impl CancelHandle {
     /// Ends the statement that runs now, if any, with 57014.
     pub fn cancel(&self) {
-        if let Some(interrupt) = self.0.running.lock().upgrade() {
-            interrupt.cancel();
-        }
+        self.0.cancel();
     }
 }
 
@@ -136,9 +134,21 @@ pub struct SessionShared {
     start: DateTime<Utc>,
     running: Mutex<Weak<Interrupt>>,
     visible: Mutex<(String, TransactionStatus)>,
+    /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
+    requested_settings: Mutex<Vec<(String, String, bool)>>,
 }
 
 impl SessionShared {
+    pub(crate) fn request_setting(&self, name: String, value: String, local: bool) {
+        self.requested_settings.lock().push((name, value, local));
+    }
+
+    pub(crate) fn cancel(&self) {
+        if let Some(interrupt) = self.running.lock().upgrade() {
+            interrupt.cancel();
+        }
+    }
+
     pub(crate) fn row(&self) -> SessionRow {
         let (application_name, transaction_status) = self.visible.lock().clone();
         SessionRow {
@@ -217,6 +227,7 @@ impl Session {
             start: Utc::now(),
             running: Mutex::new(Weak::new()),
             visible: Mutex::new((String::new(), TransactionStatus::Idle)),
+            requested_settings: Mutex::default(),
         });
         Session {
             planner,
@@ -304,6 +315,7 @@ impl Session {
 
     /// Settings that changed since last asked and that the protocol reports (ParameterStatus).
     pub fn take_changed_settings(&mut self) -> Vec<(String, String)> {
+        self.take_requested_settings();
         if Arc::ptr_eq(&self.settings, &self.settings_reported) {
             return Vec::new();
         }
@@ -570,6 +582,7 @@ impl Session {
     }
 
     async fn execute_inner(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        self.take_requested_settings();
         self.check_not_failed(statement)?;
         let text = statement.text();
         let command = |tag: &str| Ok(Outcome::Command { tag: tag.to_owned() });
@@ -846,6 +859,16 @@ impl Session {
             SetValue::Default => settings.reset(name),
             SetValue::Values(values) => settings.set(name, values, &database),
         })
+    }
+
+    /// Carries out what `set_config` asked for. The function has checked the values, so that nothing fails here.
+    fn take_requested_settings(&mut self) {
+        let requested = std::mem::take(&mut *self.shared.requested_settings.lock());
+        for (name, value, local) in requested {
+            if let Err(error) = self.set_setting(&name, &SetValue::Values(vec![value]), local) {
+                tracing::warn!(%error, setting = name, "set_config was accepted and then failed");
+            }
+        }
     }
 
     fn change_settings(&mut self, local: bool, change: impl Fn(&mut Settings) -> Result<()>) -> Result<()> {

@@ -238,6 +238,27 @@ pub fn describe(field: &Field) -> (SqlType, u32, i32) {
     }
 }
 
+/// The SQL type of an array type's elements, for parameters.
+pub fn element_of_oid(oid: u32) -> Option<SqlType> {
+    Some(match oid {
+        1000 => SqlType::Boolean,
+        1001 => SqlType::Bytea,
+        1002 | 1003 | 1009 | 1014 | 1015 => SqlType::Text,
+        1005 => SqlType::SmallInt,
+        1007 | 1028 => SqlType::Integer,
+        1016 => SqlType::BigInt,
+        1021 => SqlType::Real,
+        1022 => SqlType::DoublePrecision,
+        1115 => SqlType::Timestamp,
+        1182 => SqlType::Date,
+        1185 => SqlType::TimestampTz,
+        1187 => SqlType::Interval,
+        1231 => SqlType::NUMERIC_DEFAULT,
+        2951 => SqlType::Uuid,
+        _ => return None,
+    })
+}
+
 /// The SQL type of a PostgreSQL type oid, for parameters. `None` for 0 and unknown ones.
 pub fn sql_type_of_oid(oid: u32) -> Option<SqlType> {
     Some(match oid {

@@ -98,7 +98,7 @@ fn is_oid_like(oid: u32) -> bool {
 }
 
 /// The element type of PostgreSQL's array type `oid`.
-fn element_type(oid: u32) -> Option<SqlType> {
+pub(crate) fn element_type(oid: u32) -> Option<SqlType> {
     Some(match oid {
         1000 => SqlType::Boolean,
         1001 => SqlType::Bytea,

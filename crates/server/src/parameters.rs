@@ -1,7 +1,11 @@
 //! Parameter values, text or binary, into the arrays that `Session::execute` takes.
 
-use arrow::array::ArrayRef;
+use crate::encode::element_type;
+use arrow::array::{Array, ArrayRef, ListArray, new_null_array};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field};
 use bytes::Bytes;
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::{BinaryReader, TextReader, TextSettings};
 
@@ -37,6 +41,9 @@ pub(crate) fn decode(
 }
 
 fn decode_one(value: Option<&Bytes>, format: i16, oid: u32, settings: &TextSettings) -> Result<ArrayRef> {
+    if let Some(element) = element_type(oid) {
+        return decode_array(value, format, element, settings);
+    }
     let sql_type = sql_type(oid, format)?;
     if format == 1 {
         let mut reader = BinaryReader::new(sql_type);
@@ -68,6 +75,122 @@ fn decode_one(value: Option<&Bytes>, format: i16, oid: u32, settings: &TextSetti
         None => reader.append_null(),
     }
     Ok(reader.finish())
+}
+
+/// An array of one dimension as a list of length one.
+fn decode_array(value: Option<&Bytes>, format: i16, element: SqlType, settings: &TextSettings) -> Result<ArrayRef> {
+    let items = match value {
+        Some(bytes) if format == 1 => {
+            let mut reader = BinaryReader::new(element);
+            for item in binary_items(bytes)? {
+                match item {
+                    Some(item) => reader.append(item)?,
+                    None => reader.append_null(),
+                }
+            }
+            reader.finish()
+        }
+        _ => {
+            let mut reader = TextReader::new(element, settings);
+            let text = value.map(|bytes| std::str::from_utf8(bytes)).transpose();
+            let text = text.map_err(|_| malformed("it is not UTF-8"))?.unwrap_or("{}");
+            for item in text_items(text)? {
+                match item {
+                    Some(item) => reader.append(&item)?,
+                    None => reader.append_null(),
+                }
+            }
+            reader.finish()
+        }
+    };
+    let field = Arc::new(Field::new_list_field(items.data_type().clone(), true));
+    if value.is_none() {
+        return Ok(new_null_array(&DataType::List(field), 1));
+    }
+    let list = ListArray::try_new(field, OffsetBuffer::from_lengths([items.len()]), items, None);
+    Ok(Arc::new(list.map_err(|error| Error::internal(format!("an array parameter: {error}")))?))
+}
+
+fn malformed(why: &str) -> Error {
+    Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: {why}"))
+}
+
+/// The items of an array's binary form: dimensions, whether NULLs occur, element oid, then for each dimension its length
+/// and lower bound, then the items with their lengths.
+fn binary_items(bytes: &[u8]) -> Result<Vec<Option<&[u8]>>> {
+    let bad = || Error::new(SqlState::INVALID_BINARY_REPRESENTATION, "malformed binary array");
+    let mut rest = bytes;
+    let mut int = || -> Result<i32> {
+        let (head, tail) = rest.split_first_chunk::<4>().ok_or_else(bad)?;
+        rest = tail;
+        Ok(i32::from_be_bytes(*head))
+    };
+    let dimensions = int()?;
+    int()?;
+    int()?;
+    match dimensions {
+        0 => return Ok(Vec::new()),
+        1 => {}
+        _ => return Err(Error::unsupported("arrays of several dimensions are not supported as parameters")),
+    }
+    let count = int()?;
+    int()?;
+    let mut items = Vec::new();
+    for _ in 0..count {
+        let (head, tail) = rest.split_first_chunk::<4>().ok_or_else(bad)?;
+        let len = i32::from_be_bytes(*head);
+        rest = tail;
+        if len == -1 {
+            items.push(None);
+            continue;
+        }
+        let (item, tail) = usize::try_from(len).ok().and_then(|len| rest.split_at_checked(len)).ok_or_else(bad)?;
+        items.push(Some(item));
+        rest = tail;
+    }
+    Ok(items)
+}
+
+/// The items of an array's text form, `{a,"b c",NULL}`.
+fn text_items(text: &str) -> Result<Vec<Option<String>>> {
+    let inner = text.trim().strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+    let inner = inner.ok_or_else(|| malformed("it must be in braces"))?;
+    let mut items = Vec::new();
+    if inner.trim().is_empty() {
+        return Ok(items);
+    }
+    let mut item = String::new();
+    let (mut quoted, mut was_quoted) = (false, false);
+    let mut characters = inner.chars();
+    loop {
+        match characters.next() {
+            Some('\\') => item.extend(characters.next()),
+            Some('"') => {
+                quoted = !quoted;
+                was_quoted = true;
+            }
+            Some('{' | '}') if !quoted => {
+                return Err(Error::unsupported("arrays of several dimensions are not supported as parameters"));
+            }
+            Some(character) if quoted || character != ',' => item.push(character),
+            end => {
+                if quoted {
+                    return Err(malformed("a quoted item does not end"));
+                }
+                let whole = std::mem::take(&mut item);
+                items.push(match whole.trim() {
+                    _ if was_quoted => Some(whole),
+                    "" => return Err(malformed("an item is missing")),
+                    null if null.eq_ignore_ascii_case("null") => None,
+                    plain => Some(plain.to_owned()),
+                });
+                was_quoted = false;
+                if end.is_none() {
+                    return Ok(items);
+                }
+            }
+        }
+    }
 }
 
 /// The type a parameter of type `oid` is held in. What has no type of its own here travels as its text.

@@ -341,8 +341,6 @@ fn array_twin(name: &str) -> Option<&'static str> {
         "generate_series" => "pg_series",
         "generate_subscripts" => "pg_subscripts",
         "_pg_expandarray" => "pg_expand_array",
-        "regexp_matches" => "pg_regexp_matches",
-        "regexp_split_to_table" => "regexp_split_to_array",
         "string_to_table" => "string_to_array",
         _ => return None,
     })
@@ -445,6 +443,12 @@ impl Rewriter {
                 let args = vec![take(time_zone), take(timestamp)];
                 *expr = call("timezone", args);
             }
+            Expr::Substring { expr: value, substring_from: Some(from), substring_for: None, .. }
+                if string_literal(from).is_some() =>
+            {
+                let args = vec![take(value), take(from)];
+                *expr = call("array_element", vec![call("regexp_match", args), number(1)]);
+            }
             Expr::Cast { .. } => cast(expr),
             Expr::TypedString(typed)
                 if custom_type(&typed.data_type).is_some_and(|name| REGISTERED.contains(&name.as_str())) =>
@@ -472,11 +476,35 @@ impl Rewriter {
         if function.name.0.len() > 1 {
             function.name = ObjectName::from(vec![identifier(&name)]);
         }
-        if let Some(twin) = array_twin(&name)
-            && let Some(args) = args_of(function)
-        {
-            *expr = call("unnest", vec![call(twin, args)]);
+        let twin = array_twin(&name);
+        let known = matches!(
+            name.as_str(),
+            "mod" | "ceiling" | "every" | "regexp_matches" | "regexp_split_to_array" | "regexp_split_to_table"
+        );
+        if name == "every" || name == "ceiling" {
+            let other = if name == "every" { "bool_and" } else { "ceil" };
+            function.name = ObjectName::from(vec![plain(other)]);
+            return;
         }
+        if !known && twin.is_none() {
+            return;
+        }
+        let Some(mut args) = args_of(function) else { return };
+        *expr = match (name.as_str(), twin) {
+            (_, Some(twin)) => call("unnest", vec![call(twin, args)]),
+            ("mod", _) if args.len() == 2 => {
+                let nested = |arg: Expr| Box::new(Expr::Nested(Box::new(arg)));
+                let right = args.pop().map(nested);
+                let left = args.pop().map(nested);
+                let (Some(left), Some(right)) = (left, right) else { return };
+                Expr::Nested(Box::new(Expr::BinaryOp { left, op: BinaryOperator::Modulo, right }))
+            }
+            ("regexp_matches", _) => call("unnest", vec![call("pg_set_of", vec![call("regexp_match", args)])]),
+            ("regexp_split_to_array", _) if args.len() == 2 => split_by_pattern(args),
+            ("regexp_split_to_table", _) if args.len() == 2 => call("unnest", vec![split_by_pattern(args)]),
+            // With a number of arguments that it does not take, planning says so.
+            _ => call(&name, args),
+        };
     }
 
     /// A function in FROM: its column has the alias's name, and its arguments may be anything.
@@ -563,6 +591,13 @@ impl Rewriter {
         }
         *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
     }
+}
+
+/// Splits text at what matches a pattern, by way of a separator that no text contains.
+fn split_by_pattern(mut args: Vec<Expr>) -> Expr {
+    let separator = || text("\u{1}");
+    args.extend([separator(), text("g")]);
+    call("string_to_array", vec![call("regexp_replace", args), separator()])
 }
 
 fn is_integer(expr: &Expr) -> bool {

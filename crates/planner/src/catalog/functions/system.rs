@@ -7,7 +7,7 @@ use crate::catalog::value::Value;
 use crate::catalog::{relations, tidepool, types};
 use crate::facts::SessionFacts;
 use crate::settings::POSTGRES_VERSION;
-use datafusion::common::Result;
+use datafusion::common::{DataFusionError, Result};
 use std::sync::Arc;
 use tidepool_base::SqlState;
 
@@ -38,6 +38,24 @@ pub fn functions() -> Vec<Function> {
             .alias("current_role")
             .stable(),
         Function::new("pg_backend_pid", &[&[]], "int4", |call, _| Ok(call.facts()?.session_id.into())).stable(),
+        Function::new("set_config", &[&[Text, Text, Bool]], "text", |call, args| {
+            let facts = call.facts()?;
+            let name = args[0].as_str().to_owned();
+            let mut settings = facts.settings.as_ref().clone();
+            let set = settings.set(&name, &[args[1].as_str().to_owned()], facts.planner.database());
+            set.map_err(|error| DataFusionError::External(Box::new(error)))?;
+            let value = settings.get(&name);
+            if let Some(session) = facts.planner.shared(facts.session_id) {
+                session.request_setting(name, args[1].as_str().to_owned(), args[2].as_bool());
+            }
+            Ok(value.into())
+        })
+        .volatile(),
+        Function::new("pg_cancel_backend", &[&[Int4]], "bool", |call, args| {
+            let pid = u32::try_from(args[0].as_int()).unwrap_or(0);
+            Ok(call.facts()?.planner.cancel(pid).into())
+        })
+        .volatile(),
         Function::new("current_setting", &[&[Text], &[Text, Bool]], "text", |call, args| {
             let name = args[0].as_str();
             match call.facts()?.settings.get(name) {
@@ -116,9 +134,10 @@ pub fn functions() -> Vec<Function> {
             Ok(size_pretty(args[0].as_float()).into())
         }),
         Function::new("pg_size_bytes", &[&[Text]], "int8", |_, args| {
-            let size: tidepool_base::ByteSize = args[0].as_str().parse().map_err(|error| {
-                datafusion::common::DataFusionError::External(Box::<tidepool_base::Error>::new(error))
-            })?;
+            let size: tidepool_base::ByteSize = args[0]
+                .as_str()
+                .parse()
+                .map_err(|error| DataFusionError::External(Box::<tidepool_base::Error>::new(error)))?;
             Ok(size.0.into())
         }),
         Function::new("pg_relation_size", &[&[Oid], &[Oid, Text]], "int8", |call, args| {
