@@ -571,6 +571,8 @@ impl Rewriter {
                 return;
             }
             ("unnest", _) => exprs.into_iter().next(),
+            ("regexp_matches", _) => Some(call("pg_set_of", vec![call("regexp_match", exprs)])),
+            ("regexp_split_to_table", _) if exprs.len() == 2 => Some(split_by_pattern(exprs)),
             (_, Some(twin)) => Some(call(twin, exprs)),
             _ if super::functions::is_function(&name) => {
                 let projection = vec![unnamed(call(&name, exprs))];
