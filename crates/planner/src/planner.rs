@@ -106,7 +106,11 @@ impl Planner {
         let options = state.config_mut().options_mut();
         options.extensions.insert(FactsExtension(Some(facts.clone())));
         options.execution.target_partitions = facts.settings.threads();
-        state.execution_props_mut().query_execution_start_time = Some(facts.transaction_start);
+        let options = state.config_options().clone();
+        let properties = state.execution_props_mut();
+        properties.query_execution_start_time = Some(facts.transaction_start);
+        // Functions are given these when they run, and find the facts in them.
+        properties.config_options = Some(options);
         state
     }
 }
