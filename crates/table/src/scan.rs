@@ -492,8 +492,9 @@ impl ScanReader {
 
     /// Goes on with a morsel until a batch is full or the morsel ends.
     fn step(&mut self, work: &mut Work) -> Result<Option<RecordBatch>> {
-        let batch_rows = self.scan.batch_rows;
-        let window_rows = batch_rows.next_multiple_of(BLOCK);
+        // No more is decoded than the limit leaves.
+        let batch_rows = self.scan.batch_rows.min(self.scan.rows_left.load(Ordering::Relaxed).max(1));
+        let window_rows = self.scan.batch_rows.next_multiple_of(BLOCK);
         while work.selected.len() < batch_rows && !work.rows.is_empty() {
             self.refresh_dynamic()?;
             let source = work.source.clone();

@@ -154,10 +154,10 @@ impl Segment {
         self.gather(&Rows::Range(rows))
     }
 
-    /// Decode of chosen rows (ascending) without decoding their neighbours where the encoding allows. Panics if one is
-    /// past the last row.
+    /// Decode of chosen rows (ascending) without decoding their neighbours where the encoding allows. Panics if they do
+    /// not ascend or one is past the last row.
     pub fn take(&self, rows: &[u32]) -> Result<ArrayRef> {
-        debug_assert!(rows.is_sorted());
+        assert!(rows.is_sorted(), "rows are taken in ascending order");
         assert!(rows.last().is_none_or(|row| (*row as usize) < self.header.rows));
         self.gather(&Rows::List(rows))
     }

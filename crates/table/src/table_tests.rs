@@ -208,6 +208,13 @@ fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
             .collect();
         let rows: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(rows, limit.min(all.num_rows()));
+        let scan = TableScan::new(
+            Arc::clone(&version),
+            ScanRequest { limit: Some(limit), ..request((0..6).collect(), vec![], 8_192) },
+        );
+        assert_eq!(read(&scan, 8_192).num_rows(), limit.min(all.num_rows()));
+        // Two readers may each have decoded what only one of them could hand out.
+        assert!(limit > 8_192 || scan.metrics().decoded_bytes <= 200 * limit as u64);
     }
 }
 

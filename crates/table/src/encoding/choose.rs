@@ -143,7 +143,9 @@ fn write_strings(values: &[&[u8]], uuid: bool, distinct: usize, writer: &mut Blo
     let long: usize = values.iter().map(|value| value.len()).filter(|len| *len > INLINE_MAX).sum();
     let value_bytes = 16 + long / rows.max(1);
 
-    let fsst = (rows >= ROWS_MIN && total >= 4096 && !uuid).then(|| Coded::sample(values));
+    // FSST hardly ever leaves less than a third: no need to learn symbols where a dictionary is far below that.
+    let repeats = dictionary_bytes(distinct, rows, value_bytes) < plain_bytes / 4;
+    let fsst = (rows >= ROWS_MIN && total >= 4096 && !uuid && !repeats).then(|| Coded::sample(values));
     let fsst = fsst.filter(|(_, ratio)| *ratio < 0.85);
     let uuids: Option<Vec<u128>> = if uuid { values.iter().map(|value| uuid::parse(value)).collect() } else { None };
     let other_bytes = match (&fsst, &uuids) {
