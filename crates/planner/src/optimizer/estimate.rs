@@ -6,7 +6,7 @@
 
 use crate::scan::{TableProvider, datum_scalar, scalar_f64};
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::{Column, DFSchema, JoinType, ScalarValue};
+use datafusion::common::{Column, DFSchema, JoinType, ScalarValue, Statistics};
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{Distinct, Expr, FetchType, LogicalPlan, Operator};
@@ -98,6 +98,25 @@ pub fn of_table(version: &TableVersion, schema: &SchemaRef) -> Estimate {
         })
         .collect();
     Estimate { rows, columns }
+}
+
+/// Every column of some other source of rows, unfiltered.
+fn of_provider(statistics: Option<Statistics>, columns: usize) -> Estimate {
+    let statistics = statistics.unwrap_or_default();
+    let rows = statistics.num_rows.get_value().map_or(ROWS_UNKNOWN, |rows| *rows as f64);
+    let column = |index: usize| {
+        let Some(column) = statistics.column_statistics.get(index) else { return ColumnEstimate::unknown(rows) };
+        let nulls = column.null_count.get_value().map_or(0.0, |nulls| *nulls as f64);
+        let values = (rows - nulls).max(1.0);
+        ColumnEstimate {
+            distinct: column.distinct_count.get_value().map_or(values, |count| (*count as f64).clamp(1.0, values)),
+            min: column.min_value.get_value().and_then(scalar_f64),
+            max: column.max_value.get_value().and_then(scalar_f64),
+            null_fraction: if rows > 0.0 { nulls / rows } else { 0.0 },
+            ..ColumnEstimate::unknown(rows)
+        }
+    };
+    Estimate { rows, columns: (0..columns).map(column).collect() }
 }
 
 /// The column that an expression is, however it is renamed or cast.
@@ -466,14 +485,7 @@ fn node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
             let schema = scan.source.schema();
             let mut estimate = match provider.as_ref().and_then(|provider| provider.downcast_ref::<TableProvider>()) {
                 Some(table) => table.estimate(),
-                None => {
-                    let rows = provider
-                        .and_then(|provider| provider.statistics())
-                        .and_then(|statistics| statistics.num_rows.get_value().copied())
-                        .map_or(ROWS_UNKNOWN, |rows| rows as f64);
-                    let columns = schema.fields().iter().map(|_| ColumnEstimate::unknown(rows)).collect();
-                    Estimate { rows, columns }
-                }
+                None => of_provider(provider.and_then(|provider| provider.statistics()), schema.fields().len()),
             };
             if !scan.filters.is_empty()
                 && let Ok(schema) = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &schema)

@@ -133,16 +133,38 @@ impl JoinGraph {
         rows.max(1.0)
     }
 
-    /// Whether some equality joins the two sets.
-    fn connected(&self, left: Set, right: Set) -> bool {
-        self.classes.iter().any(|class| {
-            let (mut on_left, mut on_right) = (false, false);
-            for (relation, _) in &class.members {
-                on_left |= left & (1 << relation) != 0;
-                on_right |= right & (1 << relation) != 0;
+    /// For each relation, those that an equality of one column of each (or of expressions over one relation each) joins
+    /// it with.
+    fn neighbours(&self) -> Vec<Set> {
+        let mut neighbours = vec![0; self.relations.len()];
+        let mut unite = |one: Set, other: Set| {
+            for (relation, set) in neighbours.iter_mut().enumerate() {
+                if one & (1 << relation) != 0 {
+                    *set |= other;
+                }
+                if other & (1 << relation) != 0 {
+                    *set |= one;
+                }
             }
-            on_left && on_right
-        }) || self.conditions.iter().any(|condition| match condition.sides {
+        };
+        for class in &self.classes {
+            let all = class.members.iter().fold(0, |set, (relation, _)| set | 1 << relation);
+            unite(all, all);
+        }
+        for condition in &self.conditions {
+            if let Some((one, other)) = condition.sides
+                && one.count_ones() == 1
+                && other.count_ones() == 1
+            {
+                unite(one, other);
+            }
+        }
+        neighbours
+    }
+
+    /// Whether an equality with several relations on a side joins the two sets.
+    fn connected_by_many(&self, left: Set, right: Set) -> bool {
+        self.conditions.iter().any(|condition| match condition.sides {
             Some((one, other)) => {
                 (one & !left == 0 && other & !right == 0) || (one & !right == 0 && other & !left == 0)
             }
@@ -178,12 +200,12 @@ impl JoinGraph {
     }
 
     /// Whether two sets may be joined by no equality at all: both are whole components, or one is and has one row.
-    fn may_cross(&self, left: Set, right: Set, components: &[Set]) -> bool {
+    fn may_cross(left: (Set, f64), right: (Set, f64), components: &[Set]) -> bool {
         if components.len() < 2 {
             return false;
         }
         let whole = |set: Set| components.iter().all(|part| part & set == 0 || part & !set == 0);
-        (whole(left) && (whole(right) || self.rows(left) <= 1.0)) || (whole(right) && self.rows(right) <= 1.0)
+        (whole(left.0) && (left.1 <= 1.0 || whole(right.0))) || (whole(right.0) && right.1 <= 1.0)
     }
 
     fn is_attached(&self, relation: usize) -> bool {
@@ -212,6 +234,12 @@ impl JoinGraph {
     fn exhaustive(&self) -> Option<Tree> {
         let count = self.relations.len();
         let components = self.components();
+        let neighbours = self.neighbours();
+        // What the relations of a set have for neighbours, together.
+        let mut around: Vec<Set> = vec![0; 1 << count];
+        for set in 1..around.len() {
+            around[set] = around[set & (set - 1)] | neighbours[set.trailing_zeros() as usize];
+        }
         let mut best: Vec<Option<Candidate>> = vec![None; 1 << count];
         for relation in 0..count {
             if !self.is_attached(relation) {
@@ -247,8 +275,8 @@ impl JoinGraph {
                 if left & lowest != 0
                     && let (Some(one), Some(other)) = (&best[left as usize], &best[right as usize])
                 {
-                    let joined = self.connected(left, right);
-                    if joined || self.may_cross(left, right, &components) {
+                    let joined = around[left as usize] & right != 0 || self.connected_by_many(left, right);
+                    if joined || Self::may_cross((left, one.rows), (right, other.rows), &components) {
                         let mut cost = self.join_cost(rows, one.rows, other.rows);
                         if !joined {
                             cost += CROSS_PENALTY * one.rows * other.rows;
@@ -284,6 +312,11 @@ impl JoinGraph {
 
     fn greedy(&self) -> Option<Tree> {
         let components = self.components();
+        let neighbours = self.neighbours();
+        let connected = |left: Set, right: Set| {
+            neighbours.iter().enumerate().any(|(relation, set)| left & (1 << relation) != 0 && set & right != 0)
+                || self.connected_by_many(left, right)
+        };
         let mut trees: Vec<(Tree, f64)> = (0..self.relations.len())
             .filter(|relation| !self.is_attached(*relation))
             .map(|relation| (Tree::Relation(relation), self.relations[relation].rows.max(1.0)))
@@ -304,8 +337,9 @@ impl JoinGraph {
                     }
                 }
                 for (other, (second, second_rows)) in trees.iter().enumerate().skip(one + 1) {
-                    let joined = self.connected(tree.set(), second.set());
-                    if joined || self.may_cross(tree.set(), second.set(), &components) {
+                    let joined = connected(tree.set(), second.set());
+                    let (left, right) = ((tree.set(), *tree_rows), (second.set(), *second_rows));
+                    if joined || Self::may_cross(left, right, &components) {
                         let rows = self.rows(tree.set() | second.set());
                         let mut cost = self.join_cost(rows, *tree_rows, *second_rows);
                         if !joined {

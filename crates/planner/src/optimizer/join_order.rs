@@ -9,10 +9,11 @@
 
 use super::estimate::{self, ColumnEstimate, Estimate};
 use super::join_graph::{Class, Condition, JoinGraph, Relation, Role, Set, Tree};
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{Column, DFSchema, DFSchemaRef, JoinConstraint, JoinType, NullEquality, Result};
+use datafusion::logical_expr::expr::{Exists, InSubquery};
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
-use datafusion::logical_expr::{Expr, Filter, Join, LogicalPlan, Operator, Projection};
+use datafusion::logical_expr::{Expr, Filter, Join, LogicalPlan, Operator, Projection, Subquery};
 use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
 use std::sync::Arc;
 
@@ -53,6 +54,43 @@ fn order(plan: LogicalPlan) -> Result<(LogicalPlan, Estimate)> {
         .data;
     let estimate = estimate::of_node(&plan, &inputs);
     Ok((plan, estimate))
+}
+
+/// An expression whose uncorrelated subqueries have their joins ordered.
+fn order_in_expr(expr: &Expr) -> Result<Expr> {
+    expr.clone()
+        .transform(|node| {
+            let ordered = |subquery: Subquery| -> Result<Subquery> {
+                let (plan, _) = order(subquery.subquery.as_ref().clone())?;
+                Ok(subquery.with_plan(Arc::new(plan)))
+            };
+            Ok(match node {
+                Expr::ScalarSubquery(subquery) => Transformed::yes(Expr::ScalarSubquery(ordered(subquery)?)),
+                Expr::Exists(exists) => {
+                    Transformed::yes(Expr::Exists(Exists { subquery: ordered(exists.subquery)?, ..exists }))
+                }
+                Expr::InSubquery(inside) => {
+                    Transformed::yes(Expr::InSubquery(InSubquery { subquery: ordered(inside.subquery)?, ..inside }))
+                }
+                node => Transformed::no(node),
+            })
+        })
+        .data()
+}
+
+/// Whether a subquery inside an expression reads columns of the rows around it, which `column_refs` does not tell.
+fn reads_from_inside(expr: &Expr) -> bool {
+    let correlated = |subquery: &Subquery| !subquery.outer_ref_columns.is_empty();
+    expr.exists(|node| {
+        Ok(match node {
+            Expr::ScalarSubquery(subquery) => correlated(subquery),
+            Expr::Exists(exists) => correlated(&exists.subquery),
+            Expr::InSubquery(inside) => correlated(&inside.subquery),
+            Expr::SetComparison(_) => true,
+            _ => false,
+        })
+    })
+    .unwrap_or(true)
 }
 
 /// A join that a region can start with, under filters or not.
@@ -122,7 +160,7 @@ impl Region {
         match plan {
             LogicalPlan::Filter(filter) if is_region(plan) => {
                 self.collect(&filter.input)?;
-                self.predicates.extend(split_conjunction_owned(filter.predicate.clone()));
+                self.predicates.extend(split_conjunction_owned(order_in_expr(&filter.predicate)?));
             }
             LogicalPlan::Projection(projection)
                 if is_region(&projection.input) && projection.expr.iter().all(|e| matches!(e, Expr::Column(_))) =>
@@ -134,7 +172,9 @@ impl Region {
                     self.collect(&join.left)?;
                     self.collect(&join.right)?;
                     self.predicates.extend(join.on.iter().map(|(left, right)| left.clone().eq(right.clone())));
-                    self.predicates.extend(join.filter.iter().cloned().flat_map(split_conjunction_owned));
+                    if let Some(filter) = &join.filter {
+                        self.predicates.extend(split_conjunction_owned(order_in_expr(filter)?));
+                    }
                 }
                 JoinType::Left | JoinType::LeftSemi | JoinType::LeftAnti => {
                     self.attach(join, &join.left, &join.right, join.join_type, join.on.clone())?;
@@ -194,6 +234,9 @@ impl Region {
 
     /// The parts that an expression reads; `None` if a column is unknown or ambiguous.
     fn parts_of(&self, expr: &Expr) -> Option<Set> {
+        if reads_from_inside(expr) {
+            return None;
+        }
         expr.column_refs().into_iter().try_fold(0, |set, column| Some(set | 1 << self.part_of(column)?))
     }
 
