@@ -1,20 +1,121 @@
-//! `EXPLAIN`: a plan as lines of text.
+//! `EXPLAIN`: a plan as lines of text, laid out as PostgreSQL lays its own out.
+//!
+//! An operator's line has what the planner expected of it (`rows`, `width`) and, once it ran, what it did: rows, and
+//! time inside the operator itself, added up over its threads. Below follow the memory it held and, for a scan, what it
+//! read from each tablespace and how long pacing stalled it there.
 
+use crate::scan::TidepoolScanExec;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
+use datafusion::physical_plan::metrics::MetricValue;
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use std::sync::Arc;
+use tidepool_base::ByteSize;
+
+/// Columns that a level of the plan is moved to the right by.
+const INDENT: usize = 6;
 
 /// The lines of a plan; with what its operators measured once it has run.
 pub fn lines(plan: &Arc<dyn ExecutionPlan>, analyze: bool, verbose: bool, tree: bool) -> Vec<String> {
-    let display = if analyze {
-        DisplayableExecutionPlan::with_metrics(plan.as_ref())
-    } else {
-        DisplayableExecutionPlan::new(plan.as_ref())
-    };
-    let text = if tree && !analyze {
-        DisplayableExecutionPlan::new(plan.as_ref()).tree_render().to_string()
-    } else {
-        display.set_show_statistics(verbose).indent(verbose).to_string()
-    };
-    text.lines().map(str::to_owned).collect()
+    if tree && !analyze {
+        let text = DisplayableExecutionPlan::new(plan.as_ref()).tree_render().to_string();
+        return text.lines().map(str::to_owned).collect();
+    }
+    let mut lines = Vec::new();
+    Explain { analyze, verbose, statistics: StatisticsContext::new() }.node(plan.as_ref(), 0, &mut lines);
+    lines
+}
+
+struct Explain {
+    analyze: bool,
+    verbose: bool,
+    statistics: StatisticsContext,
+}
+
+impl Explain {
+    fn node(&self, plan: &dyn ExecutionPlan, depth: usize, lines: &mut Vec<String>) {
+        let text = DisplayableExecutionPlan::new(plan).one_line().to_string();
+        let mut line = match depth {
+            0 => text.trim_end().to_owned(),
+            _ => format!("{}->  {}", " ".repeat(depth * INDENT - 4), text.trim_end()),
+        };
+        if let Some(expected) = self.expected(plan) {
+            line += &expected;
+        }
+        if self.analyze {
+            line += &actual(plan);
+        }
+        lines.push(line);
+        if self.analyze {
+            let margin = " ".repeat(depth * INDENT + 2);
+            let details = match plan.downcast_ref::<TidepoolScanExec>() {
+                Some(scan) => scan_details(scan),
+                None => self.details(plan),
+            };
+            lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+        }
+        for child in plan.children() {
+            self.node(child.as_ref(), depth + 1, lines);
+        }
+    }
+
+    fn expected(&self, plan: &dyn ExecutionPlan) -> Option<String> {
+        let statistics = self.statistics.compute(plan, &StatisticsArgs::new()).ok()?;
+        let rows = *statistics.num_rows.get_value()?;
+        let width = match statistics.total_byte_size.get_value() {
+            Some(bytes) if rows > 0 => format!(" width={}", bytes / rows),
+            _ => String::new(),
+        };
+        Some(format!("  (rows={rows}{width})"))
+    }
+
+    /// Memory always, everything else an operator measures with `VERBOSE`.
+    fn details(&self, plan: &dyn ExecutionPlan) -> Vec<String> {
+        let Some(metrics) = plan.metrics() else { return Vec::new() };
+        let mut details = Vec::new();
+        for metric in metrics.aggregate_by_name().sorted_for_display().timestamps_removed().iter() {
+            let value = metric.value();
+            if matches!(value, MetricValue::OutputRows(_) | MetricValue::ElapsedCompute(_)) || value.as_usize() == 0 {
+                continue;
+            }
+            let name = value.name();
+            let memory = matches!(value, MetricValue::CurrentMemoryUsage(_) | MetricValue::PeakMemoryUsage { .. })
+                || name.contains("mem_used");
+            if memory {
+                details.push(format!("Memory: {} ({name})", ByteSize(value.as_usize() as u64)));
+            } else if self.verbose {
+                details.push(format!("{name}: {value}"));
+            }
+        }
+        details
+    }
+}
+
+fn actual(plan: &dyn ExecutionPlan) -> String {
+    let Some(metrics) = plan.metrics() else { return String::new() };
+    match (metrics.output_rows(), metrics.elapsed_compute()) {
+        (Some(rows), Some(ns)) => format!(" (actual time={:.3} ms rows={rows})", ns as f64 / 1e6),
+        (Some(rows), None) => format!(" (actual rows={rows})"),
+        (None, Some(ns)) => format!(" (actual time={:.3} ms)", ns as f64 / 1e6),
+        (None, None) => " (never executed)".to_owned(),
+    }
+}
+
+fn scan_details(scan: &TidepoolScanExec) -> Vec<String> {
+    let metrics = scan.scan_metrics();
+    let mut details = vec![format!(
+        "Rows Scanned: {}  Row Groups Skipped: {} of {}  Decoded: {}",
+        metrics.rows_scanned,
+        metrics.row_groups_skipped,
+        metrics.row_groups,
+        ByteSize(metrics.decoded_bytes)
+    )];
+    for (tablespace, bytes, stall_ns) in &metrics.tablespaces {
+        details.push(format!(
+            "Tablespace {tablespace}: read {}, stalled {:.3} ms",
+            ByteSize(*bytes),
+            *stall_ns as f64 / 1e6
+        ));
+    }
+    details
 }
