@@ -73,6 +73,10 @@ fn fill_database(database: &Arc<Database>, workload: &Workload, threads: usize, 
         transaction.absorb(job.sink)?;
     }
     transaction.commit()?;
+    // Small tables are still rows: put them into main too, so that placing main places everything.
+    for table in &workload.tables {
+        database.merge(&table.name)?;
+    }
     Ok(())
 }
 

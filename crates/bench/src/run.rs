@@ -273,7 +273,8 @@ fn finish(plan: &Plan<'_>, measured: Vec<Measured>) -> Vec<PlacementResult> {
                 title: arm.placement.title,
                 profile: arm.profile.clone().filter(|_| far),
                 tablespace_far: arm.far.clone(),
-                total_ms: medians().sum(),
+                // An empty sum is -0.
+                total_ms: medians().sum::<f64>() + 0.0,
                 geometric_mean_ms: geometric_mean(medians()),
                 slowdown: None,
                 paper_slowdown: arm.placement.paper_single_stream,
