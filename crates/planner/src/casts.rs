@@ -15,7 +15,7 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, Time
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Between, InList};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
@@ -40,11 +40,10 @@ fn settings(config: &ConfigOptions) -> TextSettings {
     }
 }
 
-/// Rewrites every expression of a plan, children first, keeping output names. `rewrite` is told whether the expression
-/// makes values, rather than conditions.
+/// Rewrites every expression of a plan, children first, keeping output names.
 fn rewrite_plan(
     plan: LogicalPlan,
-    rewrite: &dyn Fn(Expr, &DFSchema, bool) -> Result<Transformed<Expr>>,
+    rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
     let rewritten = plan.transform_up_with_subqueries(|plan| {
         let mut schema = merge_schema(&plan.inputs());
@@ -52,13 +51,9 @@ fn rewrite_plan(
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
         let names = NamePreserver::new(&plan);
-        let makes_values = matches!(
-            plan,
-            LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
-        );
         let plan = plan.map_expressions(|expr| {
             let name = names.save(&expr);
-            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema, makes_values))?;
+            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
             Ok(rewritten.update_data(|expr| name.restore(expr)))
         })?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
@@ -76,7 +71,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        rewrite_plan(plan, &|expr, schema, _| type_literals(expr, schema, &settings))
+        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
     }
 }
 
@@ -266,7 +261,7 @@ impl AnalyzerRule for Casts {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let zone: Arc<str> = Arc::from(settings(config).time_zone);
-        rewrite_plan(plan, &|expr, schema, makes_values| match expr {
+        let plan = rewrite_plan(plan, &|expr, schema| match expr {
             Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
             Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
                 if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
@@ -279,14 +274,6 @@ impl AnalyzerRule for Casts {
                     _ => Box::new(ScalarUDF::new_from_impl(Divisor::new()).call(vec![*right])),
                 };
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
-            }
-            // Arrow's integers wrap around. Conditions are left to: they push down, and compare what was checked.
-            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus | Operator::Multiply), right })
-                if makes_values && left.get_type(schema).is_ok_and(|left| {
-                    left.is_integer() && right.get_type(schema).is_ok_and(|right| right == left)
-                }) =>
-            {
-                Ok(Transformed::yes(ScalarUDF::new_from_impl(Checked::new(op)).call(vec![*left, *right])))
             }
             Expr::ScalarFunction(mut function)
                 if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
@@ -305,8 +292,31 @@ impl AnalyzerRule for Casts {
                 }
             }
             other => Ok(Transformed::no(other)),
-        })
+        })?;
+        check_arithmetic(plan)
     }
+}
+
+/// Arrow's integers wrap around. Conditions are left to: they push down, and compare what was checked.
+fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
+    let checked = plan.transform_up_with_subqueries(|plan| {
+        let makes_values = matches!(
+            plan,
+            LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
+        );
+        if !makes_values {
+            return Ok(Transformed::no(plan));
+        }
+        let schema = merge_schema(&plan.inputs());
+        let names = NamePreserver::new(&plan);
+        let plan = plan.map_expressions(|expr| {
+            let name = names.save(&expr);
+            let checked = expr.transform_down(|expr| Ok(Checked::over(expr, &schema)))?;
+            Ok(checked.update_data(|expr| name.restore(expr)))
+        })?;
+        if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
+    })?;
+    Ok(checked.data)
 }
 
 fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Transformed<Expr>> {
@@ -587,26 +597,67 @@ impl ScalarUDFImpl for Divisor {
     }
 }
 
-/// Integer arithmetic that does not wrap around.
+/// Integer arithmetic that does not wrap around: a whole tree of it as one function of its leaves, because a tree of
+/// functions costs the planner time by the cube of its depth.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Checked {
-    op: Operator,
+    /// In postfix order.
+    steps: Vec<Step>,
     signature: Signature,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    /// The next argument.
+    Leaf,
+    Apply(Operator),
+}
+
+fn is_arithmetic(op: Operator) -> bool {
+    matches!(op, Operator::Plus | Operator::Minus | Operator::Multiply)
+}
+
 impl Checked {
-    fn new(op: Operator) -> Checked {
-        Checked { op, signature: Signature::any(2, Volatility::Immutable) }
+    /// The expression, if it is integer arithmetic then checked.
+    fn over(expr: Expr, schema: &DFSchema) -> Transformed<Expr> {
+        match &expr {
+            Expr::BinaryExpr(root) if is_arithmetic(root.op) => {}
+            _ => return Transformed::no(expr),
+        }
+        let mut steps = Vec::new();
+        let mut leaves = Vec::new();
+        collect(&expr, &mut steps, &mut leaves);
+        let first = leaves.first().and_then(|leaf| leaf.get_type(schema).ok());
+        let same = first.is_some_and(|first| {
+            first.is_integer()
+                && leaves.iter().skip(1).all(|leaf| leaf.get_type(schema).is_ok_and(|leaf| leaf == first))
+        });
+        if !same {
+            return Transformed::no(expr);
+        }
+        let leaves = leaves.into_iter().cloned().collect();
+        let checked = Checked { steps, signature: Signature::variadic_any(Volatility::Immutable) };
+        Transformed::yes(ScalarUDF::new_from_impl(checked).call(leaves))
+    }
+}
+
+fn collect<'a>(expr: &'a Expr, steps: &mut Vec<Step>, leaves: &mut Vec<&'a Expr>) {
+    match expr {
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_arithmetic(*op) => {
+            collect(left, steps, leaves);
+            collect(right, steps, leaves);
+            steps.push(Step::Apply(*op));
+        }
+        leaf => {
+            steps.push(Step::Leaf);
+            leaves.push(leaf);
+        }
     }
 }
 
 impl ScalarUDFImpl for Checked {
     fn name(&self) -> &str {
-        match self.op {
-            Operator::Plus => "tidepool_plus",
-            Operator::Minus => "tidepool_minus",
-            _ => "tidepool_times",
-        }
+        "tidepool_checked"
     }
 
     fn signature(&self) -> &Signature {
@@ -619,25 +670,43 @@ impl ScalarUDFImpl for Checked {
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         use arrow::compute::kernels::numeric::{add, mul, sub};
-        let [left, right] = args.args.as_slice() else {
-            return datafusion::common::internal_err!("an operand is missing");
+        let out_of_range = || {
+            let name = crate::errors::type_name(&args.return_field.data_type().to_string());
+            carry(Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{name} out of range")))
         };
-        let overflow = |error: ArrowError| match error {
-            ArrowError::ArithmeticOverflow(_) => {
-                let name = crate::errors::type_name(&args.return_field.data_type().to_string());
-                carry(Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{name} out of range")))
+        let mut leaves = args.args.iter();
+        let mut stack: Vec<ColumnarValue> = Vec::new();
+        for step in &self.steps {
+            let value = match step {
+                Step::Leaf => leaves.next().cloned(),
+                Step::Apply(op) => match (stack.pop(), stack.pop()) {
+                    (Some(right), Some(left)) => {
+                        let applied =
+                            datafusion::physical_expr_common::datum::apply(&left, &right, |left, right| match op {
+                                Operator::Plus => add(left, right),
+                                Operator::Minus => sub(left, right),
+                                _ => mul(left, right),
+                            });
+                        Some(applied.map_err(|error| match error {
+                            DataFusionError::ArrowError(error, _) => match *error {
+                                ArrowError::ArithmeticOverflow(_) => out_of_range(),
+                                other => other.into(),
+                            },
+                            other => other,
+                        })?)
+                    }
+                    _ => None,
+                },
+            };
+            match value {
+                Some(value) => stack.push(value),
+                None => return datafusion::common::internal_err!("an operand is missing"),
             }
-            other => other.into(),
-        };
-        datafusion::physical_expr_common::datum::apply(left, right, |left, right| match self.op {
-            Operator::Plus => add(left, right),
-            Operator::Minus => sub(left, right),
-            _ => mul(left, right),
-        })
-        .map_err(|error| match error {
-            datafusion::common::DataFusionError::ArrowError(error, _) => overflow(*error),
-            other => other,
-        })
+        }
+        match stack.pop() {
+            Some(value) => Ok(value),
+            None => datafusion::common::internal_err!("an operand is missing"),
+        }
     }
 }
 

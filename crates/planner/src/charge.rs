@@ -19,14 +19,15 @@ use crate::errors::from_datafusion;
 use crate::queries::QueryInfo;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::DataType;
-use datafusion::common::Result as PlanResult;
 use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{Result as PlanResult, Statistics};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec, PartitionMode};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, Time};
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::windows::WindowAggExec;
 use datafusion::physical_plan::{
     ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
@@ -53,7 +54,11 @@ const JOIN_ENTRY_BYTES: u64 = 28;
 const SIZE_BATCHES: u64 = 8;
 
 /// Puts the charges into a plan; the plan itself if nothing of the heap is paced.
-pub fn wrap(plan: Arc<dyn ExecutionPlan>, heap: &Arc<QueryHeap>, info: &Arc<QueryInfo>) -> Result<Arc<dyn ExecutionPlan>> {
+pub fn wrap(
+    plan: Arc<dyn ExecutionPlan>,
+    heap: &Arc<QueryHeap>,
+    info: &Arc<QueryInfo>,
+) -> Result<Arc<dyn ExecutionPlan>> {
     if heap.usage().iter().all(|usage| usage.tablespace.pacer().is_none()) {
         return Ok(plan);
     }
@@ -62,11 +67,8 @@ pub fn wrap(plan: Arc<dyn ExecutionPlan>, heap: &Arc<QueryHeap>, info: &Arc<Quer
 }
 
 fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc<dyn ExecutionPlan>> {
-    let mut children = plan
-        .children()
-        .into_iter()
-        .map(|child| rewrite(child.clone(), pacing))
-        .collect::<PlanResult<Vec<_>>>()?;
+    let mut children =
+        plan.children().into_iter().map(|child| rewrite(child.clone(), pacing)).collect::<PlanResult<Vec<_>>>()?;
     if children.is_empty() {
         return Ok(plan);
     }
@@ -76,7 +78,8 @@ fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc
             PartitionMode::Partitioned => children[0].properties().partitioning.partition_count(),
             _ => 1,
         };
-        let table = Arc::new(JoinTable { rows: AtomicU64::new(0), bytes: AtomicU64::new(0), tables: tables.max(1) as u64 });
+        let table =
+            Arc::new(JoinTable { rows: AtomicU64::new(0), bytes: AtomicU64::new(0), tables: tables.max(1) as u64 });
         if let [build, probe] = children.as_mut_slice() {
             *build = HeapPacingExec::over(build.clone(), pacing, Role::Build(table.clone()));
             *probe = HeapPacingExec::over(probe.clone(), pacing, Role::Probe(table));
@@ -205,7 +208,9 @@ impl fmt::Debug for HeapPacingExec {
 impl DisplayAs for HeapPacingExec {
     fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
         match format {
-            DisplayFormatType::Default | DisplayFormatType::Verbose => write!(f, "HeapPacingExec: {}", self.role.name()),
+            DisplayFormatType::Default | DisplayFormatType::Verbose => {
+                write!(f, "HeapPacingExec: {}", self.role.name())
+            }
             DisplayFormatType::TreeRender => f.write_str(self.role.name()),
         }
     }
@@ -251,6 +256,21 @@ impl ExecutionPlan for HeapPacingExec {
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
+    }
+
+    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(partition)]
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        input_stats: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> PlanResult<Arc<Statistics>> {
+        match input_stats.first() {
+            Some(statistics) => Ok(statistics.clone()),
+            None => datafusion::common::internal_err!("an input's statistics are missing"),
+        }
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> PlanResult<SendableRecordBatchStream> {

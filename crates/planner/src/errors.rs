@@ -405,6 +405,11 @@ fn from_execution(message: &str) -> Error {
         Error::new(SqlState::CARDINALITY_VIOLATION, "more than one row returned by a subquery used as an expression")
     } else if lowered.contains("regular expression") || lowered.contains("regex parse error") {
         Error::new(SqlState::INVALID_REGULAR_EXPRESSION, lower(first))
+    } else if let Some((_, rest)) = message.split_once("laceholder '")
+        && rest.contains("was not provided a value")
+    {
+        let name = rest.split('\'').next().unwrap_or("");
+        Error::new(SqlState::UNDEFINED_PARAMETER, format!("there is no parameter {name}"))
     } else if lowered.contains("overflow") {
         overflow(first)
     } else if message.contains("Cannot cast string")

@@ -34,6 +34,13 @@ struct Explain {
 
 impl Explain {
     fn node(&self, plan: &dyn ExecutionPlan, depth: usize, lines: &mut Vec<String>) {
+        // Only watches for cancel.
+        if plan.name() == crate::guard::NAME {
+            for child in plan.children() {
+                self.node(child.as_ref(), depth, lines);
+            }
+            return;
+        }
         let text = DisplayableExecutionPlan::new(plan).one_line().to_string();
         let mut line = match depth {
             0 => text.trim_end().to_owned(),
@@ -83,7 +90,7 @@ impl Explain {
                 || name.contains("mem_used");
             if memory {
                 details.push(format!("Memory: {} ({name})", ByteSize(value.as_usize() as u64)));
-            } else if self.verbose {
+            } else if self.verbose || name.starts_with("heap_") {
                 details.push(format!("{name}: {value}"));
             }
         }
@@ -97,6 +104,8 @@ fn actual(plan: &dyn ExecutionPlan) -> String {
         (Some(rows), Some(ns)) => format!(" (actual time={:.3} ms rows={rows})", ns as f64 / 1e6),
         (Some(rows), None) => format!(" (actual rows={rows})"),
         (None, Some(ns)) => format!(" (actual time={:.3} ms)", ns as f64 / 1e6),
+        // What it measures follows on lines of its own.
+        (None, None) if metrics.iter().next().is_some() => String::new(),
         (None, None) => " (never executed)".to_owned(),
     }
 }

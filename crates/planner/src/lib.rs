@@ -16,6 +16,7 @@ mod errors;
 mod execute;
 mod explain;
 mod facts;
+mod guard;
 mod heap;
 mod insert;
 mod interrupt;

@@ -247,13 +247,14 @@ fn name_outputs(body: &mut SetExpr, nested: bool, all: bool) {
                         let column = matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
                         let again = !texts.insert(expr.to_string().to_lowercase());
                         let name = expression_name(expr);
-                        let alias = if nested && !column && !wildcard && name != "?column?" && taken.insert(name.clone()) {
-                            Some(Ident::with_quote('"', name))
-                        } else if !nested && (again || column && wildcard) || all && !column {
-                            Some(unique)
-                        } else {
-                            None
-                        };
+                        let alias =
+                            if nested && !column && !wildcard && name != "?column?" && taken.insert(name.clone()) {
+                                Some(Ident::with_quote('"', name))
+                            } else if !nested && (again || column && wildcard) || all && !column {
+                                Some(unique)
+                            } else {
+                                None
+                            };
                         if let Some(alias) = alias {
                             let expr = expr.clone();
                             *item = SelectItem::ExprWithAlias { expr, alias };

@@ -19,7 +19,7 @@ use tidepool_database::Database;
 use tokio::runtime::{Handle, Runtime};
 
 /// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
-const WORKER_STACK_BYTES: usize = 64 << 20;
+const WORKER_STACK_BYTES: usize = 256 << 20;
 
 /// One a process.
 pub struct Planner {

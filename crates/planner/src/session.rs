@@ -589,11 +589,9 @@ impl Session {
         match statement.command() {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
-            Command::Query(query) => self.select(text, query.clone(), parameters).await,
-            Command::Insert(insert) => self.insert(text, insert.as_ref().clone(), parameters).await,
-            Command::CreateTable { table, tablespace, with_data } => {
-                self.create_table(text, table.as_ref().clone(), tablespace.clone(), *with_data, parameters).await
-            }
+            Command::Query(_) => self.select(text, statement, parameters).await,
+            Command::Insert(_) => self.insert(text, statement, parameters).await,
+            Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
             Command::DropTables { names, if_exists } => self.drop_tables(text, names, *if_exists).await,
             Command::Truncate { names } => self.truncate(text, names).await,
             Command::AlterTable { name, if_exists, action } => self.alter_table(text, name, *if_exists, action).await,
@@ -914,19 +912,16 @@ impl Session {
         self.block.as_ref().map(|block| block.failed.clone())
     }
 
-    /// Plans and starts a query.
+    /// Plans and starts a query. `query` is called on a worker: copying a deep one takes a deep stack.
     async fn start(
         &self,
         running: Running,
-        query: Box<ast::Query>,
+        query: impl FnOnce() -> Result<Box<ast::Query>> + Send + 'static,
         parameters: &[ArrayRef],
     ) -> Result<(Vec<ResultColumn>, arrow::datatypes::SchemaRef, Batches)> {
-        if query_writes(&query) {
-            return Err(Error::unsupported("SELECT INTO is not supported").with_hint("Use CREATE TABLE AS."));
-        }
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
-        let planning = self.planner.workers().spawn(query::plan(facts, query, parameters));
+        let planning = self.planner.workers().spawn(async move { query::plan(facts, query()?, parameters).await });
         let planned = tokio::select! {
             biased;
             error = running.interrupt.wait() => return Err(error),
@@ -948,7 +943,12 @@ impl Session {
             .with_session_config(planned.state.config().clone().with_extension(running.query.info.clone()))
             .with_runtime(runtime);
         Ok(Execution {
-            plan: crate::charge::wrap(planned.plan, &heap, &running.query.info)?,
+            // Guards first: charges watch operators above them, which nothing may remake afterwards.
+            plan: crate::charge::wrap(
+                crate::guard::wrap(planned.plan, &running.interrupt)?,
+                &heap,
+                &running.query.info,
+            )?,
             context: Arc::new(context),
             schema: planned.schema,
             heap,
@@ -958,20 +958,25 @@ impl Session {
         })
     }
 
-    async fn select(&mut self, text: &str, query: Box<ast::Query>, parameters: &[ArrayRef]) -> Result<Outcome> {
+    async fn select(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let running = self.running(text);
-        let (columns, _, batches) = self.start(running, query, parameters).await?;
+        let statement = statement.clone();
+        let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
 
-    async fn insert(&mut self, text: &str, insert: ast::Insert, parameters: &[ArrayRef]) -> Result<Outcome> {
+    async fn insert(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.check_writable("INSERT")?;
         let running = self.running(text);
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
+        let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
-            let target = crate::insert::read(&facts, insert)?;
+            let Command::Insert(insert) = statement.command() else {
+                return Err(Error::internal("not an INSERT"));
+            };
+            let target = crate::insert::read(&facts, insert.as_ref().clone())?;
             let version = target.version.clone();
             let logical = target.plan(&state, &facts, query::parameter_fields(&parameters))?;
             let logical = query::bind(logical, &parameters)?;
@@ -1002,21 +1007,22 @@ impl Session {
         joined(written.await)
     }
 
-    async fn create_table(
-        &mut self,
-        text: &str,
-        table: ast::CreateTable,
-        tablespace: Option<String>,
-        with_data: bool,
-        parameters: &[ArrayRef],
-    ) -> Result<Outcome> {
+    async fn create_table(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        let Command::CreateTable { table, with_data, .. } = statement.command() else {
+            return Err(Error::internal("not a CREATE TABLE"));
+        };
+        let with_data = *with_data;
         let is_query = table.query.is_some();
         self.check_writable(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" })?;
         let running = self.running(text);
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
+        let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
-            let mut table = crate::ddl::new_table(&facts, table, tablespace)?;
+            let Command::CreateTable { table, tablespace, .. } = statement.command() else {
+                return Err(Error::internal("not a CREATE TABLE"));
+            };
+            let mut table = crate::ddl::new_table(&facts, table.as_ref().clone(), tablespace.clone())?;
             let exists = facts.version.table(&table.name).is_some();
             let Some((query, names)) = table.query.take() else { return Ok((table, None)) };
             if exists && table.if_not_exists {
@@ -1171,16 +1177,18 @@ impl Session {
                 }
             };
         }
-        let query = match &copy.source {
+        let table = match &copy.source {
             CopySource::Table { name, columns } => {
                 let version = crate::query::table(&running.facts, name.schema.as_deref(), &name.name)?;
-                crate::copy::select(name, columns, &version.schema())?
+                Some(crate::copy::select(name, columns, &version.schema())?)
             }
-            CopySource::Query(statement) => match statement.command() {
-                Command::Query(query) => query.clone(),
-                Command::Unsupported(error) => return Err(error.clone()),
-                _ => return Err(Error::unsupported("COPY takes a query that returns rows")),
-            },
+            CopySource::Query(_) => None,
+        };
+        let source = copy.source.clone();
+        let query = move || match (table, &source) {
+            (Some(query), _) => Ok(query),
+            (None, CopySource::Query(statement)) => query_of(statement),
+            (None, CopySource::Table { .. }) => Err(Error::internal("a table makes no query")),
         };
         let settings = running.facts.settings.text_settings();
         let options = crate::copy::options(&copy.options, &copy.endpoint)?;
@@ -1204,27 +1212,18 @@ impl Session {
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
         let running = self.running(text);
-        let query = match statement.command() {
-            Command::Query(query) => query.clone(),
-            Command::Execute { name, .. } => match self.prepared(name)?.statement.command() {
-                Command::Query(query) => query.clone(),
-                _ => return Err(Error::unsupported("only queries can be explained")),
-            },
-            Command::Insert(insert) if !options.analyze => match &insert.source {
-                Some(query) => query.clone(),
-                None => return Err(Error::unsupported("only queries can be explained")),
-            },
-            Command::CreateTable { table, .. } if !options.analyze => match &table.query {
-                Some(query) => query.clone(),
-                None => return Err(Error::unsupported("only queries can be explained")),
-            },
-            Command::Unsupported(error) => return Err(error.clone()),
-            _ => return Err(Error::unsupported("only queries can be explained")),
+        let explained = match statement.command() {
+            Command::Execute { name, .. } => self.prepared(name)?.statement,
+            Command::Insert(_) | Command::CreateTable { .. } if options.analyze => {
+                return Err(Error::unsupported("EXPLAIN ANALYZE runs queries only"));
+            }
+            _ => statement.clone(),
         };
         let facts = running.facts.clone();
         let owned = parameters.to_vec();
         let planning_start = std::time::Instant::now();
-        let planning = self.planner.workers().spawn(query::plan(facts, query, owned));
+        let planning =
+            self.planner.workers().spawn(async move { query::plan(facts, query_of(&explained)?, owned).await });
         let planned = joined(planning.await)?;
         let planning_time = planning_start.elapsed();
         let mut plan = planned.plan.clone();
@@ -1304,11 +1303,11 @@ impl Session {
                 })
                 .collect();
             let statements = statement::parse(&format!("SELECT {}", casts.join(", ")))?;
-            let Some(Command::Query(query)) = statements.first().map(Statement::command) else {
+            let Some(statement) = statements.into_iter().next() else {
                 return Err(Error::internal("arguments make no query"));
             };
             let running = self.running("EXECUTE");
-            let (_, _, mut batches) = self.start(running, query.clone(), &[]).await?;
+            let (_, _, mut batches) = self.start(running, move || query_of(&statement), &[]).await?;
             while let Some(batch) = batches.next().await {
                 parameters.extend(batch?.columns().iter().cloned());
             }
@@ -1330,11 +1329,12 @@ impl Session {
         if self.cursors.contains_key(name) {
             return Err(Error::new(SqlState::DUPLICATE_CURSOR, format!("cursor \"{name}\" already exists")));
         }
-        let Command::Query(ast_query) = query.command() else {
+        if !matches!(query.command(), Command::Query(_)) {
             return Err(Error::unsupported("only queries can be declared as cursors"));
-        };
+        }
         let running = self.running(query.text());
-        let (columns, _, batches) = self.start(running, ast_query.clone(), parameters).await?;
+        let query = query.clone();
+        let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
         let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::Command { tag: "DECLARE CURSOR".to_owned() })
@@ -1400,8 +1400,20 @@ fn spelled(name: &str) -> String {
     }
 }
 
-fn query_writes(query: &ast::Query) -> bool {
-    matches!(query.body.as_ref(), ast::SetExpr::Select(select) if select.into.is_some())
+/// The query in a statement.
+fn query_of(statement: &Statement) -> Result<Box<ast::Query>> {
+    let query = match statement.command() {
+        Command::Query(query) => Some(query.clone()),
+        Command::Insert(insert) => insert.source.clone(),
+        Command::CreateTable { table, .. } => table.query.clone(),
+        Command::Unsupported(error) => return Err(error.clone()),
+        _ => None,
+    };
+    let query = query.ok_or_else(|| Error::unsupported("this needs a query that returns rows"))?;
+    if matches!(query.body.as_ref(), ast::SetExpr::Select(select) if select.into.is_some()) {
+        return Err(Error::unsupported("SELECT INTO is not supported").with_hint("Use CREATE TABLE AS."));
+    }
+    Ok(query)
 }
 
 fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<ColumnDef>> {
