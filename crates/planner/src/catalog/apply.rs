@@ -21,7 +21,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
 use datafusion::logical_expr::type_coercion::binary::comparison_coercion;
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, Volatility,
+    ColumnarValue, Expr, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature,
+    Volatility,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
@@ -119,7 +120,7 @@ fn apply_call(outer: &LogicalPlan, inputs: &[DFSchemaRef], expr: &Expr) -> Resul
         plan: subquery.subquery.clone(),
         columns: columns.into_iter().map(|(column, _)| column).collect(),
         return_type,
-        signature: Signature::variadic_any(Volatility::Volatile),
+        signature: Signature::one_of(vec![TypeSignature::VariadicAny, TypeSignature::Nullary], Volatility::Volatile),
     };
     Ok(Some(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(function)), args))))
 }

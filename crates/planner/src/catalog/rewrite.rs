@@ -783,10 +783,6 @@ fn cast(expr: &mut Expr) {
             *expr = call(&format!("{kind}_out"), vec![inner]);
             return;
         }
-        if custom_type(data_type).as_deref() == Some("oid") {
-            *expr = take(inner);
-            return;
-        }
     }
     if let DataType::Array(_) = data_type
         && let Some(items) = string_literal(inner).and_then(array_items)

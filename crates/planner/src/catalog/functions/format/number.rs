@@ -303,7 +303,7 @@ fn place(pattern: &Pattern, negative: bool, whole: &str, fraction: &str, overflo
         }
         Sign::Angle => {}
         Sign::Default if negative => out.insert(at, '-'),
-        Sign::Default if pattern.fill => out.insert(0, ' '),
+        Sign::Default if pattern.fill => out.insert(at, ' '),
         Sign::Default => {}
     }
     out

@@ -103,6 +103,11 @@ fn pieces(format: &str) -> Vec<Piece<'_>> {
             rest = &rest[2..];
             continue;
         }
+        if let Some(after) = rest.strip_prefix("\\\"") {
+            pieces.push(Piece::Text("\"".to_owned()));
+            rest = after;
+            continue;
+        }
         if let Some(after) = rest.strip_prefix('"') {
             let mut text = String::new();
             let mut characters = after.char_indices();
