@@ -40,10 +40,11 @@ fn settings(config: &ConfigOptions) -> TextSettings {
     }
 }
 
-/// Rewrites every expression of a plan, children first, keeping output names.
+/// Rewrites every expression of a plan, children first, keeping output names. `rewrite` is told whether the expression
+/// makes values, rather than conditions.
 fn rewrite_plan(
     plan: LogicalPlan,
-    rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
+    rewrite: &dyn Fn(Expr, &DFSchema, bool) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
     let rewritten = plan.transform_up_with_subqueries(|plan| {
         let mut schema = merge_schema(&plan.inputs());
@@ -51,9 +52,10 @@ fn rewrite_plan(
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
         let names = NamePreserver::new(&plan);
+        let makes_values = makes_values(&plan);
         let plan = plan.map_expressions(|expr| {
             let name = names.save(&expr);
-            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
+            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema, makes_values))?;
             Ok(rewritten.update_data(|expr| name.restore(expr)))
         })?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
@@ -71,7 +73,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
+        rewrite_plan(plan, &|expr, schema, _| type_literals(expr, schema, &settings))
     }
 }
 
@@ -125,6 +127,19 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let (low, high) = (bound(low)?, bound(high)?);
             Ok(Transformed::yes(Expr::Between(Between { expr, negated, low, high })))
         }
+        Expr::Case(case) if case.expr.is_none() => {
+            for (condition, _) in &case.when_then_expr {
+                let Ok(data_type) = condition.get_type(schema) else { continue };
+                if data_type.is_numeric() {
+                    let name = crate::errors::type_name(&data_type.to_string());
+                    return Err(carry(Error::new(
+                        SqlState::DATATYPE_MISMATCH,
+                        format!("argument of CASE/WHEN must be type boolean, not type {name}"),
+                    )));
+                }
+            }
+            Ok(Transformed::no(Expr::Case(case)))
+        }
         other => Ok(Transformed::no(other)),
     }
 }
@@ -144,6 +159,14 @@ fn literal_like(
         _ if data_type.is_numeric() => true,
         DataType::Boolean | DataType::Date32 | DataType::Timestamp(..) | DataType::Interval(_) => !arithmetic,
         DataType::BinaryView | DataType::Binary => !arithmetic,
+        _ if is_string(&data_type) => {
+            // A uuid is text in canonical form: what it is compared with must be too.
+            let declared = beside.to_field(schema).ok().and_then(|(_, field)| declared_type(&field));
+            return match declared {
+                Some(SqlType::Uuid) => Ok(Some(read_literal(text, SqlType::Uuid, &data_type, settings)?)),
+                _ => Ok(None),
+            };
+        }
         _ => false,
     };
     if !read {
@@ -247,6 +270,15 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
     Ok(Transformed::no(Expr::Cast(Cast { expr, field })))
 }
 
+/// True of an interval constant without a part of a day.
+fn is_whole_days(expr: &Expr) -> bool {
+    match expr {
+        Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(value)), _) => value.nanoseconds == 0,
+        Expr::Literal(ScalarValue::IntervalYearMonth(_), _) => true,
+        _ => false,
+    }
+}
+
 fn metadata(field: &Field) -> datafusion::common::metadata::FieldMetadata {
     datafusion::common::metadata::FieldMetadata::from(field)
 }
@@ -261,7 +293,7 @@ impl AnalyzerRule for Casts {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let zone: Arc<str> = Arc::from(settings(config).time_zone);
-        let plan = rewrite_plan(plan, &|expr, schema| match expr {
+        let plan = rewrite_plan(plan, &|expr, schema, makes_values| match expr {
             Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
             Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
                 if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
@@ -274,6 +306,16 @@ impl AnalyzerRule for Casts {
                     _ => Box::new(ScalarUDF::new_from_impl(Divisor::new()).call(vec![*right])),
                 };
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
+            }
+            // A date and an interval make a timestamp. In conditions whole days may stay dates, which compare alike and
+            // push down.
+            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus), right })
+                if matches!(left.get_type(schema), Ok(DataType::Date32))
+                    && matches!(right.get_type(schema), Ok(DataType::Interval(_)))
+                    && (makes_values || !is_whole_days(&right)) =>
+            {
+                let left = Expr::Cast(Cast::new(left, DataType::Timestamp(TimeUnit::Microsecond, None)));
+                Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right })))
             }
             Expr::ScalarFunction(mut function)
                 if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
@@ -297,14 +339,18 @@ impl AnalyzerRule for Casts {
     }
 }
 
+/// True of a plan node whose expressions make values, rather than conditions.
+fn makes_values(plan: &LogicalPlan) -> bool {
+    matches!(
+        plan,
+        LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
+    )
+}
+
 /// Arrow's integers wrap around. Conditions are left to: they push down, and compare what was checked.
 fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
     let checked = plan.transform_up_with_subqueries(|plan| {
-        let makes_values = matches!(
-            plan,
-            LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
-        );
-        if !makes_values {
+        if !makes_values(&plan) {
             return Ok(Transformed::no(plan));
         }
         let schema = merge_schema(&plan.inputs());

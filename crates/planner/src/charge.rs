@@ -124,7 +124,8 @@ impl Pacing {
                 total => usage.bytes as f64 / total as f64,
             };
             if share > 0.0 {
-                stall_ns += accesses.iter().map(|access| pacer.charge(scaled(access, share))).sum::<u64>();
+                let shares: Vec<Access> = accesses.iter().map(|access| scaled(access, share)).collect();
+                stall_ns += pacer.charge_all(&shares);
             }
         }
         if stall_ns > 0 {

@@ -34,6 +34,7 @@ pub fn from_datafusion(error: DataFusionError) -> Error {
         DataFusionError::ResourcesExhausted(message) => {
             Error::new(SqlState::OUT_OF_MEMORY, "out of memory").with_detail(sentence(first_line(&message)))
         }
+        DataFusionError::NotImplemented(message) if message.contains("WHERE") => from_plan(&message),
         DataFusionError::NotImplemented(message) => Error::unsupported(lower(first_line(&message))),
         DataFusionError::Plan(message) => from_plan(&message),
         DataFusionError::Configuration(message) => {

@@ -370,7 +370,7 @@ fn check(definition: &Definition, values: &[String], database: &Database) -> Res
                 return Err(invalid(&joined).with_detail("The query heap must live somewhere."));
             }
             for name in &names {
-                database.tablespaces().get(name).map_err(|_| invalid(&joined).with_detail(missing(name)))?;
+                database.tablespaces().get(name)?;
             }
             Ok(join_names(&names))
         }

@@ -401,6 +401,15 @@ impl Rewriter {
 
     fn expression(&mut self, expr: &mut Expr) {
         match expr {
+            Expr::Value(ValueWithSpan { value: Value::Number(number, _), .. }) if is_beyond_decimal(number) => {
+                *expr = Expr::Cast {
+                    kind: CastKind::DoubleColon,
+                    expr: Box::new(text(number.clone())),
+                    data_type: DataType::DoublePrecision,
+                    array: false,
+                    format: None,
+                };
+            }
             Expr::Collate { expr: inner, collation } if is_byte_collation(collation) => *expr = take(inner),
             Expr::Identifier(name) if name.quote_style.is_none() => {
                 let name = name.value.to_lowercase();
@@ -600,6 +609,16 @@ fn split_by_pattern(mut args: Vec<Expr>) -> Expr {
     let separator = || text("\u{1}");
     args.extend([separator(), text("g")]);
     call("string_to_array", vec![call("regexp_replace", args), separator()])
+}
+
+/// True of a number with an exponent that no decimal of 38 digits holds, which then is a float.
+fn is_beyond_decimal(number: &str) -> bool {
+    let Some((mantissa, exponent)) = number.split_once(['e', 'E']) else { return false };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let Ok(exponent) = exponent.parse::<i64>() else { return false };
+    let scale = fraction.len() as i64 - exponent;
+    let digits = whole.trim_start_matches('0').len() as i64 + fraction.len() as i64;
+    digits.max(digits - scale) > 38 || scale > 38
 }
 
 fn is_integer(expr: &Expr) -> bool {

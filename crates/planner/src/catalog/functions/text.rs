@@ -32,6 +32,13 @@ pub fn functions() -> Vec<Function> {
             Ok(args.iter().filter(|arg| !arg.is_null()).count().into())
         })
         .nullable(),
+        Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| {
+            Ok(match &args[0] {
+                Value::Bytes(bytes) => bytes.len(),
+                value => value.as_str().len(),
+            }
+            .into())
+        }),
         Function::new("array_upper", &[&[List, Int4]], "int4", |_, args| array_bound(args, |len| len)),
         Function::new("array_lower", &[&[List, Int4]], "int4", |_, args| array_bound(args, |_| 1)),
         // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
