@@ -16,12 +16,33 @@ struct Connection {
     client: Client,
 }
 
+/// An error as `statement error` matches it: its SQLSTATE, then its message.
+#[derive(Debug)]
+struct Failure(tokio_postgres::Error);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.as_db_error() {
+            Some(error) => write!(f, "{}: {}", error.code().code(), error.message()),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<tokio_postgres::Error> for Failure {
+    fn from(error: tokio_postgres::Error) -> Failure {
+        Failure(error)
+    }
+}
+
 #[async_trait::async_trait]
 impl AsyncDB for Connection {
-    type Error = tokio_postgres::Error;
+    type Error = Failure;
     type ColumnType = DefaultColumnType;
 
-    async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>, tokio_postgres::Error> {
+    async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>, Failure> {
         let mut output = DBOutput::StatementComplete(0);
         for message in self.client.simple_query(sql).await? {
             match message {
@@ -61,8 +82,8 @@ impl AsyncDB for Connection {
         tokio::time::sleep(duration).await;
     }
 
-    fn error_sql_state(error: &tokio_postgres::Error) -> Option<String> {
-        error.as_db_error().map(|error| error.code().code().to_owned())
+    fn error_sql_state(error: &Failure) -> Option<String> {
+        error.0.as_db_error().map(|error| error.code().code().to_owned())
     }
 }
 
