@@ -40,11 +40,10 @@ fn settings(config: &ConfigOptions) -> TextSettings {
     }
 }
 
-/// Rewrites every expression of a plan, children first, keeping output names. `rewrite` is told whether the expression
-/// makes values, rather than conditions.
+/// Rewrites every expression of a plan, children first, keeping output names.
 fn rewrite_plan(
     plan: LogicalPlan,
-    rewrite: &dyn Fn(Expr, &DFSchema, bool) -> Result<Transformed<Expr>>,
+    rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
     let rewritten = plan.transform_up_with_subqueries(|plan| {
         let mut schema = merge_schema(&plan.inputs());
@@ -52,10 +51,9 @@ fn rewrite_plan(
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
         let names = NamePreserver::new(&plan);
-        let makes_values = makes_values(&plan);
         let plan = plan.map_expressions(|expr| {
             let name = names.save(&expr);
-            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema, makes_values))?;
+            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
             Ok(rewritten.update_data(|expr| name.restore(expr)))
         })?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
@@ -73,7 +71,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        rewrite_plan(plan, &|expr, schema, _| type_literals(expr, schema, &settings))
+        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
     }
 }
 
@@ -270,13 +268,8 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
     Ok(Transformed::no(Expr::Cast(Cast { expr, field })))
 }
 
-/// True of an interval constant without a part of a day.
-fn is_whole_days(expr: &Expr) -> bool {
-    match expr {
-        Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(value)), _) => value.nanoseconds == 0,
-        Expr::Literal(ScalarValue::IntervalYearMonth(_), _) => true,
-        _ => false,
-    }
+fn has_part_of_day(expr: &Expr) -> bool {
+    matches!(expr, Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(value)), _) if value.nanoseconds != 0)
 }
 
 fn metadata(field: &Field) -> datafusion::common::metadata::FieldMetadata {
@@ -293,7 +286,7 @@ impl AnalyzerRule for Casts {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let zone: Arc<str> = Arc::from(settings(config).time_zone);
-        let plan = rewrite_plan(plan, &|expr, schema, makes_values| match expr {
+        let plan = rewrite_plan(plan, &|expr, schema| match expr {
             Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
             Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
                 if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
@@ -307,12 +300,9 @@ impl AnalyzerRule for Casts {
                 };
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
             }
-            // A date and an interval make a timestamp. In conditions whole days may stay dates, which compare alike and
-            // push down.
+            // A date and a part of a day make a timestamp. Whole days leave a date, which compares alike and pushes down.
             Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus), right })
-                if matches!(left.get_type(schema), Ok(DataType::Date32))
-                    && matches!(right.get_type(schema), Ok(DataType::Interval(_)))
-                    && (makes_values || !is_whole_days(&right)) =>
+                if matches!(left.get_type(schema), Ok(DataType::Date32)) && has_part_of_day(&right) =>
             {
                 let left = Expr::Cast(Cast::new(left, DataType::Timestamp(TimeUnit::Microsecond, None)));
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right })))

@@ -281,7 +281,7 @@ fn from_plan(message: &str) -> Error {
             format!("column \"{column}\" must appear in the GROUP BY clause or be used in an aggregate function"),
         );
     }
-    if message.contains("aggregate function") && message.contains("WHERE") {
+    if message.contains("ggregate function") && message.contains("WHERE") {
         return Error::new(SqlState::GROUPING_ERROR, "aggregate functions are not allowed in WHERE");
     }
     for operation in [

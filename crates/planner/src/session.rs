@@ -330,6 +330,11 @@ impl Session {
         notices
     }
 
+    /// The columns of an open cursor: a portal to the protocol, which may describe it.
+    pub fn cursor_columns(&self, name: &str) -> Option<&[ResultColumn]> {
+        self.cursors.get(name).map(|cursor| cursor.columns.as_slice())
+    }
+
     pub fn text_settings(&self) -> TextSettings {
         self.settings.text_settings()
     }

@@ -550,8 +550,11 @@ impl Connection {
     }
 
     fn describe_portal(&mut self, name: &str) -> Result<()> {
-        let portal = self.portals.get(name).ok_or_else(|| no_portal(name))?;
-        let (columns, formats) = (portal.prepared.description.columns.clone(), portal.result_formats.clone());
+        let (columns, formats) = match self.portals.get(name) {
+            Some(portal) => (portal.prepared.description.columns.clone(), portal.result_formats.clone()),
+            // `DECLARE name CURSOR` makes a portal too.
+            None => (Some(self.session.cursor_columns(name).ok_or_else(|| no_portal(name))?.to_vec()), Vec::new()),
+        };
         self.describe_columns(columns.as_deref(), &formats)
     }
 
