@@ -181,6 +181,11 @@ async fn the_extended_protocol() {
         ]))
         .await;
     assert_eq!(kinds(&messages), "1tn2IZ");
+    // A cursor of SQL's can be described, and no other name.
+    raw.ask(&raw::query("BEGIN; DECLARE \"c d\" CURSOR FOR SELECT 1 AS a")).await;
+    let messages = raw.ask(&all(&[raw::message(b'D', b"Pc d\0"), raw::message(b'D', b"Pe\0"), raw::sync()])).await;
+    assert_eq!((kinds(&messages).as_str(), field(&messages[1].1, b'C').as_deref()), ("TEZ", Some("34000")));
+    raw.ask(&raw::query("ROLLBACK")).await;
     // Flush answers without ending anything.
     raw.send(&all(&[raw::parse("", "SELECT 1"), raw::message(b'H', &[])])).await;
     assert_eq!(kinds(&raw.until(b'1').await), "1");
