@@ -20,10 +20,15 @@ lint:
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace
 
-# TPC-H beside DuckDB, Hyper and plain DataFusion in one run (PyPI packages, in a virtual environment of its own).
-compare-tpch *ARGS:
-    bench/peers.sh compare_tpch.py {{ARGS}}
+# A virtual environment with the peers, pinned, from PyPI.
+peers:
+    python3 -m venv target/peers
+    target/peers/bin/pip install --quiet --requirement bench/requirements.txt
+
+# TPC-H beside DuckDB, Hyper and plain DataFusion in one run.
+compare-tpch *ARGS: peers
+    target/peers/bin/python bench/compare_tpch.py {{ARGS}}
 
 # Every TPC-DS answer beside DuckDB's.
-compare-tpcds *ARGS:
-    bench/peers.sh compare_tpcds.py {{ARGS}}
+compare-tpcds *ARGS: peers
+    target/peers/bin/python bench/compare_tpcds.py {{ARGS}}

@@ -426,8 +426,9 @@ impl Arena {
             held.bytes.fetch_sub(bytes, Ordering::Release);
             return;
         }
-        // Its tablespace is held by nobody, although this arena has a page of it.
-        std::process::abort();
+        // Its tablespace is held by nobody, although this arena has a page of it: the invariant above is broken. The pages
+        // stay taken, seen in the ledger as heap without a statement; nothing else is harmed by leaving them so.
+        debug_assert!(false, "an arena gives back a page of a tablespace that it does not hold");
     }
 }
 
