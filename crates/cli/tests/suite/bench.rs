@@ -7,7 +7,7 @@ use std::process::Command;
 fn placements_agree_and_the_report_stands_alone() {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
-        .args(["bench", "tpch", "--sf", "0.01", "--placement", "all", "--repeat", "1"])
+        .args(["bench", "tpch", "--sf", "0.01", "--placement", "all", "--repeat", "1", "--streams", "2"])
         .args(["--near", "1GB", "--far", "anon:,size=1GB", "--results"])
         .arg(folder.path().join("results"))
         .arg("--report")
@@ -35,6 +35,7 @@ fn placements_agree_and_the_report_stands_alone() {
         for query in queries {
             assert_eq!(query["answer"]["answer"], expected, "{} {}", placement["name"], query["name"]);
         }
+        assert!(placement["throughput"]["queries_per_hour"].as_f64().unwrap() > 0.0);
         // Where the heap is, is where it says.
         let heap_far = placement["name"] == "heap-far" || placement["name"] == "both-far";
         let peak: u64 = queries
