@@ -7,6 +7,7 @@ use tidepool_base::{Error, Result, SqlState};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 #[derive(Clone)]
@@ -25,15 +26,18 @@ impl Tls {
             Error::new(SqlState::CONFIG_FILE_ERROR, format!("could not use TLS file \"{}\"", path.display()))
                 .with_detail(why)
         };
-        let chain: Vec<CertificateDer<'static>> = rustls_pemfile::certs(&mut read(certificate)?.as_slice())
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&read(certificate)?)
             .collect::<Result<_, _>>()
             .map_err(|error| wrong(certificate, format!("{error}.")))?;
         let Some(end_point) = chain.first().map(|own| end_point(own)) else {
             return Err(wrong(certificate, "The file has no certificate in PEM form.".to_owned()));
         };
-        let private: PrivateKeyDer<'static> = rustls_pemfile::private_key(&mut read(key)?.as_slice())
-            .map_err(|error| wrong(key, format!("{error}.")))?
-            .ok_or_else(|| wrong(key, "The file has no private key in PEM form.".to_owned()))?;
+        let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
+            wrong(key, match error {
+                pem::Error::NoItemsFound => "The file has no private key in PEM form.".to_owned(),
+                other => format!("{other}."),
+            })
+        })?;
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| Error::internal(error.to_string()))?

@@ -10,6 +10,7 @@ use tidepool_server::Service;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
@@ -154,7 +155,7 @@ fn tls_config(url: &Url) -> Result<ClientConfig> {
     let pem =
         std::fs::read(path).map_err(|error| Error::io(format_args!("read file \"{}\"", path.display()), &error))?;
     let mut roots = RootCertStore::empty();
-    for certificate in rustls_pemfile::certs(&mut pem.as_slice()) {
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
         let added = certificate
             .map_err(|error| error.to_string())
             .and_then(|certificate| roots.add(certificate).map_err(|error| error.to_string()));
