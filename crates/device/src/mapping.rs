@@ -153,7 +153,9 @@ impl Mapping {
     /// Reserves the memory or the blocks of `range` (byte offsets), so that writing there cannot fail. Allocates nothing
     /// from the process, not even for the error.
     pub fn commit(&self, range: Range<usize>) -> io::Result<()> {
-        self.check(&range);
+        if range.start > range.end || range.end > self.len {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         match &self.backing {
             Backing::File { file, fills_up: true, .. } => {
                 let range = self.outward(&range);

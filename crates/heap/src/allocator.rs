@@ -9,7 +9,7 @@
 //! process's caches, also from inside a heap.
 
 use crate::arena::{self, Arena};
-use crate::jemalloc::{TCACHE_MASK, layout_flags};
+use crate::jemalloc::{self, TCACHE_MASK, layout_flags};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -113,7 +113,14 @@ unsafe impl GlobalAlloc for TidepoolAllocator {
         unsafe {
             match page_tag(block) {
                 None => sys::sdallocx(block.cast(), layout.size(), flags),
-                Some(tag) => sys::sdallocx(block.cast(), layout.size(), flags | cache_flag(tag)),
+                Some(tag) => {
+                    let route = ROUTE.get();
+                    if route.tag() == tag {
+                        sys::sdallocx(block.cast(), layout.size(), flags | (route.flags() & TCACHE_MASK));
+                    } else {
+                        free_outside(block, layout.size(), flags, tag);
+                    }
+                }
             }
         }
     }
@@ -134,11 +141,18 @@ unsafe impl GlobalAlloc for TidepoolAllocator {
     }
 }
 
-/// The cache that a block with this tag may enter.
-#[inline]
-fn cache_flag(tag: u16) -> i32 {
-    let route = ROUTE.get();
-    if route.tag() == tag { route.flags() & TCACHE_MASK } else { sys::MALLOCX_TCACHE_NONE }
+/// Frees a block of a heap that this thread is not inside.
+#[inline(never)]
+unsafe fn free_outside(block: *mut u8, size: usize, flags: i32, tag: u16) {
+    // SAFETY: the caller's promises. Straight to its arena, as no cache of this thread is that arena's.
+    unsafe { sys::sdallocx(block.cast(), size, flags | sys::MALLOCX_TCACHE_NONE) };
+    if let Some(arena) = arena::by_tag(tag) {
+        // It may be the arena's last, and the arena the last to hold a tablespace: what its end frees and logs is the
+        // process's.
+        let before = set_route(Route::PROCESS);
+        arena.freed_outside();
+        set_route(before);
+    }
 }
 
 #[inline]
@@ -192,12 +206,20 @@ unsafe fn refused(route: Route, layout: Layout, flags: i32, zero: i32) -> *mut u
         return null_mut();
     };
     if arena.overdraft_bytes() == 0 {
-        // Free blocks and extents of other sizes may stand in the way. Once is enough: the statement ends soon.
-        arena.purge(route.flags() & TCACHE_MASK);
-        // SAFETY: as the call before.
-        let block = unsafe { sys::mallocx(layout.size(), flags) };
-        if !block.is_null() {
-            return block.cast();
+        // Free blocks and extents may stand in the way: of other sizes, or of other statements. Once is enough: the
+        // statement ends soon.
+        if let Some(cache) = jemalloc::tcache_of_flag(route.flags() & TCACHE_MASK) {
+            jemalloc::flush_tcache(cache);
+        }
+        for purge in [|arena: &Arena| arena.purge(), |_: &Arena| arena::purge_all()] {
+            let before = set_route(Route::PROCESS);
+            purge(arena);
+            set_route(before);
+            // SAFETY: as the call before.
+            let block = unsafe { sys::mallocx(layout.size(), flags) };
+            if !block.is_null() {
+                return block.cast();
+            }
         }
     }
     let bytes = layout.size() as u64;

@@ -5,30 +5,43 @@
 //!
 //! Life cycle: made -> leased to an open heap -> closed (thread caches flushed, free extents given back) -> idle, or
 //! *lingering* while blocks that outlived their heap are in use. A lingering arena gives every extent back as soon as its
-//! last block is freed, and may be leased again by a heap that uses the tablespaces in which it lingers.
+//! last block is freed, and may be leased again by a heap that uses the tablespaces in which it lingers. How threads race
+//! for this is [`crate::lease`]'s matter.
 //!
 //! Invariants:
-//!   * Every page that an arena took carries the arena's tag ([`tidepool_tablespace::page_tag`]), until it is given back.
+//!   * Every page that an arena took carries the arena's tag ([`tidepool_tablespace::page_tag`]) until it is given back,
+//!     and an arena gives back only pages with its tag.
 //!   * `held[i].space` is set while `held[i].bytes` is not zero: a page keeps its tablespace open.
 //!   * Only a leased arena takes pages.
+//!   * No two arenas' extents are neighbours in jemalloc's eyes. Of two adjoining extents it joins those where the upper
+//!     one is not a *head* (the start of what a hook gave), and takes it for granted that both are then of one arena: it
+//!     locks and changes the books of the one that it works for. That holds for address space that is never given back. It
+//!     breaks when the start of a run is given back while its rest is in use, and another arena gets that start: two arenas
+//!     then have one extent in their books, hand it out twice, or give it back twice. So the start goes to another arena
+//!     only with a free page between it and the rest ([`Tablespace::allocate_tagged`]).
 //!   * jemalloc retains nothing. It grows an arena by doubling and keeps the rest for ever, unless the hook refuses: those
 //!     requests come with `commit` unset, others with `commit` set. Then it asks again for exactly what it needs.
 //!     (`opt.retain` must stay on for the process's own arenas, where it saves two thirds of the cost of large blocks.)
+//!   * jemalloc purges only when told to.
 //!
 //! The hooks run inside the allocator. They must not allocate, and do not: they change atomics and a tablespace's books.
+//! What contradicts these invariants is memory given to two owners, and ends the process with a line that says what it was.
 
 use crate::jemalloc;
+use crate::lease::{Books, Lease, Life};
 use std::ffi::{c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_tablespace::{TAG_MAX, Tablespace, stop};
 use tikv_jemalloc_sys::extent_hooks_t;
 
-/// jemalloc has room for 4,095 arenas, and a search of the pool looks at all that are made.
+/// jemalloc has room for 4,095 arenas, and a search for an idle one looks at all that are made.
 pub const ARENAS_MAX: usize = 256;
+
+const _: () = assert!(ARENAS_MAX <= TAG_MAX as usize);
 
 /// Tablespaces that one heap can name.
 pub const HEAP_SPACES_MAX: usize = 8;
@@ -42,8 +55,12 @@ const TCACHES_MAX: usize = 32;
 /// Freed extents from this size on go back to the tablespace at once, to be joined there with their neighbours.
 const OVERSIZE_BYTES: usize = 1 << 20;
 
-/// Smaller ones are kept for the statement, and longer than most of them run.
-const DIRTY_DECAY_MS: isize = 10_000;
+/// Smaller ones are kept for the statement, longer than most of them run.
+const FREE_EXTENTS_KEPT: Duration = Duration::from_secs(10);
+
+/// A century: jemalloc itself never gives free extents back. (Not "never", -1: then it would not give large ones back at
+/// once either.)
+const DIRTY_DECAY_MS: isize = 100 * 365 * 24 * 3600 * 1000;
 
 const BYTE_ALIGNMENT_MIN: usize = 4096;
 
@@ -113,7 +130,7 @@ pub struct Arena {
     /// jemalloc's number.
     number: AtomicU32,
     tag: u16,
-    leased: AtomicBool,
+    lease: Lease,
     held: [Held; HELD_MAX],
     /// Places in `held`, in overflow order; the first `order_len` count.
     order: [AtomicU8; HEAP_SPACES_MAX],
@@ -123,6 +140,8 @@ pub struct Arena {
     bytes: AtomicU64,
     /// Bytes that no tablespace had room for, and that the process gave.
     overdraft_bytes: AtomicU64,
+    /// When free extents were last given back, in milliseconds of [`now_ms`].
+    purged_ms: AtomicU64,
     caches: [Cache; TCACHES_MAX],
 }
 
@@ -140,16 +159,24 @@ impl std::fmt::Debug for Arena {
 /// Arenas by tag less one. Filled from the start, never emptied.
 static ARENAS: [AtomicPtr<Arena>; ARENAS_MAX] = [const { AtomicPtr::new(null_mut()) }; ARENAS_MAX];
 
-struct Pool {
-    made: usize,
-    idle: Vec<&'static Arena>,
-    lingering: Vec<&'static Arena>,
+/// How many arenas there are. Held while one is made.
+static MADE: Mutex<usize> = Mutex::new(0);
+
+/// Milliseconds since some time in the past.
+fn now_ms() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_millis() as u64
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { made: 0, idle: Vec::new(), lingering: Vec::new() });
+fn all() -> impl Iterator<Item = &'static Arena> {
+    (1..=ARENAS_MAX as u16).map_while(by_tag)
+}
 
-fn pool() -> std::sync::MutexGuard<'static, Pool> {
-    POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+/// Gives the free extents of all arenas back, for a statement that found no room.
+pub fn purge_all() {
+    for arena in all() {
+        arena.purge();
+    }
 }
 
 /// The arena with this tag (one or more).
@@ -161,7 +188,7 @@ pub fn by_tag(tag: u16) -> Option<&'static Arena> {
 
 /// jemalloc's numbers of all arenas.
 pub fn numbers() -> impl Iterator<Item = u32> {
-    (1..=ARENAS_MAX as u16).map_while(by_tag).map(|arena| arena.number.load(Ordering::Relaxed))
+    all().map(|arena| arena.number.load(Ordering::Relaxed))
 }
 
 /// What one tablespace gave to a heap, bytes.
@@ -175,44 +202,48 @@ impl Arena {
     /// An arena for a heap over `spaces` (at most [`HEAP_SPACES_MAX`]). The caller is outside any heap.
     pub fn lease(spaces: &[Arc<Tablespace>], budget_bytes: Option<u64>) -> Result<&'static Arena> {
         debug_assert!(!spaces.is_empty() && spaces.len() <= HEAP_SPACES_MAX);
-        let mut pool = pool();
-        pool.sweep();
-        let suits =
-            |arena: &&'static Arena| arena.lingering_spaces().all(|held| spaces.iter().any(|space| held == &**space));
-        let arena = match pool.idle.pop() {
-            Some(arena) => arena,
-            None => match pool.lingering.iter().position(suits) {
-                Some(index) => pool.lingering.swap_remove(index),
-                None => {
-                    let arena = Arena::make(pool.made)?;
-                    pool.made += 1;
-                    arena
-                }
-            },
+        let begin = |arena: &Arena, life, wait| {
+            arena.lease.begin(life, wait, || {
+                let suits = arena.lingering_spaces().all(|held| spaces.iter().any(|space| held == Arc::as_ptr(space)));
+                suits && arena.prepare(spaces, budget_bytes)
+            })
         };
-        drop(pool);
-
-        for (place, space) in spaces.iter().enumerate() {
-            arena.order[place].store(arena.hold(space) as u8, Ordering::Relaxed);
+        let find = |wait| {
+            // One that nobody has blocks in, if there is one: then all that it gives back is this heap's.
+            [Life::Idle, Life::Lingering].into_iter().find_map(|life| all().find(|arena| begin(arena, life, wait)))
+        };
+        if let Some(arena) = find(false) {
+            return Ok(arena);
         }
-        arena.order_len.store(spaces.len(), Ordering::Relaxed);
-        arena.budget_bytes.store(budget_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
-        arena.bytes.store(0, Ordering::Relaxed);
-        arena.overdraft_bytes.store(0, Ordering::Relaxed);
-        // An arena whose decay cannot be set gives extents back at once: slower, and right.
-        let _ = jemalloc::set_dirty_decay(arena.number.load(Ordering::Relaxed), DIRTY_DECAY_MS);
-        // Release: the hooks take pages only once all of the above is seen.
-        arena.leased.store(true, Ordering::Release);
+        let mut made = MADE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if *made == ARENAS_MAX {
+            drop(made);
+            // One may only have been looked after a moment ago.
+            return find(true).ok_or_else(|| too_many(format!("There can be {ARENAS_MAX}.")));
+        }
+        let arena = Arena::make(*made)?;
+        // Nobody knows of it yet, so it can be leased.
+        begin(arena, Life::Idle, true);
+        ARENAS[*made].store((arena as *const Arena).cast_mut(), Ordering::Release);
+        *made += 1;
         Ok(arena)
     }
 
-    fn make(made: usize) -> Result<&'static Arena> {
-        let failed = |detail: String| {
-            Error::new(SqlState::INSUFFICIENT_RESOURCES, "too many query heaps are open at once").with_detail(detail)
-        };
-        if made == ARENAS_MAX {
-            return Err(failed(format!("There can be {ARENAS_MAX}.")));
+    /// Writes down what a lease is for. False when there is no room for it.
+    fn prepare(&self, spaces: &[Arc<Tablespace>], budget_bytes: Option<u64>) -> bool {
+        for (index, space) in spaces.iter().enumerate() {
+            let Some(place) = self.hold(space) else { return false };
+            self.order[index].store(place as u8, Ordering::Relaxed);
         }
+        self.order_len.store(spaces.len(), Ordering::Relaxed);
+        self.budget_bytes.store(budget_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
+        self.overdraft_bytes.store(0, Ordering::Relaxed);
+        self.purged_ms.store(now_ms(), Ordering::Relaxed);
+        true
+    }
+
+    fn make(made: usize) -> Result<&'static Arena> {
         let arena: &'static Arena = Box::leak(Box::new(Arena {
             hooks: extent_hooks_t {
                 alloc: Some(take_extent),
@@ -227,76 +258,59 @@ impl Arena {
             },
             number: AtomicU32::new(0),
             tag: made as u16 + 1,
-            leased: AtomicBool::new(false),
+            lease: Lease::new(),
             held: [const { Held::none() }; HELD_MAX],
             order: [const { AtomicU8::new(0) }; HEAP_SPACES_MAX],
             order_len: AtomicUsize::new(0),
             budget_bytes: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             overdraft_bytes: AtomicU64::new(0),
+            purged_ms: AtomicU64::new(0),
             caches: [const { Cache { busy: AtomicBool::new(false), id: AtomicU32::new(0), used: AtomicBool::new(false) } };
                 TCACHES_MAX],
         }));
         // SAFETY: the hooks are leaked, and written for this. jemalloc does not change them.
         let number = unsafe { jemalloc::create_arena((&raw const arena.hooks).cast_mut()) }
-            .map_err(|code| failed(format!("jemalloc made no arena (error {code}).")))?;
+            .map_err(|code| too_many(format!("jemalloc made no arena (error {code}).")))?;
         arena.number.store(number, Ordering::Relaxed);
         jemalloc::disable_muzzy(number)
+            .and_then(|()| jemalloc::set_dirty_decay(number, DIRTY_DECAY_MS))
             .and_then(|()| jemalloc::set_oversize_threshold(number, OVERSIZE_BYTES))
-            .map_err(|code| failed(format!("jemalloc could not set up an arena (error {code}).")))?;
-        ARENAS[made].store((arena as *const Arena).cast_mut(), Ordering::Release);
+            .map_err(|code| too_many(format!("jemalloc could not set up an arena (error {code}).")))?;
         Ok(arena)
     }
 
-    /// The place of `space` in `held`, made if need be.
-    fn hold(&self, space: &Arc<Tablespace>) -> usize {
-        let present = |held: &Held| std::ptr::eq(held.space.load(Ordering::Acquire), Arc::as_ptr(space));
-        let place = self.held.iter().position(present).unwrap_or_else(|| {
-            let place = self
-                .held
-                .iter()
-                .position(|held| held.space.load(Ordering::Acquire).is_null())
-                // A lease never meets strangers (see `lease`), so at most `HEAP_SPACES_MAX` places are taken.
-                .expect("an arena has room for two heaps' tablespaces");
-            self.held[place].set(space);
-            place
-        });
+    /// The place of `space` in `held`, made if need be and possible. For a lease that begins.
+    fn hold(&self, space: &Arc<Tablespace>) -> Option<usize> {
+        let at = |held: &Held| held.space.load(Ordering::Acquire).cast_const();
+        let place = match self.held.iter().position(|held| std::ptr::eq(at(held), Arc::as_ptr(space))) {
+            Some(place) => place,
+            None => {
+                let place = self.held.iter().position(|held| at(held).is_null())?;
+                self.held[place].set(space);
+                place
+            }
+        };
         let held = &self.held[place];
         let lingering = held.bytes.load(Ordering::Acquire);
         held.bytes_before.store(lingering, Ordering::Relaxed);
         held.bytes_peak.store(lingering, Ordering::Relaxed);
-        place
+        Some(place)
     }
 
     /// Ends a lease. No thread is inside the heap any more; the caller is outside any heap.
-    pub fn close(&'static self) {
-        let number = self.number.load(Ordering::Relaxed);
-        self.leased.store(false, Ordering::Release);
+    pub fn close(&self) {
         for cache in &self.caches {
             if cache.used.swap(false, Ordering::Acquire) {
                 jemalloc::flush_tcache(cache.id.load(Ordering::Relaxed) - 1);
             }
         }
-        // Decay first: what is freed from here on goes back at once.
-        let _ = jemalloc::set_dirty_decay(number, 0);
-        jemalloc::purge(number);
-        let mut pool = pool();
-        pool.lingering.push(self);
-        pool.sweep();
+        drop(self.lease.end(self));
     }
 
-    /// Lets go of tablespaces of which nothing is left. True when none is left.
-    fn let_go(&self) -> bool {
-        let mut all = true;
-        for held in &self.held {
-            // Acquire: pairs with the subtraction in `give_extent_back`, the hook's last use of the tablespace.
-            if held.bytes.load(Ordering::Acquire) > 0 {
-                all = false;
-                continue;
-            }
-            drop(held.clear());
-        }
-        all
+    /// To be called when a block of this arena was freed by a thread outside its heap. The caller is outside any heap.
+    pub fn freed_outside(&self) {
+        drop(self.lease.freed_outside(self));
     }
 
     /// Tablespaces that hold blocks of a former lease.
@@ -357,12 +371,18 @@ impl Arena {
         self.overdraft_bytes.fetch_add(bytes, Ordering::Relaxed)
     }
 
-    /// Gives free extents back, so that another size may use them. `cache_flag` is of the calling thread's own cache.
-    pub fn purge(&self, cache_flag: i32) {
-        if let Some(cache) = jemalloc::tcache_of_flag(cache_flag) {
-            jemalloc::flush_tcache(cache);
+    /// Gives free extents back, so that others, or blocks of another size, may use their pages.
+    pub fn purge(&self) {
+        self.purged_ms.store(now_ms(), Ordering::Relaxed);
+        drop(self.lease.purge(self));
+    }
+
+    /// Gives free extents back if that was long ago.
+    pub fn tidy(&self) {
+        let now = now_ms();
+        if now.saturating_sub(self.purged_ms.load(Ordering::Relaxed)) >= FREE_EXTENTS_KEPT.as_millis() as u64 {
+            self.purge();
         }
-        jemalloc::purge(self.number.load(Ordering::Relaxed));
     }
 
     pub fn usage(&self, space: &Tablespace) -> Usage {
@@ -378,7 +398,7 @@ impl Arena {
 
     /// Takes `size` bytes for the leasing heap. Null when neither budget nor tablespaces allow it.
     fn take(&self, size: usize, alignment: usize, zero: &mut bool) -> *mut c_void {
-        if !self.leased.load(Ordering::Acquire) {
+        if !self.lease.is_leased() {
             return null_mut();
         }
         let bytes = size as u64;
@@ -390,10 +410,9 @@ impl Arena {
                 let Some(space) = (unsafe { held.space.load(Ordering::Acquire).as_ref() }) else {
                     continue;
                 };
-                let Some(run) = space.allocate_run(size, alignment.max(BYTE_ALIGNMENT_MIN), Purpose::Heap) else {
+                let Some(run) = space.allocate_tagged(size, alignment.max(BYTE_ALIGNMENT_MIN), self.tag) else {
                     continue;
                 };
-                space.set_page_tag(run.address, size, self.tag);
                 let now = held.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
                 held.bytes_peak.fetch_max(now, Ordering::Relaxed);
                 if *zero && !run.zeroed {
@@ -412,38 +431,44 @@ impl Arena {
     /// `[address, address + size)` are pages that this arena took and nobody uses.
     unsafe fn give_back(&self, address: NonNull<u8>, size: usize) {
         let bytes = size as u64;
-        for held in self.held.iter().filter(|held| held.contains(address.as_ptr())) {
-            // SAFETY: a page of it is in use, so it is held (invariant).
-            let Some(space) = (unsafe { held.space.load(Ordering::Acquire).as_ref() }) else {
-                continue;
-            };
-            // SAFETY: the caller's promise; pages are taken for `Heap` only.
-            unsafe { space.free_pages(address, size, Purpose::Heap) };
-            // Blocks of a former lease may go during this one: they were never part of its count.
-            let _ =
-                self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(bytes)));
-            // Release, and last: from here on the tablespace may be let go.
-            held.bytes.fetch_sub(bytes, Ordering::Release);
-            return;
+        let held = self.held.iter().find(|held| held.contains(address.as_ptr()));
+        // SAFETY: a page of it is in use, so it is held (invariant).
+        let space = held.and_then(|held| unsafe { held.space.load(Ordering::Acquire).as_ref() });
+        let (Some(held), Some(space)) = (held, space) else {
+            stop(format_args!("arena {} gives back {size} bytes of a tablespace that it does not hold", self.tag));
+        };
+        // SAFETY: the caller's promise.
+        unsafe { space.free_tagged(address, size, self.tag) };
+        // Blocks of a former lease may go during this one: they were never part of its count.
+        let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(bytes)));
+        // Release, and last: from here on the tablespace may be let go.
+        if held.bytes.fetch_sub(bytes, Ordering::Release) < bytes {
+            stop(format_args!("arena {} gives back more than it took of a tablespace", self.tag));
         }
-        // Its tablespace is held by nobody, although this arena has a page of it: the invariant above is broken. The pages
-        // stay taken, seen in the ledger as heap without a statement; nothing else is harmed by leaving them so.
-        debug_assert!(false, "an arena gives back a page of a tablespace that it does not hold");
     }
 }
 
-impl Pool {
-    /// Lingering arenas of which nothing is left become idle.
-    fn sweep(&mut self) {
-        let Pool { idle, lingering, .. } = self;
-        lingering.retain(|arena| {
-            let done = arena.let_go();
-            if done {
-                idle.push(arena);
-            }
-            !done
-        });
+impl Books for Arena {
+    type LetGo = [Option<Arc<Tablespace>>; HELD_MAX];
+
+    fn purge(&self) {
+        jemalloc::purge(self.number.load(Ordering::Relaxed));
     }
+
+    fn let_go(&self) -> (bool, Self::LetGo) {
+        let mut all = true;
+        let let_go = self.held.each_ref().map(|held| {
+            // Acquire: pairs with the subtraction in `give_back`, the hook's last use of the tablespace.
+            let empty = held.bytes.load(Ordering::Acquire) == 0;
+            all &= empty;
+            if empty { held.clear() } else { None }
+        });
+        (all, let_go)
+    }
+}
+
+fn too_many(detail: String) -> Error {
+    Error::new(SqlState::INSUFFICIENT_RESOURCES, "too many query heaps are open at once").with_detail(detail)
 }
 
 unsafe extern "C" fn take_extent(

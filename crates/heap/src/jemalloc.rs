@@ -82,6 +82,8 @@ static ARENA_LARGE: Mib<5> = Mib::new(c"stats.arenas.0.large.allocated");
 static ARENA_ACTIVE: Mib<4> = Mib::new(c"stats.arenas.0.pactive");
 static ARENA_DIRTY: Mib<4> = Mib::new(c"stats.arenas.0.pdirty");
 static ARENA_PURGE: Mib<3> = Mib::new(c"arena.0.purge");
+static ARENA_DECAY: Mib<3> = Mib::new(c"arena.0.decay");
+static ARENAS_COUNT: Mib<2> = Mib::new(c"arenas.narenas");
 static ARENA_DIRTY_DECAY: Mib<3> = Mib::new(c"arena.0.dirty_decay_ms");
 static ARENA_MUZZY_DECAY: Mib<3> = Mib::new(c"arena.0.muzzy_decay_ms");
 static ARENA_OVERSIZE: Mib<3> = Mib::new(c"arena.0.oversize_threshold");
@@ -112,7 +114,7 @@ fn in_arena<const N: usize>(mib: &Mib<N>, index: usize, arena: u32) -> [usize; N
     parts
 }
 
-/// How long freed extents are kept for reuse: 0 gives them back at once, with all that are kept now.
+/// How long freed extents are kept for reuse.
 pub fn set_dirty_decay(arena: u32, milliseconds: isize) -> Result<(), i32> {
     // SAFETY: `ssize_t` in.
     unsafe { ARENA_DIRTY_DECAY.call(in_arena(&ARENA_DIRTY_DECAY, 1, arena), Some(milliseconds)) }
@@ -135,6 +137,19 @@ pub fn purge(arena: u32) {
     // SAFETY: neither in nor out.
     let result: Result<(), i32> = unsafe { ARENA_PURGE.call(in_arena(&ARENA_PURGE, 1, arena), None::<()>) };
     debug_assert_eq!(result, Ok(()));
+}
+
+/// Gives back those free extents that have been kept for long enough.
+pub fn decay(arena: u32) {
+    // SAFETY: neither in nor out.
+    let result: Result<(), i32> = unsafe { ARENA_DECAY.call(in_arena(&ARENA_DECAY, 1, arena), None::<()>) };
+    debug_assert_eq!(result, Ok(()));
+}
+
+/// All arenas are numbered below this.
+pub fn arenas_count() -> u32 {
+    // SAFETY: `unsigned` out.
+    unsafe { ARENAS_COUNT.call(ARENAS_COUNT.parts(), None::<()>) }.unwrap_or(0)
 }
 
 /// A thread cache to be used with [`tcache_flag`], by one thread at a time.

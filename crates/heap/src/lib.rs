@@ -14,6 +14,7 @@
 mod allocator;
 mod arena;
 mod jemalloc;
+mod lease;
 mod query_heap;
 
 pub use allocator::{TidepoolAllocator, is_installed};
@@ -30,4 +31,25 @@ pub struct ProcessMemory {
 pub fn process_memory() -> ProcessMemory {
     let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers());
     ProcessMemory { allocated_bytes, resident_bytes }
+}
+
+/// Which of the process's free memory goes back to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// What was of no use for some seconds. jemalloc looks at this only as an arena is used, so an idle process would keep
+    /// for ever what it needed once: call it now and then.
+    Stale,
+    /// All of it: at the end of work whose memory nothing that follows needs.
+    All,
+}
+
+/// Gives free memory of the process's own arenas back to the system. Query heaps' goes to their tablespaces by itself.
+pub fn release(what: Release) {
+    let heaps: Vec<u32> = arena::numbers().collect();
+    for number in (0..jemalloc::arenas_count()).filter(|number| !heaps.contains(number)) {
+        match what {
+            Release::Stale => jemalloc::decay(number),
+            Release::All => jemalloc::purge(number),
+        }
+    }
 }

@@ -138,12 +138,15 @@ impl QueryHeap {
     }
 
     /// 53200 once an allocation found no room in any tablespace or the budget was passed; `Ok` before. What was over
-    /// was taken from the process so that nothing aborts; whoever drives the statement asks here between batches and ends it.
+    /// was taken from the process so that nothing aborts; whoever drives the statement asks here between batches and ends
+    /// it. Of a statement that runs for long, free memory is given back here from time to time.
     pub fn check(&self) -> Result<()> {
-        match self.arena {
-            Some(arena) if arena.overdraft_bytes() > 0 => Err(QueryHeap::outside(|| self.exhausted(arena))),
-            _ => Ok(()),
+        let Some(arena) = self.arena else { return Ok(()) };
+        if arena.overdraft_bytes() > 0 {
+            return Err(QueryHeap::outside(|| self.exhausted(arena)));
         }
+        QueryHeap::outside(|| arena.tidy());
+        Ok(())
     }
 
     fn exhausted(&self, arena: &Arena) -> Error {

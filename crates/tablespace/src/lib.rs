@@ -13,13 +13,15 @@ mod owners;
 mod region;
 mod space;
 mod spaces;
+mod stop;
 mod storage;
 mod superblock;
 #[cfg(test)]
 mod tests;
 
 pub use ledger::{LedgerRow, Purpose};
-pub use owners::{TABLESPACES_MAX, page_tag};
+pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;
 pub use space::{PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
 pub use spaces::Tablespaces;
+pub use stop::stop;

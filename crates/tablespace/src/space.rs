@@ -1,6 +1,7 @@
 use crate::extents::{CHUNK_PAGES, Extents};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
+use crate::stop::stop;
 use crate::superblock::Superblock;
 use crate::{LedgerRow, Purpose, Region};
 use std::cell::Cell;
@@ -189,7 +190,7 @@ impl Tablespace {
             .with_hint("Make the tablespace larger, or put less into it.")
     }
 
-    /// Page-granular allocation for the heap's extent hooks: `len` is a multiple of 4096, `align` a power of two.
+    /// Pages for `purpose`: `len` is a multiple of 4096, `align` a power of two.
     /// Never blocks on anything but the tablespace's own mutex and never allocates from the global allocator.
     pub fn allocate_pages(&self, len: usize, align: usize, purpose: Purpose) -> Option<NonNull<u8>> {
         self.allocate_run(len, align, purpose).map(|run| run.address)
@@ -197,32 +198,69 @@ impl Tablespace {
 
     /// As `allocate_pages`, and says whether the memory is known to be zeroed.
     pub fn allocate_run(&self, len: usize, align: usize, purpose: Purpose) -> Option<PageRun> {
+        self.take(len, align, purpose, 0)
+    }
+
+    /// As `allocate_run`, for the query heap's arena `tag` (from one to [`crate::TAG_MAX`]), which [`crate::page_tag`] then
+    /// answers for these pages.
+    ///
+    /// A run never ends where the middle of another arena's run begins: jemalloc would take the two for neighbours of one
+    /// arena and join them (see `tidepool_heap`'s arenas).
+    pub fn allocate_tagged(&self, len: usize, align: usize, tag: u16) -> Option<PageRun> {
+        self.take(len, align, Purpose::Heap, tag)
+    }
+
+    fn take(&self, len: usize, align: usize, purpose: Purpose, tag: u16) -> Option<PageRun> {
         debug_assert!(len.is_multiple_of(PAGE_BYTES) && align.is_power_of_two());
-        if len == 0 || self.closed.load(Ordering::Relaxed) {
-            return None;
-        }
         let count = len / PAGE_BYTES;
         let alignment = (align / PAGE_BYTES).max(1);
-        let origin = |alignment: usize| self.mapping.base().as_ptr().addr() / PAGE_BYTES % alignment;
         let mut extents = self.lock();
-        // Alignment is a matter of addresses, and page 0 lies where the mapping does. What comes in whole huge pages is laid over them, if there is such a place.
-        let run = if count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES {
-            extents
-                .take(count, CHUNK_PAGES, origin(CHUNK_PAGES))
-                .or_else(|| extents.take(count, alignment, origin(alignment)))
-        } else {
-            extents.take(count, alignment, origin(alignment))
-        }?;
+        if count == 0 || self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        // What comes in whole huge pages is laid over them, if there is such a place.
+        let chunked = count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES;
+        let mut run = if chunked { self.place(&mut extents, count, CHUNK_PAGES, tag) } else { None };
+        if run.is_none() {
+            run = self.place(&mut extents, count, alignment, tag);
+        }
+        let run = run?;
+        // Under the lock, so that `close` sees all that is taken.
+        self.ledger.add(purpose, len as u64);
         let touched = extents.touched_in(run.clone());
-        if touched < count {
-            let extents = if self.mapping.needs_commit() { self.commit(extents, &run)? } else { extents };
+        if touched == count {
+            self.note_free(&extents);
+        } else if !self.mapping.needs_commit() {
+            self.note_touched(extents, &run);
+        } else if let Some(extents) = self.commit(extents, &run) {
             self.note_touched(extents, &run);
         } else {
-            self.note_free(&extents);
+            self.ledger.subtract(purpose, len as u64);
+            return None;
         }
-        self.ledger.add(purpose, len as u64);
+        if tag != 0 {
+            // Not under the lock: until this is done the pages have no tag, as if each started a run. For the first that
+            // is true, and nobody can end at another while all of them are in use.
+            self.owners.set(run.clone(), tag);
+        }
         let zeroed = touched == 0 && self.mapping.is_zeroed();
         Some(PageRun { address: self.address_of(run.start), zeroed })
+    }
+
+    /// Takes `count` pages where `tag` may have them.
+    fn place(&self, extents: &mut Extents, count: usize, alignment: usize, tag: u16) -> Option<Range<usize>> {
+        // Alignment is a matter of addresses, and page 0 lies where the mapping does.
+        let origin = self.mapping.base().as_ptr().addr() / PAGE_BYTES % alignment;
+        let run = extents.take(count, alignment, origin)?;
+        if tag == 0 || !self.owners.is_inside_another(run.end, tag) {
+            return Some(run);
+        }
+        extents.give_back(run);
+        // With a page to spare, given back at once, what follows the run is free.
+        let roomy = extents.take(count.checked_add(1)?, alignment, origin)?;
+        let run = roomy.start..roomy.end - 1;
+        extents.give_back(run.end..roomy.end);
+        Some(run)
     }
 
     /// Reserves the blocks beneath a run that was just taken. On failure the run is given back.
@@ -272,12 +310,33 @@ impl Tablespace {
     /// # Safety
     /// `[address, address + len)` came from `allocate_pages` (whole or part of a run) with the same purpose and is no longer used.
     pub unsafe fn free_pages(&self, address: NonNull<u8>, len: usize, purpose: Purpose) {
-        let first = (address.as_ptr().addr() - self.mapping.base().as_ptr().addr()) / PAGE_BYTES;
+        self.give_back(self.pages_of(address, len), purpose);
+    }
+
+    /// # Safety
+    /// `[address, address + len)` came from `allocate_tagged` (whole or part of a run) with the same tag and is no longer used.
+    pub unsafe fn free_tagged(&self, address: NonNull<u8>, len: usize, tag: u16) {
+        let run = self.pages_of(address, len);
+        // First: from the moment they are given back the pages may be another's.
+        self.owners.clear(run.clone(), tag);
+        self.give_back(run, Purpose::Heap);
+    }
+
+    fn pages_of(&self, address: NonNull<u8>, len: usize) -> Range<usize> {
+        let offset = address.as_ptr().addr().wrapping_sub(self.mapping.base().as_ptr().addr());
+        if offset >= self.mapping.len() || len > self.mapping.len() - offset {
+            stop(format_args!("{len} bytes at {address:p} are given back to a tablespace that does not hold them"));
+        }
+        offset / PAGE_BYTES..(offset + len) / PAGE_BYTES
+    }
+
+    fn give_back(&self, run: Range<usize>, purpose: Purpose) {
+        let bytes = (run.len() * PAGE_BYTES) as u64;
         let mut extents = self.lock();
-        extents.give_back(first..first + len / PAGE_BYTES);
+        extents.give_back(run);
         self.note_free(&extents);
         drop(extents);
-        self.ledger.subtract(purpose, len as u64);
+        self.ledger.subtract(purpose, bytes);
     }
 
     pub fn contains(&self, address: *const u8) -> bool {
@@ -287,11 +346,6 @@ impl Tablespace {
     pub fn address_range(&self) -> Range<usize> {
         let start = self.mapping.base().as_ptr().addr();
         start..start + self.mapping.len()
-    }
-
-    /// Tags the pages of `[address, address + len)`, which the caller took: [`crate::page_tag`] then answers `tag` for them.
-    pub fn set_page_tag(&self, address: NonNull<u8>, len: usize, tag: u16) {
-        self.owners.set(address.as_ptr(), len, tag);
     }
 
     pub fn usage(&self) -> TablespaceUsage {
@@ -389,7 +443,7 @@ impl Tablespace {
     }
 
     fn lock(&self) -> MutexGuard<'_, Extents> {
-        // Only a broken invariant panics under this lock, before anything was changed.
+        // Nothing under this lock panics: what contradicts the books ends the process.
         self.extents.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

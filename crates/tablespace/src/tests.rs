@@ -1,4 +1,5 @@
 use crate::{Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
+use std::num::NonZero;
 use std::sync::Arc;
 use tidepool_base::{SqlState, TablespaceId};
 use tidepool_device::{Location, Mapping, Profile};
@@ -109,8 +110,8 @@ fn pages_are_taken_and_given_back_from_many_threads() {
                 let mut held = Vec::new();
                 for round in 0..rounds {
                     let pages = 1 + (round * 7 + thread as usize) % 60;
-                    if let Some(address) = space.allocate_pages(pages * PAGE, PAGE, Purpose::Heap) {
-                        space.set_page_tag(address, pages * PAGE, thread);
+                    if let Some(run) = space.allocate_tagged(pages * PAGE, PAGE, thread) {
+                        let address = run.address;
                         // SAFETY: the first byte of pages that are this thread's.
                         unsafe { address.write(thread as u8) };
                         held.push((address, pages));
@@ -121,9 +122,9 @@ fn pages_are_taken_and_given_back_from_many_threads() {
                         // SAFETY: these pages are this thread's; the second call gives the rest of the run.
                         unsafe {
                             assert_eq!(address.read(), thread as u8);
-                            space.free_pages(address.add((pages - 1) * PAGE), PAGE, Purpose::Heap);
+                            space.free_tagged(address.add((pages - 1) * PAGE), PAGE, thread);
                             if pages > 1 {
-                                space.free_pages(address, (pages - 1) * PAGE, Purpose::Heap);
+                                space.free_tagged(address, (pages - 1) * PAGE, thread);
                             }
                         }
                     }
@@ -133,13 +134,74 @@ fn pages_are_taken_and_given_back_from_many_threads() {
                 }
                 for (address, pages) in held {
                     // SAFETY: these pages are this thread's.
-                    unsafe { space.free_pages(address, pages * PAGE, Purpose::Heap) };
+                    unsafe { space.free_tagged(address, pages * PAGE, thread) };
                 }
             });
         }
     });
     assert_eq!(space.usage().used_bytes, 0);
     check(&space);
+}
+
+/// Two owners' runs of random lengths, freed in parts, page by page in a model: where one ends, none of the other goes on.
+#[test]
+fn a_run_never_ends_where_the_middle_of_anothers_begins() {
+    let pages = 200;
+    let space = heap_space(pages);
+    let base = space.address_range().start;
+    // Only its provenance is used.
+    let first_page = space.allocate_tagged(PAGE, PAGE, 1).unwrap().address;
+    // SAFETY: taken a moment ago.
+    unsafe { space.free_tagged(first_page, PAGE, 1) };
+    // Owner, and whether a run starts here.
+    let mut model: Vec<Option<(u16, bool)>> = vec![None; pages];
+    let mut random = 1u64;
+    let mut below = move |limit: usize| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize % limit
+    };
+    let (mut taken, mut padded, mut refused) = (0, 0, 0);
+    for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
+        let tag = 1 + below(2) as u16;
+        if below(2) == 0 {
+            let most = if below(4) == 0 { 40 } else { 6 };
+            let count = 1 + below(most);
+            let free_runs = model.split(|page| page.is_some()).filter(|run| run.len() >= count).count();
+            let Some(run) = space.allocate_tagged(count * PAGE, PAGE, tag) else {
+                refused += usize::from(free_runs > 0);
+                continue;
+            };
+            let start = (run.address.as_ptr().addr() - base) / PAGE;
+            let end = start + count;
+            assert!(model[start..end].iter().all(Option::is_none));
+            model[start..end].fill(Some((tag, false)));
+            model[start] = Some((tag, true));
+            if let Some(Some((other, first))) = model.get(end) {
+                assert!(*first || *other == tag, "pages {start} to {end} of {tag} end inside a run of {other}");
+            }
+            taken += 1;
+            let beyond = model.get(end + 1).copied().flatten();
+            padded += usize::from(model.get(end) == Some(&None) && beyond == Some((3 - tag, false)));
+        } else {
+            // A part of some run.
+            let start = below(pages);
+            let Some((tag, _)) = model[start] else { continue };
+            let most = 1 + below(6);
+            let mut end = start + 1;
+            while end < pages && end - start < most && model[end] == Some((tag, false)) {
+                end += 1;
+            }
+            let address = first_page.map_addr(|_| NonZero::new(base + start * PAGE).unwrap());
+            // SAFETY: pages that were taken with this tag, and are used by nobody.
+            unsafe { space.free_tagged(address, (end - start) * PAGE, tag) };
+            model[start..end].fill(None);
+        }
+        let used = model.iter().flatten().count();
+        assert_eq!(space.bytes(Purpose::Heap), (used * PAGE) as u64);
+        check(&space);
+    }
+    let seen = if cfg!(miri) { taken > 0 } else { taken > 0 && padded > 0 && refused > 0 };
+    assert!(seen, "{taken} {padded} {refused}");
 }
 
 #[test]
