@@ -138,20 +138,15 @@ mod model {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// jemalloc's arena and one tablespace, in pages.
+    /// jemalloc's arena and one tablespace, in pages. Nothing here orders one thread before another but the protocol.
     struct Arena {
         lease: Lease,
-        extents: Mutex<Extents>,
+        free: AtomicUsize,
+        purging: AtomicBool,
         bytes: AtomicUsize,
         /// The tablespace, held or not. Touched like the plain memory that it is.
         held: AtomicBool,
         space: UnsafeCell<usize>,
-    }
-
-    #[derive(Default)]
-    struct Extents {
-        free: usize,
-        purging: bool,
     }
 
     impl Books for Arena {
@@ -159,18 +154,13 @@ mod model {
 
         /// As jemalloc does: skipped while another one runs, and only what is free at its start.
         fn purge(&self) {
-            let count = {
-                let mut extents = self.extents.lock().unwrap();
-                if extents.purging {
-                    return;
-                }
-                extents.purging = true;
-                std::mem::take(&mut extents.free)
-            };
-            for _ in 0..count {
+            if self.purging.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            for _ in 0..self.free.swap(0, Ordering::Relaxed) {
                 self.give_back();
             }
-            self.extents.lock().unwrap().purging = false;
+            self.purging.store(false, Ordering::Relaxed);
         }
 
         fn let_go(&self) -> (bool, ()) {
@@ -189,7 +179,8 @@ mod model {
         fn new() -> Arc<Arena> {
             Arc::new(Arena {
                 lease: Lease::new(),
-                extents: Mutex::new(Extents::default()),
+                free: AtomicUsize::new(0),
+                purging: AtomicBool::new(false),
                 bytes: AtomicUsize::new(0),
                 held: AtomicBool::new(false),
                 space: UnsafeCell::new(0),
@@ -215,7 +206,7 @@ mod model {
         }
 
         fn free(&self) {
-            self.extents.lock().unwrap().free += 1;
+            self.free.fetch_add(1, Ordering::Relaxed);
         }
 
         fn free_outside(&self) {
