@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result};
-use tidepool_database::Database;
+use tidepool_database::{Database, TableWriter};
 use tidepool_planner::baseline::Baseline;
 
 /// One part of one table, for one thread.
@@ -61,13 +61,14 @@ fn fill_database(database: &Arc<Database>, workload: &Workload, threads: usize, 
             jobs.push(Job { table: index, part, parts, sink: transaction.writer(&table.name)? });
         }
     }
-    let done = run_jobs(workload, jobs, threads, |writer, batch| {
+    let write = |writer: &mut TableWriter, batch: RecordBatch| {
         let schema = writer.table().def.arrow_schema();
         let rows = batch.num_rows() as u64;
         writer.write(&conform(batch, &schema)?)?;
         bar.add(rows);
         Ok(())
-    })?;
+    };
+    let done = run_jobs(workload, jobs, threads, write, TableWriter::seal)?;
     // In the order of the parts, so that keys stay in the order in which they were generated.
     for job in done {
         transaction.absorb(job.sink)?;
@@ -88,11 +89,12 @@ fn fill_baseline(baseline: &Baseline, workload: &Workload, threads: usize, bar: 
             jobs.push(Job { table: index, part, parts, sink: Vec::<RecordBatch>::new() });
         }
     }
-    let done = run_jobs(workload, jobs, threads, |batches, batch| {
+    let write = |batches: &mut Vec<RecordBatch>, batch: RecordBatch| {
         bar.add(batch.num_rows() as u64);
         batches.push(batch);
         Ok(())
-    })?;
+    };
+    let done = run_jobs(workload, jobs, threads, write, |_| Ok(()))?;
     let mut partitions: Vec<Vec<Vec<RecordBatch>>> = workload.tables.iter().map(|_| Vec::new()).collect();
     for job in done {
         partitions[job.table].push(job.sink);
@@ -116,13 +118,15 @@ fn fill_baseline(baseline: &Baseline, workload: &Workload, threads: usize, bar: 
     Ok(facts)
 }
 
-/// Runs the jobs on `threads` threads, in order, and hands their sinks back in that order.
+/// Runs the jobs on `threads` threads, in order, and hands their sinks back in that order. `end`: a sink has all its rows.
 fn run_jobs<S: Send>(
     workload: &Workload,
     jobs: Vec<Job<S>>,
     threads: usize,
     write: impl Fn(&mut S, RecordBatch) -> Result<()> + Sync,
+    end: impl Fn(&mut S) -> Result<()> + Sync,
 ) -> Result<Vec<Job<S>>> {
+    let _shared = (workload.prepare)();
     let count = jobs.len();
     let queue = Mutex::new(jobs.into_iter().enumerate());
     let done: Mutex<Vec<Option<Job<S>>>> = Mutex::new((0..count).map(|_| None).collect());
@@ -142,7 +146,7 @@ fn run_jobs<S: Send>(
                                 }
                                 write(&mut job.sink, batch?)?;
                             }
-                            Ok(())
+                            end(&mut job.sink)
                         });
                     match result {
                         Ok(()) => done.lock()[index] = Some(job),

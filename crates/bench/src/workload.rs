@@ -1,6 +1,7 @@
 //! What a benchmark is made of, whatever engine runs it: tables, where their rows come from, and queries.
 
 use arrow::record_batch::RecordBatch;
+use std::any::Any;
 use tidepool_base::{Error, Result, SqlState};
 
 /// Rows as they are generated. Nothing is made before it is asked for.
@@ -33,6 +34,8 @@ pub struct Workload {
     pub queries: Vec<QuerySpec>,
     /// Part `part` (from 0) of `parts` of a table.
     pub source: fn(table: &str, scale_factor: f64, part: usize, parts: usize) -> Result<BatchSource>,
+    /// What all sources share: made once if it is held while they come and go, and gone with the last of them.
+    pub prepare: fn() -> Box<dyn Any + Send>,
 }
 
 impl Workload {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
+use tidepool_heap::Release;
 use tidepool_table::TableVersion;
 use tidepool_tablespace::{TablespaceConfig, Tablespaces};
 
@@ -343,8 +344,10 @@ impl Database {
         }
     }
 
-    /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its own.
+    /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its own;
+    /// and gives the process's back that was of no use lately.
     fn trim(&self) {
+        tidepool_heap::release(Release::Stale);
         for space in self.spaces.list() {
             let usage = space.usage();
             let free = usage.resident_bytes.saturating_sub(usage.used_bytes);

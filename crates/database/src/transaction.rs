@@ -7,12 +7,15 @@ use arrow_array::RecordBatch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SqlState, TableId};
-use tidepool_heap::QueryHeap;
+use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
 
 /// PostgreSQL's limits, which its clients rely on.
 const NAME_BYTES_MAX: usize = 63;
 const COLUMNS_MAX: usize = 1600;
+
+/// Rows of new row groups after which the memory that their making took is given back at once.
+const LOAD_ROWS: u64 = 8 * ROW_GROUP_ROWS as u64;
 
 /// Asked while a transaction waits or copies for long; its error ends the work.
 pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
@@ -28,6 +31,8 @@ pub struct Transaction {
     locked: BTreeSet<String>,
     /// Tables' definitions or places changed, or row groups were made: kept in the data folder at commit.
     durable: bool,
+    /// Rows of row groups made.
+    encoded_rows: u64,
     interrupted: Option<Interrupted>,
 }
 
@@ -49,6 +54,7 @@ impl Transaction {
             changes: BTreeMap::new(),
             locked: BTreeSet::new(),
             durable: false,
+            encoded_rows: 0,
             interrupted: None,
         }
     }
@@ -326,6 +332,7 @@ impl Transaction {
             return Ok(0);
         }
         self.durable |= !groups.is_empty();
+        self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
         let mut row_groups = table.row_groups.clone();
         row_groups.extend(groups);
         let delta = self.extended_delta(&table, rest)?;
@@ -389,7 +396,13 @@ impl Transaction {
         if changes.is_empty() {
             return Ok(self.database.version().commit_ts);
         }
-        QueryHeap::outside(|| self.database.publish(&changes, self.durable))
+        QueryHeap::outside(|| {
+            let committed = self.database.publish(&changes, self.durable)?;
+            if self.encoded_rows >= LOAD_ROWS {
+                tidepool_heap::release(Release::All);
+            }
+            Ok(committed)
+        })
     }
 
     pub fn rollback(self) {}

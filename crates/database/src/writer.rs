@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_heap::QueryHeap;
-use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, TableVersion};
+use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
 
 /// Rows that are worth a row group of their own at the end of a load. Fewer go to delta and are merged later.
 pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
@@ -23,8 +23,8 @@ const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
 /// Characters of a value that a message about its row shows, as in PostgreSQL.
 const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
-/// A stream of rows into one table. Holds at most one row group's worth unencoded (times the encoding threads).
-/// Independent of the transaction while it runs, so that it can live on another thread; `Transaction::absorb` takes its
+/// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database together
+/// one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on another thread; `Transaction::absorb` takes its
 /// rows in. Dropped instead, it leaves nothing.
 pub struct TableWriter {
     database: Arc<Database>,
@@ -108,11 +108,15 @@ impl TableWriter {
         self.rows
     }
 
+    /// Encodes what is left of the rows now, if they are worth a row group: for a writer that gets no more of them and is
+    /// absorbed later.
+    pub fn seal(&mut self) -> Result<()> {
+        QueryHeap::outside(|| if self.buffered_rows >= SHORT_ROW_GROUP_ROWS { self.encode_buffer() } else { Ok(()) })
+    }
+
     /// The row groups encoded and the rows left over, in order.
     pub(crate) fn finish(mut self) -> Result<(Vec<Arc<RowGroup>>, Vec<RecordBatch>)> {
-        if self.buffered_rows >= SHORT_ROW_GROUP_ROWS {
-            self.encode_buffer()?;
-        }
+        self.seal()?;
         let mut state = self.jobs.state.lock();
         while state.running > 0 {
             self.jobs.ended.wait(&mut state);
@@ -131,12 +135,8 @@ impl TableWriter {
         self.buffered_bytes = 0;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let pool = self.database.encode_pool();
         {
             let mut state = self.jobs.state.lock();
-            while state.running > pool.threads() && state.error.is_none() {
-                self.jobs.ended.wait(&mut state);
-            }
             if let Some(error) = &state.error {
                 return Err(error.clone());
             }
@@ -144,7 +144,7 @@ impl TableWriter {
         }
         let (database, jobs) = (self.database.clone(), self.jobs.clone());
         let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
-        let submitted = pool.submit(Box::new(move || {
+        let submitted = self.database.encode_pool().submit(move || {
             let encoded = catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
                 .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
             // Before the end is told: whoever waits for it may want to close the database.
@@ -157,7 +157,7 @@ impl TableWriter {
             state.running -= 1;
             drop(state);
             jobs.ended.notify_all();
-        }));
+        });
         if submitted.is_err() {
             self.jobs.state.lock().running -= 1;
         }
@@ -262,15 +262,34 @@ fn raw_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(column).sum()
 }
 
+/// Column by column, each dropped before the next is joined: beside the rows themselves, one column is held twice.
 fn encode_one(
     database: &Database,
     schema: &SchemaRef,
     batches: Vec<RecordBatch>,
     placement: &Placement,
 ) -> Result<Arc<RowGroup>> {
-    let batch = concat(schema, &batches)?;
-    drop(batches);
-    RowGroup::encode(database.next_row_group_id(), &batch, placement, database.tablespaces()).map(Arc::new)
+    let mut columns: Vec<Vec<ArrayRef>> = schema.fields().iter().map(|_| Vec::with_capacity(batches.len())).collect();
+    for batch in batches {
+        let (_, arrays, _) = batch.into_parts();
+        for (array, column) in arrays.into_iter().zip(&mut columns) {
+            column.push(array);
+        }
+    }
+    let mut segments = Vec::with_capacity(columns.len());
+    for (index, pieces) in columns.into_iter().enumerate() {
+        let array = match pieces.as_slice() {
+            [array] => array.clone(),
+            _ => {
+                let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
+                arrow_select::concat::concat(&pieces).map_err(|error| Error::internal(error.to_string()))?
+            }
+        };
+        drop(pieces);
+        let tablespace = database.tablespaces().get(placement.column(index))?;
+        segments.push(Arc::new(Segment::encode(&array, schema.field(index), &tablespace)?));
+    }
+    RowGroup::from_segments(database.next_row_group_id(), segments).map(Arc::new)
 }
 
 pub(crate) fn concat(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<RecordBatch> {

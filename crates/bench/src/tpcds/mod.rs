@@ -88,7 +88,7 @@ pub fn workload(scale_factor: f64) -> Result<Workload> {
     tables.sort_by_key(|table| std::cmp::Reverse(table.rows));
     let queries =
         QUERIES.iter().enumerate().map(|(index, &sql)| QuerySpec { name: format!("q{}", index + 1), sql }).collect();
-    Ok(Workload { name: "tpcds", title: "TPC-DS", scale_factor, tables, queries, source })
+    Ok(Workload { name: "tpcds", title: "TPC-DS", scale_factor, tables, queries, source, prepare: || Box::new(()) })
 }
 
 fn source(name: &str, scale_factor: f64, part: usize, parts: usize) -> Result<BatchSource> {

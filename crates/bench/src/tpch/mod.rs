@@ -3,11 +3,14 @@
 
 pub mod answers;
 pub mod streams;
+mod text;
 
 use crate::workload::{BatchSource, QuerySpec, TableSpec, Workload};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
+use std::any::Any;
 use tidepool_base::{Error, Result};
+use tpchgen::distribution::Distributions;
 use tpchgen::generators::{
     CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator, PartSuppGenerator,
     RegionGenerator, SupplierGenerator,
@@ -104,25 +107,45 @@ pub fn workload(scale_factor: f64) -> Workload {
         .collect();
     let queries =
         QUERIES.iter().enumerate().map(|(index, &sql)| QuerySpec { name: format!("q{}", index + 1), sql }).collect();
-    Workload { name: "tpch", title: "TPC-H", scale_factor, tables, queries, source }
+    let prepare = || -> Box<dyn Any + Send> { Box::new(text::Text::get()) };
+    Workload { name: "tpch", title: "TPC-H", scale_factor, tables, queries, source, prepare }
 }
 
 fn source(table: &str, scale_factor: f64, part: usize, parts: usize) -> Result<BatchSource> {
-    fn boxed(batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static) -> BatchSource {
-        Box::new(
-            batches.map(|batch| batch.map_err(|error| Error::internal(format!("could not generate rows: {error}")))),
-        )
-    }
     let (part, parts) = (part as i32 + 1, parts as i32);
+    macro_rules! rows {
+        ($arrow:ident, $generator:ident) => {{
+            let rows = text::generate(|pool| {
+                let words = Distributions::static_default();
+                $arrow::new($generator::new_with_distributions_and_text_pool(scale_factor, part, parts, words, pool))
+            });
+            Box::new(rows.map(batch)) as BatchSource
+        }};
+    }
+    fn batch(generated: Result<RecordBatch, ArrowError>) -> Result<RecordBatch> {
+        generated.map_err(|error| Error::internal(format!("could not generate rows: {error}")))
+    }
     Ok(match table {
-        "lineitem" => boxed(LineItemArrow::new(LineItemGenerator::new(scale_factor, part, parts))),
-        "orders" => boxed(OrderArrow::new(OrderGenerator::new(scale_factor, part, parts))),
-        "partsupp" => boxed(PartSuppArrow::new(PartSuppGenerator::new(scale_factor, part, parts))),
-        "part" => boxed(PartArrow::new(PartGenerator::new(scale_factor, part, parts))),
-        "customer" => boxed(CustomerArrow::new(CustomerGenerator::new(scale_factor, part, parts))),
-        "supplier" => boxed(SupplierArrow::new(SupplierGenerator::new(scale_factor, part, parts))),
-        "nation" => boxed(NationArrow::new(NationGenerator::new(scale_factor, part, parts))),
-        "region" => boxed(RegionArrow::new(RegionGenerator::new(scale_factor, part, parts))),
+        "lineitem" => rows!(LineItemArrow, LineItemGenerator),
+        "orders" => rows!(OrderArrow, OrderGenerator),
+        "partsupp" => {
+            let generator = |pool| PartSuppGenerator::new_with_text_pool(scale_factor, part, parts, pool);
+            Box::new(text::generate(|pool| PartSuppArrow::new(generator(pool))).map(batch))
+        }
+        "part" => rows!(PartArrow, PartGenerator),
+        "customer" => rows!(CustomerArrow, CustomerGenerator),
+        "supplier" => rows!(SupplierArrow, SupplierGenerator),
+        // These two come in one part at every scale.
+        "nation" => {
+            let words = Distributions::static_default();
+            let generator = |pool| NationGenerator::new_with_distributions_and_text_pool(words, pool);
+            Box::new(text::generate(|pool| NationArrow::new(generator(pool))).map(batch))
+        }
+        "region" => {
+            let words = Distributions::static_default();
+            let generator = |pool| RegionGenerator::new_with_distributions_and_text_pool(words, pool);
+            Box::new(text::generate(|pool| RegionArrow::new(generator(pool))).map(batch))
+        }
         _ => return Err(Error::internal(format!("TPC-H has no table \"{table}\""))),
     })
 }
