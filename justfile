@@ -18,7 +18,16 @@ lint:
 
 # The pointer code under Miri, over a heap-backed device.
 miri:
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace -p tidepool-table
+
+# Every interleaving of the query heap's leases. Apart, as the flag would rebuild everything.
+loom:
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
+
+# Statements on many threads over tablespaces that are too small for them, debug assertions on.
+stress SECONDS="60" SEED="1":
+    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-heap --test stress --target-dir target/stress -- --nocapture
 
 # A virtual environment with the peers, pinned, from PyPI.
 peers:

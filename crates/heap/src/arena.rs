@@ -145,7 +145,7 @@ pub struct Arena {
     caches: [Cache; TCACHES_MAX],
 }
 
-// SAFETY: the hooks are function pointers that never change; everything else is atomic.
+// SAFETY: the hooks are function pointers that never change; everything else is atomic or a lock.
 unsafe impl Sync for Arena {}
 // SAFETY: as above.
 unsafe impl Send for Arena {}

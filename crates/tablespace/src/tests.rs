@@ -161,7 +161,7 @@ fn a_run_never_ends_where_the_middle_of_anothers_begins() {
         (random >> 33) as usize % limit
     };
     let (mut taken, mut padded, mut refused) = (0, 0, 0);
-    for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
+    for _ in 0..if cfg!(miri) { 60 } else { 20_000 } {
         let tag = 1 + below(2) as u16;
         if below(2) == 0 {
             let most = if below(4) == 0 { 40 } else { 6 };
