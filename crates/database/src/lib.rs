@@ -22,7 +22,7 @@ pub use catalog::{ColumnSize, DatabaseVersion, TableSize};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use locks::LockInfo;
-pub use transaction::{Interrupted, Transaction};
+pub use transaction::{Interrupted, Savepoint, Transaction};
 pub use writer::TableWriter;
 
 #[cfg(test)]

@@ -173,6 +173,30 @@ fn what_is_rolled_back_leaves_nothing() {
 }
 
 #[test]
+fn a_savepoint_brings_back_what_was_there() {
+    let database = database_with_table(memory());
+    let mut transaction = database.begin();
+    insert(&mut transaction, "t", 0..3).unwrap();
+    let savepoint = transaction.savepoint();
+    insert(&mut transaction, "t", 3..ROW_GROUP_ROWS + 10).unwrap();
+    create(&mut transaction, "later");
+    transaction.rename_table("t", "renamed").unwrap();
+    transaction.roll_back_to(&savepoint);
+    assert!(transaction.version().table("later").is_none());
+    assert!(transaction.version().table("renamed").is_none());
+    // Its name is free for others again; that of the table written before is not.
+    let mut other = database.begin();
+    other.lock_name("later", &|| Err(Error::internal("locked"))).unwrap();
+    assert!(other.lock_name("t", &|| Err(Error::internal("locked"))).is_err());
+    other.rollback();
+    insert(&mut transaction, "t", 3..5).unwrap();
+    transaction.roll_back_to(&savepoint);
+    insert(&mut transaction, "t", 7..8).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(rows(&database, "t"), expected([0, 1, 2, 7].into_iter()));
+}
+
+#[test]
 fn loads_become_row_groups_and_small_inserts_a_few_chunks() {
     let database = database_with_table(memory());
     insert_and_commit(&database, "t", 0..ROW_GROUP_ROWS + 20_000);

@@ -36,6 +36,14 @@ pub struct Transaction {
     interrupted: Option<Interrupted>,
 }
 
+/// What a transaction had done at one moment, for going back to it.
+#[derive(Clone)]
+pub struct Savepoint {
+    changes: BTreeMap<TableId, Option<Arc<TableVersion>>>,
+    locked: BTreeSet<String>,
+    durable: bool,
+}
+
 impl std::fmt::Debug for Transaction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Transaction")
@@ -77,6 +85,26 @@ impl Transaction {
 
     pub fn has_changes(&self) -> bool {
         !self.changes.is_empty()
+    }
+
+    /// Remembers what was done so far. Table versions are immutable, so this costs an entry for each table changed.
+    pub fn savepoint(&self) -> Savepoint {
+        QueryHeap::outside(|| Savepoint {
+            changes: self.changes.clone(),
+            locked: self.locked.clone(),
+            durable: self.durable,
+        })
+    }
+
+    /// Undoes what was done since the savepoint, and gives up the locks taken since.
+    pub fn roll_back_to(&mut self, savepoint: &Savepoint) {
+        QueryHeap::outside(|| {
+            self.changes.clone_from(&savepoint.changes);
+            self.durable = savepoint.durable;
+            let taken: Vec<String> = self.locked.difference(&savepoint.locked).cloned().collect();
+            self.database.locks.release(self.id, &taken);
+            self.locked.clone_from(&savepoint.locked);
+        });
     }
 
     /// Takes the table's write lock until the transaction ends; waits in slices and calls `interrupted` between them

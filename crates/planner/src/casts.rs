@@ -6,8 +6,10 @@
 //! arithmetic does not wrap around, texts are read and written as
 //! PostgreSQL does, timestamps change zones by the session's, and a division by a floating-point zero is an error.
 
+use crate::arithmetic::{self, Kind};
 use crate::errors::carry;
 use crate::facts::SessionFacts;
+use crate::operators;
 use crate::types::{declared_type, type_of};
 use arrow::array::{Array, ArrayRef, AsArray, StringViewBuilder};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -75,7 +77,7 @@ impl AnalyzerRule for Literals {
     }
 }
 
-fn is_comparison(op: Operator) -> bool {
+pub fn is_comparison(op: Operator) -> bool {
     use Operator::{Eq, Gt, GtEq, IsDistinctFrom, IsNotDistinctFrom, Lt, LtEq, NotEq};
     matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
 }
@@ -104,7 +106,17 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 },
                 _ => (left, right, false),
             };
-            let expr = Expr::BinaryExpr(BinaryExpr { left, op, right });
+            let (left, right) = match operators::resolve(*left, op, *right, schema)? {
+                Ok(expr) => return Ok(Transformed::yes(fold_moved(expr)?)),
+                Err(operands) => operands,
+            };
+            if is_comparison(op)
+                && let Some(compared) = compare_dates(&left, op, &right, schema)
+            {
+                return Ok(Transformed::yes(compared));
+            }
+            let expr = fold_moved(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right: Box::new(right) }))?;
+            let changed = changed || matches!(expr, Expr::Literal(..));
             Ok(if changed { Transformed::yes(expr) } else { Transformed::no(expr) })
         }
         Expr::InList(InList { expr, list, negated }) if list.iter().any(|item| untyped(item).is_some()) => {
@@ -125,6 +137,72 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let (low, high) = (bound(low)?, bound(high)?);
             Ok(Transformed::yes(Expr::Between(Between { expr, negated, low, high })))
         }
+        Expr::Between(Between { expr, negated, low, high })
+            if timestamp_literal(&low).or_else(|| timestamp_literal(&high)).is_some() =>
+        {
+            let Some(date) = operators::date_within(&expr, schema) else {
+                return Ok(Transformed::no(Expr::Between(Between { expr, negated, low, high })));
+            };
+            let bound = |bound: &Expr, op: Operator| match (bound, timestamp_literal(bound)) {
+                (_, Some(micros)) => operators::compare_date(op, micros).and_then(|(op, day)| match op {
+                    Operator::Gt => day.checked_add(1),
+                    _ => Some(day),
+                }),
+                (Expr::Literal(ScalarValue::Date32(Some(day)), _), None) => Some(*day),
+                _ => None,
+            };
+            match (bound(&low, Operator::GtEq), bound(&high, Operator::LtEq)) {
+                (Some(low), Some(high)) => Ok(Transformed::yes(Expr::Between(Between {
+                    expr: Box::new(date),
+                    negated,
+                    low: Box::new(date_literal(low)),
+                    high: Box::new(date_literal(high)),
+                }))),
+                _ => Ok(Transformed::no(Expr::Between(Between { expr, negated, low, high }))),
+            }
+        }
+        Expr::Like(like) => {
+            // PostgreSQL's escape is the backslash, and it must escape something.
+            let escapes = |text: &str| text.len() - text.trim_end_matches('\\').len();
+            if untyped(&like.pattern).is_some_and(|pattern| escapes(pattern) % 2 == 1) {
+                let message = "LIKE pattern must not end with escape character";
+                return Err(carry(Error::new(SqlState::INVALID_ESCAPE_SEQUENCE, message)));
+            }
+            Ok(Transformed::no(Expr::Like(like)))
+        }
+        // A sum of bigint is numeric, and cannot wrap around.
+        Expr::AggregateFunction(mut function)
+            if function.func.name() == "sum" && sums_bigint(&function.params.args, schema) =>
+        {
+            function.params.args = function.params.args.into_iter().map(exact_bigint).collect();
+            Ok(Transformed::yes(Expr::AggregateFunction(function)))
+        }
+        Expr::WindowFunction(mut function)
+            if function.fun.name() == "sum" && sums_bigint(&function.params.args, schema) =>
+        {
+            function.params.args = function.params.args.into_iter().map(exact_bigint).collect();
+            Ok(Transformed::yes(Expr::WindowFunction(function)))
+        }
+        Expr::ScalarFunction(mut function) => {
+            let scale = match (function.func.name(), function.args.as_slice()) {
+                ("ceil" | "floor" | "trunc", [_]) => Some(0),
+                ("trunc", [_, Expr::Literal(ScalarValue::Int64(Some(scale @ 0..=38)), _)]) => Some(*scale as i8),
+                _ => None,
+            };
+            let argument = function.args.first().map(|argument| argument.get_type(schema));
+            match (scale, argument) {
+                (Some(scale), Some(Ok(DataType::Decimal128(precision, from)))) if from > scale => {
+                    // A digit more, for what rounds up to the next power of ten.
+                    let wide = DataType::Decimal128((precision + 1).min(38), from);
+                    let widened = Expr::Cast(Cast::new(Box::new(function.args[0].clone()), wide));
+                    function.args[0] = widened;
+                    let precision = (precision + 1 - (from - scale) as u8).clamp(1, 38);
+                    let expr = Expr::ScalarFunction(function);
+                    Ok(Transformed::yes(Expr::Cast(Cast::new(Box::new(expr), DataType::Decimal128(precision, scale)))))
+                }
+                _ => Ok(Transformed::no(Expr::ScalarFunction(function))),
+            }
+        }
         Expr::Case(case) if case.expr.is_none() => {
             for (condition, _) in &case.when_then_expr {
                 let Ok(data_type) = condition.get_type(schema) else { continue };
@@ -140,6 +218,73 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
         }
         other => Ok(Transformed::no(other)),
     }
+}
+
+fn timestamp_literal(expr: &Expr) -> Option<i64> {
+    match expr {
+        Expr::Literal(ScalarValue::TimestampMicrosecond(Some(micros), None), _) => Some(*micros),
+        _ => None,
+    }
+}
+
+fn date_literal(day: i32) -> Expr {
+    Expr::Literal(ScalarValue::Date32(Some(day)), None)
+}
+
+/// `date '1998-12-01' - interval '90 days'` as one constant.
+fn fold_moved(expr: Expr) -> Result<Expr> {
+    const DAY_US: i64 = 86_400_000_000;
+    let Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus), right }) = &expr else {
+        return Ok(expr);
+    };
+    let start = match left.as_ref() {
+        Expr::Cast(Cast { expr, field }) if *field.data_type() == operators::TIMESTAMP => match expr.as_ref() {
+            Expr::Literal(ScalarValue::Date32(Some(day)), _) => i64::from(*day).checked_mul(DAY_US),
+            _ => None,
+        },
+        literal => timestamp_literal(literal),
+    };
+    match (start, right.as_ref()) {
+        (Some(micros), Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(interval)), _)) => {
+            let micros = operators::moved(micros, *op, *interval)?;
+            Ok(Expr::Literal(ScalarValue::TimestampMicrosecond(Some(micros), None), None))
+        }
+        _ => Ok(expr),
+    }
+}
+
+/// A comparison of a date with a timestamp: as dates where the timestamp is a constant, else as timestamps.
+fn compare_dates(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
+    let date = |expr: &Expr| matches!(expr.get_type(schema), Ok(DataType::Date32));
+    let timestamp = |expr: &Expr| expr.get_type(schema).is_ok_and(|data_type| data_type == operators::TIMESTAMP);
+    let as_timestamp = |expr: &Expr| Expr::Cast(Cast::new(Box::new(expr.clone()), operators::TIMESTAMP));
+    let binary = |left: Expr, op: Operator, right: Expr| Some(datafusion::logical_expr::binary_expr(left, op, right));
+    if let (Some(date), Some(micros)) = (operators::date_within(left, schema), timestamp_literal(right))
+        && let Some((op, day)) = operators::compare_date(op, micros)
+    {
+        return binary(date, op, date_literal(day));
+    }
+    if let (Some(micros), Some(date)) = (timestamp_literal(left), operators::date_within(right, schema))
+        && let Some(swapped) = op.swap()
+        && let Some((op, day)) = operators::compare_date(swapped, micros)
+    {
+        return binary(date, op, date_literal(day));
+    }
+    if date(left) && timestamp(right) {
+        return binary(as_timestamp(left), op, right.clone());
+    }
+    if timestamp(left) && date(right) {
+        return binary(left.clone(), op, as_timestamp(right));
+    }
+    None
+}
+
+fn sums_bigint(args: &[Expr], schema: &DFSchema) -> bool {
+    matches!(args, [arg] if matches!(arg.get_type(schema), Ok(DataType::Int64)))
+}
+
+fn exact_bigint(expr: Expr) -> Expr {
+    Expr::Cast(Cast::new(Box::new(expr), DataType::Decimal128(20, 0)))
 }
 
 /// A literal's text read as the type of the expression beside it; `None` where it stays text.
@@ -196,18 +341,32 @@ fn decimal_literal(text: &str) -> Result<Expr> {
         Some(b'+') => (false, &trimmed[1..]),
         _ => (false, trimmed),
     };
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let (mantissa, exponent) = match digits.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => (mantissa, exponent.parse::<i64>().ok()),
+        None => (digits, Some(0)),
+    };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    if !plain(whole) || !plain(fraction) || whole.is_empty() && fraction.is_empty() || whole.len() + fraction.len() > 38
-    {
-        // Exponents and the like: read with room on both sides of the point.
-        let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
-        return read_literal(text, SqlType::NUMERIC_DEFAULT, &arrow_type(SqlType::NUMERIC_DEFAULT), &settings);
+    let scale = exponent.map(|exponent| fraction.len() as i64 - exponent);
+    let shown = format!("{whole}{fraction}");
+    let significant = shown.trim_start_matches('0');
+    match scale {
+        Some(scale @ -38..=38)
+            if plain(&shown) && !shown.is_empty() && significant.len() as i64 + (-scale).max(0) <= 38 =>
+        {
+            let zeros = "0".repeat((-scale).max(0) as usize);
+            let value: i128 = format!("0{significant}{zeros}").parse().map_err(|_| invalid())?;
+            let scale = scale.max(0);
+            let precision = (significant.len() + zeros.len()).max(scale as usize).clamp(1, 38) as u8;
+            let value = if negative { -value } else { value };
+            Ok(Expr::Literal(ScalarValue::Decimal128(Some(value), precision, scale as i8), None))
+        }
+        _ => {
+            // Too long, or no number at all: the reader rounds it, or knows what is wrong.
+            let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
+            read_literal(text, SqlType::NUMERIC_DEFAULT, &arrow_type(SqlType::NUMERIC_DEFAULT), &settings)
+        }
     }
-    let value: i128 = format!("{whole}{fraction}").parse().map_err(|_| invalid())?;
-    let precision = (whole.len() + fraction.len()).clamp(1, 38) as u8;
-    let value = if negative { -value } else { value };
-    Ok(Expr::Literal(ScalarValue::Decimal128(Some(value), precision, fraction.len() as i8), None))
 }
 
 fn is_string(data_type: &DataType) -> bool {
@@ -251,8 +410,18 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
             _ => return Ok(Transformed::no(Expr::Cast(Cast { expr, field }))),
         }
     }
-    if unconstrained && matches!(expr.get_type(schema), Ok(DataType::Decimal128(..))) {
-        return Ok(Transformed::yes(*expr));
+    if let Expr::Literal(literal, None) = expr.as_ref()
+        && let Some(folded) = fold_number(literal, &target, unconstrained)
+    {
+        return Ok(Transformed::yes(Expr::Literal(folded, None)));
+    }
+    if unconstrained && let Ok(from) = expr.get_type(schema) {
+        if matches!(from, DataType::Decimal128(..)) {
+            return Ok(Transformed::yes(*expr));
+        }
+        if let Some(exact) = crate::arithmetic::decimal_type(&from) {
+            return Ok(Transformed::yes(Expr::Cast(Cast::new(expr, exact))));
+        }
     }
     let declared = declared_type(&field);
     if let Some(declared @ (SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. })) = declared {
@@ -268,8 +437,23 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
     Ok(Transformed::no(Expr::Cast(Cast { expr, field })))
 }
 
-fn has_part_of_day(expr: &Expr) -> bool {
-    matches!(expr, Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(value)), _) if value.nanoseconds != 0)
+/// A whole number as a constant of another type that holds it.
+fn fold_number(literal: &ScalarValue, target: &DataType, unconstrained: bool) -> Option<ScalarValue> {
+    let value = match literal {
+        ScalarValue::Int32(Some(value)) => i64::from(*value),
+        ScalarValue::Int64(Some(value)) => *value,
+        _ => return None,
+    };
+    Some(match target {
+        DataType::Int16 => ScalarValue::Int16(Some(i16::try_from(value).ok()?)),
+        DataType::Int32 => ScalarValue::Int32(Some(i32::try_from(value).ok()?)),
+        DataType::Int64 => ScalarValue::Int64(Some(value)),
+        DataType::Decimal128(..) if unconstrained => {
+            let digits = value.unsigned_abs().checked_ilog10().map_or(1, |digits| digits + 1);
+            ScalarValue::Decimal128(Some(i128::from(value)), digits as u8, 0)
+        }
+        _ => return None,
+    })
 }
 
 fn metadata(field: &Field) -> datafusion::common::metadata::FieldMetadata {
@@ -300,12 +484,20 @@ impl AnalyzerRule for Casts {
                 };
                 Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })))
             }
-            // A date and a part of a day make a timestamp. Whole days leave a date, which compares alike and pushes down.
-            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus), right })
-                if matches!(left.get_type(schema), Ok(DataType::Date32)) && has_part_of_day(&right) =>
+            Expr::ScalarFunction(function)
+                if function.func.name() == "round"
+                    && function.args.len() == 1
+                    && is_float(&function.args[0], schema) =>
             {
-                let left = Expr::Cast(Cast::new(left, DataType::Timestamp(TimeUnit::Microsecond, None)));
-                Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right })))
+                Ok(Transformed::yes(arithmetic::call(Kind::RoundFloat, function.args)))
+            }
+            Expr::ScalarFunction(mut function)
+                if matches!(function.func.name(), "ln" | "log" | "log10" | "log2")
+                    && function.args.iter().all(|argument| is_float(argument, schema)) =>
+            {
+                let watched = |argument: Expr| arithmetic::call(Kind::LogarithmArgument, vec![argument]);
+                function.args = function.args.into_iter().map(watched).collect();
+                Ok(Transformed::yes(Expr::ScalarFunction(function)))
             }
             Expr::ScalarFunction(mut function)
                 if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
@@ -329,20 +521,13 @@ impl AnalyzerRule for Casts {
     }
 }
 
-/// True of a plan node whose expressions make values, rather than conditions.
-fn makes_values(plan: &LogicalPlan) -> bool {
-    matches!(
-        plan,
-        LogicalPlan::Projection(_) | LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) | LogicalPlan::Values(_)
-    )
+fn is_float(expr: &Expr, schema: &DFSchema) -> bool {
+    matches!(expr.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
 }
 
-/// Arrow's integers wrap around. Conditions are left to: they push down, and compare what was checked.
+/// Arrow's integers wrap around.
 fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
     let checked = plan.transform_up_with_subqueries(|plan| {
-        if !makes_values(&plan) {
-            return Ok(Transformed::no(plan));
-        }
         let schema = merge_schema(&plan.inputs());
         let names = NamePreserver::new(&plan);
         let plan = plan.map_expressions(|expr| {
@@ -364,11 +549,11 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
         (source, target) if source == target => Transformed::no(again(*expr)),
         // Arrow cuts the fraction off; PostgreSQL rounds.
         (
-            DataType::Float16
-            | DataType::Float32
-            | DataType::Float64
-            | DataType::Decimal128(..)
-            | DataType::Decimal256(..),
+            DataType::Float32 | DataType::Float64,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64,
+        ) if !is_round(&expr) => Transformed::yes(again(arithmetic::call(Kind::RoundFloat, vec![*expr]))),
+        (
+            DataType::Float16 | DataType::Decimal128(..) | DataType::Decimal256(..),
             DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64,
         ) if !is_round(&expr) && !matches!(source, DataType::Decimal128(_, 0)) => {
             Transformed::yes(again(datafusion::functions::math::expr_fn::round(vec![*expr])))
@@ -394,7 +579,11 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
             }
         }
         (
-            DataType::Float32
+            DataType::List(_)
+            | DataType::LargeList(_)
+            | DataType::FixedSizeList(..)
+            | DataType::Struct(_)
+            | DataType::Float32
             | DataType::Float64
             | DataType::Timestamp(..)
             | DataType::Interval(_)
@@ -429,7 +618,7 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
 }
 
 fn is_round(expr: &Expr) -> bool {
-    matches!(expr, Expr::ScalarFunction(function) if matches!(function.func.name(), "round" | "trunc" | "floor" | "ceil"))
+    matches!(expr, Expr::ScalarFunction(function) if matches!(function.func.name(), "round" | "trunc" | "floor" | "ceil" | "tidepool_round"))
 }
 
 /// Reads texts as a type.
@@ -516,12 +705,18 @@ impl ScalarUDFImpl for WriteText {
         let field = args.arg_fields.first().cloned();
         per_value(args, &|array| {
             let field = field.as_deref().cloned().unwrap_or_else(|| Field::new("", array.data_type().clone(), true));
-            let Some(sql_type) = type_of(&field) else {
-                return cast_with_options(array, &DataType::Utf8View, &CastOptions::default()).map_err(Into::into);
+            let writer = match (field.data_type(), type_of(&field)) {
+                (_, Some(sql_type)) => {
+                    let options = CastOptions { safe: false, ..CastOptions::default() };
+                    let array = cast_with_options(array, &arrow_type(sql_type), &options)?;
+                    TextWriter::new(array.as_ref(), sql_type, &settings)
+                }
+                (DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _), None) => {
+                    TextWriter::new(array.as_ref(), type_of(item).unwrap_or(SqlType::Text), &settings)
+                }
+                _ => TextWriter::new(array.as_ref(), SqlType::Text, &settings),
             };
-            let storage = arrow_type(sql_type);
-            let array = cast_with_options(array, &storage, &CastOptions { safe: false, ..CastOptions::default() })?;
-            let writer = TextWriter::new(array.as_ref(), sql_type, &settings).map_err(carry)?;
+            let writer = writer.map_err(carry)?;
             let mut texts = StringViewBuilder::with_capacity(array.len());
             let mut text = Vec::new();
             for row in 0..array.len() {

@@ -110,6 +110,9 @@ fn overflow(message: &str) -> Error {
 }
 
 fn from_arrow_message(message: &str) -> Error {
+    if let Some(error) = power_error(&message.to_ascii_lowercase()) {
+        return error;
+    }
     if message.contains("Divide by zero") {
         return Error::new(SqlState::DIVISION_BY_ZERO, "division by zero");
     }
@@ -141,6 +144,11 @@ fn from_arrow_message(message: &str) -> Error {
             ),
         };
     }
+    // value of 100000000000000000000 is out of range Int64
+    if let Some((_, name)) = message.split_once(" is out of range ") {
+        let name = type_name(name);
+        return Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{name} out of range"));
+    }
     if message.contains("too large to store in a Decimal")
         || message.contains("too small to store in a Decimal")
         || message.contains("Cannot cast to Decimal")
@@ -166,6 +174,12 @@ fn from_arrow_message(message: &str) -> Error {
             .with_detail(sentence(strip_kind(message)));
     }
     Error::new(SqlState::DATA_EXCEPTION, lower(strip_kind(message)))
+}
+
+fn power_error(lowered: &str) -> Option<Error> {
+    let messages = ["cannot take square root of a negative number", "zero raised to a negative power is undefined"];
+    let message = messages.into_iter().find(|message| lowered.contains(message))?;
+    Some(Error::new(SqlState::INVALID_ARGUMENT_FOR_POWER_FUNCTION, message))
 }
 
 fn invalid_input(type_name: &str, value: &str) -> Error {
@@ -333,7 +347,19 @@ fn from_plan(message: &str) -> Error {
     {
         return Error::new(SqlState::UNDEFINED_FUNCTION, lower(first));
     }
-    if message.contains("Scalar subquery should only return one column") || message.contains("single column") {
+    if message.contains("calls cannot be nested") {
+        return Error::new(SqlState::GROUPING_ERROR, "aggregate function calls cannot be nested");
+    }
+    if message.contains("LIMIT must be >= 0") {
+        return Error::new(SqlState::INVALID_ROW_COUNT_IN_LIMIT, "LIMIT must not be negative");
+    }
+    if message.contains("OFFSET must be >=") {
+        return Error::new(SqlState::INVALID_ROW_COUNT_IN_OFFSET, "OFFSET must not be negative");
+    }
+    if message.contains("Too many columns! The subquery")
+        || message.contains("Scalar subquery should only return one column")
+        || message.contains("single column")
+    {
         return Error::new(SqlState::SYNTAX_ERROR, "subquery must return only one column");
     }
     if message.contains("Projections require unique expression names") || message.contains("duplicate") {
@@ -404,6 +430,8 @@ fn from_execution(message: &str) -> Error {
         Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")
     } else if lowered.contains("more than one row") || lowered.contains("scalarsubquery has") {
         Error::new(SqlState::CARDINALITY_VIOLATION, "more than one row returned by a subquery used as an expression")
+    } else if let Some(error) = power_error(&lowered) {
+        error
     } else if lowered.contains("regular expression") || lowered.contains("regex parse error") {
         Error::new(SqlState::INVALID_REGULAR_EXPRESSION, lower(first))
     } else if let Some((_, rest)) = message.split_once("laceholder '")

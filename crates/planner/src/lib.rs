@@ -7,6 +7,9 @@
 
 pub mod baseline;
 
+mod advisory;
+mod arithmetic;
+mod average;
 mod casts;
 mod catalog;
 mod charge;
@@ -16,11 +19,14 @@ mod errors;
 mod execute;
 mod explain;
 mod facts;
+mod group_keys;
 mod guard;
 mod heap;
 mod insert;
 mod interrupt;
 mod names;
+mod numbers;
+mod operators;
 mod optimizer;
 mod planner;
 mod queries;

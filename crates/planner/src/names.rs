@@ -118,6 +118,8 @@ fn figure(expr: &Expr) -> Option<(String, u8)> {
         Expr::Floor { .. } => strong("floor"),
         Expr::Position { .. } => strong("position"),
         Expr::Substring { .. } => strong("substring"),
+        Expr::Trim { trim_where: Some(ast::TrimWhereField::Leading), .. } => strong("ltrim"),
+        Expr::Trim { trim_where: Some(ast::TrimWhereField::Trailing), .. } => strong("rtrim"),
         Expr::Trim { .. } => strong("btrim"),
         Expr::Overlay { .. } => strong("overlay"),
         Expr::AtTimeZone { .. } => strong("timezone"),
@@ -133,6 +135,9 @@ fn figure(expr: &Expr) -> Option<(String, u8)> {
 /// A type's internal name, which is what an unnamed cast's column is called.
 fn type_word(data_type: &ast::DataType) -> Option<String> {
     use tidepool_base::SqlType;
+    if let ast::DataType::Array(ast::ArrayElemTypeDef::SquareBracket(item, _)) = data_type {
+        return type_word(item);
+    }
     if let ast::DataType::Custom(name, _) = data_type {
         return name.0.last().and_then(|part| part.as_ident()).map(fold);
     }

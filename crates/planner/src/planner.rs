@@ -1,5 +1,6 @@
 //! What all sessions of a process share.
 
+use crate::advisory::AdvisoryLocks;
 use crate::facts::{FactsExtension, SessionFacts};
 use crate::queries::{QueryInfo, QueryRegistry};
 use crate::session::{Session, SessionRow, SessionShared};
@@ -29,6 +30,7 @@ pub struct Planner {
     workers: Option<Runtime>,
     state: SessionState,
     pub(crate) queries: Arc<QueryRegistry>,
+    pub(crate) advisory: Arc<AdvisoryLocks>,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
     next_session: AtomicU32,
 }
@@ -48,6 +50,7 @@ impl Planner {
             workers: Some(workers),
             state: state()?,
             queries: Arc::default(),
+            advisory: Arc::default(),
             sessions: Mutex::default(),
             next_session: AtomicU32::new(1),
         }))
@@ -66,6 +69,7 @@ impl Planner {
 
     pub(crate) fn forget(&self, session_id: u32) {
         self.sessions.lock().remove(&session_id);
+        self.advisory.end_session(session_id);
     }
 
     /// Sessions that exist, for `pg_stat_activity` and metrics.
@@ -81,6 +85,11 @@ impl Planner {
     /// Cancels what a session runs. False when there is no such session.
     pub(crate) fn cancel(&self, session_id: u32) -> bool {
         self.shared(session_id).map(|session| session.cancel()).is_some()
+    }
+
+    /// Has a session's connection closed. False when there is no such session.
+    pub(crate) fn terminate(&self, session_id: u32) -> bool {
+        self.shared(session_id).map(|session| session.terminate()).is_some()
     }
 
     /// What a session shows to others, while it exists.

@@ -164,7 +164,7 @@ impl QueryRegistry {
             }),
         });
         self.queries.lock().running.insert(id, info.clone());
-        RunningQuery { registry: self.clone(), info, failed: true }
+        RunningQuery { registry: self.clone(), info, failed: true, at_end: None }
     }
 
     /// Running statements, oldest first, then the latest finished ones, newest first.
@@ -179,17 +179,26 @@ pub struct RunningQuery {
     registry: Arc<QueryRegistry>,
     pub info: Arc<QueryInfo>,
     failed: bool,
+    at_end: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl RunningQuery {
     pub fn succeeded(&mut self) {
         self.failed = false;
     }
+
+    /// What is to be done when the statement has ended, however it did.
+    pub fn at_end(&mut self, action: impl FnOnce() + Send + 'static) {
+        self.at_end = Some(Box::new(action));
+    }
 }
 
 impl Drop for RunningQuery {
     fn drop(&mut self) {
         self.info.finish(self.failed);
+        if let Some(action) = self.at_end.take() {
+            action();
+        }
         let mut queries = self.registry.queries.lock();
         queries.running.remove(&self.info.id.0);
         queries.finished.push_front(self.info.clone());

@@ -165,13 +165,32 @@ pub fn logical_plan(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
+    match named_plan(state, facts, query.clone(), &parameters, table_schema.as_ref()) {
+        Err(error) if error.code() == SqlState::GROUPING_ERROR => {
+            let mut completed = query;
+            if !crate::group_keys::complete(&mut completed, facts, state) {
+                return Err(error);
+            }
+            named_plan(state, facts, completed, &parameters, table_schema.as_ref())
+        }
+        planned => planned,
+    }
+}
+
+fn named_plan(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: &ParameterFields,
+    table_schema: Option<&Schema>,
+) -> Result<LogicalPlan> {
     let mut named = query.clone();
     crate::names::prepare(&mut named, false);
-    match logical_plan_of(state, facts, named, parameters.clone(), table_schema.clone()) {
+    match logical_plan_of(state, facts, named, parameters.clone(), table_schema.cloned()) {
         Err(error) if error.code() == SqlState::DUPLICATE_COLUMN => {
             let mut named = query;
             crate::names::prepare(&mut named, true);
-            logical_plan_of(state, facts, named, parameters, table_schema)
+            logical_plan_of(state, facts, named, parameters.clone(), table_schema.cloned())
         }
         planned => planned,
     }
@@ -180,10 +199,11 @@ pub fn logical_plan(
 fn logical_plan_of(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
-    query: Box<ast::Query>,
+    mut query: Box<ast::Query>,
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
+    crate::numbers::type_numbers(&mut query, table_schema.is_some());
     let names = Names { state, facts };
     let options = ParserOptions::new().with_parse_float_as_decimal(true);
     let planner = SqlToRel::new_with_options(&names, options);

@@ -4,6 +4,8 @@
 //! Outside a block a statement commits by itself. Inside one, the block's [`Transaction`] is lent to the statement that
 //! writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is end.
 
+mod savepoint;
+
 use crate::execute::{Batches, Execution, joined};
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
@@ -31,6 +33,7 @@ use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{DatabaseVersion, Transaction};
 use tidepool_table::ColumnDef;
+use tokio::sync::Notify;
 
 pub use crate::copy::CopyIn;
 
@@ -136,6 +139,9 @@ pub struct SessionShared {
     visible: Mutex<(String, TransactionStatus)>,
     /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
     requested_settings: Mutex<Vec<(String, String, bool)>>,
+    /// To leave, by `pg_terminate_backend`.
+    terminated: AtomicBool,
+    terminating: Notify,
 }
 
 impl SessionShared {
@@ -147,6 +153,12 @@ impl SessionShared {
         if let Some(interrupt) = self.running.lock().upgrade() {
             interrupt.cancel();
         }
+    }
+
+    pub(crate) fn terminate(&self) {
+        self.terminated.store(true, Ordering::Release);
+        self.terminating.notify_waiters();
+        self.cancel();
     }
 
     pub(crate) fn row(&self) -> SessionRow {
@@ -175,6 +187,7 @@ struct Block {
     settings_before: Arc<Settings>,
     /// Without `SET LOCAL`: what `COMMIT` leaves.
     settings_session: Arc<Settings>,
+    savepoints: Vec<savepoint::Savepoint>,
 }
 
 #[derive(Clone)]
@@ -190,6 +203,8 @@ struct Cursor {
     /// Rows of the last batch not yet fetched.
     rest: Option<RecordBatch>,
     hold: bool,
+    /// In the order of opening.
+    number: u64,
 }
 
 /// One a connection.
@@ -202,6 +217,7 @@ pub struct Session {
     block: Option<Block>,
     prepared: HashMap<String, Prepared>,
     cursors: HashMap<String, Cursor>,
+    next_cursor: u64,
     notices: Vec<Notice>,
 }
 
@@ -228,6 +244,8 @@ impl Session {
             running: Mutex::new(Weak::new()),
             visible: Mutex::new((String::new(), TransactionStatus::Idle)),
             requested_settings: Mutex::default(),
+            terminated: AtomicBool::new(false),
+            terminating: Notify::new(),
         });
         Session {
             planner,
@@ -237,6 +255,7 @@ impl Session {
             block: None,
             prepared: HashMap::new(),
             cursors: HashMap::new(),
+            next_cursor: 0,
             notices: Vec::new(),
         }
     }
@@ -291,6 +310,23 @@ impl Session {
             Some(block) if block.explicit => TransactionStatus::InTransaction,
             _ => TransactionStatus::Idle,
         }
+    }
+
+    /// Resolves once another session has asked this one to end.
+    pub fn terminated(&self) -> impl Future<Output = ()> + Send + 'static {
+        let shared = self.shared.clone();
+        async move {
+            let terminating = shared.terminating.notified();
+            tokio::pin!(terminating);
+            terminating.as_mut().enable();
+            if !shared.terminated.load(Ordering::Acquire) {
+                terminating.await;
+            }
+        }
+    }
+
+    pub fn is_terminated(&self) -> bool {
+        self.shared.terminated.load(Ordering::Acquire)
     }
 
     pub fn cancel_handle(&self) -> CancelHandle {
@@ -399,6 +435,7 @@ impl Session {
             start: Utc::now(),
             settings_session: before.clone(),
             settings_before: before,
+            savepoints: Vec::new(),
         });
         self.show_status();
     }
@@ -407,6 +444,7 @@ impl Session {
     async fn end(&mut self, commit: bool) -> Result<()> {
         let Some(block) = self.block.take() else { return Ok(()) };
         self.cursors.retain(|_, cursor| cursor.hold);
+        self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();
@@ -450,7 +488,12 @@ impl Session {
         let interrupt =
             Arc::new(Interrupt::new(self.settings.timeout("statement_timeout"), self.settings.timeout("lock_timeout")));
         *self.shared.running.lock() = Arc::downgrade(&interrupt);
-        let query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
+        let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
+        if self.block.is_none() {
+            // The statement is a transaction of its own.
+            let (advisory, session) = (self.planner.advisory.clone(), self.shared.id);
+            query.at_end(move || advisory.end_transaction(session));
+        }
         Running { facts: self.facts(Utc::now()), interrupt, query }
     }
 
@@ -479,7 +522,7 @@ impl Session {
     }
 
     /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block. An
-    /// error undoes all of the transaction's work.
+    /// error undoes all of the transaction's work, unless there is a savepoint to go back to.
     pub(crate) fn begin_write<T: Send + 'static>(
         &self,
         interrupt: Arc<Interrupt>,
@@ -487,6 +530,7 @@ impl Session {
     ) -> tokio::task::JoinHandle<Result<T>> {
         let slot = self.block.as_ref().map(|block| block.slot.clone());
         let failed = self.block.as_ref().map(|block| block.failed.clone());
+        let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
         let database = self.planner.database().clone();
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
@@ -498,8 +542,11 @@ impl Session {
                     Ok(value)
                 }
                 (Ok(value), None) => transaction.commit().map(|_| value),
-                (Err(error), _) => {
-                    transaction.rollback();
+                (Err(error), slot) => {
+                    match slot {
+                        Some(slot) if keep => *slot.lock() = Some(transaction),
+                        _ => transaction.rollback(),
+                    }
                     if let Some(failed) = failed {
                         failed.store(true, Ordering::Release);
                     }
@@ -566,7 +613,11 @@ impl Session {
 
     fn check_not_failed(&self, statement: &Statement) -> Result<()> {
         let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
-        if failed && !matches!(statement.command(), Command::Commit { .. } | Command::Rollback { .. } | Command::Empty)
+        if failed
+            && !matches!(
+                statement.command(),
+                Command::Commit { .. } | Command::Rollback { .. } | Command::RollbackTo { .. } | Command::Empty
+            )
         {
             return Err(Error::new(
                 SqlState::IN_FAILED_SQL_TRANSACTION,
@@ -664,6 +715,9 @@ impl Session {
                 self.restart(explicit, *chain);
                 command("ROLLBACK")
             }
+            Command::Savepoint { name } => self.savepoint(name),
+            Command::Release { name } => self.release(name),
+            Command::RollbackTo { name } => self.roll_back_to(name).await,
             Command::Set { name, value, local } => {
                 self.set_setting(name, value, *local)?;
                 command("SET")
@@ -717,6 +771,7 @@ impl Session {
             Command::Show { name } => self.show(name.as_deref()),
             Command::DiscardAll => {
                 self.refuse_in_block("DISCARD ALL")?;
+                self.planner.advisory.unlock_all(self.shared.id);
                 self.prepared.clear();
                 self.cursors.clear();
                 self.change_settings(false, |settings| {
@@ -1340,7 +1395,9 @@ impl Session {
         let running = self.running(query.text());
         let query = query.clone();
         let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
-        let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold };
+        let number = self.next_cursor;
+        self.next_cursor += 1;
+        let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold, number };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::Command { tag: "DECLARE CURSOR".to_owned() })
     }

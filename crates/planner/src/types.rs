@@ -2,7 +2,7 @@
 //! the one Arrow form that each SQL type has.
 
 use crate::statement::fold;
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewBuilder};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use datafusion::common::Result as PlanResult;
@@ -11,6 +11,7 @@ use datafusion::sql::sqlparser::ast::{self, ArrayElemTypeDef, CharacterLength, E
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::text::{TextSettings, TextWriter};
 use tidepool_table::{SQL_TYPE_METADATA, arrow_type};
 
 /// Field metadata key that overrides the PostgreSQL type oid a result column is described with, as decimal text. For
@@ -173,8 +174,8 @@ pub fn type_of(field: &Field) -> Option<SqlType> {
         DataType::Boolean => SqlType::Boolean,
         DataType::Int8 | DataType::Int16 | DataType::UInt8 => SqlType::SmallInt,
         DataType::Int32 | DataType::UInt16 => SqlType::Integer,
-        DataType::Int64 | DataType::UInt32 => SqlType::BigInt,
-        DataType::UInt64 => SqlType::Numeric { precision: 20, scale: 0 },
+        // DataFusion counts rows and items in UInt64; none counts beyond 2^63.
+        DataType::Int64 | DataType::UInt32 | DataType::UInt64 => SqlType::BigInt,
         DataType::Float16 | DataType::Float32 => SqlType::Real,
         DataType::Float64 => SqlType::DoublePrecision,
         DataType::Decimal32(precision, scale)
@@ -220,9 +221,16 @@ fn array_oid(element: SqlType) -> u32 {
     }
 }
 
+/// The oid of the PostgreSQL type that a field is marked with. A cast keeps the metadata of what it casts: a type that
+/// no longer fits is not believed.
+pub fn marked_oid(field: &Field) -> Option<u32> {
+    let oid = field.metadata().get(TYPE_OID_METADATA)?.parse().ok()?;
+    crate::catalog::type_of_oid(oid).is_none_or(|expected| alike(&expected, field.data_type())).then_some(oid)
+}
+
 /// How a result field is described to a client: (SQL type, oid, modifier).
 pub fn describe(field: &Field) -> (SqlType, u32, i32) {
-    if let Some(oid) = field.metadata().get(TYPE_OID_METADATA).and_then(|oid| oid.parse().ok()) {
+    if let Some(oid) = marked_oid(field) {
         return (type_of(field).unwrap_or(SqlType::Text), oid, -1);
     }
     if let DataType::List(element) | DataType::LargeList(element) | DataType::FixedSizeList(element, _) =
@@ -235,6 +243,22 @@ pub fn describe(field: &Field) -> (SqlType, u32, i32) {
         // An undeclared numeric's precision is the planner's bound, not the user's choice.
         (Some(sql_type), None) => (sql_type, sql_type.oid(), -1),
         (None, _) => (SqlType::Text, SqlType::Text.oid(), -1),
+    }
+}
+
+/// Whether two Arrow types are forms of one kind of value.
+fn alike(left: &DataType, right: &DataType) -> bool {
+    let string = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    let bytes =
+        |data_type: &DataType| matches!(data_type, DataType::Binary | DataType::LargeBinary | DataType::BinaryView);
+    match (left, right) {
+        (DataType::Timestamp(_, left), DataType::Timestamp(_, right)) => left.is_some() == right.is_some(),
+        (left, right) => {
+            string(left) && string(right)
+                || bytes(left) && bytes(right)
+                || left.is_integer() && right.is_integer()
+                || std::mem::discriminant(left) == std::mem::discriminant(right)
+        }
     }
 }
 
@@ -316,6 +340,7 @@ pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<Record
                         });
                     nanoseconds.map_err(crate::errors::from_arrow)?
                 }
+                DataType::Struct(_) => return row_texts(column),
                 _ => column.clone(),
             };
             cast_with_options(&column, field.data_type(), &options).map_err(crate::errors::from_arrow)
@@ -323,6 +348,22 @@ pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<Record
         .collect::<Result<_>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(crate::errors::from_arrow)
+}
+
+/// Rows as their texts: `(1,"a b",)`.
+fn row_texts(column: &ArrayRef) -> Result<ArrayRef> {
+    let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
+    let writer = TextWriter::new(column.as_ref(), SqlType::Text, &settings)?;
+    let mut texts = StringViewBuilder::with_capacity(column.len());
+    let mut text = Vec::new();
+    for row in 0..column.len() {
+        text.clear();
+        match writer.write(row, &mut text) {
+            true => texts.append_value(String::from_utf8_lossy(&text)),
+            false => texts.append_null(),
+        }
+    }
+    Ok(Arc::new(texts.finish()))
 }
 
 /// The schema of `canonical_batch`. All fields nullable: a plan may know less than its data.

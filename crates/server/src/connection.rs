@@ -171,7 +171,7 @@ impl Connection {
     /// Waits for a message, and for the server's stop.
     async fn next_message(&mut self) -> Result<Message, Failure> {
         loop {
-            if *self.phase.borrow_and_update() != Phase::Running {
+            if *self.phase.borrow_and_update() != Phase::Running || self.session.is_terminated() {
                 let message = "terminating connection due to administrator command";
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }
@@ -181,6 +181,7 @@ impl Connection {
             tokio::select! {
                 filled = self.wire.fill() => filled?,
                 _ = self.phase.changed() => (),
+                () = self.session.terminated() => (),
             }
         }
     }

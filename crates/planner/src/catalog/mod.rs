@@ -14,10 +14,12 @@ mod objects;
 mod pg_catalog;
 mod relations;
 mod rewrite;
+mod syntax;
 mod tidepool;
 mod types;
 mod value;
 
+pub use functions::add_interval;
 pub use rewrite::rewrite;
 
 use crate::facts::SessionFacts;
@@ -26,10 +28,11 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::Result;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::execution::session_state::SessionStateBuilder;
-use datafusion::logical_expr::{Expr, TableType};
+use datafusion::logical_expr::{Expr, ScalarUDF, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use relations::{Relation, Rows};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
 
 /// Adds functions (scalar, aggregate, table functions), operators' expression planners and function rewrites before the
 /// planner's one session state is built. A function may be called with or without `pg_catalog.` before its name: the
@@ -37,8 +40,17 @@ use std::sync::Arc;
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions::all());
+    builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
+    builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
     builder.analyzer().get_or_insert_with(Default::default).rules.insert(0, Arc::new(apply::ApplySubqueries));
     builder
+}
+
+/// A function of this module by name, for operators that stand for one.
+pub fn function(name: &str) -> Option<Arc<ScalarUDF>> {
+    static FUNCTIONS: LazyLock<HashMap<String, Arc<ScalarUDF>>> =
+        LazyLock::new(|| functions::all().into_iter().map(|function| (function.name().to_owned(), function)).collect());
+    FUNCTIONS.get(name).cloned()
 }
 
 /// The system table or view, if there is one: `schema` is `pg_catalog`, `information_schema` or `tidepool`.
@@ -57,6 +69,11 @@ pub fn system_type(name: &str) -> Option<DataType> {
         }
         _ => None,
     }
+}
+
+/// The Arrow type that stands for a PostgreSQL type; `None` for an oid of no type.
+pub fn type_of_oid(oid: u32) -> Option<DataType> {
+    types::by_oid(oid).map(|entry| relations::arrow_type(entry.name))
 }
 
 /// A system relation over one statement's snapshot. Its rows are made when it is scanned.

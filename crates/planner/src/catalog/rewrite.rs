@@ -59,7 +59,7 @@ fn plain(name: &str) -> Ident {
     Ident::new(name)
 }
 
-fn call(name: &str, args: Vec<Expr>) -> Expr {
+pub fn call(name: &str, args: Vec<Expr>) -> Expr {
     Expr::Function(Function {
         name: ObjectName::from(vec![plain(name)]),
         uses_odbc_syntax: false,
@@ -76,19 +76,19 @@ fn call(name: &str, args: Vec<Expr>) -> Expr {
     })
 }
 
-fn literal(value: Value) -> Expr {
+pub fn literal(value: Value) -> Expr {
     Expr::Value(value.with_empty_span())
 }
 
-fn text(value: impl Into<String>) -> Expr {
+pub fn text(value: impl Into<String>) -> Expr {
     literal(Value::SingleQuotedString(value.into()))
 }
 
-fn number(value: impl ToString) -> Expr {
+pub fn number(value: impl ToString) -> Expr {
     literal(Value::Number(value.to_string(), false))
 }
 
-fn take(expr: &mut Expr) -> Expr {
+pub fn take(expr: &mut Expr) -> Expr {
     std::mem::replace(expr, literal(Value::Null))
 }
 
@@ -102,7 +102,7 @@ fn last_name(name: &ObjectName) -> Option<String> {
 }
 
 /// The function's name without `pg_catalog.`; `None` when another schema is named.
-fn function_name(name: &ObjectName) -> Option<String> {
+pub fn function_name(name: &ObjectName) -> Option<String> {
     match name.0.as_slice() {
         [name] => name.as_ident().map(fold),
         [schema, name]
@@ -114,7 +114,7 @@ fn function_name(name: &ObjectName) -> Option<String> {
     }
 }
 
-fn string_literal(expr: &Expr) -> Option<&str> {
+pub fn string_literal(expr: &Expr) -> Option<&str> {
     match expr {
         Expr::Value(ValueWithSpan {
             value: Value::SingleQuotedString(text) | Value::EscapedStringLiteral(text),
@@ -125,7 +125,7 @@ fn string_literal(expr: &Expr) -> Option<&str> {
     }
 }
 
-fn args_of(function: &mut Function) -> Option<Vec<Expr>> {
+pub fn args_of(function: &mut Function) -> Option<Vec<Expr>> {
     let FunctionArguments::List(list) = &mut function.args else { return None };
     let unnamed = |arg: &FunctionArg| matches!(arg, FunctionArg::Unnamed(FunctionArgExpr::Expr(_)));
     if !list.args.iter().all(unnamed) {
@@ -342,6 +342,9 @@ fn array_twin(name: &str) -> Option<&'static str> {
         "generate_subscripts" => "pg_subscripts",
         "_pg_expandarray" => "pg_expand_array",
         "string_to_table" => "string_to_array",
+        "json_array_elements" | "jsonb_array_elements" => "json_items",
+        "json_array_elements_text" | "jsonb_array_elements_text" => "json_item_texts",
+        "json_object_keys" | "jsonb_object_keys" => "json_keys",
         _ => return None,
     })
 }
@@ -365,6 +368,11 @@ impl VisitorMut for Rewriter {
     }
 
     fn post_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
+        for NamedWindowDefinition(_, window) in &mut select.named_window {
+            if let NamedWindowExpr::WindowSpec(WindowSpec { window_frame: Some(frame), .. }) = window {
+                super::syntax::restore_frame(frame);
+            }
+        }
         let names = self.names.pop().unwrap_or_default();
         for (item, name) in select.projection.iter_mut().zip(names) {
             if let (SelectItem::UnnamedExpr(expr), Some(name)) = (&mut *item, name)
@@ -400,6 +408,7 @@ impl Rewriter {
     }
 
     fn expression(&mut self, expr: &mut Expr) {
+        super::syntax::expression(expr);
         match expr {
             Expr::Value(ValueWithSpan { value: Value::Number(number, _), .. }) if is_beyond_decimal(number) => {
                 *expr = Expr::Cast {
@@ -562,9 +571,17 @@ impl Rewriter {
         let value = match (name.as_str(), array_twin(&name)) {
             // The table function of DataFusion counts without making a list.
             ("generate_series", _) if !ordinality && exprs.iter().all(is_integer) => {
-                *factor = TableFactor::Table {
+                // It counts in bigint; a series of integers is one of integers.
+                let small = exprs.iter().all(is_small_integer);
+                let value = vec![TableAliasColumnDef::from_name("value")];
+                let inner = if small {
+                    table_alias(plain("series"), value)
+                } else {
+                    table_alias(table_name.clone(), columns.clone())
+                };
+                let series = TableFactor::Table {
                     name: ObjectName::from(vec![plain("generate_series")]),
-                    alias: Some(table_alias(table_name, columns)),
+                    alias: Some(inner),
                     args: Some(TableFunctionArgs {
                         args: exprs.into_iter().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg))).collect(),
                         settings: None,
@@ -577,10 +594,29 @@ impl Rewriter {
                     sample: None,
                     index_hints: vec![],
                 };
+                *factor = if small {
+                    let cast = Expr::Cast {
+                        kind: CastKind::DoubleColon,
+                        expr: Box::new(Expr::Identifier(plain("value"))),
+                        data_type: DataType::Int4(None),
+                        array: false,
+                        format: None,
+                    };
+                    let from = vec![TableWithJoins { relation: series, joins: vec![] }];
+                    derived(select(vec![unnamed(cast)], from), table_alias(table_name, columns))
+                } else {
+                    series
+                };
                 return;
             }
             ("unnest", _) => exprs.into_iter().next(),
-            ("regexp_matches", _) => Some(call("pg_set_of", vec![call("regexp_match", exprs)])),
+            ("regexp_matches", _) => {
+                let all = super::syntax::matches_of(&exprs.iter().collect::<Vec<_>>());
+                Some(all.unwrap_or_else(|| call("pg_set_of", vec![call("regexp_match", exprs)])))
+            }
+            ("json_array_elements" | "jsonb_array_elements", _) => Some(call("json_items", exprs)),
+            ("json_array_elements_text" | "jsonb_array_elements_text", _) => Some(call("json_item_texts", exprs)),
+            ("json_object_keys" | "jsonb_object_keys", _) => Some(call("json_keys", exprs)),
             ("regexp_split_to_table", _) if exprs.len() == 2 => Some(split_by_pattern(exprs)),
             (_, Some(twin)) => Some(call(twin, exprs)),
             _ if super::functions::is_function(&name) => {
@@ -625,6 +661,14 @@ fn is_integer(expr: &Expr) -> bool {
     match expr {
         Expr::Value(ValueWithSpan { value: Value::Number(text, _), .. }) => text.parse::<i64>().is_ok(),
         Expr::UnaryOp { op: UnaryOperator::Minus, expr } => is_integer(expr),
+        _ => false,
+    }
+}
+
+fn is_small_integer(expr: &Expr) -> bool {
+    match expr {
+        Expr::Value(ValueWithSpan { value: Value::Number(text, _), .. }) => text.parse::<i32>().is_ok(),
+        Expr::UnaryOp { op: UnaryOperator::Minus, expr } => is_small_integer(expr),
         _ => false,
     }
 }

@@ -29,15 +29,13 @@ pub struct ColumnEstimate {
     pub min: Option<f64>,
     pub max: Option<f64>,
     pub null_fraction: f64,
-    /// Bytes of a value.
-    pub width: f64,
     /// No value occurs twice.
     pub unique: bool,
 }
 
 impl ColumnEstimate {
     fn unknown(rows: f64) -> ColumnEstimate {
-        ColumnEstimate { distinct: rows.max(1.0), min: None, max: None, null_fraction: 0.0, width: 8.0, unique: false }
+        ColumnEstimate { distinct: rows.max(1.0), min: None, max: None, null_fraction: 0.0, unique: false }
     }
 }
 
@@ -92,7 +90,6 @@ pub fn of_table(version: &TableVersion, schema: &SchemaRef) -> Estimate {
                 min: bound(&column.min),
                 max: bound(&column.max),
                 null_fraction,
-                width: column.value_bytes_avg.max(1.0),
                 unique,
             }
         })
@@ -147,10 +144,6 @@ struct Range {
 }
 
 impl Estimate {
-    pub fn width(&self) -> f64 {
-        self.columns.iter().map(|column| column.width).sum()
-    }
-
     fn column(&self, schema: &DFSchema, column: &Column) -> Option<(usize, &ColumnEstimate)> {
         let index =
             schema.maybe_index_of_column(column).or_else(|| schema.index_of_column_by_name(None, &column.name))?;
@@ -462,12 +455,6 @@ fn like_pass(pattern: &str, distinct: f64) -> f64 {
         pieces => PASS_CONTAINS / pieces as f64,
     };
     pass.max(1.0 / distinct)
-}
-
-/// Rows and columns of any plan.
-pub fn of_plan(plan: &LogicalPlan) -> Estimate {
-    let inputs: Vec<Estimate> = plan.inputs().into_iter().map(of_plan).collect();
-    of_node(plan, &inputs)
 }
 
 /// Rows and columns of a plan whose inputs are estimated already.

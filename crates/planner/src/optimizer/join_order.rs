@@ -584,14 +584,7 @@ impl Assembly {
                         unique: known.unique && one_row_source,
                         ..known.clone()
                     },
-                    None => ColumnEstimate {
-                        distinct: rows,
-                        min: None,
-                        max: None,
-                        null_fraction: 0.0,
-                        width: 8.0,
-                        unique: false,
-                    },
+                    None => ColumnEstimate { distinct: rows, min: None, max: None, null_fraction: 0.0, unique: false },
                 }
             })
             .collect();

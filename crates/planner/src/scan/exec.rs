@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{DataFusionError, Result, Statistics, plan_err};
+use datafusion::common::{Result, Statistics, plan_err};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{DynamicFilterTracking, EquivalenceProperties, Partitioning, PhysicalExpr};
@@ -120,10 +120,6 @@ impl TidepoolScanExec {
             metrics: ExecutionPlanMetricsSet::new(),
             run: Arc::default(),
         }
-    }
-
-    pub fn version(&self) -> &Arc<TableVersion> {
-        &self.version
     }
 
     /// What its storage scans did so far, added up.
@@ -434,7 +430,7 @@ struct ScanStream {
 impl ScanStream {
     fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
-            let batch = self.reader.next_batch().map_err(|error| DataFusionError::External(Box::new(error)))?;
+            let batch = self.reader.next_batch().map_err(crate::errors::carry)?;
             let Some(mut batch) = batch else { return Ok(None) };
             if let Some(runtime) = &self.runtime {
                 for (predicate, effect) in runtime.residual() {

@@ -11,7 +11,6 @@ use datafusion::physical_expr::expressions::{
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, split_conjunction};
 use std::sync::Arc;
-use tidepool_base::Error;
 use tidepool_table::{ColumnFilter, CompareOp, Datum};
 
 /// True when the storage's scan can evaluate a predicate by itself: it reads one column and always answers the same.
@@ -183,7 +182,7 @@ fn function(expr: &Arc<dyn PhysicalExpr>, table: &SchemaRef) -> Option<ColumnFil
     let schema = Arc::new(Schema::new(vec![Field::new(field.name(), field.data_type().clone(), true)]));
     Some(ColumnFilter::Function {
         column: index,
-        function: Arc::new(move |array| evaluate(&alone, &schema, array).map_err(|error| internal(error.to_string()))),
+        function: Arc::new(move |array| evaluate(&alone, &schema, array).map_err(crate::errors::from_datafusion)),
     })
 }
 
@@ -201,10 +200,6 @@ pub fn predicate_mask(expr: &Arc<dyn PhysicalExpr>, batch: &RecordBatch) -> Resu
         DataType::Null => Ok(BooleanArray::new_null(values.len())),
         other => datafusion::common::internal_err!("a predicate is of type {other}"),
     }
-}
-
-fn internal(message: String) -> Error {
-    Error::internal(message)
 }
 
 fn literal(expr: &Arc<dyn PhysicalExpr>) -> Option<&ScalarValue> {

@@ -17,34 +17,24 @@ use async_trait::async_trait;
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::catalog::{Session, TableProvider as DataFusionTable};
 use datafusion::common::stats::Precision;
-use datafusion::common::{ColumnStatistics, Constraint, Constraints, DFSchema, Result, Statistics};
+use datafusion::common::{ColumnStatistics, DFSchema, Result, Statistics};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use std::sync::Arc;
 use tidepool_table::{Datum, TableVersion};
 
-/// One version of a table.
+/// One version of a table. Declared keys are not told to DataFusion: nothing enforces them, and it would drop grouping
+/// columns and duplicates on their word.
 #[derive(Debug)]
 pub struct TableProvider {
     version: Arc<TableVersion>,
     schema: SchemaRef,
-    constraints: Constraints,
 }
 
 impl TableProvider {
     #[expect(clippy::new_ret_no_self)]
     pub fn new(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
-        let primary_key = version.def.primary_key.clone();
-        let constraints = if primary_key.is_empty() { Vec::new() } else { vec![Constraint::PrimaryKey(primary_key)] };
-        Arc::new(TableProvider {
-            schema: version.def.arrow_schema(),
-            constraints: Constraints::new_unverified(constraints),
-            version,
-        })
-    }
-
-    pub fn version(&self) -> &Arc<TableVersion> {
-        &self.version
+        Arc::new(TableProvider { schema: version.def.arrow_schema(), version })
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -57,10 +47,6 @@ impl TableProvider {
 impl DataFusionTable for TableProvider {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
-    }
-
-    fn constraints(&self) -> Option<&Constraints> {
-        Some(&self.constraints)
     }
 
     fn table_type(&self) -> TableType {

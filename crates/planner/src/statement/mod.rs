@@ -13,8 +13,10 @@ mod utility;
 use cursor::{Cursor, Source};
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
+use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, TokenizerError};
+use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
@@ -129,6 +131,15 @@ pub enum Command {
     },
     Rollback {
         chain: bool,
+    },
+    Savepoint {
+        name: String,
+    },
+    Release {
+        name: String,
+    },
+    RollbackTo {
+        name: String,
     },
     Set {
         name: String,
@@ -246,7 +257,6 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
 /// An upper bound of the depth of the syntax tree: brackets open at once, plus, at each bracket level, operators since
 /// the last comma (a chain such as `a + b + c` leans to one side, one level an operator).
 fn nesting(tokens: &[TokenWithSpan]) -> usize {
-    use datafusion::sql::sqlparser::keywords::Keyword;
     let mut levels: Vec<usize> = vec![0];
     let mut open: usize = 0;
     let mut deepest: usize = 0;
@@ -337,6 +347,15 @@ fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
 /// Reads a statement that sqlparser knows.
 fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, tokens)?;
+    // `TABLE t` is short for `SELECT * FROM t`.
+    let tokens = match tokens.first() {
+        Some(first) if matches!(&first.token, Token::Word(word) if word.keyword == Keyword::TABLE) => {
+            let spelled = [Token::make_keyword("SELECT"), Token::Mul, Token::make_keyword("FROM")];
+            let spelled = spelled.into_iter().map(|token| TokenWithSpan::new(token, first.span));
+            Cow::Owned(spelled.chain(tokens[1..].iter().cloned()).collect())
+        }
+        _ => tokens,
+    };
     let dialect = PostgreSqlDialect {};
     let mut parser =
         Parser::new(&dialect).with_recursion_limit(NESTING_MAX * 4).with_tokens_with_locations(tokens.to_vec());

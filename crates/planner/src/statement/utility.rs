@@ -221,11 +221,10 @@ fn transaction(cursor: &mut Cursor<'_>) -> Result<Command> {
             cursor.expect_keyword("transaction")?;
             return Ok(Command::Begin { modes: transaction_modes(cursor)? });
         }
-        "savepoint" | "release" => {
-            cursor.skip_rest();
-            return Ok(Command::Unsupported(
-                Error::unsupported("savepoints are not supported").with_hint("End the transaction and start another."),
-            ));
+        "savepoint" => return Ok(Command::Savepoint { name: cursor.ident()? }),
+        "release" => {
+            cursor.keyword("savepoint");
+            return Ok(Command::Release { name: cursor.ident()? });
         }
         _ => {}
     }
@@ -235,10 +234,13 @@ fn transaction(cursor: &mut Cursor<'_>) -> Result<Command> {
     if verb == "begin" {
         return Ok(Command::Begin { modes: transaction_modes(cursor)? });
     }
-    if cursor.is_keyword("prepared") || verb == "rollback" && cursor.is_keyword("to") {
-        let what = if cursor.is_keyword("to") { "savepoints" } else { "two-phase commits" };
+    if verb == "rollback" && cursor.keyword("to") {
+        cursor.keyword("savepoint");
+        return Ok(Command::RollbackTo { name: cursor.ident()? });
+    }
+    if cursor.is_keyword("prepared") {
         cursor.skip_rest();
-        return Ok(Command::Unsupported(Error::unsupported(format!("{what} are not supported"))));
+        return Ok(Command::Unsupported(Error::unsupported("two-phase commits are not supported")));
     }
     let chain = cursor.keywords(&["and", "chain"]);
     if !chain {

@@ -113,6 +113,35 @@ pub fn functions() -> Vec<Function> {
             "bool",
             |_, _| Ok(true.into()),
         ),
+        Function::new("pg_extract_second", &[&[Timestamp], &[TimestampTz], &[Interval]], "numeric", |_, args| {
+            // No zone is off by a part of a minute nowadays.
+            let micros = match args[0] {
+                Value::Timestamp(micros) => micros.rem_euclid(60_000_000),
+                Value::Interval(interval) => interval.nanoseconds / 1_000 % 60_000_000,
+                _ => return Ok(Value::Null),
+            };
+            Ok(Value::Decimal(micros.into(), 6))
+        })
+        .returning(|_| Ok(DataType::Decimal128(8, 6))),
+        Function::new("pg_extract", &[&[Text, Timestamp], &[Text, TimestampTz]], "int8", |call, args| {
+            let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
+            let time = match call.arg_types.get(1) {
+                Some(DataType::Timestamp(_, Some(_))) => local(micros, session_zone(call)?)?,
+                _ => naive(micros)?,
+            };
+            // There is no year 0: the year before 1 is 1 BC, and centuries count from both.
+            let year = time.year();
+            let counted = |years: i32| if year > 0 { (year + years - 1) / years } else { (year - years) / years };
+            Ok(Value::Int(match args[0].as_str().to_ascii_lowercase().as_str() {
+                "century" => counted(100).into(),
+                "millennium" => counted(1000).into(),
+                "decade" => year.div_euclid(10).into(),
+                "isoyear" => time.iso_week().year().into(),
+                "julian" => i64::from(days_of(time.date())) + 2_440_588,
+                other => return Err(invalid(format!("unit \"{other}\" not recognized for type timestamp"))),
+            }))
+        })
+        .stable(),
         // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
         Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
             let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };

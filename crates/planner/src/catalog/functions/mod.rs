@@ -4,9 +4,12 @@
 //! value. Bodies see one row at a time, which is plenty for what clients ask the catalogue and for formatting; what runs
 //! over millions of rows (arithmetic, comparison, text search) stays DataFusion's.
 
+mod advisory;
 mod datetime;
 mod format;
+mod json;
 mod math;
+mod ordered;
 pub mod procedures;
 mod series;
 mod sleep;
@@ -313,6 +316,7 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
     sql_error(SqlState::INVALID_PARAMETER_VALUE, message)
 }
 
+pub use datetime::add_interval;
 pub use system::remember_start;
 
 /// Whether a name is one of the scalar functions here, or one that clients call in FROM.
@@ -331,9 +335,13 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
         math::functions(),
         datetime::functions(),
         series::functions(),
+        json::functions(),
+        ordered::functions(),
+        advisory::functions(),
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();
     functions.push(Arc::new(sleep::function()));
+    functions.extend(advisory::waiting().into_iter().map(Arc::new));
     functions
 }

@@ -56,6 +56,11 @@ pub fn functions() -> Vec<Function> {
             Ok(call.facts()?.planner.cancel(pid).into())
         })
         .volatile(),
+        Function::new("pg_terminate_backend", &[&[Int4], &[Int4, Int8]], "bool", |call, args| {
+            let pid = u32::try_from(args[0].as_int()).unwrap_or(0);
+            Ok(call.facts()?.planner.terminate(pid).into())
+        })
+        .volatile(),
         Function::new("current_setting", &[&[Text], &[Text, Bool]], "text", |call, args| {
             let name = args[0].as_str();
             match call.facts()?.settings.get(name) {
@@ -447,7 +452,7 @@ fn type_of(call: &Call<'_>) -> String {
     let Some(field) = call.arg_fields.first() else {
         return "unknown".to_owned();
     };
-    if let Some(oid) = field.metadata().get(crate::types::TYPE_OID_METADATA).and_then(|oid| oid.parse().ok()) {
+    if let Some(oid) = crate::types::marked_oid(field) {
         return types::format_type(oid, Some(-1));
     }
     let base = |data_type: &datafusion::arrow::datatypes::DataType| {
@@ -458,15 +463,13 @@ fn type_of(call: &Call<'_>) -> String {
             D::Struct(_) => "record".to_owned(),
             other => {
                 let field = datafusion::arrow::datatypes::Field::new("", other.clone(), true);
-                types::format_type(tidepool_table::sql_type_of_field(&field).oid(), Some(-1))
+                types::format_type(crate::types::describe(&field).1, Some(-1))
             }
         }
     };
     match field.data_type() {
         datafusion::arrow::datatypes::DataType::List(item) => format!("{}[]", base(item.data_type())),
-        _ => {
-            types::format_type(tidepool_table::sql_type_of_field(field).oid(), Some(-1)).replace("bpchar", "character")
-        }
+        _ => types::format_type(crate::types::describe(field).1, Some(-1)).replace("bpchar", "character"),
     }
 }
 

@@ -3,11 +3,13 @@
 use super::Type::*;
 use super::{Call, Function, invalid};
 use crate::catalog::objects::{quote_identifier, split_name};
+use crate::catalog::syntax::{like_escape, similar_pattern};
 use crate::catalog::value::Value;
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::{Result, plan_err};
 use rand::RngCore;
 use std::sync::Arc;
+use tidepool_base::SqlState;
 
 pub fn functions() -> Vec<Function> {
     vec![
@@ -22,6 +24,16 @@ pub fn functions() -> Vec<Function> {
         .nullable(),
         Function::new("parse_ident", &[&[Text], &[Text, Bool]], "_text", |_, args| {
             Ok(split_name(args[0].as_str()).into())
+        }),
+        Function::new("like_escape", &[&[Text, Text]], "text", |_, args| {
+            Ok(like_escape(args[0].as_str(), escape(args[1].as_str())?).into())
+        }),
+        Function::new("similar_to_escape", &[&[Text], &[Text, Text]], "text", |_, args| {
+            let escape = match args.get(1) {
+                Some(written) => escape(written.as_str())?,
+                None => Some('\\'),
+            };
+            Ok(similar_pattern(args[0].as_str(), escape).into())
         }),
         Function::new("gen_random_uuid", &[&[]], "uuid", |_, _| Ok(random_uuid().into())).volatile(),
         Function::new("num_nulls", &[&[Rest]], "int4", |_, args| {
@@ -178,8 +190,17 @@ pub fn format(_call: &Call<'_>, args: &[Value]) -> Result<Value> {
     Ok(out.into())
 }
 
+fn escape(written: &str) -> Result<Option<char>> {
+    let mut characters = written.chars();
+    let escape = characters.next();
+    match characters.next() {
+        None => Ok(escape),
+        Some(_) => Err(super::sql_error(SqlState::INVALID_ESCAPE_SEQUENCE, "invalid escape string")),
+    }
+}
+
 /// A value as its type's output function writes it.
-fn display(value: &Value) -> String {
+pub fn display(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::Bool(value) => if *value { "t" } else { "f" }.to_owned(),

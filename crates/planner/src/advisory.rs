@@ -1,0 +1,183 @@
+//! Advisory locks, which mean what the application says they mean.
+//!
+//! A session may hold a lock several times, and shared locks of one key exclude an exclusive one of another session only.
+//! A session waits for one key at most, so a cycle is found by walking from holders to what they wait for.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result, SqlState};
+use tokio::sync::Notify;
+
+/// Two key spaces that do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    One(i64),
+    Two(i32, i32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// How often one session holds one key in one mode.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    session: u32,
+    mode: Mode,
+    /// Ends with the transaction.
+    transaction: bool,
+    count: u32,
+}
+
+#[derive(Default)]
+struct State {
+    held: HashMap<Key, Vec<Held>>,
+    waiting: HashMap<u32, (Key, Mode)>,
+}
+
+#[derive(Default)]
+pub struct AdvisoryLocks {
+    state: Mutex<State>,
+    released: Notify,
+}
+
+impl State {
+    /// The sessions that keep `session` from a lock.
+    fn in_the_way(&self, session: u32, key: Key, mode: Mode) -> Vec<u32> {
+        let held = self.held.get(&key).map_or(&[][..], Vec::as_slice);
+        let excludes =
+            |held: &&Held| held.session != session && (mode == Mode::Exclusive || held.mode == Mode::Exclusive);
+        held.iter().filter(excludes).map(|held| held.session).collect()
+    }
+
+    fn take(&mut self, session: u32, key: Key, mode: Mode, transaction: bool) -> bool {
+        if !self.in_the_way(session, key, mode).is_empty() {
+            return false;
+        }
+        let held = self.held.entry(key).or_default();
+        match held.iter_mut().find(|held| (held.session, held.mode, held.transaction) == (session, mode, transaction)) {
+            Some(held) => held.count += 1,
+            None => held.push(Held { session, mode, transaction, count: 1 }),
+        }
+        true
+    }
+
+    /// Whether `session`, were it to wait for the key, would wait for itself.
+    fn closes_cycle(&self, session: u32, key: Key, mode: Mode) -> bool {
+        let mut next = self.in_the_way(session, key, mode);
+        let mut seen = Vec::new();
+        while let Some(holder) = next.pop() {
+            if holder == session {
+                return true;
+            }
+            if !seen.contains(&holder)
+                && let Some(&(key, mode)) = self.waiting.get(&holder)
+            {
+                next.extend(self.in_the_way(holder, key, mode));
+            }
+            seen.push(holder);
+        }
+        false
+    }
+
+    fn release(&mut self, of: impl Fn(&Held) -> bool) {
+        self.held.retain(|_, held| {
+            held.retain(|held| !of(held));
+            !held.is_empty()
+        });
+    }
+}
+
+impl AdvisoryLocks {
+    pub fn try_lock(&self, session: u32, key: Key, mode: Mode, transaction: bool) -> bool {
+        self.state.lock().take(session, key, mode, transaction)
+    }
+
+    /// Waits for the lock. 40P01 where that would be for ever, 55P03 after `timeout`.
+    pub async fn lock(
+        &self,
+        session: u32,
+        key: Key,
+        mode: Mode,
+        transaction: bool,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        // Also when the statement is cancelled, which drops this future.
+        let _waiting = Waiting { locks: self, session };
+        loop {
+            let released = self.released.notified();
+            tokio::pin!(released);
+            // Registered before the state is read, so that no release falls between.
+            released.as_mut().enable();
+            {
+                let mut state = self.state.lock();
+                if state.take(session, key, mode, transaction) {
+                    return Ok(());
+                }
+                if state.closes_cycle(session, key, mode) {
+                    return Err(Error::new(SqlState::DEADLOCK_DETECTED, "deadlock detected")
+                        .with_detail("The sessions wait for each other's advisory locks."));
+                }
+                state.waiting.insert(session, (key, mode));
+            }
+            match deadline {
+                None => released.await,
+                Some(deadline) => {
+                    if tokio::time::timeout_at(deadline.into(), released).await.is_err() {
+                        let message = "canceling statement due to lock timeout";
+                        return Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, message));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives a session's lock back once. False when it holds none.
+    pub fn unlock(&self, session: u32, key: Key, mode: Mode) -> bool {
+        let mut state = self.state.lock();
+        let Some(held) = state.held.get_mut(&key) else { return false };
+        let mine = held.iter().position(|held| held.session == session && held.mode == mode && !held.transaction);
+        let Some(position) = mine else { return false };
+        held[position].count -= 1;
+        if held[position].count == 0 {
+            held.swap_remove(position);
+        }
+        if held.is_empty() {
+            state.held.remove(&key);
+        }
+        drop(state);
+        self.released.notify_waiters();
+        true
+    }
+
+    /// Gives back what a session holds beyond its transaction.
+    pub fn unlock_all(&self, session: u32) {
+        self.state.lock().release(|held| held.session == session && !held.transaction);
+        self.released.notify_waiters();
+    }
+
+    pub fn end_transaction(&self, session: u32) {
+        self.state.lock().release(|held| held.session == session && held.transaction);
+        self.released.notify_waiters();
+    }
+
+    pub fn end_session(&self, session: u32) {
+        self.state.lock().release(|held| held.session == session);
+        self.released.notify_waiters();
+    }
+}
+
+struct Waiting<'a> {
+    locks: &'a AdvisoryLocks,
+    session: u32,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.locks.state.lock().waiting.remove(&self.session);
+    }
+}

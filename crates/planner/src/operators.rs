@@ -1,0 +1,214 @@
+//! Operators with PostgreSQL's meaning for the types they stand between.
+//!
+//! Asked twice: while a query is planned, so that what is built upon an operator sees its type; and by `casts::Literals`
+//! once parameters have values, for operators whose operands had no type before.
+
+use crate::arithmetic::{self, Kind};
+use crate::casts::UNCONSTRAINED;
+use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
+use datafusion::logical_expr::{Cast, Expr, ExprSchemable, Operator, binary_expr};
+use datafusion::sql::sqlparser::ast::BinaryOperator;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tidepool_base::{Error, SqlState, SqlType};
+
+pub const TIMESTAMP: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
+const INTERVAL: DataType = DataType::Interval(IntervalUnit::MonthDayNano);
+
+/// The operands, unless the operator is one of those that PostgreSQL reads otherwise than DataFusion.
+pub type Resolved = std::result::Result<Expr, (Expr, Expr)>;
+
+#[derive(Debug)]
+pub struct Operators;
+
+impl ExprPlanner for Operators {
+    fn plan_binary_op(&self, expr: RawBinaryExpr, schema: &DFSchema) -> Result<PlannerResult<RawBinaryExpr>> {
+        let RawBinaryExpr { op, left, right } = expr;
+        let operator = match &op {
+            BinaryOperator::Plus => Operator::Plus,
+            BinaryOperator::Minus => Operator::Minus,
+            BinaryOperator::Multiply => Operator::Multiply,
+            BinaryOperator::Divide => Operator::Divide,
+            BinaryOperator::Modulo => Operator::Modulo,
+            BinaryOperator::Eq => Operator::Eq,
+            BinaryOperator::NotEq => Operator::NotEq,
+            BinaryOperator::Lt => Operator::Lt,
+            BinaryOperator::LtEq => Operator::LtEq,
+            BinaryOperator::Gt => Operator::Gt,
+            BinaryOperator::GtEq => Operator::GtEq,
+            BinaryOperator::PGExp => {
+                return Ok(PlannerResult::Planned(datafusion::functions::math::expr_fn::power(left, right)));
+            }
+            BinaryOperator::PGOverlap => {
+                return Ok(PlannerResult::Planned(datafusion::functions_nested::expr_fn::array_has_any(left, right)));
+            }
+            BinaryOperator::Arrow => return json("json_get", op, left, right),
+            BinaryOperator::LongArrow => return json("json_get_text", op, left, right),
+            BinaryOperator::HashArrow => return json("json_get_path", op, left, right),
+            BinaryOperator::HashLongArrow => return json("json_get_path_text", op, left, right),
+            _ => return Ok(PlannerResult::Original(RawBinaryExpr { op, left, right })),
+        };
+        Ok(match resolve(left, operator, right, schema)? {
+            Ok(expr) => PlannerResult::Planned(expr),
+            Err((left, right)) => PlannerResult::Original(RawBinaryExpr { op, left, right }),
+        })
+    }
+}
+
+fn json(function: &str, op: BinaryOperator, left: Expr, right: Expr) -> Result<PlannerResult<RawBinaryExpr>> {
+    Ok(match crate::catalog::function(function) {
+        Some(function) => PlannerResult::Planned(function.call(vec![left, right])),
+        None => PlannerResult::Original(RawBinaryExpr { op, left, right }),
+    })
+}
+
+/// A literal whose type is open.
+fn is_untyped(expr: &Expr) -> bool {
+    matches!(expr, Expr::Literal(ScalarValue::Utf8(Some(_)) | ScalarValue::Utf8View(Some(_)), None))
+}
+
+fn cast(expr: Expr, data_type: DataType) -> Expr {
+    Expr::Cast(Cast::new(Box::new(expr), data_type))
+}
+
+/// A literal beside an arithmetic operator, as the type that the other side calls for.
+fn read_beside(literal: Expr, other: &DataType, op: Operator) -> Expr {
+    let target = match other {
+        DataType::Timestamp(..) | DataType::Date32 if op == Operator::Plus => INTERVAL,
+        DataType::Interval(_) if matches!(op, Operator::Multiply | Operator::Divide) => DataType::Float64,
+        DataType::Decimal128(..) => {
+            let metadata = HashMap::from([(UNCONSTRAINED.to_owned(), String::new())]);
+            let field = Field::new("", tidepool_table::arrow_type(SqlType::NUMERIC_DEFAULT), true);
+            return Expr::Cast(Cast::new_from_field(Box::new(literal), Arc::new(field.with_metadata(metadata))));
+        }
+        other => other.clone(),
+    };
+    cast(literal, target)
+}
+
+pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
+    use DataType::{Date32, Decimal128, Interval, Timestamp};
+    let types = (left.get_type(schema), right.get_type(schema));
+    // A parameter without a type yet; what is wrong otherwise, others will say.
+    let (Ok(mut left_type), Ok(mut right_type)) = types else { return Ok(Err((left, right))) };
+    let (mut left, mut right) = (left, right);
+    let reads =
+        |data_type: &DataType| data_type.is_numeric() || matches!(data_type, Date32 | Timestamp(..) | Interval(_));
+    if op.is_numerical_operators() {
+        if is_untyped(&right) && reads(&left_type) {
+            right = read_beside(right, &left_type, op);
+            right_type = right.get_type(schema)?;
+        } else if is_untyped(&left) && reads(&right_type) {
+            left = read_beside(left, &right_type, op);
+            left_type = left.get_type(schema)?;
+        }
+    }
+    let number = |data_type: &DataType| data_type.is_numeric();
+    let decimal = |data_type: &DataType| matches!(data_type, Decimal128(..));
+    let exact = |data_type: &DataType| arithmetic::decimal_type(data_type).is_some();
+    let comparison = crate::casts::is_comparison(op);
+    Ok(Ok(match (&left_type, op, &right_type) {
+        (Date32, Operator::Plus | Operator::Minus, Interval(_)) => binary_expr(cast(left, TIMESTAMP), op, right),
+        (Interval(_), Operator::Plus, Date32) => binary_expr(cast(right, TIMESTAMP), op, left),
+        (Interval(_), Operator::Plus, Timestamp(..)) => binary_expr(right, op, left),
+        (Date32, Operator::Minus, Date32) => cast(binary_expr(left, op, right), DataType::Int32),
+        (Timestamp(..) | Date32, Operator::Minus, Timestamp(..) | Date32) => {
+            let zone =
+                [&left_type, &right_type].into_iter().find(|side| matches!(side, Timestamp(_, Some(_)))).cloned();
+            let common = zone.unwrap_or(TIMESTAMP);
+            let side = |side: Expr, data_type: &DataType| {
+                if *data_type == common { side } else { cast(side, common.clone()) }
+            };
+            let sides = vec![side(left, &left_type), side(right, &right_type)];
+            arithmetic::call(Kind::SubtractTimestamps, sides)
+        }
+        (Interval(_), Operator::Multiply, factor) if number(factor) => {
+            arithmetic::call(Kind::MultiplyInterval, vec![left, right])
+        }
+        (factor, Operator::Multiply, Interval(_)) if number(factor) => {
+            arithmetic::call(Kind::MultiplyInterval, vec![right, left])
+        }
+        (Interval(_), Operator::Divide, factor) if number(factor) => {
+            arithmetic::call(Kind::DivideInterval, vec![left, right])
+        }
+        (Interval(_), _, Interval(_)) if comparison => {
+            let length = |side: Expr| arithmetic::call(Kind::IntervalLength, vec![side]);
+            binary_expr(length(left), op, length(right))
+        }
+        (dividend, Operator::Divide, divisor)
+            if (decimal(dividend) || decimal(divisor)) && exact(dividend) && exact(divisor) =>
+        {
+            match (constant(&left), constant(&right)) {
+                (Some(dividend), Some(divisor)) => {
+                    let (value, scale) = arithmetic::constant_quotient(dividend, divisor)?;
+                    Expr::Literal(ScalarValue::Decimal128(Some(value), 38, scale), None)
+                }
+                _ => arithmetic::call(Kind::DivideDecimals, vec![left, right]),
+            }
+        }
+        (Decimal128(_, left_scale), Operator::Multiply, Decimal128(_, right_scale))
+            if arithmetic::is_large_product(*left_scale, *right_scale) =>
+        {
+            arithmetic::call(Kind::MultiplyDecimals, vec![left, right])
+        }
+        _ => return Ok(Err((left, right))),
+    }))
+}
+
+/// A number that is known as it was written: (unscaled value, scale).
+fn constant(expr: &Expr) -> Option<(i128, i8)> {
+    match expr {
+        Expr::Literal(ScalarValue::Decimal128(Some(value), _, scale @ 0..), _) => Some((*value, *scale)),
+        Expr::Literal(ScalarValue::Int32(Some(value)), _) => Some((i128::from(*value), 0)),
+        Expr::Literal(ScalarValue::Int64(Some(value)), _) => Some((i128::from(*value), 0)),
+        Expr::Cast(Cast { expr, field }) => {
+            let exact = field.metadata().contains_key(UNCONSTRAINED) || field.data_type().is_integer();
+            constant(expr).filter(|(_, scale)| exact && (*scale == 0 || !field.data_type().is_integer()))
+        }
+        _ => None,
+    }
+}
+
+/// A comparison of a date with a constant point in time, as one with a date, which a scan can skip by. `None` where no
+/// date says the same.
+pub fn compare_date(op: Operator, micros: i64) -> Option<(Operator, i32)> {
+    const DAY_US: i64 = 86_400_000_000;
+    let day = i32::try_from(micros.div_euclid(DAY_US)).ok()?;
+    if micros.rem_euclid(DAY_US) == 0 {
+        return Some((op, day));
+    }
+    // Dates are midnights: none lies between the day's own and the moment.
+    match op {
+        Operator::Lt | Operator::LtEq => Some((Operator::LtEq, day)),
+        Operator::Gt | Operator::GtEq => Some((Operator::Gt, day)),
+        _ => None,
+    }
+}
+
+/// The date within a comparison's side: an expression of type date, or a date made into a timestamp for comparing it.
+pub fn date_within(expr: &Expr, schema: &DFSchema) -> Option<Expr> {
+    if let Expr::Cast(Cast { expr: inner, field }) = expr
+        && *field.data_type() == TIMESTAMP
+        && matches!(inner.get_type(schema), Ok(DataType::Date32))
+    {
+        return Some(inner.as_ref().clone());
+    }
+    matches!(expr.get_type(schema), Ok(DataType::Date32)).then(|| expr.clone())
+}
+
+/// A constant timestamp moved by a constant interval.
+pub fn moved(micros: i64, op: Operator, interval: IntervalMonthDayNano) -> Result<i64> {
+    let moved = if op == Operator::Minus { negated(&interval) } else { Some(interval) };
+    let overflow = || crate::errors::carry(Error::new(SqlState::DATETIME_FIELD_OVERFLOW, "interval out of range"));
+    crate::catalog::add_interval(micros, &moved.ok_or_else(overflow)?)
+}
+
+fn negated(interval: &IntervalMonthDayNano) -> Option<IntervalMonthDayNano> {
+    Some(IntervalMonthDayNano::new(
+        interval.months.checked_neg()?,
+        interval.days.checked_neg()?,
+        interval.nanoseconds.checked_neg()?,
+    ))
+}
