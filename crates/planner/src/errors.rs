@@ -19,6 +19,10 @@ pub fn from_datafusion(error: DataFusionError) -> Error {
                 Ok(error) => from_datafusion(*error),
                 Err(inner) => match inner.downcast::<ArrowError>() {
                     Ok(error) => from_arrow(*error),
+                    Err(inner) if inner.to_string().starts_with("regex parse error") => {
+                        Error::new(SqlState::INVALID_REGULAR_EXPRESSION, "invalid regular expression")
+                            .with_detail(sentence(inner.to_string().lines().last().unwrap_or_default()))
+                    }
                     Err(inner) => Error::internal(inner.to_string()),
                 },
             },

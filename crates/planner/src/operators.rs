@@ -8,7 +8,7 @@ use crate::casts::UNCONSTRAINED;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
-use datafusion::logical_expr::{Cast, Expr, ExprSchemable, Operator, binary_expr};
+use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, Operator, binary_expr};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -88,8 +88,34 @@ fn read_beside(literal: Expr, other: &DataType, op: Operator) -> Expr {
     cast(literal, target)
 }
 
+/// Whether an operand is made of numbers by arithmetic only. A type is found out by walking all that is below, which in a
+/// long chain adds up; this looks at its leaves.
+fn is_number(mut expr: &Expr, decimals: bool, schema: &DFSchema) -> bool {
+    let number =
+        |data_type: &DataType| data_type.is_numeric() && (decimals || !matches!(data_type, DataType::Decimal128(..)));
+    let leaf = |expr: &Expr| match expr {
+        Expr::Literal(value, _) => number(&value.data_type()),
+        Expr::Cast(cast) => number(cast.field.data_type()),
+        Expr::Column(_) => expr.get_type(schema).is_ok_and(|data_type| number(&data_type)),
+        _ => false,
+    };
+    while let Expr::BinaryExpr(BinaryExpr { left, op, right }) = expr
+        && op.is_numerical_operators()
+    {
+        if !leaf(right) {
+            return false;
+        }
+        expr = left;
+    }
+    leaf(expr)
+}
+
 pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
     use DataType::{Date32, Decimal128, Interval, Timestamp};
+    let decimals = !matches!(op, Operator::Multiply | Operator::Divide);
+    if is_number(&right, decimals, schema) && is_number(&left, decimals, schema) {
+        return Ok(Err((left, right)));
+    }
     let types = (left.get_type(schema), right.get_type(schema));
     // A parameter without a type yet; what is wrong otherwise, others will say.
     let (Ok(mut left_type), Ok(mut right_type)) = types else { return Ok(Err((left, right))) };
