@@ -189,18 +189,21 @@ impl TableWriter {
             }
         }
         // Lengths first: their errors are the values', this one is the row's.
-        for (position, def) in self.table.def.columns.iter().enumerate() {
-            if !def.nullable && columns[position].null_count() > 0 {
-                let row = (0..batch.num_rows()).find(|row| columns[position].is_null(*row)).unwrap_or(0);
-                return Err(Error::new(
-                    SqlState::NOT_NULL_VIOLATION,
-                    format!(
-                        "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
-                        def.name, self.table.def.name
-                    ),
-                )
-                .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?)));
-            }
+        let nulls =
+            self.table.def.columns.iter().zip(&columns).filter(|(def, _)| !def.nullable).filter_map(|(def, column)| {
+                let nulls = column.logical_nulls()?;
+                (0..nulls.len()).find(|row| nulls.is_null(*row)).map(|row| (row, def))
+            });
+        // Of the first such row the first column.
+        if let Some((row, def)) = nulls.min_by_key(|(row, _)| *row) {
+            return Err(Error::new(
+                SqlState::NOT_NULL_VIOLATION,
+                format!(
+                    "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
+                    def.name, self.table.def.name
+                ),
+            )
+            .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?)));
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)

@@ -6,7 +6,7 @@
 use crate::execute::Batches;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
-use crate::session::{CopyOut, ResultColumn, Running, Session};
+use crate::session::{CopyOut, Notice, ResultColumn, Running, Session};
 use crate::statement::{CopyEndpoint, QualifiedName};
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
@@ -21,8 +21,10 @@ use std::io::{BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidepool_base::{Error, Result, SqlType};
-use tidepool_database::copy::{CopyFormat, CopyOptions, ParquetWriter, RowReader, RowWriter, read_parquet};
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::copy::{
+    CopyFormat, CopyOptions, EncodedRows, ParquetWriter, RowReader, RowWriter, read_parquet,
+};
 use tidepool_database::progress::Progress;
 use tidepool_database::text::TextSettings;
 use tidepool_database::{TableWriter, Transaction};
@@ -60,6 +62,8 @@ pub struct Load {
     options: CopyOptions,
     settings: TextSettings,
     defaults: Defaults,
+    /// Rows left out because of `ON_ERROR ignore`.
+    skipped: Arc<AtomicU64>,
 }
 
 impl Load {
@@ -74,7 +78,13 @@ impl Load {
         let columns = crate::insert::positions(&version.def, columns)?;
         let options = options(pairs, endpoint)?;
         let defaults = Defaults::new(facts, &version, &columns)?;
-        Ok(Load { settings: facts.settings.text_settings(), version, columns, options, defaults })
+        let settings = facts.settings.text_settings();
+        Ok(Load { version, columns, options, settings, defaults, skipped: Arc::default() })
+    }
+
+    /// Final once the load is.
+    pub fn skipped(&self) -> Arc<AtomicU64> {
+        self.skipped.clone()
     }
 
     fn writer(&self, transaction: &mut Transaction, interrupt: &Interrupt) -> Result<TableWriter> {
@@ -82,7 +92,7 @@ impl Load {
         let writer = transaction.writer(&self.version.def.name)?;
         if writer.table().def.id != self.version.def.id {
             return Err(Error::new(
-                tidepool_base::SqlState::UNDEFINED_TABLE,
+                SqlState::UNDEFINED_TABLE,
                 format!("relation \"{}\" was replaced while waiting for it", self.version.def.name),
             ));
         }
@@ -96,7 +106,7 @@ impl Load {
         let mut file = File::open(path).map_err(|error| Error::io(&shown, &error))?;
         let metadata = file.metadata().map_err(|error| Error::io(&shown, &error))?;
         if metadata.is_dir() {
-            return Err(Error::new(tidepool_base::SqlState::WRONG_OBJECT_TYPE, format!("\"{path}\" is a directory")));
+            return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{path}\" is a directory")));
         }
         let progress = Progress::start("COPY FROM", &self.version.def.name, metadata.len());
         if self.options.format == CopyFormat::Parquet {
@@ -132,6 +142,8 @@ impl Load {
     /// Loads what the client sends.
     pub(crate) fn from_client(self, session: &Session, running: Running) -> Result<CopyIn> {
         let columns = self.columns.len();
+        let binary = self.options.format == CopyFormat::Binary;
+        let skipped = self.skipped();
         let (sender, mut receiver) = mpsc::channel(PIECES_AHEAD);
         let Running { interrupt, mut query, .. } = running;
         let canceled = interrupt.clone();
@@ -157,23 +169,32 @@ impl Load {
             query.succeeded();
             Ok(rows)
         });
-        Ok(CopyIn { columns, sender, loading: Some(loading), interrupt: canceled })
+        Ok(CopyIn { columns, binary, skipped, sender, loading: Some(loading), interrupt: canceled })
     }
 
     fn feed(&self, reader: &mut RowReader, writer: &mut TableWriter, bytes: &[u8]) -> Result<u64> {
         let mut rows = 0;
         for batch in reader.feed(bytes)? {
             rows += batch.num_rows() as u64;
-            self.put(writer, &batch)?;
+            self.put_read(reader, writer, &batch)?;
         }
         Ok(rows)
     }
 
     fn finish(&self, mut reader: RowReader, writer: &mut TableWriter) -> Result<()> {
         if let Some(batch) = reader.finish()? {
-            self.put(writer, &batch)?;
+            self.put_read(&reader, writer, &batch)?;
         }
+        self.skipped.store(reader.ignored(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Only the reader knows which line a row was.
+    fn put_read(&self, reader: &RowReader, writer: &mut TableWriter, batch: &RecordBatch) -> Result<()> {
+        self.put(writer, batch).map_err(|error| match reader.null_place() {
+            Some(place) if error.code() == SqlState::NOT_NULL_VIOLATION => error.with_context(place),
+            _ => error,
+        })
     }
 
     fn put(&self, writer: &mut TableWriter, batch: &RecordBatch) -> Result<()> {
@@ -260,6 +281,10 @@ enum Piece {
 /// `COPY … FROM STDIN` under way. Dropped unfinished, it leaves nothing behind.
 pub struct CopyIn {
     pub columns: usize,
+    /// The data is in binary form, not text.
+    pub binary: bool,
+    /// Rows left out because of `ON_ERROR ignore`; final once `finish` returned.
+    pub skipped: Arc<AtomicU64>,
     sender: mpsc::Sender<Piece>,
     loading: Option<tokio::task::JoinHandle<Result<u64>>>,
     interrupt: Arc<Interrupt>,
@@ -302,6 +327,16 @@ impl CopyIn {
             None => Err(Error::internal("this COPY has ended")),
         }
     }
+}
+
+/// What a client is told of rows that were left out.
+pub fn skipped_notice(rows: u64) -> Option<Notice> {
+    let message = match rows {
+        0 => return None,
+        1 => "1 row was skipped due to data type incompatibility".to_owned(),
+        rows => format!("{rows} rows were skipped due to data type incompatibility"),
+    };
+    Some(Notice { severity: "NOTICE", error: Error::new(SqlState::SUCCESSFUL_COMPLETION, message) })
 }
 
 /// The query that `COPY table TO` stands for.
@@ -349,27 +384,35 @@ impl Unload {
 
     pub fn to_client(self, batches: Batches) -> Result<CopyOut> {
         let columns = self.names.len();
+        let binary = self.options.format == CopyFormat::Binary;
         let mut writer = RowWriter::new(&self.names, &self.types, &self.options, &self.settings)?;
         let rows = Arc::new(AtomicU64::new(0));
         let counted = rows.clone();
-        let mut header = Vec::new();
-        writer.start(&mut header);
-        let head = (!header.is_empty()).then(|| Ok(Bytes::from(header)));
-        let data = batches.map(move |batch| {
-            let batch = batch?;
-            let mut text = Vec::new();
-            writer.write(&batch, &mut text)?;
-            counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
-            Ok(Bytes::from(text))
+        let mut head = EncodedRows::default();
+        writer.start(&mut head);
+        let data = futures::stream::try_unfold(Some((writer, batches, head)), move |state| {
+            let counted = counted.clone();
+            async move {
+                let Some((mut writer, mut batches, mut encoded)) = state else { return Ok(None) };
+                let Some(batch) = batches.next().await else {
+                    writer.finish(&mut encoded);
+                    return Ok((!encoded.bytes.is_empty()).then_some((encoded, None)));
+                };
+                let batch = batch?;
+                writer.write(&batch, &mut encoded)?;
+                counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+                Ok(Some((encoded, Some((writer, batches, EncodedRows::default())))))
+            }
         });
-        Ok(CopyOut { columns, data: Box::pin(futures::stream::iter(head).chain(data)), rows })
+        Ok(CopyOut { columns, binary, data: Box::pin(data), rows })
     }
 
     /// Writes a file on the server. One that exists is replaced, as in PostgreSQL.
     pub fn to_file(self, mut batches: Batches, path: &str) -> Result<u64> {
         let mut rows = 0;
         if self.options.format == CopyFormat::Parquet {
-            let mut writer = ParquetWriter::create(Path::new(path), &self.names, &self.types, self.schema)?;
+            let mut writer =
+                ParquetWriter::create_with(Path::new(path), &self.names, &self.types, self.schema, &self.options)?;
             while let Some(batch) = batches.blocking_next() {
                 writer.write(&batch?)?;
             }
@@ -380,16 +423,17 @@ impl Unload {
         let file =
             File::create(path).map_err(|error| Error::io(format!("open file \"{path}\" for writing"), &error))?;
         let mut file = BufWriter::new(file);
-        let mut text = Vec::new();
-        writer.start(&mut text);
+        let mut encoded = EncodedRows::default();
+        writer.start(&mut encoded);
         while let Some(batch) = batches.blocking_next() {
             let batch = batch?;
-            writer.write(&batch, &mut text)?;
+            writer.write(&batch, &mut encoded)?;
             rows += batch.num_rows() as u64;
-            file.write_all(&text).map_err(failed)?;
-            text.clear();
+            file.write_all(&encoded.bytes).map_err(failed)?;
+            encoded.clear();
         }
-        file.write_all(&text).map_err(failed)?;
+        writer.finish(&mut encoded);
+        file.write_all(&encoded.bytes).map_err(failed)?;
         file.flush().map_err(failed)?;
         Ok(rows)
     }

@@ -28,6 +28,7 @@ mod names;
 mod numbers;
 mod operators;
 mod optimizer;
+mod parameters;
 mod planner;
 mod queries;
 mod query;

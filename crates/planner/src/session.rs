@@ -20,7 +20,6 @@ use crate::statement::{
 use crate::types;
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
-use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use datafusion::sql::sqlparser::ast;
 use futures::{Stream, StreamExt};
@@ -30,6 +29,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::copy::EncodedRows;
 use tidepool_database::text::TextSettings;
 use tidepool_database::{DatabaseVersion, Transaction};
 use tidepool_table::ColumnDef;
@@ -101,7 +101,9 @@ pub enum Outcome {
 /// `COPY … TO STDOUT` under way.
 pub struct CopyOut {
     pub columns: usize,
-    pub data: Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>,
+    /// The data is in binary form, not text.
+    pub binary: bool,
+    pub data: Pin<Box<dyn Stream<Item = Result<EncodedRows>> + Send>>,
     /// Rows sent so far; final once `data` ended.
     pub rows: Arc<std::sync::atomic::AtomicU64>,
 }
@@ -1230,9 +1232,11 @@ impl Session {
                 CopyEndpoint::Client => Ok(Outcome::CopyIn(load.from_client(self, running)?)),
                 CopyEndpoint::File(path) => {
                     let path = path.clone();
+                    let skipped = load.skipped();
                     let rows = self
                         .write(running, move |transaction, interrupt| load.from_file(transaction, interrupt, &path))
                         .await?;
+                    self.notices.extend(crate::copy::skipped_notice(skipped.load(Ordering::Relaxed)));
                     Ok(Outcome::Command { tag: format!("COPY {rows}") })
                 }
             };
@@ -1505,9 +1509,11 @@ fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<C
 
 fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
     let state = facts.planner.state(facts);
-    let fields = query::fields_of_oids(given);
     match statement.command() {
         Command::Query(ast_query) => {
+            let given = crate::parameters::settled(ast_query, given);
+            let given = given.as_slice();
+            let fields = query::fields_of_oids(given);
             let names = OutputNames::of(ast_query);
             let plan = query::logical_plan(&state, facts, ast_query.clone(), fields, None)?;
             let parameters = query::parameter_oids(&plan, given)?;
@@ -1533,6 +1539,8 @@ fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> 
             Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
         }
         Command::Insert(insert) => {
+            let given = crate::parameters::settled(insert.as_ref(), given);
+            let given = given.as_slice();
             let target = crate::insert::read(facts, insert.as_ref().clone())?;
             let types: Vec<u32> =
                 target.columns.iter().map(|&column| target.version.def.columns[column].sql_type.oid()).collect();

@@ -328,7 +328,7 @@ impl Connection {
                 Ok(self.complete(format!("COPY {rows}"), rows))
             }
             Outcome::CopyOut(copy) => {
-                let rows = self.copy_out(copy, statement.text()).await?;
+                let rows = self.copy_out(copy).await?;
                 Ok(self.complete(format!("COPY {rows}"), 0))
             }
             Outcome::Empty => {
@@ -406,7 +406,7 @@ impl Connection {
 
     async fn copy_in(&mut self, mut copy: CopyIn) -> Result<u64, Trouble> {
         self.send_notices();
-        backend::copy_in_response(&mut self.wire.output, copy.columns);
+        backend::copy_in_response(&mut self.wire.output, copy.columns, copy.binary);
         self.wire.flush().await?;
         loop {
             let message = match Message::decode(&mut self.wire.input)? {
@@ -436,17 +436,16 @@ impl Connection {
         }
     }
 
-    async fn copy_out(&mut self, mut copy: CopyOut, text: &str) -> Result<u64, Trouble> {
+    /// Each row in a message of its own, as PostgreSQL sends them: some clients count on it.
+    async fn copy_out(&mut self, mut copy: CopyOut) -> Result<u64, Trouble> {
         self.send_notices();
-        backend::copy_out_response(&mut self.wire.output, copy.columns);
-        let mut rows = RowSplitter::new(text);
-        while let Some(data) = attended(&mut self.wire, &self.cancel, copy.data.next()).await? {
-            let data = data?;
-            let mut rest = &data[..];
-            while !rest.is_empty() {
-                let (row, after) = rest.split_at(rows.next_end(rest));
-                backend::copy_data(&mut self.wire.output, row);
-                rest = after;
+        backend::copy_out_response(&mut self.wire.output, copy.columns, copy.binary);
+        while let Some(rows) = attended(&mut self.wire, &self.cancel, copy.data.next()).await? {
+            let rows = rows?;
+            let mut start = 0;
+            for end in rows.ends {
+                backend::copy_data(&mut self.wire.output, &rows.bytes[start..end]);
+                start = end;
                 if self.wire.output.len() >= FLUSH_BYTES {
                     self.wire.flush().await?;
                 }
@@ -702,33 +701,6 @@ fn copies_in(text: &str) -> bool {
         }
     }
     false
-}
-
-/// Finds where rows end in what COPY TO sends. PostgreSQL sends each row in a message of its own and some clients count
-/// on it, although what a stream means does not depend on where its messages end: a guess that is wrong (the format is
-/// taken from the statement's text) merges rows in one message and does no other harm.
-struct RowSplitter {
-    quotes: bool,
-    within_quotes: bool,
-}
-
-impl RowSplitter {
-    fn new(text: &str) -> RowSplitter {
-        let quotes = text.as_bytes().windows(3).any(|word| word.eq_ignore_ascii_case(b"csv"));
-        RowSplitter { quotes, within_quotes: false }
-    }
-
-    /// The end of the first row of `data`, or of `data`.
-    fn next_end(&mut self, data: &[u8]) -> usize {
-        for (at, byte) in data.iter().enumerate() {
-            match byte {
-                b'"' if self.quotes => self.within_quotes = !self.within_quotes,
-                b'\n' if !self.within_quotes => return at + 1,
-                _ => (),
-            }
-        }
-        data.len()
-    }
 }
 
 /// A statement's text for the log.

@@ -33,10 +33,13 @@ impl Tls {
             return Err(wrong(certificate, "The file has no certificate in PEM form.".to_owned()));
         };
         let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
-            wrong(key, match error {
-                pem::Error::NoItemsFound => "The file has no private key in PEM form.".to_owned(),
-                other => format!("{other}."),
-            })
+            wrong(
+                key,
+                match error {
+                    pem::Error::NoItemsFound => "The file has no private key in PEM form.".to_owned(),
+                    other => format!("{other}."),
+                },
+            )
         })?;
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()

@@ -2,6 +2,7 @@
 
 use super::copy::CopyCommand;
 use super::shell::{Flow, Shell, tell};
+use super::table::Expanded;
 use std::path::Path;
 use tidepool_base::{Error, Result, SqlState};
 
@@ -12,7 +13,8 @@ const HELP: &str = "\
   \\du             roles                     \\l         databases
   \\copy T FROM|TO 'FILE' [WITH (…)]         COPY from or to a file on this side
   \\i FILE         run a file
-  \\x              one line a column on/off  \\timing    show how long statements take on/off
+  \\x [on|off|auto] one line a column        \\timing    show how long statements take on/off
+  \\null TEXT      what stands for NULL
   \\conninfo       the connection            \\?         this help
   \\q              quit
 Statements end with a semicolon. Ctrl-C stops the one that runs.
@@ -30,8 +32,21 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
             Ok(Flow::Continue)
         }
         "\\x" => {
-            shell.expanded = toggled(shell.expanded, word);
-            println!("Expanded display is {}.", if shell.expanded { "on" } else { "off" });
+            shell.style.expanded = match word {
+                "auto" => Expanded::Auto,
+                _ if toggled(shell.style.expanded == Expanded::On, word) => Expanded::On,
+                _ => Expanded::Off,
+            };
+            println!("Expanded display is {}.", match shell.style.expanded {
+                Expanded::On => "on",
+                Expanded::Off => "off",
+                Expanded::Auto => "used for results wider than the screen",
+            });
+            Ok(Flow::Continue)
+        }
+        "\\null" => {
+            shell.style.null = word.trim_matches('\'').to_owned();
+            println!("Null display is \"{}\".", shell.style.null);
             Ok(Flow::Continue)
         }
         "\\timing" => {

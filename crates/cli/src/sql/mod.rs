@@ -18,6 +18,7 @@ use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use table::{Expanded, Style};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Database;
 use tidepool_planner::Planner;
@@ -38,6 +39,35 @@ pub struct SqlArgs {
     /// Run this file and exit (- for standard input)
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
+    /// How results look
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// Columns side by side; on a terminal, below each other where they do not fit
+    Table,
+    /// Columns below each other
+    Expanded,
+    /// Comma-separated values with a header line
+    Csv,
+}
+
+impl SqlArgs {
+    fn style(&self) -> Style {
+        let screen = std::io::stdout().is_terminal();
+        Style {
+            expanded: match self.format {
+                Format::Expanded => Expanded::On,
+                Format::Table if screen => Expanded::Auto,
+                Format::Table | Format::Csv => Expanded::Off,
+            },
+            // A reader has to tell it from an empty text; a program gets what psql would give it.
+            null: if screen && self.format != Format::Csv { "NULL".to_owned() } else { String::new() },
+            csv: self.format == Format::Csv,
+        }
+    }
 }
 
 /// A statement failed, and was told so.
@@ -55,7 +85,7 @@ pub fn run(runtime: &Runtime, args: SqlArgs) -> Result<ExitCode> {
         }
     };
     let client = runtime.block_on(Client::connect(target, &mut ask_password))?;
-    let mut shell = Shell::new(runtime, client);
+    let mut shell = Shell::new(runtime, client, args.style());
     let code = work(&mut shell, &args)?;
     shell.close();
     if let Some(database) = database {

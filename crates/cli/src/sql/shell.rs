@@ -4,7 +4,7 @@ use super::client::{Client, Event, Report};
 use super::copy;
 use super::lex;
 use super::meta;
-use super::table::TablePrinter;
+use super::table::{Style, TablePrinter};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use std::io::{BufWriter, Write};
@@ -25,7 +25,7 @@ pub enum Flow {
 pub struct Shell<'a> {
     runtime: &'a Runtime,
     pub(super) client: Client,
-    pub(super) expanded: bool,
+    pub(super) style: Style,
     pub(super) timing: bool,
     interactive: bool,
     /// Folders of the files being run, for `\ir`-like nesting, and a bound on it.
@@ -36,8 +36,8 @@ pub struct Shell<'a> {
 const INCLUDE_DEPTH_MAX: u32 = 16;
 
 impl<'a> Shell<'a> {
-    pub fn new(runtime: &'a Runtime, client: Client) -> Shell<'a> {
-        Shell { runtime, client, expanded: false, timing: false, interactive: false, depth: 0 }
+    pub fn new(runtime: &'a Runtime, client: Client, style: Style) -> Shell<'a> {
+        Shell { runtime, client, style, timing: false, interactive: false, depth: 0 }
     }
 
     pub fn close(self) {
@@ -47,7 +47,7 @@ impl<'a> Shell<'a> {
     /// Runs one simple query and prints its results. `Err` is the connection's end.
     pub fn run_sql(&mut self, sql: &str) -> Result<Flow> {
         let start = Instant::now();
-        let flow = self.runtime.block_on(run_query(&mut self.client, sql, self.expanded))?;
+        let flow = self.runtime.block_on(run_query(&mut self.client, sql, &self.style))?;
         if self.timing {
             println!("Time: {}", duration(start.elapsed().as_secs_f64()));
         }
@@ -196,7 +196,7 @@ fn skip_blank(text: &str) -> &str {
 }
 
 /// Runs one simple query. A first Ctrl-C cancels it.
-pub(super) async fn run_query(client: &mut Client, sql: &str, expanded: bool) -> Result<Flow> {
+pub(super) async fn run_query(client: &mut Client, sql: &str, style: &Style) -> Result<Flow> {
     client.query(sql).await?;
     let canceller = client.canceller();
     let mut printer: Option<TablePrinter<BufWriter<std::io::Stdout>>> = None;
@@ -212,7 +212,7 @@ pub(super) async fn run_query(client: &mut Client, sql: &str, expanded: bool) ->
         };
         let printed = match event {
             Event::Columns(columns) => {
-                printer = Some(TablePrinter::new(BufWriter::new(std::io::stdout()), columns, expanded));
+                printer = Some(TablePrinter::new(BufWriter::new(std::io::stdout()), columns, style));
                 Ok(())
             }
             Event::Row(values) => match &mut printer {

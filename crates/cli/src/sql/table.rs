@@ -15,15 +15,47 @@ fn is_numeric(type_oid: u32) -> bool {
 
 type Row = Vec<Option<String>>;
 
+/// When each column gets a line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expanded {
+    Off,
+    On,
+    /// For results wider than the screen.
+    Auto,
+}
+
+/// How results look.
+#[derive(Clone, Debug)]
+pub struct Style {
+    pub expanded: Expanded,
+    /// What stands for NULL.
+    pub null: String,
+    /// Comma-separated values instead of a table.
+    pub csv: bool,
+}
+
+/// Columns of the terminal on standard output, if it is one.
+fn screen_width() -> Option<usize> {
+    // SAFETY: winsize is plain data for which all zeroes is a value, and the call only fills it in.
+    unsafe {
+        let mut size: libc::winsize = std::mem::zeroed();
+        let known = libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) == 0 && size.ws_col > 0;
+        known.then_some(usize::from(size.ws_col))
+    }
+}
+
 /// Prints rows as they come.
 pub struct TablePrinter<W: Write> {
     out: W,
     columns: Vec<Column>,
+    style: Style,
     expanded: bool,
     /// Rows that wait for the widths.
     waiting: Vec<Row>,
     widths: Vec<usize>,
     rows: u64,
+    /// Rows printed, for the numbers of the expanded ones.
+    printed: u64,
 }
 
 fn width(text: &str) -> usize {
@@ -58,13 +90,26 @@ fn pad(out: &mut impl Write, count: usize) -> io::Result<()> {
 }
 
 impl<W: Write> TablePrinter<W> {
-    pub fn new(out: W, columns: Vec<Column>, expanded: bool) -> TablePrinter<W> {
-        TablePrinter { out, columns, expanded, waiting: Vec::new(), widths: Vec::new(), rows: 0 }
+    pub fn new(out: W, columns: Vec<Column>, style: &Style) -> TablePrinter<W> {
+        let expanded = style.expanded == Expanded::On && !style.csv;
+        let style = style.clone();
+        TablePrinter { out, columns, style, expanded, waiting: Vec::new(), widths: Vec::new(), rows: 0, printed: 0 }
     }
 
     pub fn row(&mut self, values: &[Option<Bytes>]) -> io::Result<()> {
-        let row: Row = values.iter().map(|value| value.as_ref().map(printable)).collect();
         self.rows += 1;
+        if self.style.csv {
+            if self.rows == 1 {
+                self.write_csv_header()?;
+            }
+            return self.write_csv(values);
+        }
+        let null = &self.style.null;
+        let shown = |value: &Option<Bytes>| match value {
+            Some(value) => Some(printable(value)),
+            None => (!null.is_empty()).then(|| null.clone()),
+        };
+        let row: Row = values.iter().map(shown).collect();
         if self.expanded {
             return self.write_expanded(&row);
         }
@@ -77,15 +122,21 @@ impl<W: Write> TablePrinter<W> {
 
     /// The last rows and the count.
     pub fn finish(mut self) -> io::Result<()> {
+        if self.style.csv {
+            if self.rows == 0 {
+                self.write_csv_header()?;
+            }
+            return self.out.flush();
+        }
+        if self.widths.is_empty() && !self.expanded {
+            self.begin()?;
+        }
         if self.expanded {
             if self.rows == 0 {
                 writeln!(self.out, "(0 rows)")?;
             }
             writeln!(self.out)?;
             return self.out.flush();
-        }
-        if self.widths.is_empty() {
-            self.begin()?;
         }
         writeln!(self.out, "({} row{})\n", self.rows, if self.rows == 1 { "" } else { "s" })?;
         self.out.flush()
@@ -98,6 +149,14 @@ impl<W: Write> TablePrinter<W> {
             for (column, value) in self.widths.iter_mut().zip(row) {
                 *column = (*column).max(value.as_deref().map_or(0, lines_width));
             }
+        }
+        let whole = self.widths.iter().map(|width| width + 3).sum::<usize>().saturating_sub(1);
+        if self.style.expanded == Expanded::Auto
+            && !rows.is_empty()
+            && screen_width().is_some_and(|screen| whole > screen)
+        {
+            self.expanded = true;
+            return rows.iter().try_for_each(|row| self.write_expanded(row));
         }
         let mut rule = String::new();
         for (index, (column, &wanted)) in self.columns.iter().zip(&self.widths).enumerate() {
@@ -153,8 +212,11 @@ impl<W: Write> TablePrinter<W> {
     fn write_expanded(&mut self, row: &Row) -> io::Result<()> {
         let names = self.columns.iter().map(|column| width(&column.name)).max().unwrap_or(0);
         let values = row.iter().flatten().map(|value| lines_width(value)).max().unwrap_or(0);
-        let title = format!("-[ RECORD {} ]", self.rows);
+        self.printed += 1;
+        let title = format!("-[ RECORD {} ]", self.printed);
         let rule = (names + values + 3).max(title.len());
+        // A value of many screens needs no rule of as many.
+        let rule = screen_width().map_or(rule, |screen| rule.min(screen.max(title.len())));
         writeln!(self.out, "{title}{}", "-".repeat(rule - title.len()))?;
         for (column, value) in self.columns.iter().zip(row) {
             let mut lines = value.as_deref().unwrap_or_default().split('\n');
@@ -168,4 +230,38 @@ impl<W: Write> TablePrinter<W> {
         }
         Ok(())
     }
+
+    fn write_csv_header(&mut self) -> io::Result<()> {
+        for (index, column) in self.columns.iter().enumerate() {
+            if index > 0 {
+                self.out.write_all(b",")?;
+            }
+            write_csv_value(&mut self.out, column.name.as_bytes())?;
+        }
+        self.out.write_all(b"\n")
+    }
+
+    fn write_csv(&mut self, values: &[Option<Bytes>]) -> io::Result<()> {
+        for (index, value) in values.iter().enumerate() {
+            if index > 0 {
+                self.out.write_all(b",")?;
+            }
+            write_csv_value(&mut self.out, value.as_deref().unwrap_or(self.style.null.as_bytes()))?;
+        }
+        self.out.write_all(b"\n")
+    }
+}
+
+fn write_csv_value(out: &mut impl Write, value: &[u8]) -> io::Result<()> {
+    if !value.iter().any(|byte| matches!(byte, b',' | b'"' | b'\n' | b'\r')) {
+        return out.write_all(value);
+    }
+    out.write_all(b"\"")?;
+    for part in value.split_inclusive(|byte| *byte == b'"') {
+        out.write_all(part)?;
+        if part.ends_with(b"\"") {
+            out.write_all(b"\"")?;
+        }
+    }
+    out.write_all(b"\"")
 }

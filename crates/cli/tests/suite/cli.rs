@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-fn tidepool() -> Command {
+pub fn tidepool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidepool"));
     // The tester's own configuration is none of the test's.
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TIDEPOOL_")) {
@@ -15,13 +15,13 @@ fn tidepool() -> Command {
     command
 }
 
-struct Serving {
+pub struct Serving {
     child: Child,
-    url: String,
+    pub url: String,
 }
 
 /// Starts a server on `data` and waits for its line.
-fn serve(data: &Path, arguments: &[&str]) -> Serving {
+pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
     let mut child = tidepool()
         .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--far", "anon:,size=256MB", "--data"])
         .arg(data)
@@ -41,12 +41,12 @@ fn serve(data: &Path, arguments: &[&str]) -> Serving {
 }
 
 impl Serving {
-    fn signal(&self, signal: i32) {
+    pub fn signal(&self, signal: i32) {
         // SAFETY: the child is not waited for yet, so its number is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    fn wait(mut self) -> (bool, String) {
+    pub fn wait(mut self) -> (bool, String) {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -60,7 +60,7 @@ impl Serving {
     }
 }
 
-fn sql(url: &str, arguments: &[&str], input: &str) -> Output {
+pub fn sql(url: &str, arguments: &[&str], input: &str) -> Output {
     let mut child = tidepool()
         .args(["sql", url])
         .args(arguments)
@@ -73,7 +73,7 @@ fn sql(url: &str, arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn text(bytes: &[u8]) -> &str {
+pub fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 

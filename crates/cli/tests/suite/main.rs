@@ -2,10 +2,13 @@
 
 mod bench;
 mod cli;
+mod crash;
 mod raw;
+mod robustness;
 mod server;
 mod slt;
 mod wire;
+mod witness;
 
 #[global_allocator]
 static ALLOCATOR: tidepool_heap::TidepoolAllocator = tidepool_heap::TidepoolAllocator;

@@ -1,5 +1,6 @@
-//! `COPY`: text and CSV as PostgreSQL defines them, and Parquet.
+//! `COPY`: text, CSV and binary as PostgreSQL defines them, and Parquet.
 
+mod binary;
 mod lines;
 mod options;
 mod parquet;
@@ -11,10 +12,138 @@ mod tests;
 
 pub use options::{CopyFormat, CopyHeader, CopyOnError, CopyOptions, ParquetCompression};
 pub use parquet::{ParquetWriter, parquet_schema, read_parquet};
-pub use reader::RowReader;
-pub use writer::RowWriter;
 
-use tidepool_base::{Error, Result, SqlState};
+use crate::text::TextSettings;
+use arrow_array::RecordBatch;
+use binary::{BinaryRowReader, BinaryRowWriter};
+use reader::TextRowReader;
+use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
+use tidepool_table::TableDef;
+use writer::TextRowWriter;
+
+/// A row that is not whole yet is in memory twice: once as it came, once as values. This bounds what a file without line
+/// ends, or a made-up length, can take.
+const ROW_BYTES_MAX: usize = (256 * ByteSize::MIB) as usize;
+
+fn row_too_long() -> Error {
+    Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long")
+        .with_detail(format!("A row can have {} at most.", ByteSize(ROW_BYTES_MAX as u64)))
+}
+
+/// Bytes in pieces of any size into batches, in the format that the options name (all but Parquet).
+///
+/// The batches' fields are nullable whatever the table says: constraints are checked where rows enter the table.
+pub enum RowReader {
+    /// Text or CSV.
+    Text(Box<TextRowReader>),
+    Binary(BinaryRowReader),
+}
+
+impl RowReader {
+    /// For `columns`, positions in the table.
+    pub fn new(def: &TableDef, columns: &[usize], options: &CopyOptions, settings: &TextSettings) -> Result<RowReader> {
+        Ok(match options.format {
+            CopyFormat::Binary => RowReader::Binary(BinaryRowReader::new(def, columns)?),
+            _ => RowReader::Text(Box::new(TextRowReader::new(def, columns, options, settings)?)),
+        })
+    }
+
+    /// Batches of up to 8,192 rows that became whole. Errors name line and column in their context.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<RecordBatch>> {
+        match self {
+            RowReader::Text(reader) => reader.feed(bytes),
+            RowReader::Binary(reader) => reader.feed(bytes),
+        }
+    }
+
+    /// The rows that are left. 22P04 when the bytes end within one.
+    pub fn finish(&mut self) -> Result<Option<RecordBatch>> {
+        match self {
+            RowReader::Text(reader) => reader.finish(),
+            RowReader::Binary(reader) => reader.finish(),
+        }
+    }
+
+    /// Where a column that takes no NULL first had one: the context of the table's refusal.
+    pub fn null_place(&self) -> Option<&str> {
+        match self {
+            RowReader::Text(reader) => reader.null_place(),
+            RowReader::Binary(reader) => reader.null_place(),
+        }
+    }
+
+    /// Rows left out because of `ON_ERROR ignore`.
+    pub fn ignored(&self) -> u64 {
+        match self {
+            RowReader::Text(reader) => reader.ignored(),
+            RowReader::Binary(_) => 0,
+        }
+    }
+}
+
+/// Rows as bytes, and where each ends: the protocol sends each in a message of its own.
+#[derive(Debug, Default)]
+pub struct EncodedRows {
+    pub bytes: Vec<u8>,
+    /// Ascending offsets in `bytes`.
+    pub ends: Vec<usize>,
+}
+
+impl EncodedRows {
+    fn end_row(&mut self) {
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Empties it for more rows.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+/// Batches into bytes, in the format that the options name (all but Parquet).
+pub enum RowWriter {
+    /// Text or CSV.
+    Text(Box<TextRowWriter>),
+    Binary(BinaryRowWriter),
+}
+
+impl RowWriter {
+    pub fn new(
+        names: &[String],
+        types: &[SqlType],
+        options: &CopyOptions,
+        settings: &TextSettings,
+    ) -> Result<RowWriter> {
+        Ok(match options.format {
+            CopyFormat::Binary => RowWriter::Binary(BinaryRowWriter::new(types, options, settings)?),
+            _ => RowWriter::Text(Box::new(TextRowWriter::new(names, types, options, settings)?)),
+        })
+    }
+
+    /// What comes before the first row.
+    pub fn start(&mut self, out: &mut EncodedRows) {
+        match self {
+            RowWriter::Text(writer) => writer.start(out),
+            RowWriter::Binary(writer) => writer.start(out),
+        }
+    }
+
+    pub fn write(&mut self, batch: &RecordBatch, out: &mut EncodedRows) -> Result<()> {
+        match self {
+            RowWriter::Text(writer) => writer.write(batch, out),
+            RowWriter::Binary(writer) => writer.write(batch, out),
+        }
+    }
+
+    /// What comes after the last row.
+    pub fn finish(&mut self, out: &mut EncodedRows) {
+        match self {
+            RowWriter::Text(_) => (),
+            RowWriter::Binary(writer) => writer.finish(out),
+        }
+    }
+}
 
 /// Bytes as text, or 22021 with the offending bytes as PostgreSQL shows them. Refuses zero bytes.
 pub(crate) fn utf8(bytes: &[u8]) -> Result<&str> {

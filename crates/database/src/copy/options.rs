@@ -6,6 +6,7 @@ use tidepool_base::{Error, Result, SqlState};
 pub enum CopyFormat {
     Text,
     Csv,
+    Binary,
     Parquet,
 }
 
@@ -83,7 +84,7 @@ impl CopyOptions {
                     "text" => CopyFormat::Text,
                     "csv" => CopyFormat::Csv,
                     "parquet" => CopyFormat::Parquet,
-                    "binary" => return Err(Error::unsupported("COPY format \"binary\" is not supported")),
+                    "binary" => CopyFormat::Binary,
                     other => {
                         return Err(Error::new(
                             SqlState::INVALID_PARAMETER_VALUE,
@@ -164,12 +165,16 @@ impl CopyOptions {
                 return Err(Error::unsupported(format!("COPY {} requires CSV mode", name.to_ascii_uppercase())));
             }
         }
+        let mode = match format {
+            CopyFormat::Binary => "BINARY",
+            CopyFormat::Parquet => "PARQUET",
+            CopyFormat::Text | CopyFormat::Csv => "",
+        };
         for name in ["delimiter", "null", "header", "on_error"] {
-            if given(name) && format == CopyFormat::Parquet {
-                return Err(Error::unsupported(format!(
-                    "cannot specify {} in PARQUET mode",
-                    name.to_ascii_uppercase()
-                )));
+            if given(name) && !mode.is_empty() {
+                let code = if name == "header" { SqlState::FEATURE_NOT_SUPPORTED } else { SqlState::SYNTAX_ERROR };
+                let name = name.to_ascii_uppercase();
+                return Err(Error::new(code, format!("cannot specify {name} in {mode} mode")));
             }
         }
         options.validate()?;
@@ -180,7 +185,7 @@ impl CopyOptions {
     pub fn validate(&self) -> Result<()> {
         let invalid = |message: &str| Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, message));
         let csv = self.format == CopyFormat::Csv;
-        if self.format == CopyFormat::Parquet {
+        if matches!(self.format, CopyFormat::Parquet | CopyFormat::Binary) {
             return Ok(());
         }
         if !self.delimiter.is_ascii() || self.delimiter == 0 {
@@ -296,6 +301,10 @@ mod tests {
             (vec![("null", Some("a")), ("NULL", Some("b"))], "42601"),
             (vec![("encoding", Some("latin1"))], "0A000"),
             (vec![("format", Some("parquet")), ("compression", Some("lz4"))], "22023"),
+            (vec![("format", Some("binary")), ("delimiter", Some(","))], "42601"),
+            (vec![("format", Some("binary")), ("null", Some(""))], "42601"),
+            (vec![("format", Some("binary")), ("header", None)], "0A000"),
+            (vec![("format", Some("binary")), ("quote", Some("'"))], "0A000"),
         ] {
             assert_eq!(pairs(&list).unwrap_err().code().code(), code, "{list:?}");
         }

@@ -1,7 +1,7 @@
 //! Text or CSV bytes into batches.
 
 use super::lines::{Line, LineSplitter};
-use super::{CopyFormat, CopyHeader, CopyOnError, CopyOptions, utf8};
+use super::{CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, row_too_long, utf8};
 use crate::text::{TextReader, TextSettings, shortened};
 use arrow_array::{BooleanArray, RecordBatch, RecordBatchOptions};
 use arrow_schema::{Field, Schema, SchemaRef};
@@ -15,12 +15,16 @@ const CONTEXT_CHARACTERS_MAX: usize = 100;
 /// Text or CSV bytes, in pieces of any size, into batches of `columns` (positions in the table).
 ///
 /// The batches' fields are nullable whatever the table says: constraints are checked where rows enter the table.
-pub struct RowReader {
+pub struct TextRowReader {
     table: String,
     options: CopyOptions,
     schema: SchemaRef,
     names: Vec<String>,
     readers: Vec<TextReader>,
+    /// By column: it takes no NULL.
+    required: Vec<bool>,
+    /// Where a column that takes none first had one.
+    null_place: Option<String>,
     force_null: Vec<bool>,
     force_not_null: Vec<bool>,
     lines: LineSplitter,
@@ -39,10 +43,15 @@ pub struct RowReader {
     scratch: Vec<u8>,
 }
 
-impl RowReader {
-    pub fn new(def: &TableDef, columns: &[usize], options: &CopyOptions, settings: &TextSettings) -> Result<RowReader> {
-        if options.format == CopyFormat::Parquet {
-            return Err(Error::internal("Parquet is not read by rows"));
+impl TextRowReader {
+    pub fn new(
+        def: &TableDef,
+        columns: &[usize],
+        options: &CopyOptions,
+        settings: &TextSettings,
+    ) -> Result<TextRowReader> {
+        if !matches!(options.format, CopyFormat::Text | CopyFormat::Csv) {
+            return Err(Error::internal("only text and CSV are read by lines"));
         }
         options.validate()?;
         settings.zone()?;
@@ -50,23 +59,27 @@ impl RowReader {
         let mut fields = Vec::with_capacity(columns.len());
         let mut names = Vec::with_capacity(columns.len());
         let mut readers = Vec::with_capacity(columns.len());
+        let mut required = Vec::with_capacity(columns.len());
         for column in columns {
             let (Some(column_def), Some(field)) = (def.columns.get(*column), table_schema.fields().get(*column)) else {
                 return Err(Error::internal(format!("table \"{}\" has no column {column}", def.name)));
             };
             fields.push(Field::clone(field).with_nullable(true));
             names.push(column_def.name.clone());
+            required.push(!column_def.nullable);
             readers.push(TextReader::with_capacity(column_def.sql_type, settings, BATCH_ROWS));
         }
         let name_refs: Vec<&str> = names.iter().map(String::as_str).collect();
         let csv = (options.format == CopyFormat::Csv).then_some((options.quote, options.escape));
-        Ok(RowReader {
+        Ok(TextRowReader {
             table: def.name.clone(),
             schema: Arc::new(Schema::new(fields)),
             force_null: CopyOptions::listed(&options.force_null, &name_refs)?,
             force_not_null: CopyOptions::listed(&options.force_not_null, &name_refs)?,
             names,
             readers,
+            required,
+            null_place: None,
             lines: LineSplitter::new(csv),
             rest: Vec::new(),
             line_number: 0,
@@ -80,9 +93,9 @@ impl RowReader {
         })
     }
 
-    /// The schema of the batches.
-    pub fn schema(&self) -> &SchemaRef {
-        &self.schema
+    /// Where a column that takes no NULL first had one.
+    pub fn null_place(&self) -> Option<&str> {
+        self.null_place.as_deref()
     }
 
     /// Rows left out because of `ON_ERROR ignore`.
@@ -105,6 +118,10 @@ impl RowReader {
             let used = self.read_lines(&buffer, false, &mut batches)?;
             buffer.drain(..used);
             self.rest = buffer;
+        }
+        if self.rest.len() > ROW_BYTES_MAX {
+            let place = format!("COPY {}, line {}", self.table, self.line_number + 1);
+            return Err(row_too_long().with_context(place));
         }
         Ok(batches)
     }
@@ -144,7 +161,7 @@ impl RowReader {
 
     fn read_line(&mut self, bytes: &[u8], line: Line) -> Result<()> {
         let raw = &bytes[line.start..line.end];
-        let place = |reader: &RowReader| format!("COPY {}, line {}", reader.table, reader.line_number);
+        let place = |reader: &TextRowReader| format!("COPY {}, line {}", reader.table, reader.line_number);
         let text = utf8(raw).map_err(|error| error.with_context(place(self)))?;
         if text == "\\." {
             self.ended = true;
@@ -169,6 +186,7 @@ impl RowReader {
         }
         let mut position = 0;
         let mut bad = false;
+        let mut null_unwanted = false;
         for column in 0..columns {
             if position > text.len() {
                 return Err(Error::new(
@@ -206,7 +224,10 @@ impl RowReader {
                 (_, value) => value,
             };
             match value {
-                None => self.readers[column].append_null(),
+                None => {
+                    null_unwanted |= self.required[column];
+                    self.readers[column].append_null();
+                }
                 Some(value) => {
                     if let Err(error) = self.readers[column].append(value) {
                         if self.options.on_error == CopyOnError::Ignore {
@@ -230,6 +251,8 @@ impl RowReader {
         if bad {
             self.bad_rows.push(self.rows);
             self.ignored += 1;
+        } else if null_unwanted && self.null_place.is_none() {
+            self.null_place = Some(self.line_context(text));
         }
         self.rows += 1;
         Ok(())

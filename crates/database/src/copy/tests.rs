@@ -37,8 +37,7 @@ fn read_pieces(def: &TableDef, options: &CopyOptions, pieces: &[&[u8]]) -> Resul
         batches.extend(reader.feed(piece)?);
     }
     batches.extend(reader.finish()?);
-    let schema = reader.schema().clone();
-    Ok((!batches.is_empty()).then(|| concat_batches(&schema, &batches).unwrap()))
+    Ok(batches.first().map(RecordBatch::schema).map(|schema| concat_batches(&schema, &batches).unwrap()))
 }
 
 /// Rows as the text format writes them, for comparison.
@@ -54,10 +53,12 @@ fn written(def: &TableDef, options: &CopyOptions, batch: &RecordBatch) -> Vec<u8
     let names: Vec<String> = def.columns.iter().map(|column| column.name.clone()).collect();
     let types: Vec<SqlType> = def.columns.iter().map(|column| column.sql_type).collect();
     let mut writer = RowWriter::new(&names, &types, options, &TextSettings::default()).unwrap();
-    let mut out = Vec::new();
+    let mut out = EncodedRows::default();
     writer.start(&mut out);
     writer.write(batch, &mut out).unwrap();
-    out
+    writer.finish(&mut out);
+    assert_eq!(out.ends.last(), Some(&out.bytes.len()));
+    out.bytes
 }
 
 #[test]
@@ -274,6 +275,7 @@ fn what_is_written_reads_back_wherever_it_is_cut() {
         CopyOptions { escape: b'\\', quote: b'\'', delimiter: b'|', ..csv() },
         CopyOptions { force_quote: Some(vec![]), header: CopyHeader::Match, null: "NULL".to_owned(), ..csv() },
         CopyOptions { delimiter: b';', null: "".to_owned(), header: CopyHeader::Yes, ..text() },
+        CopyOptions::new(CopyFormat::Binary),
     ];
     for round in 0..40 {
         let batch = random_batch(&mut random, &def, 1 + round * 3);
@@ -315,6 +317,91 @@ fn random_bytes_never_panic() {
                 assert_eq!(whole, cut);
             }
         }
+    }
+}
+
+#[test]
+fn a_null_that_is_not_allowed_is_placed() {
+    let mut def = two_columns();
+    def.columns[0].nullable = false;
+    let place = |options: &CopyOptions, input: &[u8]| {
+        let mut reader = RowReader::new(&def, &[0, 1], options, &TextSettings::default()).unwrap();
+        reader.feed(input).unwrap();
+        reader.null_place().map(str::to_owned)
+    };
+    assert_eq!(place(&csv(), b"1,x\n,y\n,z\n").as_deref(), Some("COPY t, line 2: \",y\""));
+    assert_eq!(place(&csv(), b"1,\n2,\n"), None);
+    let ignore = CopyOptions { on_error: CopyOnError::Ignore, ..text() };
+    let input = b"1\tx\n\\N\ty\n";
+    assert_eq!(place(&ignore, input).as_deref(), Some("COPY t, line 2: \"\\N\ty\""));
+    let row = b"\0\x02\0\0\0\x04\0\0\0\x07\xff\xff\xff\xff";
+    let null = b"\0\x02\xff\xff\xff\xff\xff\xff\xff\xff";
+    let binary = [b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0", &row[..], null].concat();
+    assert_eq!(place(&CopyOptions::new(CopyFormat::Binary), &binary).as_deref(), Some("COPY t, line 2"));
+}
+
+#[test]
+fn binary_is_what_postgresql_writes() {
+    let def = two_columns();
+    // COPY (VALUES (1, 'x'), (NULL, NULL)) TO … WITH (FORMAT binary), by PostgreSQL 15.
+    let file = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0\
+        \0\x02\0\0\0\x04\0\0\0\x01\0\0\0\x01x\
+        \0\x02\xff\xff\xff\xff\xff\xff\xff\xff\
+        \xff\xff";
+    let binary = CopyOptions::new(CopyFormat::Binary);
+    assert_eq!(rows(&def, &binary, file).unwrap(), ["1\tx", "\\N\t\\N"]);
+    let batch = read_pieces(&def, &binary, &[file]).unwrap().unwrap();
+    assert_eq!(written(&def, &binary, &batch), file);
+    // The trailer may be missing, and a header's extension is passed over.
+    assert_eq!(rows(&def, &binary, &file[..file.len() - 2]).unwrap().len(), 2);
+    let mut extended = file.to_vec();
+    extended[18] = 3;
+    extended.splice(19..19, *b"abc");
+    assert_eq!(rows(&def, &binary, &extended).unwrap().len(), 2);
+
+    let changed = |at: usize, value: u8| {
+        let mut bytes = file.to_vec();
+        bytes[at] = value;
+        bytes
+    };
+    for (input, message, context) in [
+        (b"1,x\n".to_vec(), "COPY file signature not recognized", None),
+        (file[..9].to_vec(), "COPY file signature not recognized", None),
+        (Vec::new(), "COPY file signature not recognized", None),
+        (file[..13].to_vec(), "invalid COPY file header (missing flags)", None),
+        (file[..17].to_vec(), "invalid COPY file header (missing length)", None),
+        (changed(12, 1), "invalid COPY file header (WITH OIDS)", None),
+        (changed(11, 1), "unrecognized critical flags in COPY file header", None),
+        (changed(15, 0x80), "invalid COPY file header (missing length)", None),
+        (changed(15, 1), "invalid COPY file header (wrong length)", None),
+        (changed(20, 3), "row field count is 3, expected 2", Some("COPY t, line 1")),
+        (changed(21, 0x80), "invalid field size", Some("COPY t, line 1, column a")),
+        (changed(30, 9), "unexpected EOF in COPY data", Some("COPY t, line 1")),
+        (file[..file.len() - 5].to_vec(), "unexpected EOF in COPY data", Some("COPY t, line 2")),
+        ([&file[..], b"x"].concat(), "received copy data after EOF marker", Some("COPY t, line 3")),
+    ] {
+        let error = rows(&def, &binary, &input).unwrap_err();
+        assert_eq!((error.code().code(), error.message(), error.context()), ("22P04", message, context));
+    }
+    let three_bytes = [&file[..19], b"\0\x02\0\0\0\x03abc\xff\xff\xff\xff\xff\xff"].concat();
+    let error = rows(&def, &binary, &three_bytes).unwrap_err();
+    assert_eq!((error.code().code(), error.context()), ("22P03", Some("COPY t, line 1, column a")));
+}
+
+#[test]
+fn damaged_binary_data_is_refused_or_read_but_never_panics() {
+    let def = table(ALL_TYPES);
+    let mut random = StdRng::seed_from_u64(2);
+    let options = CopyOptions::new(CopyFormat::Binary);
+    let bytes = written(&def, &options, &random_batch(&mut random, &def, 20));
+    for _ in 0..3_000 {
+        let mut damaged = bytes.clone();
+        for _ in 0..random.random_range(1..4) {
+            let at = random.random_range(0..damaged.len());
+            damaged[at] ^= 1 << random.random_range(0..8);
+        }
+        damaged.truncate(random.random_range(0..=damaged.len()));
+        let _ = read_pieces(&def, &options, &[&damaged]);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Batches into text or CSV bytes.
 
-use super::{CopyFormat, CopyHeader, CopyOptions};
+use super::{CopyFormat, CopyHeader, CopyOptions, EncodedRows};
 use crate::text::{TextSettings, TextWriter};
 use arrow_array::RecordBatch;
 use tidepool_base::{Error, Result, SqlType};
 
-pub struct RowWriter {
+pub struct TextRowWriter {
     options: CopyOptions,
     settings: TextSettings,
     names: Vec<String>,
@@ -15,15 +15,15 @@ pub struct RowWriter {
     special: [bool; 256],
 }
 
-impl RowWriter {
+impl TextRowWriter {
     pub fn new(
         names: &[String],
         types: &[SqlType],
         options: &CopyOptions,
         settings: &TextSettings,
-    ) -> Result<RowWriter> {
-        if options.format == CopyFormat::Parquet {
-            return Err(Error::internal("Parquet is not written by rows"));
+    ) -> Result<TextRowWriter> {
+        if !matches!(options.format, CopyFormat::Text | CopyFormat::Csv) {
+            return Err(Error::internal("only text and CSV are written by lines"));
         }
         options.validate()?;
         let name_refs: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -36,7 +36,7 @@ impl RowWriter {
         if csv {
             special[usize::from(options.quote)] = true;
         }
-        Ok(RowWriter {
+        Ok(TextRowWriter {
             force_quote: CopyOptions::listed(&options.force_quote, &name_refs)?,
             options: options.clone(),
             settings: settings.clone(),
@@ -47,10 +47,11 @@ impl RowWriter {
     }
 
     /// The header line, if any.
-    pub fn start(&mut self, out: &mut Vec<u8>) {
+    pub fn start(&mut self, rows: &mut EncodedRows) {
         if self.options.header == CopyHeader::None {
             return;
         }
+        let out = &mut rows.bytes;
         for (position, name) in self.names.iter().enumerate() {
             if position > 0 {
                 out.push(self.options.delimiter);
@@ -60,9 +61,10 @@ impl RowWriter {
             self.guard(start, false, out);
         }
         out.push(b'\n');
+        rows.end_row();
     }
 
-    pub fn write(&mut self, batch: &RecordBatch, out: &mut Vec<u8>) -> Result<()> {
+    pub fn write(&mut self, batch: &RecordBatch, rows: &mut EncodedRows) -> Result<()> {
         let columns = batch.columns().iter().zip(&self.types);
         let writers = columns
             .map(|(array, sql_type)| TextWriter::new(array, *sql_type, &self.settings))
@@ -71,6 +73,7 @@ impl RowWriter {
             return Err(Error::internal("a batch's columns are not those of its COPY"));
         }
         for row in 0..batch.num_rows() {
+            let out = &mut rows.bytes;
             for (position, writer) in writers.iter().enumerate() {
                 if position > 0 {
                     out.push(self.options.delimiter);
@@ -83,6 +86,7 @@ impl RowWriter {
                 }
             }
             out.push(b'\n');
+            rows.end_row();
         }
         Ok(())
     }

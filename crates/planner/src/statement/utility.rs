@@ -482,6 +482,11 @@ fn fetch_rows(number: &str) -> Result<FetchCount> {
 
 fn copy(cursor: &mut Cursor<'_>) -> Result<Command> {
     cursor.advance();
+    // `COPY BINARY t …`, from before 7.3. A table of that name is followed by its direction or columns.
+    let binary = cursor.is_keyword("binary") && matches!(cursor.rest().get(1), Some(next) if is_name(&next.token));
+    if binary {
+        cursor.advance();
+    }
     let source = if cursor.peek() == Some(&Token::LParen) {
         let tokens = cursor.rest();
         let mut depth = 0_usize;
@@ -532,7 +537,10 @@ fn copy(cursor: &mut Cursor<'_>) -> Result<Command> {
         return Err(cursor.error());
     };
     cursor.keyword("with");
-    let options = if cursor.token(&Token::LParen) { copy_options(cursor)? } else { copy_options_legacy(cursor)? };
+    let mut options = if cursor.token(&Token::LParen) { copy_options(cursor)? } else { copy_options_legacy(cursor)? };
+    if binary {
+        options.push(("format".to_owned(), Some("binary".to_owned())));
+    }
     if cursor.is_keyword("where") {
         cursor.skip_rest();
         return Ok(Command::Unsupported(
@@ -541,6 +549,16 @@ fn copy(cursor: &mut Cursor<'_>) -> Result<Command> {
         ));
     }
     Ok(Command::Copy(Box::new(CopyStatement { source, from, endpoint, options })))
+}
+
+fn is_name(token: &Token) -> bool {
+    match token {
+        Token::Word(word) if word.quote_style.is_none() => {
+            !["from", "to"].iter().any(|direction| word.value.eq_ignore_ascii_case(direction))
+        }
+        Token::Word(_) => true,
+        _ => false,
+    }
 }
 
 fn copy_options(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<String>)>> {
@@ -592,7 +610,14 @@ fn copy_options_legacy(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<St
             Some(format @ ("binary" | "csv")) => push("format", Some(format.to_owned())),
             Some("header") => push("header", None),
             Some("force") => {
-                cursor.expect_keyword("quote")?;
+                let list = if cursor.keywords(&["not", "null"]) {
+                    "force_not_null"
+                } else if cursor.keyword("null") {
+                    "force_null"
+                } else {
+                    cursor.expect_keyword("quote")?;
+                    "force_quote"
+                };
                 let mut columns = Vec::new();
                 if cursor.token(&Token::Mul) {
                     columns.push("*".to_owned());
@@ -602,7 +627,7 @@ fn copy_options_legacy(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<St
                         columns.push(cursor.ident()?);
                     }
                 }
-                push("force_quote", Some(columns.join(",")));
+                push(list, Some(columns.join(",")));
             }
             Some(name) => {
                 cursor.keyword("as");

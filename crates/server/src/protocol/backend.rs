@@ -178,20 +178,20 @@ pub(crate) fn command_complete(out: &mut Vec<u8>, tag: &str) {
     message(out, b'C', |out| string(out, tag));
 }
 
-fn copy_response(out: &mut Vec<u8>, kind: u8, columns: usize) {
+fn copy_response(out: &mut Vec<u8>, kind: u8, columns: usize, binary: bool) {
     message(out, kind, |out| {
-        out.push(0);
+        out.push(u8::from(binary));
         out.extend_from_slice(&(columns as u16).to_be_bytes());
-        (0..columns).for_each(|_| out.extend_from_slice(&[0, 0]));
+        (0..columns).for_each(|_| out.extend_from_slice(&u16::from(binary).to_be_bytes()));
     });
 }
 
-pub(crate) fn copy_in_response(out: &mut Vec<u8>, columns: usize) {
-    copy_response(out, b'G', columns);
+pub(crate) fn copy_in_response(out: &mut Vec<u8>, columns: usize, binary: bool) {
+    copy_response(out, b'G', columns, binary);
 }
 
-pub(crate) fn copy_out_response(out: &mut Vec<u8>, columns: usize) {
-    copy_response(out, b'H', columns);
+pub(crate) fn copy_out_response(out: &mut Vec<u8>, columns: usize, binary: bool) {
+    copy_response(out, b'H', columns, binary);
 }
 
 pub(crate) fn copy_data(out: &mut Vec<u8>, data: &[u8]) {

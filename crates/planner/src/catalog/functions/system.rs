@@ -145,7 +145,7 @@ pub fn functions() -> Vec<Function> {
                 .map_err(|error| DataFusionError::External(Box::<tidepool_base::Error>::new(error)))?;
             Ok(size.0.into())
         }),
-        Function::new("pg_relation_size", &[&[Oid], &[Oid, Text]], "int8", |call, args| {
+        Function::new("pg_relation_size", &[&[Oid], &[Oid, Text], &[Text], &[Text, Text]], "int8", |call, args| {
             if args.get(1).is_some_and(|fork| fork.as_str() != "main") {
                 return Ok(Value::Int(0));
             }
@@ -267,7 +267,7 @@ pub fn functions() -> Vec<Function> {
         })
         .stable(),
     );
-    list.push(Function::new("pg_indexes_size", &[&[Oid]], "int8", |_, _| Ok(Value::Int(0))));
+    list.push(Function::new("pg_indexes_size", &[&[Oid], &[Text]], "int8", |_, _| Ok(Value::Int(0))));
     for name in ["inet_server_addr", "inet_client_addr"] {
         list.push(Function::new(name, &[&[]], "text", |_, _| Ok(Value::Null)));
     }
@@ -420,9 +420,11 @@ fn find_schema(name: &str) -> Option<u32> {
     objects::schema_oid(&split_name(name).concat())
 }
 
-fn relation_size(call: &Call<'_>, oid: &Value) -> Result<Value> {
+/// `relation` is a `regclass`: an oid, or a name in quotes.
+fn relation_size(call: &Call<'_>, relation: &Value) -> Result<Value> {
     let facts = call.facts()?;
-    let oid = oid_of(oid);
+    let find = |name: &str| find_relation(facts, name);
+    let oid = oid_of(&reg_in(relation, find, SqlState::UNDEFINED_TABLE, "relation")?);
     if let Some(table) = table_by_oid(facts, oid) {
         let (main, delta) = table_bytes(table);
         return Ok((main + delta).into());

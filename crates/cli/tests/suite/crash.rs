@@ -1,0 +1,177 @@
+//! What a server finds when it starts: after a kill, and after damage.
+
+use crate::cli::{serve, sql, text, tidepool};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+fn answer(url: &str, query: &str) -> String {
+    let output = sql(url, &["--format", "csv", "-c", query], "");
+    assert!(output.status.success(), "{query}: {}", text(&output.stderr));
+    text(&output.stdout).lines().nth(1).unwrap_or_default().to_owned()
+}
+
+fn run(url: &str, statement: &str) {
+    let output = sql(url, &["-c", statement], "");
+    assert!(output.status.success(), "{statement}: {}", text(&output.stderr));
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(folder.join("rows")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_killed_server_keeps_what_was_committed() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let mut expected = 0;
+    for round in 1..=3u32 {
+        let server = serve(&data, &[]);
+        if round == 1 {
+            run(&server.url, "CREATE TABLE kept (a bigint, b text)");
+        }
+        assert_eq!(answer(&server.url, "SELECT count(*) FROM kept"), expected.to_string());
+        // Only what the manifest names is left of the round before.
+        let before = files(&data);
+        run(&server.url, "INSERT INTO kept SELECT x, 'row ' || x FROM generate_series(1, 100000) AS t(x)");
+        run(&server.url, "BEGIN; INSERT INTO kept VALUES (-1, 'undone'); ROLLBACK");
+        expected += 100_000;
+        let committed = files(&data);
+        assert!(committed.len() > before.len());
+        // Killed in the middle of a transaction that has written much and of a COPY that has written some.
+        let client = |script: &str| {
+            let mut child = tidepool()
+                .args(["sql", &server.url])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut stdin = child.stdin.take().unwrap();
+            stdin.write_all(script.as_bytes()).unwrap();
+            (child, stdin)
+        };
+        let (mut open, _open_stdin) =
+            client("BEGIN;\nINSERT INTO kept SELECT x, 'lost ' || x FROM generate_series(1, 300000) AS t(x);\n");
+        let start = Instant::now();
+        while answer(&server.url, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") != "1" {
+            assert!(start.elapsed() < Duration::from_secs(30));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        server.signal(libc::SIGKILL);
+        assert!(!server.wait().0);
+        drop(_open_stdin);
+        open.wait().unwrap();
+
+        let server = serve(&data, &[]);
+        assert_eq!(files(&data), committed, "round {round}");
+        assert_eq!(answer(&server.url, "SELECT count(*) FROM kept"), expected.to_string());
+        assert_eq!(answer(&server.url, "SELECT count(*) FROM kept WHERE a < 0 OR b LIKE 'lost%'"), "0");
+        server.signal(libc::SIGKILL);
+        assert!(!server.wait().0);
+    }
+}
+
+/// Starts a server that must refuse to, and returns what it says.
+fn refused(data: &Path, arguments: &[&str]) -> String {
+    let output = tidepool()
+        .args(["serve", "--listen", "127.0.0.1:0", "--near", "64MB", "--data"])
+        .arg(data)
+        .args(if arguments.contains(&"--far") { &[][..] } else { &["--far", "anon:,size=64MB"] })
+        .args(arguments)
+        .output()
+        .unwrap();
+    let stderr = text(&output.stderr).to_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert!(stderr.contains("error: ") && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    stderr
+}
+
+#[test]
+fn a_damaged_data_folder_is_refused_with_the_files_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = serve(&data, &[]);
+    run(&server.url, "CREATE TABLE damaged AS SELECT x, 'text ' || x AS y FROM generate_series(1, 150000) AS t(x)");
+    run(&server.url, "INSERT INTO damaged VALUES (0, 'one more')");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+    let mut victims = files(&data);
+    assert!(victims.len() >= 2, "{victims:?}");
+    victims.push(data.join("MANIFEST"));
+    let mut random = StdRng::seed_from_u64(17);
+    for victim in &victims {
+        let name = victim.file_name().unwrap().to_str().unwrap();
+        let good = std::fs::read(victim).unwrap();
+        let other = std::fs::read(victims.iter().find(|other| *other != victim).unwrap()).unwrap();
+        let mut bad = vec![Vec::new(), good[..good.len() / 2].to_vec(), good[..good.len() - 1].to_vec()];
+        bad.extend([other, b"something else altogether\n".to_vec(), [&good[..], b"more"].concat()]);
+        for _ in 0..3 {
+            let mut flipped = good.clone();
+            let at = random.random_range(0..flipped.len());
+            flipped[at] ^= 1 << random.random_range(0..8);
+            bad.push(flipped);
+        }
+        for bytes in bad {
+            std::fs::write(victim, &bytes).unwrap();
+            let said = refused(&data, &[]);
+            assert!(said.contains(name), "{} bytes in {name}: {said}", bytes.len());
+        }
+        std::fs::remove_file(victim).unwrap();
+        assert!(refused(&data, &[]).contains(name), "{name} is missing");
+        std::fs::write(victim, &good).unwrap();
+    }
+    // Nothing was lost by the attempts.
+    let server = serve(&data, &[]);
+    assert_eq!(answer(&server.url, "SELECT count(*) || ' ' || sum(x) FROM damaged"), "150001 11250075000");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn files_that_cannot_be_tablespaces() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let file = folder.path().join("far");
+    let far = format!("file:{},size=64MB", file.display());
+    let arguments = ["--far", far.as_str()];
+    let name = file.to_str().unwrap();
+    // Somebody else's file stays as it is.
+    for foreign in [b"a letter to a friend\n".to_vec(), vec![7; 1 << 20]] {
+        std::fs::write(&file, &foreign).unwrap();
+        assert!(refused(&data, &arguments).contains(name));
+        assert_eq!(std::fs::read(&file).unwrap(), foreign);
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert!(refused(&data, &arguments).contains(name));
+    std::fs::remove_dir(&file).unwrap();
+    let nowhere = format!("file:{}/no/such/folder,size=64MB", folder.path().display());
+    assert!(refused(&data, &["--far", &nowhere]).contains("no/such/folder"));
+    // One of ours, and then of a version to come.
+    let serve_far = || {
+        let mut command = tidepool();
+        command.args(["sql", "--near", "64MB", "--far", &far, "--data"]).arg(&data).args(["-c", "SELECT 1"]);
+        command.output().unwrap()
+    };
+    let output = serve_far();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let good = std::fs::read(&file).unwrap();
+    let mut newer = good.clone();
+    for copy in [0, 2048] {
+        if newer[copy..].starts_with(b"TIDEPOOL") {
+            newer[copy + 8] += 1;
+        }
+    }
+    assert_ne!(newer, good);
+    std::fs::write(&file, &newer).unwrap();
+    assert!(refused(&data, &arguments).contains(name));
+    std::fs::write(&file, &good).unwrap();
+    assert!(serve_far().status.success());
+}
