@@ -5,7 +5,7 @@
 
 use crate::types::{PostgresTypes, describe};
 use datafusion::logical_expr::planner::TypePlanner;
-use datafusion::sql::sqlparser::ast::{self, Expr, LimitClause, Query, Value, Visit, Visitor};
+use datafusion::sql::sqlparser::ast::{self, Expr, LimitClause, Query, Value, Visit, VisitMut, Visitor, VisitorMut};
 use std::ops::ControlFlow;
 
 const BIGINT: u32 = 20;
@@ -19,6 +19,36 @@ pub fn settled(statement: &impl Visit, given: &[u32]) -> Vec<u32> {
         settle.oids.pop();
     }
     settle.oids
+}
+
+/// `x = ANY($1)` tells planning nothing of `$1`, where PostgreSQL takes it to be an array of what `x` is. This is the query
+/// with `x = $1` in its place, which planning can type, and the numbers of those parameters; `None` where there are none.
+pub fn element_probe(query: &Query, settled: &[u32]) -> Option<(Box<Query>, Vec<usize>)> {
+    let mut probe = Probe { settled, arrays: Vec::new() };
+    let mut changed = Box::new(query.clone());
+    let _ = changed.visit(&mut probe);
+    (!probe.arrays.is_empty()).then_some((changed, probe.arrays))
+}
+
+struct Probe<'a> {
+    settled: &'a [u32],
+    arrays: Vec<usize>,
+}
+
+impl VisitorMut for Probe<'_> {
+    type Break = ();
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Expr::AnyOp { left, compare_op, right, .. } | Expr::AllOp { left, compare_op, right } = expr
+            && let Some(index) = parameter(right)
+            && self.settled.get(index - 1).is_none_or(|oid| *oid == 0)
+        {
+            self.arrays.push(index);
+            let compared = Expr::BinaryOp { left: left.clone(), op: compare_op.clone(), right: right.clone() };
+            *expr = Expr::Nested(Box::new(compared));
+        }
+        ControlFlow::Continue(())
+    }
 }
 
 struct Settle {

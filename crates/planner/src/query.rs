@@ -25,7 +25,7 @@ use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, SqlType};
 
 /// The table, view or system table that a name means in a statement.
 pub fn table(facts: &Arc<SessionFacts>, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
@@ -296,8 +296,12 @@ pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
             && let Some(field) = field
             && *field.data_type() != DataType::Null
         {
-            // A column's bound says nothing about the values it is compared with: text and numeric go unbounded.
-            *slot = describe(&Field::new("", field.data_type().clone(), true)).1;
+            *slot = match crate::types::declared_type(&field) {
+                // Compared without regard to blanks at its end, and so with values that lose them on the way.
+                Some(declared @ SqlType::Char { .. }) => declared.oid(),
+                // A column's bound says nothing about the values it is compared with: text and numeric go unbounded.
+                _ => describe(&Field::new("", field.data_type().clone(), true)).1,
+            };
         }
     }
     for oid in &mut oids {

@@ -1511,7 +1511,15 @@ fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> 
     let state = facts.planner.state(facts);
     match statement.command() {
         Command::Query(ast_query) => {
-            let given = crate::parameters::settled(ast_query, given);
+            let mut given = crate::parameters::settled(ast_query, given);
+            if let Some((probe, arrays)) = crate::parameters::element_probe(ast_query, &given) {
+                let plan = query::logical_plan(&state, facts, probe, query::fields_of_oids(&given), None)?;
+                let elements = query::parameter_oids(&plan, &given)?;
+                given.resize(elements.len(), 0);
+                for index in arrays {
+                    given[index - 1] = types::array_of_oid(elements[index - 1]);
+                }
+            }
             let given = given.as_slice();
             let fields = query::fields_of_oids(given);
             let names = OutputNames::of(ast_query);

@@ -228,6 +228,14 @@ pub fn marked_oid(field: &Field) -> Option<u32> {
     crate::catalog::type_of_oid(oid).is_none_or(|expected| alike(&expected, field.data_type())).then_some(oid)
 }
 
+/// The oid of the array type over the type `oid`, for parameters.
+pub fn array_of_oid(oid: u32) -> u32 {
+    array_oid(sql_type_of_oid(oid).unwrap_or(SqlType::Text))
+}
+
+/// `oid[]`.
+const OID_ARRAY: u32 = 1028;
+
 /// How a result field is described to a client: (SQL type, oid, modifier).
 pub fn describe(field: &Field) -> (SqlType, u32, i32) {
     if let Some(oid) = marked_oid(field) {
@@ -371,7 +379,16 @@ pub fn canonical_schema(schema: &Schema) -> SchemaRef {
     let fields: Vec<Field> = schema
         .fields()
         .iter()
-        .map(|field| field.as_ref().clone().with_data_type(canonical_type(field)).with_nullable(true))
+        .map(|field| {
+            let mut canonical = field.as_ref().clone().with_data_type(canonical_type(field)).with_nullable(true);
+            // Only oids are unsigned, and only their lists lose sight of it on the way.
+            if let DataType::List(element) = field.data_type()
+                && *element.data_type() == DataType::UInt32
+            {
+                canonical.metadata_mut().entry(TYPE_OID_METADATA.to_owned()).or_insert_with(|| OID_ARRAY.to_string());
+            }
+            canonical
+        })
         .collect();
     Arc::new(Schema::new(fields))
 }

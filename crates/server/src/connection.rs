@@ -159,6 +159,8 @@ impl Connection {
                     Err(Trouble::Statement(error)) => {
                         self.skipping = true;
                         self.report(&error);
+                        // A client that sent Flush waits for this before it sends its Sync.
+                        self.wire.flush().await?;
                     }
                 },
             }

