@@ -368,6 +368,11 @@ impl Session {
         notices
     }
 
+    /// Leaves a notice of the rows that a COPY left out, if any.
+    pub fn rows_skipped(&mut self, rows: u64) {
+        self.notices.extend(crate::copy::skipped_notice(rows));
+    }
+
     /// The columns of an open cursor: a portal to the protocol, which may describe it.
     pub fn cursor_columns(&self, name: &str) -> Option<&[ResultColumn]> {
         self.cursors.get(name).map(|cursor| cursor.columns.as_slice())
@@ -1236,7 +1241,7 @@ impl Session {
                     let rows = self
                         .write(running, move |transaction, interrupt| load.from_file(transaction, interrupt, &path))
                         .await?;
-                    self.notices.extend(crate::copy::skipped_notice(skipped.load(Ordering::Relaxed)));
+                    self.rows_skipped(skipped.load(Ordering::Relaxed));
                     Ok(Outcome::Command { tag: format!("COPY {rows}") })
                 }
             };

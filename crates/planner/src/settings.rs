@@ -86,6 +86,7 @@ static DEFINITIONS: &[Definition] = &[
     report("integer_datetimes", Kind::ReadOnly, "on", "Whether timestamps are integers."),
     report("IntervalStyle", Kind::Only(&["postgres"]), "postgres", "The text form of intervals."),
     report("is_superuser", Kind::ReadOnly, "on", "Whether the user may do everything."),
+    define("jit", Kind::Only(&["off"]), "off", "Whether expressions are compiled at run time: they are not."),
     define("lc_collate", Kind::ReadOnly, "C", "How text is ordered: by its bytes."),
     define("lc_ctype", Kind::ReadOnly, "C", "How characters are classified."),
     define("lock_timeout", Kind::Time, "0", "The longest wait for a lock; 0 is for ever."),

@@ -326,7 +326,9 @@ impl Connection {
                 Ok(self.complete(tag, rows_loaded))
             }
             Outcome::CopyIn(copy) => {
+                let skipped = copy.skipped.clone();
                 let rows = self.copy_in(copy).await?;
+                self.session.rows_skipped(skipped.load(Ordering::Relaxed));
                 Ok(self.complete(format!("COPY {rows}"), rows))
             }
             Outcome::CopyOut(copy) => {

@@ -6,14 +6,13 @@ use super::table::Expanded;
 use std::path::Path;
 use tidepool_base::{Error, Result, SqlState};
 
-const HELP: &str = "\
-  \\d              tables and views          \\d NAME    columns of a table or view
+const HELP: &str = "  \\d              tables and views          \\d NAME    columns of a table or view
   \\dt \\dt+        tables, with sizes        \\dv        views
   \\db \\db+        tablespaces               \\dn        schemas
   \\du             roles                     \\l         databases
   \\copy T FROM|TO 'FILE' [WITH (…)]         COPY from or to a file on this side
-  \\i FILE         run a file
-  \\x [on|off|auto] one line a column        \\timing    show how long statements take on/off
+  \\i FILE         run a file                \\timing    show how long statements take on/off
+  \\x [on|off|auto]                          one line a column; auto: where it does not fit otherwise
   \\null TEXT      what stands for NULL
   \\conninfo       the connection            \\?         this help
   \\q              quit

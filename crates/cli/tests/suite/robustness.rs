@@ -109,6 +109,16 @@ async fn bad_rows_are_placed() {
     }
     assert_eq!(count(&client, "placed").await, 0);
     released(&client, tables).await;
+    // Left out on request, and said so.
+    let (mut raw, _) = Raw::start(server.address).await;
+    raw.send(&raw::query("COPY placed FROM STDIN WITH (FORMAT csv, ON_ERROR ignore)")).await;
+    raw.until(b'G').await;
+    let data = raw::message(b'd', b"x,1,a\n7,1,b\n7,99999,c\n");
+    let messages = raw.ask(&[data, raw::message(b'c', &[])].concat()).await;
+    assert_eq!(raw::kinds(&messages), "NCZ", "{messages:?}");
+    let notice = field(&messages[0].1, b'M').unwrap();
+    assert_eq!(notice, "2 rows were skipped due to data type incompatibility");
+    assert_eq!(messages[1].1, b"COPY 1\0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

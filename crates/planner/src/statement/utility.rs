@@ -139,11 +139,19 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             cursor.advance();
             Command::Checkpoint
         }
+        // Nothing can be listened to, and so nothing is left to end. Connection pools ask all the same.
+        "unlisten" => {
+            cursor.advance();
+            if !cursor.token(&Token::Mul) {
+                cursor.ident()?;
+            }
+            Command::DiscardNothing { tag: "UNLISTEN" }
+        }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
-        "vacuum" | "analyze" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "unlisten" | "grant"
-        | "revoke" | "comment" | "do" | "load" | "refresh" | "security" | "reassign" | "import" | "update"
-        | "delete" | "merge" => {
+        "vacuum" | "analyze" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "grant" | "revoke"
+        | "comment" | "do" | "load" | "refresh" | "security" | "reassign" | "import" | "update" | "delete"
+        | "merge" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(match verb.as_str() {
