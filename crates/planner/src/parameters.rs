@@ -26,7 +26,7 @@ pub fn settled(statement: &impl Visit, given: &[u32]) -> Vec<u32> {
 pub fn element_probe(query: &Query, settled: &[u32]) -> Option<(Box<Query>, Vec<usize>)> {
     let mut probe = Probe { settled, arrays: Vec::new() };
     let mut changed = Box::new(query.clone());
-    let _ = changed.visit(&mut probe);
+    let _ = VisitMut::visit(&mut changed, &mut probe);
     (!probe.arrays.is_empty()).then_some((changed, probe.arrays))
 }
 

@@ -3,7 +3,6 @@
 use crate::cli::{serve, sql, text, tidepool};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -46,29 +45,22 @@ fn a_killed_server_keeps_what_was_committed() {
         expected += 100_000;
         let committed = files(&data);
         assert!(committed.len() > before.len());
-        // Killed in the middle of a transaction that has written much and of a COPY that has written some.
-        let client = |script: &str| {
-            let mut child = tidepool()
-                .args(["sql", &server.url])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let mut stdin = child.stdin.take().unwrap();
-            stdin.write_all(script.as_bytes()).unwrap();
-            (child, stdin)
-        };
-        let (mut open, open_stdin) =
-            client("BEGIN;\nINSERT INTO kept SELECT x, 'lost ' || x FROM generate_series(1, 300000) AS t(x);\n");
+        // Killed in the middle of a transaction that has written much.
+        let mut open = tidepool()
+            .args(["sql", &server.url, "-c", "BEGIN"])
+            .args(["-c", "INSERT INTO kept SELECT x, 'lost ' || x FROM generate_series(1, 300000) AS t(x)"])
+            .args(["-c", "SELECT pg_sleep(600)"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let start = Instant::now();
-        while answer(&server.url, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") != "1" {
-            assert!(start.elapsed() < Duration::from_secs(30));
+        while answer(&server.url, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'") != "1" {
+            assert!(start.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(50));
         }
         server.signal(libc::SIGKILL);
         assert!(!server.wait().0);
-        drop(open_stdin);
         open.wait().unwrap();
 
         let server = serve(&data, &[]);

@@ -8,7 +8,7 @@ use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
@@ -26,9 +26,18 @@ fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>> {
     if metadata.is_dir() {
         return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is a directory")));
     }
-    ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| {
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    guarded(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?.map_err(|error| {
         Error::new(SqlState::BAD_COPY_FILE_FORMAT, format!("\"{shown}\" is not a whole Parquet file"))
             .with_detail(sentence(&error.to_string()))
+    })
+}
+
+/// Runs a part of the Parquet reader. It panics at some damage that it could have reported.
+fn guarded<T>(path: &Path, part: impl FnOnce() -> T) -> Result<T> {
+    // Whatever a panic leaves half done is dropped with the file's reader.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(part)).map_err(|_| {
+        Error::new(SqlState::BAD_COPY_FILE_FORMAT, format!("Parquet file \"{}\" is damaged", path.display()))
     })
 }
 
@@ -91,8 +100,8 @@ pub fn read_parquet(
         })?);
     }
     let mask = ProjectionMask::roots(builder.parquet_schema(), indexes.iter().copied());
-    let reader =
-        builder.with_projection(mask).with_batch_size(BATCH_ROWS).build().map_err(|error| read_error(path, &error))?;
+    let reader = guarded(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?
+        .map_err(|error| read_error(path, &error))?;
     // The reader hands out the chosen columns in the file's order.
     let mut order: Vec<usize> = indexes.clone();
     order.sort_unstable();
@@ -163,9 +172,11 @@ impl Iterator for ParquetRows {
         if self.failed {
             return None;
         }
-        let converted = match self.reader.next()? {
-            Ok(batch) => self.convert(&batch).inspect(|_| self.rows += batch.num_rows() as u64),
-            Err(error) => Err(read_error(&self.path, &error)),
+        let reader = &mut self.reader;
+        let converted = match guarded(&self.path, || reader.next()).transpose()? {
+            Ok(Ok(batch)) => self.convert(&batch).inspect(|_| self.rows += batch.num_rows() as u64),
+            Ok(Err(error)) => Err(read_error(&self.path, &error)),
+            Err(error) => Err(error),
         };
         self.failed = converted.is_err();
         Some(converted)
