@@ -424,15 +424,6 @@ impl Rewriter {
                     *expr = text(quoted.value.clone());
                 }
             }
-            Expr::Like { pattern, escape_char, .. } | Expr::ILike { pattern, escape_char, .. } => {
-                // The backslash is what DataFusion knows.
-                if let Some(escape) = escape_char.take()
-                    && !matches!(&escape.value, Value::SingleQuotedString(escape) if escape == "\\")
-                {
-                    let args = vec![take(pattern), Expr::Value(escape)];
-                    **pattern = call("like_escape", args);
-                }
-            }
             Expr::Collate { expr: inner, collation } if is_byte_collation(collation) => *expr = take(inner),
             Expr::Identifier(name) if name.quote_style.is_none() => {
                 let name = name.value.to_lowercase();

@@ -267,8 +267,6 @@ pub fn functions() -> Vec<Function> {
         })
         .stable(),
     );
-    // There are no advisory locks to hold; connection pools give all back before they reuse a connection.
-    list.push(Function::new("pg_advisory_unlock_all", &[&[]], "text", |_, _| Ok("".into())).volatile());
     list.push(Function::new("pg_indexes_size", &[&[Oid], &[Text]], "int8", |_, _| Ok(Value::Int(0))));
     for name in ["inet_server_addr", "inet_client_addr"] {
         list.push(Function::new(name, &[&[]], "text", |_, _| Ok(Value::Null)));

@@ -44,9 +44,6 @@ pub fn functions() -> Vec<Function> {
             Ok(args.iter().filter(|arg| !arg.is_null()).count().into())
         })
         .nullable(),
-        Function::new("like_escape", &[&[Text, Text]], "text", |_, args| {
-            like_escape(args[0].as_str(), args[1].as_str()).map(Value::from)
-        }),
         Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| {
             Ok(match &args[0] {
                 Value::Bytes(bytes) => bytes.len(),
@@ -115,33 +112,6 @@ fn array_bound(args: &[Value], bound: fn(usize) -> usize) -> Result<Value> {
 pub fn quote_literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if text.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
-}
-
-/// A pattern for `LIKE … ESCAPE escape` as one whose escape is the backslash. No escape: nothing is escaped.
-fn like_escape(pattern: &str, escape: &str) -> Result<String> {
-    let mut characters = escape.chars();
-    let escape = characters.next();
-    if characters.next().is_some() {
-        return Err(super::sql_error(SqlState::INVALID_ESCAPE_SEQUENCE, "invalid escape string"));
-    }
-    let mut out = String::with_capacity(pattern.len());
-    let mut escaped = false;
-    for character in pattern.chars() {
-        if !escaped && Some(character) == escape {
-            escaped = true;
-            continue;
-        }
-        if escaped || character == '\\' {
-            out.push('\\');
-        }
-        escaped = false;
-        out.push(character);
-    }
-    // An escape that escapes nothing: matching complains, as it does of a backslash at the end.
-    if escaped {
-        out.push('\\');
-    }
-    Ok(out)
 }
 
 /// A version 4 UUID.
