@@ -1,7 +1,7 @@
 //! Pacing for operators that are not ours: what their work in a paced query heap would have cost.
 //!
 //! DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`), made where rows
-//! enter and leave them. Above the inputs of operators that hold rows sits a [`HeapPacingExec`], which lets batches through
+//! enter and leave them. Above the inputs of operators that hold rows sits a node, which lets batches through
 //! and charges, batch by batch and on the thread that runs the operator:
 //!
 //! | operator | charged |
@@ -11,36 +11,37 @@
 //! | grouping | two lines read at random a row, over the group table; the table's growth written, and the table read once at the end |
 //! | sort, window, nested-loop and cross joins | the rows held written once and read once in sequence |
 //!
-//! The cost model knows the last-level cache: random lines over what fits in it cost nothing more. Batches that merely
-//! pass between operators are taken to stay in cache. If the heap lies in several tablespaces, each access is shared out
-//! by the bytes that lie in each.
+//! A group table's size is what DataFusion reserves for it, seen by a memory pool that stands between the operator and
+//! the statement's (`Measure`). Random lines over what stays in the last-level cache cost nothing more. All threads share
+//! that cache, and so do all tables of a statement that live at a time: it is taken to hold the smallest of them first,
+//! whose lines are touched most often. Batches that merely pass between operators are taken to stay in cache. If the heap
+//! lies in several tablespaces, each access is shared out by the bytes that lie in each.
 
 use crate::errors::from_datafusion;
+use crate::pass::{PassExec, Passage};
 use crate::queries::QueryInfo;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::DataType;
-use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{Result as PlanResult, Statistics};
+use datafusion::common::Result as PlanResult;
+use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::AggregateExec;
-use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec, PartitionMode};
+use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, Time};
 use datafusion::physical_plan::sorts::sort::SortExec;
-use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::windows::WindowAggExec;
-use datafusion::physical_plan::{
-    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
-};
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions};
 use futures::Stream;
+use parking_lot::Mutex;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_base::Result;
-use tidepool_device::Access;
+use tidepool_device::{Access, Pattern};
 use tidepool_heap::QueryHeap;
 
 /// Independent accesses that a core keeps in flight while it works through a batch of precomputed hashes: out-of-order
@@ -49,9 +50,6 @@ const IN_FLIGHT: f64 = 4.0;
 
 /// Bytes of DataFusion's join hash table a row: a (hash, row) pair at hashbrown's load, and the chain's next row.
 const JOIN_ENTRY_BYTES: u64 = 28;
-
-/// Batches after which a group table's size is asked for again.
-const SIZE_BATCHES: u64 = 8;
 
 /// Puts the charges into a plan; the plan itself if nothing of the heap is paced.
 pub fn wrap(
@@ -62,7 +60,7 @@ pub fn wrap(
     if heap.usage().iter().all(|usage| usage.tablespace.pacer().is_none()) {
         return Ok(plan);
     }
-    let pacing = Arc::new(Pacing { heap: heap.clone(), info: info.clone() });
+    let pacing = Arc::new(Pacing { heap: heap.clone(), info: info.clone(), tables: Mutex::new(Vec::new()) });
     rewrite(plan, &pacing).map_err(from_datafusion)
 }
 
@@ -72,47 +70,87 @@ fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc
     if children.is_empty() {
         return Ok(plan);
     }
-    let mut groups = None;
-    if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
-        let tables = match join.partition_mode() {
-            PartitionMode::Partitioned => children[0].properties().partitioning.partition_count(),
-            _ => 1,
-        };
-        let table =
-            Arc::new(JoinTable { rows: AtomicU64::new(0), bytes: AtomicU64::new(0), tables: tables.max(1) as u64 });
+    let mut measured = None;
+    if plan.is::<HashJoinExec>() {
+        let probes = plan.properties().partitioning.partition_count();
+        let table = Arc::new(JoinTable {
+            entries: pacing.table(),
+            held: pacing.table(),
+            probes_left: AtomicUsize::new(probes),
+        });
         if let [build, probe] = children.as_mut_slice() {
-            *build = HeapPacingExec::over(build.clone(), pacing, Role::Build(table.clone()));
-            *probe = HeapPacingExec::over(probe.clone(), pacing, Role::Probe(table));
+            *build = Charge::over(build, pacing, Role::Build(table.clone()));
+            *probe = Charge::over(probe, pacing, Role::Probe(table));
         }
     } else if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
         if !aggregate.group_expr().is_true_no_grouping() {
-            let parent = Arc::new(OnceLock::new());
-            children[0] = HeapPacingExec::over(children[0].clone(), pacing, Role::Group(parent.clone()));
-            groups = Some(parent);
+            let partitions = children[0].properties().partitioning.partition_count();
+            let table = Arc::new(GroupTable {
+                all: pacing.table(),
+                parts: (0..partitions).map(|_| AtomicU64::new(0)).collect(),
+            });
+            children[0] = Charge::over(&children[0], pacing, Role::Group(table.clone()));
+            measured = Some(table);
         }
     } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
         // With a limit it keeps only the best few rows.
         if sort.fetch().is_none() {
-            children[0] = HeapPacingExec::over(children[0].clone(), pacing, Role::Hold);
+            children[0] = Charge::over(&children[0], pacing, Role::Hold);
         }
     } else if plan.is::<WindowAggExec>() || plan.is::<NestedLoopJoinExec>() || plan.is::<CrossJoinExec>() {
-        children[0] = HeapPacingExec::over(children[0].clone(), pacing, Role::Hold);
+        children[0] = Charge::over(&children[0], pacing, Role::Hold);
     }
     let plan = plan.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))?;
-    if let Some(groups) = groups {
-        let _ = groups.set(Arc::downgrade(&plan));
+    Ok(match measured {
+        Some(table) => PassExec::over(plan, Arc::new(Measure(table))),
+        None => plan,
+    })
+}
+
+/// Bytes of one structure that is touched at random.
+#[derive(Debug, Default)]
+struct Table {
+    bytes: AtomicU64,
+}
+
+impl Table {
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
-    Ok(plan)
+
+    fn grow(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn shrink(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 struct Pacing {
     heap: Arc<QueryHeap>,
     info: Arc<QueryInfo>,
+    /// The structures of the statement's plan that are touched at random; those that are gone have no bytes.
+    tables: Mutex<Vec<Weak<Table>>>,
 }
 
 impl Pacing {
+    fn table(&self) -> Arc<Table> {
+        let table = Arc::new(Table::default());
+        self.tables.lock().push(Arc::downgrade(&table));
+        table
+    }
+
+    /// Bytes of the live tables that the cache holds before `table`.
+    fn ahead_of(&self, table: &Arc<Table>) -> u64 {
+        let own = table.bytes();
+        let tables = self.tables.lock();
+        let others = tables.iter().filter(|other| other.as_ptr() != Arc::as_ptr(table)).filter_map(Weak::upgrade);
+        others.map(|other| other.bytes()).filter(|bytes| *bytes < own).sum()
+    }
+
     /// Shares accesses out to the heap's paced tablespaces and spends them here. Returns ns.
-    fn charge(&self, accesses: &[Access]) -> u64 {
+    fn charge(&self, sequential: &[Access], random: &[RandomLines]) -> u64 {
         let usage = self.heap.usage();
         let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
         let mut stall_ns = 0;
@@ -124,7 +162,9 @@ impl Pacing {
                 total => usage.bytes as f64 / total as f64,
             };
             if share > 0.0 {
-                let shares: Vec<Access> = accesses.iter().map(|access| scaled(access, share)).collect();
+                let random = random.iter().map(|lines| lines.access(self, pacer.last_level_cache_bytes()));
+                let shares: Vec<Access> =
+                    sequential.iter().copied().chain(random).map(|access| scaled(&access, share)).collect();
                 stall_ns += pacer.charge_all(&shares);
             }
         }
@@ -135,8 +175,28 @@ impl Pacing {
     }
 }
 
+/// Lines touched at random over a table.
+struct RandomLines<'a> {
+    table: &'a Arc<Table>,
+    lines: u64,
+    write: bool,
+}
+
+impl RandomLines<'_> {
+    /// The access, over a working set that misses a cache of `cache_bytes` as often as the table misses what other tables
+    /// leave of it.
+    fn access(&self, pacing: &Pacing, cache_bytes: u64) -> Access {
+        let left = cache_bytes.saturating_sub(pacing.ahead_of(self.table));
+        let working_set_bytes = match left {
+            0 => u64::MAX,
+            left => (u128::from(self.table.bytes()) * u128::from(cache_bytes) / u128::from(left)) as u64,
+        };
+        let access = if self.write { Access::write_random } else { Access::read_random };
+        access(self.lines, working_set_bytes, IN_FLIGHT)
+    }
+}
+
 fn scaled(access: &Access, share: f64) -> Access {
-    use tidepool_device::Pattern;
     let part = |count: u64| (count as f64 * share) as u64;
     let pattern = match access.pattern {
         Pattern::Sequential { bytes, runs } => Pattern::Sequential { bytes: part(bytes), runs },
@@ -147,22 +207,133 @@ fn scaled(access: &Access, share: f64) -> Access {
     Access { pattern, write: access.write }
 }
 
-/// The size of a join's hash tables so far.
+/// A hash join's tables, of all partitions together.
 #[derive(Debug)]
 struct JoinTable {
-    rows: AtomicU64,
-    bytes: AtomicU64,
-    /// Equal parts, one a partition.
-    tables: u64,
+    entries: Arc<Table>,
+    held: Arc<Table>,
+    probes_left: AtomicUsize,
 }
 
 impl JoinTable {
-    fn entries_bytes(&self) -> u64 {
-        self.rows.load(Ordering::Relaxed) * JOIN_ENTRY_BYTES / self.tables
+    /// A partition has ended its probe; with the last one the tables are dropped.
+    fn probed(&self) {
+        if self.probes_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.entries.bytes.store(0, Ordering::Relaxed);
+            self.held.bytes.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A grouping's tables, one a partition.
+#[derive(Debug)]
+struct GroupTable {
+    all: Arc<Table>,
+    parts: Vec<AtomicU64>,
+}
+
+impl GroupTable {
+    fn part_bytes(&self, partition: usize) -> u64 {
+        self.parts.get(partition).map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    fn held_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) / self.tables
+    fn grow(&self, partition: usize, bytes: u64) {
+        if let Some(part) = self.parts.get(partition) {
+            part.fetch_add(bytes, Ordering::Relaxed);
+            self.all.grow(bytes);
+        }
+    }
+
+    fn shrink(&self, partition: usize, bytes: u64) {
+        if let Some(part) = self.parts.get(partition) {
+            part.fetch_sub(bytes, Ordering::Relaxed);
+            self.all.shrink(bytes);
+        }
+    }
+}
+
+/// Stands above a grouping and sees what it reserves.
+#[derive(Debug)]
+struct Measure(Arc<GroupTable>);
+
+impl Passage for Measure {
+    fn name(&self) -> &'static str {
+        "MeasureExec"
+    }
+
+    fn execute(
+        &self,
+        input: &dyn ExecutionPlan,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> PlanResult<SendableRecordBatchStream> {
+        let pool = MeasuringPool { inner: context.memory_pool().clone(), table: self.0.clone(), partition };
+        input.execute(partition, with_pool(&context, Arc::new(pool)))
+    }
+}
+
+fn with_pool(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> Arc<TaskContext> {
+    let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
+    Arc::new(TaskContext::new(
+        context.task_id(),
+        context.session_id(),
+        context.session_config().clone(),
+        context.scalar_functions().clone(),
+        context.higher_order_functions().clone(),
+        context.aggregate_functions().clone(),
+        context.window_functions().clone(),
+        Arc::new(runtime),
+    ))
+}
+
+#[derive(Debug)]
+struct MeasuringPool {
+    inner: Arc<dyn MemoryPool>,
+    table: Arc<GroupTable>,
+    partition: usize,
+}
+
+impl fmt::Display for MeasuringPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl MemoryPool for MeasuringPool {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn grow(&self, reservation: &MemoryReservation, additional: usize) {
+        self.inner.grow(reservation, additional);
+        self.table.grow(self.partition, additional as u64);
+    }
+
+    fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
+        self.inner.shrink(reservation, shrink);
+        self.table.shrink(self.partition, shrink as u64);
+    }
+
+    fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> PlanResult<()> {
+        self.inner.try_grow(reservation, additional)?;
+        self.table.grow(self.partition, additional as u64);
+        Ok(())
+    }
+
+    fn reserved(&self) -> usize {
+        self.inner.reserved()
+    }
+
+    fn memory_limit(&self) -> MemoryLimit {
+        self.inner.memory_limit()
+    }
+}
+
+/// The operator's context without the pool that measures the operator above.
+fn unmeasured(context: Arc<TaskContext>) -> Arc<TaskContext> {
+    match context.memory_pool().downcast_ref::<MeasuringPool>() {
+        Some(pool) => with_pool(&context, pool.inner.clone()),
+        None => context,
     }
 }
 
@@ -170,8 +341,7 @@ impl JoinTable {
 enum Role {
     Build(Arc<JoinTable>),
     Probe(Arc<JoinTable>),
-    /// The aggregate above, which measures its table.
-    Group(Arc<OnceLock<Weak<dyn ExecutionPlan>>>),
+    Group(Arc<GroupTable>),
     Hold,
 }
 
@@ -186,101 +356,50 @@ impl Role {
     }
 }
 
-/// Lets batches through and charges what the operator above does with them.
-struct HeapPacingExec {
-    input: Arc<dyn ExecutionPlan>,
+/// Charges what the operator above does with the batches that pass.
+struct Charge {
     pacing: Arc<Pacing>,
     role: Role,
     metrics: ExecutionPlanMetricsSet,
 }
 
-impl HeapPacingExec {
-    fn over(input: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>, role: Role) -> Arc<dyn ExecutionPlan> {
-        Arc::new(HeapPacingExec { input, pacing: pacing.clone(), role, metrics: ExecutionPlanMetricsSet::new() })
+impl Charge {
+    fn over(input: &Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>, role: Role) -> Arc<dyn ExecutionPlan> {
+        let charge = Charge { pacing: pacing.clone(), role, metrics: ExecutionPlanMetricsSet::new() };
+        PassExec::over(input.clone(), Arc::new(charge))
     }
 }
 
-impl fmt::Debug for HeapPacingExec {
+impl fmt::Debug for Charge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HeapPacingExec({})", self.role.name())
     }
 }
 
-impl DisplayAs for HeapPacingExec {
-    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        match format {
-            DisplayFormatType::Default | DisplayFormatType::Verbose => {
-                write!(f, "HeapPacingExec: {}", self.role.name())
-            }
-            DisplayFormatType::TreeRender => f.write_str(self.role.name()),
-        }
-    }
-}
-
-impl ExecutionPlan for HeapPacingExec {
-    fn name(&self) -> &str {
+impl Passage for Charge {
+    fn name(&self) -> &'static str {
         "HeapPacingExec"
     }
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> PlanResult<TreeNodeRecursion>,
-    ) -> PlanResult<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> PlanResult<Arc<dyn ExecutionPlan>> {
-        match children.pop() {
-            Some(input) => Ok(HeapPacingExec::over(input, &self.pacing, self.role.clone())),
-            None => datafusion::common::internal_err!("HeapPacingExec needs an input"),
-        }
+    fn label(&self) -> Option<String> {
+        Some(format!("HeapPacingExec: {}", self.role.name()))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
     }
 
-    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
-        vec![ChildStats::At(partition)]
-    }
-
-    fn statistics_from_inputs(
+    fn execute(
         &self,
-        input_stats: &[Arc<Statistics>],
-        _args: &StatisticsArgs,
-    ) -> PlanResult<Arc<Statistics>> {
-        match input_stats.first() {
-            Some(statistics) => Ok(statistics.clone()),
-            None => datafusion::common::internal_err!("an input's statistics are missing"),
-        }
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> PlanResult<SendableRecordBatchStream> {
+        input: &dyn ExecutionPlan,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> PlanResult<SendableRecordBatchStream> {
         Ok(Box::pin(PacedStream {
-            input: self.input.execute(partition, context)?,
+            input: input.execute(partition, unmeasured(context))?,
             pacing: self.pacing.clone(),
             role: self.role.clone(),
             partition,
-            batches: 0,
             held_bytes: 0,
             ended: false,
             stall: MetricBuilder::new(&self.metrics).subset_time("heap_stall", partition),
@@ -295,8 +414,7 @@ struct PacedStream {
     pacing: Arc<Pacing>,
     role: Role,
     partition: usize,
-    batches: u64,
-    /// Written so far by this partition and to be read at the end; a group table's size when it was last asked for.
+    /// Written so far by this partition and to be read at the end.
     held_bytes: u64,
     ended: bool,
     stall: Time,
@@ -307,35 +425,29 @@ struct PacedStream {
 impl PacedStream {
     fn batch(&mut self, batch: &RecordBatch) {
         let rows = batch.num_rows() as u64;
-        self.batches += 1;
-        match &self.role {
+        match self.role.clone() {
             Role::Build(table) => {
                 let bytes = batch_bytes(batch);
-                table.rows.fetch_add(rows, Ordering::Relaxed);
-                table.bytes.fetch_add(bytes, Ordering::Relaxed);
+                table.entries.grow(rows * JOIN_ENTRY_BYTES);
+                table.held.grow(bytes);
                 self.held_bytes += bytes;
-                let random = Access::write_random(rows, table.entries_bytes(), IN_FLIGHT);
-                self.spend(rows, bytes, &[Access::write_sequential(bytes), random]);
+                let random = RandomLines { table: &table.entries, lines: rows, write: true };
+                self.spend(bytes, &[Access::write_sequential(bytes)], &[random]);
             }
             Role::Probe(table) => {
-                let entries = Access::read_random(rows, table.entries_bytes(), IN_FLIGHT);
-                let held = Access::read_random(rows, table.held_bytes(), IN_FLIGHT);
-                self.spend(2 * rows, 0, &[entries, held]);
+                let entries = RandomLines { table: &table.entries, lines: rows, write: false };
+                let held = RandomLines { table: &table.held, lines: rows, write: false };
+                self.spend(0, &[], &[entries, held]);
             }
-            Role::Group(_) => {
-                let mut grown = 0;
-                if self.batches % SIZE_BATCHES == 1 {
-                    let size = self.group_table_bytes();
-                    grown = size.saturating_sub(self.held_bytes);
-                    self.held_bytes = self.held_bytes.max(size);
-                }
-                let random = Access::read_random(2 * rows, self.held_bytes, IN_FLIGHT);
-                self.spend(2 * rows, grown, &[random, Access::write_sequential(grown)]);
+            Role::Group(table) => {
+                let grown = self.group_growth(&table);
+                let random = RandomLines { table: &table.all, lines: 2 * rows, write: false };
+                self.spend(grown, &[Access::write_sequential(grown)], &[random]);
             }
             Role::Hold => {
                 let bytes = batch_bytes(batch);
                 self.held_bytes += bytes;
-                self.spend(0, bytes, &[Access::write_sequential(bytes)]);
+                self.spend(bytes, &[Access::write_sequential(bytes)], &[]);
             }
         }
     }
@@ -343,31 +455,35 @@ impl PacedStream {
     /// What was held is read once.
     fn end(&mut self) {
         let mut accesses = Vec::new();
-        if matches!(self.role, Role::Group(_)) {
-            let size = self.group_table_bytes();
-            accesses.push(Access::write_sequential(size.saturating_sub(self.held_bytes)));
-            self.held_bytes = self.held_bytes.max(size);
+        if let Role::Group(table) = self.role.clone() {
+            accesses.push(Access::write_sequential(self.group_growth(&table)));
         }
         if self.held_bytes > 0 {
             accesses.push(Access::read_sequential(self.held_bytes));
-            self.spend(0, self.held_bytes, &accesses);
+            self.spend(self.held_bytes, &accesses, &[]);
         }
     }
 
-    fn group_table_bytes(&self) -> u64 {
-        let Role::Group(parent) = &self.role else { return 0 };
-        let Some(metrics) = parent.get().and_then(Weak::upgrade).and_then(|parent| parent.metrics()) else { return 0 };
-        let sizes = metrics
-            .iter()
-            .filter(|metric| metric.partition() == Some(self.partition) && metric.value().name() == "peak_mem_used");
-        sizes.map(|metric| metric.value().as_usize() as u64).sum()
+    /// Bytes by which this partition's group table has outgrown its largest size before.
+    fn group_growth(&mut self, table: &GroupTable) -> u64 {
+        let grown = table.part_bytes(self.partition).saturating_sub(self.held_bytes);
+        self.held_bytes += grown;
+        grown
     }
 
-    fn spend(&self, lines: u64, bytes: u64, accesses: &[Access]) {
-        self.lines.add(lines as usize);
+    fn spend(&self, bytes: u64, sequential: &[Access], random: &[RandomLines]) {
+        self.lines.add(random.iter().map(|random| random.lines as usize).sum());
         self.bytes.add(bytes as usize);
-        let stall_ns = self.pacing.charge(accesses);
+        let stall_ns = self.pacing.charge(sequential, random);
         self.stall.add_duration(Duration::from_nanos(stall_ns));
+    }
+}
+
+impl Drop for PacedStream {
+    fn drop(&mut self) {
+        if let Role::Probe(table) = &self.role {
+            table.probed();
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! time inside the operator itself, added up over its threads. Below follow the memory it held and, for a scan, what it
 //! read from each tablespace and how long pacing stalled it there.
 
+use crate::pass::PassExec;
 use crate::scan::TidepoolScanExec;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
@@ -34,8 +35,7 @@ struct Explain {
 
 impl Explain {
     fn node(&self, plan: &dyn ExecutionPlan, depth: usize, lines: &mut Vec<String>) {
-        // Only watches for cancel.
-        if plan.name() == crate::guard::NAME {
+        if plan.downcast_ref::<PassExec>().is_some_and(PassExec::is_hidden) {
             for child in plan.children() {
                 self.node(child.as_ref(), depth, lines);
             }

@@ -29,6 +29,7 @@ mod numbers;
 mod operators;
 mod optimizer;
 mod parameters;
+mod pass;
 mod planner;
 mod queries;
 mod query;

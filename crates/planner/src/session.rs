@@ -1010,7 +1010,6 @@ impl Session {
             .with_session_config(planned.state.config().clone().with_extension(running.query.info.clone()))
             .with_runtime(runtime);
         Ok(Execution {
-            // Guards first: charges watch operators above them, which nothing may remake afterwards.
             plan: crate::charge::wrap(
                 crate::guard::wrap(planned.plan, &running.interrupt)?,
                 &heap,
