@@ -983,12 +983,10 @@ impl Session {
     async fn start(
         &self,
         running: Running,
-        query: impl FnOnce() -> Result<Box<ast::Query>> + Send + 'static,
+        query: query::Source,
         parameters: &[ArrayRef],
     ) -> Result<(Vec<ResultColumn>, arrow::datatypes::SchemaRef, Batches)> {
-        let facts = running.facts.clone();
-        let parameters = parameters.to_vec();
-        let planning = self.planner.workers().spawn(async move { query::plan(facts, query()?, parameters).await });
+        let planning = self.planner.workers().spawn(query::planning(running.facts.clone(), query, parameters.to_vec()));
         let planned = tokio::select! {
             biased;
             error = running.interrupt.wait() => return Err(error),
@@ -1027,7 +1025,7 @@ impl Session {
     async fn select(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let running = self.running(text);
         let statement = statement.clone();
-        let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
+        let (columns, _, batches) = self.start(running, Box::new(move || query_of(&statement)), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
 
@@ -1260,7 +1258,7 @@ impl Session {
         };
         let settings = running.facts.settings.text_settings();
         let options = crate::copy::options(&copy.options, &copy.endpoint)?;
-        let (columns, schema, batches) = self.start(running, query, parameters).await?;
+        let (columns, schema, batches) = self.start(running, Box::new(query), parameters).await?;
         let unload = crate::copy::Unload::new(&columns, &schema, &options, &settings)?;
         match &copy.endpoint {
             CopyEndpoint::Client => unload.to_client(batches).map(Outcome::CopyOut),
@@ -1375,7 +1373,7 @@ impl Session {
                 return Err(Error::internal("arguments make no query"));
             };
             let running = self.running("EXECUTE");
-            let (_, _, mut batches) = self.start(running, move || query_of(&statement), &[]).await?;
+            let (_, _, mut batches) = self.start(running, Box::new(move || query_of(&statement)), &[]).await?;
             while let Some(batch) = batches.next().await {
                 parameters.extend(batch?.columns().iter().cloned());
             }
@@ -1402,7 +1400,7 @@ impl Session {
         }
         let running = self.running(query.text());
         let query = query.clone();
-        let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
+        let (columns, _, batches) = self.start(running, Box::new(move || query_of(&query)), parameters).await?;
         let number = self.next_cursor;
         self.next_cursor += 1;
         let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold, number };
