@@ -281,16 +281,20 @@ pub(crate) fn configuration(near: Option<ByteSize>, far: Option<&str>) -> Result
 
 /// One line a placement.
 pub(crate) fn print_summary(result: &BenchResult) {
-    println!("{:<28} {:>10} {:>12} {:>10} {:>8}", "placement", "total ms", "geo. mean ms", "slowdown", "paper");
+    println!(
+        "{:<28} {:>10} {:>12} {:>10} {:>10} {:>8}",
+        "placement", "total ms", "geo. mean ms", "stalled ms", "slowdown", "paper"
+    );
     for placement in &result.placements {
         let label = match &placement.profile {
             Some(profile) => format!("{} ({profile})", placement.title),
             None => placement.title.to_owned(),
         };
         println!(
-            "{label:<28} {:>10.0} {:>12.1} {:>10} {:>8}",
+            "{label:<28} {:>10.0} {:>12.1} {:>10.0} {:>10} {:>8}",
             placement.total_ms,
             placement.geometric_mean_ms,
+            placement.stall_ms(),
             percent(placement.slowdown),
             percent(placement.paper_slowdown)
         );

@@ -90,6 +90,14 @@ pub struct PlacementResult {
     pub throughput: Option<Throughput>,
 }
 
+impl PlacementResult {
+    /// What pacing accounted to one run of every query, all threads added up, ms. Unlike the slowdown it has no noise.
+    pub fn stall_ms(&self) -> f64 {
+        let scans = |facts: &StatementFacts| facts.scans.iter().map(|scan| scan.stall_ms).sum::<f64>();
+        self.queries.iter().map(|query| query.facts.heap_stall_ms + scans(&query.facts)).sum()
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct QueryResult {
     pub name: String,

@@ -210,6 +210,7 @@ fn degradation(body: &mut String, result: &BenchResult) {
             escape(&label),
             format!("{:.0} ms", placement.total_ms),
             format!("{:.1} ms", placement.geometric_mean_ms),
+            format!("{:.0} ms", placement.stall_ms()),
             percent(placement.slowdown),
             percent(placement.paper_slowdown),
             throughput.map_or("–".into(), |throughput| format!("{:.0}", throughput.queries_per_hour)),
@@ -217,8 +218,18 @@ fn degradation(body: &mut String, result: &BenchResult) {
             percent(throughput.and_then(|throughput| throughput.paper_loss)),
         ]);
     }
-    let head = ["Placement", "Sum of medians", "Geometric mean", "Slower by", "Study", "Queries / h", "Lost", "Study"];
-    let columns = if rows.iter().any(|row| row[5] != "–") { 8 } else { 5 };
+    let head = [
+        "Placement",
+        "Sum of medians",
+        "Geometric mean",
+        "Stalled",
+        "Slower by",
+        "Study",
+        "Queries / h",
+        "Lost",
+        "Study",
+    ];
+    let columns = if rows.iter().any(|row| row[6] != "–") { 9 } else { 6 };
     let rows: Vec<Vec<String>> = rows.into_iter().map(|row| row.into_iter().take(columns).collect()).collect();
     body.push_str(&table(&head[..columns], &rows));
     body.push_str("</section>");
