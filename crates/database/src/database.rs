@@ -9,11 +9,14 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
 use tidepool_heap::Release;
 use tidepool_table::TableVersion;
-use tidepool_tablespace::{TablespaceConfig, Tablespaces};
+use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
+
+/// How long `DROP TABLESPACE` waits for memory of statements that have ended.
+const HEAP_LINGERS_MAX: Duration = Duration::from_secs(2);
 
 /// How often what small commits left is written to the data folder, and idle memory given back.
 const BACKGROUND_INTERVAL: Duration = Duration::from_secs(5);
@@ -252,8 +255,29 @@ impl Database {
         })
     }
 
-    /// 55006 while any table uses it or anything lives in it.
+    /// 55006 while any table uses it or anything lives in it. Waits a moment for the heaps of statements that have just
+    /// ended: their last tasks may still be letting go of what they held.
     pub fn drop_tablespace(&self, name: &str) -> Result<()> {
+        let deadline = Instant::now() + HEAP_LINGERS_MAX;
+        loop {
+            let dropped = self.try_drop_tablespace(name);
+            let in_use = dropped.as_ref().is_err_and(|error| error.code() == SqlState::OBJECT_IN_USE);
+            if !in_use || !self.holds_only_heap(name) || Instant::now() >= deadline {
+                return dropped;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn holds_only_heap(&self, name: &str) -> bool {
+        let rows = self.spaces.ledger().into_iter().filter(|row| row.tablespace == name && row.bytes > 0);
+        let purposes: Vec<Purpose> = rows.map(|row| row.purpose).collect();
+        let held = |purpose: &Purpose| !matches!(purpose, Purpose::Metadata | Purpose::Free);
+        purposes.contains(&Purpose::Heap)
+            && purposes.iter().filter(|purpose| held(purpose)).all(|purpose| *purpose == Purpose::Heap)
+    }
+
+    fn try_drop_tablespace(&self, name: &str) -> Result<()> {
         let _commit = self.commit.lock();
         self.spaces.get(name)?;
         let version = self.version();
