@@ -61,7 +61,7 @@ def duckdb_worker(data, queries, repeat, threads):
     for table in TABLES:
         connection.execute(f"CREATE TABLE {table} AS SELECT * FROM read_parquet('{data / (table + '.parquet')}')")
     load_s = time.perf_counter() - start
-    held = connection.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchone()[0]
+    held = connection.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchall()[0][0]
     memory = resident_bytes(os.getpid())
     runs, rows = timed(queries, repeat, lambda sql: connection.sql(sql).to_arrow_table().num_rows)
     return {"version": duckdb.__version__, "load_s": load_s, "data_bytes": held, "resident_bytes": memory, "runs": runs, "rows": rows}
