@@ -10,12 +10,10 @@ use datafusion::common::{DataFusionError, Result as PlanResult};
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use futures::future::BoxFuture;
-use parking_lot::{Condvar, Mutex};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tidepool_base::{ByteSize, Result};
 use tidepool_database::Database;
 use tidepool_heap::QueryHeap;
@@ -39,14 +37,6 @@ pub fn runtime(base: &RuntimeEnv, heap: &Arc<QueryHeap>) -> Arc<RuntimeEnv> {
 pub fn install_tracer() {
     // Already set: by an earlier planner of this process, to the same.
     let _ = set_join_set_tracer(&HeapTracer);
-}
-
-/// Makes what a thread keeps for its life before it works for a statement, whose heap would have to keep it otherwise:
-/// `parking_lot` allocates a thread's place in its table of waiters, and now and then a larger table, when the thread first
-/// waits for a lock.
-pub fn warm_thread() {
-    let (mutex, never) = (Mutex::new(()), Condvar::new());
-    never.wait_for(&mut mutex.lock(), Duration::from_micros(1));
 }
 
 struct HeapTracer;

@@ -42,7 +42,6 @@ impl Planner {
             .worker_threads(database.config().threads.max(1))
             .thread_name("tidepool-worker")
             .thread_stack_size(WORKER_STACK_BYTES)
-            .on_thread_start(crate::heap::warm_thread)
             .enable_time()
             .build()
             .map_err(|error| Error::io("start worker threads", &error))?;
