@@ -23,7 +23,10 @@ struct Failure(tokio_postgres::Error);
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_db_error() {
-            Some(error) => write!(f, "{}: {}", error.code().code(), error.message()),
+            Some(error) => {
+                write!(f, "{}: {}", error.code().code(), error.message())?;
+                error.detail().map_or(Ok(()), |detail| write!(f, " ({detail})"))
+            }
             None => self.0.fmt(f),
         }
     }
