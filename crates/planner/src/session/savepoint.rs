@@ -50,7 +50,7 @@ impl Session {
             read_only: block.read_only,
             next_cursor,
         });
-        Ok(Outcome::Command { tag: "SAVEPOINT".to_owned() })
+        Ok(Outcome::command("SAVEPOINT"))
     }
 
     /// Keeps what was done since, and forgets the savepoint and those after it.
@@ -58,7 +58,7 @@ impl Session {
         let block = self.explicit_block("RELEASE SAVEPOINT")?;
         let position = block.find_savepoint(name)?;
         block.savepoints.truncate(position);
-        Ok(Outcome::Command { tag: "RELEASE".to_owned() })
+        Ok(Outcome::command("RELEASE"))
     }
 
     /// Undoes what was done since; the savepoint stays, those after it go. A failed block works again.
@@ -88,6 +88,6 @@ impl Session {
         self.settings = settings;
         self.cursors.retain(|_, cursor| cursor.number < next_cursor);
         self.show_status();
-        Ok(Outcome::Command { tag: "ROLLBACK".to_owned() })
+        Ok(Outcome::command("ROLLBACK"))
     }
 }

@@ -1,0 +1,59 @@
+//! `COPY` between a table or query and the client or a file.
+
+use super::query::query_of;
+use super::{Outcome, Session};
+use crate::execute::joined;
+use crate::statement::{CopyEndpoint, CopySource, CopyStatement};
+use arrow::array::ArrayRef;
+use std::sync::atomic::Ordering;
+use tidepool_base::{Error, Result, SqlState};
+
+impl Session {
+    pub(super) async fn copy(&mut self, text: &str, copy: &CopyStatement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        let running = self.running(text);
+        if copy.from {
+            let CopySource::Table { name, columns } = &copy.source else {
+                return Err(Error::new(SqlState::SYNTAX_ERROR, "COPY FROM needs a table"));
+            };
+            self.check_writable("COPY FROM")?;
+            let load = crate::copy::Load::new(&running.facts, name, columns, &copy.options, &copy.endpoint)?;
+            return match &copy.endpoint {
+                CopyEndpoint::Client => Ok(Outcome::CopyIn(load.from_client(self, running)?)),
+                CopyEndpoint::File(path) => {
+                    let path = path.clone();
+                    let skipped = load.skipped();
+                    let rows = self
+                        .write(running, move |transaction, interrupt| load.from_file(transaction, interrupt, &path))
+                        .await?;
+                    self.rows_skipped(skipped.load(Ordering::Relaxed));
+                    Ok(Outcome::command(format!("COPY {rows}")))
+                }
+            };
+        }
+        let table = match &copy.source {
+            CopySource::Table { name, columns } => {
+                let version = crate::query::table(&running.facts, name.schema.as_deref(), &name.name)?;
+                Some(crate::copy::select(name, columns, &version.schema())?)
+            }
+            CopySource::Query(_) => None,
+        };
+        let source = copy.source.clone();
+        let query = move || match (table, &source) {
+            (Some(query), _) => Ok(query),
+            (None, CopySource::Query(statement)) => query_of(statement),
+            (None, CopySource::Table { .. }) => Err(Error::internal("a table makes no query")),
+        };
+        let settings = running.facts.settings.text_settings();
+        let options = crate::copy::options(&copy.options, &copy.endpoint)?;
+        let (columns, schema, batches) = self.start(running, Box::new(query), parameters).await?;
+        let unload = crate::copy::Unload::new(&columns, &schema, &options, &settings)?;
+        match &copy.endpoint {
+            CopyEndpoint::Client => unload.to_client(batches).map(Outcome::CopyOut),
+            CopyEndpoint::File(path) => {
+                let path = path.clone();
+                let rows = joined(self.planner.workers().spawn_blocking(move || unload.to_file(batches, &path)).await)?;
+                Ok(Outcome::command(format!("COPY {rows}")))
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a statement takes and returns, before it runs.
+
+use super::settings::spelled;
+use super::{Description, ResultColumn, Session};
+use crate::execute::joined;
+use crate::facts::SessionFacts;
+use crate::names::OutputNames;
+use crate::query;
+use crate::statement::{Command, Statement};
+use crate::types;
+use arrow::datatypes::DataType;
+use chrono::Utc;
+use std::sync::Arc;
+use tidepool_base::Result;
+
+impl Session {
+    /// Parameter types (those the client gave, the rest inferred) and result columns.
+    pub async fn describe(&mut self, statement: &Statement, parameter_oids: &[u32]) -> Result<Description> {
+        let described = self.describe_inner(statement, parameter_oids).await;
+        described.map_err(|error| {
+            self.fail();
+            statement.place(error)
+        })
+    }
+
+    pub(super) async fn describe_inner(&mut self, statement: &Statement, given: &[u32]) -> Result<Description> {
+        self.check_not_failed(statement)?;
+        let none = |columns| Ok(Description { parameters: given.to_vec(), columns });
+        match statement.command() {
+            Command::Query(_) | Command::Insert(_) => {}
+            Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
+            Command::Show { name: None } => {
+                return none(Some(vec![
+                    ResultColumn::text("name"),
+                    ResultColumn::text("setting"),
+                    ResultColumn::text("description"),
+                ]));
+            }
+            Command::Show { name: Some(name) } => return none(Some(vec![ResultColumn::text(&spelled(name))])),
+            Command::Fetch { name, discard: false, .. } => {
+                let columns = self.cursor(name)?.columns.clone();
+                return none(Some(columns));
+            }
+            Command::Execute { name, .. } => {
+                let prepared = self.prepared(name)?;
+                let description = Box::pin(self.describe_inner(&prepared.statement, &prepared.types)).await?;
+                return none(description.columns);
+            }
+            _ => return none(None),
+        }
+        let facts = self.facts(Utc::now());
+        let statement = statement.clone();
+        let given = given.to_vec();
+        joined(self.planner.workers().spawn(async move { describe(&facts, &statement, &given) }).await)
+    }
+}
+
+fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
+    let state = facts.planner.state(facts);
+    match statement.command() {
+        Command::Query(ast_query) => {
+            let mut given = crate::parameters::settled(ast_query, given);
+            if let Some((probe, arrays)) = crate::parameters::element_probe(ast_query, &given) {
+                let plan = query::logical_plan(&state, facts, probe, query::fields_of_oids(&given), None)?;
+                let elements = query::parameter_oids(&plan, &given)?;
+                given.resize(elements.len(), 0);
+                for index in arrays {
+                    given[index - 1] = types::array_of_oid(elements[index - 1]);
+                }
+            }
+            let given = given.as_slice();
+            let fields = query::fields_of_oids(given);
+            let names = OutputNames::of(ast_query);
+            let plan = query::logical_plan(&state, facts, ast_query.clone(), fields, None)?;
+            let parameters = query::parameter_oids(&plan, given)?;
+            // Types are only final after coercion, and with the parameters' types known.
+            let plan = if parameters.as_slice() == given {
+                plan
+            } else {
+                query::logical_plan(&state, facts, ast_query.clone(), query::fields_of_oids(&parameters), None)?
+            };
+            let nulls = query::fields_of_oids(&parameters)
+                .into_iter()
+                .map(|field| {
+                    let data_type = field.map_or(DataType::Utf8View, |field| field.data_type().clone());
+                    arrow::array::new_null_array(&data_type, 1)
+                })
+                .collect::<Vec<_>>();
+            let plan = query::bind(plan, &nulls)?;
+            let analyzed = state
+                .analyzer()
+                .execute_and_check(plan, state.config_options(), |_, _| {})
+                .map_err(crate::errors::from_datafusion)?;
+            let schema = types::canonical_schema(analyzed.schema().as_arrow());
+            Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
+        }
+        Command::Insert(insert) => {
+            let given = crate::parameters::settled(insert.as_ref(), given);
+            let given = given.as_slice();
+            let target = crate::insert::read(facts, insert.as_ref().clone())?;
+            let types: Vec<u32> =
+                target.columns.iter().map(|&column| target.version.def.columns[column].sql_type.oid()).collect();
+            let fields = crate::insert::value_parameters(insert, &types, given);
+            let plan = target.plan(&state, facts, query::fields_of_oids(&fields))?;
+            Ok(Description { parameters: query::parameter_oids(&plan, &fields)?, columns: None })
+        }
+        _ => Ok(Description { parameters: given.to_vec(), columns: None }),
+    }
+}

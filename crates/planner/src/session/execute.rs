@@ -1,0 +1,65 @@
+//! Statements on their way to the module that each belongs to.
+
+use super::{Outcome, Session};
+use crate::statement::{Command, Statement};
+use arrow::array::ArrayRef;
+use tidepool_base::Result;
+
+impl Session {
+    /// Runs one statement. `parameters` are arrays of length one, of the described types. Outside a transaction block
+    /// it commits by itself; `CopyIn` commits at `finish`. An error inside a block fails the block.
+    pub async fn execute(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        let outcome = self.execute_inner(statement, parameters).await;
+        outcome.map_err(|error| {
+            self.fail();
+            statement.place(error)
+        })
+    }
+
+    pub(super) async fn execute_inner(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        self.take_requested_settings();
+        self.check_not_failed(statement)?;
+        let text = statement.text();
+        match statement.command() {
+            Command::Empty => Ok(Outcome::Empty),
+            Command::Unsupported(error) => Err(error.clone()),
+            Command::Query(_) => self.select(text, statement, parameters).await,
+            Command::Insert(_) => self.insert(text, statement, parameters).await,
+            Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
+            Command::DropTables { names, if_exists } => self.drop_tables(text, names, *if_exists).await,
+            Command::Truncate { names } => self.truncate(text, names).await,
+            Command::AlterTable { name, if_exists, action } => self.alter_table(text, name, *if_exists, action).await,
+            Command::CreateTablespace { name, location, options } => {
+                self.create_tablespace(name, location, options).await
+            }
+            Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
+            Command::Copy(copy) => self.copy(text, copy, parameters).await,
+            Command::Begin { modes } => self.begin_block(modes),
+            Command::Commit { chain } => self.commit(*chain).await,
+            Command::Rollback { chain } => self.roll_back(*chain).await,
+            Command::Savepoint { name } => self.savepoint(name),
+            Command::Release { name } => self.release(name),
+            Command::RollbackTo { name } => self.roll_back_to(name).await,
+            Command::Set { name, value, local } => {
+                self.set_setting(name, value, *local)?;
+                Ok(Outcome::command("SET"))
+            }
+            Command::SetTransaction { modes } => self.set_transaction(modes),
+            Command::SetSessionTransaction { modes } => self.set_session_transaction(modes),
+            Command::Reset { name } => self.reset(name.as_deref()),
+            Command::Show { name } => self.show(name.as_deref()),
+            Command::DiscardAll => self.discard_all(),
+            Command::DiscardNothing { tag } => Ok(Outcome::command(*tag)),
+            Command::Prepare { name, types, statement } => self.prepare(name, types, statement).await,
+            Command::Execute { name, arguments } => self.execute_prepared(name, arguments).await,
+            Command::Deallocate { name } => self.deallocate(name.as_deref()),
+            Command::Declare { name, hold, query } => self.declare(name, *hold, query, parameters).await,
+            Command::Fetch { name, count, discard } => self.fetch(name, *count, *discard).await,
+            Command::Close { name } => self.close(name.as_deref()),
+            Command::Explain { options, statement } => self.explain(text, *options, statement, parameters).await,
+            Command::Checkpoint => self.checkpoint().await,
+            Command::Merge { table } => self.merge(table).await,
+            Command::AlterRole { role, password } => self.alter_role(role, password.clone()).await,
+        }
+    }
+}

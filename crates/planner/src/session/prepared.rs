@@ -1,0 +1,96 @@
+//! `PREPARE`, `EXECUTE` and `DEALLOCATE`.
+
+use super::query::query_of;
+use super::{Outcome, Session};
+use crate::statement::{self, Statement};
+use crate::types;
+use datafusion::sql::sqlparser::ast;
+use futures::StreamExt;
+use tidepool_base::{Error, Result, SqlState, SqlType};
+
+#[derive(Clone)]
+pub(super) struct Prepared {
+    pub(super) statement: Statement,
+    pub(super) types: Vec<u32>,
+}
+
+impl Session {
+    pub(super) fn prepared(&self, name: &str) -> Result<Prepared> {
+        self.prepared.get(name).cloned().ok_or_else(|| {
+            Error::new(SqlState::INVALID_SQL_STATEMENT_NAME, format!("prepared statement \"{name}\" does not exist"))
+        })
+    }
+
+    pub(super) async fn prepare(
+        &mut self,
+        name: &str,
+        types: &[ast::DataType],
+        statement: &Statement,
+    ) -> Result<Outcome> {
+        if self.prepared.contains_key(name) {
+            return Err(Error::new(
+                SqlState::DUPLICATE_PREPARED_STATEMENT,
+                format!("prepared statement \"{name}\" already exists"),
+            ));
+        }
+        let types =
+            types.iter().map(|data_type| types::sql_type(data_type).map(SqlType::oid)).collect::<Result<Vec<_>>>()?;
+        let description = Box::pin(self.describe_inner(statement, &types)).await?;
+        let prepared = Prepared { statement: statement.clone(), types: description.parameters };
+        self.prepared.insert(name.to_owned(), prepared);
+        Ok(Outcome::command("PREPARE"))
+    }
+
+    pub(super) async fn execute_prepared(&mut self, name: &str, arguments: &[ast::Expr]) -> Result<Outcome> {
+        let prepared = self.prepared(name)?;
+        if prepared.types.len() != arguments.len() {
+            return Err(Error::new(
+                SqlState::SYNTAX_ERROR,
+                format!("wrong number of parameters for prepared statement \"{name}\""),
+            )
+            .with_detail(format!(
+                "Expected {} parameters but got {}.",
+                prepared.types.len(),
+                arguments.len()
+            )));
+        }
+        let mut parameters = Vec::with_capacity(arguments.len());
+        if !arguments.is_empty() {
+            // The arguments as casts to the parameters' types, evaluated by a query of one row.
+            let casts: Vec<String> = arguments
+                .iter()
+                .zip(&prepared.types)
+                .map(|(argument, &oid)| match types::sql_type_of_oid(oid) {
+                    Some(SqlType::NUMERIC_DEFAULT) => format!("({argument})::numeric"),
+                    Some(sql_type) => format!("({argument})::{sql_type}"),
+                    None => format!("({argument})"),
+                })
+                .collect();
+            let statements = statement::parse(&format!("SELECT {}", casts.join(", ")))?;
+            let Some(statement) = statements.into_iter().next() else {
+                return Err(Error::internal("arguments make no query"));
+            };
+            let running = self.running("EXECUTE");
+            let (_, _, mut batches) = self.start(running, Box::new(move || query_of(&statement)), &[]).await?;
+            while let Some(batch) = batches.next().await {
+                parameters.extend(batch?.columns().iter().cloned());
+            }
+        }
+        Box::pin(self.execute_inner(&prepared.statement, &parameters)).await
+    }
+
+    /// `None`: all.
+    pub(super) fn deallocate(&mut self, name: Option<&str>) -> Result<Outcome> {
+        match name {
+            Some(name) => {
+                self.prepared(name)?;
+                self.prepared.remove(name);
+                Ok(Outcome::command("DEALLOCATE"))
+            }
+            None => {
+                self.prepared.clear();
+                Ok(Outcome::command("DEALLOCATE ALL"))
+            }
+        }
+    }
+}

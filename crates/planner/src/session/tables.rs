@@ -1,0 +1,246 @@
+//! Statements that make, fill, change and drop tables.
+
+use super::{Outcome, Running, Session};
+use crate::execute::joined;
+use crate::names::OutputNames;
+use crate::query;
+use crate::statement::{AlterAction, Command, QualifiedName, Statement};
+use crate::types;
+use arrow::array::ArrayRef;
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_table::ColumnDef;
+
+impl Session {
+    pub(super) async fn insert(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Outcome> {
+        self.check_writable("INSERT")?;
+        let running = self.running(text);
+        let facts = running.facts.clone();
+        let parameters = parameters.to_vec();
+        let statement = statement.clone();
+        let planning = self.planner.workers().spawn(async move {
+            let state = facts.planner.state(&facts);
+            let Command::Insert(insert) = statement.command() else {
+                return Err(Error::internal("not an INSERT"));
+            };
+            let target = crate::insert::read(&facts, insert.as_ref().clone())?;
+            let version = target.version.clone();
+            let logical = target.plan(&state, &facts, query::parameter_fields(&parameters))?;
+            let logical = query::bind(logical, &parameters)?;
+            let plan = query::physical_plan(&state, &logical).await?;
+            let names = OutputNames::none();
+            Ok((version, query::planned(state, plan, &names)))
+        });
+        let (version, planned) = joined(planning.await)?;
+        let rows = self.insert_planned(running, version.def.name.clone(), planned).await?;
+        Ok(Outcome::command(format!("INSERT 0 {rows}")))
+    }
+
+    /// Puts a plan's rows into a table.
+    async fn insert_planned(&self, running: Running, table: String, planned: query::Planned) -> Result<u64> {
+        let schema = planned.schema.clone();
+        let settings = running.facts.settings.text_settings();
+        let interrupt = running.interrupt.clone();
+        let mut batches = self.run(running, planned)?;
+        let written = self.begin_write(interrupt, move |transaction, interrupt| {
+            transaction.lock_table(&table, &interrupt.lock_wait())?;
+            let mut writer = transaction.writer(&table)?;
+            let conform = crate::insert::Conform::new(&writer.table().def.clone(), &schema, settings);
+            while let Some(batch) = batches.blocking_next() {
+                writer.write(&conform.apply(&batch?)?)?;
+            }
+            transaction.absorb(writer)
+        });
+        joined(written.await)
+    }
+
+    pub(super) async fn create_table(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Outcome> {
+        let Command::CreateTable { table, with_data, .. } = statement.command() else {
+            return Err(Error::internal("not a CREATE TABLE"));
+        };
+        let with_data = *with_data;
+        let is_query = table.query.is_some();
+        self.check_writable(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" })?;
+        let running = self.running(text);
+        let facts = running.facts.clone();
+        let parameters = parameters.to_vec();
+        let statement = statement.clone();
+        let planning = self.planner.workers().spawn(async move {
+            let Command::CreateTable { table, tablespace, .. } = statement.command() else {
+                return Err(Error::internal("not a CREATE TABLE"));
+            };
+            let mut table = crate::ddl::new_table(&facts, table.as_ref().clone(), tablespace.clone())?;
+            let exists = facts.version.table(&table.name).is_some();
+            let Some((query, names)) = table.query.take() else { return Ok((table, None)) };
+            if exists && table.if_not_exists {
+                return Ok((table, None));
+            }
+            let planned = query::plan(facts, query, parameters).await?;
+            table.columns = created_columns(&planned, names)?;
+            Ok((table, Some(planned)))
+        });
+        let (table, planned) = joined(planning.await)?;
+        let exists = running.facts.version.table(&table.name).is_some();
+        if exists && table.if_not_exists {
+            self.notice(
+                "NOTICE",
+                SqlState::DUPLICATE_TABLE,
+                format!("relation \"{}\" already exists, skipping", table.name),
+            );
+            return Ok(Outcome::command(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" }));
+        }
+        if exists {
+            return Err(Error::new(SqlState::DUPLICATE_TABLE, format!("relation \"{}\" already exists", table.name)));
+        }
+        let Some(planned) = planned else {
+            self.write(running, move |transaction, _| {
+                transaction.create_table(&table.name, table.columns, table.primary_key, table.placement).map(drop)
+            })
+            .await?;
+            return Ok(Outcome::command("CREATE TABLE"));
+        };
+        let schema = planned.schema.clone();
+        let settings = running.facts.settings.text_settings();
+        let interrupt = running.interrupt.clone();
+        let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
+        let written = self.begin_write(interrupt, move |transaction, _| {
+            let name = table.name.clone();
+            transaction.create_table(&name, table.columns, table.primary_key, table.placement)?;
+            let Some(batches) = &mut batches else { return Ok(0) };
+            let mut writer = transaction.writer(&name)?;
+            let conform = crate::insert::Conform::new(&writer.table().def.clone(), &schema, settings);
+            while let Some(batch) = batches.blocking_next() {
+                writer.write(&conform.apply(&batch?)?)?;
+            }
+            transaction.absorb(writer)
+        });
+        let rows = joined(written.await)?;
+        Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
+    }
+
+    pub(super) async fn drop_tables(
+        &mut self,
+        text: &str,
+        names: &[QualifiedName],
+        if_exists: bool,
+    ) -> Result<Outcome> {
+        self.check_writable("DROP TABLE")?;
+        let running = self.running(text);
+        let mut tables = Vec::with_capacity(names.len());
+        for name in names {
+            let table = crate::ddl::public_name(name)?;
+            if running.facts.version.table(table).is_none() {
+                if !if_exists {
+                    return Err(Error::new(SqlState::UNDEFINED_TABLE, format!("table \"{name}\" does not exist")));
+                }
+                self.notice(
+                    "NOTICE",
+                    SqlState::SUCCESSFUL_COMPLETION,
+                    format!("table \"{name}\" does not exist, skipping"),
+                );
+            } else if !tables.iter().any(|seen| seen == table) {
+                tables.push(table.to_owned());
+            }
+        }
+        self.write(running, move |transaction, interrupt| {
+            for table in &tables {
+                transaction.lock_table(table, &interrupt.lock_wait())?;
+                transaction.drop_table(table)?;
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(Outcome::command("DROP TABLE"))
+    }
+
+    pub(super) async fn truncate(&mut self, text: &str, names: &[QualifiedName]) -> Result<Outcome> {
+        self.check_writable("TRUNCATE TABLE")?;
+        let running = self.running(text);
+        let tables = names
+            .iter()
+            .map(|name| crate::insert::target(&running.facts, name).map(|version| version.def.name.clone()))
+            .collect::<Result<Vec<_>>>()?;
+        self.write(running, move |transaction, interrupt| {
+            for table in &tables {
+                transaction.lock_table(table, &interrupt.lock_wait())?;
+                transaction.truncate(table)?;
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(Outcome::command("TRUNCATE TABLE"))
+    }
+
+    pub(super) async fn alter_table(
+        &mut self,
+        text: &str,
+        name: &QualifiedName,
+        if_exists: bool,
+        action: &AlterAction,
+    ) -> Result<Outcome> {
+        self.check_writable("ALTER TABLE")?;
+        let running = self.running(text);
+        let tag = || Ok(Outcome::command("ALTER TABLE"));
+        let table = match crate::insert::target(&running.facts, name) {
+            Ok(version) => version.def.name.clone(),
+            Err(error) if if_exists && error.code() == SqlState::UNDEFINED_TABLE => {
+                self.notice(
+                    "NOTICE",
+                    SqlState::SUCCESSFUL_COMPLETION,
+                    format!("relation \"{name}\" does not exist, skipping"),
+                );
+                return tag();
+            }
+            Err(error) => return Err(error),
+        };
+        if let AlterAction::Rename { name } = action {
+            crate::ddl::check_table_name(name)?;
+        }
+        let action = action.clone();
+        self.write(running, move |transaction, interrupt| {
+            transaction.lock_table(&table, &interrupt.lock_wait())?;
+            match &action {
+                AlterAction::SetTablespace { column, tablespace } => {
+                    transaction.set_tablespace(&table, column.as_deref(), tablespace)
+                }
+                AlterAction::Rename { name } => transaction.rename_table(&table, name),
+            }
+        })
+        .await?;
+        tag()
+    }
+}
+
+fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<ColumnDef>> {
+    if names.len() > planned.columns.len() {
+        return Err(Error::new(SqlState::SYNTAX_ERROR, "too many column names were specified"));
+    }
+    let fields = planned.schema.fields();
+    let columns: Vec<ColumnDef> = planned
+        .columns
+        .iter()
+        .zip(fields)
+        .enumerate()
+        .map(|(position, (column, field))| {
+            let Some(sql_type) = types::type_of(field) else {
+                return Err(Error::unsupported(format!(
+                    "column \"{}\" has a type that no table can hold",
+                    column.name
+                )));
+            };
+            let name = names.get(position).cloned().unwrap_or_else(|| column.name.clone());
+            Ok(ColumnDef { name, sql_type, nullable: true, default: None })
+        })
+        .collect::<Result<_>>()?;
+    crate::ddl::check_columns(&columns)?;
+    Ok(columns)
+}

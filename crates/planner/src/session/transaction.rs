@@ -1,0 +1,321 @@
+//! Transaction blocks: those that `BEGIN` makes, those around the statements of one query text, and the transaction that a
+//! statement writes with.
+
+use super::savepoint::Savepoint;
+use super::{Outcome, Running, Session};
+use crate::execute::joined;
+use crate::interrupt::Interrupt;
+use crate::settings::Settings;
+use crate::statement::{Command, Statement, TransactionMode};
+use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_database::{DatabaseVersion, Transaction};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransactionStatus {
+    Idle,
+    InTransaction,
+    Failed,
+}
+
+/// A transaction on loan to the statement that writes with it. Empty before the first write, and while lent.
+type Slot = Arc<Mutex<Option<Transaction>>>;
+
+pub(super) struct Block {
+    pub(super) slot: Slot,
+    /// Made by `BEGIN`, rather than around the statements of one query text.
+    pub(super) explicit: bool,
+    pub(super) failed: Arc<AtomicBool>,
+    pub(super) read_only: bool,
+    pub(super) start: DateTime<Utc>,
+    /// What `ROLLBACK` goes back to.
+    settings_before: Arc<Settings>,
+    /// Without `SET LOCAL`: what `COMMIT` leaves.
+    pub(super) settings_session: Arc<Settings>,
+    pub(super) savepoints: Vec<Savepoint>,
+}
+
+impl Session {
+    /// From here to `end_implicit_block`, statements outside a transaction block share one transaction instead of
+    /// committing one by one: several statements in one simple query, or a pipeline up to its Sync. As in PostgreSQL,
+    /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far, and
+    /// `transaction_status` does not show it. Does nothing inside a transaction block.
+    pub fn begin_implicit_block(&mut self) {
+        if self.block.is_none() {
+            self.begin(false, &[]);
+        }
+    }
+
+    /// Commits what the implicit block did, or rolls it back when a statement in it failed (or `fail` was called). Does
+    /// nothing when there is none, or when it became an ordinary block.
+    pub async fn end_implicit_block(&mut self) -> Result<()> {
+        match &self.block {
+            Some(block) if !block.explicit => {
+                let failed = block.failed.load(Ordering::Acquire);
+                self.end(!failed).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An error of the protocol's own (a bad parameter, CopyFail) also fails the transaction block.
+    pub fn fail(&mut self) {
+        if let Some(block) = &self.block {
+            block.failed.store(true, Ordering::Release);
+            self.show_status();
+        }
+    }
+
+    pub fn transaction_status(&self) -> TransactionStatus {
+        match &self.block {
+            Some(block) if block.explicit && block.failed.load(Ordering::Acquire) => TransactionStatus::Failed,
+            Some(block) if block.explicit => TransactionStatus::InTransaction,
+            _ => TransactionStatus::Idle,
+        }
+    }
+
+    pub(super) fn begin_block(&mut self, modes: &[TransactionMode]) -> Result<Outcome> {
+        check_modes(modes)?;
+        match &mut self.block {
+            Some(block) if block.explicit => {
+                self.notice("WARNING", SqlState::ACTIVE_SQL_TRANSACTION, "there is already a transaction in progress");
+            }
+            Some(block) => {
+                block.explicit = true;
+                self.set_modes(modes, true)?;
+            }
+            None => self.begin(true, modes),
+        }
+        self.show_status();
+        Ok(Outcome::command("BEGIN"))
+    }
+
+    pub(super) async fn commit(&mut self, chain: bool) -> Result<Outcome> {
+        let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
+        self.end_block(true, chain).await?;
+        Ok(Outcome::command(if failed { "ROLLBACK" } else { "COMMIT" }))
+    }
+
+    pub(super) async fn roll_back(&mut self, chain: bool) -> Result<Outcome> {
+        self.end_block(false, chain).await?;
+        Ok(Outcome::command("ROLLBACK"))
+    }
+
+    async fn end_block(&mut self, commit: bool, chain: bool) -> Result<()> {
+        let explicit = self.block.as_ref().map(|block| block.explicit);
+        if explicit != Some(true) {
+            self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
+        }
+        self.end(commit).await?;
+        self.restart(explicit, chain);
+        Ok(())
+    }
+
+    pub(super) fn set_transaction(&mut self, modes: &[TransactionMode]) -> Result<Outcome> {
+        check_modes(modes)?;
+        if self.block.as_ref().is_none_or(|block| !block.explicit) {
+            self.notice(
+                "WARNING",
+                SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                "SET TRANSACTION can only be used in transaction blocks",
+            );
+        }
+        self.set_modes(modes, false)?;
+        Ok(Outcome::command("SET"))
+    }
+
+    fn begin(&mut self, explicit: bool, modes: &[TransactionMode]) {
+        let mut read_only = self.settings.is_on("default_transaction_read_only");
+        let mut settings = self.settings.as_ref().clone();
+        let isolation = self.settings.get("default_transaction_isolation").unwrap_or_default();
+        settings.set_own("transaction_isolation", &isolation);
+        let before = self.settings.clone();
+        for mode in modes {
+            match mode {
+                TransactionMode::Isolation(level) => settings.set_own("transaction_isolation", level),
+                TransactionMode::ReadOnly(only) => read_only = *only,
+                TransactionMode::Deferrable => {}
+            }
+        }
+        settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
+        self.settings = Arc::new(settings);
+        self.block = Some(Block {
+            slot: Slot::default(),
+            explicit,
+            failed: Arc::default(),
+            read_only,
+            start: Utc::now(),
+            settings_session: before.clone(),
+            settings_before: before,
+            savepoints: Vec::new(),
+        });
+        self.show_status();
+    }
+
+    /// Ends the block, if there is one.
+    async fn end(&mut self, commit: bool) -> Result<()> {
+        let Some(block) = self.block.take() else { return Ok(()) };
+        self.cursors.retain(|_, cursor| cursor.hold);
+        self.planner.advisory.end_transaction(self.shared.id);
+        let commit = commit && !block.failed.load(Ordering::Acquire);
+        self.settings = if commit { block.settings_session } else { block.settings_before };
+        self.show_status();
+        let transaction = block.slot.lock().take();
+        let Some(transaction) = transaction else { return Ok(()) };
+        let ended = self.planner.workers().spawn_blocking(move || {
+            if commit && transaction.has_changes() {
+                transaction.commit().map(drop)
+            } else {
+                transaction.rollback();
+                Ok(())
+            }
+        });
+        joined(ended.await)
+    }
+
+    /// After `COMMIT` or `ROLLBACK`: what comes next in a query text of several statements, or `AND CHAIN`.
+    fn restart(&mut self, explicit: Option<bool>, chain: bool) {
+        if chain && explicit == Some(true) {
+            self.begin(true, &[]);
+        } else if explicit == Some(false) {
+            self.begin(false, &[]);
+        }
+    }
+
+    pub(super) fn set_modes(&mut self, modes: &[TransactionMode], begin: bool) -> Result<()> {
+        let Some(block) = &mut self.block else { return Ok(()) };
+        let mut settings = self.settings.as_ref().clone();
+        for mode in modes {
+            match mode {
+                TransactionMode::Isolation(level) => settings.set_own("transaction_isolation", level),
+                TransactionMode::ReadOnly(only) => {
+                    if !only && block.read_only && !begin && block.slot.lock().is_some() {
+                        return Err(Error::new(
+                            SqlState::ACTIVE_SQL_TRANSACTION,
+                            "transaction read-write mode must be set before any query",
+                        ));
+                    }
+                    block.read_only = *only;
+                    settings.set_own("transaction_read_only", if *only { "on" } else { "off" });
+                }
+                TransactionMode::Deferrable => {}
+            }
+        }
+        self.settings = Arc::new(settings);
+        Ok(())
+    }
+
+    /// What the next statement reads.
+    pub(super) fn snapshot(&self) -> Arc<DatabaseVersion> {
+        if let Some(block) = &self.block
+            && let Some(transaction) = block.slot.lock().as_ref()
+        {
+            return transaction.version();
+        }
+        self.planner.database().version()
+    }
+
+    pub(super) fn block_failed(&self) -> Option<Arc<AtomicBool>> {
+        self.block.as_ref().map(|block| block.failed.clone())
+    }
+
+    pub(super) fn check_writable(&self, what: &str) -> Result<()> {
+        let read_only = match &self.block {
+            Some(block) => block.read_only,
+            None => self.settings.is_on("default_transaction_read_only"),
+        };
+        if read_only {
+            return Err(Error::new(
+                SqlState::READ_ONLY_SQL_TRANSACTION,
+                format!("cannot execute {what} in a read-only transaction"),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse_in_block(&self, what: &str) -> Result<()> {
+        match &self.block {
+            Some(block) if block.explicit => Err(Error::new(
+                SqlState::ACTIVE_SQL_TRANSACTION,
+                format!("{what} cannot run inside a transaction block"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_not_failed(&self, statement: &Statement) -> Result<()> {
+        let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
+        if failed
+            && !matches!(
+                statement.command(),
+                Command::Commit { .. } | Command::Rollback { .. } | Command::RollbackTo { .. } | Command::Empty
+            )
+        {
+            return Err(Error::new(
+                SqlState::IN_FAILED_SQL_TRANSACTION,
+                "current transaction is aborted, commands ignored until end of transaction block",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block. An
+    /// error undoes all of the transaction's work, unless there is a savepoint to go back to.
+    pub(crate) fn begin_write<T: Send + 'static>(
+        &self,
+        interrupt: Arc<Interrupt>,
+        write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<Result<T>> {
+        let slot = self.block.as_ref().map(|block| block.slot.clone());
+        let failed = self.block.as_ref().map(|block| block.failed.clone());
+        let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
+        let database = self.planner.database().clone();
+        self.planner.workers().spawn_blocking(move || {
+            let lent = slot.as_ref().and_then(|slot| slot.lock().take());
+            let mut transaction = lent.unwrap_or_else(|| database.begin());
+            let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
+            match (written, slot) {
+                (Ok(value), Some(slot)) => {
+                    *slot.lock() = Some(transaction);
+                    Ok(value)
+                }
+                (Ok(value), None) => transaction.commit().map(|_| value),
+                (Err(error), slot) => {
+                    match slot {
+                        Some(slot) if keep => *slot.lock() = Some(transaction),
+                        _ => transaction.rollback(),
+                    }
+                    if let Some(failed) = failed {
+                        failed.store(true, Ordering::Release);
+                    }
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        mut running: Running,
+        write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        running.query.info.running(None);
+        let written = joined(self.begin_write(running.interrupt.clone(), write).await);
+        if written.is_ok() {
+            running.query.succeeded();
+        }
+        written
+    }
+}
+
+pub(super) fn check_modes(modes: &[TransactionMode]) -> Result<()> {
+    for mode in modes {
+        if let TransactionMode::Isolation(level) = mode {
+            crate::settings::isolation(level)?;
+        }
+    }
+    Ok(())
+}

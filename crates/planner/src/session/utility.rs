@@ -1,0 +1,82 @@
+//! Commands on the database as a whole (tablespaces, checkpoints, merges, roles), and `DISCARD ALL`.
+
+use super::{Outcome, Session};
+use crate::execute::joined;
+use crate::statement::QualifiedName;
+use tidepool_base::{Error, Result, SqlState};
+
+impl Session {
+    pub(super) async fn create_tablespace(
+        &self,
+        name: &str,
+        location: &str,
+        options: &[(String, String)],
+    ) -> Result<Outcome> {
+        self.refuse_in_block("CREATE TABLESPACE")?;
+        self.check_writable("CREATE TABLESPACE")?;
+        let config = crate::ddl::tablespace(name, location, options)?;
+        let database = self.planner.database().clone();
+        joined(self.planner.workers().spawn_blocking(move || database.create_tablespace(config)).await)?;
+        Ok(Outcome::command("CREATE TABLESPACE"))
+    }
+
+    pub(super) async fn drop_tablespace(&mut self, name: &str, if_exists: bool) -> Result<Outcome> {
+        self.refuse_in_block("DROP TABLESPACE")?;
+        self.check_writable("DROP TABLESPACE")?;
+        let database = self.planner.database().clone();
+        let dropped = name.to_owned();
+        match joined(self.planner.workers().spawn_blocking(move || database.drop_tablespace(&dropped)).await) {
+            Err(error) if if_exists && error.code() == SqlState::UNDEFINED_OBJECT => {
+                self.notice(
+                    "NOTICE",
+                    SqlState::SUCCESSFUL_COMPLETION,
+                    format!("tablespace \"{name}\" does not exist, skipping"),
+                );
+            }
+            dropped => dropped?,
+        }
+        Ok(Outcome::command("DROP TABLESPACE"))
+    }
+
+    pub(super) async fn checkpoint(&self) -> Result<Outcome> {
+        let database = self.planner.database().clone();
+        joined(self.planner.workers().spawn_blocking(move || database.checkpoint()).await)?;
+        Ok(Outcome::command("CHECKPOINT"))
+    }
+
+    pub(super) async fn merge(&self, table: &QualifiedName) -> Result<Outcome> {
+        self.refuse_in_block("CALL tidepool.merge")?;
+        self.check_writable("CALL tidepool.merge")?;
+        let name = crate::ddl::public_name(table)?.to_owned();
+        let database = self.planner.database().clone();
+        joined(self.planner.workers().spawn_blocking(move || database.merge(&name)).await)?;
+        Ok(Outcome::command("CALL"))
+    }
+
+    pub(super) async fn alter_role(&self, role: &str, password: Option<String>) -> Result<Outcome> {
+        self.check_writable("ALTER ROLE")?;
+        let database = self.planner.database().clone();
+        let role = match role {
+            "current_user" | "session_user" | "current_role" => self.shared.user.clone(),
+            _ => role.to_owned(),
+        };
+        if role != self.shared.user && role != crate::facts::DATABASE && database.password_verifier(&role).is_none() {
+            return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("role \"{role}\" does not exist")));
+        }
+        let altered = self.planner.workers().spawn_blocking(move || {
+            let verifier = password.map(|password| tidepool_database::scram::verifier_text(&password));
+            database.set_password_verifier(&role, verifier)
+        });
+        joined(altered.await)?;
+        Ok(Outcome::command("ALTER ROLE"))
+    }
+
+    pub(super) fn discard_all(&mut self) -> Result<Outcome> {
+        self.refuse_in_block("DISCARD ALL")?;
+        self.planner.advisory.unlock_all(self.shared.id);
+        self.prepared.clear();
+        self.cursors.clear();
+        self.reset_all()?;
+        Ok(Outcome::command("DISCARD ALL"))
+    }
+}
