@@ -1,11 +1,10 @@
 //! PostgreSQL's binary COPY format: a header, then for each row the number of its fields and each field with its length,
 //! then a trailer.
 
-use super::{CopyOptions, EncodedRows, ROW_BYTES_MAX, row_too_long};
+use super::{Columns, CopyOptions, EncodedRows, ROW_BYTES_MAX, read_on, row_too_long};
 use crate::text::{BinaryReader, BinaryWriter, TextSettings};
 use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::{Field, Schema, SchemaRef};
-use std::sync::Arc;
+use arrow_schema::SchemaRef;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_table::{BATCH_ROWS, TableDef};
 
@@ -81,23 +80,10 @@ pub struct BinaryRowReader {
 
 impl BinaryRowReader {
     pub fn new(def: &TableDef, columns: &[usize]) -> Result<BinaryRowReader> {
-        let table_schema = def.arrow_schema();
-        let mut fields = Vec::with_capacity(columns.len());
-        let mut names = Vec::with_capacity(columns.len());
-        let mut readers = Vec::with_capacity(columns.len());
-        let mut required = Vec::with_capacity(columns.len());
-        for column in columns {
-            let (Some(column_def), Some(field)) = (def.columns.get(*column), table_schema.fields().get(*column)) else {
-                return Err(Error::internal(format!("table \"{}\" has no column {column}", def.name)));
-            };
-            fields.push(Field::clone(field).with_nullable(true));
-            names.push(column_def.name.clone());
-            required.push(!column_def.nullable);
-            readers.push(BinaryReader::new(column_def.sql_type));
-        }
+        let Columns { schema, names, readers, required } = Columns::new(def, columns, BinaryReader::new)?;
         Ok(BinaryRowReader {
             table: def.name.clone(),
-            schema: Arc::new(Schema::new(fields)),
+            schema,
             names,
             readers,
             required,
@@ -113,16 +99,8 @@ impl BinaryRowReader {
     /// Batches of up to 8,192 rows that became whole. Errors name row and column in their context.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<RecordBatch>> {
         let mut batches = Vec::new();
-        if self.rest.is_empty() {
-            let used = self.read(bytes, &mut batches)?;
-            self.rest.extend_from_slice(&bytes[used..]);
-        } else {
-            let mut buffer = std::mem::take(&mut self.rest);
-            buffer.extend_from_slice(bytes);
-            let used = self.read(&buffer, &mut batches)?;
-            buffer.drain(..used);
-            self.rest = buffer;
-        }
+        let rest = std::mem::take(&mut self.rest);
+        self.rest = read_on(rest, bytes, |bytes| self.read(bytes, &mut batches))?;
         if self.rest.len() > ROW_BYTES_MAX {
             return Err(row_too_long().with_context(self.place(self.row_number + 1)));
         }

@@ -15,10 +15,12 @@ pub use parquet::{ParquetWriter, parquet_schema, read_parquet};
 
 use crate::text::TextSettings;
 use arrow_array::RecordBatch;
+use arrow_schema::{Field, Schema, SchemaRef};
 use binary::{BinaryRowReader, BinaryRowWriter};
 use reader::TextRowReader;
+use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
-use tidepool_table::TableDef;
+use tidepool_table::{ColumnDef, TableDef};
 use writer::TextRowWriter;
 
 /// A row that is not whole yet is in memory twice: once as it came, once as values. This bounds what a file without line
@@ -28,6 +30,54 @@ const ROW_BYTES_MAX: usize = (256 * ByteSize::MIB) as usize;
 fn row_too_long() -> Error {
     Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long")
         .with_detail(format!("A row can have {} at most.", ByteSize(ROW_BYTES_MAX as u64)))
+}
+
+/// The columns at `positions` of a table, each with the field of batches read into it.
+///
+/// It is nullable whatever the table says: constraints are checked where rows enter the table.
+fn targets<'a>(def: &'a TableDef, positions: &[usize]) -> Result<Vec<(&'a ColumnDef, Field)>> {
+    let schema = def.arrow_schema();
+    positions
+        .iter()
+        .map(|position| match (def.columns.get(*position), schema.fields().get(*position)) {
+            (Some(column), Some(field)) => Ok((column, Field::clone(field).with_nullable(true))),
+            _ => Err(Error::internal(format!("table \"{}\" has no column {position}", def.name))),
+        })
+        .collect()
+}
+
+/// What a reader of rows knows of its columns.
+struct Columns<Reader> {
+    schema: SchemaRef,
+    names: Vec<String>,
+    readers: Vec<Reader>,
+    /// It takes no NULL.
+    required: Vec<bool>,
+}
+
+impl<Reader> Columns<Reader> {
+    fn new(def: &TableDef, positions: &[usize], reader: impl Fn(SqlType) -> Reader) -> Result<Columns<Reader>> {
+        let targets = targets(def, positions)?;
+        Ok(Columns {
+            names: targets.iter().map(|(column, _)| column.name.clone()).collect(),
+            readers: targets.iter().map(|(column, _)| reader(column.sql_type)).collect(),
+            required: targets.iter().map(|(column, _)| !column.nullable).collect(),
+            schema: Arc::new(Schema::new(targets.into_iter().map(|(_, field)| field).collect::<Vec<_>>())),
+        })
+    }
+}
+
+/// Lets `read` take the whole rows of `rest` and the `bytes` after it. Returns what it left.
+fn read_on(mut rest: Vec<u8>, bytes: &[u8], read: impl FnOnce(&[u8]) -> Result<usize>) -> Result<Vec<u8>> {
+    if rest.is_empty() {
+        let used = read(bytes)?;
+        rest.extend_from_slice(&bytes[used..]);
+    } else {
+        rest.extend_from_slice(bytes);
+        let used = read(&rest)?;
+        rest.drain(..used);
+    }
+    Ok(rest)
 }
 
 /// Bytes in pieces of any size into batches, in the format that the options name (all but Parquet).

@@ -1,6 +1,6 @@
 //! Parquet files: read a row group at a time into a table's types, and written.
 
-use super::{CopyOptions, ParquetCompression};
+use super::{CopyOptions, ParquetCompression, targets};
 use crate::text::{TextReader, TextSettings, TextWriter};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
@@ -68,15 +68,7 @@ pub fn read_parquet(
 ) -> Result<Box<dyn Iterator<Item = Result<RecordBatch>> + Send>> {
     let builder = open(path)?;
     let file_schema = builder.schema().clone();
-    let table_schema = def.arrow_schema();
-    let mut wanted = Vec::with_capacity(columns.len());
-    for column in columns {
-        let column_def = def
-            .columns
-            .get(*column)
-            .ok_or_else(|| Error::internal(format!("table \"{}\" has no column {column}", def.name)))?;
-        wanted.push((column_def, Field::clone(table_schema.field(*column)).with_nullable(true)));
-    }
+    let wanted = targets(def, columns)?;
     let by_name = |name: &str| {
         let fields = file_schema.fields();
         fields

@@ -1,11 +1,10 @@
 //! Text or CSV bytes into batches.
 
 use super::lines::{Line, LineSplitter};
-use super::{CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, row_too_long, utf8};
+use super::{Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_on, row_too_long, utf8};
 use crate::text::{TextReader, TextSettings, shortened};
 use arrow_array::{BooleanArray, RecordBatch, RecordBatchOptions};
-use arrow_schema::{Field, Schema, SchemaRef};
-use std::sync::Arc;
+use arrow_schema::SchemaRef;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_table::{BATCH_ROWS, TableDef};
 
@@ -55,25 +54,13 @@ impl TextRowReader {
         }
         options.validate()?;
         settings.zone()?;
-        let table_schema = def.arrow_schema();
-        let mut fields = Vec::with_capacity(columns.len());
-        let mut names = Vec::with_capacity(columns.len());
-        let mut readers = Vec::with_capacity(columns.len());
-        let mut required = Vec::with_capacity(columns.len());
-        for column in columns {
-            let (Some(column_def), Some(field)) = (def.columns.get(*column), table_schema.fields().get(*column)) else {
-                return Err(Error::internal(format!("table \"{}\" has no column {column}", def.name)));
-            };
-            fields.push(Field::clone(field).with_nullable(true));
-            names.push(column_def.name.clone());
-            required.push(!column_def.nullable);
-            readers.push(TextReader::with_capacity(column_def.sql_type, settings, BATCH_ROWS));
-        }
+        let Columns { schema, names, readers, required } =
+            Columns::new(def, columns, |sql_type| TextReader::with_capacity(sql_type, settings, BATCH_ROWS))?;
         let name_refs: Vec<&str> = names.iter().map(String::as_str).collect();
         let csv = (options.format == CopyFormat::Csv).then_some((options.quote, options.escape));
         Ok(TextRowReader {
             table: def.name.clone(),
-            schema: Arc::new(Schema::new(fields)),
+            schema,
             force_null: CopyOptions::listed(&options.force_null, &name_refs)?,
             force_not_null: CopyOptions::listed(&options.force_not_null, &name_refs)?,
             names,
@@ -109,16 +96,8 @@ impl TextRowReader {
         if self.ended {
             return Ok(batches);
         }
-        if self.rest.is_empty() {
-            let used = self.read_lines(bytes, false, &mut batches)?;
-            self.rest.extend_from_slice(&bytes[used..]);
-        } else {
-            let mut buffer = std::mem::take(&mut self.rest);
-            buffer.extend_from_slice(bytes);
-            let used = self.read_lines(&buffer, false, &mut batches)?;
-            buffer.drain(..used);
-            self.rest = buffer;
-        }
+        let rest = std::mem::take(&mut self.rest);
+        self.rest = read_on(rest, bytes, |bytes| self.read_lines(bytes, false, &mut batches))?;
         if self.rest.len() > ROW_BYTES_MAX {
             let place = format!("COPY {}, line {}", self.table, self.line_number + 1);
             return Err(row_too_long().with_context(place));
