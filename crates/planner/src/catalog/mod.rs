@@ -23,6 +23,7 @@ pub use functions::add_interval;
 pub use rewrite::rewrite;
 
 use crate::facts::SessionFacts;
+use async_trait::async_trait;
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::Result;
@@ -30,7 +31,6 @@ use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::logical_expr::{Expr, ScalarUDF, TableType};
 use datafusion::physical_plan::ExecutionPlan;
-use futures::future::{BoxFuture, ready};
 use relations::{Relation, Rows};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -84,8 +84,23 @@ struct SystemTable {
     facts: Arc<SessionFacts>,
 }
 
-impl SystemTable {
-    fn rows(&self, state: &dyn Session, projection: Option<&Vec<usize>>) -> Result<Arc<dyn ExecutionPlan>> {
+#[async_trait]
+impl TableProvider for SystemTable {
+    fn schema(&self) -> SchemaRef {
+        self.relation.arrow_schema().clone()
+    }
+
+    fn table_type(&self) -> TableType {
+        if self.relation.kind == "v" { TableType::View } else { TableType::Base }
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
         // A plan may be run again by a later statement, whose facts then differ from those it was made with.
         let facts = SessionFacts::of(state.config_options()).unwrap_or(&self.facts);
         let mut rows = Rows::new(self.relation);
@@ -97,33 +112,5 @@ impl SystemTable {
         let batch = rows.finish()?;
         let plan = MemorySourceConfig::try_new_exec(&[vec![batch]], self.schema(), projection.cloned())?;
         Ok(plan)
-    }
-}
-
-impl TableProvider for SystemTable {
-    fn schema(&self) -> SchemaRef {
-        self.relation.arrow_schema().clone()
-    }
-
-    fn table_type(&self) -> TableType {
-        if self.relation.kind == "v" { TableType::View } else { TableType::Base }
-    }
-
-    // Without an `async` body, as in `crate::scan`.
-    fn scan<'own, 'state, 'projection, 'filters, 'scan>(
-        &'own self,
-        state: &'state dyn Session,
-        projection: Option<&'projection Vec<usize>>,
-        _filters: &'filters [Expr],
-        _limit: Option<usize>,
-    ) -> BoxFuture<'scan, Result<Arc<dyn ExecutionPlan>>>
-    where
-        'own: 'scan,
-        'state: 'scan,
-        'projection: 'scan,
-        'filters: 'scan,
-        Self: 'scan,
-    {
-        Box::pin(ready(self.rows(state, projection)))
     }
 }

@@ -13,13 +13,13 @@ pub use exec::TidepoolScanExec;
 pub use filter::{datum_scalar, scalar_f64};
 
 use crate::optimizer::estimate::{self, Estimate};
+use async_trait::async_trait;
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::catalog::{Session, TableProvider as DataFusionTable};
 use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, DFSchema, Result, Statistics};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
-use futures::future::{BoxFuture, ready};
 use std::sync::Arc;
 use tidepool_table::{Datum, TableVersion};
 
@@ -41,8 +41,19 @@ impl TableProvider {
     pub fn estimate(&self) -> Estimate {
         estimate::of_table(&self.version, &self.schema)
     }
+}
 
-    fn plan_scan(
+#[async_trait]
+impl DataFusionTable for TableProvider {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
         &self,
         state: &dyn Session,
         projection: Option<&Vec<usize>>,
@@ -72,35 +83,6 @@ impl TableProvider {
             config.target_partitions(),
         )?;
         Ok(Arc::new(scan))
-    }
-}
-
-impl DataFusionTable for TableProvider {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn table_type(&self) -> TableType {
-        TableType::Base
-    }
-
-    // Written out, and with nothing to wait for: an `async` body that captures `Expr` has the compiler prove again, for
-    // each implementation, that all of the syntax tree is `Send`, which takes it longer than the rest of this crate.
-    fn scan<'own, 'state, 'projection, 'filters, 'scan>(
-        &'own self,
-        state: &'state dyn Session,
-        projection: Option<&'projection Vec<usize>>,
-        filters: &'filters [Expr],
-        limit: Option<usize>,
-    ) -> BoxFuture<'scan, Result<Arc<dyn ExecutionPlan>>>
-    where
-        'own: 'scan,
-        'state: 'scan,
-        'projection: 'scan,
-        'filters: 'scan,
-        Self: 'scan,
-    {
-        Box::pin(ready(self.plan_scan(state, projection, filters, limit)))
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
