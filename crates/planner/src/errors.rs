@@ -88,6 +88,11 @@ fn from_shared(error: &DataFusionError) -> Error {
     }
 }
 
+/// For a name that begins with another database's.
+pub fn cross_database(name: impl std::fmt::Display) -> Error {
+    Error::unsupported(format!("cross-database references are not implemented: {name}"))
+}
+
 pub fn canceled() -> Error {
     Error::new(SqlState::QUERY_CANCELED, "canceling statement due to user request")
 }

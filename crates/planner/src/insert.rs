@@ -1,7 +1,7 @@
 //! `INSERT` and what it shares with `CREATE TABLE AS` and `COPY FROM`: rows of a plan into a table, with PostgreSQL's
 //! assignment casts and the table's defaults.
 
-use crate::errors::from_datafusion;
+use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::query::{self, ParameterFields};
 use crate::statement::{QualifiedName, fold, parse_expression};
@@ -77,7 +77,7 @@ pub fn object_name(name: &ast::ObjectName) -> Result<QualifiedName> {
         [database, schema, name] if database == crate::facts::DATABASE => {
             Ok(QualifiedName { schema: Some(schema.clone()), name: name.clone() })
         }
-        _ => Err(Error::unsupported(format!("cross-database references are not implemented: {name}"))),
+        _ => Err(cross_database(name)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Queries: syntax to logical plan to physical plan, over the statement's one snapshot.
 
 use crate::casts::UNCONSTRAINED;
-use crate::errors::{carry, from_datafusion};
+use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
 use crate::session::ResultColumn;
@@ -65,8 +65,7 @@ impl ContextProvider for Names<'_> {
         if let Some(database) = name.catalog()
             && database != self.facts.database
         {
-            let message = format!("cross-database references are not implemented: {name}");
-            return Err(carry(Error::unsupported(message)));
+            return Err(carry(cross_database(name)));
         }
         let provider = table(self.facts, name.schema(), name.table()).map_err(carry)?;
         Ok(provider_as_source(provider))

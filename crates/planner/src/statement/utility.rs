@@ -180,7 +180,7 @@ fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
     if let Some(database) = parts.pop()
         && database != crate::facts::DATABASE
     {
-        return Err(Error::unsupported(format!("cross-database references are not implemented: {database}")));
+        return Err(crate::errors::cross_database(database));
     }
     Ok(QualifiedName { schema, name })
 }
