@@ -2,7 +2,7 @@
 
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
-use crate::progress::Progress;
+use crate::progress::{Progress, ProgressRegistry};
 use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
 use crate::{Config, DatabaseVersion, Transaction};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -39,6 +39,7 @@ pub struct Database {
     next_transaction_id: AtomicU64,
     passwords: Mutex<BTreeMap<String, String>>,
     encode_pool: EncodePool,
+    progress: ProgressRegistry,
     storage: Option<Storage>,
     /// Something committed is not in the data folder yet.
     dirty: AtomicBool,
@@ -125,6 +126,7 @@ impl Database {
             next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
             next_transaction_id: AtomicU64::new(1),
             passwords: Mutex::new(manifest.passwords),
+            progress: ProgressRegistry::default(),
             storage,
             dirty: AtomicBool::new(false),
             background: Arc::default(),
@@ -364,8 +366,13 @@ impl Database {
             tables: version.tables.len(),
             dirty: self.dirty.load(Ordering::Acquire),
             locks: self.locks(),
-            progress: Progress::list(),
+            progress: self.progress.list(),
         }
+    }
+
+    /// Long commands that run now.
+    pub fn progress(&self) -> &ProgressRegistry {
+        &self.progress
     }
 
     /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its own;

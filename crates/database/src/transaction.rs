@@ -308,7 +308,7 @@ impl Transaction {
         let delta_moves = column.is_none() && table.placement.delta != tablespace;
         let delta_bytes: u64 = if delta_moves { table.delta.iter().map(|chunk| chunk.bytes()).sum() } else { 0 };
         let bytes_total = table.row_groups.iter().map(|group| moves(group)).sum::<u64>() + delta_bytes;
-        let progress = Progress::start("SET TABLESPACE", &table.def.name, bytes_total);
+        let progress = self.start_progress("SET TABLESPACE", &table.def.name, bytes_total);
         let mut row_groups = Vec::with_capacity(table.row_groups.len());
         for group in &table.row_groups {
             self.check_interrupted()?;
@@ -392,6 +392,11 @@ impl Transaction {
         let batch = concat(&table.def.arrow_schema(), &joined)?;
         delta.push(Arc::new(DeltaChunk::new(&batch, &space)?));
         Ok(delta)
+    }
+
+    /// Shows a command of this transaction in the database's progress until what is returned drops.
+    pub fn start_progress(&self, command: &str, table: &str, bytes_total: u64) -> Arc<Progress> {
+        self.database.progress().start(command, table, bytes_total)
     }
 
     /// Moves all delta rows of a table into main. Returns the rows moved.

@@ -25,7 +25,6 @@ use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::copy::{
     CopyFormat, CopyOptions, EncodedRows, ParquetWriter, RowReader, RowWriter, read_parquet,
 };
-use tidepool_database::progress::Progress;
 use tidepool_database::text::TextSettings;
 use tidepool_database::{TableWriter, Transaction};
 use tidepool_table::TableVersion;
@@ -108,7 +107,7 @@ impl Load {
         if metadata.is_dir() {
             return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{path}\" is a directory")));
         }
-        let progress = Progress::start("COPY FROM", &self.version.def.name, metadata.len());
+        let progress = transaction.start_progress("COPY FROM", &self.version.def.name, metadata.len());
         if self.options.format == CopyFormat::Parquet {
             let batches = read_parquet(Path::new(path), &self.version.def, &self.columns)?;
             let mut rows = 0;
@@ -150,7 +149,7 @@ impl Load {
         query.info.running(None);
         let loading = session.begin_write(interrupt, move |transaction, interrupt| {
             let mut writer = self.writer(transaction, interrupt)?;
-            let progress = Progress::start("COPY FROM", &self.version.def.name, 0);
+            let progress = transaction.start_progress("COPY FROM", &self.version.def.name, 0);
             let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
             loop {
                 interrupt.check()?;

@@ -614,7 +614,7 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn progress(facts: &SessionFacts, rows: &mut Rows) {
-    for progress in tidepool_database::progress::Progress::list() {
+    for progress in facts.planner.database().progress().list() {
         if !progress.command.starts_with("COPY") {
             continue;
         }

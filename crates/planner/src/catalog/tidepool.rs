@@ -31,7 +31,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "tables" => tables(facts, rows),
         "tablespaces" => tablespaces(facts, rows),
         "queries" => queries(facts, rows),
-        "progress" => progress(rows),
+        "progress" => progress(facts, rows),
         "settings" => {
             for setting in facts.settings.list() {
                 rows.push([
@@ -203,8 +203,8 @@ fn queries(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-fn progress(rows: &mut Rows) {
-    for progress in tidepool_database::progress::Progress::list() {
+fn progress(facts: &SessionFacts, rows: &mut Rows) {
+    for progress in facts.planner.database().progress().list() {
         let total = progress.bytes_total.load(Ordering::Relaxed);
         let done = progress.bytes_done.load(Ordering::Relaxed);
         // A stream from the client has no known end.
