@@ -88,7 +88,7 @@ impl Execution {
             let next = tokio::select! {
                 biased;
                 error = self.interrupt.wait() => return Err(error),
-                next = self.heap.scope(stream.next()) => next,
+                next = crate::heap::scope(&self.heap, stream.next()) => next,
             };
             let Some(batch) = next else { break };
             // An operator that met the heap's end reports what it tripped over; the heap knows the reason.

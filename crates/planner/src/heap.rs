@@ -5,15 +5,21 @@
 //! an operator spawns. A memory pool on top lets operators that ask before they grow be refused before the allocator
 //! would have to take from the process.
 
+use datafusion::arrow::array::{ArrayRef, NullArray};
+use datafusion::common::hash_utils::{RandomState, with_hashes};
 use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::common::{DataFusionError, Result as PlanResult};
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use futures::future::BoxFuture;
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
 use tidepool_base::{ByteSize, Result};
 use tidepool_database::Database;
 use tidepool_heap::QueryHeap;
@@ -25,6 +31,63 @@ pub fn open(database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> 
     let tablespaces = database.tablespaces();
     let spaces = settings.temp_tablespaces().iter().map(|name| tablespaces.get(name)).collect::<Result<Vec<_>>>()?;
     QueryHeap::open(spaces, settings.statement_memory_bytes())
+}
+
+/// Polls `future` inside `heap`, on whichever threads.
+pub fn scope<F: Future>(heap: &Arc<QueryHeap>, future: F) -> impl Future<Output = F::Output> + use<F> {
+    let scoped = heap.scope(future);
+    async move {
+        let mut scoped = pin!(scoped);
+        poll_fn(|context| {
+            prepare_thread();
+            scoped.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+/// Tasks that a worker polls before it wakes those that yielded meanwhile (Tokio's own default).
+pub const WORKER_EVENT_INTERVAL: u32 = 61;
+
+/// Wakers of yielded tasks that a worker has room for: some of each task that it polls in between.
+const YIELDS_MAX: usize = 4 * WORKER_EVENT_INTERVAL as usize;
+
+/// Rows that DataFusion hashes at once: a batch has a quarter of them.
+const HASHED_ROWS_MAX: usize = 32_768;
+
+/// Grows what libraries keep for each thread before the thread enters its first heap. Grown inside, it would be taken from
+/// that statement's heap and outlive it: a page that is not given back, a tablespace that cannot be dropped.
+fn prepare_thread() {
+    thread_local! {
+        static PREPARED: Cell<bool> = const { Cell::new(false) };
+    }
+    if !PREPARED.replace(true) {
+        QueryHeap::outside(|| {
+            grow_yielded();
+            grow_hashes();
+        });
+    }
+}
+
+/// Tokio's list of tasks that yielded, of this worker. It leaves out a waker that equals the last one.
+fn grow_yielded() {
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    let wakers = [Waker::from(Arc::new(Nobody)), Waker::from(Arc::new(Nobody))];
+    for waker in wakers.iter().cycle().take(YIELDS_MAX) {
+        let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(waker));
+    }
+}
+
+/// DataFusion's buffer of hashes.
+fn grow_hashes() {
+    let rows: ArrayRef = Arc::new(NullArray::new(HASHED_ROWS_MAX));
+    // Refused only while the buffer is in use.
+    let _ = with_hashes([&rows], &RandomState::default(), |_| Ok(()));
 }
 
 /// The runtime environment of one statement.
@@ -46,7 +109,7 @@ type Erased = Box<dyn Any + Send>;
 impl JoinSetTracer for HeapTracer {
     fn trace_future(&self, future: BoxFuture<'static, Erased>) -> BoxFuture<'static, Erased> {
         match QueryHeap::current() {
-            Some(heap) => Box::pin(heap.scope(future)),
+            Some(heap) => Box::pin(scope(&heap, future)),
             None => future,
         }
     }
@@ -54,6 +117,7 @@ impl JoinSetTracer for HeapTracer {
     fn trace_block(&self, block: Box<dyn FnOnce() -> Erased + Send>) -> Box<dyn FnOnce() -> Erased + Send> {
         match QueryHeap::current() {
             Some(heap) => Box::new(move || {
+                prepare_thread();
                 let _guard = heap.enter();
                 block()
             }),

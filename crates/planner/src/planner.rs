@@ -20,7 +20,7 @@ use tidepool_database::Database;
 use tokio::runtime::{Handle, Runtime};
 
 /// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
-const WORKER_STACK_BYTES: usize = 256 << 20;
+pub(crate) const WORKER_STACK_BYTES: usize = 256 << 20;
 
 /// One a process.
 pub struct Planner {
@@ -42,6 +42,7 @@ impl Planner {
             .worker_threads(database.config().threads.max(1))
             .thread_name("tidepool-worker")
             .thread_stack_size(WORKER_STACK_BYTES)
+            .event_interval(crate::heap::WORKER_EVENT_INTERVAL)
             .enable_time()
             .build()
             .map_err(|error| Error::io("start worker threads", &error))?;

@@ -9,12 +9,13 @@
 
 use super::value::{Value, value_at};
 use crate::facts::SessionFacts;
+use crate::planner::WORKER_STACK_BYTES;
 use datafusion::arrow::array::{Array, ArrayRef, BooleanArray, new_null_array};
 use datafusion::arrow::compute::concat;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, DFSchemaRef, Result, ScalarValue, internal_err};
+use datafusion::common::{Column, DFSchemaRef, DataFusionError, Result, ScalarValue, internal_err};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -28,11 +29,12 @@ use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 use datafusion::physical_plan::collect;
 use std::collections::HashMap;
-use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidepool_base::SqlState;
+use tidepool_base::{Error, SqlState};
+use tidepool_heap::QueryHeap;
+use tokio::runtime::Runtime;
 
 #[derive(Debug)]
 pub struct ApplySubqueries;
@@ -266,20 +268,25 @@ impl ScalarUDFImpl for Apply {
         let arrays = ColumnarValue::values_to_arrays(&args.args)?;
         // Without arguments there is one answer for all rows.
         let rows = if arrays.is_empty() { args.number_rows.min(1) } else { args.number_rows };
-        let mut answers: Vec<ArrayRef> = Vec::with_capacity(rows);
-        let mut known: HashMap<Vec<ScalarValue>, ArrayRef> = HashMap::new();
-        for row in 0..rows {
-            let key = arrays.iter().map(|array| ScalarValue::try_from_array(array, row)).collect::<Result<Vec<_>>>()?;
-            let answer = match known.get(&key) {
-                Some(answer) => answer.clone(),
-                None => {
-                    let answer = self.answer(&state, &key)?;
-                    known.insert(key, answer.clone());
-                    answer
-                }
-            };
-            answers.push(answer);
-        }
+        let heap = QueryHeap::current();
+        let answers = apart(|runtime| {
+            let mut answers: Vec<ArrayRef> = Vec::with_capacity(rows);
+            let mut known: HashMap<Vec<ScalarValue>, ArrayRef> = HashMap::new();
+            for row in 0..rows {
+                let key: Vec<_> =
+                    arrays.iter().map(|array| ScalarValue::try_from_array(array, row)).collect::<Result<_>>()?;
+                let answer = match known.get(&key) {
+                    Some(answer) => answer.clone(),
+                    None => {
+                        let answer = self.answer(runtime, heap.as_ref(), &state, &key)?;
+                        known.insert(key, answer.clone());
+                        answer
+                    }
+                };
+                answers.push(answer);
+            }
+            Ok(answers)
+        })?;
         if answers.is_empty() {
             return Ok(ColumnarValue::Array(new_null_array(&self.return_type, 0)));
         }
@@ -292,14 +299,22 @@ impl ScalarUDFImpl for Apply {
 }
 
 impl Apply {
-    /// One row: the subquery's answer for these outer values.
-    fn answer(&self, state: &SessionState, args: &[ScalarValue]) -> Result<ArrayRef> {
+    /// One row: the subquery's answer for these outer values. Planned outside the heap, as all plans are, and run inside.
+    fn answer(
+        &self,
+        runtime: &Runtime,
+        heap: Option<&Arc<QueryHeap>>,
+        state: &SessionState,
+        args: &[ScalarValue],
+    ) -> Result<ArrayRef> {
         let values: Bindings = self.columns.iter().cloned().zip(args.iter().cloned()).collect();
         let plan = bind(self.plan.as_ref().clone(), &values)?;
-        let batches = run(async {
-            let plan = state.create_physical_plan(&plan).await?;
-            collect(plan, state.task_ctx()).await
-        })?;
+        let plan = runtime.block_on(state.create_physical_plan(&plan))?;
+        let batches = collect(plan, state.task_ctx());
+        let batches = match heap {
+            Some(heap) => runtime.block_on(crate::heap::scope(heap, batches))?,
+            None => runtime.block_on(batches)?,
+        };
         let rows: usize = batches.iter().map(|batch| batch.num_rows()).sum();
         let boolean = |value: Option<bool>| -> ArrayRef { Arc::new(BooleanArray::from(vec![value])) };
         match self.kind {
@@ -346,13 +361,19 @@ impl Apply {
     }
 }
 
-/// Runs a future to its end from inside a function that cannot wait. On a runtime's worker the runtime is told, so that
-/// its other tasks move on; elsewhere the thread simply waits.
-fn run<T: Send>(future: impl Future<Output = Result<T>> + Send) -> Result<T> {
-    match tokio::runtime::Handle::try_current() {
-        Ok(handle) if handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread => {
-            tokio::task::block_in_place(|| handle.block_on(future))
-        }
-        _ => futures::executor::block_on(future),
-    }
+/// Runs `work` to its end from inside a function that cannot wait: on a thread and a runtime of its own, as this thread's
+/// runtime may need this very thread to get any further. Outside of any heap, until `work` says otherwise.
+fn apart<T: Send>(work: impl FnOnce(&Runtime) -> Result<T> + Send) -> Result<T> {
+    let failed = |error| DataFusionError::External(Box::new(Error::io("start a thread for a subquery", &error)));
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
+        work(&runtime)
+    };
+    QueryHeap::outside(|| {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("tidepool-subquery".into()).stack_size(WORKER_STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, run).map_err(failed)?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }

@@ -34,6 +34,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use relations::{Relation, Rows};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
+use tidepool_heap::QueryHeap;
 
 /// Adds functions (scalar, aggregate, table functions), operators' expression planners and function rewrites before the
 /// planner's one session state is built. A function may be called with or without `pg_catalog.` before its name: the
@@ -49,8 +50,10 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
 
 /// A function of this module by name, for operators that stand for one.
 pub fn function(name: &str) -> Option<Arc<ScalarUDF>> {
-    static FUNCTIONS: LazyLock<HashMap<String, Arc<ScalarUDF>>> =
-        LazyLock::new(|| functions::all().into_iter().map(|function| (function.name().to_owned(), function)).collect());
+    static FUNCTIONS: LazyLock<HashMap<String, Arc<ScalarUDF>>> = LazyLock::new(|| {
+        let named = |function: Arc<ScalarUDF>| (function.name().to_owned(), function);
+        QueryHeap::outside(|| functions::all().into_iter().map(named).collect())
+    });
     FUNCTIONS.get(name).cloned()
 }
 

@@ -11,6 +11,7 @@ use datafusion::arrow::datatypes::{DataType, Field, IntervalUnit, Schema, Schema
 use datafusion::common::{DataFusionError, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
+use tidepool_heap::QueryHeap;
 
 /// A system table or view.
 #[derive(Debug)]
@@ -34,11 +35,14 @@ pub struct Column {
 
 static RELATIONS: LazyLock<Vec<Relation>> = LazyLock::new(|| {
     let lines = include_str!("data/relations.txt").lines().chain(include_str!("data/views.txt").lines());
-    lines.filter(|line| !line.starts_with('#') && !line.is_empty()).filter_map(parse).collect()
+    let lines = lines.filter(|line| !line.starts_with('#') && !line.is_empty());
+    QueryHeap::outside(|| lines.filter_map(parse).collect())
 });
 
-static BY_NAME: LazyLock<HashMap<(&'static str, &'static str), &'static Relation>> =
-    LazyLock::new(|| RELATIONS.iter().map(|relation| ((relation.schema, relation.name), relation)).collect());
+static BY_NAME: LazyLock<HashMap<(&'static str, &'static str), &'static Relation>> = LazyLock::new(|| {
+    let relations = RELATIONS.iter();
+    QueryHeap::outside(|| relations.map(|relation| ((relation.schema, relation.name), relation)).collect())
+});
 
 fn parse(line: &'static str) -> Option<Relation> {
     let mut words = line.split_ascii_whitespace();

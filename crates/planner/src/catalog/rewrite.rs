@@ -11,6 +11,7 @@ use datafusion::sql::sqlparser::parser::Parser;
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
+use tidepool_heap::QueryHeap;
 
 /// Rewrites a statement in place.
 pub fn rewrite(statement: &mut Statement) {
@@ -286,7 +287,8 @@ fn array_expression(items: Vec<Option<String>>) -> Expr {
 /// Names of catalogue columns that hold arrays; a quoted literal compared with one is an array literal.
 static ARRAY_COLUMNS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
     let columns = relations::all().iter().flat_map(|relation| &relation.columns);
-    columns.filter(|c| c.type_name.starts_with('_') || c.type_name.ends_with("vector")).map(|c| c.name).collect()
+    let arrays = columns.filter(|c| c.type_name.starts_with('_') || c.type_name.ends_with("vector"));
+    QueryHeap::outside(|| arrays.map(|c| c.name).collect())
 });
 
 fn is_array_column(expr: &Expr) -> bool {

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
+use tidepool_heap::QueryHeap;
 
 /// A row of `pg_type`.
 #[derive(Debug)]
@@ -35,11 +36,11 @@ pub struct TypeEntry {
 }
 
 static TYPES: LazyLock<Vec<TypeEntry>> =
-    LazyLock::new(|| include_str!("data/types.txt").lines().filter_map(parse).collect());
+    LazyLock::new(|| QueryHeap::outside(|| include_str!("data/types.txt").lines().filter_map(parse).collect()));
 static BY_OID: LazyLock<HashMap<u32, &'static TypeEntry>> =
-    LazyLock::new(|| TYPES.iter().map(|entry| (entry.oid, entry)).collect());
+    LazyLock::new(|| QueryHeap::outside(|| TYPES.iter().map(|entry| (entry.oid, entry)).collect()));
 static BY_NAME: LazyLock<HashMap<&'static str, &'static TypeEntry>> =
-    LazyLock::new(|| TYPES.iter().map(|entry| (entry.name, entry)).collect());
+    LazyLock::new(|| QueryHeap::outside(|| TYPES.iter().map(|entry| (entry.name, entry)).collect()));
 
 fn parse(line: &'static str) -> Option<TypeEntry> {
     let word: Vec<&'static str> = line.split(' ').collect();

@@ -29,6 +29,7 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 use tidepool_base::{Error, SqlState};
+use tidepool_heap::QueryHeap;
 
 /// What an argument must be, or be made into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,8 +322,10 @@ pub use system::remember_start;
 
 /// Whether a name is one of the scalar functions here, or one that clients call in FROM.
 pub fn is_function(name: &str) -> bool {
-    static NAMES: LazyLock<HashSet<String>> =
-        LazyLock::new(|| all().iter().flat_map(|f| f.aliases().iter().cloned().chain([f.name().to_owned()])).collect());
+    static NAMES: LazyLock<HashSet<String>> = LazyLock::new(|| {
+        let names = |f: &Arc<ScalarUDF>| f.aliases().iter().cloned().chain([f.name().to_owned()]).collect::<Vec<_>>();
+        QueryHeap::outside(|| all().iter().flat_map(names).collect())
+    });
     NAMES.contains(name) || matches!(name, "now" | "random" | "coalesce" | "upper" | "lower")
 }
 

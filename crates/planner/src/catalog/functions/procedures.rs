@@ -5,6 +5,7 @@ use crate::catalog::relations::Rows;
 use crate::catalog::types;
 use std::collections::HashMap;
 use std::sync::LazyLock;
+use tidepool_heap::QueryHeap;
 
 #[derive(Debug)]
 pub struct Procedure {
@@ -18,9 +19,9 @@ pub struct Procedure {
 }
 
 static PROCEDURES: LazyLock<Vec<Procedure>> =
-    LazyLock::new(|| include_str!("../data/procedures.txt").lines().filter_map(parse).collect());
+    LazyLock::new(|| QueryHeap::outside(|| include_str!("../data/procedures.txt").lines().filter_map(parse).collect()));
 static BY_OID: LazyLock<HashMap<u32, &'static Procedure>> =
-    LazyLock::new(|| PROCEDURES.iter().map(|procedure| (procedure.oid, procedure)).collect());
+    LazyLock::new(|| QueryHeap::outside(|| PROCEDURES.iter().map(|procedure| (procedure.oid, procedure)).collect()));
 
 fn parse(line: &'static str) -> Option<Procedure> {
     let mut words = line.split(' ');
