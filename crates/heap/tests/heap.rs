@@ -1,43 +1,17 @@
 //! Query heaps with the allocator installed.
 
+mod common;
+
+use common::{MIB, Random, space};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
-use tidepool_base::{SqlState, TablespaceId};
-use tidepool_device::Location;
-use tidepool_heap::{QueryHeap, TidepoolAllocator, is_installed, process_memory};
-use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig};
-
-#[global_allocator]
-static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
-
-const MIB: u64 = 1 << 20;
-
-fn space(name: &str, size: u64) -> Arc<Tablespace> {
-    let config = TablespaceConfig {
-        name: name.into(),
-        location: Location::Anon,
-        size_bytes: Some(size),
-        profile: None,
-        huge_pages: false,
-    };
-    Tablespace::open(TablespaceId(0), config).unwrap()
-}
-
-/// Reproducible and without a dependency.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-}
+use tidepool_base::SqlState;
+use tidepool_heap::{QueryHeap, is_installed, process_memory};
+use tidepool_tablespace::{Purpose, Tablespace};
 
 #[test]
 fn allocations_come_from_the_heap_and_go_back() {

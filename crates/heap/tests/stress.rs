@@ -4,38 +4,21 @@
 //!
 //! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-heap --test stress`
 
+mod common;
+
+use common::{MIB, Random, space};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use tidepool_base::TablespaceId;
-use tidepool_device::Location;
-use tidepool_heap::{QueryHeap, TidepoolAllocator};
-use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig};
+use tidepool_heap::QueryHeap;
+use tidepool_tablespace::{Purpose, Tablespace};
 
-#[global_allocator]
-static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
-
-const MIB: u64 = 1 << 20;
 const THREADS: usize = 8;
 const ROUND: Duration = Duration::from_millis(250);
 
-/// Reproducible and without a dependency.
-struct Random(u64);
-
 impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-
     /// From one byte to a few megabytes: most small, as in a statement, and around the sizes at which jemalloc changes
     /// its ways.
     fn size(&mut self) -> usize {
@@ -279,17 +262,6 @@ impl Worker {
     }
 }
 
-fn space(name: &str, size: u64) -> Arc<Tablespace> {
-    let config = TablespaceConfig {
-        name: name.into(),
-        location: Location::Anon,
-        size_bytes: Some(size),
-        profile: None,
-        huge_pages: false,
-    };
-    Tablespace::open(TablespaceId(0), config).unwrap()
-}
-
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
@@ -308,7 +280,7 @@ fn nothing_is_left_or_changed_under_stress() {
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for (thread, receiver) in receivers.into_iter().enumerate() {
-            let random = Random::new(seed * 1000 + thread as u64);
+            let random = Random((seed * 1000 + thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
             let (spaces, senders) = (spaces.clone(), senders.clone());
             let (barrier, ended, round_ended, statements, failed) =
                 (&barrier, &ended, &round_ended, &statements, &failed);

@@ -29,9 +29,7 @@ async fn outcome(client: &Client, sql: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn damaged_parquet_files() {
-    let server = TestServer::start().await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (_server, witness, client) = Witness::with_server(Setup::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let good = folder.path().join("good.parquet");
     let bad = folder.path().join("bad.parquet");
@@ -84,8 +82,7 @@ async fn damaged_parquet_files() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn bad_rows_are_placed() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client.batch_execute("CREATE TABLE placed (a integer NOT NULL, b smallint, c varchar(3))").await.unwrap();
     let (tables, _) = memory(&client).await;
     let fine: String = (0..20_000).map(|n| format!("{n},1,x\n")).collect();
@@ -123,9 +120,7 @@ async fn bad_rows_are_placed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_load_that_does_not_fit() {
-    let server = TestServer::start().await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (_server, witness, client) = Witness::with_server(Setup::default()).await;
     client
         .batch_execute(
             "CREATE TABLESPACE narrow LOCATION 'anon:' WITH (size = '4MB'); CREATE TABLE wide (a text) TABLESPACE narrow",
@@ -163,8 +158,7 @@ async fn a_load_that_does_not_fit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tables_move_while_they_are_read() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client
         .batch_execute(
             "CREATE TABLE moving AS SELECT x AS id, 'payload ' || x % 1000 AS payload, (x % 7)::int AS extra \
@@ -226,9 +220,7 @@ async fn tables_move_while_they_are_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_vanish_leave_nothing() {
-    let server = TestServer::start().await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (server, witness, client) = Witness::with_server(Setup::default()).await;
     client.batch_execute("CREATE TABLE vanished (a bigint, b text)").await.unwrap();
     let (tables, _) = memory(&client).await;
     let rows: Vec<u8> = (0..100_000).flat_map(|n| format!("{n}\tsome text for row {n}\n").into_bytes()).collect();
@@ -280,9 +272,7 @@ async fn clients_that_vanish_leave_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nesting_has_an_end() {
-    let server = TestServer::start().await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (_server, witness, client) = Witness::with_server(Setup::default()).await;
     let depth = 10_000;
     let repeated =
         |open: &str, inner: &str, close: &str| format!("{}{inner}{}", open.repeat(depth), close.repeat(depth));
@@ -378,9 +368,7 @@ fn conversation(random: &mut StdRng) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn damaged_conversations() {
-    let server = TestServer::start().await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (server, witness, client) = Witness::with_server(Setup::default()).await;
     client.batch_execute("CREATE TABLE fuzzed (a int, b text)").await.unwrap();
     let mut random = StdRng::seed_from_u64(11);
     for round in 0..400 {
@@ -461,9 +449,7 @@ async fn slow_clients_take_only_their_own_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_statement_over_budget() {
     let config = Config::in_memory(24 * MIB, 24 * MIB);
-    let server = TestServer::with(Setup { config: Some(config), ..Setup::default() }).await;
-    let witness = Witness::start(&server).await;
-    let client = server.connect().await;
+    let (_server, witness, client) = Witness::with_server(Setup { config: Some(config), ..Setup::default() }).await;
     let (tables, _) = memory(&client).await;
     // In no order that would let groups go as they come.
     let sql = "SELECT count(*) FROM (SELECT x::bigint * 7919 % 5000011 AS y, count(*) FROM generate_series(1, 5000000) AS t(x) GROUP BY 1) g";
@@ -477,8 +463,7 @@ async fn a_statement_over_budget() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn binary_copy() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client
         .batch_execute(
             "CREATE TABLE typed (a boolean, b smallint, c integer, d bigint, e numeric(20,4), f real, g double precision, \

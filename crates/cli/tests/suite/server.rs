@@ -33,6 +33,13 @@ impl TestServer {
         TestServer::with(Setup::default()).await
     }
 
+    /// One, and a client of it.
+    pub async fn start_connected() -> (TestServer, Client) {
+        let server = TestServer::start().await;
+        let client = server.connect().await;
+        (server, client)
+    }
+
     pub async fn with(setup: Setup) -> TestServer {
         let config = setup.config.unwrap_or_else(|| Config::in_memory(256 * MIB, 256 * MIB));
         let database = Database::open(config).expect("open the database");

@@ -198,8 +198,7 @@ async fn the_extended_protocol() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn types_in_text_and_binary() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (_server, client) = TestServer::start_connected().await;
     // (as SQL, as PostgreSQL prints it)
     let values = [
         ("true", "t"),
@@ -241,8 +240,7 @@ async fn types_in_text_and_binary() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parameters() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client
         .batch_execute("CREATE TABLE given (id bigint, name text, ok boolean, ratio double precision)")
         .await
@@ -271,8 +269,7 @@ async fn parameters() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn types_that_the_text_settles() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (_server, client) = TestServer::start_connected().await;
     client.batch_execute("CREATE TABLE typed (a int, b text, c char(4), d date)").await.unwrap();
     client.batch_execute("INSERT INTO typed VALUES (1, 'x', 'ab', '2020-01-02'), (2, 'y', 'cd', NULL)").await.unwrap();
     for (sql, types) in [
@@ -310,8 +307,7 @@ async fn types_that_the_text_settles() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn portals_of_a_driver() {
-    let server = TestServer::start().await;
-    let mut client = server.connect().await;
+    let (_server, mut client) = TestServer::start_connected().await;
     let transaction = client.transaction().await.unwrap();
     let portal = transaction.bind("SELECT x FROM generate_series(1, 100000) AS t(x) ORDER BY x", &[]).await.unwrap();
     let mut next = 1;
@@ -331,8 +327,7 @@ async fn portals_of_a_driver() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn errors_carry_code_and_place() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (_server, client) = TestServer::start_connected().await;
     for (sql, wanted) in [
         ("SELECT * FROM nowhere", "42P01"),
         ("SELECT nothing", "42703"),
@@ -417,8 +412,7 @@ async fn a_client_that_vanishes_takes_its_statement_along() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn copy_in_and_out() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client.batch_execute("CREATE TABLE copied (id bigint, name text)").await.unwrap();
     let rows: String = (0..50_000).map(|n| format!("{n},name {n}\n")).collect();
     let sink = client.copy_in("COPY copied FROM STDIN WITH (FORMAT csv)").await.unwrap();
@@ -462,8 +456,7 @@ async fn copy_in_and_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_hundred_idle_and_fifty_busy() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client
         .batch_execute("CREATE TABLE busy AS SELECT x::bigint AS x FROM generate_series(1, 10000) AS t(x)")
         .await
@@ -568,8 +561,7 @@ async fn nonsense_on_the_port() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_megabyte_of_sql() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (_server, client) = TestServer::start_connected().await;
     let text = "x".repeat(1 << 20);
     assert_eq!(cell(&client, &format!("SELECT length('{text}')")).await, (1 << 20).to_string());
     let list = (0..20_000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
@@ -594,8 +586,7 @@ async fn slow_start_up_is_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn passwords() {
-    let server = TestServer::start().await;
-    let client = server.connect().await;
+    let (server, client) = TestServer::start_connected().await;
     client.batch_execute("ALTER ROLE tidepool PASSWORD 'höchst geheim'").await.unwrap();
     let mut config = server.config();
     config.password("höchst geheim");

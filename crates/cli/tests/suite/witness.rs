@@ -1,6 +1,6 @@
 //! Another session that keeps asking while a test misbehaves: nothing may disturb it.
 
-use crate::server::TestServer;
+use crate::server::{Setup, TestServer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +12,14 @@ pub struct Witness {
 }
 
 impl Witness {
+    /// A server, a witness of what happens to it, and a client.
+    pub async fn with_server(setup: Setup) -> (TestServer, Witness, Client) {
+        let server = TestServer::with(setup).await;
+        let witness = Witness::start(&server).await;
+        let client = server.connect().await;
+        (server, witness, client)
+    }
+
     pub async fn start(server: &TestServer) -> Witness {
         let client = server.connect().await;
         client.batch_execute("CREATE TABLE witness AS SELECT x FROM generate_series(1, 1000) AS t(x)").await.unwrap();
