@@ -46,7 +46,7 @@ impl fmt::Display for ByteSize {
         for (scale, unit) in [(Self::TIB, "TB"), (Self::GIB, "GB"), (Self::MIB, "MB"), (Self::KIB, "kB")] {
             if self.0 >= scale {
                 let value = self.0 as f64 / scale as f64;
-                return if self.0 % scale == 0 {
+                return if self.0.is_multiple_of(scale) {
                     write!(f, "{value:.0} {unit}")
                 } else {
                     write!(f, "{value:.1} {unit}")

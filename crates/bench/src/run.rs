@@ -161,10 +161,10 @@ async fn check(
     if let Answer::Wrong(detail) = &result.answer {
         say(format!("  {}: wrong answer: {detail}", query.name));
     }
-    if let (true, Some(dir)) = (first_placement, plan.results_dir) {
-        if let Err(error) = write_csv(&dir.join(format!("{}.csv", query.name)), &rows) {
-            say(format!("  {error:?}"));
-        }
+    if let (true, Some(dir)) = (first_placement, plan.results_dir)
+        && let Err(error) = write_csv(&dir.join(format!("{}.csv", query.name)), &rows)
+    {
+        say(format!("  {error:?}"));
     }
     result
 }

@@ -382,10 +382,10 @@ impl Database {
         for space in self.spaces.list() {
             let usage = space.usage();
             let free = usage.resident_bytes.saturating_sub(usage.used_bytes);
-            if free > FREE_BYTES_KEPT {
-                if let Err(error) = space.trim(FREE_BYTES_KEPT.max(free / 2)) {
-                    tracing::warn!("could not give memory of tablespace \"{}\" back: {error}", space.name());
-                }
+            if free > FREE_BYTES_KEPT
+                && let Err(error) = space.trim(FREE_BYTES_KEPT.max(free / 2))
+            {
+                tracing::warn!("could not give memory of tablespace \"{}\" back: {error}", space.name());
             }
         }
     }

@@ -60,7 +60,7 @@ fn violation(what: &str) -> Error {
     Error::new(SqlState::PROTOCOL_VIOLATION, "malformed SCRAM message").with_detail(what)
 }
 
-fn attribute<'a>(part: Option<&'a str>, name: char) -> Result<&'a str> {
+fn attribute(part: Option<&str>, name: char) -> Result<&str> {
     part.and_then(|part| part.strip_prefix(name)?.strip_prefix('='))
         .ok_or_else(|| violation(&format!("Attribute \"{name}\" expected.")))
 }

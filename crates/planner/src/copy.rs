@@ -99,7 +99,7 @@ impl Load {
     }
 
     /// Loads a file on the server.
-    pub fn from_file(self, transaction: &mut Transaction, interrupt: &Interrupt, path: &str) -> Result<u64> {
+    pub fn read_file(self, transaction: &mut Transaction, interrupt: &Interrupt, path: &str) -> Result<u64> {
         let mut writer = self.writer(transaction, interrupt)?;
         let shown = format!("open file \"{path}\" for reading");
         let mut file = File::open(path).map_err(|error| Error::io(&shown, &error))?;
@@ -139,7 +139,7 @@ impl Load {
     }
 
     /// Loads what the client sends.
-    pub(crate) fn from_client(self, session: &Session, running: Running) -> Result<CopyIn> {
+    pub(crate) fn read_client(self, session: &Session, running: Running) -> Result<CopyIn> {
         let columns = self.columns.len();
         let binary = self.options.format == CopyFormat::Binary;
         let skipped = self.skipped();
@@ -381,7 +381,7 @@ impl Unload {
         })
     }
 
-    pub fn to_client(self, batches: Batches) -> Result<CopyOut> {
+    pub fn into_client(self, batches: Batches) -> Result<CopyOut> {
         let columns = self.names.len();
         let binary = self.options.format == CopyFormat::Binary;
         let mut writer = RowWriter::new(&self.names, &self.types, &self.options, &self.settings)?;
@@ -407,7 +407,7 @@ impl Unload {
     }
 
     /// Writes a file on the server. One that exists is replaced, as in PostgreSQL.
-    pub fn to_file(self, mut batches: Batches, path: &str) -> Result<u64> {
+    pub fn into_file(self, mut batches: Batches, path: &str) -> Result<u64> {
         let mut rows = 0;
         if self.options.format == CopyFormat::Parquet {
             let mut writer =

@@ -457,7 +457,7 @@ fn parse_time_ms(text: &str) -> Option<u64> {
 
 fn show_time_ms(ms: u64) -> String {
     for (scale, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")] {
-        if ms > 0 && ms % scale == 0 {
+        if ms > 0 && ms.is_multiple_of(scale) {
             return format!("{}{unit}", ms / scale);
         }
     }
@@ -467,7 +467,7 @@ fn show_time_ms(ms: u64) -> String {
 /// Exact, unlike `ByteSize`'s form for people: it is read back.
 fn show_size(bytes: u64) -> String {
     for (scale, unit) in [(ByteSize::TIB, "TB"), (ByteSize::GIB, "GB"), (ByteSize::MIB, "MB"), (ByteSize::KIB, "kB")] {
-        if bytes > 0 && bytes % scale == 0 {
+        if bytes > 0 && bytes.is_multiple_of(scale) {
             return format!("{}{unit}", bytes / scale);
         }
     }

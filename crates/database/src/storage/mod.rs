@@ -69,10 +69,10 @@ struct State {
 impl State {
     fn chunk_id(&mut self, chunk: &Arc<DeltaChunk>) -> u64 {
         let address = Arc::as_ptr(chunk) as usize;
-        if let Some((known, id)) = self.chunks.get(&address) {
-            if known.ptr_eq(&Arc::downgrade(chunk)) {
-                return *id;
-            }
+        if let Some((known, id)) = self.chunks.get(&address)
+            && known.ptr_eq(&Arc::downgrade(chunk))
+        {
+            return *id;
         }
         self.chunks.retain(|_, (known, _)| known.strong_count() > 0);
         let id = self.next_chunk_id;
@@ -192,10 +192,10 @@ impl Storage {
 
     /// Best effort: a file that stays behind costs space until the next start.
     fn remove(&self, path: &Path) {
-        if let Err(error) = self.files.remove(path) {
-            if error.kind() != std::io::ErrorKind::NotFound {
-                tracing::warn!("could not remove file \"{}\": {error}", path.display());
-            }
+        if let Err(error) = self.files.remove(path)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!("could not remove file \"{}\": {error}", path.display());
         }
     }
 

@@ -183,20 +183,20 @@ pub fn parse_date(text: &str) -> Result<i32> {
 #[inline]
 pub fn parse_timestamp(text: &str, target: Target) -> Result<i64> {
     let bytes = text.as_bytes();
-    if bytes.len() >= 10 {
-        if let Some(days) = iso_date(&bytes[..10]) {
-            let time = match bytes.get(10) {
-                None => Some(0),
-                Some(b' ' | b'T') => iso_time(&bytes[11..]),
-                Some(_) => None,
-            };
-            if let Some(time) = time {
-                let local = days * US_PER_DAY + time;
-                return Ok(match target {
-                    Target::TimestampTz(zone) => local - i64::from(zone.offset_at_local(local)) * US_PER_SECOND,
-                    _ => local,
-                });
-            }
+    if bytes.len() >= 10
+        && let Some(days) = iso_date(&bytes[..10])
+    {
+        let time = match bytes.get(10) {
+            None => Some(0),
+            Some(b' ' | b'T') => iso_time(&bytes[11..]),
+            Some(_) => None,
+        };
+        if let Some(time) = time {
+            let local = days * US_PER_DAY + time;
+            return Ok(match target {
+                Target::TimestampTz(zone) => local - i64::from(zone.offset_at_local(local)) * US_PER_SECOND,
+                _ => local,
+            });
         }
     }
     let parsed = parse_general(text, target)?;

@@ -537,7 +537,7 @@ impl Rewriter {
         let (name, mut args, alias, ordinality) = match factor {
             TableFactor::Table { name, args: Some(args), alias, with_ordinality, .. } => {
                 let Some(name) = function_name(name) else { return };
-                let args = args.args.iter().cloned().collect::<Vec<_>>();
+                let args = args.args.to_vec();
                 (name, args, alias, *with_ordinality)
             }
             TableFactor::Function { name, args, alias, with_ordinality, .. } => {
@@ -847,12 +847,12 @@ fn cast(expr: &mut Expr) {
         *expr = call(&format!("{}_in", registered_function(&name)), vec![inner]);
         return;
     }
-    if let Some(kind) = registered_kind(inner) {
-        if is_text_type(data_type) {
-            let inner = take(inner);
-            *expr = call(&format!("{kind}_out"), vec![inner]);
-            return;
-        }
+    if let Some(kind) = registered_kind(inner)
+        && is_text_type(data_type)
+    {
+        let inner = take(inner);
+        *expr = call(&format!("{kind}_out"), vec![inner]);
+        return;
     }
     if let DataType::Array(_) = data_type
         && let Some(items) = string_literal(inner).and_then(array_items)

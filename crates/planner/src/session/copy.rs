@@ -18,12 +18,12 @@ impl Session {
             self.check_writable("COPY FROM")?;
             let load = crate::copy::Load::new(&running.facts, name, columns, &copy.options, &copy.endpoint)?;
             return match &copy.endpoint {
-                CopyEndpoint::Client => Ok(Outcome::CopyIn(load.from_client(self, running)?)),
+                CopyEndpoint::Client => Ok(Outcome::CopyIn(load.read_client(self, running)?)),
                 CopyEndpoint::File(path) => {
                     let path = path.clone();
                     let skipped = load.skipped();
                     let rows = self
-                        .write(running, move |transaction, interrupt| load.from_file(transaction, interrupt, &path))
+                        .write(running, move |transaction, interrupt| load.read_file(transaction, interrupt, &path))
                         .await?;
                     self.rows_skipped(skipped.load(Ordering::Relaxed));
                     Ok(Outcome::command(format!("COPY {rows}")))
@@ -48,10 +48,11 @@ impl Session {
         let (columns, schema, batches) = self.start(running, Box::new(query), parameters).await?;
         let unload = crate::copy::Unload::new(&columns, &schema, &options, &settings)?;
         match &copy.endpoint {
-            CopyEndpoint::Client => unload.to_client(batches).map(Outcome::CopyOut),
+            CopyEndpoint::Client => unload.into_client(batches).map(Outcome::CopyOut),
             CopyEndpoint::File(path) => {
                 let path = path.clone();
-                let rows = joined(self.planner.workers().spawn_blocking(move || unload.to_file(batches, &path)).await)?;
+                let rows =
+                    joined(self.planner.workers().spawn_blocking(move || unload.into_file(batches, &path)).await)?;
                 Ok(Outcome::command(format!("COPY {rows}")))
             }
         }

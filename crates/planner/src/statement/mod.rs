@@ -266,10 +266,8 @@ fn nesting(tokens: &[TokenWithSpan]) -> usize {
                 levels.push(0);
                 open += 1;
             }
-            Token::RParen | Token::RBracket => {
-                if levels.len() > 1 {
-                    open -= levels.pop().unwrap_or(0) + 1;
-                }
+            Token::RParen | Token::RBracket if levels.len() > 1 => {
+                open -= levels.pop().unwrap_or(0) + 1;
             }
             Token::Comma => {
                 if let Some(level) = levels.last_mut() {

@@ -55,15 +55,17 @@ impl Opening {
                 let mut parameters = Vec::new();
                 let version = ((version >> 16) as u16, version as u16);
                 // Only a version-3 packet has parameters of a known form.
-                while version.0 == 3 {
-                    let name = body.string()?;
-                    if name.is_empty() {
-                        break;
+                if version.0 == 3 {
+                    loop {
+                        let name = body.string()?;
+                        if name.is_empty() {
+                            break;
+                        }
+                        parameters.push((name, body.string()?));
                     }
-                    parameters.push((name, body.string()?));
-                }
-                if version.0 == 3 && !body.0.is_empty() {
-                    return Err(violation("invalid startup packet layout: expected terminator as last byte"));
+                    if !body.0.is_empty() {
+                        return Err(violation("invalid startup packet layout: expected terminator as last byte"));
+                    }
                 }
                 return Ok(Some(Opening::Startup { version, parameters }));
             }

@@ -180,7 +180,7 @@ pub fn date_of(days: i32) -> Result<NaiveDate> {
 
 pub fn days_of(date: NaiveDate) -> i32 {
     // chrono's dates span 262,000 years either way: fewer than 2^27 days.
-    (date.num_days_from_ce() - 719_163) as i32
+    date.num_days_from_ce() - 719_163
 }
 
 pub fn date_text(days: i32) -> String {

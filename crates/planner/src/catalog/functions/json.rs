@@ -266,8 +266,7 @@ fn value_end(text: &str) -> Option<usize> {
             None
         }
         _ => {
-            let end =
-                text.find(|c: char| matches!(c, ',' | '}' | ']' | ' ' | '\n' | '\r' | '\t')).unwrap_or(text.len());
+            let end = text.find([',', '}', ']', ' ', '\n', '\r', '\t']).unwrap_or(text.len());
             (end > 0).then_some(end)
         }
     }
