@@ -1,9 +1,9 @@
 //! PostgreSQL's binary COPY format: a header, then for each row the number of its fields and each field with its length,
 //! then a trailer.
 
-use super::{Columns, CopyOptions, EncodedRows, ROW_BYTES_MAX, read_on, row_too_long};
+use super::{Columns, CopyOptions, EncodedRows, ROW_BYTES_MAX, read_batch, read_on, row_too_long};
 use crate::text::{BinaryReader, BinaryWriter, TextSettings};
-use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_table::{BATCH_ROWS, TableDef};
@@ -226,10 +226,7 @@ impl BinaryRowReader {
             return Ok(None);
         }
         let columns = self.readers.iter_mut().map(BinaryReader::finish).collect();
-        let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
-            .map(Some)
-            .map_err(|error| Error::internal(error.to_string()))
+        read_batch(&self.schema, columns, rows).map(Some)
     }
 }
 

@@ -14,7 +14,7 @@ pub use options::{CopyFormat, CopyHeader, CopyOnError, CopyOptions, ParquetCompr
 pub use parquet::{ParquetWriter, parquet_schema, read_parquet};
 
 use crate::text::TextSettings;
-use arrow_array::RecordBatch;
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{Field, Schema, SchemaRef};
 use binary::{BinaryRowReader, BinaryRowWriter};
 use reader::TextRowReader;
@@ -65,6 +65,13 @@ impl<Reader> Columns<Reader> {
             schema: Arc::new(Schema::new(targets.into_iter().map(|(_, field)| field).collect::<Vec<_>>())),
         })
     }
+}
+
+/// A batch of values that were read, perhaps into no column at all.
+fn read_batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+        .map_err(|error| Error::internal(error.to_string()))
 }
 
 /// Lets `read` take the whole rows of `rest` and the `bytes` after it. Returns what it left.

@@ -1,6 +1,6 @@
 //! Parquet files: read a row group at a time into a table's types, and written.
 
-use super::{CopyOptions, ParquetCompression, targets};
+use super::{CopyOptions, ParquetCompression, read_batch, targets};
 use crate::text::{TextReader, TextSettings, TextWriter};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
@@ -151,9 +151,7 @@ impl ParquetRows {
                 ))
             })?);
         }
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
-            .map_err(|error| Error::internal(error.to_string()))
+        read_batch(&self.schema, columns, batch.num_rows())
     }
 }
 

@@ -1,9 +1,11 @@
 //! Text or CSV bytes into batches.
 
 use super::lines::{Line, LineSplitter};
-use super::{Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_on, row_too_long, utf8};
+use super::{
+    Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_batch, read_on, row_too_long, utf8,
+};
 use crate::text::{TextReader, TextSettings, shortened};
-use arrow_array::{BooleanArray, RecordBatch, RecordBatchOptions};
+use arrow_array::{BooleanArray, RecordBatch};
 use arrow_schema::SchemaRef;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_table::{BATCH_ROWS, TableDef};
@@ -422,15 +424,14 @@ impl TextRowReader {
             return Ok(None);
         }
         let columns = self.readers.iter_mut().map(TextReader::finish).collect();
-        let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        let internal = |error: arrow_schema::ArrowError| Error::internal(error.to_string());
-        let mut batch = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(internal)?;
+        let mut batch = read_batch(&self.schema, columns, rows)?;
         if !self.bad_rows.is_empty() {
             let mut keep = vec![true; rows];
             for row in self.bad_rows.drain(..) {
                 keep[row] = false;
             }
-            batch = arrow_select::filter::filter_record_batch(&batch, &BooleanArray::from(keep)).map_err(internal)?;
+            batch = arrow_select::filter::filter_record_batch(&batch, &BooleanArray::from(keep))
+                .map_err(|error| Error::internal(error.to_string()))?;
         }
         Ok((batch.num_rows() > 0).then_some(batch))
     }
