@@ -1,13 +1,17 @@
 //! Statements that make, fill, change and drop tables.
 
 use super::{Outcome, Running, Session};
-use crate::execute::joined;
+use crate::execute::{Batches, joined};
+use crate::insert::Conform;
 use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{AlterAction, Command, QualifiedName, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
+use arrow::datatypes::Schema;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_database::Transaction;
+use tidepool_database::text::TextSettings;
 use tidepool_table::ColumnDef;
 
 impl Session {
@@ -40,7 +44,6 @@ impl Session {
         Ok(Outcome::command(format!("INSERT 0 {rows}")))
     }
 
-    /// Puts a plan's rows into a table.
     async fn insert_planned(&self, running: Running, table: String, planned: query::Planned) -> Result<u64> {
         let schema = planned.schema.clone();
         let settings = running.facts.settings.text_settings();
@@ -48,12 +51,7 @@ impl Session {
         let mut batches = self.run(running, planned)?;
         let written = self.begin_write(interrupt, move |transaction, interrupt| {
             transaction.lock_table(&table, &interrupt.lock_wait())?;
-            let mut writer = transaction.writer(&table)?;
-            let conform = crate::insert::Conform::new(&writer.table().def.clone(), &schema, settings);
-            while let Some(batch) = batches.blocking_next() {
-                writer.write(&conform.apply(&batch?)?)?;
-            }
-            transaction.absorb(writer)
+            fill(transaction, &table, &mut batches, &schema, settings)
         });
         joined(written.await)
     }
@@ -116,12 +114,7 @@ impl Session {
             let name = table.name.clone();
             transaction.create_table(&name, table.columns, table.primary_key, table.placement)?;
             let Some(batches) = &mut batches else { return Ok(0) };
-            let mut writer = transaction.writer(&name)?;
-            let conform = crate::insert::Conform::new(&writer.table().def.clone(), &schema, settings);
-            while let Some(batch) = batches.blocking_next() {
-                writer.write(&conform.apply(&batch?)?)?;
-            }
-            transaction.absorb(writer)
+            fill(transaction, &name, batches, &schema, settings)
         });
         let rows = joined(written.await)?;
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
@@ -218,6 +211,22 @@ impl Session {
         .await?;
         tag()
     }
+}
+
+/// Puts a plan's rows, of `schema`, into a table.
+fn fill(
+    transaction: &mut Transaction,
+    table: &str,
+    batches: &mut Batches,
+    schema: &Schema,
+    settings: TextSettings,
+) -> Result<u64> {
+    let mut writer = transaction.writer(table)?;
+    let conform = Conform::new(&writer.table().def.clone(), schema, settings);
+    while let Some(batch) = batches.blocking_next() {
+        writer.write(&conform.apply(&batch?)?)?;
+    }
+    transaction.absorb(writer)
 }
 
 fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<ColumnDef>> {
