@@ -79,20 +79,12 @@ impl AggregateUDFImpl for Average {
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         let (args, scale) = widened(args);
-        let inner = self.inner.accumulator(args)?;
-        Ok(match scale {
-            Some(scale) => Box::new(Rounded { inner, scale }),
-            None => inner,
-        })
+        Ok(rounding(self.inner.accumulator(args)?, scale))
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         let (args, scale) = widened(args);
-        let inner = self.inner.create_sliding_accumulator(args)?;
-        Ok(match scale {
-            Some(scale) => Box::new(Rounded { inner, scale }),
-            None => inner,
-        })
+        Ok(rounding(self.inner.create_sliding_accumulator(args)?, scale))
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
@@ -121,6 +113,14 @@ fn rounded(value: i128, drop: u32) -> i128 {
     let Some(factor) = 10i128.checked_pow(drop) else { return 0 };
     let (quotient, rest) = (value / factor, value % factor);
     if drop > 0 && rest.abs() * 2 >= factor { quotient + value.signum() } else { quotient }
+}
+
+/// `inner`, its result rounded to `scale` if there is one.
+fn rounding(inner: Box<dyn Accumulator>, scale: Option<i8>) -> Box<dyn Accumulator> {
+    match scale {
+        Some(scale) => Box::new(Rounded { inner, scale }),
+        None => inner,
+    }
 }
 
 struct Rounded {
