@@ -1,8 +1,8 @@
 //! Pacing for operators that are not ours: what their work in a paced query heap would have cost.
 //!
 //! DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`), made where rows
-//! enter and leave them. Above the inputs of operators that hold rows sits a node, which lets batches through
-//! and charges, batch by batch and on the thread that runs the operator:
+//! enter them. Above the inputs of operators that hold rows sits a node, which lets batches through and charges, batch by
+//! batch and on the thread that runs the operator:
 //!
 //! | operator | charged |
 //! | --- | --- |
