@@ -221,6 +221,11 @@ mod model {
         }
     }
 
+    fn free_elsewhere(arena: &Arc<Arena>) -> thread::JoinHandle<()> {
+        let arena = arena.clone();
+        thread::spawn(move || arena.free_outside())
+    }
+
     /// Two blocks freed by two threads while the lease ends.
     #[test]
     fn blocks_freed_while_a_lease_ends_leave_nothing() {
@@ -229,12 +234,7 @@ mod model {
             assert!(arena.begin(Life::Idle));
             arena.take();
             arena.take();
-            let threads: Vec<_> = (0..2)
-                .map(|_| {
-                    let arena = arena.clone();
-                    thread::spawn(move || arena.free_outside())
-                })
-                .collect();
+            let threads = [free_elsewhere(&arena), free_elsewhere(&arena)];
             arena.lease.end(&*arena);
             for thread in threads {
                 thread.join().unwrap();
@@ -251,10 +251,7 @@ mod model {
             assert!(arena.begin(Life::Idle));
             arena.take();
             arena.lease.end(&*arena);
-            let late = {
-                let arena = arena.clone();
-                thread::spawn(move || arena.free_outside())
-            };
+            let late = free_elsewhere(&arena);
             if arena.begin(Life::Lingering) || arena.begin(Life::Idle) {
                 arena.take();
                 arena.free();
@@ -272,10 +269,7 @@ mod model {
             let arena = Arena::new();
             assert!(arena.begin(Life::Idle));
             arena.take();
-            let late = {
-                let arena = arena.clone();
-                thread::spawn(move || arena.free_outside())
-            };
+            let late = free_elsewhere(&arena);
             let elsewhere = {
                 let arena = arena.clone();
                 thread::spawn(move || arena.lease.purge(&*arena).is_some())
