@@ -22,6 +22,7 @@
 //! write_latency_ns = 300
 //! read_gb_per_s = 20
 //! write_gb_per_s = 12
+//! mixed_gb_per_s = { "2:1" = 25, "1:1" = 24 }
 //! granularity_bytes = 64
 //! source = "measured on host a"
 //!
@@ -646,7 +647,10 @@ mod tests {
         assert_eq!(config.far.profile.as_ref().map(|profile| profile.name.as_str()), Some("fpga-prototype"));
         assert_eq!(config.tablespaces[0].name, "pmem");
         assert_eq!(config.tablespaces[0].size_bytes, None);
-        assert_eq!(config.profile("my-expander").unwrap().read_gb_per_s, 20.0);
+        let profile = config.profile("my-expander").unwrap();
+        assert_eq!((profile.read_gb_per_s, profile.write_gb_per_s), (20.0, 12.0));
+        let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();
+        assert_eq!(mixes, [("2:1".to_owned(), 25.0), ("1:1".to_owned(), 24.0)]);
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
         assert_eq!(config.statement_memory_bytes, Some(2 << 30));
         assert_eq!((config.threads, config.server.connections_max), (8, 250));

@@ -14,4 +14,4 @@ pub use cost::{Access, CostModel, Pattern};
 pub use location::Location;
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters};
-pub use profile::{LOCAL_DRAM, Profile};
+pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};

@@ -13,6 +13,7 @@
 //! Each thread has its own virtual time, real time plus unpaid debt, and all rules above hold in virtual time. So the
 //! *accounted* stall depends on no scheduler's mood once the clock readings are given, which is what the tests rely on.
 
+use crate::cost::Traffic;
 use crate::{Access, CostModel, Pattern};
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -137,15 +138,16 @@ impl Pacer {
     /// The rules, given the time.
     fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> u64 {
         let virtual_now = now_ns.saturating_add_signed(account.debt_ns);
-        let (mut local_ns, mut transfer_ns) = (0.0, 0.0);
+        let (mut local_ns, mut traffic) = (0.0, Traffic::default());
         // Excess over local memory: in sequence each run waits for its first line, and then for the link; at random the
         // link works beneath the waits.
         let (mut sequential_wait_ns, mut random_wait_ns) = (0.0, 0.0);
         for access in accesses {
             let device = self.model.device_cost(access);
             let local = self.model.local_cost(access);
-            local_ns += local.latency_ns + local.transfer_ns;
-            transfer_ns += device.transfer_ns;
+            local_ns +=
+                local.latency_ns + self.model.local().transfer_ns(local.traffic.read_bytes, local.traffic.write_bytes);
+            traffic += device.traffic;
             let wait_ns = (device.latency_ns - local.latency_ns).max(0.0);
             match access.pattern {
                 Pattern::Sequential { .. } => sequential_wait_ns += wait_ns,
@@ -162,7 +164,8 @@ impl Pacer {
         } else {
             account.last_ns.max(virtual_now.saturating_sub(OVERLAP_NS_MAX))
         };
-        let transfer_ns = transfer_ns as u64;
+        // Accesses side by side share the link as the mix they are.
+        let transfer_ns = self.model.device().transfer_ns(traffic.read_bytes, traffic.write_bytes) as u64;
         // What the caches hold waits for no link.
         let bandwidth_stall = if transfer_ns == 0 {
             0
@@ -280,6 +283,19 @@ mod tests {
         let mut account = ThreadAccount { last_ns: START + 1_000_000, ..ThreadAccount::default() };
         let stall = pacer.account(&mut account, START + 1_150_000, &accesses[..1]);
         assert_eq!(stall, 300);
+    }
+
+    #[test]
+    fn reads_and_writes_side_by_side_run_at_the_bandwidth_of_their_mix() {
+        // 4 MiB at 27.2 GB/s take 154 us of the link, which two latencies of 150 ns hardly lengthen.
+        let pacer = pacer("cxl-asic");
+        let (mut account, mut real) = (ThreadAccount::default(), START);
+        for _ in 0..1000 {
+            real += 50_000;
+            pacer.account(&mut account, real, &[Access::read_sequential(2 * MIB), Access::write_sequential(2 * MIB)]);
+        }
+        let gb_per_s = (4000 * MIB) as f64 / (real + account.debt_ns as u64 - START) as f64;
+        assert!((27.0..27.2).contains(&gb_per_s), "{gb_per_s}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use datafusion::sql::sqlparser::ast::{self, ColumnOption, TableConstraint};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_device::Profile;
+use tidepool_database::Config;
 use tidepool_table::{ColumnDef, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
@@ -319,8 +319,13 @@ fn check_default(
     Ok(text)
 }
 
-/// Reads a `CREATE TABLESPACE`.
-pub fn tablespace(name: &str, location: &str, options: &[(String, String)]) -> Result<TablespaceConfig> {
+/// Reads a `CREATE TABLESPACE`, whose profile is one of the configuration's or a preset.
+pub fn tablespace(
+    name: &str,
+    location: &str,
+    options: &[(String, String)],
+    configuration: &Config,
+) -> Result<TablespaceConfig> {
     check_name(name, "tablespace")?;
     if name.starts_with("pg_") {
         return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
@@ -336,7 +341,7 @@ pub fn tablespace(name: &str, location: &str, options: &[(String, String)]) -> R
     for (option, value) in options {
         match option.as_str() {
             "size" => config.size_bytes = Some(value.parse::<ByteSize>()?.0),
-            "profile" => config.profile = Some(Profile::preset(value)?),
+            "profile" => config.profile = Some(configuration.profile(value)?),
             "huge_pages" => {
                 config.huge_pages = match value.to_ascii_lowercase().as_str() {
                     "on" | "true" | "1" => true,

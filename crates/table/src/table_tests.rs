@@ -372,6 +372,7 @@ fn reading_from_a_paced_tablespace_is_charged() {
         write_latency_ns: 2_000.0,
         read_gb_per_s: 0.05,
         write_gb_per_s: 0.05,
+        mixed_gb_per_s: Default::default(),
         granularity_bytes: 64,
         source: "made up".into(),
     };

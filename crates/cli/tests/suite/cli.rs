@@ -199,6 +199,29 @@ fn backslash_commands_run() {
 }
 
 #[test]
+fn a_profile_of_the_configuration_file_can_be_named_in_sql() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("tidepool.toml");
+    let mine = "[[profile]]\nname = \"mine\"\nread_latency_ns = 321\nwrite_latency_ns = 300\nread_gb_per_s = 20\n\
+        write_gb_per_s = 12\nmixed_gb_per_s = { \"2:1\" = 25.5 }\n";
+    std::fs::write(&config, mine).unwrap();
+    let data = folder.path().join("data");
+    let server = serve(&data, &["--config", config.to_str().unwrap()]);
+    let script = "CREATE TABLESPACE own LOCATION 'anon:' WITH (size = '1MB', profile = 'mine');\n\
+        SELECT t.name, p.read_latency_ns, p.mixed_gb_per_s FROM tidepool.tablespaces t JOIN tidepool.profiles p ON p.name = t.profile;\n";
+    let output = sql(&server.url, &[], script);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("own") && shown.contains("321") && shown.contains("2:1 25.5"), "{shown}");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+    std::fs::write(&config, mine.replace("25.5", "60")).unwrap();
+    let output = tidepool().args(["serve", "--data"]).arg(&data).arg("--config").arg(&config).output().unwrap();
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("invalid device profile") && stderr.contains("the reads come to 40.0 GB/s"), "{stderr}");
+}
+
+#[test]
 fn configuration_mistakes_are_errors_not_panics() {
     let folder = tempfile::tempdir().unwrap();
     let attempt = |arguments: &[&str]| {

@@ -14,7 +14,7 @@ impl Session {
     ) -> Result<Outcome> {
         self.refuse_in_block("CREATE TABLESPACE")?;
         self.check_writable("CREATE TABLESPACE")?;
-        let config = crate::ddl::tablespace(name, location, options)?;
+        let config = crate::ddl::tablespace(name, location, options, self.planner.database().config())?;
         let database = self.planner.database().clone();
         joined(self.planner.workers().spawn_blocking(move || database.create_tablespace(config)).await)?;
         Ok(Outcome::command("CREATE TABLESPACE"))
