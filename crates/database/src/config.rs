@@ -3,6 +3,9 @@
 //! ```toml
 //! data = "tidepool-data"
 //!
+//! [memory]
+//! last_level_cache = "32MB"
+//!
 //! [memory.near]
 //! size = "8GB"
 //!
@@ -67,6 +70,8 @@ pub struct Config {
     pub tablespaces: Vec<TablespaceConfig>,
     /// Profiles of the file, which `CREATE TABLESPACE` can name too.
     pub profiles: Vec<Profile>,
+    /// What the cost model takes the last-level cache to be; `None`: what the machine says.
+    pub last_level_cache_bytes: Option<u64>,
     /// Default of `temp_tablespaces`.
     pub temp_tablespaces: Vec<String>,
     pub default_tablespace: String,
@@ -102,6 +107,7 @@ impl Config {
             far: space("far", far_bytes),
             tablespaces: Vec::new(),
             profiles: Vec::new(),
+            last_level_cache_bytes: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -226,6 +232,7 @@ pub struct ConfigBuilder {
     far: SpaceSpec,
     tablespaces: Vec<(String, SpaceSpec)>,
     profiles: Vec<Profile>,
+    last_level_cache_bytes: Option<u64>,
     temp_tablespaces: Vec<String>,
     default_tablespace: String,
     statement_memory_bytes: Option<u64>,
@@ -248,6 +255,7 @@ impl ConfigBuilder {
             far: SpaceSpec::default(),
             tablespaces: Vec::new(),
             profiles: Vec::new(),
+            last_level_cache_bytes: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -287,6 +295,7 @@ impl ConfigBuilder {
         if let Some(data) = file.data {
             self.data_dir = Some(data);
         }
+        self.last_level_cache_bytes = file.memory.last_level_cache.map(|size| size.0).or(self.last_level_cache_bytes);
         if let Some(near) = file.memory.near {
             self.near.merge(near.into());
         }
@@ -333,8 +342,8 @@ impl ConfigBuilder {
     }
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
-    /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`. Others are
-    /// none of the database's.
+    /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
+    /// `LAST_LEVEL_CACHE`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -353,6 +362,9 @@ impl ConfigBuilder {
                 "CONNECTIONS_MAX" => self.server.connections_max = number(&value)?,
                 "TEMP_TABLESPACES" => self.temp_tablespaces = split_names(&value),
                 "DEFAULT_TABLESPACE" => self.default_tablespace = value,
+                "LAST_LEVEL_CACHE" => {
+                    self.last_level_cache_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
+                }
                 "STATEMENT_MEMORY" => {
                     self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
@@ -456,6 +468,7 @@ impl ConfigBuilder {
             far,
             tablespaces,
             profiles: self.profiles,
+            last_level_cache_bytes: self.last_level_cache_bytes,
             temp_tablespaces: self.temp_tablespaces,
             default_tablespace: self.default_tablespace,
             statement_memory_bytes: self.statement_memory_bytes,
@@ -530,6 +543,7 @@ struct FileConfig {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileMemory {
+    last_level_cache: Option<Size>,
     near: Option<FileSpace>,
     far: Option<FileSpace>,
 }
@@ -647,6 +661,7 @@ mod tests {
         assert_eq!(config.far.profile.as_ref().map(|profile| profile.name.as_str()), Some("fpga-prototype"));
         assert_eq!(config.tablespaces[0].name, "pmem");
         assert_eq!(config.tablespaces[0].size_bytes, None);
+        assert_eq!(config.last_level_cache_bytes, Some(32 << 20));
         let profile = config.profile("my-expander").unwrap();
         assert_eq!((profile.read_gb_per_s, profile.write_gb_per_s), (20.0, 12.0));
         let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();

@@ -93,6 +93,9 @@ impl Database {
                 (Some(storage), manifest)
             }
         };
+        if let Some(bytes) = config.last_level_cache_bytes {
+            tidepool_device::set_last_level_cache_bytes(bytes)?;
+        }
         let spaces = Tablespaces::open(config.near.clone(), config.far.clone())?;
         for space in &config.tablespaces {
             spaces.create(space.clone())?;
