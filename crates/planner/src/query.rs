@@ -23,7 +23,6 @@ use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
-use futures::future::BoxFuture;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
@@ -249,18 +248,6 @@ pub struct Planned {
 pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     let optimized = state.optimize(plan).map_err(from_datafusion)?;
     state.query_planner().create_physical_plan(&optimized, state).await.map_err(from_datafusion)
-}
-
-/// Makes a query's syntax tree; called where it is planned.
-pub type Source = Box<dyn FnOnce() -> Result<Box<ast::Query>> + Send>;
-
-/// Plans a query as a task of its own would. Not generic, so that the compiler proves once that planning is `Send`.
-pub fn planning(
-    facts: Arc<SessionFacts>,
-    query: Source,
-    parameters: Vec<ArrayRef>,
-) -> BoxFuture<'static, Result<Planned>> {
-    Box::pin(async move { plan(facts, query()?, parameters).await })
 }
 
 /// Plans a query to be run.

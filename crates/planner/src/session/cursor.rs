@@ -50,7 +50,7 @@ impl Session {
         }
         let running = self.running(query.text());
         let query = query.clone();
-        let (columns, _, batches) = self.start(running, Box::new(move || query_of(&query)), parameters).await?;
+        let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
         let number = self.next_cursor;
         self.next_cursor += 1;
         let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold, number };

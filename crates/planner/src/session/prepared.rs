@@ -71,7 +71,7 @@ impl Session {
                 return Err(Error::internal("arguments make no query"));
             };
             let running = self.running("EXECUTE");
-            let (_, _, mut batches) = self.start(running, Box::new(move || query_of(&statement)), &[]).await?;
+            let (_, _, mut batches) = self.start(running, move || query_of(&statement), &[]).await?;
             while let Some(batch) = batches.next().await {
                 parameters.extend(batch?.columns().iter().cloned());
             }

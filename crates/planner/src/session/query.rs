@@ -18,10 +18,12 @@ impl Session {
     pub(super) async fn start(
         &self,
         running: Running,
-        query: query::Source,
+        query: impl FnOnce() -> Result<Box<ast::Query>> + Send + 'static,
         parameters: &[ArrayRef],
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
-        let planning = self.planner.workers().spawn(query::planning(running.facts.clone(), query, parameters.to_vec()));
+        let facts = running.facts.clone();
+        let parameters = parameters.to_vec();
+        let planning = self.planner.workers().spawn(async move { query::plan(facts, query()?, parameters).await });
         let planned = tokio::select! {
             biased;
             error = running.interrupt.wait() => return Err(error),
@@ -65,7 +67,7 @@ impl Session {
     ) -> Result<Outcome> {
         let running = self.running(text);
         let statement = statement.clone();
-        let (columns, _, batches) = self.start(running, Box::new(move || query_of(&statement)), parameters).await?;
+        let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
 
