@@ -32,7 +32,7 @@ pub struct TableProvider {
 }
 
 impl TableProvider {
-    #[expect(clippy::new_ret_no_self)]
+    #[expect(clippy::new_ret_no_self, reason = "all that take one take the trait's object")]
     pub fn new(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
         Arc::new(TableProvider { schema: version.def.arrow_schema(), version })
     }

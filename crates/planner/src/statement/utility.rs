@@ -851,7 +851,7 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
 }
 
 /// Takes `TABLESPACE name` and `WITH [NO] DATA`, which sqlparser does not know, out of a `CREATE TABLE`.
-#[expect(clippy::type_complexity)]
+#[expect(clippy::type_complexity, reason = "its one caller takes the three apart at once")]
 pub fn take_tablespace<'a>(
     source: &Source<'_>,
     tokens: &'a [TokenWithSpan],
