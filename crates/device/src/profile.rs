@@ -412,8 +412,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
+        type Change = fn(&mut Profile);
         let good = Profile::preset("cxl-asic").unwrap();
-        let changes: [(fn(&mut Profile), &str); 11] = [
+        let changes: [(Change, &str); 11] = [
             (|profile| profile.read_latency_ns = f64::NAN, "read_latency_ns must be between"),
             (|profile| profile.write_latency_ns = 0.0, "write_latency_ns must be between"),
             (|profile| profile.read_gb_per_s = -1.0, "read_gb_per_s must be between"),
