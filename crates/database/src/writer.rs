@@ -6,7 +6,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
 use arrow_schema::{DataType, SchemaRef};
 use arrow_select::concat::concat_batches;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,8 +24,9 @@ const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
 const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
 /// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database together
-/// one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on another thread; `Transaction::absorb` takes its
-/// rows in. Dropped instead, it leaves nothing.
+/// one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on another
+/// thread; `Transaction::absorb` takes its rows in. Dropped instead, it leaves nothing: its drop waits for what is being
+/// encoded, so that the tablespace has its memory back when the statement ends.
 pub struct TableWriter {
     database: Arc<Database>,
     table: Arc<TableVersion>,
@@ -56,6 +57,26 @@ struct JobsState {
     running: usize,
     done: BTreeMap<usize, Arc<RowGroup>>,
     error: Option<Error>,
+    /// Nobody wants the rows any more.
+    abandoned: bool,
+}
+
+impl Jobs {
+    fn wait(&self) -> MutexGuard<'_, JobsState> {
+        let mut state = self.state.lock();
+        while state.running > 0 {
+            self.ended.wait(&mut state);
+        }
+        state
+    }
+}
+
+impl Drop for TableWriter {
+    fn drop(&mut self) {
+        self.jobs.state.lock().abandoned = true;
+        let left = std::mem::take(&mut self.jobs.wait().done);
+        drop(left);
+    }
 }
 
 impl TableWriter {
@@ -117,10 +138,7 @@ impl TableWriter {
     /// The row groups encoded and the rows left over, in order.
     pub(crate) fn finish(mut self) -> Result<(Vec<Arc<RowGroup>>, Vec<RecordBatch>)> {
         self.seal()?;
-        let mut state = self.jobs.state.lock();
-        while state.running > 0 {
-            self.jobs.ended.wait(&mut state);
-        }
+        let mut state = self.jobs.wait();
         if let Some(error) = state.error.take() {
             return Err(error);
         }
@@ -145,14 +163,18 @@ impl TableWriter {
         let (database, jobs) = (self.database.clone(), self.jobs.clone());
         let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
         let submitted = self.database.encode_pool().submit(move || {
-            let encoded = catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
-                .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
+            let wanted = !jobs.state.lock().abandoned;
+            let encoded = wanted.then(|| {
+                catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
+                    .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")))
+            });
             // Before the end is told: whoever waits for it may want to close the database.
             drop(database);
             let mut state = jobs.state.lock();
             match encoded {
-                Ok(group) => drop(state.done.insert(sequence, group)),
-                Err(error) => drop(state.error.get_or_insert(error)),
+                Some(Ok(group)) => drop(state.done.insert(sequence, group)),
+                Some(Err(error)) => drop(state.error.get_or_insert(error)),
+                None => {}
             }
             state.running -= 1;
             drop(state);
