@@ -416,7 +416,7 @@ impl Transaction {
     }
 
     fn merged(&self, table: &TableVersion) -> Result<TableVersion> {
-        let batches: Vec<RecordBatch> = table.delta.iter().map(|chunk| chunk.batch().clone()).collect();
+        let batches: Vec<RecordBatch> = table.delta.iter().map(|chunk| chunk.read_whole().clone()).collect();
         let groups = encode_all(&self.database, &table.def.arrow_schema(), &batches, &table.placement)?;
         let mut row_groups = table.row_groups.clone();
         row_groups.extend(groups);

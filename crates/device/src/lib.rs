@@ -13,6 +13,6 @@ mod topology;
 pub use cost::{Access, CostModel, Pattern};
 pub use location::Location;
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
-pub use pacing::{Pacer, PacingCounters};
+pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use topology::{Cache, DaxDevice, FirmwareFigures, Node, Topology, set_last_level_cache_bytes};

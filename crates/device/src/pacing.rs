@@ -29,15 +29,57 @@ const CREDIT_NS_MAX: i64 = 1_000_000;
 /// How far back a transfer may have started. Longer than any batch takes, shorter than a pause between statements.
 const OVERLAP_NS_MAX: u64 = 100_000_000;
 
-/// Totals since start.
+/// What accesses came to: of one charge, or all since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacingCounters {
     /// What the code asked for, before caches and the device's granularity.
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub lines: u64,
+    /// What the model takes to have crossed the device's link: what the caches did not hold, in whole units.
+    pub link_bytes_read: u64,
+    pub link_bytes_written: u64,
     /// Accounted, ns, of all threads together.
     pub stall_ns: u64,
+}
+
+/// [`PacingCounters`] that threads add to.
+#[derive(Debug, Default)]
+pub struct PacingTotals {
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    lines: AtomicU64,
+    link_bytes_read: AtomicU64,
+    link_bytes_written: AtomicU64,
+    stall_ns: AtomicU64,
+}
+
+impl PacingTotals {
+    pub fn add(&self, spent: &PacingCounters) {
+        for (total, more) in [
+            (&self.bytes_read, spent.bytes_read),
+            (&self.bytes_written, spent.bytes_written),
+            (&self.lines, spent.lines),
+            (&self.link_bytes_read, spent.link_bytes_read),
+            (&self.link_bytes_written, spent.link_bytes_written),
+            (&self.stall_ns, spent.stall_ns),
+        ] {
+            if more > 0 {
+                total.fetch_add(more, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub fn get(&self) -> PacingCounters {
+        PacingCounters {
+            bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            bytes_written: self.bytes_written.load(Ordering::Relaxed),
+            lines: self.lines.load(Ordering::Relaxed),
+            link_bytes_read: self.link_bytes_read.load(Ordering::Relaxed),
+            link_bytes_written: self.link_bytes_written.load(Ordering::Relaxed),
+            stall_ns: self.stall_ns.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// One device's pacer: bandwidth is shared by all threads, latency is each thread's own.
@@ -48,10 +90,7 @@ pub struct Pacer {
     id: usize,
     /// When the link is free, ns since the process's epoch.
     busy_until: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
-    lines: AtomicU64,
-    stall_ns: AtomicU64,
+    totals: PacingTotals,
 }
 
 /// One thread's account with one pacer.
@@ -88,10 +127,7 @@ impl Pacer {
             model,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             busy_until: AtomicU64::new(0),
-            bytes_read: AtomicU64::new(0),
-            bytes_written: AtomicU64::new(0),
-            lines: AtomicU64::new(0),
-            stall_ns: AtomicU64::new(0),
+            totals: PacingTotals::default(),
         }
     }
 
@@ -113,13 +149,18 @@ impl Pacer {
     /// As `charge`, of accesses that were made side by side: all of their transfers may have run while the thread was
     /// computing since its last charge, and beneath each other's random waits. Charged one by one, only the first may.
     pub fn charge_all(&self, accesses: &[Access]) -> u64 {
+        self.spend(accesses).stall_ns
+    }
+
+    /// As `charge_all`; returns what was accounted.
+    pub fn spend(&self, accesses: &[Access]) -> PacingCounters {
         let place = self.id % THREAD_ACCOUNTS;
         let now = now_ns();
         let mut account = ACCOUNTS.with(|accounts| accounts[place].get());
         if account.pacer_id != self.id {
             account = ThreadAccount { pacer_id: self.id, last_ns: 0, debt_ns: 0 };
         }
-        let stall_ns = self.account(&mut account, now, accesses);
+        let spent = self.account(&mut account, now, accesses);
         if account.debt_ns >= DEBT_NS_MIN {
             let until = now + account.debt_ns as u64;
             let end = loop {
@@ -132,13 +173,14 @@ impl Pacer {
             account.debt_ns = -((end - until) as i64).min(CREDIT_NS_MAX);
         }
         ACCOUNTS.with(|accounts| accounts[place].set(account));
-        stall_ns
+        spent
     }
 
     /// The rules, given the time.
-    fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> u64 {
+    fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> PacingCounters {
         let virtual_now = now_ns.saturating_add_signed(account.debt_ns);
         let (mut local_ns, mut traffic) = (0.0, Traffic::default());
+        let mut spent = PacingCounters::default();
         // Excess over local memory: in sequence each run waits for its first line, and then for the link; at random the
         // link works beneath the waits.
         let (mut sequential_wait_ns, mut random_wait_ns) = (0.0, 0.0);
@@ -153,10 +195,11 @@ impl Pacer {
                 Pattern::Sequential { .. } => sequential_wait_ns += wait_ns,
                 Pattern::Random { .. } => random_wait_ns += wait_ns,
             }
-            let bytes = if access.write { &self.bytes_written } else { &self.bytes_read };
-            bytes.fetch_add(access.bytes_asked(), Ordering::Relaxed);
-            self.lines.fetch_add(access.lines_asked(), Ordering::Relaxed);
+            *(if access.write { &mut spent.bytes_written } else { &mut spent.bytes_read }) += access.bytes_asked();
+            spent.lines += access.lines_asked();
         }
+        spent.link_bytes_read = traffic.read_bytes.round() as u64;
+        spent.link_bytes_written = traffic.write_bytes.round() as u64;
 
         let earliest = if account.last_ns == 0 {
             // A thread's first charge has no past but the accesses themselves, which took at least their local time.
@@ -181,17 +224,13 @@ impl Pacer {
 
         account.debt_ns += stall_ns as i64;
         account.last_ns = virtual_now + stall_ns;
-        self.stall_ns.fetch_add(stall_ns, Ordering::Relaxed);
-        stall_ns
+        spent.stall_ns = stall_ns;
+        self.totals.add(&spent);
+        spent
     }
 
     pub fn counters(&self) -> PacingCounters {
-        PacingCounters {
-            bytes_read: self.bytes_read.load(Ordering::Relaxed),
-            bytes_written: self.bytes_written.load(Ordering::Relaxed),
-            lines: self.lines.load(Ordering::Relaxed),
-            stall_ns: self.stall_ns.load(Ordering::Relaxed),
-        }
+        self.totals.get()
     }
 }
 
@@ -259,14 +298,15 @@ mod tests {
     fn random_access_owes_the_difference_in_latency() {
         let pacer = pacer("fpga-prototype");
         let mut account = ThreadAccount::default();
-        let stall = pacer.account(&mut account, START, &[Access::read_random(1000, 64 * MIB, 1.0)]);
+        let stall = pacer.account(&mut account, START, &[Access::read_random(1000, 64 * MIB, 1.0)]).stall_ns;
         assert_eq!(stall, 500 * 300);
         assert_eq!(pacer.counters().stall_ns, 150_000);
         // With many in flight the link's 500 * 64 / 10.7 ns are what counts, less what local memory took.
         account.debt_ns = 0;
-        let stall = pacer.account(&mut account, START + 150_000 + 299, &[Access::read_random(1000, 64 * MIB, 1e6)]);
+        let stall =
+            pacer.account(&mut account, START + 150_000 + 299, &[Access::read_random(1000, 64 * MIB, 1e6)]).stall_ns;
         assert!((2000..3000).contains(&stall), "{stall}");
-        assert_eq!(pacer.account(&mut account, START, &[Access::read_random(1000, MIB, 1.0)]), 0);
+        assert_eq!(pacer.account(&mut account, START, &[Access::read_random(1000, MIB, 1.0)]).stall_ns, 0);
     }
 
     #[test]
@@ -277,11 +317,11 @@ mod tests {
             [Access::read_sequential(MIB), Access::read_random(1000, 64 * MIB, 1.0), Access::write_sequential(MIB)];
         // 2 * 98.0 us and 3.0 us of the link, of which 150 us ran beneath the computing; the random waits are longer than
         // the 49 us that are left.
-        let stall = pacer.account(&mut account, START + 150_000, &accesses);
+        let stall = pacer.account(&mut account, START + 150_000, &accesses).stall_ns;
         assert_eq!(stall, 2 * 300 + 150_000);
         // Had the waits been short, the link would count.
         let mut account = ThreadAccount { last_ns: START + 1_000_000, ..ThreadAccount::default() };
-        let stall = pacer.account(&mut account, START + 1_150_000, &accesses[..1]);
+        let stall = pacer.account(&mut account, START + 1_150_000, &accesses[..1]).stall_ns;
         assert_eq!(stall, 300);
     }
 
@@ -306,8 +346,8 @@ mod tests {
         let later = START + 60_000_000_000;
         account.debt_ns = 0;
         // A minute of idling pays for one batch that may have been prefetched, and not for the one right after it.
-        let first = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]);
-        let second = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]);
+        let first = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]).stall_ns;
+        let second = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]).stall_ns;
         assert_eq!(first, 300);
         assert!(second <= 98_000 + 300 && second > 80_000, "{second}");
     }

@@ -43,6 +43,7 @@ use std::time::Duration;
 use tidepool_base::Result;
 use tidepool_device::{Access, Pattern};
 use tidepool_heap::QueryHeap;
+use tidepool_tablespace::Purpose;
 
 /// Independent accesses that a core keeps in flight while it works through a batch of precomputed hashes: out-of-order
 /// execution reaches over a few rows of such a loop, and each row's own accesses depend on each other.
@@ -165,7 +166,7 @@ impl Pacing {
                 let random = random.iter().map(|lines| lines.access(self, pacer.last_level_cache_bytes()));
                 let shares: Vec<Access> =
                     sequential.iter().copied().chain(random).map(|access| scaled(&access, share)).collect();
-                stall_ns += pacer.charge_all(&shares);
+                stall_ns += usage.tablespace.charge(Purpose::Heap, &shares);
             }
         }
         if stall_ns > 0 {

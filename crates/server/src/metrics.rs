@@ -230,23 +230,32 @@ fn tablespaces(service: &Service, page: &mut Page) {
             space.usage().resident_bytes,
         );
     }
-    let paced: Vec<_> = list.iter().filter_map(|space| Some((space.name(), space.pacer()?.counters()))).collect();
+    let paced: Vec<_> = list
+        .iter()
+        .flat_map(|space| space.paced().into_iter().map(|(purpose, counters)| (space.name(), purpose.name(), counters)))
+        .collect();
     page.family("tidepool_paced_bytes_total", "counter", "Bytes charged to an emulated device, by direction.");
-    for (name, counters) in &paced {
-        page.sample("tidepool_paced_bytes_total", &[("tablespace", name), ("direction", "read")], counters.bytes_read);
-        page.sample(
-            "tidepool_paced_bytes_total",
-            &[("tablespace", name), ("direction", "write")],
-            counters.bytes_written,
-        );
+    for (name, purpose, counters) in &paced {
+        for (direction, bytes) in [("read", counters.bytes_read), ("write", counters.bytes_written)] {
+            let labels = [("tablespace", *name), ("purpose", *purpose), ("direction", direction)];
+            page.sample("tidepool_paced_bytes_total", &labels, bytes);
+        }
     }
-    page.family("tidepool_paced_lines_total", "counter", "Cache lines charged to an emulated device one by one.");
-    for (name, counters) in &paced {
-        page.sample("tidepool_paced_lines_total", &[("tablespace", name)], counters.lines);
+    page.family("tidepool_paced_link_bytes_total", "counter", "Bytes taken to have crossed an emulated device's link.");
+    for (name, purpose, counters) in &paced {
+        for (direction, bytes) in [("read", counters.link_bytes_read), ("write", counters.link_bytes_written)] {
+            let labels = [("tablespace", *name), ("purpose", *purpose), ("direction", direction)];
+            page.sample("tidepool_paced_link_bytes_total", &labels, bytes);
+        }
+    }
+    page.family("tidepool_paced_lines_total", "counter", "Cache lines charged to an emulated device.");
+    for (name, purpose, counters) in &paced {
+        page.sample("tidepool_paced_lines_total", &[("tablespace", name), ("purpose", purpose)], counters.lines);
     }
     page.family("tidepool_stall_seconds_total", "counter", "Time that threads waited for an emulated device.");
-    for (name, counters) in &paced {
-        page.sample("tidepool_stall_seconds_total", &[("tablespace", name)], counters.stall_ns as f64 / 1e9);
+    for (name, purpose, counters) in &paced {
+        let seconds = counters.stall_ns as f64 / 1e9;
+        page.sample("tidepool_stall_seconds_total", &[("tablespace", name), ("purpose", purpose)], seconds);
     }
 }
 

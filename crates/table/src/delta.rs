@@ -48,9 +48,7 @@ impl DeltaChunk {
             region[end..end + buffer.len()].copy_from_slice(&buffer);
             end += buffer.len().next_multiple_of(ALIGNMENT);
         }
-        if let Some(pacer) = tablespace.pacer() {
-            pacer.charge(Access::write_sequential(len as u64));
-        }
+        tablespace.charge(Purpose::Delta, &[Access::write_sequential(len as u64)]);
 
         let owner = Arc::new(Owner(region));
         let mut end = 0;
@@ -100,18 +98,21 @@ impl DeltaChunk {
         &self.tablespace
     }
 
+    /// All rows, to be read from end to end: the tablespace's device is charged for it.
+    pub fn read_whole(&self) -> &RecordBatch {
+        self.tablespace.charge(Purpose::Delta, &[Access::read_sequential(self.bytes)]);
+        &self.batch
+    }
+
     /// The same rows in another tablespace.
     pub fn copy_to(&self, tablespace: &Arc<Tablespace>) -> Result<DeltaChunk> {
-        if let Some(pacer) = self.tablespace.pacer() {
-            pacer.charge(Access::read_sequential(self.bytes));
-        }
-        DeltaChunk::new(&self.batch, tablespace)
+        DeltaChunk::new(self.read_whole(), tablespace)
     }
 
     /// Of each column; worked out once.
     pub(crate) fn statistics(&self) -> &[(ColumnStatistics, Sketch)] {
         self.statistics.get_or_init(|| {
-            self.batch.columns().iter().map(|column| statistics_of(column).unwrap_or_default()).collect()
+            self.read_whole().columns().iter().map(|column| statistics_of(column).unwrap_or_default()).collect()
         })
     }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result, TablespaceId};
 use tidepool_device::{Access, Pattern};
-use tidepool_tablespace::Tablespace;
+use tidepool_tablespace::{Purpose, Tablespace};
 
 pub struct ScanRequest {
     /// Columns to produce, in order. May be empty (only row counts).
@@ -317,8 +317,8 @@ struct Tally {
 }
 
 impl Tally {
-    fn charge(&mut self, tablespace: &Tablespace, access: Access, bytes: u64) {
-        let stalled = tablespace.pacer().map_or(0, |pacer| pacer.charge(access));
+    fn charge(&mut self, tablespace: &Tablespace, purpose: Purpose, access: Access, bytes: u64) {
+        let stalled = tablespace.charge(purpose, &[access]);
         match self.tablespaces.iter_mut().find(|(id, ..)| *id == tablespace.id()) {
             Some((_, _, total, stall_ns)) => {
                 *total += bytes;
@@ -330,10 +330,10 @@ impl Tally {
         }
     }
 
-    fn sequential(&mut self, tablespace: &Tablespace, bytes: u64, runs: u64) {
+    fn sequential(&mut self, tablespace: &Tablespace, purpose: Purpose, bytes: u64, runs: u64) {
         if bytes > 0 {
             let access = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
-            self.charge(tablespace, access, bytes);
+            self.charge(tablespace, purpose, access, bytes);
         }
     }
 
@@ -344,17 +344,18 @@ impl Tally {
         const IN_FLIGHT: f64 = 8.0;
         let (once, shared) = segment.payload().bytes();
         if !std::mem::replace(dictionary_charged, true) {
-            self.sequential(segment.tablespace(), once as u64, 1);
+            self.sequential(segment.tablespace(), Purpose::Main, once as u64, 1);
         }
         let shared = (shared + segment.validity().bytes()) as u64;
         let rows_total = segment.rows().max(1) as u64;
         let sequential = shared * read.rows_spanned.min(rows_total) / rows_total;
         let random = read.rows * LINE;
         if random < sequential / 2 {
-            let pattern = Pattern::Random { lines: read.rows, working_set_bytes: shared, in_flight: IN_FLIGHT };
-            self.charge(segment.tablespace(), Access { pattern, write: false }, random);
+            // A scan comes by once: no line of it is in the cache, however small the segment.
+            let pattern = Pattern::Random { lines: read.rows, working_set_bytes: u64::MAX, in_flight: IN_FLIGHT };
+            self.charge(segment.tablespace(), Purpose::Main, Access { pattern, write: false }, random);
         } else {
-            self.sequential(segment.tablespace(), sequential, read.runs);
+            self.sequential(segment.tablespace(), Purpose::Main, sequential, read.runs);
         }
     }
 
@@ -584,7 +585,7 @@ impl ScanReader {
             if selected == 0 {
                 return Ok(());
             }
-            self.tally.sequential(chunk.tablespace(), share(chunk, predicate.column, rows.len()), 1);
+            self.tally.sequential(chunk.tablespace(), Purpose::Delta, share(chunk, predicate.column, rows.len()), 1);
             let array = chunk.batch().column(predicate.column);
             if selected == rows.len() {
                 predicate.and_array(&array.slice(rows.start, rows.len()), words)?;
@@ -619,7 +620,7 @@ impl ScanReader {
                     segment.gather(&rows)?
                 }
                 Source::Delta(chunk) => {
-                    self.tally.sequential(chunk.tablespace(), share(chunk, *column, rows.len()), 1);
+                    self.tally.sequential(chunk.tablespace(), Purpose::Delta, share(chunk, *column, rows.len()), 1);
                     let array = chunk.batch().column(*column);
                     match &rows {
                         Rows::Range(range) => array.slice(range.start, range.len()),

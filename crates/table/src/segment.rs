@@ -72,18 +72,13 @@ impl Segment {
 
     /// The same bytes in another tablespace.
     pub fn copy_to(&self, tablespace: &Arc<Tablespace>) -> Result<Segment> {
-        if let Some(pacer) = self.tablespace().pacer() {
-            pacer.charge(Access::read_sequential(self.bytes().len() as u64));
-        }
-        Segment::store(self.bytes(), tablespace)
+        Segment::store(self.read_whole(), tablespace)
     }
 
     fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Segment> {
         let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
         region[..bytes.len()].copy_from_slice(bytes);
-        if let Some(pacer) = tablespace.pacer() {
-            pacer.charge(Access::write_sequential(bytes.len() as u64));
-        }
+        tablespace.charge(Purpose::Main, &[Access::write_sequential(bytes.len() as u64)]);
         let blob = Blob::new(region, bytes.len())?;
         let (header, mut reader) = blob::open(blob.bytes())?;
         let logical = logical_of(header.logical_type)?;
@@ -92,6 +87,12 @@ impl Segment {
         let payload = Payload::read(&mut reader, blob.bytes(), header.rows, logical)?;
         reader.end()?;
         Ok(Segment { header, logical, statistics, sketch, validity, payload, blob })
+    }
+
+    /// The whole blob, to be read from end to end: the tablespace's device is charged for it.
+    pub fn read_whole(&self) -> &[u8] {
+        self.tablespace().charge(Purpose::Main, &[Access::read_sequential(self.bytes().len() as u64)]);
+        self.bytes()
     }
 
     /// The whole blob, header included.

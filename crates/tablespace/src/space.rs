@@ -10,7 +10,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
-use tidepool_device::{CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, Profile};
+use tidepool_device::{
+    Access, CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals,
+    Profile,
+};
 
 /// Most that one system call gives back, so that a trim never holds much that others could use.
 const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
@@ -54,6 +57,8 @@ pub struct Tablespace {
     id: TablespaceId,
     config: TablespaceConfig,
     pacer: Option<Pacer>,
+    /// What pacing accounted, by purpose.
+    paced: [PacingTotals; Purpose::ALL.len()],
     ledger: Ledger,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
@@ -109,6 +114,7 @@ impl Tablespace {
             id,
             config,
             pacer,
+            paced: Default::default(),
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
             extents: Mutex::new(extents),
@@ -137,6 +143,29 @@ impl Tablespace {
 
     pub fn config(&self) -> &TablespaceConfig {
         &self.config
+    }
+
+    /// Accounts accesses that this thread has just made side by side, and spends here what the device that the tablespace
+    /// stands for would have cost. Returns the nanoseconds accounted; none when the tablespace names no profile.
+    #[inline]
+    pub fn charge(&self, purpose: Purpose, accesses: &[Access]) -> u64 {
+        match &self.pacer {
+            None => 0,
+            Some(pacer) => self.spend(pacer, purpose, accesses),
+        }
+    }
+
+    #[inline(never)]
+    fn spend(&self, pacer: &Pacer, purpose: Purpose, accesses: &[Access]) -> u64 {
+        let spent = pacer.spend(accesses);
+        self.paced[purpose as usize].add(&spent);
+        spent.stall_ns
+    }
+
+    /// What pacing accounted since the tablespace was opened, for each purpose that there was anything for.
+    pub fn paced(&self) -> Vec<(Purpose, PacingCounters)> {
+        let counters = Purpose::ALL.into_iter().map(|purpose| (purpose, self.paced[purpose as usize].get()));
+        counters.filter(|(_, counters)| *counters != PacingCounters::default()).collect()
     }
 
     /// The pacer, when the tablespace names a profile.

@@ -298,11 +298,11 @@ impl Storage {
         }
         match rows {
             Rows::Main(group) => {
-                let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.bytes()).collect();
+                let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.read_whole()).collect();
                 self.write_rows(key, def, group.rows(), &parts)?;
             }
             Rows::Delta(chunk) => {
-                let batch = chunk.batch();
+                let batch = chunk.read_whole();
                 self.write_rows(key, def, batch.num_rows(), &[&ipc_bytes(batch)?])?;
             }
         }

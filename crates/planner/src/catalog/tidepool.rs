@@ -17,6 +17,7 @@ pub fn description(name: &str) -> &'static str {
         "tables" => "rows and bytes of tables and their columns",
         "tablespaces" => "tablespaces: size, use, profile and pacing",
         "queries" => "statements that run now and the latest finished ones",
+        "pacing" => "what emulated devices were charged with",
         "progress" => "progress of long commands",
         "settings" => "settings of this session",
         "profiles" => "device profiles that a tablespace can name",
@@ -31,6 +32,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "tables" => tables(facts, rows),
         "tablespaces" => tablespaces(facts, rows),
         "queries" => queries(facts, rows),
+        "pacing" => pacing(facts, rows),
         "progress" => progress(facts, rows),
         "settings" => {
             for setting in facts.settings.list() {
@@ -176,6 +178,25 @@ fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
             ("lines", paced.map(|counters| counters.lines).into()),
             ("stall_ms", paced.map(|counters| counters.stall_ns as f64 / NS_PER_MS).into()),
         ]);
+    }
+}
+
+fn pacing(facts: &SessionFacts, rows: &mut Rows) {
+    for space in facts.planner.database().tablespaces().list() {
+        let Some(profile) = &space.config().profile else { continue };
+        for (purpose, counters) in space.paced() {
+            rows.push([
+                ("tablespace", space.name().to_owned().into()),
+                ("profile", profile.name.clone().into()),
+                ("purpose", purpose.name().into()),
+                ("bytes_read", counters.bytes_read.into()),
+                ("bytes_written", counters.bytes_written.into()),
+                ("lines", counters.lines.into()),
+                ("link_bytes_read", counters.link_bytes_read.into()),
+                ("link_bytes_written", counters.link_bytes_written.into()),
+                ("stall_ms", (counters.stall_ns as f64 / NS_PER_MS).into()),
+            ]);
+        }
     }
 }
 
