@@ -21,14 +21,18 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid::
 
-# Every interleaving of the query heap's leases. Apart, as the flag would rebuild everything.
+# Every interleaving of the query heap's leases, and many of the page table's. Apart, as the flag would rebuild everything.
 loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
 
-# Statements on many threads over tablespaces that are too small for them, debug assertions on.
+# Statements on many threads over tablespaces that are too small for them, and threads over paged memory with a cache that
+# is too small, debug assertions on.
 stress SECONDS="60" SEED="1":
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-heap --test stress --target-dir target/stress -- --nocapture
+    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-device --lib --target-dir target/stress stress -- --nocapture
 
 # A virtual environment with the peers, pinned, from PyPI.
 peers:

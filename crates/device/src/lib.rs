@@ -7,7 +7,9 @@ mod cost;
 mod location;
 mod mapping;
 mod pacing;
+pub mod paged;
 mod profile;
+mod stop;
 mod topology;
 
 pub use cost::{Access, CostModel, Pattern};
@@ -15,4 +17,5 @@ pub use location::Location;
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
+pub use stop::stop;
 pub use topology::{Cache, DaxDevice, FirmwareFigures, Node, Topology, set_last_level_cache_bytes};

@@ -627,7 +627,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 }
 
 /// Maps `len` bytes at an address that is a multiple of `alignment`.
-fn map(len: usize, alignment: usize, flags: libc::c_int, fd: RawFd) -> io::Result<NonNull<u8>> {
+pub(crate) fn map(len: usize, alignment: usize, flags: libc::c_int, fd: RawFd) -> io::Result<NonNull<u8>> {
     let reserved = len.checked_add(alignment).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
     let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a fresh mapping at an address of the kernel's choice.

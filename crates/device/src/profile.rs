@@ -140,7 +140,7 @@ const fn mix(reads: u32, writes: u32, gb_per_s: f64) -> Mix {
 }
 
 /// "Derived" and "assumed" mark what no publication prints, "common figure" what many print and none is cited for.
-const PRESETS: [Preset; 11] = [
+const PRESETS: [Preset; 13] = [
     Preset {
         name: LOCAL_DRAM,
         read_latency_ns: 100.0,
@@ -262,6 +262,29 @@ const PRESETS: [Preset; 11] = [
         granularity_bytes: 4096,
         source: "memory node over 56 Gb/s InfiniBand: 1.2 us (the study of TELEPORT in Memory-Disaggregated DBMSs) plus \
                  the transfer of a page",
+    },
+    Preset {
+        name: "rdma-56g-paging",
+        read_latency_ns: 4415.0,
+        write_latency_ns: 4415.0,
+        read_gb_per_s: 7.0,
+        write_gb_per_s: 7.0,
+        mixes: &[mix(1, 1, 14.0)],
+        granularity_bytes: 4096,
+        source: "paging in user space over 56 Gb/s InfiniBand, as in LegoBase: 4 to 6 us a page of 4 KiB, software included \
+                 (Memory-Disaggregated DBMSs, Memory Management Motivation); 5 us taken, less 585 ns for the transfer; the \
+                 link carries as much each way at once",
+    },
+    Preset {
+        name: "infiniswap",
+        read_latency_ns: 39_415.0,
+        write_latency_ns: 39_415.0,
+        read_gb_per_s: 7.0,
+        write_gb_per_s: 7.0,
+        mixes: &[mix(1, 1, 14.0)],
+        granularity_bytes: 4096,
+        source: "the kernel's swapping over the same network, as in Infiniswap: 40 us a page of 4 KiB (the same page), less \
+                 585 ns for the transfer",
     },
 ];
 

@@ -9,10 +9,10 @@
 //!
 //! Nothing here allocates after `new`.
 
-use crate::stop::stop;
 use crate::storage::{SystemArray, Zeroable};
 use std::ops::Range;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::stop;
 use tidepool_device::{HUGE_PAGE_BYTES, PAGE_BYTES};
 
 /// Pages of a chunk: one huge page.

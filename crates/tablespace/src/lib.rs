@@ -13,7 +13,6 @@ mod owners;
 mod region;
 mod space;
 mod spaces;
-mod stop;
 mod storage;
 mod superblock;
 #[cfg(test)]
@@ -24,4 +23,4 @@ pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;
 pub use space::{PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
 pub use spaces::Tablespaces;
-pub use stop::stop;
+pub use tidepool_device::stop;

@@ -13,13 +13,13 @@
 //! entry's than the length, then the length went through zero in between, and is seen to be another (or is the same, and
 //! then the pair is a true range).
 
-use crate::stop::stop;
 use crate::storage::SystemArray;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicUsize, Ordering, fence};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::PAGE_BYTES;
+use tidepool_device::stop;
 
 /// Set in the tag of a run's first page.
 const FIRST: u16 = 1 << 15;

@@ -1,7 +1,6 @@
 use crate::extents::{CHUNK_PAGES, Extents};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
-use crate::stop::stop;
 use crate::superblock::Superblock;
 use crate::{LedgerRow, Purpose, Region};
 use std::cell::Cell;
@@ -12,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::{
     Access, CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals,
-    Profile,
+    Profile, stop,
 };
 
 /// Most that one system call gives back, so that a trim never holds much that others could use.

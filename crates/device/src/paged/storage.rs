@@ -1,0 +1,129 @@
+//! Memory for books that a signal handler reads: never from the global allocator, which may itself be handing out the
+//! pages that the books are about.
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+/// Types for which all bits zero is a value.
+///
+/// # Safety
+/// Zeroed memory is a valid value of the type, and the type needs no drop.
+#[cfg(not(loom))]
+pub(super) unsafe trait Zeroable {}
+
+#[cfg(not(loom))]
+// SAFETY: an integer.
+unsafe impl Zeroable for std::sync::atomic::AtomicU32 {}
+
+/// An array of zeroes of fixed length. What is never touched of it takes no memory.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(super) struct Slots<T: Zeroable> {
+    base: NonNull<T>,
+    len: usize,
+}
+
+#[cfg(not(loom))]
+// SAFETY: owns its elements, as a boxed slice does.
+unsafe impl<T: Zeroable + Send> Send for Slots<T> {}
+#[cfg(not(loom))]
+// SAFETY: as above.
+unsafe impl<T: Zeroable + Sync> Sync for Slots<T> {}
+
+#[cfg(not(loom))]
+impl<T: Zeroable> Slots<T> {
+    pub fn zeroed(len: usize) -> Option<Slots<T>> {
+        use std::alloc::{GlobalAlloc, Layout, System};
+        let layout = Layout::array::<T>(len).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the size is not zero.
+        let base = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
+        Some(Slots { base: base.cast(), len })
+    }
+}
+
+#[cfg(not(loom))]
+impl<T: Zeroable> Deref for Slots<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` elements were allocated zeroed, which is a value of T.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(not(loom))]
+impl<T: Zeroable> Drop for Slots<T> {
+    fn drop(&mut self) {
+        use std::alloc::{GlobalAlloc, Layout, System};
+        if let Ok(layout) = Layout::array::<T>(self.len) {
+            // SAFETY: allocated by `System` with this layout.
+            unsafe { System.dealloc(self.base.as_ptr().cast(), layout) };
+        }
+    }
+}
+
+/// loom's atomics are no plain memory.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(super) struct Slots<T>(Box<[T]>);
+
+#[cfg(loom)]
+impl Slots<loom::sync::atomic::AtomicU32> {
+    pub fn zeroed(len: usize) -> Option<Self> {
+        Some(Slots((0..len).map(|_| loom::sync::atomic::AtomicU32::new(0)).collect()))
+    }
+}
+
+#[cfg(loom)]
+impl<T> Deref for Slots<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+/// A value in memory of the system's allocator.
+#[derive(Debug)]
+pub(super) struct SystemBox<T>(NonNull<T>);
+
+// SAFETY: owns its value, as a box does.
+unsafe impl<T: Send> Send for SystemBox<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for SystemBox<T> {}
+
+impl<T> SystemBox<T> {
+    pub fn new(value: T) -> Option<SystemBox<T>> {
+        use std::alloc::{GlobalAlloc, Layout, System};
+        const { assert!(size_of::<T>() > 0) };
+        // SAFETY: the size is not zero.
+        let place = NonNull::new(unsafe { System.alloc(Layout::new::<T>()) })?.cast::<T>();
+        // SAFETY: fresh memory of the value's layout.
+        unsafe { place.write(value) };
+        Some(SystemBox(place))
+    }
+
+    pub fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T> Deref for SystemBox<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: holds a value until dropped.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> Drop for SystemBox<T> {
+    fn drop(&mut self) {
+        use std::alloc::{GlobalAlloc, Layout, System};
+        // SAFETY: holds a value, dropped once, and was allocated by `System` with this layout.
+        unsafe {
+            self.0.drop_in_place();
+            System.dealloc(self.0.as_ptr().cast(), Layout::new::<T>());
+        }
+    }
+}
