@@ -22,6 +22,7 @@ use tidepool_planner::baseline::Baseline;
 use tidepool_tablespace::TablespaceConfig;
 
 pub use crate::demo::{DemoArgs, run_demo};
+pub use crate::observe::{ObserveArgs, run_observe};
 
 /// Generate a benchmark's data, load it, run its queries and check them.
 #[derive(Clone, Debug, clap::Args)]

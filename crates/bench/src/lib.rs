@@ -9,6 +9,7 @@ pub mod cli;
 pub mod compare;
 pub mod engine;
 pub mod load;
+pub mod observe;
 pub mod placement;
 pub mod progress;
 pub mod report;

@@ -39,6 +39,8 @@ enum Command {
     Demo(tidepool_bench::cli::DemoArgs),
     /// Generate, load, run and check a benchmark
     Bench(tidepool_bench::cli::BenchArgs),
+    #[command(hide = true)]
+    Observe(tidepool_bench::cli::ObserveArgs),
 }
 
 fn main() -> ExitCode {
@@ -71,6 +73,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Serve(args) => runtime.block_on(serve::serve(args)),
         Command::Sql(args) => sql::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
+        Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(args)),
     }
 }
