@@ -27,7 +27,7 @@ pub use crate::observe::{ObserveArgs, run_observe};
 /// Generate a benchmark's data, load it, run its queries and check them.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// tpch or tpcds
+    /// tpch, tpcds, or placement: the far-memory study with 1 to 8 streams, alone and sharing a device
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -90,6 +90,9 @@ pub(crate) struct Request {
 
 /// Fails when an answer is wrong or a query cannot run.
 pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
+    if args.name == "placement" {
+        return crate::study::run_study(args).await;
+    }
     let workload = Workload::by_name(&args.name, args.sf)?;
     let queries =
         workload.select_queries(args.queries.as_deref().unwrap_or(&format!("1-{}", workload.queries.len())))?;
@@ -258,7 +261,7 @@ pub(crate) fn threads(wanted: Option<usize>) -> Result<usize> {
     }
 }
 
-fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
+pub(crate) fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
     list.split(',')
         .map(|name| match name.trim() {
             "none" => Ok(None),
@@ -323,7 +326,7 @@ pub(crate) fn report_failures(result: &BenchResult) -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-pub(crate) fn write_json(path: &Path, result: &BenchResult) -> Result<()> {
+pub(crate) fn write_json(path: &Path, result: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(result)
         .map_err(|error| Error::internal(format!("could not write the result: {error}")))?;
     if path == Path::new("-") {

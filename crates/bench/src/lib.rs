@@ -15,6 +15,7 @@ pub mod progress;
 pub mod report;
 pub mod result;
 pub mod run;
+pub mod study;
 pub mod tpcds;
 pub mod tpch;
 pub mod workload;

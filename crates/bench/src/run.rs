@@ -197,7 +197,7 @@ fn judge(
 }
 
 /// `plan.streams` clients at once, each running every query once in an order of its own.
-async fn streams(plan: &Plan<'_>, arm: &Arm) -> Result<Throughput> {
+pub(crate) async fn streams(plan: &Plan<'_>, arm: &Arm) -> Result<Throughput> {
     let total = (plan.streams * plan.queries.len()) as u64;
     let bar = Arc::new(Bar::new(format!("{}: {} streams", arm.label(), plan.streams), total, "queries"));
     let mut clients = Vec::new();

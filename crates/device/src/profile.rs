@@ -27,6 +27,9 @@ pub struct Profile {
     /// Bytes that the device moves at least.
     #[serde(default = "cache_line")]
     pub granularity_bytes: u32,
+    /// Tablespaces whose profiles name the same link share its bandwidth, as several on one device do (in one process).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
     /// Where the figures come from.
     #[serde(default = "user_source")]
     pub source: String,
@@ -301,6 +304,7 @@ impl Profile {
                 write_gb_per_s: preset.write_gb_per_s,
                 mixed_gb_per_s: Mixes::new(preset.mixes.to_vec()),
                 granularity_bytes: preset.granularity_bytes,
+                link: None,
                 source: preset.source.into(),
             })
             .collect()

@@ -373,6 +373,7 @@ fn reading_from_a_paced_tablespace_is_charged() {
         read_gb_per_s: 0.05,
         write_gb_per_s: 0.05,
         mixed_gb_per_s: Default::default(),
+        link: None,
         granularity_bytes: 64,
         source: "made up".into(),
     };

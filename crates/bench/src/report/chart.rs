@@ -55,6 +55,8 @@ impl BarChart {
             );
         }
         let group_width = plot_width / self.groups.len().max(1) as f64;
+        // Ratios need the second digit.
+        let decimals = if high.max(-low) <= 5.0 { 2 } else { 1 };
         let padding = if self.value_labels { 0.25 } else { 0.14 };
         let bar_width = (group_width * (1.0 - 2.0 * padding) / self.series.len().max(1) as f64).min(64.0);
         for (group, name) in self.groups.iter().enumerate() {
@@ -76,7 +78,7 @@ impl BarChart {
                 if self.value_labels {
                     let _ = write!(
                         svg,
-                        "<text class=\"value-label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value:.1}</text>",
+                        "<text class=\"value-label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value:.decimals$}</text>",
                         x + bar_width / 2.0 - 1.5,
                         top - 6.0,
                     );
@@ -110,7 +112,13 @@ impl BarChart {
     }
 
     fn tick(&self, value: f64, step: f64, with_unit: bool) -> String {
-        let decimals = if step >= 1.0 { 0 } else { 1 };
+        let decimals = if step >= 1.0 {
+            0
+        } else if step >= 0.1 {
+            1
+        } else {
+            2
+        };
         if with_unit { format!("{value:.decimals$} {}", self.unit) } else { format!("{value:.decimals$}") }
     }
 }

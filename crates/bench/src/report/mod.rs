@@ -2,6 +2,9 @@
 
 mod chart;
 mod html;
+mod study;
+
+pub use study::study_page;
 
 use crate::placement::PLACEMENTS;
 use crate::progress::thousands;
