@@ -102,8 +102,9 @@ fn i_config(body: &mut String, config: &IConfig, streams: &[usize]) {
     let pair = |ours: Vec<Option<f64>>, theirs: Series| {
         let ours = Series { label: "measured here".to_owned(), class: "s1", values: ours };
         let groups = config.far.iter().map(|far| far.title.to_owned()).collect();
-        BarChart { groups, series: vec![ours, theirs], unit: "%", width: 620.0, height: 280.0, value_labels: true }
-            .svg()
+        let chart =
+            BarChart { groups, series: vec![ours, theirs], unit: "%", width: 520.0, height: 300.0, value_labels: true };
+        format!("<div class=\"figures\">{}</div>", chart.svg())
     };
     section(
         body,
