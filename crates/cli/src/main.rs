@@ -1,5 +1,6 @@
 //! `tidepool`: the server, the shell, the benchmarks and the demo in one program.
 
+mod advise;
 mod config;
 mod serve;
 mod sql;
@@ -35,6 +36,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Run SQL: on a server, or on a data folder without one
     Sql(sql::SqlArgs),
+    /// Say which columns to keep near, given what the queries so far have read
+    Advise(advise::AdviseArgs),
     /// The far-memory study's four placements over TPC-H, with a report
     Demo(tidepool_bench::cli::DemoArgs),
     /// Generate, load, run and check a benchmark
@@ -72,6 +75,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => runtime.block_on(serve::serve(args)),
         Command::Sql(args) => sql::run(&runtime, args),
+        Command::Advise(args) => advise::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(args)),

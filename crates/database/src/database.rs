@@ -1,5 +1,6 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
+use crate::access::AccessLog;
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
@@ -40,6 +41,7 @@ pub struct Database {
     passwords: Mutex<BTreeMap<String, String>>,
     encode_pool: EncodePool,
     progress: ProgressRegistry,
+    access: Arc<AccessLog>,
     storage: Option<Storage>,
     /// Something committed is not in the data folder yet.
     dirty: AtomicBool,
@@ -130,6 +132,7 @@ impl Database {
             next_transaction_id: AtomicU64::new(1),
             passwords: Mutex::new(manifest.passwords),
             progress: ProgressRegistry::default(),
+            access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
             storage,
             dirty: AtomicBool::new(false),
             background: Arc::default(),
@@ -315,9 +318,22 @@ impl Database {
         Ok(rows)
     }
 
-    /// Writes everything committed to the data folder. A no-op without one, or when nothing changed.
+    /// Writes everything committed, and the recorded workload, to the data folder. A no-op without one.
     pub fn checkpoint(&self) -> Result<()> {
+        self.save_if_dirty()?;
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let version = self.version();
+        self.access.forget_missing(|table| version.table_by_id(table).is_some());
+        storage.save_workload(&self.access.workload())
+    }
+
+    fn save_if_dirty(&self) -> Result<()> {
         if self.dirty.load(Ordering::Acquire) { self.save() } else { Ok(()) }
+    }
+
+    /// What statements read, since the record began.
+    pub fn access_log(&self) -> &Arc<AccessLog> {
+        &self.access
     }
 
     /// Ends the background work and writes what is left. The database can still be read.
@@ -427,7 +443,7 @@ impl Background {
             parking_lot::MutexGuard::unlocked(&mut state, || {
                 let Some(database) = database.upgrade() else { return };
                 database.trim();
-                match database.checkpoint() {
+                match database.save_if_dirty() {
                     Ok(()) => failing = false,
                     // Once until it works again: a full disk would fill the log every few seconds.
                     Err(error) if !failing => {

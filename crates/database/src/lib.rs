@@ -4,12 +4,14 @@
 //! builds the next one: it locks the tables it changes, sees its own changes, and publishes them all at once on commit.
 //! This is the simple write path (append, create, drop, truncate); row versions and the log replace its inside.
 
+pub mod advice;
 pub mod config;
 pub mod copy;
 pub mod progress;
 pub mod scram;
 pub mod text;
 
+mod access;
 mod catalog;
 mod database;
 mod encode_pool;
@@ -18,6 +20,7 @@ mod storage;
 mod transaction;
 mod writer;
 
+pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
 pub use catalog::{ColumnSize, DatabaseVersion, TableSize};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};

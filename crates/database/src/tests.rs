@@ -16,7 +16,7 @@ use tidepool_tablespace::TablespaceConfig;
 
 const MIB: u64 = 1 << 20;
 
-fn memory() -> Config {
+pub(crate) fn memory() -> Config {
     Config { threads: 2, ..Config::in_memory(256 * MIB, 256 * MIB) }
 }
 
@@ -68,13 +68,13 @@ fn insert(transaction: &mut Transaction, table: &str, numbers: std::ops::Range<u
     transaction.absorb(writer)
 }
 
-fn insert_and_commit(database: &Arc<Database>, table: &str, numbers: std::ops::Range<usize>) {
+pub(crate) fn insert_and_commit(database: &Arc<Database>, table: &str, numbers: std::ops::Range<usize>) {
     let mut transaction = database.begin();
     insert(&mut transaction, table, numbers).unwrap();
     transaction.commit().unwrap();
 }
 
-fn database_with_table(config: Config) -> Arc<Database> {
+pub(crate) fn database_with_table(config: Config) -> Arc<Database> {
     let database = Database::open(config).unwrap();
     let mut transaction = database.begin();
     create(&mut transaction, "t");
@@ -549,8 +549,10 @@ fn damaged_files_are_named() {
     insert_and_commit(&database, "t", 20_000..20_100);
     database.close().unwrap();
     drop(database);
-    let files: Vec<PathBuf> =
-        all_files(folder.path()).into_iter().filter(|path| path.file_name().unwrap() != "LOCK").collect();
+    let files: Vec<PathBuf> = all_files(folder.path())
+        .into_iter()
+        .filter(|path| !path.ends_with("LOCK") && !path.ends_with("ACCESS"))
+        .collect();
     assert_eq!(files.len(), 3, "{files:?}");
     for path in &files {
         let whole = std::fs::read(path).unwrap();

@@ -97,6 +97,30 @@ pub(crate) struct Cost {
     pub traffic: Traffic,
 }
 
+/// What accesses cost on a device beyond what they cost in local memory, as pacing charges it. They add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Excess {
+    /// Waits for the first lines of runs and for lines that miss, ns, of the threads that made the accesses. Waited for
+    /// whatever else goes on.
+    pub wait_ns: f64,
+    /// The link's whole time, ns. Only what is left of it after the time that threads worked meanwhile is waited for.
+    pub transfer_ns: f64,
+}
+
+impl Excess {
+    /// What is waited for, ns, if threads worked `work_ns` while the link was busy.
+    pub fn stall_ns(&self, work_ns: f64) -> f64 {
+        self.wait_ns + (self.transfer_ns - work_ns).max(0.0)
+    }
+}
+
+impl std::ops::AddAssign for Excess {
+    fn add_assign(&mut self, other: Excess) {
+        self.wait_ns += other.wait_ns;
+        self.transfer_ns += other.transfer_ns;
+    }
+}
+
 /// A device's profile beside that of the local memory the process really runs in, and the machine's last cache.
 #[derive(Clone, Debug)]
 pub struct CostModel {
@@ -149,6 +173,20 @@ impl CostModel {
     /// As above, in local memory.
     pub fn local_ns_of(&self, accesses: &[Access], threads: usize) -> f64 {
         self.total_ns(&self.local, accesses, threads)
+    }
+
+    /// What `accesses`, made side by side, cost beyond local memory: nothing if that is what the device is.
+    pub fn excess_of(&self, accesses: &[Access]) -> Excess {
+        if self.device == self.local {
+            return Excess::default();
+        }
+        let (mut wait_ns, mut traffic) = (0.0, Traffic::default());
+        for access in accesses {
+            let device = self.device_cost(access);
+            wait_ns += (device.latency_ns - self.local_cost(access).latency_ns).max(0.0);
+            traffic += device.traffic;
+        }
+        Excess { wait_ns, transfer_ns: self.device.transfer_ns(traffic.read_bytes, traffic.write_bytes) }
     }
 
     /// Bytes that cross the device's link, either way.
@@ -298,6 +336,21 @@ mod tests {
         assert_close(model.device_ns_of(&[scan], 4), 64e6 / 10.7 + 100.0 * 400.0 / 4.0);
         // A scan beside a chase: the link works beneath the waits.
         assert_close(model.device_ns_of(&[scan, chase], 4), 10_000.0 + 100e6);
+    }
+
+    #[test]
+    fn excess_is_waits_beyond_local_ones_and_what_work_does_not_cover_of_the_link() {
+        let model = model("fpga-prototype");
+        let runs = Access { pattern: Pattern::Sequential { bytes: 64 * 107_000, runs: 10 }, write: false };
+        let chase = Access::read_random(1000, 64 * MIB, 1.0);
+        let excess = model.excess_of(&[runs, chase]);
+        assert_close(excess.wait_ns, 10.0 * 300.0 + 500.0 * 300.0);
+        assert_close(excess.transfer_ns, 640_000.0 + 500.0 * 64.0 / 10.7);
+        assert_close(excess.stall_ns(1e9), 153_000.0);
+        assert_close(excess.stall_ns(40_000.0), 153_000.0 + excess.transfer_ns - 40_000.0);
+        let local =
+            CostModel::new(Profile::preset(LOCAL_DRAM).unwrap(), Profile::preset(LOCAL_DRAM).unwrap(), 32 * MIB);
+        assert_eq!(local.excess_of(&[runs, chase]), Excess::default());
     }
 
     #[test]

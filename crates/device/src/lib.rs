@@ -12,7 +12,7 @@ mod profile;
 mod stop;
 mod topology;
 
-pub use cost::{Access, CostModel, Pattern};
+pub use cost::{Access, CostModel, Excess, Pattern};
 pub use location::Location;
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};

@@ -26,6 +26,8 @@ use datafusion::common::Result as PlanResult;
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, Time};
@@ -41,7 +43,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_base::Result;
-use tidepool_device::{Access, Pattern};
+use tidepool_device::{Access, CostModel, Excess, Pattern};
 use tidepool_heap::QueryHeap;
 use tidepool_tablespace::Purpose;
 
@@ -52,18 +54,103 @@ const IN_FLIGHT: f64 = 4.0;
 /// Bytes of DataFusion's join hash table a row: a (hash, row) pair at hashbrown's load, and the chain's next row.
 const JOIN_ENTRY_BYTES: u64 = 28;
 
-/// Puts the charges into a plan; the plan itself if nothing of the heap is paced.
+/// What one operator did in the query heap, and what that costs by each of several models, in their order.
+#[derive(Clone, Debug)]
+pub struct OperatorCount {
+    pub name: String,
+    pub bytes: u64,
+    pub lines: u64,
+    /// On the device, nothing overlapping but what the model says, ns.
+    pub device_ns: Vec<f64>,
+    pub excess: Vec<Excess>,
+}
+
+/// Counts of a statement's operators that hold rows.
+pub struct HeapCounts {
+    models: Vec<CostModel>,
+    operators: Mutex<Vec<OperatorCount>>,
+}
+
+impl HeapCounts {
+    pub fn new(models: Vec<CostModel>) -> HeapCounts {
+        HeapCounts { models, operators: Mutex::new(Vec::new()) }
+    }
+
+    /// Those that did anything.
+    pub fn operators(&self) -> Vec<OperatorCount> {
+        self.operators.lock().iter().filter(|operator| operator.bytes + operator.lines > 0).cloned().collect()
+    }
+
+    fn register(&self, name: String) -> usize {
+        let mut operators = self.operators.lock();
+        operators.push(OperatorCount {
+            name,
+            bytes: 0,
+            lines: 0,
+            device_ns: vec![0.0; self.models.len()],
+            excess: vec![Excess::default(); self.models.len()],
+        });
+        operators.len() - 1
+    }
+
+    fn add(&self, operator: usize, sequential: &[Access], random: &[RandomLines], pacing: &Pacing) {
+        let mut operators = self.operators.lock();
+        let Some(count) = operators.get_mut(operator) else { return };
+        for access in sequential {
+            if let Pattern::Sequential { bytes, .. } = access.pattern {
+                count.bytes += bytes;
+            }
+        }
+        count.lines += random.iter().map(|random| random.lines).sum::<u64>();
+        for (index, model) in self.models.iter().enumerate() {
+            let random = random.iter().map(|lines| lines.access(pacing, model.last_level_cache_bytes()));
+            let accesses: Vec<Access> = sequential.iter().copied().chain(random).collect();
+            count.device_ns[index] += model.device_ns_of(&accesses, 1);
+            count.excess[index] += model.excess_of(&accesses);
+        }
+    }
+}
+
+/// Puts the charges into a plan; the plan itself if nothing of the heap is paced and nothing is to be counted.
 pub fn wrap(
     plan: Arc<dyn ExecutionPlan>,
     heap: &Arc<QueryHeap>,
     info: &Arc<QueryInfo>,
+    counts: Option<&Arc<HeapCounts>>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    if heap.usage().iter().all(|usage| usage.tablespace.pacer().is_none()) {
+    if counts.is_none() && heap.usage().iter().all(|usage| usage.tablespace.pacer().is_none()) {
         return Ok(plan);
     }
-    let pacing = Arc::new(Pacing { heap: heap.clone(), info: info.clone(), tables: Mutex::new(Vec::new()) });
+    let pacing = Arc::new(Pacing {
+        heap: heap.clone(),
+        info: info.clone(),
+        tables: Mutex::new(Vec::new()),
+        counts: counts.cloned(),
+    });
     rewrite(plan, &pacing).map_err(from_datafusion)
 }
+
+/// What tells an operator from others of its kind: the keys of a join or a grouping, as far as they fit on a line.
+fn keys_of(plan: &dyn ExecutionPlan) -> String {
+    let keys: Vec<String> = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+        let column = |key: &Arc<dyn PhysicalExpr>| match key.downcast_ref::<Column>() {
+            Some(column) => column.name().to_owned(),
+            None => key.to_string(),
+        };
+        join.on().iter().map(|(left, right)| format!("{} = {}", column(left), column(right))).collect()
+    } else if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
+        aggregate.group_expr().expr().iter().map(|(_, name)| name.clone()).collect()
+    } else {
+        vec![plan.name().trim_end_matches("Exec").to_owned()]
+    };
+    let text = keys.join(", ");
+    match text.char_indices().nth(KEYS_LENGTH_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+const KEYS_LENGTH_MAX: usize = 60;
 
 fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc<dyn ExecutionPlan>> {
     let mut children =
@@ -80,8 +167,8 @@ fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc
             probes_left: AtomicUsize::new(probes),
         });
         if let [build, probe] = children.as_mut_slice() {
-            *build = Charge::over(build, pacing, Role::Build(table.clone()));
-            *probe = Charge::over(probe, pacing, Role::Probe(table));
+            *build = Charge::over(build, plan.as_ref(), pacing, Role::Build(table.clone()));
+            *probe = Charge::over(probe, plan.as_ref(), pacing, Role::Probe(table));
         }
     } else if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
         if !aggregate.group_expr().is_true_no_grouping() {
@@ -90,16 +177,16 @@ fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc
                 all: pacing.table(),
                 parts: (0..partitions).map(|_| AtomicU64::new(0)).collect(),
             });
-            children[0] = Charge::over(&children[0], pacing, Role::Group(table.clone()));
+            children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Group(table.clone()));
             measured = Some(table);
         }
     } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
         // With a limit it keeps only the best few rows.
         if sort.fetch().is_none() {
-            children[0] = Charge::over(&children[0], pacing, Role::Hold);
+            children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Hold);
         }
     } else if plan.is::<WindowAggExec>() || plan.is::<NestedLoopJoinExec>() || plan.is::<CrossJoinExec>() {
-        children[0] = Charge::over(&children[0], pacing, Role::Hold);
+        children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Hold);
     }
     let plan = plan.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))?;
     Ok(match measured {
@@ -133,6 +220,7 @@ struct Pacing {
     info: Arc<QueryInfo>,
     /// The structures of the statement's plan that are touched at random; those that are gone have no bytes.
     tables: Mutex<Vec<Weak<Table>>>,
+    counts: Option<Arc<HeapCounts>>,
 }
 
 impl Pacing {
@@ -151,7 +239,10 @@ impl Pacing {
     }
 
     /// Shares accesses out to the heap's paced tablespaces and spends them here. Returns ns.
-    fn charge(&self, sequential: &[Access], random: &[RandomLines]) -> u64 {
+    fn charge(&self, operator: usize, sequential: &[Access], random: &[RandomLines]) -> u64 {
+        if let Some(counts) = &self.counts {
+            QueryHeap::outside(|| counts.add(operator, sequential, random, self));
+        }
         let usage = self.heap.usage();
         let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
         let mut stall_ns = 0;
@@ -361,12 +452,26 @@ impl Role {
 struct Charge {
     pacing: Arc<Pacing>,
     role: Role,
+    /// Its place among the counts, where there are any.
+    operator: usize,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl Charge {
-    fn over(input: &Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>, role: Role) -> Arc<dyn ExecutionPlan> {
-        let charge = Charge { pacing: pacing.clone(), role, metrics: ExecutionPlanMetricsSet::new() };
+    /// Over an input of `operator`.
+    fn over(
+        input: &Arc<dyn ExecutionPlan>,
+        operator: &dyn ExecutionPlan,
+        pacing: &Arc<Pacing>,
+        role: Role,
+    ) -> Arc<dyn ExecutionPlan> {
+        let name = || format!("{}: {}", role.name(), keys_of(operator));
+        let charge = Charge {
+            operator: pacing.counts.as_ref().map_or(0, |counts| counts.register(name())),
+            pacing: pacing.clone(),
+            role,
+            metrics: ExecutionPlanMetricsSet::new(),
+        };
         PassExec::over(input.clone(), Arc::new(charge))
     }
 }
@@ -400,6 +505,7 @@ impl Passage for Charge {
             input: input.execute(partition, unmeasured(context))?,
             pacing: self.pacing.clone(),
             role: self.role.clone(),
+            operator: self.operator,
             partition,
             held_bytes: 0,
             ended: false,
@@ -414,6 +520,7 @@ struct PacedStream {
     input: SendableRecordBatchStream,
     pacing: Arc<Pacing>,
     role: Role,
+    operator: usize,
     partition: usize,
     /// Written so far by this partition and to be read at the end.
     held_bytes: u64,
@@ -475,7 +582,7 @@ impl PacedStream {
     fn spend(&self, bytes: u64, sequential: &[Access], random: &[RandomLines]) {
         self.lines.add(random.iter().map(|random| random.lines as usize).sum());
         self.bytes.add(bytes as usize);
-        let stall_ns = self.pacing.charge(sequential, random);
+        let stall_ns = self.pacing.charge(self.operator, sequential, random);
         self.stall.add_duration(Duration::from_nanos(stall_ns));
     }
 }

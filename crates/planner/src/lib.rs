@@ -30,6 +30,7 @@ mod operators;
 mod optimizer;
 mod parameters;
 mod pass;
+mod placement;
 mod planner;
 mod queries;
 mod query;
@@ -39,6 +40,7 @@ mod settings;
 mod statement;
 mod types;
 
+pub use placement::statement_of;
 pub use planner::Planner;
 pub use queries::{QueryInfo, QueryState};
 pub use session::{

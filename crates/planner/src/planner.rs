@@ -47,10 +47,10 @@ impl Planner {
             .build()
             .map_err(|error| Error::io("start worker threads", &error))?;
         Ok(Arc::new(Planner {
+            queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),
             state: state()?,
-            queries: Arc::default(),
             advisory: Arc::default(),
             sessions: Mutex::default(),
             next_session: AtomicU32::new(1),

@@ -4,8 +4,9 @@ use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_base::StatementId;
+use tidepool_database::AccessLog;
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableScan;
 
@@ -37,6 +38,8 @@ pub struct QueryInfo {
     pub start: DateTime<Utc>,
     /// Rows handed to the client so far.
     pub rows: AtomicU64,
+    /// Its reads are no part of the recorded workload.
+    unrecorded: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -93,21 +96,32 @@ impl QueryInfo {
         self.inner.lock().heap_stall_ns += ns;
     }
 
+    /// Keeps its reads out of the recorded workload.
+    pub(crate) fn leave_unrecorded(&self) {
+        self.unrecorded.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn running(&self, heap: Option<Arc<QueryHeap>>) {
         let mut inner = self.inner.lock();
         inner.state = QueryState::Running;
         inner.heap = heap;
     }
 
-    fn finish(&self, failed: bool) {
+    fn finish(&self, failed: bool, log: &AccessLog) {
         let mut inner = self.inner.lock();
         inner.state = if failed { QueryState::Failed } else { QueryState::Finished };
         inner.end = Some(Utc::now());
         if let Some(heap) = inner.heap.take() {
             inner.heap_bytes = heap_bytes(&heap).into_iter().map(|(name, _, peak)| (name, 0, peak)).collect();
         }
-        for scan in std::mem::take(&mut inner.scans) {
-            add_scan(&mut inner.scan_bytes, &scan);
+        let scans = std::mem::take(&mut inner.scans);
+        for scan in &scans {
+            add_scan(&mut inner.scan_bytes, scan);
+        }
+        let stall_ns = inner.heap_stall_ns + inner.scan_bytes.iter().map(|(.., stall_ns)| stall_ns).sum::<u64>();
+        drop(inner);
+        if !self.unrecorded.load(Ordering::Relaxed) {
+            log.add(&scans, (Utc::now() - self.start).to_std().unwrap_or_default(), stall_ns);
         }
     }
 }
@@ -131,10 +145,10 @@ fn add_scan(bytes: &mut Vec<(String, u64, u64)>, scan: &TableScan) {
 /// Finished statements that stay visible.
 const FINISHED_MAX: usize = 100;
 
-#[derive(Default)]
 pub struct QueryRegistry {
     next: AtomicU64,
     queries: Mutex<Queries>,
+    log: Arc<AccessLog>,
 }
 
 #[derive(Default)]
@@ -144,6 +158,11 @@ struct Queries {
 }
 
 impl QueryRegistry {
+    /// Statements that end are added to `log`.
+    pub fn new(log: Arc<AccessLog>) -> QueryRegistry {
+        QueryRegistry { next: AtomicU64::new(0), queries: Mutex::default(), log }
+    }
+
     pub fn start(self: &Arc<Self>, session_id: u32, user: &str, text: &str) -> RunningQuery {
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let info = Arc::new(QueryInfo {
@@ -153,6 +172,7 @@ impl QueryRegistry {
             text: text.to_owned(),
             start: Utc::now(),
             rows: AtomicU64::new(0),
+            unrecorded: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: QueryState::Planning,
                 end: None,
@@ -195,7 +215,7 @@ impl RunningQuery {
 
 impl Drop for RunningQuery {
     fn drop(&mut self) {
-        self.info.finish(self.failed);
+        self.info.finish(self.failed, &self.registry.log);
         if let Some(action) = self.at_end.take() {
             action();
         }

@@ -29,7 +29,7 @@ pub use delta::DeltaChunk;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use row_group::RowGroup;
-pub use scan::{ScanMetrics, ScanReader, ScanRequest, TableScan};
+pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{ColumnDef, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
 pub use segment::Segment;
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};

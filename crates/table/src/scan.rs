@@ -16,9 +16,11 @@ use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow_schema::{ArrowError, SchemaRef};
 use arrow_select::concat::concat_batches;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tidepool_base::{Error, Result, TablespaceId};
 use tidepool_device::{Access, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
@@ -44,7 +46,70 @@ pub struct ScanMetrics {
     pub decoded_bytes: u64,
     /// (tablespace name, encoded bytes read, nanoseconds stalled by pacing).
     pub tablespaces: Vec<(String, u64, u64)>,
+    /// Every column of the table, by position.
+    pub columns: Vec<ColumnAccess>,
+    /// Time that the readers' threads took, stalls of the scan left out: their own work and that of operators that took the
+    /// batches from them. What is transferred meanwhile, nobody waits for.
+    pub threads_ns: u64,
+    pub readers: u64,
 }
+
+/// What scans read of one column: the accesses that pacing charges for where the memory is paced, counted everywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ColumnAccess {
+    /// Encoded bytes of main read in address order, dictionaries and validity included.
+    pub bytes_sequential: u64,
+    /// Runs that these lie in: each waits for its first line.
+    pub runs: u64,
+    /// Cache lines of main read one by one, for single rows.
+    pub lines_random: u64,
+    /// Rows whose values were tested or decoded, of main and delta. A row counts each time.
+    pub rows: u64,
+    /// Bytes of delta, read in address order, and their runs.
+    pub delta_bytes: u64,
+    pub delta_runs: u64,
+}
+
+impl ColumnAccess {
+    /// Fetches of single rows do not wait for one another.
+    const IN_FLIGHT: f64 = 8.0;
+
+    pub fn is_empty(&self) -> bool {
+        *self == ColumnAccess::default()
+    }
+
+    /// What was read of main, for a cost model.
+    pub fn main(&self) -> [Access; 2] {
+        let sequential = Pattern::Sequential { bytes: self.bytes_sequential, runs: self.runs };
+        [Access { pattern: sequential, write: false }, ColumnAccess::random(self.lines_random)]
+    }
+
+    /// What was read of main and of delta.
+    pub fn all(&self) -> [Access; 3] {
+        let [sequential, random] = self.main();
+        let delta = Pattern::Sequential { bytes: self.delta_bytes, runs: self.delta_runs };
+        [sequential, random, Access { pattern: delta, write: false }]
+    }
+
+    /// A scan comes by once: no line of it is in the cache, however small the segment.
+    fn random(lines: u64) -> Access {
+        Access::read_random(lines, u64::MAX, ColumnAccess::IN_FLIGHT)
+    }
+}
+
+impl std::ops::AddAssign for ColumnAccess {
+    fn add_assign(&mut self, other: ColumnAccess) {
+        self.bytes_sequential += other.bytes_sequential;
+        self.runs += other.runs;
+        self.lines_random += other.lines_random;
+        self.rows += other.rows;
+        self.delta_bytes += other.delta_bytes;
+        self.delta_runs += other.delta_runs;
+    }
+}
+
+/// Longest time between two batches that counts as work: a client that fetches slowly is no thread at work.
+const WORK_NS_MAX: u64 = 100_000_000;
 
 /// A morsel in a large table; small tables are cut so that several readers find work.
 const MORSELS_WANTED: usize = 16;
@@ -143,7 +208,11 @@ impl TableScan {
             morsel_next: AtomicUsize::new(0),
             rows_left: AtomicUsize::new(request.limit.unwrap_or(usize::MAX)),
             plans: version.row_groups.iter().map(|_| OnceLock::new()).collect(),
-            metrics: Mutex::new(ScanMetrics { row_groups: version.row_groups.len() as u64, ..ScanMetrics::default() }),
+            metrics: Mutex::new(ScanMetrics {
+                row_groups: version.row_groups.len() as u64,
+                columns: vec![ColumnAccess::default(); columns],
+                ..ScanMetrics::default()
+            }),
             version,
         })
     }
@@ -158,6 +227,7 @@ impl TableScan {
 
     /// One of any number of readers, for one thread each; together they see every row once.
     pub fn reader(self: &Arc<Self>) -> ScanReader {
+        self.metrics.lock().readers += 1;
         ScanReader {
             scan: Arc::clone(self),
             work: None,
@@ -165,6 +235,7 @@ impl TableScan {
             is_delta: false,
             dynamic: Dynamic { generation: None, predicates: Vec::new() },
             tally: Tally::default(),
+            batch_end: None,
         }
     }
 
@@ -274,6 +345,8 @@ pub struct ScanReader {
     is_delta: bool,
     dynamic: Dynamic,
     tally: Tally,
+    /// When the latest batch was handed out.
+    batch_end: Option<Instant>,
 }
 
 /// How much of a segment is read for some rows.
@@ -313,7 +386,10 @@ struct Tally {
     rows_scanned: u64,
     rows_produced: u64,
     decoded_bytes: u64,
+    threads_ns: u64,
     tablespaces: Vec<(TablespaceId, String, u64, u64)>,
+    /// By position; columns after the last one touched are left out.
+    columns: Vec<ColumnAccess>,
 }
 
 impl Tally {
@@ -330,33 +406,54 @@ impl Tally {
         }
     }
 
-    fn sequential(&mut self, tablespace: &Tablespace, purpose: Purpose, bytes: u64, runs: u64) {
-        if bytes > 0 {
-            let access = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
-            self.charge(tablespace, purpose, access, bytes);
+    fn column(&mut self, column: usize) -> &mut ColumnAccess {
+        if self.columns.len() <= column {
+            self.columns.resize(column + 1, ColumnAccess::default());
         }
+        &mut self.columns[column]
+    }
+
+    fn sequential(&mut self, tablespace: &Tablespace, purpose: Purpose, bytes: u64, runs: u64) {
+        let access = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
+        self.charge(tablespace, purpose, access, bytes);
     }
 
     /// Reading some rows of a segment.
-    fn segment(&mut self, segment: &Segment, read: Touched, dictionary_charged: &mut bool) {
+    fn segment(&mut self, column: usize, segment: &Segment, read: Touched, dictionary_charged: &mut bool) {
         const LINE: u64 = 64;
-        // Fetches of single rows do not wait for one another.
-        const IN_FLIGHT: f64 = 8.0;
         let (once, shared) = segment.payload().bytes();
-        if !std::mem::replace(dictionary_charged, true) {
+        if !std::mem::replace(dictionary_charged, true) && once > 0 {
             self.sequential(segment.tablespace(), Purpose::Main, once as u64, 1);
+            let access = self.column(column);
+            access.bytes_sequential += once as u64;
+            access.runs += 1;
         }
         let shared = (shared + segment.validity().bytes()) as u64;
         let rows_total = segment.rows().max(1) as u64;
         let sequential = shared * read.rows_spanned.min(rows_total) / rows_total;
         let random = read.rows * LINE;
+        self.column(column).rows += read.rows;
         if random < sequential / 2 {
-            // A scan comes by once: no line of it is in the cache, however small the segment.
-            let pattern = Pattern::Random { lines: read.rows, working_set_bytes: u64::MAX, in_flight: IN_FLIGHT };
-            self.charge(segment.tablespace(), Purpose::Main, Access { pattern, write: false }, random);
-        } else {
+            self.charge(segment.tablespace(), Purpose::Main, ColumnAccess::random(read.rows), random);
+            self.column(column).lines_random += read.rows;
+        } else if sequential > 0 {
             self.sequential(segment.tablespace(), Purpose::Main, sequential, read.runs);
+            let access = self.column(column);
+            access.bytes_sequential += sequential;
+            access.runs += read.runs;
         }
+    }
+
+    /// Reading some rows of a column of a delta chunk.
+    fn delta(&mut self, column: usize, chunk: &DeltaChunk, rows: usize) {
+        let bytes = share(chunk, column, rows);
+        if bytes > 0 {
+            self.sequential(chunk.tablespace(), Purpose::Delta, bytes, 1);
+        }
+        let access = self.column(column);
+        access.rows += rows as u64;
+        access.delta_bytes += bytes;
+        access.delta_runs += u64::from(bytes > 0);
     }
 
     fn flush(&mut self, metrics: &Mutex<ScanMetrics>) {
@@ -366,6 +463,11 @@ impl Tally {
         metrics.rows_scanned += tally.rows_scanned;
         metrics.rows_produced += tally.rows_produced;
         metrics.decoded_bytes += tally.decoded_bytes;
+        let stalled_ns: u64 = tally.tablespaces.iter().map(|(.., stall_ns)| stall_ns).sum();
+        metrics.threads_ns += tally.threads_ns.saturating_sub(stalled_ns);
+        for (total, read) in metrics.columns.iter_mut().zip(tally.columns) {
+            *total += read;
+        }
         for (_, name, bytes, stall_ns) in tally.tablespaces {
             match metrics.tablespaces.iter_mut().find(|(known, ..)| *known == name) {
                 Some((_, total, stalled)) => {
@@ -381,7 +483,11 @@ impl Tally {
 impl ScanReader {
     /// The next batch, or `None` at the end. Never an empty batch.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
+        let start = self.batch_end.unwrap_or_else(Instant::now);
         let batch = self.gathered();
+        let end = Instant::now();
+        self.batch_end = Some(end);
+        self.tally.threads_ns = (end.duration_since(start).as_nanos() as u64).min(WORK_NS_MAX);
         self.tally.flush(&self.scan.metrics);
         batch
     }
@@ -563,7 +669,7 @@ impl ScanReader {
             }
             let segment = &group.segments()[test.column];
             let read = Touched::range(rows.len().min(blocks * BLOCK));
-            self.tally.segment(segment, read, &mut work.dictionaries[test.column]);
+            self.tally.segment(test.column, segment, read, &mut work.dictionaries[test.column]);
             test.test.and_rows(
                 segment.payload(),
                 segment.validity(),
@@ -585,7 +691,7 @@ impl ScanReader {
             if selected == 0 {
                 return Ok(());
             }
-            self.tally.sequential(chunk.tablespace(), Purpose::Delta, share(chunk, predicate.column, rows.len()), 1);
+            self.tally.delta(predicate.column, chunk, rows.len());
             let array = chunk.batch().column(predicate.column);
             if selected == rows.len() {
                 predicate.and_array(&array.slice(rows.start, rows.len()), words)?;
@@ -615,12 +721,12 @@ impl ScanReader {
             let array = match &work.source {
                 Source::Main(group, _) => {
                     let segment = &group.segments()[*column];
-                    self.tally.segment(segment, read, &mut work.dictionaries[*column]);
+                    self.tally.segment(*column, segment, read, &mut work.dictionaries[*column]);
                     self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
                     segment.gather(&rows)?
                 }
                 Source::Delta(chunk) => {
-                    self.tally.sequential(chunk.tablespace(), Purpose::Delta, share(chunk, *column, rows.len()), 1);
+                    self.tally.delta(*column, chunk, rows.len());
                     let array = chunk.batch().column(*column);
                     match &rows {
                         Rows::Range(range) => array.slice(range.start, range.len()),

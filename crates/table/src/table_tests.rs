@@ -1,7 +1,10 @@
 //! Whole tables: scans over main and delta, statistics, merging, moving.
 
 use crate::testing::{array_of, noise, placement, spaces, table};
-use crate::{ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan, TableVersion};
+use crate::{
+    ColumnAccess, ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan,
+    TableVersion,
+};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray, UInt32Array};
@@ -381,7 +384,14 @@ fn reading_from_a_paced_tablespace_is_charged() {
     let (version, _) = build(&spaces, &[20_000], &[100]);
     let scan = TableScan::new(version, request((0..6).collect(), vec![], 8_192));
     assert_eq!(read(&scan, 8_192).num_rows(), 20_100);
-    for (name, bytes, stall_ns) in scan.metrics().tablespaces {
+    // What is counted by column is what was charged.
+    let metrics = scan.metrics();
+    let counted = |read: &ColumnAccess| read.bytes_sequential + read.delta_bytes + 64 * read.lines_random;
+    let charged: u64 = metrics.tablespaces.iter().map(|(_, bytes, _)| bytes).sum();
+    assert_eq!(metrics.columns.iter().map(counted).sum::<u64>(), charged);
+    assert!(metrics.columns.iter().all(|read| read.rows == 20_100 && read.delta_bytes > 0 && read.delta_runs == 1));
+    assert_eq!(metrics.readers, 2);
+    for (name, bytes, stall_ns) in metrics.tablespaces {
         assert!(bytes > 0);
         assert_eq!(stall_ns > 0, name == "far", "{name} stalled for {stall_ns} ns");
     }

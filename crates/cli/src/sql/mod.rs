@@ -3,7 +3,7 @@
 //! Without a server the shell runs one of its own, within its process and reachable by nobody else, on a data folder:
 //! both ways are the same client and the same protocol.
 
-mod client;
+pub(crate) mod client;
 mod copy;
 mod lex;
 mod meta;
@@ -75,16 +75,25 @@ const EXIT_STATEMENT_FAILED: u8 = 1;
 /// Ended by Ctrl-C, as shells number it.
 const EXIT_INTERRUPTED: u8 = 130;
 
-pub fn run(runtime: &Runtime, args: SqlArgs) -> Result<ExitCode> {
-    let (target, database) = match &args.url {
+/// A client of the server at `url`, or of one in this process on a data folder, which is to be closed at the end.
+pub(crate) fn connect(
+    runtime: &Runtime,
+    url: Option<&str>,
+    database: &DatabaseArgs,
+) -> Result<(Client, Option<Arc<Database>>)> {
+    let (target, database) = match url {
         Some(url) => (Target::Server(Url::parse(url)?), None),
         None => {
-            let database = Database::open(args.database.builder()?.build()?)?;
+            let database = Database::open(database.builder()?.build()?)?;
             let planner = Planner::new(database.clone())?;
             (Target::Process(Arc::new(Service::new(planner, ServiceOptions::default()))), Some(database))
         }
     };
-    let client = runtime.block_on(Client::connect(target, &mut ask_password))?;
+    Ok((runtime.block_on(Client::connect(target, &mut ask_password))?, database))
+}
+
+pub fn run(runtime: &Runtime, args: SqlArgs) -> Result<ExitCode> {
+    let (client, database) = connect(runtime, args.url.as_deref(), &args.database)?;
     let mut shell = Shell::new(runtime, client, args.style());
     let code = work(&mut shell, &args)?;
     shell.close();

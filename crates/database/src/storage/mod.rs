@@ -3,6 +3,7 @@
 //! ```text
 //! LOCK                     held while a process uses the folder
 //! MANIFEST                 what is in force (`manifest.rs`)
+//! ACCESS                   the recorded workload, for the placement advisor: JSON
 //! rows/main-<id>.rows      one row group each (`row_file.rs`)
 //! rows/delta-<id>.rows     one delta chunk each
 //! ```
@@ -22,7 +23,7 @@ mod row_file;
 pub(crate) use files::{Files, SystemFiles};
 pub(crate) use manifest::{Manifest, SavedFile, SavedTable, SavedTablespace};
 
-use crate::DatabaseVersion;
+use crate::{DatabaseVersion, Workload};
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
@@ -106,7 +107,7 @@ impl Storage {
             .map_err(|error| Error::io(format_args!("read data folder \"{shown}\""), &error))?;
         let ours = |name: &std::ffi::OsStr| {
             let name = name.to_string_lossy();
-            name == "LOCK" || name == "rows" || name.starts_with("MANIFEST")
+            name == "LOCK" || name == "rows" || name.starts_with("MANIFEST") || name.starts_with("ACCESS")
         };
         let is_new = !manifest_path.exists();
         if is_new && entries.iter().any(|entry| !ours(&entry.file_name())) {
@@ -330,6 +331,31 @@ impl Storage {
             self.remove(&temporary);
             Error::io(format_args!("write file \"{}\"", path.display()), &error)
         })
+    }
+
+    /// The recorded workload, if one was saved and can be read. It is no table's data: damage costs the record and a
+    /// warning, not the start.
+    pub fn load_workload(&self) -> Option<Workload> {
+        let path = self.folder.join("ACCESS");
+        let bytes = match self.files.read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!("could not read file \"{}\", the recorded workload: {error}", path.display());
+                return None;
+            }
+        };
+        serde_json::from_slice(&bytes)
+            .inspect_err(|error| {
+                tracing::warn!("file \"{}\", the recorded workload, is damaged: {error}", path.display());
+            })
+            .ok()
+    }
+
+    pub fn save_workload(&self, workload: &Workload) -> Result<()> {
+        let text = serde_json::to_string(workload)
+            .map_err(|error| Error::internal(format!("the recorded workload cannot be written: {error}")))?;
+        self.replace(&self.folder.join("ACCESS"), &[text.as_bytes()])
     }
 
     /// Keeps others from writing a manifest until the guard drops.

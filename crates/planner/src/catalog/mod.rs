@@ -20,6 +20,7 @@ mod types;
 mod value;
 
 pub use functions::add_interval;
+pub use objects::quote_identifier;
 pub use rewrite::rewrite;
 
 use crate::facts::SessionFacts;

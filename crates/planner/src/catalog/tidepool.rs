@@ -4,9 +4,10 @@ use super::objects::table_bytes;
 use super::relations::Rows;
 use super::value::Value;
 use crate::facts::SessionFacts;
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use tidepool_database::ColumnRecord;
 use tidepool_device::Profile;
 use tidepool_table::{Segment, TableVersion};
 
@@ -18,6 +19,8 @@ pub fn description(name: &str) -> &'static str {
         "tablespaces" => "tablespaces: size, use, profile and pacing",
         "queries" => "statements that run now and the latest finished ones",
         "pacing" => "what emulated devices were charged with",
+        "access" => "what statements read of tables and columns: the recorded workload",
+        "workload" => "how much there is of the recorded workload",
         "progress" => "progress of long commands",
         "settings" => "settings of this session",
         "profiles" => "device profiles that a tablespace can name",
@@ -33,6 +36,16 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "tablespaces" => tablespaces(facts, rows),
         "queries" => queries(facts, rows),
         "pacing" => pacing(facts, rows),
+        "access" => access(facts, rows),
+        "workload" => {
+            let workload = facts.planner.database().access_log().workload();
+            rows.push([
+                ("since", time(workload.since_us).into()),
+                ("statements", workload.statements.into()),
+                ("elapsed_ms", (workload.elapsed_ns as f64 / NS_PER_MS).into()),
+                ("stall_ms", (workload.stall_ns as f64 / NS_PER_MS).into()),
+            ]);
+        }
         "progress" => progress(facts, rows),
         "settings" => {
             for setting in facts.settings.list() {
@@ -196,6 +209,44 @@ fn pacing(facts: &SessionFacts, rows: &mut Rows) {
                 ("link_bytes_written", counters.link_bytes_written.into()),
                 ("stall_ms", (counters.stall_ns as f64 / NS_PER_MS).into()),
             ]);
+        }
+    }
+}
+
+/// `None` for never, which is recorded as 0.
+fn time(micros: i64) -> Option<DateTime<Utc>> {
+    (micros > 0).then(|| DateTime::from_timestamp_micros(micros)).flatten()
+}
+
+fn access(facts: &SessionFacts, rows: &mut Rows) {
+    let workload = facts.planner.database().access_log().workload();
+    for table in facts.version.tables.values() {
+        let record = workload.tables.get(&table.def.id).cloned().unwrap_or_default();
+        let columns: Vec<ColumnRecord> = (0..table.def.columns.len()).map(|column| record.column(column)).collect();
+        let usage = table.column_usage();
+        let mut total = ColumnRecord { scans: record.scans, last_us: record.last_us, ..ColumnRecord::default() };
+        for column in &columns {
+            total.access += column.access;
+        }
+        let mut push = |column: Option<usize>, record: &ColumnRecord, bytes_encoded: u64| {
+            let tablespace = column.map_or(table.placement.main.as_str(), |index| table.placement.column(index));
+            rows.push([
+                ("table_name", table.def.name.clone().into()),
+                ("column_name", column.map(|index| table.def.columns[index].name.clone()).into()),
+                ("scans", record.scans.into()),
+                ("rows", record.access.rows.into()),
+                ("bytes_sequential", record.access.bytes_sequential.into()),
+                ("runs", record.access.runs.into()),
+                ("lines_random", record.access.lines_random.into()),
+                ("bytes_delta", record.access.delta_bytes.into()),
+                ("bytes_encoded", bytes_encoded.into()),
+                ("tablespace", tablespace.to_owned().into()),
+                ("last_access", time(record.last_us).into()),
+            ]);
+        };
+        push(None, &total, usage.iter().map(|column| column.encoded_bytes).sum());
+        for (index, (record, usage)) in columns.iter().zip(&usage).enumerate() {
+            push(Some(index), record, usage.encoded_bytes);
         }
     }
 }

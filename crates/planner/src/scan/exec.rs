@@ -60,6 +60,15 @@ pub struct TidepoolScanExec {
     run: Arc<Mutex<Run>>,
 }
 
+/// The storage scans of a plan that ran.
+pub fn scans_of(plan: &Arc<dyn ExecutionPlan>) -> Vec<Arc<TableScan>> {
+    let mut scans: Vec<Arc<TableScan>> = plan.children().into_iter().flat_map(scans_of).collect();
+    if let Some(scan) = plan.downcast_ref::<TidepoolScanExec>() {
+        scans.extend(scan.run.lock().scans.iter().map(|(scan, _)| scan.clone()));
+    }
+    scans
+}
+
 /// The storage scans of this operator: one for each time it was executed.
 #[derive(Default)]
 struct Run {

@@ -9,7 +9,7 @@ mod exec;
 mod filter;
 mod runtime;
 
-pub use exec::TidepoolScanExec;
+pub use exec::{TidepoolScanExec, scans_of};
 pub use filter::{datum_scalar, scalar_f64};
 
 use crate::optimizer::estimate::{self, Estimate};

@@ -29,6 +29,7 @@ impl Session {
         match statement.command() {
             Command::Query(_) | Command::Insert(_) => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
+            Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Show { name: None } => {
                 return none(Some(vec![
                     ResultColumn::text("name"),

@@ -59,6 +59,11 @@ impl Session {
             Command::Explain { options, statement } => self.explain(text, *options, statement, parameters).await,
             Command::Checkpoint => self.checkpoint().await,
             Command::Merge { table } => self.merge(table).await,
+            Command::ResetAccess => {
+                self.planner.database().access_log().reset();
+                Ok(Outcome::command("CALL"))
+            }
+            Command::Advise(arguments) => self.advise(arguments).await,
             Command::AlterRole { role, password } => self.alter_role(role, password.clone()).await,
         }
     }

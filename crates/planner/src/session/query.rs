@@ -1,6 +1,7 @@
 //! Queries: planned, started, and explained.
 
 use super::{Outcome, ResultColumn, Running, Session};
+use crate::charge::HeapCounts;
 use crate::execute::{Batches, Execution, joined};
 use crate::query;
 use crate::statement::{Command, ExplainOptions, Statement};
@@ -35,10 +36,16 @@ impl Session {
     }
 
     pub(super) fn run(&self, running: Running, planned: query::Planned) -> Result<Batches> {
-        Ok(self.prepare_run(running, planned)?.start(&self.planner.workers()))
+        Ok(self.prepare_run(running, planned, None)?.start(&self.planner.workers()))
     }
 
-    fn prepare_run(&self, running: Running, planned: query::Planned) -> Result<Execution> {
+    /// With `counts`, what operators do in the query heap is counted there, paced or not.
+    fn prepare_run(
+        &self,
+        running: Running,
+        planned: query::Planned,
+        counts: Option<&Arc<HeapCounts>>,
+    ) -> Result<Execution> {
         let heap = crate::heap::open(self.planner.database(), &running.facts.settings)?;
         let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
         let context = TaskContext::default()
@@ -49,6 +56,7 @@ impl Session {
                 crate::guard::wrap(planned.plan, &running.interrupt)?,
                 &heap,
                 &running.query.info,
+                counts,
             )?,
             context: Arc::new(context),
             schema: planned.schema,
@@ -81,8 +89,9 @@ impl Session {
         let running = self.running(text);
         let explained = match statement.command() {
             Command::Execute { name, .. } => self.prepared(name)?.statement,
-            Command::Insert(_) | Command::CreateTable { .. } if options.analyze => {
-                return Err(Error::unsupported("EXPLAIN ANALYZE runs queries only"));
+            Command::Insert(_) | Command::CreateTable { .. } if options.analyze || options.placement => {
+                let form = if options.placement { "EXPLAIN PLACEMENT" } else { "EXPLAIN ANALYZE" };
+                return Err(Error::unsupported(format!("{form} runs queries only")));
             }
             _ => statement.clone(),
         };
@@ -93,12 +102,15 @@ impl Session {
             self.planner.workers().spawn(async move { query::plan(facts, query_of(&explained)?, owned).await });
         let planned = joined(planning.await)?;
         let planning_time = planning_start.elapsed();
+        if options.placement {
+            return self.explain_placement(running, planned).await;
+        }
         let mut plan = planned.plan.clone();
         let mut execution = None;
         if options.analyze {
             let info = running.query.info.clone();
             let start = Instant::now();
-            let prepared = self.prepare_run(running, planned)?;
+            let prepared = self.prepare_run(running, planned, None)?;
             plan = prepared.plan.clone();
             let mut batches = prepared.start(&self.planner.workers());
             let mut rows = 0;
@@ -126,15 +138,47 @@ impl Session {
             lines.push(format!("Planning Time: {:.3} ms", planning_time.as_secs_f64() * 1e3));
             lines.push(format!("Execution Time: {:.3} ms ({rows} rows)", elapsed.as_secs_f64() * 1e3));
         }
-        let schema = Arc::new(Schema::new(vec![Field::new("QUERY PLAN", DataType::Utf8View, true)]));
-        let lines = StringViewArray::from_iter_values(lines);
-        let batch = RecordBatch::try_new(schema, vec![Arc::new(lines)]).map_err(crate::errors::from_arrow)?;
-        Ok(Outcome::Rows {
-            columns: vec![ResultColumn::text("QUERY PLAN")],
-            batches: Box::pin(futures::stream::iter([Ok(batch)])),
-            tag: "EXPLAIN",
-        })
+        plan_lines(lines)
     }
+
+    /// Runs the query once, to count what it touches, and says what that would cost elsewhere.
+    async fn explain_placement(&self, running: Running, planned: query::Planned) -> Result<Outcome> {
+        let models = crate::placement::models(self.planner.database())?;
+        let counts = Arc::new(HeapCounts::new(models.iter().map(|(_, model)| model.clone()).collect()));
+        let info = running.query.info.clone();
+        // Asking is no part of the workload.
+        info.leave_unrecorded();
+        let facts = running.facts.clone();
+        let start = Instant::now();
+        let prepared = self.prepare_run(running, planned, Some(&counts))?;
+        let plan = prepared.plan.clone();
+        let mut batches = prepared.start(&self.planner.workers());
+        while let Some(batch) = batches.next().await {
+            batch?;
+        }
+        let elapsed = start.elapsed();
+        let stall_ns = info.heap_stall_ns() + info.scan_bytes().iter().map(|(.., stall_ns)| stall_ns).sum::<u64>();
+        let scans = crate::scan::scans_of(&plan);
+        plan_lines(crate::placement::lines(&crate::placement::Run {
+            scans: &scans,
+            operators: counts.operators(),
+            models: &models,
+            threads: facts.settings.threads(),
+            elapsed,
+            stall_ns,
+        }))
+    }
+}
+
+fn plan_lines(lines: Vec<String>) -> Result<Outcome> {
+    let schema = Arc::new(Schema::new(vec![Field::new("QUERY PLAN", DataType::Utf8View, true)]));
+    let lines = StringViewArray::from_iter_values(lines);
+    let batch = RecordBatch::try_new(schema, vec![Arc::new(lines)]).map_err(crate::errors::from_arrow)?;
+    Ok(Outcome::Rows {
+        columns: vec![ResultColumn::text("QUERY PLAN")],
+        batches: Box::pin(futures::stream::iter([Ok(batch)])),
+        tag: "EXPLAIN",
+    })
 }
 
 /// The query in a statement.

@@ -2,8 +2,9 @@
 
 use super::{Outcome, Session};
 use crate::execute::joined;
-use crate::statement::QualifiedName;
-use tidepool_base::{Error, Result, SqlState};
+use crate::statement::{AdviseArguments, QualifiedName};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::advice;
 
 impl Session {
     pub(super) async fn create_tablespace(
@@ -51,6 +52,23 @@ impl Session {
         let database = self.planner.database().clone();
         joined(self.planner.workers().spawn_blocking(move || database.merge(&name)).await)?;
         Ok(Outcome::command("CALL"))
+    }
+
+    pub(super) async fn advise(&self, arguments: &AdviseArguments) -> Result<Outcome> {
+        let database = self.planner.database().clone();
+        let profile = arguments.profile.as_deref().map(|name| database.config().profile(name)).transpose()?;
+        let request = advice::Request {
+            near_limit_bytes: arguments.near_limit.parse::<ByteSize>()?.0,
+            far: arguments.far.clone(),
+            profile,
+        };
+        let advice = joined(self.planner.workers().spawn_blocking(move || database.advise(&request)).await)?;
+        let batch = crate::placement::advice_batch(&advice)?;
+        Ok(Outcome::Rows {
+            columns: crate::placement::advice_columns(),
+            batches: Box::pin(futures::stream::iter([Ok(batch)])),
+            tag: "CALL",
+        })
     }
 
     pub(super) async fn alter_role(&self, role: &str, password: Option<String>) -> Result<Outcome> {

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
 pub use utility::{
-    AlterAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions, FetchCount, QualifiedName, SetValue,
-    TransactionMode,
+    AdviseArguments, AlterAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions, FetchCount, QualifiedName,
+    SetValue, TransactionMode,
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
@@ -199,6 +199,8 @@ pub enum Command {
     Merge {
         table: QualifiedName,
     },
+    ResetAccess,
+    Advise(AdviseArguments),
     AlterRole {
         role: String,
         password: Option<String>,

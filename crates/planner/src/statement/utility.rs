@@ -62,6 +62,17 @@ pub struct ExplainOptions {
     pub verbose: bool,
     /// `FORMAT TREE`.
     pub tree: bool,
+    /// What the query would cost with tables and heap elsewhere.
+    pub placement: bool,
+}
+
+/// Of `CALL tidepool.advise`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdviseArguments {
+    /// A size.
+    pub near_limit: String,
+    pub far: String,
+    pub profile: Option<String>,
 }
 
 #[derive(Clone)]
@@ -786,9 +797,29 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
     cursor.advance();
     let procedure = qualified_name(cursor)?;
     cursor.expect_token(&Token::LParen)?;
-    if procedure.schema.as_deref() != Some("tidepool") || procedure.name != "merge" {
-        return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
-            .with_hint("There is tidepool.merge('table')."));
+    match (procedure.schema.as_deref(), procedure.name.as_str()) {
+        (Some("tidepool"), "merge") => {}
+        (Some("tidepool"), "reset_access") => {
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::ResetAccess);
+        }
+        (Some("tidepool"), "advise") => {
+            let near_limit = cursor.string()?;
+            let argument = |cursor: &mut Cursor<'_>| {
+                if cursor.token(&Token::Comma) { cursor.string().map(Some) } else { Ok(None) }
+            };
+            let far = argument(cursor)?.unwrap_or_else(|| "far".to_owned());
+            let profile = argument(cursor)?;
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::Advise(AdviseArguments { near_limit, far, profile }));
+        }
+        _ => {
+            return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
+                .with_hint(
+                    "There are tidepool.merge('table'), tidepool.reset_access() and \
+                     tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
+                ));
+        }
     }
     let table = cursor.string()?;
     cursor.expect_token(&Token::RParen)?;
@@ -823,6 +854,7 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
             match name.as_str() {
                 "analyze" => options.analyze = on(cursor)?,
                 "verbose" => options.verbose = on(cursor)?,
+                "placement" => options.placement = on(cursor)?,
                 "format" => match cursor.ident()?.as_str() {
                     "text" => options.tree = false,
                     "tree" => options.tree = true,
@@ -842,6 +874,8 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
             }
         }
         cursor.expect_token(&Token::RParen)?;
+    } else if cursor.keyword("placement") {
+        options.placement = true;
     } else {
         options.analyze = cursor.keyword("analyze");
         options.verbose = cursor.keyword("verbose");

@@ -1,0 +1,136 @@
+//! The placement advisor from the command line.
+
+use crate::cli::{serve, sql, text, tidepool};
+use std::path::Path;
+
+const MAKE: &str = "CREATE TABLESPACE slow LOCATION 'anon:' WITH (size = '64MB', profile = 'cxl-asic');\n\
+    CREATE TABLE t TABLESPACE near AS SELECT g AS id, g % 10 AS tens, md5(g::text) AS digest FROM generate_series(1, 20000) AS s(g);\n\
+    CREATE TABLE unread TABLESPACE near AS SELECT g AS \"group\" FROM generate_series(1, 20000) AS s(g);\n\
+    CALL tidepool.merge('t');\nCALL tidepool.merge('unread');\nCALL tidepool.reset_access();\n\
+    SELECT sum(id) FROM t WHERE tens = 3;\n";
+
+const WHERE: &str = "SELECT column_name, tablespace FROM tidepool.tables WHERE column_name IS NOT NULL ORDER BY table_name, column_name";
+
+fn places(shown: &[u8]) -> Vec<String> {
+    text(shown).lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn advice_is_a_script_and_can_be_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(&folder.path().join("data"), &[]);
+    let made = sql(&server.url, &[], MAKE);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let advise = |arguments: &[&str]| {
+        let output =
+            tidepool().args(["advise", &server.url, "--far-tablespace", "slow"]).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let statements = |script: &str| -> Vec<String> {
+        script.lines().filter(|line| !line.starts_with("--")).map(str::to_owned).collect()
+    };
+    let rows = || places(&sql(&server.url, &["--format", "csv", "-c", WHERE], "").stdout);
+
+    // Plenty of room: what is never read leaves. Without --apply nothing moves.
+    let plenty = advise(&["--near-limit", "100MB"]);
+    let digest = "ALTER TABLE t ALTER COLUMN digest SET TABLESPACE slow;";
+    assert_eq!(statements(&plenty), [digest, "ALTER TABLE unread SET TABLESPACE slow;"]);
+    assert!(plenty.contains(": 1 statements, "), "{plenty}");
+    assert_eq!(rows(), ["digest,near", "id,near", "tens,near", "group,near"]);
+
+    // The file has what the script has, and more.
+    let json = folder.path().join("advice.json");
+    let applied = advise(&["--near-limit", "100MB", "--apply", "--json", json.to_str().unwrap()]);
+    assert_eq!(statements(&applied), statements(&plenty));
+    let document: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(document["statements"].as_array().unwrap().len(), 2);
+    assert_eq!(document["columns"].as_array().unwrap().len(), 4);
+    let near_bytes = |name: &str| document[name].as_u64().unwrap();
+    assert!(near_bytes("near_bytes_advised") < near_bytes("near_bytes_now"));
+    assert_eq!(document["stall_advised_ms"].as_f64(), Some(0.0));
+    assert_eq!(rows(), ["digest,slow", "id,near", "tens,near", "group,slow"]);
+    assert!(advise(&["--near-limit", "100MB"]).contains("Nothing needs to move."));
+
+    // No room at all, and back again.
+    advise(&["--near-limit", "0", "--apply"]);
+    assert_eq!(rows(), ["digest,slow", "id,slow", "tens,slow", "group,slow"]);
+    let back = advise(&["--near-limit", "100MB", "--json", "-"]);
+    let document: serde_json::Value = serde_json::from_str(&back).unwrap();
+    assert!(document["stall_now_ms"].as_f64() > Some(0.0));
+    assert_eq!(document["near_bytes_now"].as_u64(), Some(0));
+    advise(&["--near-limit", "100MB", "--apply"]);
+    assert_eq!(rows(), ["digest,slow", "id,near", "tens,near", "group,slow"]);
+
+    let failed = tidepool().args(["advise", &server.url, "--near-limit", "1MB"]).output().unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stderr).contains("has no profile"), "{}", text(&failed.stderr));
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+#[test]
+fn the_recorded_workload_outlives_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let near = ["--near", "256MB", "--far", "anon:,size=256MB", "--data"];
+    let made = tidepool().arg("sql").args(near).arg(&data).args(["-f", &script(folder.path())]).output().unwrap();
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let advise = || {
+        let mut command = tidepool();
+        command.arg("advise").args(near).arg(&data).args(["--far-tablespace", "slow", "--near-limit", "100MB"]);
+        command.output().unwrap()
+    };
+    let advised = advise();
+    assert!(text(&advised.stdout).contains("ALTER COLUMN digest SET TABLESPACE slow"), "{}", text(&advised.stderr));
+
+    // A damaged record is no reason not to start; it is told, and forgotten.
+    std::fs::write(data.join("ACCESS"), "{").unwrap();
+    let advised = advise();
+    let stderr = text(&advised.stderr);
+    assert!(stderr.contains("no workload is recorded") && stderr.contains("damaged"), "{stderr}");
+}
+
+fn script(folder: &Path) -> String {
+    let path = folder.join("make.sql");
+    std::fs::write(&path, MAKE).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn explain_placement_tells_columns_operators_and_placements() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(&folder.path().join("data"), &[]);
+    let made = sql(&server.url, &[], MAKE);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let query =
+        "EXPLAIN PLACEMENT SELECT x.tens, count(*) FROM t x JOIN t y ON x.id = y.id WHERE x.tens > 3 GROUP BY x.tens";
+    let explained = sql(&server.url, &["-c", query], "");
+    let shown = text(&explained.stdout);
+    for expected in [
+        "t.id (now in near)",
+        "t.tens (now in near)",
+        "hash join build: id = id",
+        "hash join probe: id = id",
+        "grouping: tens",
+        "all in near",
+        "tables in far",
+        "heap in far",
+        "tables in slow",
+        "heap in slow",
+        "both in slow",
+        "As placed now: ",
+    ] {
+        assert!(shown.contains(expected), "{expected} is missing from {shown}");
+    }
+    assert!(!shown.contains("digest"), "{shown}");
+    // near and far are local memory here, slow is not.
+    let waits = |name: &str| -> f64 {
+        let line = shown.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        line.trim_start().trim_start_matches(name).split_whitespace().next().unwrap().parse().unwrap()
+    };
+    assert_eq!((waits("all in near"), waits("both in far")), (0.0, 0.0));
+    assert!(waits("tables in slow") > 0.0 && waits("both in slow") >= waits("tables in slow"), "{shown}");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
