@@ -27,7 +27,8 @@ pub use crate::observe::{ObserveArgs, run_observe};
 /// Generate a benchmark's data, load it, run its queries and check them.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// tpch, tpcds, or placement: the far-memory study with 1 to 8 streams, alone and sharing a device
+    /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
+    /// tables as the placement advisor and simpler rules place them
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -58,6 +59,9 @@ pub struct BenchArgs {
     /// Far memory, as LOCATION,size=SIZE; the profile comes from --profile [default: as the server's, anon:]
     #[arg(long)]
     pub far: Option<String>,
+    /// advise: part of the table data that is to be far
+    #[arg(long, default_value_t = 0.8)]
+    pub far_share: f64,
     /// Write the result as JSON (- for standard output)
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -90,8 +94,10 @@ pub(crate) struct Request {
 
 /// Fails when an answer is wrong or a query cannot run.
 pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
-    if args.name == "placement" {
-        return crate::study::run_study(args).await;
+    match args.name.as_str() {
+        "placement" => return crate::study::run_study(args).await,
+        "advise" => return crate::advise::run(&args).await,
+        _ => {}
     }
     let workload = Workload::by_name(&args.name, args.sf)?;
     let queries =

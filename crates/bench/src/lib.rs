@@ -20,5 +20,6 @@ pub mod tpcds;
 pub mod tpch;
 pub mod workload;
 
+mod advise;
 mod demo;
 mod machine;

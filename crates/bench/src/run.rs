@@ -169,7 +169,7 @@ async fn check(
     result
 }
 
-fn judge(
+pub(crate) fn judge(
     workload: &Workload,
     query: &QuerySpec,
     rows: &ResultSet,

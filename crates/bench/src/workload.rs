@@ -48,7 +48,7 @@ impl Workload {
             "tpch" => Ok(crate::tpch::workload(scale_factor)),
             "tpcds" => crate::tpcds::workload(scale_factor),
             _ => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("there is no benchmark \"{name}\""))
-                .with_hint("There are tpch, tpcds and placement.")),
+                .with_hint("There are tpch, tpcds, placement and advise.")),
         }
     }
 
