@@ -69,3 +69,32 @@ fn nonsense_is_refused_before_anything_is_generated() {
         assert!(stderr.contains(message), "{arguments:?}: {stderr}");
     }
 }
+
+#[test]
+fn the_advisor_is_held_against_simpler_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("advise.json");
+    // One thread reads the same bytes in the same order every time.
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "advise", "--sf", "0.01", "--repeat", "1", "--threads", "1", "--profile", "cxl-asic"])
+        .args(["--near", "1GB", "--far", "anon:,size=1GB", "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let placement = |name: &str| {
+        result["placements"].as_array().unwrap().iter().find(|placement| placement["name"] == name).unwrap().clone()
+    };
+    let number = |name: &str, field: &str| placement(name)[field].as_f64().unwrap();
+    for name in ["advised", "by frequency", "largest far"] {
+        assert!(number(name, "far_share") >= 0.8, "{name}");
+        assert!(number(name, "stall_predicted_ms") >= number("advised", "stall_predicted_ms"), "{name}");
+        assert!(number(name, "stall_predicted_ms") <= number("all far", "stall_predicted_ms"), "{name}");
+        // Waits are accounted whatever the clock says; only what the link adds depends on it.
+        assert!(number(name, "stall_accounted_ms") >= 0.9 * number(name, "stall_predicted_ms"), "{name}");
+    }
+    assert_eq!((number("all near", "far_share"), number("all near", "stall_accounted_ms")), (0.0, 0.0));
+    assert_eq!(number("all far", "near_bytes"), 0.0);
+    assert!(!result["statements"].as_array().unwrap().is_empty());
+}
