@@ -12,6 +12,10 @@ test:
 slt:
     cargo test --release -p tidepool --test suite -- slt
 
+# Devices, tablespaces and SQL on Linux's own CXL, DAX and NUMA drivers, in emulated guests (tests/guests/README.md).
+test-devices *SCENARIOS:
+    tests/guests/run {{SCENARIOS}}
+
 lint:
     cargo fmt --all --check
     cargo clippy --release --workspace --all-targets -- -D warnings

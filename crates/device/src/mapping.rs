@@ -720,8 +720,13 @@ mod tests {
         unsafe { std::slice::from_raw_parts_mut(mapping.base().as_ptr(), mapping.len()) }
     }
 
+    /// A file in `TIDEPOOL_TEST_FOLDER` (of a DAX file system, for one), or else in memory.
     fn temporary(name: &str) -> std::path::PathBuf {
-        let folder = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+        let folder = match std::env::var_os("TIDEPOOL_TEST_FOLDER") {
+            Some(folder) => folder.into(),
+            None if Path::new("/dev/shm").is_dir() => "/dev/shm".into(),
+            None => std::env::temp_dir(),
+        };
         folder.join(format!("tidepool-mapping-{}-{name}", std::process::id()))
     }
 

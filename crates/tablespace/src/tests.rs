@@ -256,7 +256,11 @@ fn tablespaces_are_created_found_and_dropped() {
 #[test]
 #[cfg_attr(miri, ignore = "maps files")]
 fn a_file_is_kept_by_its_superblock() {
-    let folder = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    let folder = match std::env::var_os("TIDEPOOL_TEST_FOLDER") {
+        Some(folder) => folder.into(),
+        None if std::path::Path::new("/dev/shm").is_dir() => "/dev/shm".into(),
+        None => std::env::temp_dir(),
+    };
     let path = folder.join(format!("tidepool-space-{}", std::process::id()));
     let file = |size| TablespaceConfig { location: Location::File(path.clone()), size_bytes: size, ..config("f", 0) };
     let open = |size| Tablespace::open(TablespaceId(2), file(size));

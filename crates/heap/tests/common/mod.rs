@@ -11,10 +11,15 @@ static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
 
 pub const MIB: u64 = 1 << 20;
 
+/// At `TIDEPOOL_TEST_LOCATION` (`numa:1`, for one), or else in ordinary memory. Not at a device or a file: these tests
+/// open several tablespaces at once.
 pub fn space(name: &str, size: u64) -> Arc<Tablespace> {
     let config = TablespaceConfig {
         name: name.into(),
-        location: Location::Anon,
+        location: match std::env::var("TIDEPOOL_TEST_LOCATION") {
+            Ok(text) => text.parse().unwrap(),
+            Err(_) => Location::Anon,
+        },
         size_bytes: Some(size),
         profile: None,
         huge_pages: false,
