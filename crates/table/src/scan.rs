@@ -332,8 +332,8 @@ struct Work {
     dynamic_plan: Option<(u64, GroupPlan)>,
     /// Rows that passed and are not handed out yet, ascending.
     selected: Vec<u32>,
-    /// Columns whose dictionary this reader has been charged for.
-    dictionaries: Vec<bool>,
+    /// By column.
+    charged: Vec<Charged>,
 }
 
 pub struct ScanReader {
@@ -349,34 +349,21 @@ pub struct ScanReader {
     batch_end: Option<Instant>,
 }
 
-/// How much of a segment is read for some rows.
-#[derive(Clone, Copy)]
-struct Touched {
-    rows: u64,
-    /// Rows of the blocks that they lie in.
-    rows_spanned: u64,
-    /// Runs of neighbouring blocks.
-    runs: u64,
+/// What a reader has been charged for of one segment. It comes by once, so what it has read of a row group is taken to be in
+/// the cache when it comes back to it for the next predicate, or for the rows that passed.
+#[derive(Clone, Copy, Default)]
+struct Charged {
+    /// A bit a block.
+    blocks: u128,
+    /// Lines of what all rows share: the dictionary's values.
+    shared_lines: f64,
 }
 
-impl Touched {
-    fn range(rows: usize) -> Touched {
-        Touched { rows: rows as u64, rows_spanned: rows as u64, runs: 1 }
-    }
+const _: () = assert!(ROW_GROUP_ROWS / BLOCK <= u128::BITS as usize);
 
-    fn of(rows: &Rows<'_>) -> Touched {
-        let list = match rows {
-            Rows::Range(range) => return Touched::range(range.len()),
-            Rows::List(list) => *list,
-        };
-        let (mut blocks, mut runs, mut last) = (0, 0, None);
-        by_block(list, |block, _| {
-            blocks += 1;
-            runs += u64::from(last.is_none_or(|last: usize| last + 1 != block));
-            last = Some(block);
-        });
-        Touched { rows: list.len() as u64, rows_spanned: blocks * BLOCK as u64, runs }
-    }
+/// Lines expected to be touched by `picks` picks at random among `lines`.
+fn distinct_lines(lines: f64, picks: f64) -> f64 {
+    if lines < 1.0 { lines } else { lines * (1.0 - (1.0 - 1.0 / lines).powf(picks)) }
 }
 
 /// What happened since the last batch.
@@ -419,29 +406,74 @@ impl Tally {
     }
 
     /// Reading some rows of a segment.
-    fn segment(&mut self, column: usize, segment: &Segment, read: Touched, dictionary_charged: &mut bool) {
-        const LINE: u64 = 64;
-        let (once, shared) = segment.payload().bytes();
-        if !std::mem::replace(dictionary_charged, true) && once > 0 {
-            self.sequential(segment.tablespace(), Purpose::Main, once as u64, 1);
-            let access = self.column(column);
-            access.bytes_sequential += once as u64;
-            access.runs += 1;
+    fn rows(&mut self, column: usize, segment: &Segment, rows: &Rows<'_>, charged: &mut Charged) {
+        let mut blocks = Vec::new();
+        match rows {
+            Rows::Range(range) => {
+                let mut start = range.start;
+                while start < range.end {
+                    let end = range.end.min((start / BLOCK + 1) * BLOCK);
+                    blocks.push((start / BLOCK, end - start, true));
+                    start = end;
+                }
+            }
+            Rows::List(list) => by_block(list, |block, rows| blocks.push((block, rows.len(), false))),
         }
-        let shared = (shared + segment.validity().bytes()) as u64;
-        let rows_total = segment.rows().max(1) as u64;
-        let sequential = shared * read.rows_spanned.min(rows_total) / rows_total;
-        let random = read.rows * LINE;
-        self.column(column).rows += read.rows;
-        if random < sequential / 2 {
-            self.charge(segment.tablespace(), Purpose::Main, ColumnAccess::random(read.rows), random);
-            self.column(column).lines_random += read.rows;
-        } else if sequential > 0 {
-            self.sequential(segment.tablespace(), Purpose::Main, sequential, read.runs);
-            let access = self.column(column);
-            access.bytes_sequential += sequential;
-            access.runs += read.runs;
+        self.blocks(column, segment, blocks.into_iter(), charged);
+    }
+
+    /// Reading some blocks of a segment: each with its number, how many of its rows, and whether these are neighbours.
+    fn blocks(
+        &mut self,
+        column: usize,
+        segment: &Segment,
+        blocks: impl Iterator<Item = (usize, usize, bool)>,
+        charged: &mut Charged,
+    ) {
+        const LINE: f64 = 64.0;
+        let (shared, own) = segment.payload().bytes();
+        let rows_total = segment.rows().max(1);
+        let row_bytes = (own + segment.validity().bytes()) as f64 / rows_total as f64;
+        let (mut sequential_bytes, mut runs, mut random_lines, mut picks) = (0.0, 0, 0.0, 0);
+        let mut last = None;
+        for (block, rows, neighbours) in blocks {
+            picks += rows;
+            let bit = 1 << (block % u128::BITS as usize);
+            if charged.blocks & bit != 0 {
+                continue;
+            }
+            let block_rows = BLOCK.min(rows_total.saturating_sub(block * BLOCK)).max(1);
+            let whole = rows >= block_rows;
+            if !neighbours || whole {
+                charged.blocks |= bit;
+            }
+            let block_lines = block_rows as f64 * row_bytes / LINE;
+            let lines =
+                if neighbours { rows as f64 * row_bytes / LINE } else { distinct_lines(block_lines, rows as f64) };
+            // Where every second line is wanted, prefetching brings all that are.
+            if neighbours || lines * 2.0 >= block_lines {
+                sequential_bytes += lines * LINE;
+                runs += u64::from(last.is_none_or(|last: usize| last + 1 != block));
+                last = Some(block);
+            } else {
+                random_lines += lines;
+            }
         }
+        let wanted = distinct_lines((shared as f64 / LINE - charged.shared_lines).max(0.0), picks as f64);
+        charged.shared_lines += wanted;
+        random_lines += wanted;
+        let (bytes, lines) = (sequential_bytes.round() as u64, random_lines.round() as u64);
+        if bytes > 0 {
+            self.sequential(segment.tablespace(), Purpose::Main, bytes, runs);
+        }
+        if lines > 0 {
+            self.charge(segment.tablespace(), Purpose::Main, ColumnAccess::random(lines), lines * LINE as u64);
+        }
+        let access = self.column(column);
+        access.rows += picks as u64;
+        access.bytes_sequential += bytes;
+        access.runs += runs;
+        access.lines_random += lines;
     }
 
     /// Reading some rows of a column of a delta chunk.
@@ -575,7 +607,7 @@ impl ScanReader {
                 plan,
                 dynamic_plan: None,
                 selected: Vec::new(),
-                dictionaries: vec![false; scan.version.def.columns.len()],
+                charged: vec![Charged::default(); scan.version.def.columns.len()],
             });
             return Ok(true);
         }
@@ -663,13 +695,14 @@ impl ScanReader {
         let dynamic = work.dynamic_plan.as_ref().map(|(_, plan)| plan);
         for test in work.plan.as_deref().into_iter().chain(dynamic).flat_map(|plan| &plan.tests) {
             // Only blocks with a row left are read.
-            let blocks = words.chunks(BLOCK / 64).filter(|block| block.iter().any(|word| *word != 0)).count();
-            if blocks == 0 {
+            let first = rows.start / BLOCK;
+            let blocks = words.chunks(BLOCK / 64).zip(0..).filter(|(block, _)| block.iter().any(|word| *word != 0));
+            let blocks: Vec<_> = blocks.map(|(_, index)| (first + index, BLOCK, true)).collect();
+            if blocks.is_empty() {
                 return Ok(());
             }
             let segment = &group.segments()[test.column];
-            let read = Touched::range(rows.len().min(blocks * BLOCK));
-            self.tally.segment(test.column, segment, read, &mut work.dictionaries[test.column]);
+            self.tally.blocks(test.column, segment, blocks.into_iter(), &mut work.charged[test.column]);
             test.test.and_rows(
                 segment.payload(),
                 segment.validity(),
@@ -716,12 +749,11 @@ impl ScanReader {
     fn produce(&mut self, work: &mut Work, rows: Rows<'_>) -> Result<RecordBatch> {
         let scan = Arc::clone(&self.scan);
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(scan.projection.len());
-        let read = Touched::of(&rows);
         for column in &scan.projection {
             let array = match &work.source {
                 Source::Main(group, _) => {
                     let segment = &group.segments()[*column];
-                    self.tally.segment(*column, segment, read, &mut work.dictionaries[*column]);
+                    self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
                     self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
                     segment.gather(&rows)?
                 }
