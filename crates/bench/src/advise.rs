@@ -107,7 +107,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
     let result = bench.measure(&mut connection, args, threads).await?;
     print(&result);
     if let Some(path) = &args.json {
-        crate::cli::write_json(path, &result)?;
+        crate::write_json(path, &result)?;
     }
     for failure in &result.failures {
         say(format!("FAILED  {failure}"));

@@ -118,7 +118,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
     let result = execute(&request).await?;
     print_summary(&result);
     if let Some(path) = &args.json {
-        write_json(path, &result)?;
+        crate::write_json(path, &result)?;
     }
     if let Some(dir) = &args.report {
         say(format!("report: {}", report::write(dir, &result)?.display()));
@@ -330,14 +330,4 @@ pub(crate) fn report_failures(result: &BenchResult) -> ExitCode {
         say(format!("FAILED  {failure}"));
     }
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-pub(crate) fn write_json(path: &Path, result: &impl serde::Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(result)
-        .map_err(|error| Error::internal(format!("could not write the result: {error}")))?;
-    if path == Path::new("-") {
-        println!("{text}");
-        return Ok(());
-    }
-    std::fs::write(path, text + "\n").map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))
 }

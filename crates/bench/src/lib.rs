@@ -3,6 +3,7 @@
 //! A [`workload::Workload`] is data and queries; [`engine`] runs them on Tidepool, or on plain DataFusion for comparison;
 //! [`run`] moves tables and heap between tablespaces in SQL and measures; [`result`] is what a run writes as JSON and
 //! [`report`] what it writes as a page; [`cli`] is the part of the command line that `tidepool bench` and `tidepool demo` use.
+//! [`probe`] measures the memory itself, for `tidepool device probe`.
 //! Databases that are not written in Rust are compared by the scripts in `bench/` at the top of the repository.
 
 pub mod cli;
@@ -11,6 +12,7 @@ pub mod engine;
 pub mod load;
 pub mod observe;
 pub mod placement;
+pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod result;
@@ -23,3 +25,18 @@ pub mod workload;
 mod advise;
 mod demo;
 mod machine;
+
+use serde::Serialize;
+use std::path::Path;
+use tidepool_base::{Error, Result};
+
+/// Writes what was measured as JSON; `-` is standard output.
+pub fn write_json(path: &Path, result: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(result)
+        .map_err(|error| Error::internal(format!("could not write the result: {error}")))?;
+    if path == Path::new("-") {
+        println!("{text}");
+        return Ok(());
+    }
+    std::fs::write(path, text + "\n").map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))
+}

@@ -136,7 +136,7 @@ pub async fn run_study(args: BenchArgs) -> Result<ExitCode> {
     }
     print(&result);
     if let Some(path) = &args.json {
-        cli::write_json(path, &result)?;
+        crate::write_json(path, &result)?;
     }
     if let Some(dir) = &args.report {
         say(format!("report: {}", write_report(dir, &result)?));
@@ -146,7 +146,7 @@ pub async fn run_study(args: BenchArgs) -> Result<ExitCode> {
 
 fn write_report(dir: &Path, result: &StudyResult) -> Result<String> {
     std::fs::create_dir_all(dir).map_err(|error| Error::io(format!("create folder \"{}\"", dir.display()), &error))?;
-    cli::write_json(&dir.join("result.json"), result)?;
+    crate::write_json(&dir.join("result.json"), result)?;
     let path = dir.join("index.html");
     std::fs::write(&path, study_page(result))
         .map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))?;

@@ -5,14 +5,11 @@ use tidepool_base::Result;
 use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
 
 /// The file that is read when it lies in the current folder and no other is named.
-const FILE_DEFAULT: &str = "tidepool.toml";
+pub const FILE_DEFAULT: &str = "tidepool.toml";
 
-/// Flags of every command that opens a database.
+/// Flags that say what memory there is.
 #[derive(Clone, Debug, clap::Args)]
-pub struct DatabaseArgs {
-    /// Data folder [default: tidepool-data]
-    #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
+pub struct MemoryArgs {
     /// Configuration file [default: tidepool.toml, if there is one]
     #[arg(long, value_name = "FILE", env = "TIDEPOOL_CONFIG")]
     pub config: Option<PathBuf>,
@@ -22,13 +19,23 @@ pub struct DatabaseArgs {
     /// Far memory: LOCATION,size=SIZE,profile=NAME, as in numa:1,size=64GB
     #[arg(long, value_name = "SPEC")]
     pub far: Option<String>,
-    /// Threads that work on statements [default: all]
+    /// Threads that work [default: all]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }
 
-impl DatabaseArgs {
-    /// The configuration so far; the command's own flags go on top.
+/// Flags of every command that opens a database.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DatabaseArgs {
+    /// Data folder [default: tidepool-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+}
+
+impl MemoryArgs {
+    /// The configuration so far: file, environment, these flags.
     pub fn builder(&self) -> Result<ConfigBuilder> {
         let mut builder = ConfigBuilder::new();
         if let Some(file) = &self.config {
@@ -40,9 +47,6 @@ impl DatabaseArgs {
         let variables =
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         builder = builder.environment(variables)?;
-        if let Some(data) = &self.data {
-            builder = builder.data_dir(Some(data.clone()));
-        }
         if let Some(near) = &self.near {
             builder = builder.near(near)?;
         }
@@ -51,6 +55,17 @@ impl DatabaseArgs {
         }
         if let Some(threads) = self.threads {
             builder = builder.threads(threads);
+        }
+        Ok(builder)
+    }
+}
+
+impl DatabaseArgs {
+    /// The configuration so far; the command's own flags go on top.
+    pub fn builder(&self) -> Result<ConfigBuilder> {
+        let mut builder = self.memory.builder()?;
+        if let Some(data) = &self.data {
+            builder = builder.data_dir(Some(data.clone()));
         }
         Ok(builder.data_dir_default(DATA_DIR_DEFAULT))
     }

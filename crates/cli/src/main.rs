@@ -2,6 +2,7 @@
 
 mod advise;
 mod config;
+mod device;
 mod serve;
 mod sql;
 
@@ -40,6 +41,8 @@ enum Command {
     Advise(advise::AdviseArgs),
     /// The far-memory study's four placements over TPC-H, with a report
     Demo(tidepool_bench::cli::DemoArgs),
+    /// Show what memory there is, or measure what it costs
+    Device(device::DeviceArgs),
     /// Generate, load, run and check a benchmark
     Bench(tidepool_bench::cli::BenchArgs),
     #[command(hide = true)]
@@ -78,6 +81,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Advise(args) => advise::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
+        Command::Device(args) => device::run(args),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(args)),
     }
 }

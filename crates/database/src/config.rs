@@ -399,6 +399,12 @@ impl ConfigBuilder {
         Ok(self)
     }
 
+    /// Profiles beside the file's and the presets.
+    pub fn profiles(mut self, profiles: Vec<Profile>) -> ConfigBuilder {
+        self.profiles.extend(profiles);
+        self
+    }
+
     pub fn listen(mut self, address: impl Into<String>) -> ConfigBuilder {
         self.server.listen = address.into();
         self
@@ -476,6 +482,29 @@ impl ConfigBuilder {
             server: self.server,
         })
     }
+}
+
+/// A profile as [`ConfigBuilder::toml`] takes it: a `[[profile]]` of its own.
+pub fn profile_toml(profile: &Profile) -> String {
+    let text = |text: &str| toml::Value::String(text.to_owned());
+    let mut lines = format!("[[profile]]\nname = {}\n", text(&profile.name));
+    let number =
+        |lines: &mut String, key: &str, value: f64| lines.push_str(&format!("{key} = {}\n", toml::Value::Float(value)));
+    number(&mut lines, "read_latency_ns", profile.read_latency_ns);
+    number(&mut lines, "write_latency_ns", profile.write_latency_ns);
+    number(&mut lines, "read_gb_per_s", profile.read_gb_per_s);
+    number(&mut lines, "write_gb_per_s", profile.write_gb_per_s);
+    if !profile.mixed_gb_per_s.is_empty() {
+        let mixes = profile.mixed_gb_per_s.iter();
+        let mixes: Vec<String> = mixes.map(|mix| format!("\"{mix}\" = {}", toml::Value::Float(mix.gb_per_s))).collect();
+        lines.push_str(&format!("mixed_gb_per_s = {{ {} }}\n", mixes.join(", ")));
+    }
+    lines.push_str(&format!("granularity_bytes = {}\n", profile.granularity_bytes));
+    if let Some(link) = &profile.link {
+        lines.push_str(&format!("link = {}\n", text(link)));
+    }
+    lines.push_str(&format!("source = {}\n", text(&profile.source)));
+    lines
 }
 
 fn config_error(message: impl Into<String>) -> Error {
@@ -669,6 +698,15 @@ mod tests {
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
         assert_eq!(config.statement_memory_bytes, Some(2 << 30));
         assert_eq!((config.threads, config.server.connections_max), (8, 250));
+    }
+
+    #[test]
+    fn profiles_are_written_as_they_are_read() {
+        for preset in Profile::presets() {
+            let odd = Profile { name: format!("a \"{}\"\n\\", preset.name), link: Some("pool".to_owned()), ..preset };
+            let config = Config::from_toml(&format!("data = \"d\"\n\n{}", profile_toml(&odd))).unwrap();
+            assert_eq!(config.profiles, [odd]);
+        }
     }
 
     #[test]

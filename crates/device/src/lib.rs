@@ -1,5 +1,5 @@
-//! Devices: mapping, binding and flushing one kind of byte-addressable memory, what a device costs (profiles and the
-//! cost model), and charging that cost to whoever touched it (pacing).
+//! Devices: mapping, binding and flushing one kind of byte-addressable memory, what a device costs (profiles, the cost
+//! model, and measuring it: the probe), and charging that cost to whoever touched it (pacing).
 //!
 //! Leaves to others: dividing a mapping into extents and counting who owns them (`tidepool-tablespace`).
 
@@ -8,6 +8,7 @@ mod location;
 mod mapping;
 mod pacing;
 pub mod paged;
+pub mod probe;
 mod profile;
 mod stop;
 mod topology;

@@ -102,6 +102,10 @@ svg .value-label { fill: var(--ink); font-weight: 600; }
 .axis { stroke: var(--soft); stroke-width: 1; }
 .s1 { fill: var(--s1); } .s2 { fill: var(--s2); } .s3 { fill: var(--s3); } .s4 { fill: var(--s4); }
 .s5 { fill: var(--s5); } .s6 { fill: var(--s6); } .s7 { fill: var(--s7); } .s8 { fill: var(--s8); }
+svg polyline.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+svg .band { fill-opacity: .18; stroke: none; }
+svg polyline.s1 { stroke: var(--s1); } svg polyline.s3 { stroke: var(--s3); } svg polyline.s8 { stroke: var(--s8); stroke-dasharray: 4 4; }
+.mark-line { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
 .measured { fill: var(--accent); } .paper { fill: var(--paper); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
@@ -114,6 +118,7 @@ tbody tr:last-child td { border-bottom: 0; }
 .mark { font-size: 12px; padding: 1px 8px; border-radius: 999px; border: 1px solid var(--line); color: var(--soft); }
 .mark.good { color: var(--good); background: var(--good-bg); border-color: transparent; }
 .mark.bad { color: var(--bad); background: var(--bad-bg); border-color: transparent; }
+summary { cursor: pointer; color: var(--accent); margin: 12px 0 4px; }
 .columns { display: grid; grid-template-columns: 3fr 2fr; gap: 12px 36px; }
 @media (max-width: 900px) { .columns, .figures { grid-template-columns: 1fr; } }
 .meter { display: block; width: 180px; margin-left: auto; padding-top: 4px; }

@@ -2,6 +2,7 @@
 
 mod chart;
 mod html;
+pub mod probe;
 mod study;
 
 pub use study::study_page;
@@ -11,6 +12,7 @@ use crate::progress::thousands;
 use crate::result::{Answer, BenchResult, PlacementResult, QueryResult};
 use chart::{BarChart, Series};
 use html::{escape, table};
+use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use tidepool_base::{ByteSize, Error, Result};
@@ -20,10 +22,14 @@ const QUERIES_PER_ROW: usize = 22;
 
 /// Writes `index.html` and `result.json` into `dir`, making it if need be. Returns the page's path.
 pub fn write(dir: &Path, result: &BenchResult) -> Result<PathBuf> {
+    write_folder(dir, &page(result), result)
+}
+
+fn write_folder(dir: &Path, page: &str, result: &impl Serialize) -> Result<PathBuf> {
     std::fs::create_dir_all(dir).map_err(|error| Error::io(format!("create folder \"{}\"", dir.display()), &error))?;
-    crate::cli::write_json(&dir.join("result.json"), result)?;
+    crate::write_json(&dir.join("result.json"), result)?;
     let path = dir.join("index.html");
-    std::fs::write(&path, page(result)).map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))?;
+    std::fs::write(&path, page).map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))?;
     Ok(path)
 }
 

@@ -4,6 +4,7 @@ mod advise;
 mod bench;
 mod cli;
 mod crash;
+mod device;
 mod raw;
 mod robustness;
 mod server;
