@@ -51,7 +51,7 @@ impl Cache {
         let set = self.set(line);
         set.rotate_right(1);
         let last = std::mem::replace(&mut set[0], if write { line | DIRTY } else { line });
-        (last != EMPTY).then(|| Evicted { line: last & !DIRTY, dirty: last & DIRTY != 0 })
+        (last != EMPTY).then_some(Evicted { line: last & !DIRTY, dirty: last & DIRTY != 0 })
     }
 
     /// True when the line was there and dirty.

@@ -697,7 +697,8 @@ impl ScanReader {
             // Only blocks with a row left are read.
             let first = rows.start / BLOCK;
             let blocks = words.chunks(BLOCK / 64).zip(0..).filter(|(block, _)| block.iter().any(|word| *word != 0));
-            let blocks: Vec<_> = blocks.map(|(_, index)| (first + index, BLOCK, true)).collect();
+            let block_rows = |index: usize| BLOCK.min(rows.len() - index * BLOCK);
+            let blocks: Vec<_> = blocks.map(|(_, index)| (first + index, block_rows(index), true)).collect();
             if blocks.is_empty() {
                 return Ok(());
             }
