@@ -38,7 +38,7 @@ pub fn run(runtime: &Runtime, args: AdviseArgs) -> Result<ExitCode> {
     runtime.block_on(client.close());
     if let Some(database) = database {
         let closed = runtime.block_on(crate::serve::close(database));
-        return advised.and_then(|()| closed).map(|()| ExitCode::SUCCESS);
+        return advised.and(closed).map(|()| ExitCode::SUCCESS);
     }
     advised.map(|()| ExitCode::SUCCESS)
 }
