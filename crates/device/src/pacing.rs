@@ -6,6 +6,8 @@
 //!   but no earlier than the thread's previous charge (at most [`OVERLAP_NS_MAX`] ago), because the time a thread spent
 //!   computing since then is time in which a real device's prefetched transfer would have run. A thread that consumes
 //!   less than the device delivers is therefore never held up by bandwidth, and idle time of the link is not saved up.
+//!   Nor is a thread that asks for no more than its share: lines of different threads alternate on a link, so among *n*
+//!   processors each has an *n*-th of it at any time, however much the others have charged before (processor sharing).
 //! * Latency is the thread's own: the device's less local memory's.
 //!
 //! A thread pays by spinning, as a core that waits for a load is lost to others too. Debts below [`DEBT_NS_MIN`] are
@@ -109,6 +111,8 @@ impl Link {
 #[derive(Debug)]
 pub struct Pacer {
     model: CostModel,
+    /// Threads that can be at work at a time, between which the link is shared.
+    processors: u64,
     /// Finds this pacer's state in a thread. Never zero.
     id: usize,
     link: Arc<Link>,
@@ -144,9 +148,14 @@ fn now_ns() -> u64 {
 
 impl Pacer {
     pub fn new(model: CostModel) -> Pacer {
+        Pacer::shared_by(model, std::thread::available_parallelism().map_or(1, |count| count.get()))
+    }
+
+    fn shared_by(model: CostModel, processors: usize) -> Pacer {
         static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
         let link = model.device().link.as_deref().map_or_else(Arc::default, Link::named);
-        Pacer { model, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), link, totals: PacingTotals::default() }
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Pacer { model, processors: processors as u64, id, link, totals: PacingTotals::default() }
     }
 
     pub fn model(&self) -> &CostModel {
@@ -237,7 +246,12 @@ impl Pacer {
                 .busy_until
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |busy| Some(busy.max(earliest) + transfer_ns))
                 .unwrap_or_else(|busy| busy);
-            (busy.max(earliest) + transfer_ns).saturating_sub(virtual_now)
+            // Another thread's virtual time may be ahead of this one's by what it owes and this one is credited, and its
+            // transfer may be a long one. Neither holds this thread up for longer than the rest of the link being busy all
+            // the time would. No more is given away by this than there is: n threads have an n-th each.
+            let in_turn = busy.max(earliest) + transfer_ns;
+            let shared = earliest.saturating_add(self.processors.saturating_mul(transfer_ns));
+            in_turn.min(shared).saturating_sub(virtual_now)
         };
         let stall_ns = sequential_wait_ns as u64 + bandwidth_stall.max(random_wait_ns as u64);
 
@@ -263,7 +277,7 @@ mod tests {
 
     fn pacer(name: &str) -> Pacer {
         let profile = Profile::preset(name).unwrap();
-        Pacer::new(CostModel::new(profile, Profile::preset("local-dram").unwrap(), 32 * MIB))
+        Pacer::shared_by(CostModel::new(profile, Profile::preset("local-dram").unwrap(), 32 * MIB), 2)
     }
 
     /// A thread that takes `compute_ns` a batch, charged `batches` times. Returns its virtual run time.
@@ -317,7 +331,7 @@ mod tests {
     fn tablespaces_on_one_link_share_it() {
         let on = |link: Option<&str>| {
             let profile = Profile { link: link.map(str::to_owned), ..Profile::preset("fpga-prototype").unwrap() };
-            Pacer::new(CostModel::new(profile, Profile::preset("local-dram").unwrap(), 32 * MIB))
+            Pacer::shared_by(CostModel::new(profile, Profile::preset("local-dram").unwrap(), 32 * MIB), 2)
         };
         let elapsed = |first: Pacer, second: Pacer| {
             let mut accounts = [ThreadAccount::default(); 2];
@@ -333,6 +347,50 @@ mod tests {
         assert!(elapsed(on(None), on(None)) < 102_000_000);
         assert!(elapsed(on(Some("one")), on(Some("other"))) < 102_000_000);
         assert!(elapsed(on(Some("same")), on(Some("same"))) > 195_000_000);
+    }
+
+    /// Threads whose virtual times are apart by what one owes and another is credited, each using a hundredth of the link.
+    #[test]
+    fn what_threads_owe_holds_nobody_else_up() {
+        let pacer = pacer("fpga-prototype");
+        // 10,700 bytes take 1 us of the link.
+        let tiny = [Access { pattern: Pattern::Sequential { bytes: 10_688, runs: 0 }, write: false }];
+        let mut owing = ThreadAccount { last_ns: START, debt_ns: DEBT_NS_MIN - 1, ..ThreadAccount::default() };
+        let mut credited = ThreadAccount { last_ns: START, debt_ns: -CREDIT_NS_MAX, ..ThreadAccount::default() };
+        let mut even = ThreadAccount { last_ns: START, ..ThreadAccount::default() };
+        for round in 1..=100 {
+            let real = START + 2 * CREDIT_NS_MAX as u64 + round * 100_000;
+            for account in [&mut owing, &mut credited, &mut even] {
+                let debt_ns = account.debt_ns;
+                assert_eq!(pacer.account(account, real, &tiny).stall_ns, 0, "round {round}, debt {debt_ns}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_transfer_of_one_thread_leaves_another_its_share_of_the_link() {
+        let pacer = pacer("fpga-prototype");
+        let mut long = ThreadAccount::default();
+        let mut short = ThreadAccount { last_ns: START, ..ThreadAccount::default() };
+        let line = [Access { pattern: Pattern::Sequential { bytes: 64, runs: 0 }, write: false }];
+        let mut real = START;
+        let mut moved = 0;
+        let mut stalled = 0;
+        while real < START + 1_000_000_000 {
+            // 10 MiB take 980 us, all of which this thread waits; the other one takes a line every microsecond.
+            pacer.account(&mut long, real, &[Access::read_sequential(10 * MIB)]);
+            moved += 10 * MIB;
+            let until = real + long.debt_ns as u64;
+            long.debt_ns = 0;
+            while real < until {
+                real += 1_000;
+                stalled += pacer.account(&mut short, real, &line).stall_ns;
+                moved += 64;
+            }
+        }
+        assert_eq!(stalled, 0);
+        let gb_per_s = moved as f64 / (real - START) as f64;
+        assert!((10.5..10.72).contains(&gb_per_s), "{gb_per_s}");
     }
 
     #[test]
