@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::config::ConfigBuilder;
 use tidepool_database::{Config, Database};
-use tidepool_device::{Location, Profile};
+use tidepool_device::Profile;
 use tidepool_planner::Planner;
 use tidepool_planner::baseline::Baseline;
 use tidepool_tablespace::TablespaceConfig;
@@ -203,11 +203,11 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
     for (index, profile) in request.profiles.iter().enumerate() {
         let far = if index == 0 { "far".to_owned() } else { format!("far{}", index + 1) };
         if index > 0 {
-            // Only anonymous memory can be had twice.
-            if far_config.location != Location::Anon {
+            // Only memory without an owner can be had twice.
+            if !far_config.location.is_anonymous() {
                 return Err(Error::new(
                     SqlState::FEATURE_NOT_SUPPORTED,
-                    "several profiles need a far tablespace in anon:",
+                    "several profiles need a far tablespace in anonymous memory",
                 ));
             }
             database.create_tablespace(TablespaceConfig {

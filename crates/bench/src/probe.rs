@@ -64,9 +64,7 @@ pub fn run(tablespaces: &[TablespaceConfig], options: &ProbeOptions) -> Result<P
     for space in tablespaces {
         // Only memory without an owner can be had twice.
         let alike = |other: &&TablespaceConfig| {
-            space.location == other.location
-                && space.profile == other.profile
-                && matches!(space.location, Location::Anon | Location::Numa(_))
+            space.location == other.location && space.profile == other.profile && space.location.is_anonymous()
         };
         match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
             Some(group) => group.push(space),
@@ -175,6 +173,7 @@ fn available_bytes(location: &Location, topology: &Topology) -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let free = match location {
         Location::Dax(_) => return None,
+        Location::Paged { remote, .. } => return available_bytes(remote, topology),
         Location::Numa(node) => topology.nodes.iter().find(|found| found.id == *node)?.free_bytes,
         Location::Anon | Location::File(_) => {
             let text = read("/proc/meminfo")?;

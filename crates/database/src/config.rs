@@ -19,6 +19,12 @@
 //! name = "pmem"
 //! location = "dax:/dev/dax0.0"
 //!
+//! [[tablespace]]
+//! name = "remote"
+//! location = "paged:256MB:anon:"   # pages held remotely, with a local cache of 256 MB
+//! size = "4GB"
+//! profile = "rdma-56g-paging"      # the network that they come over
+//!
 //! [[profile]]
 //! name = "my-expander"
 //! read_latency_ns = 400
@@ -206,7 +212,7 @@ impl SpaceSpec {
                 None => Profile::preset(wanted)?,
             }),
         };
-        let sized = matches!(location, Location::Anon | Location::Numa(_));
+        let sized = location.is_anonymous();
         if self.size_bytes == Some(0) {
             return Err(invalid(format!("tablespace \"{name}\" cannot have size 0")));
         }

@@ -14,7 +14,7 @@ mod stop;
 mod topology;
 
 pub use cost::{Access, CostModel, Excess, Pattern};
-pub use location::Location;
+pub use location::{CacheSize, Location};
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};

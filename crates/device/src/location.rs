@@ -1,9 +1,9 @@
-//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`.
+//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
 
 /// The kernel's own limit on node numbers (`MAX_NUMNODES` of the largest configuration).
 pub(crate) const NUMA_NODE_MAX: u32 = 1023;
@@ -18,17 +18,78 @@ pub enum Location {
     Numa(u32),
     /// A device-DAX character device.
     Dax(PathBuf),
+    /// Pages that a remote node holds, with a bounded local cache. `remote` is this machine's memory that stands for the
+    /// remote node's: `Anon` or `Numa`.
+    Paged { cache: CacheSize, remote: Box<Location> },
+}
+
+impl Location {
+    /// Memory of this machine that nobody else can name: it takes the size that is asked for, and can be had twice.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self, Location::Anon | Location::Numa(_) | Location::Paged { .. })
+    }
+}
+
+/// How large the local cache of paged memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CacheSize {
+    Bytes(u64),
+    /// Of all the paged memory, 1 to 100.
+    Percent(u8),
+}
+
+impl CacheSize {
+    /// Of paged memory of `size` bytes.
+    pub fn bytes_of(self, size: u64) -> u64 {
+        match self {
+            CacheSize::Bytes(bytes) => bytes,
+            CacheSize::Percent(percent) => (u128::from(size) * u128::from(percent) / 100) as u64,
+        }
+    }
+}
+
+impl FromStr for CacheSize {
+    type Err = Error;
+
+    /// A size such as `256MB`, or a share such as `25%`. 22023 for anything else.
+    fn from_str(text: &str) -> Result<CacheSize> {
+        let Some(share) = text.trim().strip_suffix('%') else {
+            return Ok(CacheSize::Bytes(text.parse::<ByteSize>()?.0));
+        };
+        match share.trim().parse::<u8>() {
+            Ok(percent) if (1..=100).contains(&percent) => Ok(CacheSize::Percent(percent)),
+            _ => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid share: \"{text}\""))
+                .with_hint("Write a whole number from 1 to 100, as in 25%.")),
+        }
+    }
+}
+
+impl fmt::Display for CacheSize {
+    /// What `FromStr` reads as the same value: a `ByteSize` would be rounded.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            CacheSize::Percent(percent) => write!(f, "{percent}%"),
+            CacheSize::Bytes(bytes) => {
+                let units =
+                    [(ByteSize::TIB, "TB"), (ByteSize::GIB, "GB"), (ByteSize::MIB, "MB"), (ByteSize::KIB, "kB")];
+                match units.iter().find(|(scale, _)| bytes > 0 && bytes.is_multiple_of(*scale)) {
+                    Some((scale, unit)) => write!(f, "{}{unit}", bytes / scale),
+                    None => write!(f, "{bytes}B"),
+                }
+            }
+        }
+    }
 }
 
 impl FromStr for Location {
     type Err = Error;
 
-    /// 22023 for anything that is not one of the four forms.
+    /// 22023 for anything that is not one of the five forms.
     fn from_str(text: &str) -> Result<Location> {
         let invalid = |detail: String| {
             Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid device location: \"{text}\""))
                 .with_detail(detail)
-                .with_hint("Write anon:, file:PATH, numa:NODE or dax:PATH.")
+                .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH or paged:CACHE:anon:.")
         };
         let path = |rest: &str| {
             if rest.is_empty() {
@@ -51,6 +112,23 @@ impl FromStr for Location {
                 Ok(node) if node <= NUMA_NODE_MAX => Ok(Location::Numa(node)),
                 _ => Err(invalid(format!("A NUMA node is a number from 0 to {NUMA_NODE_MAX}."))),
             },
+            "paged" => {
+                let Some((cache, remote)) = rest.split_once(':') else {
+                    return Err(invalid(
+                        "Paged memory needs the size of its cache and what stands for the remote node.".into(),
+                    )
+                    .with_hint("Write paged:CACHE:anon: or paged:CACHE:numa:NODE, as in paged:256MB:anon:."));
+                };
+                let cache = cache
+                    .parse()
+                    .map_err(|error: Error| invalid(format!("The cache is no size: {}.", error.message())))?;
+                match remote.parse()? {
+                    remote @ (Location::Anon | Location::Numa(_)) => {
+                        Ok(Location::Paged { cache, remote: Box::new(remote) })
+                    }
+                    _ => Err(invalid("Pages are held in anon: or numa:NODE.".into())),
+                }
+            }
             _ => Err(invalid(format!("There is no kind of device named \"{kind}\"."))),
         }
     }
@@ -63,6 +141,7 @@ impl fmt::Display for Location {
             Location::File(path) => write!(f, "file:{}", path.display()),
             Location::Numa(node) => write!(f, "numa:{node}"),
             Location::Dax(path) => write!(f, "dax:{}", path.display()),
+            Location::Paged { cache, remote } => write!(f, "paged:{cache}:{remote}"),
         }
     }
 }
@@ -71,6 +150,19 @@ impl fmt::Display for Location {
 mod tests {
     use super::*;
 
+    fn paged(cache: CacheSize, remote: Location) -> Location {
+        Location::Paged { cache, remote: Box::new(remote) }
+    }
+
+    #[test]
+    fn a_cache_is_a_size_or_a_share() {
+        assert_eq!("1.5 GB".parse::<CacheSize>().unwrap(), CacheSize::Bytes(3 << 29));
+        assert_eq!(CacheSize::Bytes(3 << 29).to_string(), "1536MB");
+        assert_eq!(CacheSize::Percent(25).bytes_of(1 << 30), 256 << 20);
+        assert_eq!(CacheSize::Percent(100).bytes_of(u64::MAX), u64::MAX);
+        assert_eq!(CacheSize::Bytes(5).bytes_of(1 << 30), 5);
+    }
+
     #[test]
     fn locations_are_read_and_shown() {
         for (text, location) in [
@@ -78,6 +170,9 @@ mod tests {
             ("file:/dev/shm/far:1", Location::File("/dev/shm/far:1".into())),
             ("numa:2", Location::Numa(2)),
             ("dax:/dev/dax0.0", Location::Dax("/dev/dax0.0".into())),
+            ("paged:256MB:anon:", paged(CacheSize::Bytes(256 << 20), Location::Anon)),
+            ("paged:1048577B:numa:1", paged(CacheSize::Bytes((1 << 20) + 1), Location::Numa(1))),
+            ("paged:25%:anon:", paged(CacheSize::Percent(25), Location::Anon)),
         ] {
             assert_eq!(text.parse::<Location>().unwrap(), location);
             assert_eq!(location.to_string(), text);
@@ -86,7 +181,27 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        for text in ["", "anon", "anon:x", "file:", "dax:", "numa:", "numa:-1", "numa:1024", "tape:0", "/dev/shm/x"] {
+        for text in [
+            "",
+            "anon",
+            "anon:x",
+            "file:",
+            "dax:",
+            "numa:",
+            "numa:-1",
+            "numa:1024",
+            "tape:0",
+            "/dev/shm/x",
+            "paged:",
+            "paged:64MB",
+            "paged:anon:",
+            "paged:64MB:",
+            "paged:0%:anon:",
+            "paged:101%:anon:",
+            "paged:64XB:anon:",
+            "paged:64MB:file:/dev/shm/x",
+            "paged:64MB:paged:64MB:anon:",
+        ] {
             let error = text.parse::<Location>().unwrap_err();
             assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE, "{text}");
             assert!(error.hint().is_some());

@@ -8,7 +8,8 @@
 //! The start of a mapping is aligned to 2 MiB (or to the device's page where that is larger), so that offsets and
 //! addresses agree about huge pages.
 
-use crate::{Location, topology};
+use crate::paged::Paged;
+use crate::{Location, Profile, topology};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -34,9 +35,11 @@ const RAMFS_MAGIC: i64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 #[derive(Clone, Copy, Debug)]
-pub struct MapOptions {
+pub struct MapOptions<'a> {
     /// Ask for huge pages where the device has them.
     pub huge_pages: bool,
+    /// What stands between paged memory and its remote node; `None`: nothing that takes time. Of no meaning elsewhere.
+    pub network: Option<&'a Profile>,
 }
 
 /// Looks at the first [`HEADER_BYTES`] of a file or device that is not new (zeroes past its end).
@@ -57,6 +60,8 @@ enum Backing {
     Dax { _device: File },
     /// From the process's allocator.
     Heap(std::alloc::Layout),
+    /// Mapped and unmapped page by page.
+    Paged(Box<Paged>),
 }
 
 /// A mapped device. Unmapped on drop.
@@ -79,7 +84,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `size` bytes (rounded up to the device's unit) of `location`. For a DAX device or an existing file of fixed
     /// size, `None` takes all of it.
-    pub fn open(location: &Location, size: Option<u64>, options: MapOptions) -> Result<Mapping> {
+    pub fn open(location: &Location, size: Option<u64>, options: MapOptions<'_>) -> Result<Mapping> {
         Mapping::open_checked(location, size, options, &|_| Ok(()))
     }
 
@@ -88,7 +93,7 @@ impl Mapping {
     pub fn open_checked(
         location: &Location,
         size: Option<u64>,
-        options: MapOptions,
+        options: MapOptions<'_>,
         check: HeaderCheck<'_>,
     ) -> Result<Mapping> {
         if size == Some(0) {
@@ -99,6 +104,13 @@ impl Mapping {
             Location::Numa(node) => open_anonymous(required(location, size)?, options, Some(*node)),
             Location::File(path) => open_file(path, size, options, check),
             Location::Dax(path) => open_dax(path, size, check),
+            Location::Paged { cache, remote } => {
+                let size = required(location, size)?;
+                let paged = Paged::open(remote, size, cache.bytes_of(size), options.network)?;
+                let (base, len) = (paged.base(), paged.len());
+                let backing = Backing::Paged(Box::new(paged));
+                Ok(Mapping { base, len, page_size: PAGE_BYTES, huge_pages: false, zeroed: true, backing })
+            }
         }
     }
 
@@ -145,6 +157,14 @@ impl Mapping {
         matches!(self.backing, Backing::File { .. } | Backing::Dax { .. })
     }
 
+    /// The page table, of paged memory.
+    pub fn paged(&self) -> Option<&Paged> {
+        match &self.backing {
+            Backing::Paged(paged) => Some(paged),
+            _ => None,
+        }
+    }
+
     /// `commit` has work to do here.
     pub fn needs_commit(&self) -> bool {
         matches!(self.backing, Backing::File { fills_up: true, .. })
@@ -189,6 +209,10 @@ impl Mapping {
                 }
             }
             Backing::Dax { .. } => Ok(false),
+            Backing::Paged(paged) => {
+                paged.release(start..end);
+                Ok(true)
+            }
             Backing::Heap(_) => {
                 // SAFETY: the range lies inside the allocation, and its owner gives it up by calling this.
                 unsafe { self.at(start).write_bytes(0, end - start) };
@@ -204,7 +228,7 @@ impl Mapping {
             return Ok(());
         }
         match &self.backing {
-            Backing::Anonymous | Backing::Heap(_) => Ok(()),
+            Backing::Anonymous | Backing::Heap(_) | Backing::Paged(_) => Ok(()),
             Backing::File { direct: true, .. } | Backing::Dax { .. } if flush::is_available() => {
                 let start = range.start / CACHE_LINE_BYTES * CACHE_LINE_BYTES;
                 flush::lines(self.at(start), self.at(range.end));
@@ -246,8 +270,10 @@ impl Drop for Mapping {
                 // SAFETY: allocated by `System` with this layout, and nothing refers to it once its owner is dropped.
                 unsafe { System.dealloc(self.base.as_ptr(), *layout) };
             }
+            // Unmaps itself.
+            Backing::Paged(_) => {}
             // SAFETY: mapped by `map` with this length, and nothing refers to it once its owner is dropped.
-            _ => unsafe {
+            Backing::Anonymous | Backing::File { .. } | Backing::Dax { .. } => unsafe {
                 libc::munmap(self.base.as_ptr().cast(), self.len);
             },
         }
@@ -281,7 +307,7 @@ fn too_small(what: impl std::fmt::Display, wanted: u64, available: u64) -> Error
     ))
 }
 
-fn open_anonymous(size: u64, options: MapOptions, node: Option<u32>) -> Result<Mapping> {
+fn open_anonymous(size: u64, options: MapOptions<'_>, node: Option<u32>) -> Result<Mapping> {
     let len = rounded(size, if size >= HUGE_PAGE_BYTES as u64 { HUGE_PAGE_BYTES } else { PAGE_BYTES })?;
     let limit = match node {
         None => topology::memory_total_bytes().map(|bytes| ("this machine's memory".to_owned(), bytes)),
@@ -343,7 +369,7 @@ fn bind(mapping: &Mapping, node: u32) -> Result<()> {
     }
 }
 
-fn open_file(path: &Path, size: Option<u64>, options: MapOptions, check: HeaderCheck<'_>) -> Result<Mapping> {
+fn open_file(path: &Path, size: Option<u64>, options: MapOptions<'_>, check: HeaderCheck<'_>) -> Result<Mapping> {
     let shown = path.display();
     let open_error = |error: &io::Error| Error::io(format_args!("open file \"{shown}\""), error);
     let mut created = false;
@@ -713,7 +739,7 @@ mod flush {
 mod tests {
     use super::*;
 
-    const OPTIONS: MapOptions = MapOptions { huge_pages: true };
+    const OPTIONS: MapOptions<'static> = MapOptions { huge_pages: true, network: None };
 
     fn bytes(mapping: &mut Mapping) -> &mut [u8] {
         // SAFETY: the mapping is readable and writable memory, borrowed exclusively.

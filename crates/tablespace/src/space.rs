@@ -9,10 +9,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
+use tidepool_device::paged::{OWNERS_MAX, Paged};
 use tidepool_device::{
     Access, CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals,
     Profile, stop,
 };
+
+const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
 
 /// Most that one system call gives back, so that a trim never holds much that others could use.
 const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
@@ -23,7 +26,7 @@ pub struct TablespaceConfig {
     pub location: Location,
     /// `None`: all of a device of fixed size; otherwise required.
     pub size_bytes: Option<u64>,
-    /// Pace accesses as this device. `None`: the real thing.
+    /// Pace accesses as this device; for paged memory: the network that pages come over. `None`: the real thing.
     pub profile: Option<Profile>,
     pub huge_pages: bool,
 }
@@ -48,7 +51,8 @@ pub struct PageRun {
 /// A place in which data can live.
 ///
 /// What counts as resident: a page from its first owner on (with huge pages: its whole 2 MiB), until it is given back to
-/// the system. An owner that never touches a page makes this an upper bound.
+/// the system. An owner that never touches a page makes this an upper bound. The page table of paged memory knows better:
+/// mapped pages and copies, which a page may have both.
 ///
 /// The books (0.1 % of what was ever touched) are the process's memory, not the tablespace's.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ impl Tablespace {
     pub fn open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
         let device = config.location.to_string();
         let found = Cell::new(None);
-        let options = MapOptions { huge_pages: config.huge_pages };
+        let options = MapOptions { huge_pages: config.huge_pages, network: config.profile.as_ref() };
         let name_it = |error: Error| {
             let context = format!("tablespace \"{}\" at {device}", config.name);
             if error.context().is_none() { error.with_context(context) } else { error }
@@ -104,6 +108,8 @@ impl Tablespace {
     /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`.
     pub fn over(id: TablespaceId, config: TablespaceConfig, mapping: Mapping) -> Result<Arc<Tablespace>> {
         let pacer = match &config.profile {
+            // A fault waits for the network by itself: nothing may be charged twice.
+            Some(_) if mapping.paged().is_some() => None,
             Some(profile) => Some(Pacer::new(CostModel::on_this_machine(profile.clone())?)),
             None => None,
         };
@@ -167,9 +173,14 @@ impl Tablespace {
         counters.filter(|(_, counters)| *counters != PacingCounters::default()).collect()
     }
 
-    /// The pacer, when the tablespace names a profile.
+    /// The pacer, when the tablespace names a profile and is not paged.
     pub fn pacer(&self) -> Option<&Pacer> {
         self.pacer.as_ref()
+    }
+
+    /// The page table, when the tablespace is paged. A page's owner there is its purpose's number.
+    pub fn paged(&self) -> Option<&Paged> {
+        self.mapping.paged()
     }
 
     pub fn size_bytes(&self) -> u64 {
@@ -271,8 +282,16 @@ impl Tablespace {
             // is true, and nobody can end at another while all of them are in use.
             self.owners.set(run.clone(), tag);
         }
+        self.set_page_owner(&run, purpose);
         let zeroed = touched == 0 && self.mapping.is_zeroed();
         Some(PageRun { address: self.address_of(run.start), zeroed })
+    }
+
+    /// Tells the page table, if there is one, whose pages these are, which are the caller's.
+    fn set_page_owner(&self, run: &Range<usize>, purpose: Purpose) {
+        if let Some(paged) = self.paged() {
+            paged.set_owner(run.start * PAGE_BYTES..run.end * PAGE_BYTES, purpose as usize);
+        }
     }
 
     /// Takes `count` pages where `tag` may have them.
@@ -360,6 +379,8 @@ impl Tablespace {
 
     fn give_back(&self, run: Range<usize>, purpose: Purpose) {
         let bytes = (run.len() * PAGE_BYTES) as u64;
+        // Before they may be another's. Not under the lock: the page table makes its caller wait for pages on their way.
+        self.set_page_owner(&run, Purpose::Free);
         let mut extents = self.lock();
         extents.give_back(run);
         self.note_free(&extents);
@@ -381,7 +402,10 @@ impl Tablespace {
         TablespaceUsage {
             size_bytes: self.size_bytes(),
             used_bytes,
-            resident_bytes: used_bytes + self.ledger.bytes(Purpose::Free),
+            resident_bytes: match self.paged() {
+                Some(paged) => paged.resident_bytes(),
+                None => used_bytes + self.ledger.bytes(Purpose::Free),
+            },
         }
     }
 

@@ -2,7 +2,7 @@ use crate::{Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
 use std::num::NonZero;
 use std::sync::Arc;
 use tidepool_base::{SqlState, TablespaceId};
-use tidepool_device::{Location, Mapping, Profile};
+use tidepool_device::{Location, Mapping, Profile, paged};
 
 const PAGE: usize = 4096;
 
@@ -301,6 +301,51 @@ fn a_profile_paces_and_nonsense_is_refused() {
     assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn paged_memory_is_counted_by_purpose_and_place() {
+    if let Err(error) = paged::available() {
+        println!("skipped: {error}");
+        return;
+    }
+    const MIB: u64 = 1 << 20;
+    let network = Profile::preset("rdma-56g-paging").unwrap();
+    let location: Location = "paged:1MB:anon:".parse().unwrap();
+    let paged_config = TablespaceConfig { location, profile: Some(network), ..config("p", 16 << 20) };
+    let space = Tablespace::open(TablespaceId(1), paged_config.clone()).unwrap();
+    // A fault waits for the network: nothing is charged beside that.
+    assert!(space.pacer().is_none());
+    let paging = space.paged().unwrap();
+    let places = |purpose: Purpose| paging.places(purpose as usize);
+    let total = |purpose: Purpose| places(purpose).local + places(purpose).remote;
+    let mut main = space.allocate(6 << 20, Purpose::Main).unwrap();
+    main.fill(7);
+    let mut delta = space.allocate(2 << 20, Purpose::Delta).unwrap();
+    delta.fill(9);
+    assert_eq!((total(Purpose::Main), total(Purpose::Delta)), (6 * MIB, 2 * MIB));
+    assert_eq!(places(Purpose::Main).local + places(Purpose::Delta).local, MIB);
+    assert!(main.iter().all(|byte| *byte == 7) && delta.iter().all(|byte| *byte == 9));
+    drop(main);
+    assert_eq!((total(Purpose::Main), total(Purpose::Free)), (0, 6 * MIB));
+    assert!(space.usage().resident_bytes >= 7 * MIB);
+    assert_eq!(space.trim(0).unwrap(), 6 * MIB);
+    assert_eq!(total(Purpose::Free), 0);
+    // What is left: two copies at most of two megabytes.
+    assert!((2 * MIB..=4 * MIB).contains(&space.usage().resident_bytes));
+    assert!(delta.iter().all(|byte| *byte == 9));
+
+    let refused = |location: &str, profile: Option<&str>| {
+        let profile = profile.map(|name| Profile::preset(name).unwrap());
+        let config = TablespaceConfig { location: location.parse().unwrap(), profile, ..paged_config.clone() };
+        let error = Tablespace::open(TablespaceId(2), config).unwrap_err();
+        assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
+        error.message().to_owned()
+    };
+    assert!(refused("paged:1MB:anon:", Some("cxl-asic")).contains("\"cxl-asic\" is no network"));
+    assert!(refused("paged:17MB:anon:", None).contains("larger than the paged memory"));
+    assert!(refused("paged:5%:anon:", None).contains("too small"));
+}
+
 /// `TIDEPOOL_TEST_DEVICES='dax:/dev/dax0.0 numa:1 file:/mnt/far/x' cargo test -- --ignored devices`
 #[test]
 #[ignore = "needs devices, named in TIDEPOOL_TEST_DEVICES"]
@@ -308,7 +353,7 @@ fn devices_hold_data_and_are_found_again() {
     let devices = std::env::var("TIDEPOOL_TEST_DEVICES").expect("TIDEPOOL_TEST_DEVICES names devices");
     for device in devices.split_whitespace() {
         let location: Location = device.parse().unwrap();
-        let persists = !matches!(location, Location::Anon | Location::Numa(_));
+        let persists = !location.is_anonymous();
         let device_config = TablespaceConfig { location, ..config("t", 32 << 20) };
         for _ in 0..2 {
             let space = Tablespace::open(TablespaceId(1), device_config.clone()).unwrap();

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidepool_database::Config;
-use tidepool_device::Location;
+use tidepool_device::{CacheSize, Location, Profile, paged};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 struct Connection {
@@ -98,6 +98,8 @@ enum Placement {
     TinyNear,
     /// Far memory is a file on tmpfs.
     FarFile,
+    /// Far memory is held remotely, with a cache far smaller than it.
+    Paged,
 }
 
 impl Placement {
@@ -107,6 +109,7 @@ impl Placement {
             Placement::AllFar => "all_far",
             Placement::TinyNear => "tiny_near",
             Placement::FarFile => "far_file",
+            Placement::Paged => "paged",
         }
     }
 
@@ -115,13 +118,18 @@ impl Placement {
             Placement::AllNear => (512 * MIB, 256 * MIB, "near", "near"),
             Placement::AllFar => (256 * MIB, 512 * MIB, "far", "far"),
             Placement::TinyNear => (4 * MIB, 1024 * MIB, "far", "near,far"),
-            Placement::FarFile => (256 * MIB, 512 * MIB, "far", "far"),
+            Placement::FarFile | Placement::Paged => (256 * MIB, 512 * MIB, "far", "far"),
         };
         let mut config = Config::in_memory(near, far);
         config.default_tablespace = table_space.to_owned();
         config.temp_tablespaces = heap_spaces.split(',').map(str::to_owned).collect();
         if self == Placement::FarFile {
             config.far.location = Location::File(scratch.join("far"));
+        }
+        if self == Placement::Paged {
+            config.far.location =
+                Location::Paged { cache: CacheSize::Bytes(2 * MIB), remote: Box::new(Location::Anon) };
+            config.far.profile = Some(Profile::preset("rdma-56g-paging").unwrap());
         }
         config
     }
@@ -222,4 +230,12 @@ async fn tiny_near() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn far_file() {
     run_all(Placement::FarFile).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn paged() {
+    match paged::available() {
+        Ok(_) => run_all(Placement::Paged).await,
+        Err(error) => println!("skipped: {error}"),
+    }
 }

@@ -1,9 +1,10 @@
 //! The file operations that the data folder needs: a seam, so that tests can fill the disk.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use tidepool_device::paged;
 
 pub(crate) trait Files: Send + Sync + std::fmt::Debug {
     /// Makes a new file of `parts`, one behind the other, and makes it durable. Replaces a file of that name.
@@ -23,7 +24,8 @@ impl Files for SystemFiles {
         // Passwords' verifiers and everybody's data are in these files.
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         for part in parts {
-            file.write_all(part)?;
+            // Segments lie in tablespaces, of which some may be paged.
+            paged::write_all(&mut file, part)?;
         }
         file.sync_all()
     }

@@ -37,6 +37,7 @@ use link::Link;
 use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::panic::RefUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -336,6 +337,21 @@ impl Memory for Space {
     }
 }
 
+/// Who handles faults on this machine, and at what cost. 42501 or 0A000 where the kernel refuses.
+pub fn available() -> Result<(Handling, Mechanism)> {
+    match Mechanism::measured(Handling::FaultingThread) {
+        Ok(mechanism) => Ok((Handling::FaultingThread, mechanism)),
+        Err(error) if error.code() == SqlState::FEATURE_NOT_SUPPORTED => {
+            // A kernel without signals for faults may still have the rest.
+            match Mechanism::measured(Handling::HandlerThreads) {
+                Ok(mechanism) => Ok((Handling::HandlerThreads, mechanism)),
+                Err(_) => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Memory that is mapped and unmapped page by page. Unmapped on drop.
 #[derive(Debug)]
 pub struct Paged {
@@ -369,25 +385,37 @@ impl Paged {
     /// `size` bytes in whole pages, at most `cache` of them local. `remote` is the memory that stands for the remote
     /// node, `anon:` or `numa:N`. Without a profile the network takes no time.
     ///
-    /// 22023 for sizes that make no sense; 42501 or 0A000 where the kernel refuses.
+    /// 22023 for sizes that make no sense and for a profile that moves less than a page; 42501 or 0A000 where the kernel refuses.
     pub fn open(remote: &Location, size: u64, cache: u64, profile: Option<&Profile>) -> Result<Paged> {
         if !matches!(remote, Location::Anon | Location::Numa(_)) {
             return Err(invalid(format!("the pages of a paged tablespace cannot be held in \"{remote}\""))
-                .with_hint("Write paged:anon: or paged:numa:NODE."));
+                .with_hint("Write paged:CACHE:anon: or paged:CACHE:numa:NODE."));
         }
         if let Some(profile) = profile {
             profile.validate()?;
+            if (profile.granularity_bytes as usize) < PAGE_BYTES {
+                return Err(invalid(format!("profile \"{}\" is no network", profile.name))
+                    .with_detail(format!(
+                        "It moves {} bytes at a time; paged memory is fetched by pages of {PAGE_BYTES}.",
+                        profile.granularity_bytes
+                    ))
+                    .with_hint(
+                        "Name rdma-56g-paging, infiniswap or a profile of your own with granularity_bytes = 4096.",
+                    ));
+            }
         }
         if cache < CACHE_BYTES_MIN {
             return Err(invalid(format!("a cache of {} is too small for paged memory", ByteSize(cache)))
-                .with_detail(format!("It takes {} at least.", ByteSize(CACHE_BYTES_MIN))));
+                .with_detail(format!("It takes {} at least.", ByteSize(CACHE_BYTES_MIN)))
+                .with_hint("Write a larger cache, as in paged:64MB:anon:."));
         }
         if cache > size {
             return Err(invalid(format!(
                 "a cache of {} is larger than the paged memory of {}",
                 ByteSize(cache),
                 ByteSize(size)
-            )));
+            ))
+            .with_hint("Write a share of it, as in paged:25%:anon:, or a larger size."));
         }
         let page = PAGE_BYTES as u64;
         if size > (u32::MAX - 1) as u64 * page {
@@ -395,18 +423,7 @@ impl Paged {
                 .with_detail(format!("It can be {} at most.", ByteSize((u32::MAX - 1) as u64 * page))));
         }
         let size = size.next_multiple_of(page) as usize;
-        let measured = match Mechanism::measured(Handling::FaultingThread) {
-            Ok(mechanism) => Ok((Handling::FaultingThread, mechanism)),
-            Err(error) if error.code() == SqlState::FEATURE_NOT_SUPPORTED => {
-                // A kernel without signals for faults may still have the rest.
-                match Mechanism::measured(Handling::HandlerThreads) {
-                    Ok(mechanism) => Ok((Handling::HandlerThreads, mechanism)),
-                    Err(_) => Err(error),
-                }
-            }
-            Err(error) => Err(error),
-        };
-        let (handling, mechanism) = measured?;
+        let (handling, mechanism) = available()?;
         Paged::new(remote, size, (cache / page) as usize, profile, handling, mechanism)
     }
 
@@ -419,7 +436,7 @@ impl Paged {
         mechanism: Mechanism,
     ) -> Result<Paged> {
         let pages = (len / PAGE_BYTES) as u32;
-        let copy = Mapping::open(remote, Some(len as u64), MapOptions { huge_pages: false })?;
+        let copy = Mapping::open(remote, Some(len as u64), MapOptions { huge_pages: false, network: None })?;
         let userfault = Userfault::open(handling)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let map_failed = |error: &io::Error| Error::io(format_args!("map {} of memory", ByteSize(len as u64)), error);
@@ -585,6 +602,9 @@ struct HandlerThreads {
     end: OwnedFd,
     threads: Vec<JoinHandle<()>>,
 }
+
+/// The handles are touched on drop alone.
+impl RefUnwindSafe for HandlerThreads {}
 
 impl HandlerThreads {
     fn start(space: &SystemBox<Space>) -> Result<HandlerThreads> {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidepool_database::ColumnRecord;
 use tidepool_device::Profile;
+use tidepool_heap::QueryHeap;
 use tidepool_table::{Segment, TableVersion};
 
 /// One line about a view, as `obj_description` gives it.
@@ -81,7 +82,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
 
 /// Resident bytes of this process as the kernel counts them, or `None` where there is no `/proc`.
 fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    // Outside: the kernel writes to no memory that may be paged.
+    let text = QueryHeap::outside(|| std::fs::read_to_string("/proc/self/status")).ok()?;
     let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     kilobytes.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
