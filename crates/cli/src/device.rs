@@ -12,7 +12,7 @@ use tidepool_bench::write_json;
 use tidepool_database::Config;
 use tidepool_database::config::{ConfigBuilder, profile_toml};
 use tidepool_device::probe::{Measured, Stream, Summary};
-use tidepool_device::{Profile, Topology, set_last_level_cache_bytes};
+use tidepool_device::{Profile, Topology, set_last_level_cache_bytes, set_local_profile};
 use tidepool_tablespace::TablespaceConfig;
 
 #[derive(Args, Clone, Debug)]
@@ -76,6 +76,9 @@ fn configuration(memory: &MemoryArgs) -> Result<Config> {
     let config = memory.builder()?.build()?;
     if let Some(bytes) = config.last_level_cache_bytes {
         set_last_level_cache_bytes(bytes)?;
+    }
+    if let Some(profile) = &config.local_profile {
+        set_local_profile(profile.clone())?;
     }
     Ok(config)
 }

@@ -5,6 +5,7 @@
 //!
 //! [memory]
 //! last_level_cache = "32MB"
+//! local_profile = "local-dram"
 //!
 //! [memory.near]
 //! size = "8GB"
@@ -78,6 +79,8 @@ pub struct Config {
     pub profiles: Vec<Profile>,
     /// What the cost model takes the last-level cache to be; `None`: what the machine says.
     pub last_level_cache_bytes: Option<u64>,
+    /// What the cost model takes local memory to cost; `None`: as the preset `local-dram`.
+    pub local_profile: Option<Profile>,
     /// Default of `temp_tablespaces`.
     pub temp_tablespaces: Vec<String>,
     pub default_tablespace: String,
@@ -114,6 +117,7 @@ impl Config {
             tablespaces: Vec::new(),
             profiles: Vec::new(),
             last_level_cache_bytes: None,
+            local_profile: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -133,10 +137,15 @@ impl Config {
 
     /// A profile of the file, or a preset. 42704 when there is none.
     pub fn profile(&self, name: &str) -> Result<Profile> {
-        match self.profiles.iter().find(|profile| profile.name == name) {
-            Some(profile) => Ok(profile.clone()),
-            None => Profile::preset(name),
-        }
+        find_profile(&self.profiles, name)
+    }
+}
+
+/// The declared profile of that name, or the preset. 42704 when there is none.
+fn find_profile(declared: &[Profile], name: &str) -> Result<Profile> {
+    match declared.iter().find(|profile| profile.name == name) {
+        Some(profile) => Ok(profile.clone()),
+        None => Profile::preset(name),
     }
 }
 
@@ -207,10 +216,7 @@ impl SpaceSpec {
         let location = self.location.clone().unwrap_or(Location::Anon);
         let profile = match self.profile.as_deref() {
             None | Some("none") => None,
-            Some(wanted) => Some(match profiles.iter().find(|profile| profile.name == wanted) {
-                Some(profile) => profile.clone(),
-                None => Profile::preset(wanted)?,
-            }),
+            Some(wanted) => Some(find_profile(profiles, wanted)?),
         };
         let sized = location.is_anonymous();
         if self.size_bytes == Some(0) {
@@ -239,6 +245,8 @@ pub struct ConfigBuilder {
     tablespaces: Vec<(String, SpaceSpec)>,
     profiles: Vec<Profile>,
     last_level_cache_bytes: Option<u64>,
+    /// A name.
+    local_profile: Option<String>,
     temp_tablespaces: Vec<String>,
     default_tablespace: String,
     statement_memory_bytes: Option<u64>,
@@ -262,6 +270,7 @@ impl ConfigBuilder {
             tablespaces: Vec::new(),
             profiles: Vec::new(),
             last_level_cache_bytes: None,
+            local_profile: None,
             temp_tablespaces: vec!["near".to_owned(), "far".to_owned()],
             default_tablespace: "near".to_owned(),
             statement_memory_bytes: None,
@@ -302,6 +311,7 @@ impl ConfigBuilder {
             self.data_dir = Some(data);
         }
         self.last_level_cache_bytes = file.memory.last_level_cache.map(|size| size.0).or(self.last_level_cache_bytes);
+        self.local_profile = file.memory.local_profile.or(self.local_profile);
         if let Some(near) = file.memory.near {
             self.near.merge(near.into());
         }
@@ -349,7 +359,7 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
     /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`. Others are none of the database's.
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -371,6 +381,7 @@ impl ConfigBuilder {
                 "LAST_LEVEL_CACHE" => {
                     self.last_level_cache_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
+                "LOCAL_PROFILE" => self.local_profile = Some(value),
                 "STATEMENT_MEMORY" => {
                     self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
@@ -474,6 +485,12 @@ impl ConfigBuilder {
         if self.temp_tablespaces.is_empty() {
             return Err(config_error("temp_tablespaces must name at least one tablespace"));
         }
+        let local_profile = match &self.local_profile {
+            None => None,
+            Some(name) => {
+                Some(find_profile(&self.profiles, name).map_err(|error| named(error, "memory.local_profile"))?)
+            }
+        };
         Ok(Config {
             data_dir: self.data_dir,
             near,
@@ -481,6 +498,7 @@ impl ConfigBuilder {
             tablespaces,
             profiles: self.profiles,
             last_level_cache_bytes: self.last_level_cache_bytes,
+            local_profile,
             temp_tablespaces: self.temp_tablespaces,
             default_tablespace: self.default_tablespace,
             statement_memory_bytes: self.statement_memory_bytes,
@@ -579,6 +597,7 @@ struct FileConfig {
 #[serde(deny_unknown_fields)]
 struct FileMemory {
     last_level_cache: Option<Size>,
+    local_profile: Option<String>,
     near: Option<FileSpace>,
     far: Option<FileSpace>,
 }
@@ -697,6 +716,10 @@ mod tests {
         assert_eq!(config.tablespaces[0].name, "pmem");
         assert_eq!(config.tablespaces[0].size_bytes, None);
         assert_eq!(config.last_level_cache_bytes, Some(32 << 20));
+        assert_eq!(config.local_profile, Some(Profile::preset("local-dram").unwrap()));
+        let error = Config::from_toml("[memory]\nlocal_profile = \"nowhere\"").unwrap_err();
+        assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR);
+        assert!(error.message().contains("memory.local_profile"), "{error:?}");
         let profile = config.profile("my-expander").unwrap();
         assert_eq!((profile.read_gb_per_s, profile.write_gb_per_s), (20.0, 12.0));
         let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();

@@ -98,6 +98,9 @@ impl Database {
         if let Some(bytes) = config.last_level_cache_bytes {
             tidepool_device::set_last_level_cache_bytes(bytes)?;
         }
+        if let Some(profile) = &config.local_profile {
+            tidepool_device::set_local_profile(profile.clone())?;
+        }
         let spaces = Tablespaces::open(config.near.clone(), config.far.clone())?;
         for space in &config.tablespaces {
             spaces.create(space.clone())?;

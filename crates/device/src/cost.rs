@@ -23,6 +23,7 @@
 
 use crate::profile::LOCAL_DRAM;
 use crate::{Profile, topology};
+use std::sync::{PoisonError, RwLock};
 use tidepool_base::Result;
 
 const CACHE_LINE_BYTES: u64 = 64;
@@ -121,6 +122,29 @@ impl std::ops::AddAssign for Excess {
     }
 }
 
+/// `None`: the preset.
+static LOCAL_TOLD: RwLock<Option<Profile>> = RwLock::new(None);
+
+/// What every cost model made from now on takes local memory to cost: the profile that is told, or else the preset
+/// `local-dram`.
+///
+/// It is not measured unasked: what is charged is the device's distance from the local memory of the machines its figures
+/// were taken beside, and that is the same on every machine and in every run.
+pub fn local_profile() -> Result<Profile> {
+    match &*LOCAL_TOLD.read().unwrap_or_else(PoisonError::into_inner) {
+        Some(profile) => Ok(profile.clone()),
+        None => Profile::preset(LOCAL_DRAM),
+    }
+}
+
+/// Tells the cost model what this machine's local memory costs, for the whole process: then a paced access takes as long as
+/// the device's profile says, and not as much longer as the device is farther. 22023 for nonsense.
+pub fn set_local_profile(profile: Profile) -> Result<()> {
+    profile.validate()?;
+    *LOCAL_TOLD.write().unwrap_or_else(PoisonError::into_inner) = Some(profile);
+    Ok(())
+}
+
 /// A device's profile beside that of the local memory the process really runs in, and the machine's last cache.
 #[derive(Clone, Debug)]
 pub struct CostModel {
@@ -134,13 +158,10 @@ impl CostModel {
         CostModel { device, local, last_level_cache_bytes }
     }
 
-    /// Beside the preset `local-dram` and this machine's last-level cache. 22023 when the profile is nonsense.
-    ///
-    /// Local memory is not measured: what is charged is the device's distance from the local memory of the machines its
-    /// figures were taken beside, and that is the same on every machine and in every run.
+    /// Beside [`local_profile`] and this machine's last-level cache. 22023 when the profile is nonsense.
     pub fn on_this_machine(device: Profile) -> Result<CostModel> {
         device.validate()?;
-        Ok(CostModel::new(device, Profile::preset(LOCAL_DRAM)?, topology::last_level_cache_bytes()))
+        Ok(CostModel::new(device, local_profile()?, topology::last_level_cache_bytes()))
     }
 
     pub fn device(&self) -> &Profile {

@@ -13,7 +13,7 @@ mod profile;
 mod stop;
 mod topology;
 
-pub use cost::{Access, CostModel, Excess, Pattern};
+pub use cost::{Access, CostModel, Excess, Pattern, local_profile, set_local_profile};
 pub use location::{CacheSize, Location};
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};

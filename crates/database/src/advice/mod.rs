@@ -17,7 +17,7 @@ use crate::{Database, TableRecord, Workload};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_device::{CostModel, Excess, LOCAL_DRAM, Profile};
+use tidepool_device::{CostModel, Excess, Profile, local_profile};
 use tidepool_table::{ColumnUsage, TableVersion};
 use tidepool_tablespace::Tablespace;
 
@@ -121,7 +121,7 @@ impl Table {
 pub fn model_of(space: &Tablespace) -> Result<CostModel> {
     match space.pacer() {
         Some(pacer) => Ok(pacer.model().clone()),
-        None => CostModel::on_this_machine(Profile::preset(LOCAL_DRAM)?),
+        None => CostModel::on_this_machine(local_profile()?),
     }
 }
 
