@@ -1,6 +1,7 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
+use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
@@ -39,6 +40,8 @@ pub struct Database {
     next_row_group_id: AtomicU64,
     next_transaction_id: AtomicU64,
     passwords: Mutex<BTreeMap<String, String>>,
+    /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
+    pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
     encode_pool: EncodePool,
     progress: ProgressRegistry,
     access: Arc<AccessLog>,
@@ -101,9 +104,18 @@ impl Database {
         if let Some(profile) = &config.local_profile {
             tidepool_device::set_local_profile(profile.clone())?;
         }
-        let spaces = Tablespaces::open(config.near.clone(), config.far.clone())?;
+        let mut altered = BTreeMap::new();
+        let mut as_altered = |configured: &TablespaceConfig, name: &str| {
+            let now = altered_config(configured, name, &manifest.altered)?;
+            if now != (TablespaceConfig { name: name.to_owned(), ..configured.clone() }) {
+                altered.insert(name.to_owned(), now.clone());
+            }
+            Ok(now)
+        };
+        let near = as_altered(&config.near, "near")?;
+        let spaces = Tablespaces::open(near, as_altered(&config.far, "far")?)?;
         for space in &config.tablespaces {
-            spaces.create(space.clone())?;
+            spaces.create(as_altered(space, &space.name)?)?;
         }
         for saved in &manifest.tablespaces {
             // The configuration file's word counts over what was recorded.
@@ -134,6 +146,7 @@ impl Database {
             next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
             next_transaction_id: AtomicU64::new(1),
             passwords: Mutex::new(manifest.passwords),
+            altered: Mutex::new(altered),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
             storage,
@@ -229,18 +242,32 @@ impl Database {
     fn manifest(&self, commit_ts: CommitTs) -> Manifest {
         let configured = |name: &str| self.config.tablespaces.iter().any(|space| space.name == name);
         let created = self.spaces.list().into_iter().skip(2).filter(|space| !configured(space.name()));
+        let mut altered = self.altered.lock().clone();
+        let of_configured = |now: TablespaceConfig| {
+            let own = [("near", &self.config.near), ("far", &self.config.far)].into_iter();
+            let all = own.chain(self.config.tablespaces.iter().map(|space| (space.name.as_str(), space)));
+            let (name, configured) = all.into_iter().find(|(name, _)| *name == now.name)?;
+            let configured = TablespaceConfig { name: name.to_owned(), ..configured.clone() };
+            Some(SavedAlteration { configured: SavedTablespace::new(&configured), now: SavedTablespace::new(&now) })
+        };
         Manifest {
             commit_ts,
             next_table_id: self.next_table_id.load(Ordering::Relaxed),
             next_row_group_id: self.next_row_group_id.load(Ordering::Relaxed),
-            tablespaces: created.map(|space| SavedTablespace::new(space.config())).collect(),
+            tablespaces: created
+                .map(|space| match altered.remove(space.name()) {
+                    Some(config) => SavedTablespace::new(&config),
+                    None => SavedTablespace::new(&space.config()),
+                })
+                .collect(),
+            altered: altered.into_values().filter_map(of_configured).collect(),
             passwords: self.passwords.lock().clone(),
             ..Manifest::new()
         }
     }
 
     /// Writes the current version, whether or not it changed.
-    fn save(&self) -> Result<()> {
+    pub(crate) fn save(&self) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
         let _saving = storage.saving();
         // Cleared first: a commit from here on sets it again.
@@ -310,6 +337,7 @@ impl Database {
             .with_hint("Remove it there and start again."));
         }
         self.spaces.drop(name)?;
+        self.altered.lock().remove(name);
         self.save()
     }
 

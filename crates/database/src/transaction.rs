@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
+use tidepool_tablespace::Tablespace;
 
 /// PostgreSQL's limits, which its clients rely on.
 const NAME_BYTES_MAX: usize = 63;
@@ -331,6 +332,39 @@ impl Transaction {
         next.placement = placement;
         self.change(next);
         Ok(())
+    }
+
+    /// Copies what a table has in memory that `space` is to give up, within the same tablespace.
+    pub(crate) fn vacate(
+        &mut self,
+        table: &str,
+        space: &Tablespace,
+        progress: &Progress,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        QueryHeap::outside(|| {
+            let table = self.locked_table(table)?;
+            let mut row_groups = Vec::with_capacity(table.row_groups.len());
+            for group in &table.row_groups {
+                interrupted()?;
+                row_groups.push(match group.moved(space)? {
+                    Some(moved) => Arc::new(moved),
+                    None => group.clone(),
+                });
+                progress.add(group.segments().iter().map(|segment| segment.bytes().len() as u64).sum(), 0);
+            }
+            let mut delta = Vec::with_capacity(table.delta.len());
+            for chunk in &table.delta {
+                interrupted()?;
+                delta.push(if chunk.must_move(space) {
+                    Arc::new(chunk.copy_to(&chunk.tablespace().clone())?)
+                } else {
+                    chunk.clone()
+                });
+            }
+            self.change(with_parts(table.def.clone(), &table, row_groups, delta));
+            Ok(())
+        })
     }
 
     /// Appends rows; they belong to this transaction once `absorb` returns.

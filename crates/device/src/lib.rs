@@ -4,6 +4,7 @@
 //! Leaves to others: dividing a mapping into extents and counting who owns them (`tidepool-tablespace`).
 
 mod cost;
+mod device;
 mod location;
 mod mapping;
 mod pacing;
@@ -12,11 +13,14 @@ pub mod probe;
 mod profile;
 mod stop;
 mod topology;
+mod window;
 
 pub use cost::{Access, CostModel, Excess, Pattern, local_profile, set_local_profile};
+pub use device::Device;
 pub use location::{CacheSize, Location};
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use stop::stop;
-pub use topology::{Cache, DaxDevice, FirmwareFigures, Node, Topology, set_last_level_cache_bytes};
+pub use topology::{Cache, DaxDevice, FirmwareFigures, Node, Topology, memory_total_bytes, set_last_level_cache_bytes};
+pub use window::{DEVICES_MAX, Place, Window};

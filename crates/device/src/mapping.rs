@@ -1,23 +1,16 @@
-//! One device mapped into the address space.
-//!
-//! Every way in which a device can fail to be there is found in [`Mapping::open`]: a missing path or node, no permission,
-//! too little room, a file that another process uses. What can fail later is a file system that fills up; so
-//! [`Mapping::commit`] reserves the blocks of a range before it is written, and answers with an error where a plain write
-//! would end the process with SIGBUS.
+//! One device mapped whole into the address space, at one place for its life.
 //!
 //! The start of a mapping is aligned to 2 MiB (or to the device's page where that is larger), so that offsets and
 //! addresses agree about huge pages.
 
+use crate::device::{Device, required};
 use crate::paged::Paged;
-use crate::{Location, Profile, topology};
-use std::fs::{File, OpenOptions};
+use crate::{Location, Profile};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result};
 
 /// What an ordinary page holds.
 pub const PAGE_BYTES: usize = 4096;
@@ -28,11 +21,7 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes at the start of a device of which [`Mapping::open_checked`] shows the content before anything is changed.
 pub const HEADER_BYTES: usize = PAGE_BYTES;
 
-const CACHE_LINE_BYTES: usize = 64;
-
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-const RAMFS_MAGIC: i64 = 0x8584_58f6;
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 pub struct MapOptions<'a> {
@@ -47,17 +36,7 @@ pub type HeaderCheck<'a> = &'a dyn Fn(&[u8]) -> Result<()>;
 
 #[derive(Debug)]
 enum Backing {
-    /// Anonymous memory, bound to a node or not.
-    Anonymous,
-    File {
-        file: File,
-        /// The mapping has `MAP_SYNC`: flushed cache lines are durable.
-        direct: bool,
-        /// The file system can run out of room beneath the mapping.
-        fills_up: bool,
-    },
-    /// Holds the device open, and the lock with it.
-    Dax { _device: File },
+    Device(Device),
     /// From the process's allocator.
     Heap(std::alloc::Layout),
     /// Mapped and unmapped page by page.
@@ -70,9 +49,6 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     page_size: usize,
-    huge_pages: bool,
-    /// Every byte behind the header read as zero when it was opened.
-    zeroed: bool,
     backing: Backing,
 }
 
@@ -96,20 +72,32 @@ impl Mapping {
         options: MapOptions<'_>,
         check: HeaderCheck<'_>,
     ) -> Result<Mapping> {
-        if size == Some(0) {
-            return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the size of a device cannot be zero"));
+        if let Location::Paged { cache, remote } = location {
+            let size = required(location, size)?;
+            let paged = Paged::open(remote, size, cache.bytes_of(size), options.network)?;
+            let (base, len) = (paged.base(), paged.len());
+            return Ok(Mapping { base, len, page_size: PAGE_BYTES, backing: Backing::Paged(Box::new(paged)) });
         }
-        match location {
-            Location::Anon => open_anonymous(required(location, size)?, options, None),
-            Location::Numa(node) => open_anonymous(required(location, size)?, options, Some(*node)),
-            Location::File(path) => open_file(path, size, options, check),
-            Location::Dax(path) => open_dax(path, size, check),
-            Location::Paged { cache, remote } => {
-                let size = required(location, size)?;
-                let paged = Paged::open(remote, size, cache.bytes_of(size), options.network)?;
-                let (base, len) = (paged.base(), paged.len());
-                let backing = Backing::Paged(Box::new(paged));
-                Ok(Mapping { base, len, page_size: PAGE_BYTES, huge_pages: false, zeroed: true, backing })
+        let device = Device::open(location, size, options, check)?;
+        let (len, page_size) = (device.len(), device.page_size());
+        let mapped = reserve(len, page_size.max(HUGE_PAGE_BYTES))
+            .map_err(|error| Error::io(format_args!("reserve addresses for {}", ByteSize(len as u64)), &error))
+            .and_then(|base| {
+                // SAFETY: reserved a moment ago, and known to nobody else.
+                match unsafe { device.map_at(base, 0, len) } {
+                    Ok(()) => Ok(base),
+                    Err(error) => {
+                        // SAFETY: the reservation made above.
+                        unsafe { unmap(base, len) };
+                        Err(error)
+                    }
+                }
+            });
+        match mapped {
+            Ok(base) => Ok(Mapping { base, len, page_size, backing: Backing::Device(device) }),
+            Err(error) => {
+                device.undo_open();
+                Err(error)
             }
         }
     }
@@ -122,7 +110,7 @@ impl Mapping {
         // SAFETY: the layout's size is not zero. `System`, because the global allocator may be built on mappings.
         let base = unsafe { System.alloc_zeroed(layout) };
         let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
-        Mapping { base, len, page_size: PAGE_BYTES, huge_pages: false, zeroed: true, backing: Backing::Heap(layout) }
+        Mapping { base, len, page_size: PAGE_BYTES, backing: Backing::Heap(layout) }
     }
 
     pub fn base(&self) -> NonNull<u8> {
@@ -144,17 +132,17 @@ impl Mapping {
 
     /// Touching one byte of an aligned 2 MiB may back all of it.
     pub fn has_huge_pages(&self) -> bool {
-        self.huge_pages
+        self.device().is_some_and(Device::has_huge_pages)
     }
 
     /// Every byte behind the header read as zero when the device was opened.
     pub fn is_zeroed(&self) -> bool {
-        self.zeroed
+        self.device().is_none_or(Device::is_zeroed)
     }
 
     /// Memory that outlives the process.
     pub fn persists(&self) -> bool {
-        matches!(self.backing, Backing::File { .. } | Backing::Dax { .. })
+        self.device().is_some_and(Device::persists)
     }
 
     /// The page table, of paged memory.
@@ -167,21 +155,22 @@ impl Mapping {
 
     /// `commit` has work to do here.
     pub fn needs_commit(&self) -> bool {
-        matches!(self.backing, Backing::File { fills_up: true, .. })
+        self.device().is_some_and(Device::needs_commit)
+    }
+
+    fn device(&self) -> Option<&Device> {
+        match &self.backing {
+            Backing::Device(device) => Some(device),
+            Backing::Heap(_) | Backing::Paged(_) => None,
+        }
     }
 
     /// Reserves the memory or the blocks of `range` (byte offsets), so that writing there cannot fail. Allocates nothing
     /// from the process, not even for the error.
     pub fn commit(&self, range: Range<usize>) -> io::Result<()> {
-        if range.start > range.end || range.end > self.len {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
         match &self.backing {
-            Backing::File { file, fills_up: true, .. } => {
-                let range = self.outward(&range);
-                allocate_blocks(file, 0, &range)
-            }
-            _ => Ok(()),
+            Backing::Device(device) => device.commit(range),
+            Backing::Heap(_) | Backing::Paged(_) => Ok(()),
         }
     }
 
@@ -195,20 +184,8 @@ impl Mapping {
             return Ok(false);
         }
         match &self.backing {
-            Backing::Anonymous => {
-                // SAFETY: the pages lie inside this private anonymous mapping.
-                let rc = unsafe { libc::madvise(self.at(start).cast(), end - start, libc::MADV_DONTNEED) };
-                if rc == 0 { Ok(true) } else { Err(Error::io("give memory back", &io::Error::last_os_error())) }
-            }
-            Backing::File { file, .. } => {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                match allocate_blocks(file, mode, &(start..end)) {
-                    Ok(()) => Ok(true),
-                    Err(error) if is_unsupported(&error) => Ok(false),
-                    Err(error) => Err(Error::io("give a file's blocks back", &error)),
-                }
-            }
-            Backing::Dax { .. } => Ok(false),
+            // SAFETY: the device is mapped from its start on, and the range's owner gives it up by calling this.
+            Backing::Device(device) => unsafe { device.release(self.at(start), start..end) },
             Backing::Paged(paged) => {
                 paged.release(start..end);
                 Ok(true)
@@ -224,22 +201,12 @@ impl Mapping {
     /// Makes writes to `range` durable on devices that persist (`clwb` and `sfence`, or `msync`).
     pub fn persist(&self, range: Range<usize>) -> Result<()> {
         self.check(&range);
-        if range.is_empty() {
-            return Ok(());
-        }
         match &self.backing {
-            Backing::Anonymous | Backing::Heap(_) | Backing::Paged(_) => Ok(()),
-            Backing::File { direct: true, .. } | Backing::Dax { .. } if flush::is_available() => {
-                let start = range.start / CACHE_LINE_BYTES * CACHE_LINE_BYTES;
-                flush::lines(self.at(start), self.at(range.end));
-                Ok(())
-            }
-            Backing::File { .. } | Backing::Dax { .. } => {
-                let range = self.outward(&range);
-                // SAFETY: whole pages of this mapping.
-                let rc = unsafe { libc::msync(self.at(range.start).cast(), range.len(), libc::MS_SYNC) };
-                if rc == 0 { Ok(()) } else { Err(Error::io("write a mapped file back", &io::Error::last_os_error())) }
-            }
+            // SAFETY: inside the mapping, which is the device's.
+            Backing::Device(device) if !range.is_empty() => unsafe {
+                device.persist(self.at(range.start), range.len())
+            },
+            _ => Ok(()),
         }
     }
 
@@ -249,16 +216,10 @@ impl Mapping {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} is outside a mapping of {}", self.len);
     }
 
-    fn at(&self, offset: usize) -> *mut u8 {
+    fn at(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset <= self.len);
         // SAFETY: offsets passed here were checked against the length.
-        unsafe { self.base.as_ptr().add(offset) }
-    }
-
-    /// The pages that `range` touches.
-    fn outward(&self, range: &Range<usize>) -> Range<usize> {
-        let start = range.start / self.page_size * self.page_size;
-        start..range.end.next_multiple_of(self.page_size).min(self.len)
+        unsafe { self.base.add(offset) }
     }
 }
 
@@ -272,425 +233,59 @@ impl Drop for Mapping {
             }
             // Unmaps itself.
             Backing::Paged(_) => {}
-            // SAFETY: mapped by `map` with this length, and nothing refers to it once its owner is dropped.
-            Backing::Anonymous | Backing::File { .. } | Backing::Dax { .. } => unsafe {
-                libc::munmap(self.base.as_ptr().cast(), self.len);
-            },
+            // SAFETY: reserved and mapped with this length, and nothing refers to it once its owner is dropped.
+            Backing::Device(_) => unsafe { unmap(self.base, self.len) },
         }
     }
 }
 
-fn required(location: &Location, size: Option<u64>) -> Result<u64> {
-    size.ok_or_else(|| {
-        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("a size is required for device \"{location}\""))
-            .with_hint("Write it as in size=4GB.")
-    })
-}
-
-/// `size` in whole units, as an address-space length.
-fn rounded(size: u64, unit: usize) -> Result<usize> {
-    usize::try_from(size)
-        .ok()
-        .and_then(|size| size.checked_next_multiple_of(unit))
-        // 2^46 bytes: half of what the smallest 64-bit address space leaves to a process.
-        .filter(|size| *size <= 1 << 46)
-        .ok_or_else(|| {
-            Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("a device of {} cannot be mapped", ByteSize(size)))
-        })
-}
-
-fn too_small(what: impl std::fmt::Display, wanted: u64, available: u64) -> Error {
-    Error::new(SqlState::DISK_FULL, format!("{what} is too small")).with_detail(format!(
-        "{} are wanted and {} are there.",
-        ByteSize(wanted),
-        ByteSize(available)
-    ))
-}
-
-fn open_anonymous(size: u64, options: MapOptions<'_>, node: Option<u32>) -> Result<Mapping> {
-    let len = rounded(size, if size >= HUGE_PAGE_BYTES as u64 { HUGE_PAGE_BYTES } else { PAGE_BYTES })?;
-    let limit = match node {
-        None => topology::memory_total_bytes().map(|bytes| ("this machine's memory".to_owned(), bytes)),
-        Some(node) => {
-            let nodes = topology::numa_nodes();
-            if !nodes.contains(&node) {
-                let names: Vec<String> = nodes.iter().map(u32::to_string).collect();
-                return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("NUMA node {node} does not exist"))
-                    .with_hint(format!("This machine's nodes are: {}.", names.join(", "))));
-            }
-            let bytes = topology::numa_node_bytes(node).unwrap_or(0);
-            if bytes == 0 {
-                return Err(Error::new(
-                    SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-                    format!("NUMA node {node} has no memory"),
-                ));
-            }
-            Some((format!("NUMA node {node}"), bytes))
-        }
-    };
-    if let Some((what, bytes)) = limit
-        && len as u64 > bytes
-    {
-        return Err(too_small(what, len as u64, bytes));
-    }
+/// Addresses of the process's own in which nothing is mapped: `len` bytes from a multiple of `alignment` on. Both are
+/// multiples of a page.
+pub(crate) fn reserve(len: usize, alignment: usize) -> io::Result<NonNull<u8>> {
+    let wide = len.checked_add(alignment).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let base = map(len, HUGE_PAGE_BYTES, flags, -1)
-        .map_err(|error| Error::io(format_args!("map {} of memory", ByteSize(len as u64)), &error))?;
-    let huge_pages = options.huge_pages && advise(base, len, libc::MADV_HUGEPAGE);
-    if !options.huge_pages {
-        // Where the machine gives them to everybody. A kernel without them has nothing to refuse.
-        advise(base, len, libc::MADV_NOHUGEPAGE);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), wide, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
     }
-    let backing = Backing::Anonymous;
-    let mapping = Mapping { base, len, page_size: PAGE_BYTES, huge_pages, zeroed: true, backing };
-    if let Some(node) = node {
-        bind(&mapping, node)?;
-    }
-    Ok(mapping)
-}
-
-/// Restricts the mapping to one node. Done before any page is touched, so nothing has to move.
-fn bind(mapping: &Mapping, node: u32) -> Result<()> {
-    const MPOL_BIND: libc::c_ulong = 2;
-    const BITS: u32 = libc::c_ulong::BITS;
-    let mut mask = [0 as libc::c_ulong; (crate::location::NUMA_NODE_MAX as usize + 1) / BITS as usize];
-    mask[(node / BITS) as usize] |= 1 << (node % BITS);
-    // The kernel reads one bit less than it is told.
-    let bits = mask.len() * BITS as usize + 1;
-    // SAFETY: the mapping and the mask are live; mbind changes a policy and no memory.
-    let rc = unsafe {
-        libc::syscall(libc::SYS_mbind, mapping.base.as_ptr(), mapping.len, MPOL_BIND, mask.as_ptr(), bits, 0)
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(Error::io(format_args!("bind memory to NUMA node {node}"), &io::Error::last_os_error())
-            .with_hint("The process must be allowed that node (cpuset.mems) and the system call mbind."))
-    }
-}
-
-fn open_file(path: &Path, size: Option<u64>, options: MapOptions<'_>, check: HeaderCheck<'_>) -> Result<Mapping> {
-    let shown = path.display();
-    let open_error = |error: &io::Error| Error::io(format_args!("open file \"{shown}\""), error);
-    let mut created = false;
-    let file = match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && size.is_some() => {
-            created = true;
-            OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path)
-                .map_err(|error| open_error(&error))?
-        }
-        Err(error) => return Err(open_error(&error)),
-    };
-    let result = map_file(&file, path, size, check);
-    if created && result.is_err() {
-        // Made a moment ago by this call and of no use. That it stays when this fails too harms nobody.
-        let _ = std::fs::remove_file(path);
-    }
-    let (base, len, page_size, direct, zeroed, fills_up) = result?;
-    let huge_pages = page_size >= HUGE_PAGE_BYTES || (options.huge_pages && advise(base, len, libc::MADV_HUGEPAGE));
-    Ok(Mapping { base, len, page_size, huge_pages, zeroed, backing: Backing::File { file, direct, fills_up } })
-}
-
-fn map_file(
-    file: &File,
-    path: &Path,
-    size: Option<u64>,
-    check: HeaderCheck<'_>,
-) -> Result<(NonNull<u8>, usize, usize, bool, bool, bool)> {
-    let shown = path.display();
-    let failed = |action: &str, error: &io::Error| Error::io(format_args!("{action} \"{shown}\""), error);
-    let metadata = file.metadata().map_err(|error| failed("inspect file", &error))?;
-    if !metadata.is_file() {
-        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is not a regular file"))
-            .with_hint("For a device-DAX device write dax:PATH."));
-    }
-    lock(file, path)?;
-    if metadata.len() > 0 {
-        check(&read_header(file).map_err(|error| failed("read file", &error))?)?;
-    }
-
-    let system = FileSystem::of(file).map_err(|error| failed("inspect file system of", &error))?;
-    let unit = system.page_bytes();
-    let len = match size {
-        Some(size) => rounded(size, unit)?,
-        None if metadata.len() == 0 => required(&Location::File(path.to_owned()), None)? as usize,
-        None => rounded(metadata.len() / unit as u64 * unit as u64, unit)?,
-    };
-    if len == 0 {
-        return Err(too_small(format_args!("file \"{shown}\""), unit as u64, metadata.len()));
-    }
-    if system.kind != FileSystemKind::Huge {
-        // Blocks that the file has already need no room. (A pool's file is made in its full size.)
-        let missing = (len as u64).saturating_sub(metadata.blocks().saturating_mul(512));
-        if let Some(available) = system.available_bytes
-            && missing > available
-        {
-            return Err(too_small(
-                format_args!("the file system of \"{shown}\""),
-                len as u64,
-                available + (len as u64 - missing),
-            ));
+    let lead = start.addr().next_multiple_of(alignment) - start.addr();
+    // SAFETY: inside what was just mapped.
+    let base = unsafe { start.cast::<u8>().add(lead) };
+    for (from, len) in [(start.cast::<u8>(), lead), (base.wrapping_add(len), alignment - lead)] {
+        if len > 0 {
+            // SAFETY: what is left of the mapping on both sides.
+            unsafe { libc::munmap(from.cast(), len) };
         }
     }
-    if metadata.len() < len as u64 {
-        file.set_len(len as u64).map_err(|error| {
-            failed("extend file", &error).with_detail(format!(
-                "It has {} and {} are wanted.",
-                ByteSize(metadata.len()),
-                ByteSize(len as u64)
-            ))
-        })?;
-    }
-    let result = reserve_and_map(file, path, &system, len, metadata.len() == 0);
-    if result.is_err() && metadata.len() < len as u64 {
-        // As it was found: a later attempt without a size would take what this one asked for. Best effort.
-        let _ = file.set_len(metadata.len());
-    }
-    let (base, direct, zeroed, fills_up) = result?;
-    Ok((base, len, unit, direct, zeroed, fills_up))
+    NonNull::new(base).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
-/// Clears a file of `len` bytes, reserves its blocks where that takes no memory, and maps it: its address, whether it is
-/// mapped directly, whether it is zeroed, and whether it can run out of room.
-fn reserve_and_map(
-    file: &File,
-    path: &Path,
-    system: &FileSystem,
-    len: usize,
-    new: bool,
-) -> Result<(NonNull<u8>, bool, bool, bool)> {
-    let shown = path.display();
-    let failed = |action: &str, error: &io::Error| Error::io(format_args!("{action} \"{shown}\""), error);
-    let unit = system.page_bytes();
-    // Content of an earlier life is given back, header excepted, so that what is left reads as zeroes.
-    let mut zeroed = new;
-    let rest = HEADER_BYTES.next_multiple_of(unit)..len;
-    if !zeroed && !rest.is_empty() {
-        match allocate_blocks(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, &rest) {
-            Ok(()) => zeroed = unit == PAGE_BYTES,
-            Err(error) if is_unsupported(&error) => {}
-            Err(error) => return Err(failed("clear file", &error)),
-        }
-    }
-    let fills_up = match system.kind {
-        // Reserved by mmap itself, which fails when there are too few.
-        FileSystemKind::Huge | FileSystemKind::Unlimited => false,
-        FileSystemKind::Memory => true,
-        FileSystemKind::Blocks => match allocate_blocks(file, 0, &(0..len)) {
-            Ok(()) => true,
-            Err(error) if is_unsupported(&error) => false,
-            Err(error) => return Err(failed("reserve room for file", &error)),
-        },
-    };
-    if fills_up {
-        allocate_blocks(file, 0, &(0..HEADER_BYTES)).map_err(|error| failed("reserve room for file", &error))?;
-    }
-
-    let alignment = unit.max(HUGE_PAGE_BYTES);
-    // Validated flags: an older kernel or a file system without DAX refuses MAP_SYNC, never ignores it.
-    let (base, direct) = match map(len, alignment, libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()) {
-        Ok(base) => (base, true),
-        Err(_) => {
-            let base = map(len, alignment, libc::MAP_SHARED, file.as_raw_fd()).map_err(|error| {
-                let error = failed("map file", &error);
-                if system.kind == FileSystemKind::Huge {
-                    error.with_hint(format!(
-                        "{} huge pages of {} are needed (see /proc/sys/vm/nr_hugepages).",
-                        len / unit,
-                        ByteSize(unit as u64)
-                    ))
-                } else {
-                    error
-                }
-            })?;
-            (base, false)
-        }
-    };
-    Ok((base, direct, zeroed, fills_up))
-}
-
-fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<Mapping> {
-    let shown = path.display();
-    let device = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|error| Error::io(format_args!("open device \"{shown}\""), &error))?;
-    let metadata = device.metadata().map_err(|error| Error::io(format_args!("inspect device \"{shown}\""), &error))?;
-    let sys = format!("/sys/dev/char/{}:{}", libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
-    let attribute = |name: &str| std::fs::read_to_string(format!("{sys}/{name}")).ok()?.trim().parse::<u64>().ok();
-    let Some(device_bytes) = attribute("size").filter(|_| metadata.file_type().is_char_device()) else {
-        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is not a device-DAX device"))
-            .with_hint("For a file on a DAX file system write file:PATH."));
-    };
-    lock(&device, path)?;
-    let unit = attribute("align").map_or(HUGE_PAGE_BYTES, |align| (align as usize).max(HUGE_PAGE_BYTES));
-    let len = match size {
-        Some(size) => rounded(size, unit)?,
-        None => rounded(device_bytes / unit as u64 * unit as u64, unit)?,
-    };
-    if len == 0 || len as u64 > device_bytes {
-        return Err(too_small(format_args!("device \"{shown}\""), len.max(unit) as u64, device_bytes));
-    }
-    // Device DAX knows shared mappings only; they are synchronous by nature.
-    let base = map(len, unit, libc::MAP_SHARED, device.as_raw_fd())
-        .map_err(|error| Error::io(format_args!("map device \"{shown}\""), &error))?;
-    let mapping = Mapping {
-        base,
-        len,
-        page_size: unit,
-        huge_pages: true,
-        zeroed: false,
-        backing: Backing::Dax { _device: device },
-    };
-    // The device has no read call: its content is looked at through the mapping.
-    // SAFETY: the mapping is at least one unit long, and this process alone holds it.
-    check(unsafe { std::slice::from_raw_parts(mapping.base.as_ptr(), HEADER_BYTES) })?;
-    Ok(mapping)
-}
-
-/// One process at a time. Released when the file is closed, however the process ends.
-fn lock(file: &File, path: &Path) -> Result<()> {
-    // SAFETY: a system call on an open descriptor.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    let shown = path.display();
-    if error.kind() == io::ErrorKind::WouldBlock {
-        Err(Error::new(SqlState::OBJECT_IN_USE, format!("device \"{shown}\" is in use"))
-            .with_detail("Another tablespace or another process has it open."))
-    } else {
-        Err(Error::io(format_args!("lock device \"{shown}\""), &error))
-    }
-}
-
-fn read_header(file: &File) -> io::Result<[u8; HEADER_BYTES]> {
-    let mut header = [0; HEADER_BYTES];
-    let mut filled = 0;
-    while filled < HEADER_BYTES {
-        match file.read_at(&mut header[filled..], filled as u64) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(header)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FileSystemKind {
-    /// tmpfs: blocks are memory.
-    Memory,
-    /// ramfs: as long as memory lasts.
-    Unlimited,
-    /// hugetlbfs.
-    Huge,
-    Blocks,
-}
-
-struct FileSystem {
-    kind: FileSystemKind,
-    block_bytes: u64,
-    /// `None`: without a limit.
-    available_bytes: Option<u64>,
-}
-
-impl FileSystem {
-    fn of(file: &File) -> io::Result<FileSystem> {
-        // SAFETY: a plain structure of integers, for which zeroes are valid.
-        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: an open descriptor and a structure to fill.
-        if unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        #[allow(clippy::unnecessary_cast, reason = "the field's type differs between targets")]
-        let kind = match stat.f_type as i64 & 0xffff_ffff {
-            TMPFS_MAGIC => FileSystemKind::Memory,
-            RAMFS_MAGIC => FileSystemKind::Unlimited,
-            HUGETLBFS_MAGIC => FileSystemKind::Huge,
-            _ => FileSystemKind::Blocks,
-        };
-        let block_bytes = (stat.f_bsize as u64).max(PAGE_BYTES as u64);
-        // A tmpfs mounted without a limit reports no blocks at all.
-        let unlimited = kind == FileSystemKind::Unlimited || stat.f_blocks == 0;
-        let available_bytes = (!unlimited).then(|| stat.f_bavail.saturating_mul(stat.f_bsize as u64));
-        Ok(FileSystem { kind, block_bytes, available_bytes })
-    }
-
-    fn page_bytes(&self) -> usize {
-        match self.kind {
-            FileSystemKind::Huge => self.block_bytes as usize,
-            _ => PAGE_BYTES,
-        }
-    }
-}
-
-fn allocate_blocks(file: &File, mode: libc::c_int, range: &Range<usize>) -> io::Result<()> {
-    loop {
-        // SAFETY: a system call on an open descriptor; offsets are below 2^46.
-        let rc =
-            unsafe { libc::fallocate(file.as_raw_fd(), mode, range.start as libc::off_t, range.len() as libc::off_t) };
-        if rc == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
-fn is_unsupported(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
+/// # Safety
+/// The range was reserved or mapped by the caller, and nothing refers to it any more.
+pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::munmap(base.as_ptr().cast(), len) };
 }
 
 /// Maps `len` bytes at an address that is a multiple of `alignment`.
 pub(crate) fn map(len: usize, alignment: usize, flags: libc::c_int, fd: RawFd) -> io::Result<NonNull<u8>> {
-    let reserved = len.checked_add(alignment).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), reserved, libc::PROT_NONE, reserve, -1, 0) };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let start = start as usize;
-    let base = start.next_multiple_of(alignment);
-    // SAFETY: replaces part of the reservation made above, which nobody else knows of.
+    let base = reserve(len, alignment)?;
+    // SAFETY: replaces the reservation made above, which nobody else knows of.
     let mapped = unsafe {
-        libc::mmap(base as *mut libc::c_void, len, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED, fd, 0)
+        libc::mmap(base.as_ptr().cast(), len, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED, fd, 0)
     };
     if mapped == libc::MAP_FAILED {
         let error = io::Error::last_os_error();
         // SAFETY: the reservation made above.
-        unsafe { libc::munmap(start as *mut libc::c_void, reserved) };
+        unsafe { unmap(base, len) };
         return Err(error);
     }
-    for (from, to) in [(start, base), (base + len, start + reserved)] {
-        if from < to {
-            // SAFETY: what is left of the reservation on both sides. `len` is a multiple of the page size.
-            unsafe { libc::munmap(from as *mut libc::c_void, to - from) };
-        }
-    }
-    NonNull::new(mapped.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-}
-
-/// Whether the kernel accepted the wish. It may still back a range with ordinary pages.
-fn advise(base: NonNull<u8>, len: usize, huge_pages: libc::c_int) -> bool {
-    debug_assert!(matches!(huge_pages, libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE));
-    // SAFETY: advice on a live mapping; it changes no content.
-    unsafe { libc::madvise(base.as_ptr().cast(), len, huge_pages) == 0 }
+    Ok(base)
 }
 
 /// Flushing cache lines to a device that persists.
-mod flush {
+pub(crate) mod flush {
     #[cfg(target_arch = "x86_64")]
     pub fn is_available() -> bool {
         // Every x86-64 processor has `clflush`.
@@ -733,11 +328,13 @@ mod flush {
         unreachable!("guarded by is_available");
     }
 }
-
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
     use super::*;
+    use crate::topology;
+    use std::path::Path;
+    use tidepool_base::SqlState;
 
     const OPTIONS: MapOptions<'static> = MapOptions { huge_pages: true, network: None };
 

@@ -160,7 +160,7 @@ fn processor_count(list: &str) -> u64 {
 }
 
 /// Physical memory and swap, bytes. `None` where it cannot be read.
-pub(crate) fn memory_total_bytes() -> Option<u64> {
+pub fn memory_total_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     Some(meminfo_bytes(&text, "MemTotal:")? + meminfo_bytes(&text, "SwapTotal:").unwrap_or(0))
 }

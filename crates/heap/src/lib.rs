@@ -43,6 +43,11 @@ pub enum Release {
     All,
 }
 
+/// Gives the free extents that statements under way keep back to their tablespaces.
+pub fn release_heaps() {
+    arena::purge_all();
+}
+
 /// Gives free memory of the process's own arenas back to the system. Query heaps' goes to their tablespaces by itself.
 pub fn release(what: Release) {
     let heaps: Vec<u32> = arena::numbers().collect();

@@ -2,7 +2,7 @@
 
 use crate::facts::SessionFacts;
 use crate::insert;
-use crate::statement::{QualifiedName, fold};
+use crate::statement::{AlterTablespaceAction, QualifiedName, fold};
 use crate::types::sql_type;
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{Expr, ExprSchemable};
@@ -10,7 +10,7 @@ use datafusion::sql::sqlparser::ast::{self, ColumnOption, TableConstraint};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::Config;
+use tidepool_database::{Config, TablespaceChange};
 use tidepool_table::{ColumnDef, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
@@ -317,6 +317,23 @@ fn check_default(
         }
     }
     Ok(text)
+}
+
+/// Reads an `ALTER TABLESPACE`.
+pub fn tablespace_change(action: &AlterTablespaceAction) -> Result<TablespaceChange> {
+    match action {
+        AlterTablespaceAction::Set { options } => match options.as_slice() {
+            [(option, size)] if option == "size" => Ok(TablespaceChange::Size { bytes: size.parse::<ByteSize>()?.0 }),
+            _ => Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                match options.iter().find(|(option, _)| option != "size") {
+                    Some((option, _)) => format!("tablespace parameter \"{option}\" cannot be changed"),
+                    None => "tablespace parameter \"size\" is given twice".to_owned(),
+                },
+            )
+            .with_hint("The size of a tablespace can be set: ALTER TABLESPACE far SET (size = '8GB').")),
+        },
+    }
 }
 
 /// Reads a `CREATE TABLESPACE`, whose profile is one of the configuration's or a preset.

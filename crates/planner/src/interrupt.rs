@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_database::Patience;
 use tokio::sync::Notify;
 
 /// One a statement.
@@ -70,6 +71,16 @@ impl Interrupt {
                 None => notified.await,
             }
         }
+    }
+}
+
+impl Patience for Interrupt {
+    fn check(&self) -> Result<()> {
+        Interrupt::check(self)
+    }
+
+    fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_> {
+        Box::new(self.lock_wait())
     }
 }
 

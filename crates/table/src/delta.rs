@@ -25,10 +25,13 @@ pub struct DeltaChunk {
     bytes: u64,
     column_bytes: Vec<u64>,
     tablespace: Arc<Tablespace>,
+    /// What the batch's buffers point into.
+    owner: Arc<Owner>,
     statistics: OnceLock<Vec<(ColumnStatistics, Sketch)>>,
 }
 
 /// Keeps the region while any array points into it.
+#[derive(Debug)]
 struct Owner(Region);
 
 // Nothing writes to the region after its arrays are made, so a panic elsewhere cannot leave it half written.
@@ -81,6 +84,7 @@ impl DeltaChunk {
             bytes: len as u64,
             column_bytes,
             tablespace: Arc::clone(tablespace),
+            owner,
             statistics: OnceLock::new(),
         })
     }
@@ -102,6 +106,11 @@ impl DeltaChunk {
     pub fn read_whole(&self) -> &RecordBatch {
         self.tablespace.charge(Purpose::Delta, &[Access::read_sequential(self.bytes)]);
         &self.batch
+    }
+
+    /// Something of it lies in memory that `space` is to give up.
+    pub fn must_move(&self, space: &Tablespace) -> bool {
+        space.is_closing(&self.owner.0)
     }
 
     /// The same rows in another tablespace.

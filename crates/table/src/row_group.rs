@@ -4,7 +4,7 @@ use crate::{Placement, Segment};
 use arrow_array::RecordBatch;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowGroupId};
-use tidepool_tablespace::Tablespaces;
+use tidepool_tablespace::{Tablespace, Tablespaces};
 
 /// Up to `ROW_GROUP_ROWS` rows of main.
 #[derive(Debug)]
@@ -51,6 +51,28 @@ impl RowGroup {
 
     pub fn segments(&self) -> &[Arc<Segment>] {
         &self.segments
+    }
+
+    /// Something of it lies in memory that `space` is to give up.
+    pub fn must_move(&self, space: &Tablespace) -> bool {
+        self.segments.iter().any(|segment| space.is_closing(segment.bytes()))
+    }
+
+    /// The same rows with none of them in memory that `space` is to give up; `None` when none are.
+    pub fn moved(&self, space: &Tablespace) -> Result<Option<RowGroup>> {
+        if !self.must_move(space) {
+            return Ok(None);
+        }
+        let segments = (self.segments.iter())
+            .map(|segment| {
+                if space.is_closing(segment.bytes()) {
+                    segment.copy_to(segment.tablespace()).map(Arc::new)
+                } else {
+                    Ok(Arc::clone(segment))
+                }
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Some(RowGroup { id: self.id, rows: self.rows, segments }))
     }
 
     /// The same rows with each column where `placement` says; segments already there are shared, not copied.

@@ -1,8 +1,12 @@
 //! Which pages of a tablespace are taken, and which are backed by memory.
 //!
-//! Two bits a page: *used* (somebody owns it) and *touched* (it may be backed by memory). Above the used bits stands a
-//! binary tree over chunks of 512 pages; each node knows the longest run of free pages below it and the runs at its two
-//! ends, so that the lowest run of a given length is found in O(log n), and a change costs one chunk's bits and O(log n).
+//! Three bits a page: *open* (it may be taken when nobody owns it), *used* (somebody owns it) and *touched* (it may be
+//! backed by memory). A page is *free* when it is open and not used. Above stands a binary tree over chunks of 512 pages;
+//! each node knows the longest run of free pages below it and the runs at its two ends, so that the lowest run of a given
+//! length is found in O(log n), and a change costs one chunk's bits and O(log n).
+//!
+//! A page that is closed while it is used stays its owner's, and is not free when it is given back. All pages start closed:
+//! books for far more pages than there are cost nothing, as what was never open is never written.
 //!
 //! Always the lowest run that fits: memory is then reused before new memory is touched (a first touch costs
 //! microseconds), and the high end stays free for whoever needs much at once or gives it back.
@@ -32,18 +36,25 @@ unsafe impl Zeroable for Runs {}
 
 #[derive(Debug)]
 pub(crate) struct Extents {
+    /// That there are books for.
     pages: usize,
+    /// One past the highest page that was opened and not cut off.
+    end: usize,
+    open: SystemArray<u64>,
     used: SystemArray<u64>,
     touched: SystemArray<u64>,
     /// Node 1 is the root, node `n` has children `2n` and `2n + 1`; chunk `c` is node `chunks + c`.
     tree: SystemArray<Runs>,
     /// A power of two. Chunks past the end have no free page.
     chunks: usize,
+    open_pages: usize,
     used_pages: usize,
+    free_pages: usize,
     touched_pages: usize,
 }
 
 impl Extents {
+    /// Books for `pages`, all of them closed.
     pub fn new(pages: usize) -> Result<Extents> {
         if pages == 0 || u32::try_from(pages).is_err() {
             return Err(Error::new(
@@ -54,34 +65,63 @@ impl Extents {
         }
         let chunks_real = pages.div_ceil(CHUNK_PAGES);
         let chunks = chunks_real.next_power_of_two();
-        let mut extents = Extents {
+        Ok(Extents {
             pages,
+            end: 0,
+            open: SystemArray::zeroed(chunks_real * CHUNK_WORDS)?,
             used: SystemArray::zeroed(chunks_real * CHUNK_WORDS)?,
             touched: SystemArray::zeroed(chunks_real * CHUNK_WORDS)?,
             tree: SystemArray::zeroed(2 * chunks)?,
             chunks,
+            open_pages: 0,
             used_pages: 0,
+            free_pages: 0,
             touched_pages: 0,
-        };
-        // Pages past the end of the last chunk are used by nobody, for ever.
-        set_bits(&mut extents.used, pages..chunks_real * CHUNK_PAGES, true);
-        for chunk in 0..chunks_real {
-            extents.tree[chunks + chunk] = extents.chunk_runs(chunk);
-        }
-        let mut span = CHUNK_PAGES as u32;
-        let mut first = chunks;
-        while first > 1 {
-            first /= 2;
-            for node in first..2 * first {
-                extents.tree[node] = join(extents.tree[2 * node], extents.tree[2 * node + 1], span);
-            }
-            span = span.saturating_mul(2);
-        }
-        Ok(extents)
+        })
     }
 
-    pub fn pages(&self) -> usize {
-        self.pages
+    /// Lets pages be taken. They were closed.
+    pub fn open(&mut self, run: Range<usize>) {
+        debug_assert!(run.end <= self.pages && count_bits(&self.open, run.clone()) == 0);
+        self.open_pages += run.len();
+        self.free_pages += run.len() - count_bits(&self.used, run.clone());
+        self.end = self.end.max(run.end);
+        set_bits(&mut self.open, run.clone(), true);
+        self.update_tree(run);
+    }
+
+    /// Keeps pages from being taken. They were open.
+    pub fn close(&mut self, run: Range<usize>) {
+        debug_assert!(count_bits(&self.open, run.clone()) == run.len());
+        self.open_pages -= run.len();
+        self.free_pages -= run.len() - count_bits(&self.used, run.clone());
+        set_bits(&mut self.open, run.clone(), false);
+        self.update_tree(run);
+    }
+
+    /// Says that there is nothing from page `end` on: no page there is open, used or touched.
+    pub fn cut(&mut self, end: usize) {
+        debug_assert!(count_bits(&self.open, end..self.end.max(end)) == 0);
+        debug_assert!(count_bits(&self.used, end..self.end.max(end)) == 0);
+        self.end = self.end.min(end);
+    }
+
+    /// Of the pages that are closed.
+    pub fn closed_in(&self, run: Range<usize>) -> usize {
+        run.len() - count_bits(&self.open, run)
+    }
+
+    pub fn used_in(&self, run: Range<usize>) -> usize {
+        count_bits(&self.used, run)
+    }
+
+    /// Pages that are not closed.
+    pub fn open_pages(&self) -> usize {
+        self.open_pages
+    }
+
+    pub fn free_pages(&self) -> usize {
+        self.free_pages
     }
 
     pub fn used_pages(&self) -> usize {
@@ -108,14 +148,22 @@ impl Extents {
                 // The tree knows lengths only. Rather than fail while there is room, look at every place.
                 None => (0..)
                     .map(|step| align_up(0) + step * alignment)
-                    .take_while(|page| page + count <= self.pages)
+                    .take_while(|page| page + count <= self.end)
                     .find(|page| self.is_free(*page..page + count))?,
             };
         }
         let run = start..start + count;
         self.mark(run.clone(), true);
-        self.used_pages += count;
         Some(run)
+    }
+
+    /// Takes these pages if all of them are free.
+    pub fn take_at(&mut self, run: Range<usize>) -> bool {
+        let free = self.is_free(run.clone());
+        if free {
+            self.mark(run, true);
+        }
+        free
     }
 
     /// Gives pages back that `take` gave, in whole or in part. Ends the process when a page of the run is not used: its
@@ -127,7 +175,6 @@ impl Extents {
                 run.start, run.end
             ));
         }
-        self.used_pages -= run.len();
         self.mark(run, false);
     }
 
@@ -152,7 +199,7 @@ impl Extents {
 
     /// The chunks that `run` lies in, as pages.
     pub fn chunks_around(&self, run: &Range<usize>) -> Range<usize> {
-        run.start / CHUNK_PAGES * CHUNK_PAGES..run.end.next_multiple_of(CHUNK_PAGES).min(self.pages)
+        run.start / CHUNK_PAGES * CHUNK_PAGES..run.end.next_multiple_of(CHUNK_PAGES).min(self.end)
     }
 
     /// Takes a run of free touched pages that ends at or below page `below`, from the top, to be given back to the system.
@@ -164,17 +211,32 @@ impl Extents {
             self.free_touched_run_below(below, count_max)?
         };
         self.mark(run.clone(), true);
-        self.used_pages += run.len();
         Some(run)
     }
 
+    /// Takes the first of the chunks around `run` that are wholly free and were touched, as one run of at most `count_max`
+    /// pages and at least one chunk, to be given back to the system.
+    pub fn take_free_chunks(&mut self, run: &Range<usize>, count_max: usize) -> Option<Range<usize>> {
+        let around = self.chunks_around(run);
+        let (low, high) = (around.start / CHUNK_PAGES, around.end.div_ceil(CHUNK_PAGES));
+        let first = (low..high).find(|chunk| self.is_idle_chunk(*chunk))?;
+        let most = high.min(first + (count_max / CHUNK_PAGES).max(1));
+        let last = (first..most).take_while(|chunk| self.is_idle_chunk(*chunk)).last()?;
+        let run = first * CHUNK_PAGES..((last + 1) * CHUNK_PAGES).min(self.end);
+        self.mark(run.clone(), true);
+        Some(run)
+    }
+
+    /// Wholly free, and some of it may be backed by memory.
+    fn is_idle_chunk(&self, chunk: usize) -> bool {
+        let pages = chunk * CHUNK_PAGES..((chunk + 1) * CHUNK_PAGES).min(self.end);
+        self.tree[self.chunks + chunk].longest as usize == pages.len() && self.touched_in(pages) > 0
+    }
+
     fn free_chunks_below(&self, below: usize, count_max: usize) -> Option<Range<usize>> {
-        let pages_of = |chunk: usize| chunk * CHUNK_PAGES..((chunk + 1) * CHUNK_PAGES).min(self.pages);
-        let wanted = |chunk: usize| {
-            let pages = pages_of(chunk);
-            self.tree[self.chunks + chunk].longest as usize == pages.len() && self.touched_in(pages) > 0
-        };
-        let whole = if below >= self.pages { self.pages.div_ceil(CHUNK_PAGES) } else { below / CHUNK_PAGES };
+        let pages_of = |chunk: usize| chunk * CHUNK_PAGES..((chunk + 1) * CHUNK_PAGES).min(self.end);
+        let wanted = |chunk: usize| self.is_idle_chunk(chunk);
+        let whole = if below >= self.end { self.end.div_ceil(CHUNK_PAGES) } else { below / CHUNK_PAGES };
         let last = (0..whole).rev().find(|chunk| wanted(*chunk))?;
         let mut first = last;
         while first > 0 && (last - first + 2) * CHUNK_PAGES <= count_max && wanted(first - 1) {
@@ -184,8 +246,8 @@ impl Extents {
     }
 
     fn free_touched_run_below(&self, below: usize, count_max: usize) -> Option<Range<usize>> {
-        let idle = |word: usize| self.touched[word] & !self.used[word];
-        let below = below.min(self.pages);
+        let idle = |word: usize| self.touched[word] & self.open[word] & !self.used[word];
+        let below = below.min(self.end);
         let mut word = below.div_ceil(64);
         while word > 0 {
             word -= 1;
@@ -208,7 +270,12 @@ impl Extents {
     }
 
     fn is_free(&self, run: Range<usize>) -> bool {
-        count_bits(&self.used, run) == 0
+        count_bits(&self.open, run.clone()) == run.len() && count_bits(&self.used, run) == 0
+    }
+
+    /// The words of a chunk with a bit set for each page that is not free.
+    fn taken_words(&self, chunk: usize) -> [u64; CHUNK_WORDS] {
+        std::array::from_fn(|word| self.used[chunk * CHUNK_WORDS + word] | !self.open[chunk * CHUNK_WORDS + word])
     }
 
     /// First page of the lowest run of `count` free pages.
@@ -231,8 +298,7 @@ impl Extents {
             }
         }
         let mut found = None;
-        let words = &self.used[first / 64..first / 64 + CHUNK_WORDS];
-        for_free_runs(words, |run| {
+        for_free_runs(&self.taken_words(first / CHUNK_PAGES), |run| {
             let fits = run.len() >= count;
             if fits {
                 found = Some(first + run.start);
@@ -243,7 +309,19 @@ impl Extents {
     }
 
     fn mark(&mut self, run: Range<usize>, used: bool) {
+        let open = count_bits(&self.open, run.clone());
+        if used {
+            self.used_pages += run.len();
+            self.free_pages -= open;
+        } else {
+            self.used_pages -= run.len();
+            self.free_pages += open;
+        }
         set_bits(&mut self.used, run.clone(), used);
+        self.update_tree(run);
+    }
+
+    fn update_tree(&mut self, run: Range<usize>) {
         let (mut low, mut high) = (run.start / CHUNK_PAGES, (run.end - 1) / CHUNK_PAGES);
         for chunk in low..=high {
             self.tree[self.chunks + chunk] = self.chunk_runs(chunk);
@@ -260,9 +338,8 @@ impl Extents {
     }
 
     fn chunk_runs(&self, chunk: usize) -> Runs {
-        let words = &self.used[chunk * CHUNK_WORDS..(chunk + 1) * CHUNK_WORDS];
         let mut runs = Runs::default();
-        for_free_runs(words, |run| {
+        for_free_runs(&self.taken_words(chunk), |run| {
             let length = run.len() as u32;
             if run.start == 0 {
                 runs.prefix = length;
@@ -386,6 +463,12 @@ mod tests {
         }
     }
 
+    fn opened(pages: usize) -> Extents {
+        let mut extents = Extents::new(pages).unwrap();
+        extents.open(0..pages);
+        extents
+    }
+
     #[test]
     fn runs_are_found_as_a_page_by_page_search_finds_them() {
         // The model is quadratic, and Miri a thousand times slower than the machine.
@@ -396,7 +479,7 @@ mod tests {
         };
         for (seed, pages) in (1..).zip(sizes.iter().copied()) {
             let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
-            let mut extents = Extents::new(pages).unwrap();
+            let mut extents = opened(pages);
             let mut model = Model { used: vec![false; pages] };
             let mut taken: Vec<Range<usize>> = Vec::new();
             for _ in 0..steps {
@@ -427,11 +510,11 @@ mod tests {
 
     #[test]
     fn alignment_counts_from_the_origin() {
-        let mut extents = Extents::new(4 * CHUNK_PAGES).unwrap();
+        let mut extents = opened(4 * CHUNK_PAGES);
         assert_eq!(extents.take(1, 1, 5), Some(0..1));
         assert_eq!(extents.take(8, 8, 5), Some(3..11));
         // Exactly one aligned place is left, and no run is long enough to align blindly.
-        let mut extents = Extents::new(2 * CHUNK_PAGES).unwrap();
+        let mut extents = opened(2 * CHUNK_PAGES);
         extents.take(3, 1, 0).unwrap();
         assert_eq!(extents.take(CHUNK_PAGES, CHUNK_PAGES, 0), Some(CHUNK_PAGES..2 * CHUNK_PAGES));
         assert_eq!(extents.take(CHUNK_PAGES, CHUNK_PAGES, 0), None);
@@ -439,11 +522,11 @@ mod tests {
 
     #[test]
     fn idle_memory_is_taken_from_the_top() {
-        let mut extents = Extents::new(6 * CHUNK_PAGES + 10).unwrap();
+        let mut extents = opened(6 * CHUNK_PAGES + 10);
         extents.set_touched(0..6 * CHUNK_PAGES + 10, true);
         let held = extents.take(CHUNK_PAGES + 3, 1, 0).unwrap();
         assert_eq!(held, 0..CHUNK_PAGES + 3);
-        let end = extents.pages();
+        let end = extents.open_pages();
         assert_eq!(extents.take_touched_below(end, true, 2 * CHUNK_PAGES), Some(5 * CHUNK_PAGES..end));
         assert_eq!(extents.take_touched_below(5 * CHUNK_PAGES, true, 99999), Some(2 * CHUNK_PAGES..5 * CHUNK_PAGES));
         assert_eq!(extents.take_touched_below(2 * CHUNK_PAGES, true, 99999), None);
@@ -460,12 +543,43 @@ mod tests {
 
     #[test]
     fn what_cannot_be_given_back_is_noticed() {
-        let mut extents = Extents::new(64).unwrap();
+        let mut extents = opened(64);
         let run = extents.take(8, 1, 0).unwrap();
         assert!(extents.is_used(&run) && extents.is_used(&(3..4)));
         assert!(!extents.is_used(&(0..9)) && !extents.is_used(&(63..65)) && !extents.is_used(&(3..3)));
         extents.give_back(3..4);
         assert!(!extents.is_used(&run));
+    }
+
+    #[test]
+    fn closed_pages_are_not_taken() {
+        let mut extents = Extents::new(100 * CHUNK_PAGES).unwrap();
+        assert_eq!((extents.take(1, 1, 0), extents.open_pages(), extents.longest_free_run()), (None, 0, 0));
+        extents.open(0..3 * CHUNK_PAGES + 10);
+        assert_eq!(extents.longest_free_run(), 3 * CHUNK_PAGES + 10);
+        let low = extents.take(10, 1, 0).unwrap();
+        let high = extents.take(3 * CHUNK_PAGES, 1, 0).unwrap();
+        assert_eq!((extents.take(1, 1, 0), extents.free_pages()), (None, 0));
+        // The upper half goes; what lies there stays its owner's, and does not come back.
+        extents.close(CHUNK_PAGES..3 * CHUNK_PAGES + 10);
+        extents.set_touched(0..3 * CHUNK_PAGES + 10, true);
+        assert_eq!((extents.open_pages(), extents.free_pages()), (CHUNK_PAGES, 0));
+        assert_eq!(extents.closed_in(high.clone()), 2 * CHUNK_PAGES + 10);
+        extents.give_back(high.clone());
+        assert_eq!((extents.free_pages(), extents.longest_free_run()), (CHUNK_PAGES - 10, CHUNK_PAGES - 10));
+        assert_eq!(extents.take(CHUNK_PAGES, 1, 0), None);
+        // Nor is it given back to the system by a trim, as it is being unmapped.
+        assert_eq!(extents.take_touched_below(usize::MAX, false, 99999), Some(10..CHUNK_PAGES));
+        extents.give_back(10..CHUNK_PAGES);
+        // It is opened again with a hole, and cut shorter.
+        extents.set_touched(CHUNK_PAGES..3 * CHUNK_PAGES + 10, false);
+        extents.open(2 * CHUNK_PAGES..3 * CHUNK_PAGES);
+        extents.cut(3 * CHUNK_PAGES);
+        assert_eq!(extents.take(CHUNK_PAGES, 1, 0), Some(2 * CHUNK_PAGES..3 * CHUNK_PAGES));
+        assert_eq!(extents.chunks_around(&(3 * CHUNK_PAGES - 1..3 * CHUNK_PAGES)), 2 * CHUNK_PAGES..3 * CHUNK_PAGES);
+        extents.give_back(low);
+        extents.give_back(2 * CHUNK_PAGES..3 * CHUNK_PAGES);
+        assert_eq!((extents.used_pages(), extents.free_pages()), (0, 2 * CHUNK_PAGES));
     }
 
     #[test]

@@ -1,18 +1,17 @@
 use crate::extents::{CHUNK_PAGES, Extents};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
-use crate::superblock::Superblock;
+use crate::shape::Shape;
 use crate::{LedgerRow, Purpose, Region};
-use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::paged::{OWNERS_MAX, Paged};
 use tidepool_device::{
-    Access, CostModel, HEADER_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals,
-    Profile, stop,
+    Access, CostModel, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals, Profile, Window,
+    stop,
 };
 
 const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
@@ -20,7 +19,7 @@ const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
 /// Most that one system call gives back, so that a trim never holds much that others could use.
 const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TablespaceConfig {
     pub name: String,
     pub location: Location,
@@ -55,22 +54,33 @@ pub struct PageRun {
 /// mapped pages and copies, which a page may have both.
 ///
 /// The books (0.1 % of what was ever touched) are the process's memory, not the tablespace's.
+///
+/// It reserves addresses for more than it holds, so that it can grow and shrink while it is in use
+/// ([`Tablespace::resize`]).
 #[derive(Debug)]
 pub struct Tablespace {
     id: TablespaceId,
-    config: TablespaceConfig,
+    name: String,
+    /// As it is now. Replaced when the tablespace changes.
+    config: RwLock<Arc<TablespaceConfig>>,
+    /// What is mapped, and of what. Held while that changes, longer than anybody should wait: to be tried for only.
+    shape: Mutex<Shape>,
+    /// Bytes of open pages.
+    size_bytes: AtomicU64,
     pacer: Option<Pacer>,
     /// What pacing accounted, by purpose.
     paced: [PacingTotals; Purpose::ALL.len()],
     ledger: Ledger,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
+    /// Some pages may be closed that have owners.
+    pub(crate) is_shrinking: AtomicBool,
     /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
     /// allocator. Innermost of all locks: nothing is called under it but the mapping's system calls.
     extents: Mutex<Extents>,
     // Last, and in this order: the address range leaves the table of owners before it is unmapped.
     owners: OwnerTable,
-    mapping: Mapping,
+    pub(crate) window: Window,
 }
 
 /// `len` in whole pages.
@@ -80,62 +90,56 @@ pub(crate) fn page_bytes(len: usize) -> usize {
 
 impl Tablespace {
     pub fn open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
-        let device = config.location.to_string();
-        let found = Cell::new(None);
-        let options = MapOptions { huge_pages: config.huge_pages, network: config.profile.as_ref() };
-        let name_it = |error: Error| {
-            let context = format!("tablespace \"{}\" at {device}", config.name);
-            if error.context().is_none() { error.with_context(context) } else { error }
-        };
-        let mapping = Mapping::open_checked(&config.location, config.size_bytes, options, &|header| {
-            found.set(Superblock::read(header, &device)?);
-            Ok(())
-        })
-        .map_err(name_it)?;
-        let superblock = if mapping.persists() {
-            Some(Superblock::next(found.get(), mapping.len() as u64).map_err(name_it)?)
-        } else {
-            None
-        };
-        let space = Tablespace::over(id, config, mapping)?;
-        if let Some(superblock) = superblock {
-            space.write_superblock(&superblock)?;
-            tracing::debug!(tablespace = space.name(), superblock = superblock.describe(), "device opened");
+        let context = format!("tablespace \"{}\" at {}", config.name, config.location);
+        Tablespace::try_open(id, config)
+            .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
+    }
+
+    fn try_open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        if let Location::Paged { .. } = config.location {
+            let options = MapOptions { huge_pages: config.huge_pages, network: config.profile.as_ref() };
+            let mapping = Mapping::open(&config.location, config.size_bytes, options)?;
+            return Tablespace::over(id, config, mapping);
         }
+        let (window, shape) = Shape::open(&config)?;
+        let space = Tablespace::new(id, config, window, shape)?;
+        space.map_all().inspect_err(|_| space.lock_shape().undo_open(&space.window))?;
         Ok(space)
     }
 
-    /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`.
+    /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`. It stays as large
+    /// as it is.
     pub fn over(id: TablespaceId, config: TablespaceConfig, mapping: Mapping) -> Result<Arc<Tablespace>> {
+        let pages = mapping.len() / PAGE_BYTES;
+        let space = Tablespace::new(id, config, Window::fixed(mapping), Shape::fixed())?;
+        space.open_pages(0..pages);
+        Ok(space)
+    }
+
+    fn new(id: TablespaceId, config: TablespaceConfig, window: Window, shape: Shape) -> Result<Arc<Tablespace>> {
         let pacer = match &config.profile {
             // A fault waits for the network by itself: nothing may be charged twice.
-            Some(_) if mapping.paged().is_some() => None,
+            Some(_) if window.paged().is_some() => None,
             Some(profile) => Some(Pacer::new(CostModel::on_this_machine(profile.clone())?)),
             None => None,
         };
-        let extents = Extents::new(mapping.len() / PAGE_BYTES)?;
-        let owners = OwnerTable::register(mapping.base().as_ptr(), mapping.len())?;
+        let extents = Extents::new(window.len() / PAGE_BYTES)?;
+        let owners = OwnerTable::register(window.base().as_ptr(), window.len())?;
         Ok(Arc::new(Tablespace {
             id,
-            config,
+            name: config.name.clone(),
+            config: RwLock::new(Arc::new(config)),
+            shape: Mutex::new(shape),
+            size_bytes: AtomicU64::new(0),
             pacer,
             paced: Default::default(),
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
+            is_shrinking: AtomicBool::new(false),
             extents: Mutex::new(extents),
             owners,
-            mapping,
+            window,
         }))
-    }
-
-    fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        let page = self
-            .allocate_pages(HEADER_BYTES, PAGE_BYTES, Purpose::Metadata)
-            .filter(|page| *page == self.mapping.base())
-            .ok_or_else(|| Error::internal("the first page of a new tablespace is taken"))?;
-        // SAFETY: the page was just taken for this, and nobody else knows of it.
-        superblock.write(unsafe { std::slice::from_raw_parts_mut(page.as_ptr(), HEADER_BYTES) });
-        self.mapping.persist(0..HEADER_BYTES)
     }
 
     pub fn id(&self) -> TablespaceId {
@@ -143,11 +147,29 @@ impl Tablespace {
     }
 
     pub fn name(&self) -> &str {
-        &self.config.name
+        &self.name
     }
 
-    pub fn config(&self) -> &TablespaceConfig {
-        &self.config
+    /// As it is now.
+    pub fn config(&self) -> Arc<TablespaceConfig> {
+        self.config.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    pub(crate) fn lock_shape(&self) -> MutexGuard<'_, Shape> {
+        self.shape.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// `None` while a change is under way.
+    pub(crate) fn try_lock_shape(&self) -> Option<MutexGuard<'_, Shape>> {
+        match self.shape.try_lock() {
+            Ok(shape) => Some(shape),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(crate) fn set_config(&self, config: TablespaceConfig) {
+        *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(config);
     }
 
     /// Accounts accesses that this thread has just made side by side, and spends here what the device that the tablespace
@@ -180,18 +202,18 @@ impl Tablespace {
 
     /// The page table, when the tablespace is paged. A page's owner there is its purpose's number.
     pub fn paged(&self) -> Option<&Paged> {
-        self.mapping.paged()
+        self.window.paged()
     }
 
     pub fn size_bytes(&self) -> u64 {
-        self.mapping.len() as u64
+        self.size_bytes.load(Ordering::Relaxed)
     }
 
     /// An owned run of `len` bytes, aligned to a page, of any content, counted in whole pages under `purpose` until
     /// dropped. 53200 naming the tablespace when it does not fit.
     pub fn allocate(self: &Arc<Self>, len: usize, purpose: Purpose) -> Result<Region> {
         let address = if len == 0 {
-            self.mapping.base()
+            self.window.base()
         } else {
             // Whoever rounds up beyond the address space asks for more than there is.
             let bytes = len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX / PAGE_BYTES * PAGE_BYTES);
@@ -203,28 +225,25 @@ impl Tablespace {
 
     fn full(&self, len: usize) -> Error {
         if self.closed.load(Ordering::Relaxed) {
-            return Error::new(
-                SqlState::UNDEFINED_OBJECT,
-                format!("tablespace \"{}\" does not exist", self.config.name),
-            );
+            return Error::new(SqlState::UNDEFINED_OBJECT, format!("tablespace \"{}\" does not exist", self.name));
         }
         let (free, longest) = {
             let extents = self.lock();
-            (extents.pages() - extents.used_pages(), extents.longest_free_run())
+            (extents.free_pages(), extents.longest_free_run())
         };
         let size = |pages: usize| ByteSize((pages * PAGE_BYTES) as u64);
         let wanted = ByteSize(len as u64);
-        let detail = if len <= longest * PAGE_BYTES && self.mapping.needs_commit() {
-            format!("{wanted} are wanted, but the file system of {} has no room left.", self.config.location)
+        let detail = if len <= longest * PAGE_BYTES && self.window.needs_commit() {
+            format!("{wanted} are wanted, but the file system of {} has no room left.", self.config().location)
         } else {
             format!(
                 "{wanted} are wanted; {} of {} are free, {} of them in one piece.",
                 size(free),
-                size(self.mapping.len() / PAGE_BYTES),
+                ByteSize(self.size_bytes()),
                 size(longest)
             )
         };
-        Error::new(SqlState::OUT_OF_MEMORY, format!("tablespace \"{}\" is full", self.config.name))
+        Error::new(SqlState::OUT_OF_MEMORY, format!("tablespace \"{}\" is full", self.name))
             .with_detail(detail)
             .with_hint("Make the tablespace larger, or put less into it.")
     }
@@ -269,7 +288,7 @@ impl Tablespace {
         let touched = extents.touched_in(run.clone());
         if touched == count {
             self.note_free(&extents);
-        } else if !self.mapping.needs_commit() {
+        } else if !self.window.needs_commit() {
             self.note_touched(extents, &run);
         } else if let Some(extents) = self.commit(extents, &run) {
             self.note_touched(extents, &run);
@@ -283,7 +302,7 @@ impl Tablespace {
             self.owners.set(run.clone(), tag);
         }
         self.set_page_owner(&run, purpose);
-        let zeroed = touched == 0 && self.mapping.is_zeroed();
+        let zeroed = touched == 0 && self.window.is_zeroed();
         Some(PageRun { address: self.address_of(run.start), zeroed })
     }
 
@@ -297,7 +316,7 @@ impl Tablespace {
     /// Takes `count` pages where `tag` may have them.
     fn place(&self, extents: &mut Extents, count: usize, alignment: usize, tag: u16) -> Option<Range<usize>> {
         // Alignment is a matter of addresses, and page 0 lies where the mapping does.
-        let origin = self.mapping.base().as_ptr().addr() / PAGE_BYTES % alignment;
+        let origin = self.window.base().as_ptr().addr() / PAGE_BYTES % alignment;
         let run = extents.take(count, alignment, origin)?;
         if tag == 0 || !self.owners.is_inside_another(run.end, tag) {
             return Some(run);
@@ -312,17 +331,16 @@ impl Tablespace {
 
     /// Reserves the blocks beneath a run that was just taken. On failure the run is given back.
     fn commit<'a>(&'a self, extents: MutexGuard<'a, Extents>, run: &Range<usize>) -> Option<MutexGuard<'a, Extents>> {
-        let bytes = |pages: &Range<usize>| pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
         if run.len() < CHUNK_PAGES {
             // A system call for every small run would cost more than the memory: take its surroundings along. The lock
             // is held, as the surroundings are nobody's.
             let mut extents = extents;
             let around = extents.chunks_around(run);
-            if self.mapping.commit(bytes(&around)).is_ok() {
+            if self.window.commit(bytes_of(&around)).is_ok() {
                 extents.set_touched(around, true);
                 return Some(extents);
             }
-            if self.mapping.commit(bytes(run)).is_ok() {
+            if self.window.commit(bytes_of(run)).is_ok() {
                 return Some(extents);
             }
             extents.give_back(run.clone());
@@ -330,7 +348,7 @@ impl Tablespace {
         }
         // The run is this caller's, so others may go on meanwhile.
         drop(extents);
-        let result = self.mapping.commit(bytes(run));
+        let result = self.window.commit(bytes_of(run));
         let mut extents = self.lock();
         match result {
             Ok(()) => Some(extents),
@@ -343,7 +361,7 @@ impl Tablespace {
 
     fn note_touched(&self, mut extents: MutexGuard<'_, Extents>, run: &Range<usize>) {
         // Chunks are aligned to 2 MiB of address space only where the mapping is; elsewhere there are no huge pages.
-        let touched = if self.mapping.has_huge_pages() { extents.chunks_around(run) } else { run.clone() };
+        let touched = if self.window.has_huge_pages() { extents.chunks_around(run) } else { run.clone() };
         extents.set_touched(touched, true);
         self.note_free(&extents);
     }
@@ -357,7 +375,34 @@ impl Tablespace {
     /// # Safety
     /// `[address, address + len)` came from `allocate_pages` (whole or part of a run) with the same purpose and is no longer used.
     pub unsafe fn free_pages(&self, address: NonNull<u8>, len: usize, purpose: Purpose) {
-        self.give_back(self.pages_of(address, len), purpose);
+        let run = self.pages_of(address, len);
+        self.give_back(run.clone(), purpose);
+        // Main comes and goes with tables. Delta is rewritten all the time, as heaps are: small pieces of both stay for the
+        // next use, until they are trimmed.
+        if purpose == Purpose::Main || (purpose == Purpose::Delta && run.len() >= CHUNK_PAGES) {
+            self.release_chunks(&run);
+        }
+    }
+
+    /// Gives the chunks that `run` lies in back to the system, as far as they are wholly free.
+    fn release_chunks(&self, run: &Range<usize>) {
+        loop {
+            let mut extents = self.lock();
+            let Some(chunks) = extents.take_free_chunks(run, TRIM_PAGES_MAX) else { return };
+            drop(extents);
+            let released = self.window.release(bytes_of(&chunks));
+            let mut extents = self.lock();
+            let given = matches!(released, Ok(true));
+            if given {
+                extents.set_touched(chunks.clone(), false);
+            }
+            extents.give_back(chunks);
+            self.note_free(&extents);
+            if !given {
+                // A device that cannot. If it only failed, the next trim says so.
+                return;
+            }
+        }
     }
 
     /// # Safety
@@ -370,8 +415,8 @@ impl Tablespace {
     }
 
     fn pages_of(&self, address: NonNull<u8>, len: usize) -> Range<usize> {
-        let offset = address.as_ptr().addr().wrapping_sub(self.mapping.base().as_ptr().addr());
-        if offset >= self.mapping.len() || len > self.mapping.len() - offset {
+        let offset = address.as_ptr().addr().wrapping_sub(self.window.base().as_ptr().addr());
+        if offset >= self.window.len() || len > self.window.len() - offset {
             stop(format_args!("{len} bytes at {address:p} are given back to a tablespace that does not hold them"));
         }
         offset / PAGE_BYTES..(offset + len) / PAGE_BYTES
@@ -393,8 +438,8 @@ impl Tablespace {
     }
 
     pub fn address_range(&self) -> Range<usize> {
-        let start = self.mapping.base().as_ptr().addr();
-        start..start + self.mapping.len()
+        let start = self.window.base().as_ptr().addr();
+        start..start + self.window.len()
     }
 
     pub fn usage(&self) -> TablespaceUsage {
@@ -422,6 +467,11 @@ impl Tablespace {
             .sum()
     }
 
+    /// What stays until somebody drops or moves it: all but the heaps of statements.
+    pub(crate) fn lasting_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.ledger.bytes(Purpose::Heap))
+    }
+
     /// What `purpose` holds now.
     pub fn bytes(&self, purpose: Purpose) -> u64 {
         self.ledger.bytes(purpose)
@@ -429,7 +479,7 @@ impl Tablespace {
 
     /// One row for each purpose, whether it holds anything or not.
     pub fn ledger(&self) -> Vec<LedgerRow> {
-        self.ledger.rows(&self.config.name)
+        self.ledger.rows(&self.name)
     }
 
     /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident. Returns the bytes given back.
@@ -452,8 +502,14 @@ impl Tablespace {
                 let Some(run) = extents.take_touched_below(below, whole_chunks, most) else {
                     break;
                 };
+                // One device at a time, as one may give back and another not.
+                let start = self.window.last_piece_start(bytes_of(&run)) / PAGE_BYTES;
+                if start > run.start {
+                    extents.give_back(run.start..start);
+                }
+                let run = start..run.end;
                 drop(extents);
-                let result = self.mapping.release(run.start * PAGE_BYTES..run.end * PAGE_BYTES);
+                let result = self.window.release(bytes_of(&run));
                 below = run.start;
                 let mut extents = self.lock();
                 if matches!(result, Ok(true)) {
@@ -463,13 +519,72 @@ impl Tablespace {
                 extents.give_back(run);
                 self.note_free(&extents);
                 drop(extents);
-                if !result? {
-                    // A device that cannot give back, or pages smaller than its unit.
-                    break;
-                }
+                // False: a device that cannot give back, or pages smaller than its unit.
+                result?;
             }
         }
         Ok(given)
+    }
+
+    /// Lets pages be taken that were just mapped.
+    pub(crate) fn open_pages(&self, run: Range<usize>) {
+        let mut extents = self.lock();
+        extents.open(run);
+        self.note_size(&extents);
+    }
+
+    /// Keeps pages from being taken. Their owners keep them.
+    pub(crate) fn close_pages(&self, run: Range<usize>) {
+        let mut extents = self.lock();
+        extents.close(run);
+        self.note_size(&extents);
+    }
+
+    fn note_size(&self, extents: &Extents) {
+        self.size_bytes.store((extents.open_pages() * PAGE_BYTES) as u64, Ordering::Relaxed);
+    }
+
+    /// Takes one page that was just opened, for a device's header.
+    pub(crate) fn take_header(&self, page: usize) -> Result<()> {
+        let mut extents = self.lock();
+        if !extents.take_at(page..page + 1) {
+            return Err(Error::internal("a device's first page is taken"));
+        }
+        extents.set_touched(page..page + 1, true);
+        self.ledger.add(Purpose::Metadata, PAGE_BYTES as u64);
+        self.note_free(&extents);
+        Ok(())
+    }
+
+    /// Bytes of `run` that somebody owns.
+    pub(crate) fn used_bytes_in(&self, run: Range<usize>) -> u64 {
+        (self.lock().used_in(run) * PAGE_BYTES) as u64
+    }
+
+    /// Gives closed pages that nobody owns back to the system, and forgets about them.
+    pub(crate) fn give_up(&self, run: Range<usize>) -> Result<()> {
+        let result = self.window.release(bytes_of(&run));
+        let mut extents = self.lock();
+        extents.set_touched(run, false);
+        self.note_free(&extents);
+        result.map(drop)
+    }
+
+    pub(crate) fn cut(&self, end: usize) {
+        self.lock().cut(end);
+    }
+
+    /// Whether these bytes, which lie in the tablespace, are to be moved so that it can shrink.
+    pub fn is_closing(&self, bytes: &[u8]) -> bool {
+        if bytes.is_empty() || !self.is_shrinking.load(Ordering::Acquire) {
+            return false;
+        }
+        let start = bytes.as_ptr().addr().wrapping_sub(self.window.base().as_ptr().addr());
+        if start >= self.window.len() {
+            return false;
+        }
+        let end = (start + bytes.len()).min(self.window.len());
+        self.lock().closed_in(start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) > 0
     }
 
     /// Refuses all further allocations, if nothing is held but headers. Otherwise the purposes that hold something.
@@ -489,9 +604,9 @@ impl Tablespace {
     }
 
     fn address_of(&self, page: usize) -> NonNull<u8> {
-        debug_assert!(page * PAGE_BYTES < self.mapping.len());
+        debug_assert!(page * PAGE_BYTES < self.window.len());
         // SAFETY: a page of this mapping.
-        unsafe { self.mapping.base().add(page * PAGE_BYTES) }
+        unsafe { self.window.base().add(page * PAGE_BYTES) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Extents> {
@@ -502,11 +617,12 @@ impl Tablespace {
 
 impl Drop for Tablespace {
     fn drop(&mut self) {
-        if self.mapping.persists() && self.mapping.len() > HEADER_BYTES {
-            // Nothing behind the header is kept from one run to the next: a file would hold memory for nobody.
-            if let Err(error) = self.mapping.release(HEADER_BYTES..self.mapping.len()) {
-                tracing::warn!(tablespace = self.name(), %error, "a device's memory was not given back");
-            }
-        }
+        // Nothing behind the headers is kept from one run to the next: a file would hold memory for nobody.
+        self.lock_shape().clear(&self.window, &self.name);
     }
+}
+
+/// Byte offsets of pages.
+pub(crate) fn bytes_of(run: &Range<usize>) -> Range<usize> {
+    run.start * PAGE_BYTES..run.end * PAGE_BYTES
 }

@@ -1,13 +1,16 @@
 //! Bookkeeping memory that the global allocator knows nothing of.
 //!
 //! The query heap's extent hooks run inside the global allocator and change a tablespace's books there. So the books are
-//! plain arrays of fixed size, taken once from the system allocator when a tablespace is opened. Pages of them that are
-//! never touched take no memory.
+//! plain arrays of fixed size, taken once from the system when a tablespace is opened. Pages of them that are never touched
+//! take no memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use tidepool_base::{Error, Result, SqlState};
+
+/// Below, the allocator's own bookkeeping is the smaller waste.
+const MAPPED_BYTES_MIN: usize = 64 << 10;
 
 /// Types for which all bits zero is a value.
 ///
@@ -39,10 +42,27 @@ impl<T: Zeroable> SystemArray<T> {
         if layout.size() == 0 {
             return Ok(SystemArray { base: NonNull::dangling(), len });
         }
-        // SAFETY: the size is not zero.
-        let base = unsafe { System.alloc_zeroed(layout) };
-        Ok(SystemArray { base: NonNull::new(base.cast()).ok_or_else(none)?, len })
+        let base = if is_mapped(&layout) {
+            map(layout.size())
+        } else {
+            // SAFETY: the size is not zero.
+            NonNull::new(unsafe { System.alloc_zeroed(layout) })
+        };
+        Ok(SystemArray { base: base.ok_or_else(none)?.cast(), len })
     }
+}
+
+/// Large arrays are mappings of their own, so that what is never touched of them surely takes no memory. (Miri has none.)
+fn is_mapped(layout: &Layout) -> bool {
+    layout.size() >= MAPPED_BYTES_MIN && !cfg!(miri)
+}
+
+/// Zeroed memory from the system: a whole number of pages, or rounded up to it.
+fn map(len: usize) -> Option<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
 }
 
 impl<T: Zeroable> Deref for SystemArray<T> {
@@ -66,8 +86,14 @@ impl<T: Zeroable> Drop for SystemArray<T> {
         if let Ok(layout) = Layout::array::<T>(self.len)
             && layout.size() > 0
         {
-            // SAFETY: allocated by `System` with this layout.
-            unsafe { System.dealloc(self.base.as_ptr().cast(), layout) };
+            // SAFETY: mapped with this length, or allocated by `System` with this layout, by the same rule.
+            unsafe {
+                if is_mapped(&layout) {
+                    libc::munmap(self.base.as_ptr().cast(), layout.size());
+                } else {
+                    System.dealloc(self.base.as_ptr().cast(), layout);
+                }
+            }
         }
     }
 }

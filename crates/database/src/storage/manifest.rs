@@ -2,6 +2,7 @@
 //!
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
+use crate::elastic::SavedAlteration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidepool_base::{CommitTs, Error, Result, SqlState};
@@ -21,6 +22,9 @@ pub(crate) struct Manifest {
     pub next_row_group_id: u64,
     pub next_chunk_id: u64,
     pub tablespaces: Vec<SavedTablespace>,
+    /// Tablespaces of the configuration that were altered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub altered: Vec<SavedAlteration>,
     pub passwords: BTreeMap<String, String>,
     pub tables: Vec<SavedTable>,
 }
@@ -82,6 +86,7 @@ impl Manifest {
             next_row_group_id: 1,
             next_chunk_id: 1,
             tablespaces: Vec::new(),
+            altered: Vec::new(),
             passwords: BTreeMap::new(),
             tables: Vec::new(),
         }

@@ -175,11 +175,12 @@ const NS_PER_MS: f64 = 1e6;
 fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
     for space in facts.planner.database().tablespaces().list() {
         let usage = space.usage();
-        let profile = space.config().profile.as_ref();
+        let config = space.config();
+        let profile = config.profile.as_ref();
         let paced = space.pacer().map(|pacer| pacer.counters());
         rows.push([
             ("name", space.name().to_owned().into()),
-            ("location", space.config().location.to_string().into()),
+            ("location", config.location.to_string().into()),
             ("bytes_size", usage.size_bytes.into()),
             ("bytes_used", usage.used_bytes.into()),
             ("bytes_resident", usage.resident_bytes.into()),
@@ -198,7 +199,8 @@ fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
 
 fn pacing(facts: &SessionFacts, rows: &mut Rows) {
     for space in facts.planner.database().tablespaces().list() {
-        let Some(profile) = &space.config().profile else { continue };
+        let config = space.config();
+        let Some(profile) = &config.profile else { continue };
         for (purpose, counters) in space.paced() {
             rows.push([
                 ("tablespace", space.name().to_owned().into()),

@@ -32,6 +32,7 @@ impl Session {
             Command::CreateTablespace { name, location, options } => {
                 self.create_tablespace(name, location, options).await
             }
+            Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
             Command::Copy(copy) => self.copy(text, copy, parameters).await,
             Command::Begin { modes } => self.begin_block(modes),

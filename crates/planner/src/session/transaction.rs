@@ -276,6 +276,8 @@ impl Session {
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.unwrap_or_else(|| database.begin());
+            let canceled = interrupt.clone();
+            transaction.set_interrupted(Some(Arc::new(move || canceled.check())));
             let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
             match (written, slot) {
                 (Ok(value), Some(slot)) => {

@@ -2,7 +2,7 @@
 
 use super::{Outcome, Session};
 use crate::execute::joined;
-use crate::statement::{AdviseArguments, QualifiedName};
+use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::advice;
 
@@ -19,6 +19,27 @@ impl Session {
         let database = self.planner.database().clone();
         joined(self.planner.workers().spawn_blocking(move || database.create_tablespace(config)).await)?;
         Ok(Outcome::command("CREATE TABLESPACE"))
+    }
+
+    pub(super) async fn alter_tablespace(
+        &mut self,
+        text: &str,
+        name: &str,
+        action: &AlterTablespaceAction,
+    ) -> Result<Outcome> {
+        self.refuse_in_block("ALTER TABLESPACE")?;
+        self.check_writable("ALTER TABLESPACE")?;
+        let change = crate::ddl::tablespace_change(action)?;
+        let database = self.planner.database().clone();
+        let mut running = self.running(text);
+        running.query.info.running(None);
+        let interrupt = running.interrupt.clone();
+        let altered = name.to_owned();
+        let work =
+            self.planner.workers().spawn_blocking(move || database.alter_tablespace(&altered, &change, &*interrupt));
+        joined(work.await)?;
+        running.query.succeeded();
+        Ok(Outcome::command("ALTER TABLESPACE"))
     }
 
     pub(super) async fn drop_tablespace(&mut self, name: &str, if_exists: bool) -> Result<Outcome> {

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
 pub use utility::{
-    AdviseArguments, AlterAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions, FetchCount, QualifiedName,
-    SetValue, TransactionMode,
+    AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
+    FetchCount, QualifiedName, SetValue, TransactionMode,
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
@@ -117,6 +117,10 @@ pub enum Command {
         name: String,
         location: String,
         options: Vec<(String, String)>,
+    },
+    AlterTablespace {
+        name: String,
+        action: AlterTablespaceAction,
     },
     DropTablespace {
         name: String,

@@ -36,6 +36,11 @@ pub enum AlterAction {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AlterTablespaceAction {
+    Set { options: Vec<(String, String)> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetValue {
     Default,
     /// A list where PostgreSQL takes one; otherwise one element.
@@ -726,20 +731,39 @@ fn create_tablespace(cursor: &mut Cursor<'_>) -> Result<Command> {
     }
     cursor.expect_keyword("location")?;
     let location = cursor.string()?;
-    let mut options = Vec::new();
-    if cursor.keyword("with") {
-        cursor.expect_token(&Token::LParen)?;
-        loop {
-            let option = cursor.ident()?;
-            cursor.expect_token(&Token::Eq)?;
-            options.push((option, set_value(cursor)?));
-            if !cursor.token(&Token::Comma) {
-                break;
-            }
-        }
-        cursor.expect_token(&Token::RParen)?;
-    }
+    let options = if cursor.keyword("with") { parameters(cursor)? } else { Vec::new() };
     Ok(Command::CreateTablespace { name, location, options })
+}
+
+/// `(name = value, …)`
+fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<(String, String)>> {
+    let mut options = Vec::new();
+    cursor.expect_token(&Token::LParen)?;
+    loop {
+        let option = cursor.ident()?;
+        cursor.expect_token(&Token::Eq)?;
+        options.push((option, set_value(cursor)?));
+        if !cursor.token(&Token::Comma) {
+            break;
+        }
+    }
+    cursor.expect_token(&Token::RParen)?;
+    Ok(options)
+}
+
+/// Past `ALTER TABLESPACE`.
+fn alter_tablespace(cursor: &mut Cursor<'_>) -> Result<Command> {
+    let name = cursor.ident()?;
+    let action = if cursor.keyword("set") {
+        AlterTablespaceAction::Set { options: parameters(cursor)? }
+    } else {
+        cursor.skip_rest();
+        return Ok(Command::Unsupported(
+            Error::unsupported("this form of ALTER TABLESPACE is not supported")
+                .with_hint("Supported: SET (size = '8GB')."),
+        ));
+    };
+    Ok(Command::AlterTablespace { name, action })
 }
 
 fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
@@ -772,6 +796,9 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
             ));
         };
         return Ok(Command::AlterTable { name, if_exists, action });
+    }
+    if cursor.keyword("tablespace") {
+        return alter_tablespace(cursor);
     }
     if cursor.one_of(&["role", "user"]).is_some() {
         let role = cursor.ident()?;

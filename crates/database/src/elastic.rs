@@ -1,0 +1,160 @@
+//! Tablespaces that change while they are in use.
+//!
+//! A tablespace closes the memory that is to go ([`tidepool_tablespace::Reshape`]); this module empties it: rows of tables
+//! are copied to where there is room in the same tablespace, a table at a time, and the next version names the copies.
+//! Readers go on with the version they have. What is left then belongs to statements under way (their heaps, versions that
+//! they read, rows not committed yet), and is waited for.
+
+use crate::storage::SavedTablespace;
+use crate::{Database, TableSize};
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig};
+
+/// Between two looks at whether memory was given back.
+const WAIT_SLICE: Duration = Duration::from_millis(5);
+
+/// What `ALTER TABLESPACE` asks for.
+#[derive(Clone, Debug)]
+pub enum TablespaceChange {
+    Size { bytes: u64 },
+}
+
+/// How a command waits for others: asked again and again while it does, and between copies.
+pub trait Patience: Send + Sync {
+    /// An error when the command is to end.
+    fn check(&self) -> Result<()>;
+
+    /// A wait for what others hold begins. What is returned is called during it, and ends it with an error when it takes too
+    /// long (`lock_timeout`), or as `check` does.
+    fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_>;
+}
+
+/// For tests and for programs that have no sessions: waits for ever.
+impl Patience for () {
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_> {
+        Box::new(|| Ok(()))
+    }
+}
+
+impl Database {
+    /// Changes a tablespace while it is in use; not transactional. All of the change is made, and recorded in the data
+    /// folder, or nothing. Codes are those of [`Tablespace::resize`]; 53200 as well when tables' rows find no room in what
+    /// would remain, 55P03 when statements under way keep the memory that is to go for longer than `patience` has.
+    pub fn alter_tablespace(
+        self: &Arc<Self>,
+        name: &str,
+        change: &TablespaceChange,
+        patience: &dyn Patience,
+    ) -> Result<()> {
+        let space = self.tablespaces().get(name)?;
+        let reshape = match change {
+            TablespaceChange::Size { bytes } => space.resize(*bytes)?,
+        };
+        self.vacate(&space, &reshape, patience)?;
+        self.record_tablespace(reshape.config().clone(), || reshape.finish())
+    }
+
+    /// Empties what is closed.
+    fn vacate(self: &Arc<Self>, space: &Arc<Tablespace>, reshape: &Reshape<'_>, patience: &dyn Patience) -> Result<()> {
+        let mut left = reshape.left_bytes();
+        let mut wait = patience.begin_wait();
+        while left > 0 {
+            self.move_tables(space, patience)?;
+            // Statements' free blocks, which they keep for a while.
+            tidepool_heap::release_heaps();
+            let now = reshape.left_bytes();
+            if now < left {
+                left = now;
+                wait = patience.begin_wait();
+                continue;
+            }
+            wait().map_err(|error| self.waited_in_vain(space, error, now))?;
+            std::thread::sleep(WAIT_SLICE);
+        }
+        Ok(())
+    }
+
+    fn move_tables(self: &Arc<Self>, space: &Arc<Tablespace>, patience: &dyn Patience) -> Result<()> {
+        let version = self.version();
+        for (name, table) in &version.tables {
+            patience.check()?;
+            if !table.row_groups.iter().any(|group| group.must_move(space))
+                && !table.delta.iter().any(|chunk| chunk.must_move(space))
+            {
+                continue;
+            }
+            let mut transaction = self.begin();
+            let wait = patience.begin_wait();
+            match transaction.lock_table(name, &wait) {
+                Ok(()) => {}
+                // Dropped or renamed meanwhile: the next round sees what there is.
+                Err(error) if error.code() == SqlState::UNDEFINED_TABLE => continue,
+                Err(error) => return Err(error),
+            }
+            let progress = self.progress().start("ALTER TABLESPACE", name, TableSize::of(table).main_bytes());
+            transaction.vacate(name, space, &progress, &|| patience.check())?;
+            transaction.commit()?;
+        }
+        Ok(())
+    }
+
+    fn waited_in_vain(&self, space: &Tablespace, error: Error, left: u64) -> Error {
+        if error.code() != SqlState::LOCK_NOT_AVAILABLE {
+            return error;
+        }
+        error
+            .with_detail(format!(
+                "{} of what is to go from tablespace \"{}\" are still used by statements or transactions under way.",
+                ByteSize(left),
+                space.name()
+            ))
+            .with_hint("tidepool.queries lists statements, pg_locks who holds tables.")
+    }
+
+    /// Records what a tablespace will be, then makes it that. Nothing is changed when it cannot be recorded.
+    fn record_tablespace(&self, config: TablespaceConfig, finish: impl FnOnce() -> Result<()>) -> Result<()> {
+        let name = config.name.clone();
+        let before = self.altered.lock().insert(name.clone(), config);
+        let recorded = self.save().and_then(|()| finish());
+        if recorded.is_err() {
+            let mut altered = self.altered.lock();
+            match before {
+                Some(before) => altered.insert(name, before),
+                None => altered.remove(&name),
+            };
+        }
+        recorded
+    }
+}
+
+/// What a tablespace of the configuration is to be: as it was altered, if the configuration says of it what it said then.
+pub(crate) fn altered_config(
+    configured: &TablespaceConfig,
+    name: &str,
+    saved: &[SavedAlteration],
+) -> Result<TablespaceConfig> {
+    let configured = TablespaceConfig { name: name.to_owned(), ..configured.clone() };
+    match saved.iter().find(|saved| saved.now.name == name) {
+        Some(saved) if saved.configured == SavedTablespace::new(&configured) => saved.now.config(),
+        Some(_) => {
+            tracing::info!("tablespace \"{name}\" is configured anew, which undoes what ALTER TABLESPACE made of it");
+            Ok(configured)
+        }
+        None => Ok(configured),
+    }
+}
+
+/// A tablespace of the configuration that was altered.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedAlteration {
+    /// What the configuration said when it was.
+    pub configured: SavedTablespace,
+    pub now: SavedTablespace,
+}
