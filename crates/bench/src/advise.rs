@@ -91,7 +91,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
     let threads = threads(args.threads)?;
     let mut config = configuration(args.near, args.far.as_deref())?;
     config.threads = threads;
-    config.far.profile = Some(config.profile(&args.profile)?);
+    config.far.profile = Some(config.profile(args.profile())?);
     let database = Database::open(config)?;
     let engine = Engine::Tidepool {
         database: database.clone(),
@@ -180,7 +180,7 @@ impl Bench {
         Ok(AdviseResult {
             schema: "tidepool-bench-advise/1",
             scale_factor: self.workload.scale_factor,
-            profile: args.profile.clone(),
+            profile: args.profile().to_owned(),
             threads,
             rounds: args.repeat,
             last_level_cache_bytes: self.last_level_cache_bytes()?,

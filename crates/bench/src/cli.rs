@@ -28,7 +28,8 @@ pub use crate::observe::{ObserveArgs, run_observe};
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
     /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
-    /// tables as the placement advisor and simpler rules place them
+    /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
+    /// local cache
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -42,9 +43,10 @@ pub struct BenchArgs {
     /// both-near, main-far, heap-far, both-far: any, separated by commas, or all
     #[arg(long, default_value = "both-near")]
     pub placement: String,
-    /// Profiles that far memory is paced as, separated by commas; none for no pacing
-    #[arg(long, default_value = "fpga-prototype")]
-    pub profile: String,
+    /// Profiles that far memory is paced as, separated by commas; none for no pacing [default: fpga-prototype;
+    /// disaggregation: rdma-56g-paging,infiniswap]
+    #[arg(long)]
+    pub profile: Option<String>,
     /// Queries, such as 1,6,10-14 [default: all]
     #[arg(long)]
     pub queries: Option<String>,
@@ -62,6 +64,9 @@ pub struct BenchArgs {
     /// advise: part of the table data that is to be far
     #[arg(long, default_value_t = 0.8)]
     pub far_share: f64,
+    /// disaggregation: sizes of the local cache, in percent of what the queries touch
+    #[arg(long, default_value = "100,75,50,25,10,5")]
+    pub shares: String,
     /// Write the result as JSON (- for standard output)
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -74,6 +79,13 @@ pub struct BenchArgs {
     /// Write each query's rows as CSV into this folder
     #[arg(long)]
     pub results: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Of everything but the study of disaggregation.
+    pub(crate) fn profile(&self) -> &str {
+        self.profile.as_deref().unwrap_or("fpga-prototype")
+    }
 }
 
 /// What a run needs, whichever command asked for it.
@@ -97,6 +109,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
     match args.name.as_str() {
         "placement" => return crate::study::run_study(args).await,
         "advise" => return crate::advise::run(&args).await,
+        "disaggregation" => return crate::disaggregation::run(&args).await,
         _ => {}
     }
     let workload = Workload::by_name(&args.name, args.sf)?;
@@ -108,7 +121,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         threads: threads(args.threads)?,
         streams: args.streams,
         placements: Placement::parse_list(&args.placement)?,
-        profiles: profiles(&args.profile)?,
+        profiles: profiles(args.profile())?,
         config: configuration(args.near, args.far.as_deref())?,
         repeat: Repeat::Rounds(args.repeat),
         export: args.export,

@@ -8,6 +8,7 @@
 
 pub mod cli;
 pub mod compare;
+pub mod disaggregation;
 pub mod engine;
 pub mod load;
 pub mod observe;

@@ -114,7 +114,7 @@ pub async fn run_study(args: BenchArgs) -> Result<ExitCode> {
     }
     let started_at_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let study = Study { args: &args, workload, queries, threads, streams };
-    let profiles = cli::profiles(&args.profile)?.into_iter().flatten().collect::<Vec<_>>();
+    let profiles = cli::profiles(args.profile())?.into_iter().flatten().collect::<Vec<_>>();
     if profiles.is_empty() {
         return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the study needs a profile for far memory")
             .with_hint("Give --profile a list of names; tidepool.profiles has them."));

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tidepool_base::{Error, Result};
+use tidepool_device::paged;
 use tidepool_heap::TidepoolAllocator;
 use tracing_subscriber::EnvFilter;
 
@@ -93,7 +94,8 @@ fn start_log(level: &str) -> Result<()> {
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        // A line is put together where its thread allocates: in a statement's heap, which may be paged.
+        .with_writer(|| paged::Writer(std::io::stderr()))
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();

@@ -713,6 +713,8 @@ mod tests {
         assert_eq!(config.near.location, Location::Anon);
         assert_eq!(config.far.location, Location::Numa(1));
         assert_eq!(config.far.profile.as_ref().map(|profile| profile.name.as_str()), Some("fpga-prototype"));
+        let paged = &config.tablespaces[1];
+        assert_eq!((paged.location.to_string().as_str(), paged.size_bytes), ("paged:256MB:anon:", Some(4 << 30)));
         assert_eq!(config.tablespaces[0].name, "pmem");
         assert_eq!(config.tablespaces[0].size_bytes, None);
         assert_eq!(config.last_level_cache_bytes, Some(32 << 20));
@@ -783,6 +785,12 @@ mod tests {
         assert_eq!(config.far.size_bytes, None);
         let config = builder.clone().far("anon:,size=5GB,profile=fpga-prototype").unwrap().build().unwrap();
         assert_eq!((config.far.size_bytes, config.far.profile.is_some()), (Some(5 << 30), true));
+        let config = builder.clone().far("paged:25%:numa:0,size=5GB,profile=infiniswap").unwrap().build().unwrap();
+        assert_eq!(
+            (config.far.location.to_string().as_str(), config.far.size_bytes),
+            ("paged:25%:numa:0", Some(5 << 30))
+        );
+        assert!(builder.clone().far("paged:64MB,size=5GB").is_err());
         assert!(builder.clone().far("anon:,speed=3").is_err());
         let wrong = [("TIDEPOOL_THREADS".to_owned(), "many".to_owned())];
         let error = builder.environment(wrong).unwrap_err();

@@ -95,7 +95,9 @@ pub(crate) fn advice_batch(advice: &Advice) -> Result<RecordBatch> {
 /// Every tablespace with what it costs, `near` and `far` first.
 pub(crate) fn models(database: &Database) -> Result<Vec<(String, CostModel)>> {
     let spaces = database.tablespaces().list();
-    spaces.iter().map(|space| Ok((space.name().to_owned(), advice::model_of(space)?))).collect()
+    // What paged memory costs is its cache's to say, which no cost of a line tells.
+    let spaces = spaces.iter().filter(|space| space.paged().is_none());
+    spaces.map(|space| Ok((space.name().to_owned(), advice::model_of(space)?))).collect()
 }
 
 /// A query that ran to be counted.

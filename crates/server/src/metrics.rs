@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::SqlState;
+use tidepool_tablespace::{Purpose, Tablespace};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Upper bounds of the latency histogram's buckets, seconds. Four a decade from 100 µs, where a statement's fixed cost is,
@@ -256,6 +257,60 @@ fn tablespaces(service: &Service, page: &mut Page) {
     for (name, purpose, counters) in &paced {
         let seconds = counters.stall_ns as f64 / 1e9;
         page.sample("tidepool_stall_seconds_total", &[("tablespace", name), ("purpose", purpose)], seconds);
+    }
+    paging(&list, page);
+}
+
+fn paging(list: &[Arc<Tablespace>], page: &mut Page) {
+    let paged: Vec<_> =
+        list.iter().filter_map(|space| space.paged().map(|paged| (space.name(), paged, paged.counters()))).collect();
+    page.family("tidepool_paged_cache_bytes", "gauge", "Most bytes of a paged tablespace that its local cache holds.");
+    for (name, paged, _) in &paged {
+        page.sample("tidepool_paged_cache_bytes", &[("tablespace", name)], paged.cache_bytes());
+    }
+    page.family("tidepool_paged_bytes", "gauge", "Bytes of a paged tablespace, by purpose and place.");
+    for (name, paged, _) in &paged {
+        for purpose in Purpose::ALL {
+            let places = paged.places(purpose as usize);
+            for (place, bytes) in [("local", places.local), ("remote", places.remote)] {
+                let labels = [("tablespace", *name), ("purpose", purpose.name()), ("place", place)];
+                page.sample("tidepool_paged_bytes", &labels, bytes);
+            }
+        }
+    }
+    page.family("tidepool_page_faults_total", "counter", "Page faults that were resolved, by what they took.");
+    for (name, _, counters) in &paged {
+        let resolved = counters.fetched + counters.zeroed + counters.soft + counters.unprotected;
+        for (kind, count) in [
+            ("fetched", counters.fetched),
+            ("zeroed", counters.zeroed),
+            ("soft", counters.soft),
+            ("unprotected", counters.unprotected),
+            ("shared", counters.faults.saturating_sub(resolved)),
+        ] {
+            page.sample("tidepool_page_faults_total", &[("tablespace", name), ("kind", kind)], count);
+        }
+    }
+    page.family("tidepool_pages_evicted_total", "counter", "Pages that left the local cache.");
+    for (name, _, counters) in &paged {
+        page.sample("tidepool_pages_evicted_total", &[("tablespace", name)], counters.evicted);
+    }
+    page.family("tidepool_pages_written_back_total", "counter", "Modified pages that left the local cache.");
+    for (name, _, counters) in &paged {
+        page.sample("tidepool_pages_written_back_total", &[("tablespace", name)], counters.written_back);
+    }
+    page.family(
+        "tidepool_paging_seconds_total",
+        "counter",
+        "What the network takes as modelled, what the mechanism took, and what was waited beside it.",
+    );
+    for (name, _, counters) in &paged {
+        for (part, ns) in
+            [("modelled", counters.modelled_ns), ("mechanism", counters.mechanism_ns), ("waited", counters.waited_ns)]
+        {
+            let labels = [("tablespace", *name), ("part", part)];
+            page.sample("tidepool_paging_seconds_total", &labels, ns as f64 / 1e9);
+        }
     }
 }
 

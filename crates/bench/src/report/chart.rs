@@ -158,11 +158,20 @@ pub struct Mark {
     pub label: String,
 }
 
+/// A value of `y` to compare with, drawn as a horizontal line.
+pub struct Level {
+    pub y: f64,
+    pub label: String,
+}
+
 /// Lines with bands. Both axes are logarithmic, so all values are positive.
 pub struct LineChart {
     pub lines: Vec<Line>,
     pub marks: Vec<Mark>,
+    pub levels: Vec<Level>,
     pub unit: &'static str,
+    /// Values of `x` with a label; `None`: powers of two.
+    pub x_ticks: Option<Vec<f64>>,
     pub x_label: Box<dyn Fn(f64) -> String>,
     pub width: f64,
     pub height: f64,
@@ -178,7 +187,8 @@ impl LineChart {
             values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
         };
         let (x_low, x_high) = bounds(&mut points().map(|point| point.x));
-        let (y_low, y_high) = bounds(&mut points().flat_map(|point| [point.lower, point.upper]));
+        let levels = self.levels.iter().map(|level| level.y);
+        let (y_low, y_high) = bounds(&mut points().flat_map(|point| [point.lower, point.upper]).chain(levels));
         let mut svg = format!(
             "<svg viewBox=\"0 0 {:.0} {:.0}\" role=\"img\" xmlns=\"http://www.w3.org/2000/svg\">",
             self.width, self.height
@@ -208,7 +218,7 @@ impl LineChart {
                 y(*tick) + 4.0,
             );
         }
-        for label in x_ticks(x_low, x_high) {
+        for label in self.x_ticks.clone().unwrap_or_else(|| x_ticks(x_low, x_high)) {
             let _ = write!(
                 svg,
                 "<text class=\"group\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -227,6 +237,16 @@ impl LineChart {
                 x(mark.x) - 4.0,
                 top + row,
                 escape(&mark.label)
+            );
+        }
+        for level in &self.levels {
+            let _ = write!(
+                svg,
+                "<line class=\"mark-line\" x1=\"{left:.1}\" x2=\"{right:.1}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/>\
+                 <text class=\"tick\" x=\"{right:.1}\" y=\"{1:.1}\" text-anchor=\"end\">{2}</text>",
+                y(level.y),
+                y(level.y) - 5.0,
+                escape(&level.label)
             );
         }
         for line in &self.lines {

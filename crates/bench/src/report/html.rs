@@ -104,7 +104,8 @@ svg .value-label { fill: var(--ink); font-weight: 600; }
 .s5 { fill: var(--s5); } .s6 { fill: var(--s6); } .s7 { fill: var(--s7); } .s8 { fill: var(--s8); }
 svg polyline.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 svg .band { fill-opacity: .18; stroke: none; }
-svg polyline.s1 { stroke: var(--s1); } svg polyline.s3 { stroke: var(--s3); } svg polyline.s8 { stroke: var(--s8); stroke-dasharray: 4 4; }
+svg polyline.s1 { stroke: var(--s1); } svg polyline.s2 { stroke: var(--s2); } svg polyline.s4 { stroke: var(--s4); }
+svg polyline.s3 { stroke: var(--s3); } svg polyline.s8 { stroke: var(--s8); stroke-dasharray: 4 4; }
 .mark-line { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
 .measured { fill: var(--accent); } .paper { fill: var(--paper); }
 .scroll { overflow-x: auto; }

@@ -1,10 +1,12 @@
 //! A run as one self-contained HTML page: inline style and SVG, nothing fetched, nothing scripted, light and dark.
 
 mod chart;
+mod disaggregation;
 mod html;
 pub mod probe;
 mod study;
 
+pub use disaggregation::disaggregation_page;
 pub use study::study_page;
 
 use crate::placement::PLACEMENTS;
@@ -453,7 +455,13 @@ fn devices(body: &mut String, result: &BenchResult) {
                 escape(&space.name),
                 format!("<code>{}</code>", escape(&space.location)),
                 space.size_bytes.map_or("all".into(), |bytes| ByteSize(bytes).to_string()),
-                if space.paced { "paced".into() } else { "real".into() },
+                if space.location.starts_with("paged:") {
+                    "paged".into()
+                } else if space.paced {
+                    "paced".into()
+                } else {
+                    "real".into()
+                },
                 profile.map_or("–".into(), |profile| escape(&profile.name)),
                 profile.map_or("–".into(), |p| format!("{:.0} / {:.0} ns", p.read_latency_ns, p.write_latency_ns)),
                 profile.map_or("–".into(), |p| format!("{:.2} / {:.2} GB/s", p.read_gb_per_s, p.write_gb_per_s)),

@@ -98,3 +98,36 @@ fn the_advisor_is_held_against_simpler_rules() {
     assert_eq!(number("all far", "near_bytes"), 0.0);
     assert!(!result["statements"].as_array().unwrap().is_empty());
 }
+
+#[test]
+fn disaggregation_is_measured_by_share_of_local_memory() {
+    if let Err(error) = tidepool_device::paged::available() {
+        println!("skipped: {error}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "disaggregation", "--sf", "0.01", "--repeat", "1", "--queries", "1,6,13", "--near", "1GB"])
+        .args(["--shares", "100,20", "--profile", "rdma-56g-paging", "--report"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json = std::fs::read_to_string(folder.path().join("result.json")).unwrap();
+    let result: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(result["schema"], "tidepool-bench-disaggregation/1");
+    let network = &result["networks"][0];
+    assert!(network["touched_bytes"].as_u64().unwrap() > 1 << 20);
+    assert!(network["mechanism_fault_ns"].as_u64().unwrap() > 0);
+    let shares = network["shares"].as_array().unwrap();
+    let fetched = |share: &Value| -> u64 {
+        share["queries"].as_array().unwrap().iter().map(|point| point["paging"]["fetched"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(shares.len(), 2);
+    assert!(fetched(&shares[1]) > 2 * fetched(&shares[0]), "{shares:?}");
+    for share in shares {
+        assert!(share["slowdown_network"].as_f64().unwrap() <= share["slowdown"].as_f64().unwrap());
+    }
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("18 ×") && !page.contains("<script"));
+}

@@ -23,8 +23,9 @@ pub struct Serving {
 /// Starts a server on `data` and waits for its line.
 pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
     let mut child = tidepool()
-        .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--far", "anon:,size=256MB", "--data"])
+        .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--data"])
         .arg(data)
+        .args(if arguments.contains(&"--far") { &[][..] } else { &["--far", "anon:,size=256MB"] })
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -41,6 +42,10 @@ pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
 }
 
 impl Serving {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: i32) {
         // SAFETY: the child is not waited for yet, so its number is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);

@@ -5,6 +5,7 @@ mod bench;
 mod cli;
 mod crash;
 mod device;
+mod paged;
 mod raw;
 mod robustness;
 mod server;

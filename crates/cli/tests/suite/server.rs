@@ -7,6 +7,8 @@ use std::time::Duration;
 use tidepool_database::{Config, Database};
 use tidepool_planner::Planner;
 use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls};
 
 pub const MIB: u64 = 1 << 20;
@@ -69,6 +71,16 @@ impl TestServer {
     }
 
     /// Stops and waits for the end.
+    /// What the address for metrics answers, head and all.
+    pub async fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.metrics_address.unwrap()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
     pub async fn stop(mut self) {
         self.shutdown.stop();
         let running = self.running.take().expect("stopped once");

@@ -691,15 +691,7 @@ async fn metrics() {
     let client = server.connect().await;
     client.batch_execute("CREATE TABLE counted (a int); INSERT INTO counted VALUES (1), (2), (3)").await.unwrap();
     client.simple_query("SELECT nothing").await.unwrap_err();
-    let get = async |path: &str| {
-        let mut stream = TcpStream::connect(server.metrics_address.unwrap()).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
-    };
-    let page = get("/metrics").await;
+    let page = server.get("/metrics").await;
     assert!(page.starts_with("HTTP/1.1 200 OK") && page.contains("text/plain; version=0.0.4"), "{page}");
     for line in [
         "tidepool_connections 1",
@@ -718,7 +710,7 @@ async fn metrics() {
     ] {
         assert!(page.lines().any(|found| found.starts_with(prefix)), "{prefix} is missing from {page}");
     }
-    assert!(get("/").await.starts_with("HTTP/1.1 404"));
+    assert!(server.get("/").await.starts_with("HTTP/1.1 404"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

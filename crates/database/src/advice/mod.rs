@@ -117,7 +117,7 @@ impl Table {
     }
 }
 
-/// What a tablespace costs: its own profile, or local memory.
+/// What a tablespace costs: its own profile, or local memory (which paged memory is taken for while the cache holds it).
 pub fn model_of(space: &Tablespace) -> Result<CostModel> {
     match space.pacer() {
         Some(pacer) => Ok(pacer.model().clone()),
@@ -140,6 +140,16 @@ impl Advisor {
         match (far.pacer(), profile) {
             (None, Some(profile)) => {
                 models.insert(far.name().to_owned(), CostModel::on_this_machine(profile)?);
+            }
+            (None, None) if far.paged().is_some() => {
+                return Err(Error::new(
+                    SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                    format!("tablespace \"{}\" is paged", far.name()),
+                )
+                .with_detail(
+                    "What an access costs there depends on what the local cache holds, which the cost model does not follow.",
+                )
+                .with_hint("Name the profile of a device that it might be instead, as in tidepool.profiles."));
             }
             (None, None) => {
                 return Err(Error::new(

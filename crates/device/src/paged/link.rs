@@ -1,7 +1,9 @@
 //! The network between this machine and the remote node.
 
 use crate::{PAGE_BYTES, Profile};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A page takes what the cost model says of one sequential read of 4 KiB: a latency, its requester's own, and a transfer
 /// over the link, which all share. A page that is written back takes the transfer alone: nobody waits for it to arrive,
@@ -15,8 +17,21 @@ pub(super) struct Link {
     write_ns: u64,
     /// One page each way.
     exchange_ns: u64,
-    /// When the link is free, in nanoseconds of the clock that `charge` is given.
-    busy_until_ns: AtomicU64,
+    /// When the link is free, in nanoseconds of the clock that `charge` is given. Shared by all that name the same link.
+    busy_until_ns: Arc<AtomicU64>,
+}
+
+/// The clock of the link of that name, for as long as anyone has it.
+fn named(name: &str) -> Arc<AtomicU64> {
+    static LINKS: Mutex<BTreeMap<String, Weak<AtomicU64>>> = Mutex::new(BTreeMap::new());
+    let mut links = LINKS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    links.retain(|_, link| link.strong_count() > 0);
+    if let Some(link) = links.get(name).and_then(Weak::upgrade) {
+        return link;
+    }
+    let link = Arc::default();
+    links.insert(name.to_owned(), Arc::downgrade(&link));
+    link
 }
 
 impl Link {
@@ -28,7 +43,7 @@ impl Link {
             read_ns: ns(bytes, 0.0),
             write_ns: ns(0.0, bytes),
             exchange_ns: ns(bytes, bytes),
-            busy_until_ns: AtomicU64::new(0),
+            busy_until_ns: profile.link.as_deref().map_or_else(Arc::default, named),
         }
     }
 
@@ -76,5 +91,15 @@ mod tests {
         assert_eq!(link.charge(1_000_000, false, 1), 3 * 585, "a page sent back waits for the link and no answer");
         assert_eq!(link.charge(1_000_000, true, 1), alone + 3 * 585);
         assert_eq!(link.charge(2_000_000, true, 3), alone + 2 * 585);
+    }
+
+    #[test]
+    fn links_of_one_name_are_one() {
+        let profile = Profile::preset("rdma-56g-paging").unwrap();
+        let on = |name: &str| Link::new(&Profile { link: Some(name.to_owned()), ..profile.clone() });
+        let (first, second, other) = (on("a"), on("a"), on("b"));
+        first.charge(1_000_000, false, 100);
+        assert_eq!(second.charge(1_000_000, false, 1), 101 * 585);
+        assert_eq!(other.charge(1_000_000, false, 1), 585);
     }
 }

@@ -16,7 +16,7 @@
 //! # What the kernel itself touches
 //!
 //! A system call that is given a missing page answers EFAULT, where the fault is handled by the thread itself. So what
-//! hands tablespaces' memory to the kernel does it by [`write_all`]. (Waiting for a lock in such memory needs nothing: the
+//! hands tablespaces' memory to the kernel does it by [`write_all`] or a [`Writer`]. (Waiting for a lock in such memory needs nothing: the
 //! libraries' loops around futex(2) touch the lock after each call.) Nor may the kernel or a device keep writing to a page
 //! that was handed over before, as with O_DIRECT or RDMA: the page table would not know of it.
 
@@ -82,6 +82,24 @@ pub struct PagingCounters {
     pub mechanism_ns: u64,
     /// What threads waited, beside the mechanism, to make up what the network takes, ns.
     pub waited_ns: u64,
+}
+
+impl PagingCounters {
+    /// What was added after `before`.
+    pub fn since(&self, before: &PagingCounters) -> PagingCounters {
+        PagingCounters {
+            faults: self.faults - before.faults,
+            fetched: self.fetched - before.fetched,
+            zeroed: self.zeroed - before.zeroed,
+            soft: self.soft - before.soft,
+            unprotected: self.unprotected - before.unprotected,
+            evicted: self.evicted - before.evicted,
+            written_back: self.written_back - before.written_back,
+            modelled_ns: self.modelled_ns - before.modelled_ns,
+            mechanism_ns: self.mechanism_ns - before.mechanism_ns,
+            waited_ns: self.waited_ns - before.waited_ns,
+        }
+    }
 }
 
 /// What a fault costs on this machine without any network.
@@ -562,18 +580,29 @@ impl Paged {
 
 /// Writes all of `bytes`, which may lie in paged memory.
 pub fn write_all(writer: &mut impl io::Write, bytes: &[u8]) -> io::Result<()> {
-    const PART_BYTES: usize = 32 << 10;
-    if !signal::overlaps(bytes.as_ptr().addr(), bytes.len()) {
-        return writer.write_all(bytes);
+    io::Write::write_all(&mut Writer(writer), bytes)
+}
+
+/// A writer that may be given paged memory, where the one inside hands what it is given to the kernel.
+#[derive(Debug)]
+pub struct Writer<W>(pub W);
+
+impl<W: io::Write> io::Write for Writer<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        const PART_BYTES: usize = 32 << 10;
+        if !signal::overlaps(bytes.as_ptr().addr(), bytes.len()) {
+            return self.0.write(bytes);
+        }
+        // On the stack, which is in no tablespace.
+        let mut part = [0; PART_BYTES];
+        let part = &mut part[..bytes.len().min(PART_BYTES)];
+        part.copy_from_slice(&bytes[..part.len()]);
+        self.0.write(part)
     }
-    // On the stack, which is in no tablespace.
-    let mut part = [0; PART_BYTES];
-    for source in bytes.chunks(PART_BYTES) {
-        let target = &mut part[..source.len()];
-        target.copy_from_slice(source);
-        writer.write_all(target)?;
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
-    Ok(())
 }
 
 fn bytes(pages: u32) -> u64 {

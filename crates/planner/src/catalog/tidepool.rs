@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidepool_database::ColumnRecord;
 use tidepool_device::Profile;
+use tidepool_device::paged::Places;
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Segment, TableVersion};
+use tidepool_tablespace::Purpose;
 
 /// One line about a view, as `obj_description` gives it.
 pub fn description(name: &str) -> &'static str {
@@ -20,6 +22,7 @@ pub fn description(name: &str) -> &'static str {
         "tablespaces" => "tablespaces: size, use, profile and pacing",
         "queries" => "statements that run now and the latest finished ones",
         "pacing" => "what emulated devices were charged with",
+        "paging" => "paged tablespaces: cache, faults and what they took",
         "access" => "what statements read of tables and columns: the recorded workload",
         "workload" => "how much there is of the recorded workload",
         "progress" => "progress of long commands",
@@ -37,6 +40,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "tablespaces" => tablespaces(facts, rows),
         "queries" => queries(facts, rows),
         "pacing" => pacing(facts, rows),
+        "paging" => paging(facts, rows),
         "access" => access(facts, rows),
         "workload" => {
             let workload = facts.planner.database().access_log().workload();
@@ -90,13 +94,29 @@ fn resident_bytes() -> Option<u64> {
 
 fn memory(facts: &SessionFacts, rows: &mut Rows) {
     let spaces = facts.planner.database().tablespaces();
-    for row in spaces.ledger() {
-        rows.push([
-            ("tablespace", row.tablespace.into()),
-            ("purpose", row.purpose.name().into()),
-            ("bytes", row.bytes.into()),
-            ("bytes_peak", row.bytes_peak.into()),
-        ]);
+    for space in spaces.list() {
+        let mut counted = 0;
+        for row in space.ledger() {
+            let places = space.paged().map(|paged| paged.places(row.purpose as usize));
+            counted += row.bytes;
+            rows.push([
+                ("tablespace", row.tablespace.into()),
+                ("purpose", row.purpose.name().into()),
+                ("bytes", row.bytes.into()),
+                ("bytes_peak", row.bytes_peak.into()),
+                ("bytes_local", places.map(|places| places.local).into()),
+                ("bytes_remote", places.map(|places| places.remote).into()),
+            ]);
+        }
+        if let Some(paged) = space.paged() {
+            // Pages that are mapped and have a copy are there twice, and those that were never touched not at all.
+            let difference = paged.resident_bytes() as i64 - counted as i64;
+            rows.push([
+                ("tablespace", space.name().to_owned().into()),
+                ("purpose", "paging".into()),
+                ("bytes", difference.into()),
+            ]);
+        }
     }
     let process = tidepool_heap::process_memory();
     rows.push([("purpose", "process heap".into()), ("bytes", process.allocated_bytes.into())]);
@@ -214,6 +234,41 @@ fn pacing(facts: &SessionFacts, rows: &mut Rows) {
                 ("stall_ms", (counters.stall_ns as f64 / NS_PER_MS).into()),
             ]);
         }
+    }
+}
+
+fn paging(facts: &SessionFacts, rows: &mut Rows) {
+    for space in facts.planner.database().tablespaces().list() {
+        let Some(paged) = space.paged() else { continue };
+        let mut places = Places::default();
+        for purpose in Purpose::ALL {
+            let of = paged.places(purpose as usize);
+            places.local += of.local;
+            places.remote += of.remote;
+        }
+        let counters = paged.counters();
+        let ms = |ns: u64| ns as f64 / NS_PER_MS;
+        rows.push([
+            ("tablespace", space.name().to_owned().into()),
+            ("profile", space.config().profile.as_ref().map(|profile| profile.name.clone()).into()),
+            ("bytes_size", space.size_bytes().into()),
+            ("bytes_cache", paged.cache_bytes().into()),
+            ("bytes_local", places.local.into()),
+            ("bytes_remote", places.remote.into()),
+            ("bytes_resident", paged.resident_bytes().into()),
+            ("faults", counters.faults.into()),
+            ("fetched", counters.fetched.into()),
+            ("zeroed", counters.zeroed.into()),
+            ("soft", counters.soft.into()),
+            ("unprotected", counters.unprotected.into()),
+            ("evicted", counters.evicted.into()),
+            ("written_back", counters.written_back.into()),
+            ("modelled_ms", ms(counters.modelled_ns).into()),
+            ("mechanism_ms", ms(counters.mechanism_ns).into()),
+            ("waited_ms", ms(counters.waited_ns).into()),
+            ("mechanism_fault_ns", paged.mechanism().fault_ns.into()),
+            ("handling", paged.handling().name().into()),
+        ]);
     }
 }
 

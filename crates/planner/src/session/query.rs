@@ -13,6 +13,9 @@ use futures::StreamExt;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{ByteSize, Error, Result};
+use tidepool_database::Database;
+use tidepool_device::paged::{Paged, PagingCounters};
+use tidepool_tablespace::Tablespace;
 
 impl Session {
     /// Plans and starts a query. `query` is called on a worker: copying a deep one takes a deep stack.
@@ -109,6 +112,7 @@ impl Session {
         let mut execution = None;
         if options.analyze {
             let info = running.query.info.clone();
+            let paging = PagingBefore::now(self.planner.database());
             let start = Instant::now();
             let prepared = self.prepare_run(running, planned, None)?;
             plan = prepared.plan.clone();
@@ -117,10 +121,10 @@ impl Session {
             while let Some(batch) = batches.next().await {
                 rows += batch?.num_rows();
             }
-            execution = Some((start.elapsed(), rows, info));
+            execution = Some((start.elapsed(), rows, info, paging));
         }
         let mut lines = crate::explain::lines(&plan, options.analyze, options.verbose, options.tree);
-        if let Some((elapsed, rows, info)) = execution {
+        if let Some((elapsed, rows, info, paging)) = execution {
             for (tablespace, _, peak) in info.heap_bytes() {
                 lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
             }
@@ -135,6 +139,7 @@ impl Session {
                     stall as f64 / 1e6
                 ));
             }
+            lines.extend(paging.lines());
             lines.push(format!("Planning Time: {:.3} ms", planning_time.as_secs_f64() * 1e3));
             lines.push(format!("Execution Time: {:.3} ms ({rows} rows)", elapsed.as_secs_f64() * 1e3));
         }
@@ -167,6 +172,38 @@ impl Session {
             elapsed,
             stall_ns,
         }))
+    }
+}
+
+/// Counters of the paged tablespaces before a statement.
+struct PagingBefore(Vec<(Arc<Tablespace>, PagingCounters)>);
+
+impl PagingBefore {
+    fn now(database: &Database) -> PagingBefore {
+        let paged = |space: Arc<Tablespace>| space.paged().map(Paged::counters).map(|counters| (space, counters));
+        PagingBefore(database.tablespaces().list().into_iter().filter_map(paged).collect())
+    }
+
+    /// What came since, by whomever: faults belong to threads, not to statements.
+    fn lines(&self) -> Vec<String> {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let line = |(space, before): &(Arc<Tablespace>, PagingCounters)| {
+            let spent = space.paged()?.counters().since(before);
+            (spent.faults > 0).then(|| {
+                format!(
+                    "Paged in {}: {} faults, {} pages fetched, {} written back; network {:.3} ms, of which {:.3} ms waited; \
+                     mechanism {:.3} ms",
+                    space.name(),
+                    spent.faults,
+                    spent.fetched,
+                    spent.written_back,
+                    ms(spent.modelled_ns),
+                    ms(spent.waited_ns),
+                    ms(spent.mechanism_ns),
+                )
+            })
+        };
+        self.0.iter().filter_map(line).collect()
     }
 }
 
