@@ -1,4 +1,4 @@
-//! `cachesim SETUP LAST-LEVEL-CACHE-BYTES < TRACE`: reads lackey's trace, prints what it saw as JSON.
+//! `cachesim SETUP LAST-LEVEL-CACHE-BYTES... < TRACE`: reads lackey's trace, prints what it saw with each cache as JSON.
 //!
 //! The watched program writes SETUP (see [`Setup`]) when it is ready, and goes on when `SETUP.seen` exists: then all of the
 //! trace up to there has been read.
@@ -29,11 +29,14 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), String> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [path, bytes] = args.as_slice() else {
-        return Err("usage: cachesim SETUP LAST-LEVEL-CACHE-BYTES < TRACE".to_owned());
+    let (path, sizes) = match args.as_slice() {
+        [path, sizes @ ..] if !sizes.is_empty() => (path, sizes),
+        _ => return Err("usage: cachesim SETUP LAST-LEVEL-CACHE-BYTES... < TRACE".to_owned()),
     };
-    let bytes: u64 = bytes.parse().map_err(|_| format!("not a number of bytes: {bytes}"))?;
-    let mut observer: Option<Observer> = None;
+    let number = |bytes: &String| bytes.parse().map_err(|_| format!("not a number of bytes: {bytes}"));
+    let sizes = sizes.iter().map(number).collect::<Result<Vec<u64>, String>>()?;
+    // One a cache; none until the program is ready.
+    let mut observers: Vec<Observer> = Vec::new();
     let mut input = io::stdin().lock();
     let mut piece = vec![0; PIECE_BYTES];
     // The start of a line whose end is still to come.
@@ -45,20 +48,17 @@ fn run() -> Result<(), String> {
         }
         let filled = kept + read;
         let whole = piece[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-        match &mut observer {
-            Some(observer) => {
-                for line in piece[..whole].split(|byte| *byte == b'\n') {
-                    if let Some(access) = parse_line(line) {
-                        observer.access(access);
-                    }
-                }
-            }
+        if observers.is_empty() {
             // Renamed into its place, so it is whole or not there.
-            None => {
-                if let Ok(text) = fs::read_to_string(path) {
-                    observer = Some(Observer::new(Setup::parse(&text)?, bytes));
-                    fs::write(format!("{path}.seen"), "").map_err(|error| format!("write {path}.seen: {error}"))?;
-                }
+            if let Ok(text) = fs::read_to_string(path) {
+                let setup = Setup::parse(&text)?;
+                observers = sizes.iter().map(|bytes| Observer::new(setup.clone(), *bytes)).collect();
+                fs::write(format!("{path}.seen"), "").map_err(|error| format!("write {path}.seen: {error}"))?;
+            }
+        } else {
+            let accesses = piece[..whole].split(|byte| *byte == b'\n').filter_map(parse_line);
+            for access in accesses {
+                observers.iter_mut().for_each(|observer| observer.access(access));
             }
         }
         if whole == 0 && filled == piece.len() {
@@ -70,21 +70,36 @@ fn run() -> Result<(), String> {
             thread::sleep(PAUSE);
         }
     }
-    let observer = observer.ok_or_else(|| format!("the program never wrote {path}"))?;
-    print(observer.intervals());
+    if observers.is_empty() {
+        return Err(format!("the program never wrote {path}"));
+    }
+    let caches: Vec<String> = sizes
+        .iter()
+        .zip(&observers)
+        .map(|(bytes, observer)| {
+            let intervals = intervals(observer.intervals());
+            format!("{{\"last_level_cache_bytes\": {bytes}, \"intervals\": [\n{intervals}\n]}}")
+        })
+        .collect();
+    println!("[{}]", caches.join(",\n"));
     Ok(())
 }
 
-fn print(intervals: &[Interval]) {
+fn intervals(intervals: &[Interval]) -> String {
     let intervals = intervals.iter().map(|interval| {
         let ranges = interval.ranges.iter().map(|(name, counts)| {
             format!(
                 "\"{name}\": {{\"loads\": {}, \"stores\": {}, \"load_misses\": {}, \"store_misses\": {}, \
-                 \"written_back\": {}}}",
-                counts.loads, counts.stores, counts.load_misses, counts.store_misses, counts.written_back
+                 \"written_back\": {}, \"left_dirty\": {}}}",
+                counts.loads,
+                counts.stores,
+                counts.load_misses,
+                counts.store_misses,
+                counts.written_back,
+                counts.left_dirty
             )
         });
         format!("  {{{}}}", ranges.collect::<Vec<_>>().join(", "))
     });
-    println!("[\n{}\n]", intervals.collect::<Vec<_>>().join(",\n"));
+    intervals.collect::<Vec<_>>().join(",\n")
 }

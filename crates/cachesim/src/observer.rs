@@ -63,6 +63,8 @@ pub struct Counts {
     pub store_misses: u64,
     /// Dirty lines that the cache gave back, those included that it still held at the end.
     pub written_back: u64,
+    /// Those of them that it still held.
+    pub left_dirty: u64,
 }
 
 /// What happened between two marks.
@@ -152,7 +154,9 @@ impl Observer {
             self.last.touch(line, true);
         }
         for line in self.last.flush() {
-            self.counts[place(&self.setup.ranges, line)].written_back += 1;
+            let counts = &mut self.counts[place(&self.setup.ranges, line)];
+            counts.written_back += 1;
+            counts.left_dirty += 1;
         }
         let names = self.setup.ranges.iter().map(|range| range.name.clone()).chain(["other".to_owned()]);
         self.intervals.push(Interval { ranges: names.zip(self.counts.iter().copied()).collect() });
@@ -218,6 +222,8 @@ mod tests {
         let intervals = observe(1 << 14, [store(0x10)].into_iter().chain(writes).chain([store(0x50)]));
         let heap = intervals[0].ranges["heap"];
         assert_eq!((heap.store_misses, heap.written_back, heap.load_misses), (512, 512, 0));
+        // The cache has room for 256 lines.
+        assert_eq!(heap.left_dirty, 256);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod pacing;
 pub mod paged;
 pub mod probe;
 mod profile;
+mod residency;
 mod stop;
 mod topology;
 mod window;
@@ -21,6 +22,10 @@ pub use location::{CacheSize, Location};
 pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
+pub use residency::{Miss, PoolId, Residency};
 pub use stop::stop;
-pub use topology::{Cache, DaxDevice, FirmwareFigures, Node, Topology, memory_total_bytes, set_last_level_cache_bytes};
+pub use topology::{
+    Cache, DaxDevice, FirmwareFigures, Node, Topology, last_level_cache_bytes, memory_total_bytes,
+    set_last_level_cache_bytes,
+};
 pub use window::{DEVICES_MAX, Place, Window};

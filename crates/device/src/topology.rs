@@ -87,7 +87,7 @@ impl Topology {
 
 /// The last-level cache that every cost model made from now on counts with: the size that is told, or else what the kernel
 /// says; in a virtual machine at most 4 MiB for each processor that shares it, as the rest is the neighbours'.
-pub(crate) fn last_level_cache_bytes() -> u64 {
+pub fn last_level_cache_bytes() -> u64 {
     static FOUND: OnceLock<u64> = OnceLock::new();
     match LAST_LEVEL_CACHE_TOLD.load(Ordering::Relaxed) {
         0 => *FOUND.get_or_init(|| last_level_of(&caches(Path::new("/sys/devices/system/cpu/cpu0/cache")), is_guest())),

@@ -9,6 +9,7 @@
 //! process's caches, also from inside a heap.
 
 use crate::arena::{self, Arena};
+use crate::blocks::{self, Watch};
 use crate::jemalloc::{self, TCACHE_MASK, layout_flags};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -22,7 +23,8 @@ use tikv_jemalloc_sys as sys;
 #[derive(Debug, Default, Clone, Copy)]
 pub struct TidepoolAllocator;
 
-/// Where a thread's allocations go: tag in bits 32 to 47, `mallocx` flags in bits 0 to 30.
+/// Where a thread's allocations go: tag in bits 32 to 47, `mallocx` flags in bits 0 to 30, the number of the heap's watch (zero: none) in bits
+/// 48 to 62.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route(u64);
 
@@ -30,11 +32,17 @@ impl Route {
     pub const PROCESS: Route = Route(0);
     /// Noticed and served as the process's: see [`is_installed`].
     const PROBE: Route = Route((u16::MAX as u64) << 32);
+    const WATCH_SHIFT: u32 = 48;
 
     /// `cache`: the flag of a thread cache that is the calling thread's alone.
-    pub fn to(arena: &Arena, cache: Option<i32>) -> Route {
+    pub fn to(arena: &Arena, cache: Option<i32>, watch: Option<Watch>) -> Route {
         let flags = arena.flag() | cache.unwrap_or(sys::MALLOCX_TCACHE_NONE);
-        Route(u64::from(arena.tag()) << 32 | u64::from(flags as u32))
+        let watch = u64::from(watch.map_or(0, Watch::number));
+        Route(watch << Route::WATCH_SHIFT | u64::from(arena.tag()) << 32 | u64::from(flags as u32))
+    }
+
+    fn watch(self) -> Option<Watch> {
+        Watch::of_number((self.0 >> Route::WATCH_SHIFT) as u16)
     }
 
     pub fn tag(self) -> u16 {
@@ -116,6 +124,9 @@ unsafe impl GlobalAlloc for TidepoolAllocator {
                 Some(tag) => {
                     let route = ROUTE.get();
                     if route.tag() == tag {
+                        if let Some(watch) = route.watch() {
+                            blocks::freed(watch, block, layout.size());
+                        }
                         sys::sdallocx(block.cast(), layout.size(), flags | (route.flags() & TCACHE_MASK));
                     } else {
                         free_outside(block, layout.size(), flags, tag);
@@ -188,6 +199,9 @@ unsafe fn routed_alloc(route: Route, layout: Layout, zero: i32) -> *mut u8 {
         // SAFETY: the same size and flags.
         unsafe { refused(route, layout, flags, zero) }
     } else {
+        if let Some(watch) = route.watch() {
+            blocks::allocated(watch, block.cast(), layout.size());
+        }
         block.cast()
     }
 }
@@ -246,6 +260,9 @@ unsafe fn routed_realloc(
         // SAFETY: the block is of the arena that the flags name.
         let moved = unsafe { sys::rallocx(block.cast(), new_size, route.flags() | flags) };
         if !moved.is_null() {
+            if let Some(watch) = route.watch() {
+                blocks::resized(watch, block, layout.size(), moved.cast(), new_size);
+            }
             return moved.cast();
         }
     }

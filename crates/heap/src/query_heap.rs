@@ -1,12 +1,13 @@
 use crate::allocator::{self, Route, route, set_route};
 use crate::arena::{Arena, HEAP_SPACES_MAX};
+use crate::blocks::{self, BlockEvent, Watch};
 use std::cell::Cell;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_tablespace::Tablespace;
@@ -26,6 +27,8 @@ pub struct QueryHeap {
     budget_bytes: Option<u64>,
     /// `None` without [`crate::TidepoolAllocator`]: nothing is routed.
     arena: Option<&'static Arena>,
+    /// Set when threads inside log large blocks.
+    watch: OnceLock<Watch>,
 }
 
 /// Which heap a thread is in: beside the route, which only the allocator reads.
@@ -78,7 +81,7 @@ impl QueryHeap {
                 ));
             }
             let arena = if allocator::is_installed() { Some(Arena::lease(&named, budget_bytes)?) } else { None };
-            Ok(Arc::new(QueryHeap { tablespaces: named, budget_bytes, arena }))
+            Ok(Arc::new(QueryHeap { tablespaces: named, budget_bytes, arena, watch: OnceLock::new() }))
         })
     }
 
@@ -95,11 +98,29 @@ impl QueryHeap {
             set_route(Route::PROCESS);
             let taken = arena.take_cache(thread_number());
             cache = taken.map(|(place, _)| place);
-            set_route(Route::to(arena, taken.map(|(_, flag)| flag)));
+            set_route(Route::to(arena, taken.map(|(_, flag)| flag), self.watch.get().copied()));
         }
         let depth = before.depth + 1;
         INSIDE.set(Inside { heap: Arc::as_ptr(self), depth });
         HeapGuard { heap: ManuallyDrop::new(self.clone()), cache, before, route_before, depth, not_send: PhantomData }
+    }
+
+    /// From now on, threads that enter log what they do with large blocks, for [`QueryHeap::take_blocks`].
+    pub fn watch(&self) {
+        self.watch.get_or_init(Watch::new);
+    }
+
+    /// True when this thread has something for [`QueryHeap::take_blocks`].
+    pub fn has_blocks(&self) -> bool {
+        self.watch.get().is_some_and(|watch| blocks::any(*watch))
+    }
+
+    /// What this thread did with large blocks (from [`crate::BLOCK_BYTES_MIN`] on) inside this heap since it last asked, in
+    /// order. `take` is run outside any heap.
+    pub fn take_blocks(&self, take: impl FnMut(BlockEvent)) {
+        if let Some(watch) = self.watch.get() {
+            QueryHeap::outside(|| blocks::take(*watch, take));
+        }
     }
 
     /// The heap that this thread allocates from, if any.

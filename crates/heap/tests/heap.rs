@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use tidepool_base::SqlState;
-use tidepool_heap::{QueryHeap, is_installed, process_memory};
+use tidepool_heap::{BlockEvent, QueryHeap, is_installed, process_memory};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 #[test]
@@ -448,4 +448,31 @@ fn the_processs_memory_leaves_heaps_out() {
     assert!(after.resident_bytes < before.resident_bytes + 300 * MIB, "{before:?} {after:?}");
     assert!(heap.usage()[0].bytes >= 400 * MIB);
     drop((ours, theirs));
+}
+
+#[test]
+fn a_watched_heap_tells_of_large_blocks_and_others_do_not() {
+    let near = space("near", 16 * MIB);
+    let heap = QueryHeap::open(vec![near.clone()], None).unwrap();
+    let other = QueryHeap::open(vec![near.clone()], None).unwrap();
+    heap.watch();
+    {
+        let _guard = other.enter();
+        drop(vec![1u8; 100_000]);
+        assert!(!other.has_blocks() && !heap.has_blocks());
+    }
+    let guard = heap.enter();
+    assert!(!heap.has_blocks());
+    let mut block = vec![1u8; 100_000];
+    let start = block.as_ptr().addr();
+    let _small = vec![1u8; 100];
+    block.reserve_exact(1 << 20);
+    let moved = block.as_ptr().addr();
+    drop(block);
+    let mut events = Vec::new();
+    heap.take_blocks(|event| events.push(event));
+    assert_eq!(events[0], BlockEvent::Allocated(start..start + 100_000));
+    assert_eq!(events.last(), Some(&BlockEvent::Freed(moved..moved + 100_000 + (1 << 20))));
+    assert!(!heap.has_blocks());
+    drop(guard);
 }

@@ -1,115 +1,56 @@
 //! Pacing for operators that are not ours: what their work in a paced query heap would have cost.
 //!
-//! DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`), made where rows
-//! enter them. Above the inputs of operators that hold rows sits a node, which lets batches through and charges, batch by
-//! batch and on the thread that runs the operator:
+//! DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`). It is put together
+//! from three things that can be seen from outside:
 //!
-//! | operator | charged |
-//! | --- | --- |
-//! | hash join, build | the rows written once and read once in sequence; one line written at random a row, over the hash table |
-//! | hash join, probe | a line read at random a row over the hash table, and one over the rows held |
-//! | grouping | two lines read at random a row, over the group table; the table's growth written, and the table read once at the end |
-//! | sort, window, nested-loop and cross joins | the rows held written once and read once in sequence |
+//! * the large blocks that a thread allocates and frees: arrays are written after the one and read before the other;
+//! * the batches that an operator is handed, at their addresses, and which of their columns it reads;
+//! * how many lines of tables it touches at random for their rows: of hash tables, and of rows that joins hold.
 //!
-//! A group table's size is what DataFusion reserves for it, seen by a memory pool that stands between the operator and
-//! the statement's (`Measure`). Random lines over what stays in the last-level cache cost nothing more. All threads share
-//! that cache, and so do all tables of a statement that live at a time: it is taken to hold the smallest of them first,
-//! whose lines are touched most often. Batches that merely pass between operators are taken to stay in cache. If the heap
-//! lies in several tablespaces, each access is shared out by the bytes that lie in each.
+//! A model of the last-level cache ([`tidepool_device::Residency`]), one a statement, says which of that misses. Above each
+//! operator sits a node that lets batches through. When it is asked for one, its thread comes from the operator above, and
+//! what happened since it was last asked is charged to that; when it gives one, to the operator below.
+
+mod account;
+mod arrays;
+mod keys;
+mod measure;
+
+pub use account::{HeapCounts, OperatorAccount, OperatorCount};
 
 use crate::errors::from_datafusion;
 use crate::pass::{PassExec, Passage};
 use crate::queries::QueryInfo;
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::DataType;
+use crate::scan::TidepoolScanExec;
+use account::{Blocks, Charge, HeapAccount};
+use arrow::array::RecordBatch;
 use datafusion::common::Result as PlanResult;
-use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
-use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Column;
-use datafusion::physical_plan::aggregates::AggregateExec;
+use datafusion::physical_expr::utils::collect_columns;
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateInputMode};
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
-use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, Time};
+use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::union::{InterleaveExec, UnionExec};
 use datafusion::physical_plan::windows::WindowAggExec;
-use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions};
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, Partitioning, ReplaceChildrenOptions};
 use futures::Stream;
+use keys::KeySketch;
+use measure::{Measure, Reserved, unmeasured};
 use parking_lot::Mutex;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
-use tidepool_base::Result;
-use tidepool_device::{Access, CostModel, Excess, Pattern};
+use tidepool_base::{ByteSize, Result};
+use tidepool_device::PoolId;
 use tidepool_heap::QueryHeap;
-use tidepool_tablespace::Purpose;
-
-/// Independent accesses that a core keeps in flight while it works through a batch of precomputed hashes: out-of-order
-/// execution reaches over a few rows of such a loop, and each row's own accesses depend on each other.
-const IN_FLIGHT: f64 = 4.0;
-
-/// Bytes of DataFusion's join hash table a row: a (hash, row) pair at hashbrown's load, and the chain's next row.
-const JOIN_ENTRY_BYTES: u64 = 28;
-
-/// What one operator did in the query heap, and what that costs by each of several models, in their order.
-#[derive(Clone, Debug)]
-pub struct OperatorCount {
-    pub name: String,
-    pub bytes: u64,
-    pub lines: u64,
-    /// On the device, nothing overlapping but what the model says, ns.
-    pub device_ns: Vec<f64>,
-    pub excess: Vec<Excess>,
-}
-
-/// Counts of a statement's operators that hold rows.
-pub struct HeapCounts {
-    models: Vec<CostModel>,
-    operators: Mutex<Vec<OperatorCount>>,
-}
-
-impl HeapCounts {
-    pub fn new(models: Vec<CostModel>) -> HeapCounts {
-        HeapCounts { models, operators: Mutex::new(Vec::new()) }
-    }
-
-    /// Those that did anything.
-    pub fn operators(&self) -> Vec<OperatorCount> {
-        self.operators.lock().iter().filter(|operator| operator.bytes + operator.lines > 0).cloned().collect()
-    }
-
-    fn register(&self, name: String) -> usize {
-        let mut operators = self.operators.lock();
-        operators.push(OperatorCount {
-            name,
-            bytes: 0,
-            lines: 0,
-            device_ns: vec![0.0; self.models.len()],
-            excess: vec![Excess::default(); self.models.len()],
-        });
-        operators.len() - 1
-    }
-
-    fn add(&self, operator: usize, sequential: &[Access], random: &[RandomLines], pacing: &Pacing) {
-        let mut operators = self.operators.lock();
-        let Some(count) = operators.get_mut(operator) else { return };
-        for access in sequential {
-            if let Pattern::Sequential { bytes, .. } = access.pattern {
-                count.bytes += bytes;
-            }
-        }
-        count.lines += random.iter().map(|random| random.lines).sum::<u64>();
-        for (index, model) in self.models.iter().enumerate() {
-            let random = random.iter().map(|lines| lines.access(pacing, model.last_level_cache_bytes()));
-            let accesses: Vec<Access> = sequential.iter().copied().chain(random).collect();
-            count.device_ns[index] += model.device_ns_of(&accesses, 1);
-            count.excess[index] += model.excess_of(&accesses);
-        }
-    }
-}
 
 /// Puts the charges into a plan; the plan itself if nothing of the heap is paced and nothing is to be counted.
 pub fn wrap(
@@ -118,381 +59,420 @@ pub fn wrap(
     info: &Arc<QueryInfo>,
     counts: Option<&Arc<HeapCounts>>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    if counts.is_none() && heap.usage().iter().all(|usage| usage.tablespace.pacer().is_none()) {
+    let paced = heap.tablespaces().iter().find_map(|space| space.pacer());
+    if counts.is_none() && paced.is_none() {
         return Ok(plan);
     }
-    let pacing = Arc::new(Pacing {
-        heap: heap.clone(),
-        info: info.clone(),
-        tables: Mutex::new(Vec::new()),
-        counts: counts.cloned(),
-    });
-    rewrite(plan, &pacing).map_err(from_datafusion)
+    let cache_bytes = tidepool_device::last_level_cache_bytes();
+    let account = Arc::new(HeapAccount::new(heap.clone(), info.clone(), counts.cloned(), cache_bytes));
+    rewrite(plan, None, &account).map_err(from_datafusion)
 }
 
-/// What tells an operator from others of its kind: the keys of a join or a grouping, as far as they fit on a line.
-fn keys_of(plan: &dyn ExecutionPlan) -> String {
-    let keys: Vec<String> = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+/// What tells an operator from others: what it is, and the keys of a join or a grouping as far as they fit on a line, or
+/// the table of a scan.
+fn name_of(plan: &dyn ExecutionPlan) -> String {
+    let (kind, keys): (_, Vec<String>) = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
         let column = |key: &Arc<dyn PhysicalExpr>| match key.downcast_ref::<Column>() {
             Some(column) => column.name().to_owned(),
             None => key.to_string(),
         };
-        join.on().iter().map(|(left, right)| format!("{} = {}", column(left), column(right))).collect()
+        let keys = join.on().iter().map(|(left, right)| format!("{} = {}", column(left), column(right)));
+        ("hash join", keys.collect())
     } else if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
-        aggregate.group_expr().expr().iter().map(|(_, name)| name.clone()).collect()
+        ("grouping", aggregate.group_expr().expr().iter().map(|(_, name)| name.clone()).collect())
+    } else if let Some(scan) = plan.downcast_ref::<TidepoolScanExec>() {
+        ("scan", vec![scan.table().to_owned()])
     } else {
-        vec![plan.name().trim_end_matches("Exec").to_owned()]
+        (plan.name().trim_end_matches("Exec"), Vec::new())
     };
+    if keys.is_empty() {
+        return kind.to_owned();
+    }
     let text = keys.join(", ");
     match text.char_indices().nth(KEYS_LENGTH_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+        Some((end, _)) => format!("{kind}: {}…", &text[..end]),
+        None => format!("{kind}: {text}"),
     }
 }
 
 const KEYS_LENGTH_MAX: usize = 60;
 
-fn rewrite(plan: Arc<dyn ExecutionPlan>, pacing: &Arc<Pacing>) -> PlanResult<Arc<dyn ExecutionPlan>> {
-    let mut children =
-        plan.children().into_iter().map(|child| rewrite(child.clone(), pacing)).collect::<PlanResult<Vec<_>>>()?;
-    if children.is_empty() {
-        return Ok(plan);
-    }
-    let mut measured = None;
-    if plan.is::<HashJoinExec>() {
-        let probes = plan.properties().partitioning.partition_count();
-        let table = Arc::new(JoinTable {
-            entries: pacing.table(),
-            held: pacing.table(),
-            probes_left: AtomicUsize::new(probes),
-        });
-        if let [build, probe] = children.as_mut_slice() {
-            *build = Charge::over(build, plan.as_ref(), pacing, Role::Build(table.clone()));
-            *probe = Charge::over(probe, plan.as_ref(), pacing, Role::Probe(table));
-        }
-    } else if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
-        if !aggregate.group_expr().is_true_no_grouping() {
-            let partitions = children[0].properties().partitioning.partition_count();
-            let table = Arc::new(GroupTable {
-                all: pacing.table(),
-                parts: (0..partitions).map(|_| AtomicU64::new(0)).collect(),
-            });
-            children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Group(table.clone()));
-            measured = Some(table);
-        }
-    } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
-        // With a limit it keeps only the best few rows.
-        if sort.fetch().is_none() {
-            children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Hold);
-        }
-    } else if plan.is::<WindowAggExec>() || plan.is::<NestedLoopJoinExec>() || plan.is::<CrossJoinExec>() {
-        children[0] = Charge::over(&children[0], plan.as_ref(), pacing, Role::Hold);
-    }
-    let plan = plan.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))?;
-    Ok(match measured {
-        Some(table) => PassExec::over(plan, Arc::new(Measure(table))),
-        None => plan,
-    })
+/// The operator that a node stands beneath.
+#[derive(Clone)]
+struct Above {
+    operator: Arc<OperatorAccount>,
+    reads: Reads,
+    table: Option<TableUse>,
 }
 
-/// Bytes of one structure that is touched at random.
-#[derive(Debug, Default)]
-struct Table {
-    bytes: AtomicU64,
+/// Which columns of a batch an operator reads on being handed it, in order, and some of them again. What it keeps, it reads later; its block is then seen to
+/// be freed.
+#[derive(Clone)]
+enum Reads {
+    All,
+    Columns(Vec<usize>),
+    Nothing,
 }
 
-impl Table {
-    fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    fn grow(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn shrink(&self, bytes: u64) {
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
-struct Pacing {
-    heap: Arc<QueryHeap>,
-    info: Arc<QueryInfo>,
-    /// The structures of the statement's plan that are touched at random; those that are gone have no bytes.
-    tables: Mutex<Vec<Weak<Table>>>,
-    counts: Option<Arc<HeapCounts>>,
-}
-
-impl Pacing {
-    fn table(&self) -> Arc<Table> {
-        let table = Arc::new(Table::default());
-        self.tables.lock().push(Arc::downgrade(&table));
-        table
-    }
-
-    /// Bytes of the live tables that the cache holds before `table`.
-    fn ahead_of(&self, table: &Arc<Table>) -> u64 {
-        let own = table.bytes();
-        let tables = self.tables.lock();
-        let others = tables.iter().filter(|other| other.as_ptr() != Arc::as_ptr(table)).filter_map(Weak::upgrade);
-        others.map(|other| other.bytes()).filter(|bytes| *bytes < own).sum()
-    }
-
-    /// Shares accesses out to the heap's paced tablespaces and spends them here. Returns ns.
-    fn charge(&self, operator: usize, sequential: &[Access], random: &[RandomLines]) -> u64 {
-        if let Some(counts) = &self.counts {
-            QueryHeap::outside(|| counts.add(operator, sequential, random, self));
-        }
-        let usage = self.heap.usage();
-        let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
-        let mut stall_ns = 0;
-        for (index, usage) in usage.iter().enumerate() {
-            let Some(pacer) = usage.tablespace.pacer() else { continue };
-            let share = match total {
-                // Nothing allocated yet: what comes first goes to the first tablespace.
-                0 => f64::from(u8::from(index == 0)),
-                total => usage.bytes as f64 / total as f64,
-            };
-            if share > 0.0 {
-                let random = random.iter().map(|lines| lines.access(self, pacer.last_level_cache_bytes()));
-                let shares: Vec<Access> =
-                    sequential.iter().copied().chain(random).map(|access| scaled(&access, share)).collect();
-                stall_ns += usage.tablespace.charge(Purpose::Heap, &shares);
-            }
-        }
-        if stall_ns > 0 {
-            self.info.add_heap_stall_ns(stall_ns);
-        }
-        stall_ns
-    }
-}
-
-/// Lines touched at random over a table.
-struct RandomLines<'a> {
-    table: &'a Arc<Table>,
-    lines: u64,
-    write: bool,
-}
-
-impl RandomLines<'_> {
-    /// The access, over a working set that misses a cache of `cache_bytes` as often as the table misses what other tables
-    /// leave of it.
-    fn access(&self, pacing: &Pacing, cache_bytes: u64) -> Access {
-        let left = cache_bytes.saturating_sub(pacing.ahead_of(self.table));
-        let working_set_bytes = match left {
-            0 => u64::MAX,
-            left => (u128::from(self.table.bytes()) * u128::from(cache_bytes) / u128::from(left)) as u64,
-        };
-        let access = if self.write { Access::write_random } else { Access::read_random };
-        access(self.lines, working_set_bytes, IN_FLIGHT)
-    }
-}
-
-fn scaled(access: &Access, share: f64) -> Access {
-    let part = |count: u64| (count as f64 * share) as u64;
-    let pattern = match access.pattern {
-        Pattern::Sequential { bytes, runs } => Pattern::Sequential { bytes: part(bytes), runs },
-        Pattern::Random { lines, working_set_bytes, in_flight } => {
-            Pattern::Random { lines: part(lines), working_set_bytes, in_flight }
-        }
-    };
-    Access { pattern, write: access.write }
-}
-
-/// A hash join's tables, of all partitions together.
-#[derive(Debug)]
-struct JoinTable {
-    entries: Arc<Table>,
-    held: Arc<Table>,
-    probes_left: AtomicUsize,
-}
-
-impl JoinTable {
-    /// A partition has ended its probe; with the last one the tables are dropped.
-    fn probed(&self) {
-        if self.probes_left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.entries.bytes.store(0, Ordering::Relaxed);
-            self.held.bytes.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A grouping's tables, one a partition.
-#[derive(Debug)]
-struct GroupTable {
-    all: Arc<Table>,
-    parts: Vec<AtomicU64>,
-}
-
-impl GroupTable {
-    fn part_bytes(&self, partition: usize) -> u64 {
-        self.parts.get(partition).map_or(0, |bytes| bytes.load(Ordering::Relaxed))
-    }
-
-    fn grow(&self, partition: usize, bytes: u64) {
-        if let Some(part) = self.parts.get(partition) {
-            part.fetch_add(bytes, Ordering::Relaxed);
-            self.all.grow(bytes);
-        }
-    }
-
-    fn shrink(&self, partition: usize, bytes: u64) {
-        if let Some(part) = self.parts.get(partition) {
-            part.fetch_sub(bytes, Ordering::Relaxed);
-            self.all.shrink(bytes);
-        }
-    }
-}
-
-/// Stands above a grouping and sees what it reserves.
-#[derive(Debug)]
-struct Measure(Arc<GroupTable>);
-
-impl Passage for Measure {
-    fn name(&self) -> &'static str {
-        "MeasureExec"
-    }
-
-    fn execute(
-        &self,
-        input: &dyn ExecutionPlan,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> PlanResult<SendableRecordBatchStream> {
-        let pool = MeasuringPool { inner: context.memory_pool().clone(), table: self.0.clone(), partition };
-        input.execute(partition, with_pool(&context, Arc::new(pool)))
-    }
-}
-
-fn with_pool(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> Arc<TaskContext> {
-    let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
-    Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        context.session_config().clone(),
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        Arc::new(runtime),
-    ))
-}
-
-#[derive(Debug)]
-struct MeasuringPool {
-    inner: Arc<dyn MemoryPool>,
-    table: Arc<GroupTable>,
-    partition: usize,
-}
-
-impl fmt::Display for MeasuringPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
-impl MemoryPool for MeasuringPool {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn grow(&self, reservation: &MemoryReservation, additional: usize) {
-        self.inner.grow(reservation, additional);
-        self.table.grow(self.partition, additional as u64);
-    }
-
-    fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
-        self.inner.shrink(reservation, shrink);
-        self.table.shrink(self.partition, shrink as u64);
-    }
-
-    fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> PlanResult<()> {
-        self.inner.try_grow(reservation, additional)?;
-        self.table.grow(self.partition, additional as u64);
-        Ok(())
-    }
-
-    fn reserved(&self) -> usize {
-        self.inner.reserved()
-    }
-
-    fn memory_limit(&self) -> MemoryLimit {
-        self.inner.memory_limit()
-    }
-}
-
-/// The operator's context without the pool that measures the operator above.
-fn unmeasured(context: Arc<TaskContext>) -> Arc<TaskContext> {
-    match context.memory_pool().downcast_ref::<MeasuringPool>() {
-        Some(pool) => with_pool(&context, pool.inner.clone()),
-        None => context,
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Role {
+/// What a batch means for a table of the operator above.
+#[derive(Clone)]
+enum TableUse {
     Build(Arc<JoinTable>),
     Probe(Arc<JoinTable>),
     Group(Arc<GroupTable>),
-    Hold,
 }
 
-impl Role {
-    fn name(&self) -> &'static str {
-        match self {
-            Role::Build(_) => "hash join build",
-            Role::Probe(_) => "hash join probe",
-            Role::Group(_) => "grouping",
-            Role::Hold => "rows held",
+fn rewrite(
+    plan: Arc<dyn ExecutionPlan>,
+    above: Option<Above>,
+    account: &Arc<HeapAccount>,
+) -> PlanResult<Arc<dyn ExecutionPlan>> {
+    let replaced = |plan: Arc<dyn ExecutionPlan>, children| {
+        plan.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))
+    };
+    let children: Vec<Arc<dyn ExecutionPlan>> = plan.children().into_iter().cloned().collect();
+    if plan.is::<PassExec>() {
+        let children = children.into_iter().map(|child| rewrite(child, above.clone(), account));
+        return replaced(plan, children.collect::<PlanResult<_>>()?);
+    }
+    let operator = account.operator(|| name_of(plan.as_ref()));
+    let reserved = Arc::new(Reserved::default());
+    let join = plan.is::<HashJoinExec>().then(|| JoinTable::of(&plan, account, &reserved)).flatten().map(Arc::new);
+    let group = plan
+        .downcast_ref::<AggregateExec>()
+        .filter(|aggregate| !aggregate.group_expr().is_true_no_grouping())
+        .map(|aggregate| Arc::new(GroupTable::of(aggregate, account, &reserved)));
+    let mut plan = plan;
+    if !children.is_empty() {
+        let rewritten = children.into_iter().enumerate().map(|(input, child)| {
+            let table = match (&join, &group, input) {
+                (Some(join), _, 0) => Some(TableUse::Build(join.clone())),
+                (Some(join), _, _) => Some(TableUse::Probe(join.clone())),
+                (None, Some(group), _) => Some(TableUse::Group(group.clone())),
+                (None, None, _) => None,
+            };
+            let above = Above { operator: operator.clone(), reads: reads_of(plan.as_ref(), input), table };
+            rewrite(child, Some(above), account)
+        });
+        let rewritten = rewritten.collect::<PlanResult<Vec<_>>>()?;
+        plan = replaced(plan, rewritten)?;
+    }
+    if let Some(join) = &join {
+        // Set here and nowhere else.
+        let _ = join.join.set(Arc::downgrade(&plan));
+    }
+    let scan = plan.is::<TidepoolScanExec>().then(|| plan.clone());
+    if join.is_some() || group.is_some() {
+        plan = PassExec::over(plan, Arc::new(Measure(reserved)));
+    }
+    let above = above.unwrap_or_else(|| Above { operator: operator.clone(), reads: Reads::Nothing, table: None });
+    let below = if let Some(join) = join {
+        Below::Join(join)
+    } else if let Some(scan) = scan {
+        Below::Scan(Arc::new(Sieve { scan, rows_passed: AtomicU64::new(0) }))
+    } else {
+        Below::Other
+    };
+    let boundary = Boundary { account: account.clone(), operator, below, above };
+    Ok(PassExec::over(plan, Arc::new(boundary)))
+}
+
+/// The columns of expressions that are evaluated one after the other, each time that one needs it.
+fn in_turn<'a>(expressions: impl IntoIterator<Item = &'a Arc<dyn PhysicalExpr>>) -> Reads {
+    let columns = expressions.into_iter().flat_map(|expression| {
+        let mut columns: Vec<usize> = collect_columns(expression).iter().map(Column::index).collect();
+        columns.sort_unstable();
+        columns
+    });
+    Reads::Columns(columns.collect())
+}
+
+fn reads_of(plan: &dyn ExecutionPlan, input: usize) -> Reads {
+    if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
+        match aggregate.mode().input_mode() {
+            AggregateInputMode::Raw => {
+                // Values that have to be computed, keys, and then a pass over its values for each aggregate.
+                let arguments = aggregate.aggr_expr().iter().flat_map(|function| function.expressions());
+                let (passed, computed): (Vec<_>, Vec<_>) = arguments.partition(|argument| argument.is::<Column>());
+                let keys = aggregate.group_expr().expr().iter().map(|(key, _)| key);
+                let filters = aggregate.filter_expr().iter().flatten();
+                in_turn(filters.chain(&computed).chain(keys).chain(&passed))
+            }
+            AggregateInputMode::Partial => Reads::All,
+        }
+    } else if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
+        // A column by itself is passed on as it is.
+        let expressions = projection.expr().iter().map(|projected| &projected.expr);
+        in_turn(expressions.filter(|expression| !expression.is::<Column>()))
+    } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
+        // With a limit it keeps only the best few rows, and looks at the keys of all.
+        match sort.fetch() {
+            Some(_) => in_turn(sort.expr().iter().map(|key| &key.expr)),
+            None => Reads::Nothing,
+        }
+    } else if let Some(repartition) = plan.downcast_ref::<RepartitionExec>() {
+        match repartition.partitioning() {
+            Partitioning::RoundRobinBatch(_) => Reads::Nothing,
+            _ => Reads::All,
+        }
+    } else if plan.is::<HashJoinExec>() || plan.is::<NestedLoopJoinExec>() || plan.is::<CrossJoinExec>() {
+        if input == 0 { Reads::Nothing } else { Reads::All }
+    } else if plan.is::<CoalescePartitionsExec>()
+        || plan.is::<GlobalLimitExec>()
+        || plan.is::<LocalLimitExec>()
+        || plan.is::<UnionExec>()
+        || plan.is::<InterleaveExec>()
+        || plan.is::<WindowAggExec>()
+    {
+        Reads::Nothing
+    } else {
+        Reads::All
+    }
+}
+
+/// What a hash join touches at random, all partitions together.
+struct JoinTable {
+    account: Arc<HeapAccount>,
+    /// Set once its inputs are. Weak, as these refer to this.
+    join: OnceLock<Weak<dyn ExecutionPlan>>,
+    /// Of hashes and rows, or of rows by key.
+    entries: PoolId,
+    /// The rows built, whose columns are taken from by the rows that match.
+    held: PoolId,
+    /// Columns of them in what the join makes.
+    held_columns: u64,
+    /// Columns of the keys, built and probed.
+    keys: [Option<Vec<usize>>; 2],
+    reserved: Arc<Reserved>,
+    built: Mutex<Built>,
+    probes_left: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Built {
+    rows: u64,
+    /// Lines that these touch of a table by key, if it is one, and whether they come in its order.
+    lines: u64,
+    ascending: bool,
+    held_bytes: u64,
+    /// What was reserved when the last row had come: the rows.
+    reserved_for_rows: u64,
+    /// Set when the first row is probed.
+    by_key: Option<bool>,
+    /// Of rows probed last: how many touch another line than the row before.
+    apart: f64,
+}
+
+impl JoinTable {
+    fn of(plan: &Arc<dyn ExecutionPlan>, account: &Arc<HeapAccount>, reserved: &Arc<Reserved>) -> Option<JoinTable> {
+        use datafusion::common::JoinType;
+        let join = plan.downcast_ref::<HashJoinExec>()?;
+        let columns = join.left().schema().fields().len();
+        let held_columns = match join.join_type() {
+            // Rows of the other side, or rows held in their order.
+            JoinType::RightSemi
+            | JoinType::RightAnti
+            | JoinType::RightMark
+            | JoinType::LeftSemi
+            | JoinType::LeftAnti
+            | JoinType::LeftMark => 0,
+            _ => match &join.projection {
+                Some(projection) => projection.iter().filter(|column| **column < columns).count(),
+                None => columns,
+            },
+        };
+        Some(JoinTable {
+            account: account.clone(),
+            join: OnceLock::new(),
+            entries: account.pool(),
+            held: account.pool(),
+            held_columns: held_columns as u64,
+            keys: [
+                keys::columns_of(join.on().iter().map(|(built, _)| built)),
+                keys::columns_of(join.on().iter().map(|(_, probed)| probed)),
+            ],
+            reserved: reserved.clone(),
+            built: Mutex::new(Built { ascending: true, apart: 1.0, ..Built::default() }),
+            probes_left: AtomicUsize::new(plan.properties().partitioning.partition_count()),
+        })
+    }
+
+    /// How the rows of a batch go over a table by key.
+    fn steps(&self, batch: &RecordBatch, side: usize) -> Option<keys::Steps> {
+        match self.keys[side].as_deref() {
+            Some([key]) => keys::steps(batch.columns().get(*key)?),
+            _ => None,
+        }
+    }
+
+    fn build(&self, batch: &RecordBatch) {
+        let steps = self.steps(batch, 0);
+        let mut bytes = 0;
+        batch.columns().iter().for_each(|column| arrays::ranges(column, &mut |range| bytes += range.len() as u64));
+        let mut built = self.built.lock();
+        built.rows += batch.num_rows() as u64;
+        built.held_bytes += bytes;
+        match steps {
+            Some(steps) => {
+                built.lines += steps.lines;
+                built.ascending &= steps.ascending;
+            }
+            None => built.ascending = false,
+        }
+    }
+
+    fn build_ended(&self) {
+        self.built.lock().reserved_for_rows = self.reserved.bytes();
+    }
+
+    fn is_by_key(&self) -> bool {
+        let join = self.join.get().and_then(Weak::upgrade);
+        let metrics = join.and_then(|join| join.metrics());
+        let count = metrics.and_then(|metrics| metrics.sum_by_name("array_map_created_count"));
+        count.is_some_and(|count| count.as_usize() > 0)
+    }
+
+    fn probe(&self, charge: &mut Charge<'_>, batch: &RecordBatch) {
+        let mut built = self.built.lock();
+        let by_key = *built.by_key.get_or_insert_with(|| self.is_by_key());
+        if built.rows > 0 && built.reserved_for_rows < u64::MAX {
+            let table = self.reserved.bytes().saturating_sub(built.reserved_for_rows);
+            built.reserved_for_rows = u64::MAX;
+            charge.resize_pool(self.entries, table);
+            charge.random(self.entries, if by_key { built.lines } else { built.rows }, true);
+            charge.resize_pool(self.held, built.held_bytes);
+        }
+        let rows = batch.num_rows() as u64;
+        let lines = match self.steps(batch, 1).filter(|_| by_key) {
+            Some(steps) => steps.lines,
+            None => keys::runs(batch, self.keys[1].as_deref(), |_| {}),
+        };
+        // Rows that are held in the order of their keys lie as the keys do.
+        let apart = if by_key && !built.ascending { rows } else { lines };
+        built.apart = apart as f64 / rows.max(1) as f64;
+        charge.random(self.entries, lines, false);
+    }
+
+    fn made(&self, charge: &mut Charge<'_>, rows: u64) {
+        let apart = self.built.lock().apart;
+        charge.random(self.held, ((rows * self.held_columns) as f64 * apart) as u64, false);
+    }
+
+    /// A partition has ended its probe; with the last one the tables are dropped.
+    fn probed(&self) {
+        if self.probes_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.account.drop_pool(self.entries);
+            self.account.drop_pool(self.held);
         }
     }
 }
 
-/// Charges what the operator above does with the batches that pass.
-struct Charge {
-    pacing: Arc<Pacing>,
-    role: Role,
-    /// Its place among the counts, where there are any.
-    operator: usize,
-    metrics: ExecutionPlanMetricsSet,
+/// A grouping's table, all partitions together.
+struct GroupTable {
+    account: Arc<HeapAccount>,
+    pool: PoolId,
+    reserved: Arc<Reserved>,
+    keys: Option<Vec<usize>>,
+    seen: Mutex<KeySketch>,
+    /// Touched for each row beside one of the hash table: of each key, of each accumulator.
+    lines: u64,
 }
 
-impl Charge {
-    /// Over an input of `operator`.
-    fn over(
-        input: &Arc<dyn ExecutionPlan>,
-        operator: &dyn ExecutionPlan,
-        pacing: &Arc<Pacing>,
-        role: Role,
-    ) -> Arc<dyn ExecutionPlan> {
-        let name = || format!("{}: {}", role.name(), keys_of(operator));
-        let charge = Charge {
-            operator: pacing.counts.as_ref().map_or(0, |counts| counts.register(name())),
-            pacing: pacing.clone(),
-            role,
-            metrics: ExecutionPlanMetricsSet::new(),
+impl GroupTable {
+    fn of(aggregate: &AggregateExec, account: &Arc<HeapAccount>, reserved: &Arc<Reserved>) -> GroupTable {
+        let lines = aggregate.group_expr().expr().len() + aggregate.aggr_expr().len();
+        GroupTable {
+            account: account.clone(),
+            pool: account.pool(),
+            reserved: reserved.clone(),
+            keys: keys::columns_of(aggregate.group_expr().expr().iter().map(|(key, _)| key)),
+            seen: Mutex::default(),
+            lines: lines as u64,
+        }
+    }
+
+    fn group(&self, charge: &mut Charge<'_>, batch: &RecordBatch) {
+        charge.resize_pool(self.pool, self.reserved.bytes());
+        let (runs, new) = {
+            let mut seen = self.seen.lock();
+            let before = seen.estimate();
+            let runs = keys::runs(batch, self.keys.as_deref(), |hash| seen.add(hash));
+            (runs, ((seen.estimate() - before) as u64).min(runs))
         };
-        PassExec::over(input.clone(), Arc::new(charge))
+        // Groups lie in the order in which they came: what is new lies beside what was new before.
+        charge.random(self.pool, runs + (runs - new) * self.lines, false);
     }
 }
 
-impl fmt::Debug for Charge {
+impl Drop for GroupTable {
+    fn drop(&mut self) {
+        self.account.drop_pool(self.pool);
+    }
+}
+
+/// A scan that may drop rows of what it has produced.
+struct Sieve {
+    scan: Arc<dyn ExecutionPlan>,
+    rows_passed: AtomicU64,
+}
+
+impl Sieve {
+    /// What it looked at of values that it did not pass on, if it does not pass all on: what its conditions are about, and of
+    /// the rest the lines, of four rows, of which a row was kept.
+    fn blocks(&self) -> Blocks {
+        let passed = self.rows_passed.load(Ordering::Relaxed);
+        let Some(scan) = self.scan.downcast_ref::<TidepoolScanExec>() else { return Blocks::Values };
+        let produced = scan.scan_metrics().rows_produced;
+        if produced <= passed {
+            return Blocks::Values;
+        }
+        let kept = 1.0 - (1.0 - passed as f64 / produced as f64).powi(4);
+        let looked_at = scan.residual_share();
+        Blocks::Sifted(looked_at + (1.0 - looked_at) * kept)
+    }
+}
+
+/// The operator that a node stands above, if more is known of it.
+#[derive(Clone)]
+enum Below {
+    Join(Arc<JoinTable>),
+    Scan(Arc<Sieve>),
+    Other,
+}
+
+/// Between two operators: charges each with its part.
+struct Boundary {
+    account: Arc<HeapAccount>,
+    operator: Arc<OperatorAccount>,
+    below: Below,
+    above: Above,
+}
+
+impl fmt::Debug for Boundary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HeapPacingExec({})", self.role.name())
+        f.write_str(self.name())
     }
 }
 
-impl Passage for Charge {
+impl Passage for Boundary {
     fn name(&self) -> &'static str {
         "HeapPacingExec"
     }
 
-    fn label(&self) -> Option<String> {
-        Some(format!("HeapPacingExec: {}", self.role.name()))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
+    fn details(&self, verbose: bool) -> Vec<String> {
+        let spent = self.operator.spent();
+        spent
+            .iter()
+            .map(|(tablespace, spent)| match verbose {
+                false => format!(
+                    "Heap in {tablespace} (estimate): read {}, written {}, stalled {:.3} ms",
+                    ByteSize(spent.link_bytes_read),
+                    ByteSize(spent.link_bytes_written),
+                    spent.stall_ns as f64 / 1e6
+                ),
+                true => format!("Paced heap in {tablespace} (estimate): {}", crate::explain::counters(spent)),
+            })
+            .collect()
     }
 
     fn execute(
@@ -501,110 +481,91 @@ impl Passage for Charge {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> PlanResult<SendableRecordBatchStream> {
-        Ok(Box::pin(PacedStream {
+        Ok(Box::pin(BoundaryStream {
             input: input.execute(partition, unmeasured(context))?,
-            pacing: self.pacing.clone(),
-            role: self.role.clone(),
-            operator: self.operator,
-            partition,
-            held_bytes: 0,
+            account: self.account.clone(),
+            operator: self.operator.clone(),
+            below: self.below.clone(),
+            above: self.above.clone(),
+            started: false,
             ended: false,
-            stall: MetricBuilder::new(&self.metrics).subset_time("heap_stall", partition),
-            lines: MetricBuilder::new(&self.metrics).counter("heap_lines", partition),
-            bytes: MetricBuilder::new(&self.metrics).counter("heap_bytes", partition),
         }))
     }
 }
 
-struct PacedStream {
+struct BoundaryStream {
     input: SendableRecordBatchStream,
-    pacing: Arc<Pacing>,
-    role: Role,
-    operator: usize,
-    partition: usize,
-    /// Written so far by this partition and to be read at the end.
-    held_bytes: u64,
+    account: Arc<HeapAccount>,
+    operator: Arc<OperatorAccount>,
+    below: Below,
+    above: Above,
+    started: bool,
     ended: bool,
-    stall: Time,
-    lines: Count,
-    bytes: Count,
 }
 
-impl PacedStream {
-    fn batch(&mut self, batch: &RecordBatch) {
+impl BoundaryStream {
+    fn batch(&self, batch: &RecordBatch) {
         let rows = batch.num_rows() as u64;
-        match self.role.clone() {
-            Role::Build(table) => {
-                let bytes = batch_bytes(batch);
-                table.entries.grow(rows * JOIN_ENTRY_BYTES);
-                table.held.grow(bytes);
-                self.held_bytes += bytes;
-                let random = RandomLines { table: &table.entries, lines: rows, write: true };
-                self.spend(bytes, &[Access::write_sequential(bytes)], &[random]);
-            }
-            Role::Probe(table) => {
-                let entries = RandomLines { table: &table.entries, lines: rows, write: false };
-                let held = RandomLines { table: &table.held, lines: rows, write: false };
-                self.spend(0, &[], &[entries, held]);
-            }
-            Role::Group(table) => {
-                let grown = self.group_growth(&table);
-                let random = RandomLines { table: &table.all, lines: 2 * rows, write: false };
-                self.spend(grown, &[Access::write_sequential(grown)], &[random]);
-            }
-            Role::Hold => {
-                let bytes = batch_bytes(batch);
-                self.held_bytes += bytes;
-                self.spend(bytes, &[Access::write_sequential(bytes)], &[]);
-            }
+        if let Below::Join(join) = &self.below {
+            self.account.charge(&self.operator, |charge| join.made(charge, rows));
         }
-    }
-
-    /// What was held is read once.
-    fn end(&mut self) {
-        let mut accesses = Vec::new();
-        if let Role::Group(table) = self.role.clone() {
-            accesses.push(Access::write_sequential(self.group_growth(&table)));
-        }
-        if self.held_bytes > 0 {
-            accesses.push(Access::read_sequential(self.held_bytes));
-            self.spend(self.held_bytes, &accesses, &[]);
-        }
-    }
-
-    /// Bytes by which this partition's group table has outgrown its largest size before.
-    fn group_growth(&mut self, table: &GroupTable) -> u64 {
-        let grown = table.part_bytes(self.partition).saturating_sub(self.held_bytes);
-        self.held_bytes += grown;
-        grown
-    }
-
-    fn spend(&self, bytes: u64, sequential: &[Access], random: &[RandomLines]) {
-        self.lines.add(random.iter().map(|random| random.lines as usize).sum());
-        self.bytes.add(bytes as usize);
-        let stall_ns = self.pacing.charge(self.operator, sequential, random);
-        self.stall.add_duration(Duration::from_nanos(stall_ns));
+        self.account.charge(&self.above.operator, |charge| {
+            let columns = batch.columns();
+            let mut read = |column| arrays::ranges(column, &mut |range| charge.read(range));
+            match &self.above.reads {
+                Reads::All => columns.iter().for_each(&mut read),
+                Reads::Columns(places) => places.iter().filter_map(|place| columns.get(*place)).for_each(&mut read),
+                Reads::Nothing => {}
+            }
+            match &self.above.table {
+                Some(TableUse::Build(table)) => table.build(batch),
+                Some(TableUse::Probe(table)) => table.probe(charge, batch),
+                Some(TableUse::Group(table)) => table.group(charge, batch),
+                None => {}
+            }
+        });
     }
 }
 
-impl Drop for PacedStream {
+impl Drop for BoundaryStream {
     fn drop(&mut self) {
-        if let Role::Probe(table) = &self.role {
+        self.account.settle(&self.above.operator, None, || Blocks::Values);
+        if let Some(TableUse::Probe(table)) = &self.above.table {
             table.probed();
         }
     }
 }
 
-impl Stream for PacedStream {
+impl Stream for BoundaryStream {
     type Item = PlanResult<RecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PlanResult<RecordBatch>>> {
+        let started = std::mem::replace(&mut self.started, true);
+        self.account.settle(&self.above.operator, None, || match &self.above.table {
+            // A join that asks for its first row to probe has built its table.
+            Some(TableUse::Probe(_)) if !started => Blocks::Tables,
+            Some(TableUse::Group(_)) => Blocks::Tables,
+            _ => Blocks::Values,
+        });
         let polled = self.input.as_mut().poll_next(context);
+        let made = match &polled {
+            Poll::Ready(Some(Ok(batch))) => Some(batch),
+            _ => None,
+        };
+        if let (Below::Scan(sieve), Some(batch)) = (&self.below, made) {
+            sieve.rows_passed.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+        }
+        self.account.settle(&self.operator, made, || match &self.below {
+            Below::Scan(sieve) => sieve.blocks(),
+            _ => Blocks::Values,
+        });
         match &polled {
             Poll::Ready(Some(Ok(batch))) => self.batch(batch),
             Poll::Ready(None) if !self.ended => {
                 self.ended = true;
-                self.end();
+                if let Some(TableUse::Build(table)) = &self.above.table {
+                    table.build_ended();
+                }
             }
             _ => {}
         }
@@ -612,26 +573,8 @@ impl Stream for PacedStream {
     }
 }
 
-impl RecordBatchStream for PacedStream {
+impl RecordBatchStream for BoundaryStream {
     fn schema(&self) -> arrow::datatypes::SchemaRef {
         self.input.schema()
     }
-}
-
-/// Bytes of a batch's values, each counted once even if its buffers are shared with others.
-fn batch_bytes(batch: &RecordBatch) -> u64 {
-    let rows = batch.num_rows() as u64;
-    batch
-        .columns()
-        .iter()
-        .map(|column| match column.data_type() {
-            DataType::Utf8View => rows * 16 + column.as_string_view().total_buffer_bytes_used() as u64,
-            DataType::BinaryView => rows * 16 + column.as_binary_view().total_buffer_bytes_used() as u64,
-            DataType::Boolean => rows / 8,
-            data_type => match data_type.primitive_width() {
-                Some(width) => rows * width as u64,
-                None => column.to_data().get_slice_memory_size().unwrap_or(0) as u64,
-            },
-        })
-        .sum()
 }

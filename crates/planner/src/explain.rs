@@ -12,6 +12,7 @@ use datafusion::physical_plan::metrics::MetricValue;
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use std::sync::Arc;
 use tidepool_base::ByteSize;
+use tidepool_device::PacingCounters;
 
 /// Columns that a level of the plan is moved to the right by.
 const INDENT: usize = 6;
@@ -23,7 +24,8 @@ pub fn lines(plan: &Arc<dyn ExecutionPlan>, analyze: bool, verbose: bool, tree: 
         return text.lines().map(str::to_owned).collect();
     }
     let mut lines = Vec::new();
-    Explain { analyze, verbose, statistics: StatisticsContext::new() }.node(plan.as_ref(), 0, &mut lines);
+    let explain = Explain { analyze, verbose, statistics: StatisticsContext::new() };
+    explain.node(plan.as_ref(), 0, Vec::new(), &mut lines);
     lines
 }
 
@@ -34,10 +36,12 @@ struct Explain {
 }
 
 impl Explain {
-    fn node(&self, plan: &dyn ExecutionPlan, depth: usize, lines: &mut Vec<String>) {
-        if plan.downcast_ref::<PassExec>().is_some_and(PassExec::is_hidden) {
+    /// `known`: details that nodes which are left out have of this one.
+    fn node(&self, plan: &dyn ExecutionPlan, depth: usize, known: Vec<String>, lines: &mut Vec<String>) {
+        if let Some(pass) = plan.downcast_ref::<PassExec>().filter(|pass| pass.is_hidden()) {
+            let known = known.into_iter().chain(pass.details(self.verbose)).collect::<Vec<_>>();
             for child in plan.children() {
-                self.node(child.as_ref(), depth, lines);
+                self.node(child.as_ref(), depth, known.clone(), lines);
             }
             return;
         }
@@ -56,13 +60,13 @@ impl Explain {
         if self.analyze {
             let margin = " ".repeat(depth * INDENT + 2);
             let details = match plan.downcast_ref::<TidepoolScanExec>() {
-                Some(scan) => scan_details(scan),
+                Some(scan) => scan_details(scan, self.verbose),
                 None => self.details(plan),
             };
-            lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+            lines.extend(details.into_iter().chain(known).map(|detail| format!("{margin}{detail}")));
         }
         for child in plan.children() {
-            self.node(child.as_ref(), depth + 1, lines);
+            self.node(child.as_ref(), depth + 1, Vec::new(), lines);
         }
     }
 
@@ -90,12 +94,25 @@ impl Explain {
                 || name.contains("mem_used");
             if memory {
                 details.push(format!("Memory: {} ({name})", ByteSize(value.as_usize() as u64)));
-            } else if self.verbose || name.starts_with("heap_") {
+            } else if self.verbose {
                 details.push(format!("{name}: {value}"));
             }
         }
         details
     }
+}
+
+/// What pacing accounted, to the byte.
+pub fn counters(spent: &PacingCounters) -> String {
+    format!(
+        "bytes_read={} bytes_written={} lines={} link_bytes_read={} link_bytes_written={} stall_ns={}",
+        spent.bytes_read,
+        spent.bytes_written,
+        spent.lines,
+        spent.link_bytes_read,
+        spent.link_bytes_written,
+        spent.stall_ns
+    )
 }
 
 fn actual(plan: &dyn ExecutionPlan) -> String {
@@ -110,7 +127,7 @@ fn actual(plan: &dyn ExecutionPlan) -> String {
     }
 }
 
-fn scan_details(scan: &TidepoolScanExec) -> Vec<String> {
+fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
     let metrics = scan.scan_metrics();
     let mut details = vec![format!(
         "Rows Scanned: {}  Row Groups Skipped: {} of {}  Decoded: {}",
@@ -125,6 +142,11 @@ fn scan_details(scan: &TidepoolScanExec) -> Vec<String> {
             ByteSize(*bytes),
             *stall_ns as f64 / 1e6
         ));
+    }
+    if verbose {
+        for (tablespace, purpose, spent) in scan.paced() {
+            details.push(format!("Paced {} in {tablespace}: {}", purpose.name(), counters(&spent)));
+        }
     }
     details
 }

@@ -24,6 +24,11 @@ pub(crate) trait Passage: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Lines of `EXPLAIN ANALYZE` about the operator beneath.
+    fn details(&self, _verbose: bool) -> Vec<String> {
+        Vec::new()
+    }
+
     fn execute(
         &self,
         input: &dyn ExecutionPlan,
@@ -45,6 +50,10 @@ impl PassExec {
 
     pub(crate) fn is_hidden(&self) -> bool {
         self.passage.label().is_none()
+    }
+
+    pub(crate) fn details(&self, verbose: bool) -> Vec<String> {
+        self.passage.details(verbose)
     }
 }
 

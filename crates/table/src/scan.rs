@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tidepool_base::{Error, Result, TablespaceId};
-use tidepool_device::{Access, Pattern};
+use tidepool_device::{Access, PacingCounters, PacingTotals, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 pub struct ScanRequest {
@@ -159,6 +159,7 @@ pub struct TableScan {
     /// Made by whichever reader comes to the row group first.
     plans: Vec<OnceLock<Result<Arc<GroupPlan>>>>,
     metrics: Mutex<ScanMetrics>,
+    paced: Mutex<Vec<Paced>>,
 }
 
 impl TableScan {
@@ -213,6 +214,7 @@ impl TableScan {
                 columns: vec![ColumnAccess::default(); columns],
                 ..ScanMetrics::default()
             }),
+            paced: Mutex::default(),
             version,
         })
     }
@@ -241,6 +243,12 @@ impl TableScan {
 
     pub fn metrics(&self) -> ScanMetrics {
         self.metrics.lock().clone()
+    }
+
+    /// What pacing accounted to it so far, by tablespace and purpose.
+    pub fn paced(&self) -> Vec<(String, Purpose, PacingCounters)> {
+        let paced = self.paced.lock();
+        paced.iter().map(|paced| (paced.tablespace.clone(), paced.purpose, paced.totals.get())).collect()
     }
 
     /// Takes up to `wanted` rows of what the limit leaves.
@@ -366,6 +374,25 @@ fn distinct_lines(lines: f64, picks: f64) -> f64 {
     if lines < 1.0 { lines } else { lines * (1.0 - (1.0 - 1.0 / lines).powf(picks)) }
 }
 
+/// What pacing accounted for one purpose of a tablespace.
+#[derive(Debug)]
+struct Paced {
+    tablespace: String,
+    purpose: Purpose,
+    totals: PacingTotals,
+}
+
+fn add_paced(paced: &mut Vec<Paced>, tablespace: &str, purpose: Purpose, spent: &PacingCounters) {
+    match paced.iter().find(|paced| paced.tablespace == tablespace && paced.purpose == purpose) {
+        Some(paced) => paced.totals.add(spent),
+        None => {
+            let totals = PacingTotals::default();
+            totals.add(spent);
+            paced.push(Paced { tablespace: tablespace.to_owned(), purpose, totals });
+        }
+    }
+}
+
 /// What happened since the last batch.
 #[derive(Default)]
 struct Tally {
@@ -375,13 +402,18 @@ struct Tally {
     decoded_bytes: u64,
     threads_ns: u64,
     tablespaces: Vec<(TablespaceId, String, u64, u64)>,
+    paced: Vec<Paced>,
     /// By position; columns after the last one touched are left out.
     columns: Vec<ColumnAccess>,
 }
 
 impl Tally {
     fn charge(&mut self, tablespace: &Tablespace, purpose: Purpose, access: Access, bytes: u64) {
-        let stalled = tablespace.charge(purpose, &[access]);
+        let spent = tablespace.spend(purpose, &[access]);
+        if tablespace.pacer().is_some() {
+            add_paced(&mut self.paced, tablespace.name(), purpose, &spent);
+        }
+        let stalled = spent.stall_ns;
         match self.tablespaces.iter_mut().find(|(id, ..)| *id == tablespace.id()) {
             Some((_, _, total, stall_ns)) => {
                 *total += bytes;
@@ -488,9 +520,15 @@ impl Tally {
         access.delta_runs += u64::from(bytes > 0);
     }
 
-    fn flush(&mut self, metrics: &Mutex<ScanMetrics>) {
+    fn flush(&mut self, scan: &TableScan) {
         let tally = std::mem::take(self);
-        let mut metrics = metrics.lock();
+        if !tally.paced.is_empty() {
+            let mut paced = scan.paced.lock();
+            for one in &tally.paced {
+                add_paced(&mut paced, &one.tablespace, one.purpose, &one.totals.get());
+            }
+        }
+        let mut metrics = scan.metrics.lock();
         metrics.row_groups_skipped += tally.row_groups_skipped;
         metrics.rows_scanned += tally.rows_scanned;
         metrics.rows_produced += tally.rows_produced;
@@ -520,7 +558,7 @@ impl ScanReader {
         let end = Instant::now();
         self.batch_end = Some(end);
         self.tally.threads_ns = (end.duration_since(start).as_nanos() as u64).min(WORK_NS_MAX);
-        self.tally.flush(&self.scan.metrics);
+        self.tally.flush(&self.scan);
         batch
     }
 

@@ -178,15 +178,20 @@ impl Tablespace {
     pub fn charge(&self, purpose: Purpose, accesses: &[Access]) -> u64 {
         match &self.pacer {
             None => 0,
-            Some(pacer) => self.spend(pacer, purpose, accesses),
+            Some(pacer) => self.spent(pacer, purpose, accesses).stall_ns,
         }
     }
 
+    /// As `charge`; returns all that was accounted.
+    pub fn spend(&self, purpose: Purpose, accesses: &[Access]) -> PacingCounters {
+        self.pacer.as_ref().map(|pacer| self.spent(pacer, purpose, accesses)).unwrap_or_default()
+    }
+
     #[inline(never)]
-    fn spend(&self, pacer: &Pacer, purpose: Purpose, accesses: &[Access]) -> u64 {
+    fn spent(&self, pacer: &Pacer, purpose: Purpose, accesses: &[Access]) -> PacingCounters {
         let spent = pacer.spend(accesses);
         self.paced[purpose as usize].add(&spent);
-        spent.stall_ns
+        spent
     }
 
     /// What pacing accounted since the tablespace was opened, for each purpose that there was anything for.

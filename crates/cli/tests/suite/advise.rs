@@ -110,9 +110,9 @@ fn explain_placement_tells_columns_operators_and_placements() {
     for expected in [
         "t.id (now in near)",
         "t.tens (now in near)",
-        "hash join build: id = id",
-        "hash join probe: id = id",
+        "hash join: id = id",
         "grouping: tens",
+        "scan: t",
         "all in near",
         "tables in far",
         "heap in far",

@@ -1,5 +1,6 @@
 //! Everything that needs a whole server, in one binary: each further one would cost a minute of linking.
 
+mod account;
 mod advise;
 mod bench;
 mod cli;

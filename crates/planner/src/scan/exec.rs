@@ -12,6 +12,7 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{Result, Statistics, plan_err};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{DynamicFilterTracking, EquivalenceProperties, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::coop::cooperative;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, SchedulingType};
@@ -35,9 +36,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_table::{
     BATCH_ROWS, ColumnFilter, FilterSource, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
 };
+use tidepool_tablespace::Purpose;
 
 /// Reads one version of a table. Its partitions share a queue of row groups, so which rows come from which partition is
 /// chance; each is executed once for an answer.
@@ -129,6 +132,43 @@ impl TidepoolScanExec {
             metrics: ExecutionPlanMetricsSet::new(),
             run: Arc::default(),
         }
+    }
+
+    /// What pacing accounted to its storage scans so far, by tablespace and purpose.
+    pub fn paced(&self) -> Vec<(String, Purpose, PacingCounters)> {
+        let mut sum: Vec<(String, Purpose, PacingTotals)> = Vec::new();
+        for (tablespace, purpose, spent) in self.run.lock().scans.iter().flat_map(|(scan, _)| scan.paced()) {
+            match sum.iter().find(|(name, of, _)| (name, of) == (&tablespace, &purpose)) {
+                Some((.., totals)) => totals.add(&spent),
+                None => {
+                    let totals = PacingTotals::default();
+                    totals.add(&spent);
+                    sum.push((tablespace, purpose, totals));
+                }
+            }
+        }
+        sum.into_iter().map(|(tablespace, purpose, totals)| (tablespace, purpose, totals.get())).collect()
+    }
+
+    /// The share of what it produces, by width, that conditions on whole batches look at in every row.
+    pub fn residual_share(&self) -> f64 {
+        let width = |column: usize| {
+            let width = self.schema().fields().get(column).and_then(|field| field.data_type().primitive_width());
+            // Of text, what lies in its view.
+            width.unwrap_or(16) as f64
+        };
+        let run = self.run.lock();
+        let residual =
+            run.scans.iter().filter_map(|(_, runtime)| runtime.as_ref()).flat_map(|runtime| runtime.residual());
+        let columns: BTreeSet<usize> =
+            residual.flat_map(|(predicate, _)| collect_columns(&predicate)).map(|column| column.index()).collect();
+        let all: f64 = (0..self.schema().fields().len()).map(width).sum();
+        columns.into_iter().map(width).sum::<f64>() / all.max(1.0)
+    }
+
+    /// The table's name.
+    pub fn table(&self) -> &str {
+        &self.version.def.name
     }
 
     /// What its storage scans did so far, added up.

@@ -1,0 +1,380 @@
+//! A statement's account of its heap: what the cache is taken to hold of it, and who is charged with what it lacks.
+
+use super::arrays;
+use crate::queries::QueryInfo;
+use arrow::array::RecordBatch;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use tidepool_device::{Access, CostModel, Excess, PacingCounters, PacingTotals, Pattern, PoolId, Residency};
+use tidepool_heap::{BlockEvent, QueryHeap};
+use tidepool_tablespace::{Purpose, Tablespace};
+
+/// Independent accesses that a core keeps in flight while it works through a batch of precomputed hashes: out-of-order
+/// execution reaches over a few rows of such a loop, and each row's own accesses depend on each other.
+const IN_FLIGHT: f64 = 4.0;
+
+/// What one operator did in the query heap, and what that costs by each of several models, in their order.
+#[derive(Clone, Debug)]
+pub struct OperatorCount {
+    pub name: String,
+    /// In sequence, of what the cache did not hold.
+    pub bytes: u64,
+    /// At random, whether the cache held them or not.
+    pub lines: u64,
+    /// On the device, nothing overlapping but what the model says, ns.
+    pub device_ns: Vec<f64>,
+    pub excess: Vec<Excess>,
+}
+
+/// Counts of a statement's operators.
+pub struct HeapCounts {
+    models: Vec<CostModel>,
+    operators: Mutex<Vec<OperatorCount>>,
+}
+
+impl HeapCounts {
+    pub fn new(models: Vec<CostModel>) -> HeapCounts {
+        HeapCounts { models, operators: Mutex::new(Vec::new()) }
+    }
+
+    /// Those that did anything.
+    pub fn operators(&self) -> Vec<OperatorCount> {
+        self.operators.lock().iter().filter(|operator| operator.bytes + operator.lines > 0).cloned().collect()
+    }
+
+    fn register(&self, name: String) -> usize {
+        let mut operators = self.operators.lock();
+        operators.push(OperatorCount {
+            name,
+            bytes: 0,
+            lines: 0,
+            device_ns: vec![0.0; self.models.len()],
+            excess: vec![Excess::default(); self.models.len()],
+        });
+        operators.len() - 1
+    }
+
+    fn add(&self, operator: usize, touched: &Touched) {
+        let mut operators = self.operators.lock();
+        let Some(count) = operators.get_mut(operator) else { return };
+        let spaces = touched.spaces.iter();
+        count.bytes += spaces.map(|space| space.bytes_read + space.bytes_written).sum::<u64>();
+        count.lines += touched.random.iter().map(|random| random.lines).sum::<u64>();
+        for (index, model) in self.models.iter().enumerate() {
+            let passes = touched.spaces.iter().flat_map(Passes::accesses);
+            let random = touched.random.iter().map(|random| random.access(1.0, model.last_level_cache_bytes()));
+            let accesses: Vec<Access> = passes.chain(random).collect();
+            count.device_ns[index] += model.device_ns_of(&accesses, 1);
+            count.excess[index] += model.excess_of(&accesses);
+        }
+    }
+}
+
+/// What one operator was charged with, by tablespace.
+#[derive(Debug)]
+pub struct OperatorAccount {
+    /// Its place among the counts, where there are any.
+    count: usize,
+    spent: Mutex<Vec<(String, PacingTotals)>>,
+}
+
+impl OperatorAccount {
+    /// By tablespace.
+    pub fn spent(&self) -> Vec<(String, PacingCounters)> {
+        self.spent.lock().iter().map(|(tablespace, totals)| (tablespace.clone(), totals.get())).collect()
+    }
+
+    fn add(&self, tablespace: &Tablespace, spent: &PacingCounters) {
+        let mut rows = self.spent.lock();
+        match rows.iter().find(|(name, _)| name == tablespace.name()) {
+            Some((_, totals)) => totals.add(spent),
+            None => {
+                let totals = PacingTotals::default();
+                totals.add(spent);
+                rows.push((tablespace.name().to_owned(), totals));
+            }
+        }
+    }
+}
+
+/// Ranges of one tablespace read and written from end to end, as far as the cache did not hold them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passes {
+    bytes_read: u64,
+    runs_read: u64,
+    bytes_written: u64,
+    runs_written: u64,
+}
+
+impl Passes {
+    fn accesses(&self) -> impl Iterator<Item = Access> + use<> {
+        let access = |bytes, runs, write| Access { pattern: Pattern::Sequential { bytes, runs }, write };
+        let read = access(self.bytes_read, self.runs_read, false);
+        let written = access(self.bytes_written, self.runs_written, true);
+        [(self.bytes_read, read), (self.bytes_written, written)]
+            .into_iter()
+            .filter_map(|(bytes, access)| (bytes > 0).then_some(access))
+    }
+}
+
+/// Lines touched at random, of which some are expected to miss.
+#[derive(Clone, Copy, Debug)]
+struct RandomLines {
+    lines: u64,
+    missed: f64,
+    write: bool,
+}
+
+impl RandomLines {
+    /// `share` of them, over a working set of which a cache of `cache_bytes` misses as much.
+    fn access(&self, share: f64, cache_bytes: u64) -> Access {
+        let lines = (self.lines as f64 * share).round() as u64;
+        let hits = 1.0 - self.missed / self.lines.max(1) as f64;
+        // From float to integer, too large becomes the largest.
+        let working_set_bytes = (cache_bytes as f64 / hits.max(0.0)) as u64;
+        let access = if self.write { Access::write_random } else { Access::read_random };
+        access(lines, working_set_bytes, IN_FLIGHT)
+    }
+}
+
+/// What is to be charged at once.
+#[derive(Debug, Default)]
+struct Touched {
+    /// By place among the heap's tablespaces.
+    spaces: Vec<Passes>,
+    random: Vec<RandomLines>,
+}
+
+/// A statement's.
+pub struct HeapAccount {
+    heap: Arc<QueryHeap>,
+    info: Arc<QueryInfo>,
+    cache: Mutex<Residency>,
+    counts: Option<Arc<HeapCounts>>,
+}
+
+impl HeapAccount {
+    pub fn new(
+        heap: Arc<QueryHeap>,
+        info: Arc<QueryInfo>,
+        counts: Option<Arc<HeapCounts>>,
+        cache_bytes: u64,
+    ) -> HeapAccount {
+        heap.watch();
+        HeapAccount { heap, info, cache: Mutex::new(Residency::new(cache_bytes)), counts }
+    }
+
+    pub fn operator(&self, name: impl FnOnce() -> String) -> Arc<OperatorAccount> {
+        let count = self.counts.as_ref().map_or(0, |counts| counts.register(name()));
+        Arc::new(OperatorAccount { count, spent: Mutex::default() })
+    }
+
+    pub fn pool(&self) -> PoolId {
+        self.cache.lock().make_pool()
+    }
+
+    pub fn drop_pool(&self, pool: PoolId) {
+        QueryHeap::outside(|| self.cache.lock().drop_pool(pool));
+    }
+
+    /// Charges an operator with the blocks that this thread allocated and freed since it was last asked, and with the batch
+    /// that it made.
+    pub fn settle(&self, operator: &OperatorAccount, batch: Option<&RecordBatch>, blocks: impl FnOnce() -> Blocks) {
+        if batch.is_none() && !self.heap.has_blocks() {
+            return;
+        }
+        self.charge(operator, |charge| {
+            let mut made = Vec::new();
+            for column in batch.into_iter().flat_map(RecordBatch::columns) {
+                arrays::ranges(column, &mut |range| made.push(range));
+            }
+            charge.blocks(blocks(), &made);
+        });
+    }
+
+    /// Charges an operator with what `touch` touches.
+    pub fn charge(&self, operator: &OperatorAccount, touch: impl FnOnce(&mut Charge<'_>)) {
+        let spent = QueryHeap::outside(|| {
+            let touched = {
+                let spaces = vec![Passes::default(); self.heap.tablespaces().len()];
+                let touched = Touched { spaces, random: Vec::new() };
+                let mut charge = Charge { account: self, cache: &mut self.cache.lock(), touched };
+                touch(&mut charge);
+                charge.missed();
+                charge.touched
+            };
+            if let Some(counts) = &self.counts {
+                counts.add(operator.count, &touched);
+            }
+            self.spend(operator, &touched)
+        });
+        if spent > 0 {
+            self.info.add_heap_stall_ns(spent);
+        }
+    }
+
+    /// Spends it here, on the thread that caused it. Lines at random are shared out by the bytes that lie in each
+    /// tablespace. Returns ns.
+    fn spend(&self, operator: &OperatorAccount, touched: &Touched) -> u64 {
+        let usage = self.heap.usage();
+        let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
+        let mut stall_ns = 0;
+        for (index, (usage, passes)) in usage.iter().zip(&touched.spaces).enumerate() {
+            let Some(pacer) = usage.tablespace.pacer() else { continue };
+            let share = match total {
+                // Nothing allocated yet: what comes first goes to the first tablespace.
+                0 => f64::from(u8::from(index == 0)),
+                total => usage.bytes as f64 / total as f64,
+            };
+            let random = touched.random.iter().map(|random| random.access(share, pacer.last_level_cache_bytes()));
+            let accesses: Vec<Access> = passes.accesses().chain(random).collect();
+            if !accesses.is_empty() {
+                let spent = usage.tablespace.spend(Purpose::Heap, &accesses);
+                operator.add(&usage.tablespace, &spent);
+                stall_ns += spent.stall_ns;
+            }
+        }
+        stall_ns
+    }
+}
+
+/// What blocks are to the operator that allocated or freed them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Blocks {
+    /// Values on their way.
+    Values,
+    /// Values of which a share was kept, and the rest not looked at.
+    Sifted(f64),
+    /// Those that it allocated and has not freed are its tables.
+    Tables,
+}
+
+impl Blocks {
+    /// Of a block that is freed, how much was read if nothing is known of that.
+    fn share_read(self) -> f64 {
+        match self {
+            Blocks::Values | Blocks::Tables => 1.0,
+            Blocks::Sifted(share) => share,
+        }
+    }
+}
+
+/// Of each event, whether it allocates a block that a later one frees: a value on its way.
+fn on_their_way(events: &[BlockEvent]) -> Vec<bool> {
+    let mut freed = BTreeMap::new();
+    let mut on_their_way = vec![false; events.len()];
+    for (event, on_its_way) in events.iter().zip(&mut on_their_way).rev() {
+        match event {
+            BlockEvent::Freed(range) | BlockEvent::Moved(range) => {
+                freed.insert(range.start, range.end);
+            }
+            BlockEvent::Allocated(range) => {
+                let over = freed.range(..=range.start).next_back().map(|(&start, &end)| (start, end));
+                *on_its_way = over.is_some_and(|(_, end)| end > range.start);
+                freed.remove(&range.start);
+            }
+            BlockEvent::Unlogged { .. } => {}
+        }
+    }
+    on_their_way
+}
+
+/// What is touched, while the account is held.
+pub struct Charge<'a> {
+    account: &'a HeapAccount,
+    cache: &'a mut Residency,
+    touched: Touched,
+}
+
+impl Charge<'_> {
+    /// Adds what ranges missed to the tablespaces that they lie in. What does not lie in the heap is charged to nobody.
+    fn missed(&mut self) {
+        let spaces = self.account.heap.tablespaces();
+        for miss in self.cache.take_misses() {
+            let place = spaces.iter().position(|space| space.address_range().contains(&miss.address));
+            let Some(passes) = place.and_then(|place| self.touched.spaces.get_mut(place)) else { continue };
+            if miss.write {
+                passes.bytes_written += miss.bytes;
+                passes.runs_written += 1;
+            } else {
+                passes.bytes_read += miss.bytes;
+                passes.runs_read += 1;
+            }
+        }
+    }
+
+    /// `made`: where the batch lies that was made meanwhile.
+    fn blocks(&mut self, blocks: Blocks, made: &[Range<usize>]) {
+        let mut events = Vec::new();
+        self.account.heap.take_blocks(|event| events.push(event));
+        let on_their_way = on_their_way(&events);
+        let mut left = Vec::new();
+        for (event, on_its_way) in events.into_iter().zip(on_their_way) {
+            match event {
+                BlockEvent::Allocated(range) => {
+                    self.cache.allocate(range.clone());
+                    if on_its_way {
+                        self.cache.fill(range);
+                        continue;
+                    }
+                    let within = |made: &&Range<usize>| made.start < range.end && range.start < made.end;
+                    for made in made.iter().filter(within) {
+                        self.cache.fill(made.start.max(range.start)..made.end.min(range.end));
+                    }
+                    if blocks == Blocks::Tables {
+                        left.push(range.start);
+                    }
+                }
+                BlockEvent::Freed(range) => self.cache.free(range, blocks.share_read()),
+                BlockEvent::Moved(range) => self.cache.move_away(range),
+                // So many at once that the cache kept none of them.
+                BlockEvent::Unlogged { bytes_allocated } => {
+                    if let Some(passes) = self.touched.spaces.first_mut() {
+                        passes.bytes_written += bytes_allocated as u64;
+                        passes.runs_written += 1;
+                    }
+                }
+            }
+        }
+        left.into_iter().for_each(|start| self.cache.hold(start));
+        made.iter().for_each(|range| self.cache.fill(range.clone()));
+    }
+
+    /// A range is read from end to end.
+    pub fn read(&mut self, range: Range<usize>) {
+        self.cache.read(range);
+    }
+
+    pub fn resize_pool(&mut self, pool: PoolId, bytes: u64) {
+        self.cache.resize_pool(pool, bytes);
+    }
+
+    pub fn random(&mut self, pool: PoolId, lines: u64, write: bool) {
+        let missed = self.cache.touch_pool(pool, lines);
+        self.touched.random.push(RandomLines { lines, missed, write });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_come_and_go_are_told_from_those_that_stay() {
+        use BlockEvent::{Allocated, Freed, Moved};
+        let events = [
+            Freed(0..10),
+            Allocated(0..10),
+            Allocated(20..30),
+            // Grown in place.
+            Allocated(30..40),
+            Freed(20..40),
+            Allocated(20..30),
+            Allocated(50..60),
+            Moved(50..60),
+        ];
+        assert_eq!(on_their_way(&events), [false, false, true, true, false, false, true, false]);
+    }
+}
