@@ -30,10 +30,13 @@ loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
 
-# Statements on many threads over tablespaces that are too small for them, and threads over paged memory with a cache that
-# is too small, debug assertions on.
+# Statements on many threads over tablespaces that are too small for them, the same with all of them paged, and threads over
+# paged memory with a cache that is too small; debug assertions on.
 stress SECONDS="60" SEED="1":
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-heap --test stress --target-dir target/stress -- --nocapture
+    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        TIDEPOOL_TEST_LOCATION=paged:1MB:anon: \
         cargo test --release -p tidepool-heap --test stress --target-dir target/stress -- --nocapture
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-device --lib --target-dir target/stress stress -- --nocapture

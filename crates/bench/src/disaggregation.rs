@@ -106,6 +106,8 @@ pub struct Paging {
     pub mechanism_ms: f64,
     /// What was waited beside it.
     pub waited_ms: f64,
+    /// What was waited for pages that another thread was fetching.
+    pub shared_ms: f64,
 }
 
 impl Paging {
@@ -119,6 +121,7 @@ impl Paging {
             modelled_ms: ms(counters.modelled_ns),
             mechanism_ms: ms(counters.mechanism_ns),
             waited_ms: ms(counters.waited_ns),
+            shared_ms: ms(counters.shared_ns),
         }
     }
 

@@ -302,12 +302,15 @@ fn paging(list: &[Arc<Tablespace>], page: &mut Page) {
     page.family(
         "tidepool_paging_seconds_total",
         "counter",
-        "What the network takes as modelled, what the mechanism took, and what was waited beside it.",
+        "What the network takes as modelled, what the mechanism took, what was waited beside it, and for other threads' pages.",
     );
     for (name, _, counters) in &paged {
-        for (part, ns) in
-            [("modelled", counters.modelled_ns), ("mechanism", counters.mechanism_ns), ("waited", counters.waited_ns)]
-        {
+        for (part, ns) in [
+            ("modelled", counters.modelled_ns),
+            ("mechanism", counters.mechanism_ns),
+            ("waited", counters.waited_ns),
+            ("shared", counters.shared_ns),
+        ] {
             let labels = [("tablespace", *name), ("part", part)];
             page.sample("tidepool_paging_seconds_total", &labels, ns as f64 / 1e9);
         }

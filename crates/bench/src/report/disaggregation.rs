@@ -108,11 +108,17 @@ fn overview(body: &mut String, result: &DisaggregationResult) {
                 format!("{:.2}", share.slowdown_total),
                 worst.map_or("–".to_owned(), |(point, name)| format!("{:.1} ({})", point.slowdown, escape(name))),
                 format!("{:.1} %", share.mechanism_share * 100.0),
-                format!("{:.0}", sum(|paging| paging.fetched as f64)),
-                format!("{:.0}", sum(|paging| paging.written_back as f64)),
-                format!("{:.0} ms", sum(|paging| paging.modelled_ms)),
-                format!("{:.0} ms", sum(|paging| paging.mechanism_ms)),
-                format!("{:.0} ms", sum(|paging| paging.waited_ms)),
+                format!(
+                    "{:.0}<br>{:.0} back",
+                    sum(|paging| paging.fetched as f64),
+                    sum(|paging| paging.written_back as f64)
+                ),
+                format!(
+                    "{:.0} network<br>{:.0} mechanism<br>{:.0} waited",
+                    sum(|paging| paging.modelled_ms),
+                    sum(|paging| paging.mechanism_ms),
+                    sum(|paging| paging.waited_ms)
+                ),
             ]);
         }
     }
@@ -120,7 +126,7 @@ fn overview(body: &mut String, result: &DisaggregationResult) {
         body,
         "Figures",
         "Slowdowns: geometric mean, the same without the mechanism’s part, sum of all times, and the worst query. Pages and times of \
-         one round, all threads added up.",
+         one round, all threads added up; back: modified pages that left the cache.",
         &table(
             &[
                 "Network",
@@ -131,11 +137,8 @@ fn overview(body: &mut String, result: &DisaggregationResult) {
                 "Of the sum",
                 "Worst",
                 "Mechanism’s part",
-                "Fetched",
-                "Written back",
-                "Network",
-                "Mechanism",
-                "Waited",
+                "Pages",
+                "Time, ms",
             ],
             &rows,
         ),

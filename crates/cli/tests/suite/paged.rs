@@ -117,6 +117,8 @@ async fn nonsense_about_paged_memory_is_refused() {
             ],
         )
         .await;
+        let error = client.batch_execute("ALTER TABLESPACE p SET (size = '128MB')").await.unwrap_err();
+        assert_eq!(code(&error), "0A000", "{error:?}");
         let error = client.batch_execute("CALL tidepool.advise('1MB', 'p')").await.unwrap_err();
         assert_eq!(code(&error), "55000", "{error:?}");
         assert!(error.as_db_error().unwrap().message().contains("is paged"), "{error:?}");

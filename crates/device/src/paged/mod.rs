@@ -82,6 +82,8 @@ pub struct PagingCounters {
     pub mechanism_ns: u64,
     /// What threads waited, beside the mechanism, to make up what the network takes, ns.
     pub waited_ns: u64,
+    /// What threads waited for pages that another thread was fetching, ns. In none of the above.
+    pub shared_ns: u64,
 }
 
 impl PagingCounters {
@@ -98,6 +100,7 @@ impl PagingCounters {
             modelled_ns: self.modelled_ns - before.modelled_ns,
             mechanism_ns: self.mechanism_ns - before.mechanism_ns,
             waited_ns: self.waited_ns - before.waited_ns,
+            shared_ns: self.shared_ns - before.shared_ns,
         }
     }
 }
@@ -180,6 +183,7 @@ struct Counters {
     modelled_ns: AtomicU64,
     mechanism_ns: AtomicU64,
     waited_ns: AtomicU64,
+    shared_ns: AtomicU64,
 }
 
 /// What a handler needs. In memory of the system's allocator, all of it.
@@ -215,7 +219,7 @@ impl Space {
         let page = ((address - self.window) / PAGE_BYTES) as u32;
         // A handler thread waits for whoever faults: nothing of one fault may be credited against another's.
         let credit_ns = if self.handling == Handling::FaultingThread { CREDIT_NS.get() } else { 0 };
-        let (mut modelled_ns, mut waited_ns) = (0, 0);
+        let (mut modelled_ns, mut waited_ns, mut shared_ns) = (0, 0, 0);
         let outcome = self.table.fault(page, touch, self, |fetched, written_back| {
             let Some(link) = &self.link else { return };
             modelled_ns = link.charge(entered_ns, fetched, written_back);
@@ -241,7 +245,7 @@ impl Space {
             Resolution::Already => {
                 // Whoever comes second to a page on its way waits for it as well.
                 mechanism_ns = self.mechanism.delivery_ns;
-                waited_ns = inside_ns;
+                shared_ns = inside_ns;
                 if self.handling == Handling::HandlerThreads {
                     self.userfault.wake(self.window + page as usize * PAGE_BYTES);
                 }
@@ -262,6 +266,7 @@ impl Space {
         count(&counters.modelled_ns, modelled_ns);
         count(&counters.mechanism_ns, mechanism_ns);
         count(&counters.waited_ns, waited_ns);
+        count(&counters.shared_ns, shared_ns);
     }
 
     fn address(&self, page: u32) -> usize {
@@ -574,6 +579,7 @@ impl Paged {
             modelled_ns: load(&counters.modelled_ns),
             mechanism_ns: load(&counters.mechanism_ns),
             waited_ns: load(&counters.waited_ns),
+            shared_ns: load(&counters.shared_ns),
         }
     }
 }

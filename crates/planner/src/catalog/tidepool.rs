@@ -266,6 +266,7 @@ fn paging(facts: &SessionFacts, rows: &mut Rows) {
             ("modelled_ms", ms(counters.modelled_ns).into()),
             ("mechanism_ms", ms(counters.mechanism_ns).into()),
             ("waited_ms", ms(counters.waited_ns).into()),
+            ("shared_ms", ms(counters.shared_ns).into()),
             ("mechanism_fault_ns", paged.mechanism().fault_ns.into()),
             ("handling", paged.handling().name().into()),
         ]);
