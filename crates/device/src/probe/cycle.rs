@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 pub(super) const LINE_BYTES: usize = 64;
 
+/// Lines between two readings of the clock: enough for it to cost nothing beside them, even within the first cache.
+pub(super) const STRETCH_LINES: usize = 16_384;
+
 /// Most chains that are followed at a time.
 pub const IN_FLIGHT_MAX: usize = 16;
 
@@ -82,8 +85,6 @@ impl<'a> Cycle<'a> {
     /// Follows `in_flight` chains for about `duration`, calling `after` with the number of lines after each stretch. Returns
     /// ns a line.
     pub fn ns_per_line(&mut self, in_flight: usize, duration: Duration, after: &dyn Fn(u64)) -> f64 {
-        // Long enough for the clock to cost nothing beside it, even within the first cache.
-        const STRETCH_LINES: usize = 16_384;
         let steps = STRETCH_LINES / in_flight;
         let follow = follow(in_flight);
         let mut at = [0; IN_FLIGHT_MAX];

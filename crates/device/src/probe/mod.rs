@@ -3,6 +3,7 @@
 //! * *Dependent loads*: one chain through all lines of a working set (`cycle`), in huge and in ordinary pages. The
 //!   steps of the curve are the caches; where the two kinds of pages part, the translation of addresses is what costs.
 //! * *Loads in flight*: several such chains at once over the largest working set.
+//! * *Turns*, on paced devices: dependent loads by number of threads, alone and in turns with reads in sequence.
 //! * *Fenced writes*: one line at a time past the caches, each waited for.
 //! * *Streams* (`stream`): reads, ordinary and non-temporal writes and mixes of them in sequence, by number of threads.
 //!
@@ -23,9 +24,10 @@ pub use stream::Stream;
 pub use summary::Summary;
 
 use crate::{Access, Cache, HUGE_PAGE_BYTES, Mix, Mixes, PAGE_BYTES, Pacer, Profile};
-use cycle::{Cycle, LINE_BYTES};
+use cycle::{Cycle, LINE_BYTES, STRETCH_LINES};
 use serde::Serialize;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use stream::{Kernels, gb_per_s};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
@@ -45,6 +47,9 @@ const MIXES: [(u32, u32); 3] = [(3, 1), (2, 1), (1, 1)];
 
 /// Chains of the paced loads.
 const PACED_IN_FLIGHT: [usize; 3] = [1, 4, 16];
+
+/// What is read in sequence after every [`STRETCH_LINES`] dependent loads, where they take turns.
+const TURN_SCAN_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -93,7 +98,7 @@ pub struct Bandwidth {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Paced {
     pub what: String,
-    /// `ns` a line, or `GB/s`.
+    /// `ns` a line, `us` a turn, or `GB/s`.
     pub unit: &'static str,
     pub profile: f64,
     pub achieved: Summary,
@@ -109,7 +114,7 @@ impl Paced {
 
     /// This machine is itself slower than the profile, which pacing cannot help.
     pub fn out_of_reach(&self) -> bool {
-        if self.unit == "ns" { self.unpaced > self.profile } else { self.unpaced < self.profile }
+        if self.unit == "GB/s" { self.unpaced < self.profile } else { self.unpaced > self.profile }
     }
 }
 
@@ -245,9 +250,24 @@ fn thread_counts(all: usize) -> Vec<usize> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Setting {
-    Loads { huge_pages: bool, working_set_bytes: usize, in_flight: usize, paced: bool },
+    Loads {
+        huge_pages: bool,
+        working_set_bytes: usize,
+        in_flight: usize,
+        paced: bool,
+    },
     FencedWrite,
-    Stream { stream: Stream, threads: usize, paced: bool },
+    /// Dependent loads of several threads, which each read `scan_bytes` in sequence after every stretch. ns a line.
+    Turns {
+        threads: usize,
+        scan_bytes: usize,
+        paced: bool,
+    },
+    Stream {
+        stream: Stream,
+        threads: usize,
+        paced: bool,
+    },
 }
 
 /// Samples by setting, in the order in which the settings first came.
@@ -302,6 +322,9 @@ pub fn measure(
     for round in 0..settings.rounds {
         progress(round);
         loads(&mut areas, &sizes, processors[0], pacer, &samples);
+        if let Some(pacer) = pacer {
+            all_turns(&mut *areas[0].memory, &kernels, processors, pacer, &samples);
+        }
         // The first area has the huge pages, if there are any.
         streams(&mut *areas[0].memory, &kernels, processors, round, pacer, &samples);
     }
@@ -385,6 +408,68 @@ fn loads(areas: &mut [Area<'_>], sizes: &[usize], processor: usize, pacer: Optio
     for (setting, ns) in found {
         samples.add(setting, ns);
     }
+}
+
+/// One round of turns. One thread's loads alone are among [`loads`].
+fn all_turns(memory: &mut [u8], kernels: &Kernels, processors: &[usize], pacer: &Pacer, samples: &Samples) {
+    let all = processors.len();
+    let mut settings = vec![(1, TURN_SCAN_BYTES)];
+    if all > 1 {
+        settings.extend([(all, 0), (all, TURN_SCAN_BYTES)]);
+    }
+    for (threads, scan_bytes) in settings {
+        for pacer in [None, Some(pacer)] {
+            let ns = turns(memory, kernels, &processors[..threads], scan_bytes, pacer);
+            samples.add(Setting::Turns { threads, scan_bytes, paced: pacer.is_some() }, ns);
+        }
+    }
+}
+
+/// Mean of the threads, ns a line.
+fn turns(memory: &mut [u8], kernels: &Kernels, processors: &[usize], scan_bytes: usize, pacer: Option<&Pacer>) -> f64 {
+    let threads = processors.len();
+    let part_bytes = memory.len() / threads / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    let start = Barrier::new(threads);
+    let sum: f64 = std::thread::scope(|scope| {
+        let workers: Vec<_> = memory
+            .chunks_exact_mut(part_bytes)
+            .zip(processors)
+            .map(|(part, &processor)| {
+                let start = &start;
+                scope.spawn(move || {
+                    affinity::pin(processor);
+                    // Most of it for the loads, which are to miss the caches.
+                    let (chased, scanned) = part.split_at_mut(part_bytes / 4 * 3 / LINE_BYTES * LINE_BYTES);
+                    let scanned = &scanned[..scanned.len() / stream::STEP_BYTES * stream::STEP_BYTES];
+                    let next = Cell::new(0);
+                    let after = |lines| {
+                        // In turns, so charged one by one: nothing of the one goes on beneath the other.
+                        if let Some(pacer) = pacer {
+                            pacer.charge(Access::read_random(lines, u64::MAX, 1.0));
+                        }
+                        let mut left = scan_bytes;
+                        while left > 0 {
+                            let from = next.get();
+                            let to = scanned.len().min(from + left);
+                            (kernels.read)(&scanned[from..to]);
+                            next.set(to % scanned.len());
+                            left -= to - from;
+                        }
+                        if scan_bytes > 0
+                            && let Some(pacer) = pacer
+                        {
+                            pacer.charge(Access::read_sequential(scan_bytes as u64));
+                        }
+                    };
+                    let mut cycle = Cycle::lay(chased);
+                    start.wait();
+                    cycle.ns_per_line(1, STREAM_DURATION, &after)
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("a measuring thread does not panic")).sum()
+    });
+    sum / threads as f64
 }
 
 /// One round of streams.
@@ -473,7 +558,27 @@ fn summed_up(
                     measured.loads_in_flight.push(loads);
                 }
             }
-            Setting::FencedWrite => {}
+            Setting::FencedWrite | Setting::Turns { paced: false, .. } => {}
+            Setting::Turns { threads, scan_bytes, paced: true } => {
+                let Some(pacer) = pacer else { continue };
+                let loads = Access::read_random(STRETCH_LINES as u64, u64::MAX, 1.0);
+                let scan = Access::read_sequential(scan_bytes as u64);
+                // Each thread's own time. What the threads move together is far below what the link carries.
+                let turn_ns = pacer.model().device_ns(&loads) + pacer.model().device_ns(&scan);
+                let unpaced = unpaced(Setting::Turns { threads, scan_bytes, paced: false })?;
+                measured.paced.push(if scan_bytes == 0 {
+                    let what = format!("dependent loads, {threads} threads");
+                    Paced::new(what, "ns", turn_ns / STRETCH_LINES as f64, sum, unpaced)
+                } else {
+                    let what = format!(
+                        "{STRETCH_LINES} dependent loads, then {} in sequence, {threads} thread{}",
+                        ByteSize(scan_bytes as u64),
+                        if threads == 1 { "" } else { "s" }
+                    );
+                    let us = STRETCH_LINES as f64 / 1e3;
+                    Paced::new(what, "us", turn_ns / 1e3, sum.scaled(us), unpaced * us)
+                });
+            }
             Setting::Stream { stream, threads, paced: false } => {
                 measured.bandwidth.push(Bandwidth { stream, threads, gb_per_s: sum });
             }

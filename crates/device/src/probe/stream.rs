@@ -7,7 +7,7 @@ use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What goes through the kernels' loops once.
-const STEP_BYTES: usize = 256;
+pub(super) const STEP_BYTES: usize = 256;
 
 /// Between two readings of the clock: long enough for the clock to cost nothing beside it.
 pub(super) const BLOCK_BYTES: usize = 1 << 20;
@@ -52,7 +52,7 @@ impl From<Stream> for String {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernels {
     pub name: &'static str,
-    read: fn(&[u8]),
+    pub(super) read: fn(&[u8]),
     write: fn(&mut [u8]),
     /// Past the caches. Whoever calls it calls [`fence`] before anybody else may look at the memory: non-temporal stores are
     /// ordered with nothing. (Not after each call, as a fence empties the processor's buffers.)

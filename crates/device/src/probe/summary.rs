@@ -34,6 +34,14 @@ impl Summary {
         })
     }
 
+    /// The same in another unit, of which one of this has `by`.
+    pub fn scaled(self, by: f64) -> Summary {
+        let Summary { min, quartile_lower, median, quartile_upper, max, samples } = self;
+        let [min, quartile_lower, median, quartile_upper, max] =
+            [min, quartile_lower, median, quartile_upper, max].map(|value| value * by);
+        Summary { min, quartile_lower, median, quartile_upper, max, samples }
+    }
+
     /// The middle half's width as a part of the median.
     pub fn spread(&self) -> f64 {
         (self.quartile_upper - self.quartile_lower) / self.median
