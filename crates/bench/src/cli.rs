@@ -43,8 +43,8 @@ pub struct BenchArgs {
     /// both-near, main-far, heap-far, both-far: any, separated by commas, or all
     #[arg(long, default_value = "both-near")]
     pub placement: String,
-    /// Profiles that far memory is paced as, separated by commas; none for no pacing [default: fpga-prototype;
-    /// disaggregation: rdma-56g-paging,infiniswap]
+    /// Profiles that far memory is paced as, presets or the configuration file's, separated by commas; none for no pacing
+    /// [default: fpga-prototype; disaggregation: rdma-56g-paging,infiniswap]
     #[arg(long)]
     pub profile: Option<String>,
     /// Queries, such as 1,6,10-14 [default: all]
@@ -281,24 +281,29 @@ pub(crate) fn threads(wanted: Option<usize>) -> Result<usize> {
 }
 
 pub(crate) fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
+    let config = surroundings()?.build()?;
     list.split(',')
         .map(|name| match name.trim() {
             "none" => Ok(None),
-            name => Profile::preset(name).map(Some),
+            name => config.profile(name).map(Some),
         })
         .collect()
 }
 
+/// The memory that the configuration file and the environment name. Nothing is kept: no data folder.
+fn surroundings() -> Result<ConfigBuilder> {
+    Ok(ConfigBuilder::surroundings(None)?.memory_only())
+}
+
 /// Near and far as the server's flags would make them.
 pub(crate) fn configuration(near: Option<ByteSize>, far: Option<&str>) -> Result<Config> {
-    let mut builder = ConfigBuilder::new();
+    let mut builder = surroundings()?;
     if let Some(near) = near {
         builder = builder.near(&near.0.to_string())?;
     }
     if let Some(far) = far {
         builder = builder.far(far)?;
     }
-    // Nothing is kept: no data folder.
     builder.build()
 }
 

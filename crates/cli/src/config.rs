@@ -1,11 +1,8 @@
 //! Where a command's configuration comes from: defaults, file, environment, flags.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tidepool_base::Result;
 use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
-
-/// The file that is read when it lies in the current folder and no other is named.
-pub const FILE_DEFAULT: &str = "tidepool.toml";
 
 /// Flags that say what memory there is.
 #[derive(Clone, Debug, clap::Args)]
@@ -37,16 +34,7 @@ pub struct DatabaseArgs {
 impl MemoryArgs {
     /// The configuration so far: file, environment, these flags.
     pub fn builder(&self) -> Result<ConfigBuilder> {
-        let mut builder = ConfigBuilder::new();
-        if let Some(file) = &self.config {
-            builder = builder.file(file)?;
-        } else if Path::new(FILE_DEFAULT).exists() {
-            builder = builder.file(Path::new(FILE_DEFAULT))?;
-        }
-        // Not UTF-8, not ours: every variable of the database's is.
-        let variables =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        builder = builder.environment(variables)?;
+        let mut builder = ConfigBuilder::surroundings(self.config.as_deref())?;
         if let Some(near) = &self.near {
             builder = builder.near(near)?;
         }

@@ -1,6 +1,6 @@
 //! `tidepool device`: what memory there is, and what it costs.
 
-use crate::config::{FILE_DEFAULT, MemoryArgs};
+use crate::config::MemoryArgs;
 use clap::{Args, Subcommand};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tidepool_bench::probe::{self, DeviceReport, ProbeOptions, ProbeReport};
 use tidepool_bench::report::probe as page;
 use tidepool_bench::write_json;
 use tidepool_database::Config;
-use tidepool_database::config::{ConfigBuilder, profile_toml};
+use tidepool_database::config::{ConfigBuilder, FILE_DEFAULT, profile_toml};
 use tidepool_device::probe::{Measured, Stream, Summary};
 use tidepool_device::{Profile, Topology, set_last_level_cache_bytes, set_local_profile};
 use tidepool_tablespace::TablespaceConfig;

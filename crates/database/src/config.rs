@@ -58,6 +58,8 @@ use tidepool_device::{Location, Profile};
 use tidepool_tablespace::TablespaceConfig;
 
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:5477";
+/// Of the current folder.
+pub const FILE_DEFAULT: &str = "tidepool.toml";
 pub const DATA_DIR_DEFAULT: &str = "tidepool-data";
 /// Idle sessions cost little; the bound is there so that a runaway client cannot take all of memory.
 pub const CONNECTIONS_MAX_DEFAULT: usize = 500;
@@ -281,6 +283,27 @@ impl ConfigBuilder {
                 ..ServerConfig::default()
             },
         }
+    }
+
+    /// What the process finds around it: the file (the one given, or that `TIDEPOOL_CONFIG` names, or [`FILE_DEFAULT`] if there
+    /// is one), then the environment.
+    pub fn surroundings(file: Option<&Path>) -> Result<ConfigBuilder> {
+        let named = file.map(Path::to_owned).or_else(|| std::env::var_os("TIDEPOOL_CONFIG").map(PathBuf::from));
+        let default = || Path::new(FILE_DEFAULT).exists().then(|| PathBuf::from(FILE_DEFAULT));
+        let mut builder = ConfigBuilder::new();
+        if let Some(path) = named.or_else(default) {
+            builder = builder.file(&path)?;
+        }
+        // Not UTF-8, not ours: every variable of the database's is.
+        let variables =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        builder.environment(variables)
+    }
+
+    /// Of all this only the memory that is there and what it costs: `near`, `far`, profiles, the cache.
+    pub fn memory_only(self) -> ConfigBuilder {
+        let ConfigBuilder { near, far, profiles, last_level_cache_bytes, local_profile, .. } = self;
+        ConfigBuilder { near, far, profiles, last_level_cache_bytes, local_profile, ..ConfigBuilder::new() }
     }
 
     pub fn file(self, path: &Path) -> Result<ConfigBuilder> {

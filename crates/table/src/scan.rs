@@ -438,6 +438,8 @@ impl Tally {
     }
 
     /// Reading some rows of a segment.
+    // None of what accounts is inlined, so that a profiler can tell what it costs where nothing is paced.
+    #[inline(never)]
     fn rows(&mut self, column: usize, segment: &Segment, rows: &Rows<'_>, charged: &mut Charged) {
         let mut blocks = Vec::new();
         match rows {
@@ -455,6 +457,7 @@ impl Tally {
     }
 
     /// Reading some blocks of a segment: each with its number, how many of its rows, and whether these are neighbours.
+    #[inline(never)]
     fn blocks(
         &mut self,
         column: usize,
@@ -509,6 +512,7 @@ impl Tally {
     }
 
     /// Reading some rows of a column of a delta chunk.
+    #[inline(never)]
     fn delta(&mut self, column: usize, chunk: &DeltaChunk, rows: usize) {
         let bytes = share(chunk, column, rows);
         if bytes > 0 {
@@ -520,6 +524,7 @@ impl Tally {
         access.delta_runs += u64::from(bytes > 0);
     }
 
+    #[inline(never)]
     fn flush(&mut self, scan: &TableScan) {
         let tally = std::mem::take(self);
         if !tally.paced.is_empty() {

@@ -57,7 +57,10 @@ pub(super) struct Cycle<'a> {
 
 impl<'a> Cycle<'a> {
     /// Lays the cycle through all whole lines of `memory`, which starts at one, and reads it once in the order of its
-    /// addresses: what the caches keep of it is then no stretch of the cycle.
+    /// addresses: what the caches keep of it is then no stretch of the cycle. Then follows it for a while, so that the tables
+    /// which translate its addresses are in the caches as far as they will be: of a gigabyte in a virtual machine, whose pages
+    /// the host may hold in 4 KiB each, they take megabytes, and a measurement of some milliseconds would begin by
+    /// fetching them.
     pub fn lay(memory: &'a mut [u8]) -> Cycle<'a> {
         assert!((memory.as_ptr() as usize).is_multiple_of(LINE_BYTES) && memory.len() >= 2 * LINE_BYTES);
         let lines = memory.len() / LINE_BYTES;
@@ -75,7 +78,23 @@ impl<'a> Cycle<'a> {
             sum ^= line[0];
         }
         black_box(sum);
-        Cycle { memory, shuffle, next: 0 }
+        let mut cycle = Cycle { memory, shuffle, next: 0 };
+        // Several loads for each 4 KiB.
+        let steps = lines / 16 / IN_FLIGHT_MAX;
+        let mut at = cycle.starts(IN_FLIGHT_MAX);
+        follow(IN_FLIGHT_MAX)(&cycle, &mut at, steps);
+        cycle.next = steps as u64;
+        cycle
+    }
+
+    /// Where `in_flight` chains start: as far apart as the cycle is long.
+    fn starts(&self, in_flight: usize) -> [usize; IN_FLIGHT_MAX] {
+        let mut at = [0; IN_FLIGHT_MAX];
+        for (index, at) in at[..in_flight].iter_mut().enumerate() {
+            let x = self.next + (self.lines() * index / in_flight) as u64;
+            *at = self.shuffle.place(x % self.shuffle.lines) * LINE_BYTES;
+        }
+        at
     }
 
     pub fn lines(&self) -> usize {
@@ -87,11 +106,7 @@ impl<'a> Cycle<'a> {
     pub fn ns_per_line(&mut self, in_flight: usize, duration: Duration, after: &dyn Fn(u64)) -> f64 {
         let steps = STRETCH_LINES / in_flight;
         let follow = follow(in_flight);
-        let mut at = [0; IN_FLIGHT_MAX];
-        for (index, at) in at[..in_flight].iter_mut().enumerate() {
-            let x = self.next + (self.lines() * index / in_flight) as u64;
-            *at = self.shuffle.place(x % self.shuffle.lines) * LINE_BYTES;
-        }
+        let mut at = self.starts(in_flight);
         let mut lines = 0;
         let start = Instant::now();
         let ns = loop {
