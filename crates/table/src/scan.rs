@@ -371,7 +371,12 @@ const _: () = assert!(ROW_GROUP_ROWS / BLOCK <= u128::BITS as usize);
 
 /// Lines expected to be touched by `picks` picks at random among `lines`.
 fn distinct_lines(lines: f64, picks: f64) -> f64 {
-    if lines < 1.0 { lines } else { lines * (1.0 - (1.0 - 1.0 / lines).powf(picks)) }
+    if lines < 1.0 || picks > 40.0 * lines {
+        // No power is needed to tell that all are.
+        lines
+    } else {
+        lines * (1.0 - (1.0 - 1.0 / lines).powf(picks))
+    }
 }
 
 /// What pacing accounted for one purpose of a tablespace.
@@ -393,6 +398,9 @@ fn add_paced(paced: &mut Vec<Paced>, tablespace: &str, purpose: Purpose, spent: 
     }
 }
 
+const LINE: f64 = LINE_BYTES as f64;
+const LINE_BYTES: u64 = 64;
+
 /// What happened since the last batch.
 #[derive(Default)]
 struct Tally {
@@ -405,6 +413,60 @@ struct Tally {
     paced: Vec<Paced>,
     /// By position; columns after the last one touched are left out.
     columns: Vec<ColumnAccess>,
+}
+
+/// Blocks of a segment that are read, as they come to be charged.
+struct Touched {
+    segment_rows: usize,
+    row_bytes: f64,
+    shared_lines: f64,
+    sequential_bytes: f64,
+    runs: u64,
+    random_lines: f64,
+    picks: usize,
+    last: Option<usize>,
+}
+
+impl Touched {
+    fn of(segment: &Segment) -> Touched {
+        let (shared, own) = segment.payload().bytes();
+        let segment_rows = segment.rows().max(1);
+        Touched {
+            segment_rows,
+            row_bytes: (own + segment.validity().bytes()) as f64 / segment_rows as f64,
+            shared_lines: shared as f64 / LINE,
+            sequential_bytes: 0.0,
+            runs: 0,
+            random_lines: 0.0,
+            picks: 0,
+            last: None,
+        }
+    }
+
+    /// Some rows of a block, and whether they are neighbours.
+    fn block(&mut self, block: usize, rows: usize, neighbours: bool, charged: &mut Charged) {
+        self.picks += rows;
+        let bit = 1 << (block % u128::BITS as usize);
+        if charged.blocks & bit != 0 {
+            return;
+        }
+        let block_rows = BLOCK.min(self.segment_rows.saturating_sub(block * BLOCK)).max(1);
+        let whole = rows >= block_rows;
+        if !neighbours || whole {
+            charged.blocks |= bit;
+        }
+        let block_lines = block_rows as f64 * self.row_bytes / LINE;
+        let lines =
+            if neighbours { rows as f64 * self.row_bytes / LINE } else { distinct_lines(block_lines, rows as f64) };
+        // Where every second line is wanted, prefetching brings all that are.
+        if neighbours || lines * 2.0 >= block_lines {
+            self.sequential_bytes += lines * LINE;
+            self.runs += u64::from(self.last.is_none_or(|last| last + 1 != block));
+            self.last = Some(block);
+        } else {
+            self.random_lines += lines;
+        }
+    }
 }
 
 impl Tally {
@@ -441,60 +503,38 @@ impl Tally {
     // None of what accounts is inlined, so that a profiler can tell what it costs where nothing is paced.
     #[inline(never)]
     fn rows(&mut self, column: usize, segment: &Segment, rows: &Rows<'_>, charged: &mut Charged) {
-        let mut blocks = Vec::new();
+        let mut touched = Touched::of(segment);
         match rows {
             Rows::Range(range) => {
                 let mut start = range.start;
                 while start < range.end {
                     let end = range.end.min((start / BLOCK + 1) * BLOCK);
-                    blocks.push((start / BLOCK, end - start, true));
+                    touched.block(start / BLOCK, end - start, true, charged);
                     start = end;
                 }
             }
-            Rows::List(list) => by_block(list, |block, rows| blocks.push((block, rows.len(), false))),
+            Rows::List(list) => by_block(list, |block, rows| touched.block(block, rows.len(), false, charged)),
         }
-        self.blocks(column, segment, blocks.into_iter(), charged);
+        self.touched(column, segment, touched, charged);
     }
 
-    /// Reading some blocks of a segment: each with its number, how many of its rows, and whether these are neighbours.
+    /// Reading some blocks of a segment: each with its number and how many of its rows, which are neighbours.
     #[inline(never)]
     fn blocks(
         &mut self,
         column: usize,
         segment: &Segment,
-        blocks: impl Iterator<Item = (usize, usize, bool)>,
+        blocks: impl Iterator<Item = (usize, usize)>,
         charged: &mut Charged,
     ) {
-        const LINE: f64 = 64.0;
-        let (shared, own) = segment.payload().bytes();
-        let rows_total = segment.rows().max(1);
-        let row_bytes = (own + segment.validity().bytes()) as f64 / rows_total as f64;
-        let (mut sequential_bytes, mut runs, mut random_lines, mut picks) = (0.0, 0, 0.0, 0);
-        let mut last = None;
-        for (block, rows, neighbours) in blocks {
-            picks += rows;
-            let bit = 1 << (block % u128::BITS as usize);
-            if charged.blocks & bit != 0 {
-                continue;
-            }
-            let block_rows = BLOCK.min(rows_total.saturating_sub(block * BLOCK)).max(1);
-            let whole = rows >= block_rows;
-            if !neighbours || whole {
-                charged.blocks |= bit;
-            }
-            let block_lines = block_rows as f64 * row_bytes / LINE;
-            let lines =
-                if neighbours { rows as f64 * row_bytes / LINE } else { distinct_lines(block_lines, rows as f64) };
-            // Where every second line is wanted, prefetching brings all that are.
-            if neighbours || lines * 2.0 >= block_lines {
-                sequential_bytes += lines * LINE;
-                runs += u64::from(last.is_none_or(|last: usize| last + 1 != block));
-                last = Some(block);
-            } else {
-                random_lines += lines;
-            }
-        }
-        let wanted = distinct_lines((shared as f64 / LINE - charged.shared_lines).max(0.0), picks as f64);
+        let mut touched = Touched::of(segment);
+        blocks.for_each(|(block, rows)| touched.block(block, rows, true, charged));
+        self.touched(column, segment, touched, charged);
+    }
+
+    fn touched(&mut self, column: usize, segment: &Segment, touched: Touched, charged: &mut Charged) {
+        let Touched { shared_lines, sequential_bytes, runs, mut random_lines, picks, .. } = touched;
+        let wanted = distinct_lines((shared_lines - charged.shared_lines).max(0.0), picks as f64);
         charged.shared_lines += wanted;
         random_lines += wanted;
         let (bytes, lines) = (sequential_bytes.round() as u64, random_lines.round() as u64);
@@ -502,7 +542,7 @@ impl Tally {
             self.sequential(segment.tablespace(), Purpose::Main, bytes, runs);
         }
         if lines > 0 {
-            self.charge(segment.tablespace(), Purpose::Main, ColumnAccess::random(lines), lines * LINE as u64);
+            self.charge(segment.tablespace(), Purpose::Main, ColumnAccess::random(lines), lines * LINE_BYTES);
         }
         let access = self.column(column);
         access.rows += picks as u64;
@@ -741,12 +781,12 @@ impl ScanReader {
             let first = rows.start / BLOCK;
             let blocks = words.chunks(BLOCK / 64).zip(0..).filter(|(block, _)| block.iter().any(|word| *word != 0));
             let block_rows = |index: usize| BLOCK.min(rows.len() - index * BLOCK);
-            let blocks: Vec<_> = blocks.map(|(_, index)| (first + index, block_rows(index), true)).collect();
-            if blocks.is_empty() {
+            let mut blocks = blocks.map(|(_, index)| (first + index, block_rows(index))).peekable();
+            if blocks.peek().is_none() {
                 return Ok(());
             }
             let segment = &group.segments()[test.column];
-            self.tally.blocks(test.column, segment, blocks.into_iter(), &mut work.charged[test.column]);
+            self.tally.blocks(test.column, segment, blocks, &mut work.charged[test.column]);
             test.test.and_rows(
                 segment.payload(),
                 segment.validity(),
