@@ -70,7 +70,27 @@ struct Piece {
     offset: usize,
 }
 
+fn addresses_are_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a live structure to fill.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    limit.rlim_cur != libc::RLIM_INFINITY
+}
+
 impl Window {
+    /// As `reserve`, or as much less as there is where addresses are scarce (under valgrind, for one), but `least` bytes. No
+    /// more than those where the process's addresses are limited (`ulimit -v`): all of its other memory needs some too.
+    pub fn reserve_some(wanted: usize, least: usize, stripe_bytes: usize) -> Result<Window> {
+        let least = least.next_multiple_of(stripe_bytes);
+        let mut len = if addresses_are_limited() { least } else { wanted.max(least) };
+        loop {
+            match Window::reserve(len, stripe_bytes) {
+                Err(_) if len > least => len = (len / 2 / stripe_bytes * stripe_bytes).max(least),
+                reserved => return reserved,
+            }
+        }
+    }
+
     /// Reserves `len` bytes of addresses in stripes of `stripe_bytes`, a multiple of 2 MiB; `len` is a multiple of that.
     pub fn reserve(len: usize, stripe_bytes: usize) -> Result<Window> {
         debug_assert!(stripe_bytes.is_multiple_of(HUGE_PAGE_BYTES) && len.is_multiple_of(stripe_bytes));
@@ -349,6 +369,14 @@ mod tests {
 
     fn place(device: u16, slot: u32) -> Place {
         Place { device, slot }
+    }
+
+    #[test]
+    fn where_addresses_are_scarce_fewer_are_reserved() {
+        // More than any processor has.
+        let window = Window::reserve_some(1 << 60, 3 * STRIPE, STRIPE).unwrap();
+        assert!((3 * STRIPE..1 << 57).contains(&window.len()) && window.len().is_multiple_of(STRIPE));
+        assert!(Window::reserve_some(1 << 60, 1 << 60, STRIPE).is_err());
     }
 
     #[test]

@@ -59,7 +59,8 @@ impl Shape {
         let (device, superblock) = open_device(config)?;
         let len = device.len();
         let stripe = stripe_bytes(len, device.page_size());
-        let window = match reserved_bytes(len, stripe).and_then(|reserved| Window::reserve(reserved, stripe)) {
+        let window = match reserved_bytes(len, stripe).and_then(|reserved| Window::reserve_some(reserved, len, stripe))
+        {
             Ok(window) => window,
             Err(error) => {
                 device.undo_open();
