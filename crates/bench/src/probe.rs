@@ -44,7 +44,7 @@ pub struct DeviceReport {
     /// Those that lie on the device alike: several of plain memory are measured once.
     pub tablespaces: Vec<String>,
     pub location: String,
-    /// What they are paced as.
+    /// What they are paced as, or the network that they are paged over.
     pub profile: Option<Profile>,
     /// Those that measured: one thread each.
     pub processors: Vec<usize>,
@@ -54,6 +54,14 @@ pub struct DeviceReport {
     pub measured: Measured,
     /// What the last-level cache really holds for one thread; `None` where the loads do not tell.
     pub cache_reach_bytes: Option<u64>,
+}
+
+impl DeviceReport {
+    /// How it is made to behave as another device does: `paced as NAME`, `paged over NAME`.
+    pub fn emulation(&self) -> Option<String> {
+        let how = if self.location.starts_with("paged:") { "paged over" } else { "paced as" };
+        self.profile.as_ref().map(|profile| format!("{how} {}", profile.name))
+    }
 }
 
 /// Measures each of the tablespaces.

@@ -268,7 +268,7 @@ fn table(report: &ProbeReport) -> String {
 
 fn device_table(out: &mut String, device: &DeviceReport, report: &ProbeReport) {
     let measured = &device.measured;
-    let paced = device.profile.as_ref().map_or(String::new(), |profile| format!(", paced as {}", profile.name));
+    let paced = device.emulation().map_or(String::new(), |emulation| format!(", {emulation}"));
     let _ = writeln!(
         out,
         "{} at {}{paced}: {} rounds, up to {}, {}; medians, in brackets the middle half",

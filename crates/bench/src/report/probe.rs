@@ -53,7 +53,7 @@ fn section(body: &mut String, device: &DeviceReport, report: &ProbeReport) {
         threads(device.processors.len()),
         list(&device.processors),
         escape(measured.vectors),
-        device.profile.as_ref().map_or(String::new(), |profile| format!(" Paced as {}.", escape(&profile.name)))
+        device.emulation().map_or(String::new(), |emulation| format!(" It is {}.", escape(&emulation)))
     );
     for warning in &device.warnings {
         let _ = write!(body, "<p><span class=\"mark bad\">note</span> {}</p>", escape(warning));

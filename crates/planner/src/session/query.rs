@@ -191,15 +191,15 @@ impl PagingBefore {
             let spent = space.paged()?.counters().since(before);
             (spent.faults > 0).then(|| {
                 format!(
-                    "Paged in {}: {} faults, {} pages fetched, {} written back; network {:.3} ms, of which {:.3} ms waited; \
-                     mechanism {:.3} ms",
+                    "Paged in {}: {} faults, {} pages fetched, {} written back; network {:.3} ms; mechanism {:.3} ms, \
+                     waited {:.3} ms",
                     space.name(),
                     spent.faults,
                     spent.fetched,
                     spent.written_back,
                     ms(spent.modelled_ns),
-                    ms(spent.waited_ns),
                     ms(spent.mechanism_ns),
+                    ms(spent.waited_ns + spent.shared_ns),
                 )
             })
         };
