@@ -128,7 +128,7 @@ impl Placement {
         }
         if self == Placement::Paged {
             config.far.location =
-                Location::Paged { cache: CacheSize::Bytes(2 * MIB), remote: Box::new(Location::Anon) };
+                Location::Paged { cache: CacheSize::Bytes(8 * MIB), remote: Box::new(Location::Anon) };
             config.far.profile = Some(Profile::preset("rdma-56g-paging").unwrap());
         }
         config
