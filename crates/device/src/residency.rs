@@ -96,8 +96,7 @@ impl Pool {
         let wanted_ln = untouched.min(1.0).ln() - self.untouched_ln();
         if let Some((_, ln)) = self.events.front_mut() {
             *ln += wanted_ln;
-            // NaN, of a pool without lines, goes too.
-            if !(*ln < 0.0) {
+            if *ln >= 0.0 || ln.is_nan() {
                 self.events.pop_front();
             }
         }

@@ -22,7 +22,7 @@ use crate::errors::from_datafusion;
 use crate::pass::{PassExec, Passage};
 use crate::queries::QueryInfo;
 use crate::scan::TidepoolScanExec;
-use account::{Blocks, Charge, HeapAccount};
+use account::{Blocks, Charge, HASHES, HeapAccount};
 use arrow::array::RecordBatch;
 use datafusion::common::Result as PlanResult;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
@@ -51,6 +51,7 @@ use std::task::{Context, Poll};
 use tidepool_base::{ByteSize, Result};
 use tidepool_device::PoolId;
 use tidepool_heap::QueryHeap;
+use tidepool_table::BATCH_ROWS;
 
 /// Puts the charges into a plan; the plan itself if nothing of the heap is paced and nothing is to be counted.
 pub fn wrap(
@@ -169,7 +170,7 @@ fn rewrite(
     let below = if let Some(join) = join {
         Below::Join(join)
     } else if let Some(scan) = scan {
-        Below::Scan(Arc::new(Sieve { scan, rows_passed: AtomicU64::new(0) }))
+        Below::Scan(Arc::new(Sieve { scan, rows_passed: AtomicU64::new(0), bytes_read: AtomicU64::new(0) }))
     } else {
         Below::Other
     };
@@ -374,20 +375,24 @@ struct GroupTable {
     reserved: Arc<Reserved>,
     keys: Option<Vec<usize>>,
     seen: Mutex<KeySketch>,
-    /// Touched for each row beside one of the hash table: of each key, of each accumulator.
-    lines: u64,
+    /// Lines touched for each row beside one of the hash table: of the keys, and of the accumulators.
+    key_lines: u64,
+    accumulator_lines: u64,
+    /// The group of each row of a batch.
+    groups: usize,
 }
 
 impl GroupTable {
     fn of(aggregate: &AggregateExec, account: &Arc<HeapAccount>, reserved: &Arc<Reserved>) -> GroupTable {
-        let lines = aggregate.group_expr().expr().len() + aggregate.aggr_expr().len();
         GroupTable {
             account: account.clone(),
             pool: account.pool(),
             reserved: reserved.clone(),
             keys: keys::columns_of(aggregate.group_expr().expr().iter().map(|(key, _)| key)),
             seen: Mutex::default(),
-            lines: lines as u64,
+            key_lines: aggregate.group_expr().expr().len() as u64,
+            accumulator_lines: aggregate.aggr_expr().len() as u64,
+            groups: account.make_scratch(),
         }
     }
 
@@ -399,8 +404,12 @@ impl GroupTable {
             let runs = keys::runs(batch, self.keys.as_deref(), |hash| seen.add(hash));
             (runs, ((seen.estimate() - before) as u64).min(runs))
         };
-        // Groups lie in the order in which they came: what is new lies beside what was new before.
-        charge.random(self.pool, runs + (runs - new) * self.lines, false);
+        let known = runs - new;
+        // Groups lie in the order in which they came: what is new lies beside what was new before, but for its place in the
+        // hash table.
+        charge.random(self.pool, new, true);
+        charge.random(self.pool, known * (1 + self.key_lines), false);
+        charge.random(self.pool, known * self.accumulator_lines, true);
     }
 }
 
@@ -414,18 +423,25 @@ impl Drop for GroupTable {
 struct Sieve {
     scan: Arc<dyn ExecutionPlan>,
     rows_passed: AtomicU64,
+    /// Of main and delta.
+    bytes_read: AtomicU64,
 }
 
 impl Sieve {
     /// What it looked at of values that it did not pass on, if it does not pass all on: what its conditions are about, and of
     /// the rest the lines, of four rows, of which a row was kept.
-    fn blocks(&self) -> Blocks {
+    fn blocks(&self, charge: &mut Charge<'_>) -> Blocks {
         let passed = self.rows_passed.load(Ordering::Relaxed);
         let Some(scan) = self.scan.downcast_ref::<TidepoolScanExec>() else { return Blocks::Values };
-        let produced = scan.scan_metrics().rows_produced;
+        let metrics = scan.scan_metrics();
+        let read = metrics.tablespaces.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        charge.stream(read.saturating_sub(self.bytes_read.fetch_max(read, Ordering::Relaxed)));
+        let produced = metrics.rows_produced;
         if produced <= passed {
             return Blocks::Values;
         }
+        // Conditions on several columns look rows up by their hashes.
+        charge.scratch(HASHES, BATCH_ROWS * size_of::<u64>());
         let kept = 1.0 - (1.0 - passed as f64 / produced as f64).powi(4);
         let looked_at = scan.residual_share();
         Blocks::Sifted(looked_at + (1.0 - looked_at) * kept)
@@ -511,7 +527,17 @@ impl BoundaryStream {
         }
         self.account.charge(&self.above.operator, |charge| {
             let columns = batch.columns();
-            let mut read = |column| arrays::ranges(column, &mut |range| charge.read(range));
+            let scratch_bytes = batch.num_rows() * size_of::<u64>();
+            if self.above.table.is_some() {
+                charge.scratch(HASHES, scratch_bytes);
+            }
+            let mut read = |column| {
+                arrays::ranges(column, &mut |range| charge.read(range));
+                // Each aggregate takes the groups of the rows with its values.
+                if let Some(TableUse::Group(table)) = &self.above.table {
+                    charge.scratch(table.groups, scratch_bytes);
+                }
+            };
             match &self.above.reads {
                 Reads::All => columns.iter().for_each(&mut read),
                 Reads::Columns(places) => places.iter().filter_map(|place| columns.get(*place)).for_each(&mut read),
@@ -529,7 +555,7 @@ impl BoundaryStream {
 
 impl Drop for BoundaryStream {
     fn drop(&mut self) {
-        self.account.settle(&self.above.operator, None, || Blocks::Values);
+        self.account.settle(&self.above.operator, None, |_| Blocks::Values);
         if let Some(TableUse::Probe(table)) = &self.above.table {
             table.probed();
         }
@@ -541,7 +567,7 @@ impl Stream for BoundaryStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PlanResult<RecordBatch>>> {
         let started = std::mem::replace(&mut self.started, true);
-        self.account.settle(&self.above.operator, None, || match &self.above.table {
+        self.account.settle(&self.above.operator, None, |_| match &self.above.table {
             // A join that asks for its first row to probe has built its table.
             Some(TableUse::Probe(_)) if !started => Blocks::Tables,
             Some(TableUse::Group(_)) => Blocks::Tables,
@@ -555,8 +581,8 @@ impl Stream for BoundaryStream {
         if let (Below::Scan(sieve), Some(batch)) = (&self.below, made) {
             sieve.rows_passed.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
         }
-        self.account.settle(&self.operator, made, || match &self.below {
-            Below::Scan(sieve) => sieve.blocks(),
+        self.account.settle(&self.operator, made, |charge| match &self.below {
+            Below::Scan(sieve) => sieve.blocks(charge),
             _ => Blocks::Values,
         });
         match &polled {

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_device::{Access, CostModel, Excess, PacingCounters, PacingTotals, Pattern, PoolId, Residency};
 use tidepool_heap::{BlockEvent, QueryHeap};
 use tidepool_tablespace::{Purpose, Tablespace};
@@ -153,6 +154,9 @@ pub struct HeapAccount {
     info: Arc<QueryInfo>,
     cache: Mutex<Residency>,
     counts: Option<Arc<HeapCounts>>,
+    /// Bytes of main and delta that came by.
+    streamed_bytes: AtomicUsize,
+    scratches: AtomicUsize,
 }
 
 impl HeapAccount {
@@ -163,12 +167,25 @@ impl HeapAccount {
         cache_bytes: u64,
     ) -> HeapAccount {
         heap.watch();
-        HeapAccount { heap, info, cache: Mutex::new(Residency::new(cache_bytes)), counts }
+        HeapAccount {
+            heap,
+            info,
+            cache: Mutex::new(Residency::new(cache_bytes)),
+            counts,
+            streamed_bytes: AtomicUsize::new(0),
+            // The first is that of hashes, which all operators of a thread share.
+            scratches: AtomicUsize::new(HASHES + 1),
+        }
     }
 
     pub fn operator(&self, name: impl FnOnce() -> String) -> Arc<OperatorAccount> {
         let count = self.counts.as_ref().map_or(0, |counts| counts.register(name()));
         Arc::new(OperatorAccount { count, spent: Mutex::default() })
+    }
+
+    /// The number of a scratch that nobody has.
+    pub fn make_scratch(&self) -> usize {
+        self.scratches.fetch_add(1, Ordering::Relaxed)
     }
 
     pub fn pool(&self) -> PoolId {
@@ -181,7 +198,12 @@ impl HeapAccount {
 
     /// Charges an operator with the blocks that this thread allocated and freed since it was last asked, and with the batch
     /// that it made.
-    pub fn settle(&self, operator: &OperatorAccount, batch: Option<&RecordBatch>, blocks: impl FnOnce() -> Blocks) {
+    pub fn settle(
+        &self,
+        operator: &OperatorAccount,
+        batch: Option<&RecordBatch>,
+        blocks: impl FnOnce(&mut Charge<'_>) -> Blocks,
+    ) {
         if batch.is_none() && !self.heap.has_blocks() {
             return;
         }
@@ -190,7 +212,8 @@ impl HeapAccount {
             for column in batch.into_iter().flat_map(RecordBatch::columns) {
                 arrays::ranges(column, &mut |range| made.push(range));
             }
-            charge.blocks(blocks(), &made);
+            let blocks = blocks(charge);
+            charge.blocks(blocks, &made);
         });
     }
 
@@ -281,6 +304,17 @@ fn on_their_way(events: &[BlockEvent]) -> Vec<bool> {
     on_their_way
 }
 
+/// The scratch of DataFusion's hashes.
+pub const HASHES: usize = 0;
+
+/// Where memory is taken to lie that is no statement's: beyond all addresses of a process. It takes its room in the cache and
+/// is charged to nobody.
+const STREAM_START: usize = 1 << 56;
+const SCRATCH_START: usize = 1 << 57;
+
+/// Room for a scratch.
+const SCRATCH_BYTES: usize = 1 << 24;
+
 /// What is touched, while the account is held.
 pub struct Charge<'a> {
     account: &'a HeapAccount,
@@ -345,6 +379,18 @@ impl Charge<'_> {
     /// A range is read from end to end.
     pub fn read(&mut self, range: Range<usize>) {
         self.cache.read(range);
+    }
+
+    /// So many bytes come by that nobody touches again: encoded values, on their way to be decoded.
+    pub fn stream(&mut self, bytes: u64) {
+        let start = self.account.streamed_bytes.fetch_add(bytes as usize, Ordering::Relaxed);
+        self.cache.read(STREAM_START + start..STREAM_START + start + bytes as usize);
+    }
+
+    /// A buffer is used that is the same for each batch.
+    pub fn scratch(&mut self, number: usize, bytes: usize) {
+        let start = SCRATCH_START + number * SCRATCH_BYTES;
+        self.cache.read(start..start + bytes.min(SCRATCH_BYTES));
     }
 
     pub fn resize_pool(&mut self, pool: PoolId, bytes: u64) {
