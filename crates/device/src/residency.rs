@@ -175,6 +175,11 @@ impl Residency {
         self.pass(&range, false, 1.0);
     }
 
+    /// Writes a range of no block from end to end.
+    pub fn write(&mut self, range: Range<usize>) {
+        self.pass(&range, true, 1.0);
+    }
+
     /// A range of blocks has been written, if that is not known yet.
     pub fn fill(&mut self, range: Range<usize>) {
         let mut written = Vec::new();
@@ -575,7 +580,7 @@ mod tests {
             small_missed += cache.touch_pool(small, 8192);
             large_missed += cache.touch_pool(large, 2048);
         }
-        assert_eq!(streamed, 50 * 256 << 10);
+        assert_eq!(streamed, (50 * 256) << 10);
         // The large one had filled the cache.
         assert_near(small_missed, 1024.0, 0.05);
         assert_near(large_missed, 50.0 * 2048.0, 0.02);

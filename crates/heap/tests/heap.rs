@@ -465,7 +465,7 @@ fn a_watched_heap_tells_of_large_blocks_and_others_do_not() {
     assert!(!heap.has_blocks());
     let mut block = vec![1u8; 100_000];
     let start = block.as_ptr().addr();
-    let _small = vec![1u8; 100];
+    let _small = Box::new([1u8; 100]);
     block.reserve_exact(1 << 20);
     let moved = block.as_ptr().addr();
     drop(block);

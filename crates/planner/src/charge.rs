@@ -244,6 +244,7 @@ struct JoinTable {
     held_columns: u64,
     /// Columns of the keys, built and probed.
     keys: [Option<Vec<usize>>; 2],
+    matches: usize,
     reserved: Arc<Reserved>,
     built: Mutex<Built>,
     probes_left: AtomicUsize,
@@ -292,6 +293,7 @@ impl JoinTable {
                 keys::columns_of(join.on().iter().map(|(built, _)| built)),
                 keys::columns_of(join.on().iter().map(|(_, probed)| probed)),
             ],
+            matches: account.make_scratch(),
             reserved: reserved.clone(),
             built: Mutex::new(Built { ascending: true, apart: 1.0, ..Built::default() }),
             probes_left: AtomicUsize::new(plan.properties().partitioning.partition_count()),
@@ -355,6 +357,10 @@ impl JoinTable {
     }
 
     fn made(&self, charge: &mut Charge<'_>, rows: u64) {
+        // Numbers of the rows that match, of both sides.
+        let matches_bytes = rows.min(BATCH_ROWS as u64) as usize * (size_of::<u64>() + size_of::<u32>());
+        charge.fill_scratch(self.matches, matches_bytes);
+        charge.scratch(self.matches, matches_bytes);
         let apart = self.built.lock().apart;
         charge.random(self.held, ((rows * self.held_columns) as f64 * apart) as u64, false);
     }
@@ -441,7 +447,7 @@ impl Sieve {
             return Blocks::Values;
         }
         // Conditions on several columns look rows up by their hashes.
-        charge.scratch(HASHES, BATCH_ROWS * size_of::<u64>());
+        charge.fill_scratch(HASHES, BATCH_ROWS * size_of::<u64>());
         let kept = 1.0 - (1.0 - passed as f64 / produced as f64).powi(4);
         let looked_at = scan.residual_share();
         Blocks::Sifted(looked_at + (1.0 - looked_at) * kept)
@@ -529,7 +535,10 @@ impl BoundaryStream {
             let columns = batch.columns();
             let scratch_bytes = batch.num_rows() * size_of::<u64>();
             if self.above.table.is_some() {
-                charge.scratch(HASHES, scratch_bytes);
+                charge.fill_scratch(HASHES, scratch_bytes);
+            }
+            if let Some(TableUse::Group(table)) = &self.above.table {
+                charge.fill_scratch(table.groups, scratch_bytes);
             }
             let mut read = |column| {
                 arrays::ranges(column, &mut |range| charge.read(range));

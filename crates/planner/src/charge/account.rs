@@ -304,13 +304,14 @@ fn on_their_way(events: &[BlockEvent]) -> Vec<bool> {
     on_their_way
 }
 
-/// The scratch of DataFusion's hashes.
+/// The scratch of DataFusion's hashes. It is not in the heap; all others are.
 pub const HASHES: usize = 0;
 
-/// Where memory is taken to lie that is no statement's: beyond all addresses of a process. It takes its room in the cache and
-/// is charged to nobody.
+/// Where memory is taken to lie whose address is not known: beyond all addresses of a process. What is not in the heap takes
+/// its room in the cache and is charged to nobody.
 const STREAM_START: usize = 1 << 56;
 const SCRATCH_START: usize = 1 << 57;
+const HEAP_SCRATCH_START: usize = SCRATCH_START + SCRATCH_BYTES;
 
 /// Room for a scratch.
 const SCRATCH_BYTES: usize = 1 << 24;
@@ -323,11 +324,14 @@ pub struct Charge<'a> {
 }
 
 impl Charge<'_> {
-    /// Adds what ranges missed to the tablespaces that they lie in. What does not lie in the heap is charged to nobody.
+    /// Adds what ranges missed to the tablespaces that they lie in.
     fn missed(&mut self) {
         let spaces = self.account.heap.tablespaces();
         for miss in self.cache.take_misses() {
-            let place = spaces.iter().position(|space| space.address_range().contains(&miss.address));
+            let place = match miss.address {
+                HEAP_SCRATCH_START.. => Some(0),
+                address => spaces.iter().position(|space| space.address_range().contains(&address)),
+            };
             let Some(passes) = place.and_then(|place| self.touched.spaces.get_mut(place)) else { continue };
             if miss.write {
                 passes.bytes_written += miss.bytes;
@@ -387,7 +391,13 @@ impl Charge<'_> {
         self.cache.read(STREAM_START + start..STREAM_START + start + bytes as usize);
     }
 
-    /// A buffer is used that is the same for each batch.
+    /// A buffer that is the same for each batch is written.
+    pub fn fill_scratch(&mut self, number: usize, bytes: usize) {
+        let start = SCRATCH_START + number * SCRATCH_BYTES;
+        self.cache.write(start..start + bytes.min(SCRATCH_BYTES));
+    }
+
+    /// It is read.
     pub fn scratch(&mut self, number: usize, bytes: usize) {
         let start = SCRATCH_START + number * SCRATCH_BYTES;
         self.cache.read(start..start + bytes.min(SCRATCH_BYTES));
