@@ -29,7 +29,7 @@ use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskCo
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::utils::collect_columns;
-use datafusion::physical_plan::aggregates::{AggregateExec, AggregateInputMode};
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateInputMode, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
@@ -377,10 +377,16 @@ impl JoinTable {
 /// A grouping's table, all partitions together.
 struct GroupTable {
     account: Arc<HeapAccount>,
-    pool: PoolId,
+    /// Of hashes and groups.
+    entries: PoolId,
+    /// Keys and accumulators, in the order in which groups came.
+    states: PoolId,
+    /// Partitions that have the same groups.
+    copies: u64,
     reserved: Arc<Reserved>,
     keys: Option<Vec<usize>>,
-    seen: Mutex<KeySketch>,
+    /// With its latest estimate.
+    seen: Mutex<(KeySketch, f64)>,
     /// Lines touched for each row beside one of the hash table: of the keys, and of the accumulators.
     key_lines: u64,
     accumulator_lines: u64,
@@ -390,9 +396,15 @@ struct GroupTable {
 
 impl GroupTable {
     fn of(aggregate: &AggregateExec, account: &Arc<HeapAccount>, reserved: &Arc<Reserved>) -> GroupTable {
+        let copies = match aggregate.mode() {
+            AggregateMode::Partial => aggregate.properties().partitioning.partition_count() as u64,
+            _ => 1,
+        };
         GroupTable {
             account: account.clone(),
-            pool: account.pool(),
+            entries: account.pool(),
+            states: account.pool(),
+            copies,
             reserved: reserved.clone(),
             keys: keys::columns_of(aggregate.group_expr().expr().iter().map(|(key, _)| key)),
             seen: Mutex::default(),
@@ -403,25 +415,42 @@ impl GroupTable {
     }
 
     fn group(&self, charge: &mut Charge<'_>, batch: &RecordBatch) {
-        charge.resize_pool(self.pool, self.reserved.bytes());
-        let (runs, new) = {
+        let (runs, groups_before, groups) = {
             let mut seen = self.seen.lock();
-            let before = seen.estimate();
-            let runs = keys::runs(batch, self.keys.as_deref(), |hash| seen.add(hash));
-            (runs, ((seen.estimate() - before) as u64).min(runs))
+            let (sketch, groups) = &mut *seen;
+            let before = *groups;
+            let runs = keys::runs(batch, self.keys.as_deref(), |hash| sketch.add(hash));
+            *groups = sketch.estimate();
+            (runs, before, *groups)
         };
+        let reserved = self.reserved.bytes();
+        let entries = match &self.keys {
+            Some(_) => (self.copies * entries_bytes(groups as u64)).min(reserved),
+            // Nothing is known of its groups.
+            None => reserved / 2,
+        };
+        charge.resize_pool(self.entries, entries);
+        charge.resize_pool(self.states, reserved - entries);
+        let new = ((groups - groups_before) as u64).min(runs);
         let known = runs - new;
-        // Groups lie in the order in which they came: what is new lies beside what was new before, but for its place in the
-        // hash table.
-        charge.random(self.pool, new, true);
-        charge.random(self.pool, known * (1 + self.key_lines), false);
-        charge.random(self.pool, known * self.accumulator_lines, true);
+        // What is new lies beside what was new before, but for its place in the hash table.
+        charge.random(self.entries, new, true);
+        charge.random(self.entries, known, false);
+        charge.random(self.states, known * self.key_lines, false);
+        charge.random(self.states, known * self.accumulator_lines, true);
     }
+}
+
+/// What hashbrown has for so many entries of a hash and a number: buckets in a power of two, seven of eight at most in use, and a
+/// byte beside each.
+fn entries_bytes(groups: u64) -> u64 {
+    (groups * 8 / 7).next_power_of_two() * 17
 }
 
 impl Drop for GroupTable {
     fn drop(&mut self) {
-        self.account.drop_pool(self.pool);
+        self.account.drop_pool(self.entries);
+        self.account.drop_pool(self.states);
     }
 }
 

@@ -89,7 +89,8 @@ impl KeySketch {
 
     pub fn estimate(&self) -> f64 {
         let count = REGISTERS as f64;
-        let sum: f64 = self.registers.iter().map(|rank| (-f64::from(*rank)).exp2()).sum();
+        // Two to the minus rank, exactly: ranks are 55 at most.
+        let sum: f64 = self.registers.iter().map(|rank| f64::from_bits((1023 - u64::from(*rank)) << 52)).sum();
         let estimate = 0.7213 / (1.0 + 1.079 / count) * count * count / sum;
         let empty = self.registers.iter().filter(|rank| **rank == 0).count();
         if estimate <= 2.5 * count && empty > 0 { count * (count / empty as f64).ln() } else { estimate }
