@@ -8,6 +8,11 @@ demo *ARGS:
 test:
     cargo test --release --workspace
 
+# Queries with known answers on several sessions while tablespaces grow, shrink, gain and lose locations and tables move.
+soak SECONDS="60" SEED="1":
+    TIDEPOOL_SOAK_SECONDS={{SECONDS}} TIDEPOOL_SOAK_SEED={{SEED}} \
+        cargo test --release -p tidepool --test suite -- elastic::soak --nocapture
+
 # The SQL corpus alone.
 slt:
     cargo test --release -p tidepool --test suite -- slt

@@ -92,6 +92,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
     let mut config = configuration(args.near, args.far.as_deref())?;
     config.threads = threads;
     config.far.profile = Some(config.profile(args.profile())?);
+    config.far.profiles.clear();
     let database = Database::open(config)?;
     let engine = Engine::Tidepool {
         database: database.clone(),

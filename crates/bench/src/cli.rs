@@ -210,6 +210,7 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
     }
     let mut config = request.config.clone();
     config.far.profile = request.profiles.first().cloned().flatten();
+    config.far.profiles.clear();
     let far_config = config.far.clone();
     config.threads = request.threads;
     let database = Database::open(config)?;
@@ -226,6 +227,7 @@ fn open(request: &Request) -> Result<(Engine, Vec<Arm>)> {
             database.create_tablespace(TablespaceConfig {
                 name: far.clone(),
                 profile: profile.clone(),
+                profiles: Vec::new(),
                 ..far_config.clone()
             })?;
         }

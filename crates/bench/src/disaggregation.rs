@@ -195,6 +195,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
             location: Location::Paged { cache: CacheSize::Percent(100), remote: Box::new(Location::Anon) },
             size_bytes,
             profile: Some(profile.clone()),
+            profiles: Vec::new(),
             huge_pages: false,
         };
         database.create_tablespace(remote)?;

@@ -133,6 +133,7 @@ fn open(args: &ObserveArgs) -> Result<(Arc<Database>, Engine)> {
     config.threads = crate::cli::threads(Some(args.threads))?;
     config.last_level_cache_bytes = Some(args.last_level_cache.0);
     config.far.profile = Some(local.clone());
+    config.far.profiles.clear();
     let work = TablespaceConfig { name: WORK.to_owned(), location: Location::Anon, ..config.far.clone() };
     config.tablespaces.push(work);
     let database = Database::open(config)?;

@@ -182,6 +182,14 @@ fn available_bytes(location: &Location, topology: &Topology) -> Option<u64> {
     let free = match location {
         Location::Dax(_) => return None,
         Location::Paged { remote, .. } => return available_bytes(remote, topology),
+        Location::Striped(stripes) => {
+            let weights: u32 = stripes.iter().map(|stripe| stripe.weight).sum();
+            let all = |free: u64, weight: u32| free / u64::from(weight) * u64::from(weights);
+            let each = stripes
+                .iter()
+                .filter_map(|stripe| Some(all(available_bytes(&stripe.location, topology)?, stripe.weight)));
+            return each.min();
+        }
         Location::Numa(node) => topology.nodes.iter().find(|found| found.id == *node)?.free_bytes,
         Location::Anon | Location::File(_) => {
             let text = read("/proc/meminfo")?;

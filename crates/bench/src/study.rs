@@ -157,6 +157,7 @@ impl Study<'_> {
     async fn instance(&self, profile: Profile, threads: usize) -> Result<Instance> {
         let mut config = cli::configuration(self.args.near, self.args.far.as_deref())?;
         config.far.profile = Some(profile);
+        config.far.profiles.clear();
         config.threads = threads;
         let database = Database::open(config)?;
         let planner = Planner::new(database.clone())?;

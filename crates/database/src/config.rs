@@ -26,6 +26,12 @@
 //! size = "4GB"
 //! profile = "rdma-56g-paging"      # the network that they come over
 //!
+//! [[tablespace]]
+//! name = "uniform"
+//! location = "numa:0*3, numa:1*1"  # striped: three stripes near to one far
+//! size = "8GB"
+//! profile = "none+cxl-asic"        # one for each location, or one for all
+//!
 //! [[profile]]
 //! name = "my-expander"
 //! read_latency_ns = 400
@@ -54,7 +60,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_device::{Location, Profile};
+use tidepool_device::{Location, Profile, Stripe};
 use tidepool_tablespace::TablespaceConfig;
 
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:5477";
@@ -110,6 +116,7 @@ impl Config {
             location: Location::Anon,
             size_bytes: Some(bytes),
             profile: None,
+            profiles: Vec::new(),
             huge_pages: false,
         };
         Config {
@@ -137,6 +144,12 @@ impl Config {
         ConfigBuilder::new().toml(text, "tidepool.toml")?.build()
     }
 
+    /// What `text` names for the parts of a tablespace at `location`: one profile for all of them, or one for each, joined
+    /// by `+`; `none` is none. 42704 when there is no such profile, 22023 when they are not as many as the locations.
+    pub fn profiles(&self, text: &str, location: &Location) -> Result<(Option<Profile>, Vec<Option<Profile>>)> {
+        profiles_of(text, location, &self.profiles)
+    }
+
     /// A profile of the file, or a preset. 42704 when there is none.
     pub fn profile(&self, name: &str) -> Result<Profile> {
         find_profile(&self.profiles, name)
@@ -149,6 +162,22 @@ fn find_profile(declared: &[Profile], name: &str) -> Result<Profile> {
         Some(profile) => Ok(profile.clone()),
         None => Profile::preset(name),
     }
+}
+
+fn profiles_of(text: &str, location: &Location, own: &[Profile]) -> Result<(Option<Profile>, Vec<Option<Profile>>)> {
+    let find = |name: &str| match name.trim() {
+        "none" => Ok(None),
+        name => find_profile(own, name).map(Some),
+    };
+    if !text.contains('+') || own.iter().any(|profile| profile.name == text) {
+        return Ok((find(text)?, Vec::new()));
+    }
+    let profiles = text.split('+').map(find).collect::<Result<Vec<_>>>()?;
+    let parts = location.stripes().len();
+    if profiles.len() != parts {
+        return Err(invalid(format!("profile names {} for {parts} locations: \"{text}\"", profiles.len())));
+    }
+    Ok((None, profiles))
 }
 
 fn threads_default() -> usize {
@@ -176,9 +205,11 @@ struct SpaceSpec {
 }
 
 impl SpaceSpec {
-    /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on`, parts in any order; a size alone will do.
+    /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on`, parts in any order; a size alone will do. Several locations, each
+    /// with its weight, are a list: `numa:0*3,numa:1*1,size=8GB,profile=none+NAME`.
     fn parse(text: &str) -> Result<SpaceSpec> {
         let mut spec = SpaceSpec::default();
+        let mut locations: Vec<&str> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             match part.split_once('=') {
                 Some(("size", size)) => spec.size_bytes = Some(size.parse::<ByteSize>()?.0),
@@ -197,8 +228,11 @@ impl SpaceSpec {
                 _ if part.starts_with(|c: char| c.is_ascii_digit()) => {
                     spec.size_bytes = Some(part.parse::<ByteSize>()?.0);
                 }
-                _ => spec.location = Some(part.parse()?),
+                _ => locations.push(part),
             }
+        }
+        if !locations.is_empty() {
+            spec.location = Some(locations.join(", ").parse()?);
         }
         Ok(spec)
     }
@@ -216,9 +250,9 @@ impl SpaceSpec {
 
     fn build(&self, name: &str, size_default: Option<u64>, profiles: &[Profile]) -> Result<TablespaceConfig> {
         let location = self.location.clone().unwrap_or(Location::Anon);
-        let profile = match self.profile.as_deref() {
-            None | Some("none") => None,
-            Some(wanted) => Some(find_profile(profiles, wanted)?),
+        let (profile, profiles) = match self.profile.as_deref() {
+            None => (None, Vec::new()),
+            Some(wanted) => profiles_of(wanted, &location, profiles)?,
         };
         let sized = location.is_anonymous();
         if self.size_bytes == Some(0) {
@@ -229,6 +263,7 @@ impl SpaceSpec {
             size_bytes: self.size_bytes.or(if sized { size_default } else { None }),
             location,
             profile,
+            profiles,
             huge_pages: self.huge_pages.unwrap_or(true),
         })
     }
@@ -692,11 +727,35 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// One text, or a list of locations, each a text or a table with `location` and `weight`.
 struct Place(Location);
 
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Place, D::Error> {
-        String::deserialize(deserializer)?.parse().map(Place).map_err(D::Error::custom)
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Text(String),
+            List(Vec<Element>),
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Element {
+            Text(String),
+            Table { location: String, weight: Option<u32> },
+        }
+        let list = match Written::deserialize(deserializer)? {
+            Written::Text(text) => return text.parse().map(Place).map_err(D::Error::custom),
+            Written::List(list) => list,
+        };
+        let stripe = |element: Element| match element {
+            Element::Text(text) => text.parse::<Stripe>(),
+            Element::Table { location, weight } => {
+                Ok(Stripe { location: location.parse()?, weight: weight.unwrap_or(1) })
+            }
+        };
+        let stripes = list.into_iter().map(stripe).collect::<tidepool_base::Result<Vec<_>>>();
+        stripes.and_then(Location::of_stripes).map(Place).map_err(D::Error::custom)
     }
 }
 
@@ -745,6 +804,9 @@ mod tests {
         let error = Config::from_toml("[memory]\nlocal_profile = \"nowhere\"").unwrap_err();
         assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR);
         assert!(error.message().contains("memory.local_profile"), "{error:?}");
+        let uniform = config.tablespaces.iter().find(|space| space.name == "uniform").unwrap();
+        assert_eq!(uniform.location.to_string(), "numa:0*3, numa:1*1");
+        assert_eq!(uniform.profile_names().as_deref(), Some("none+cxl-asic"));
         let profile = config.profile("my-expander").unwrap();
         assert_eq!((profile.read_gb_per_s, profile.write_gb_per_s), (20.0, 12.0));
         let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();
@@ -788,6 +850,31 @@ mod tests {
             let error = Config::from_toml(text).unwrap_err();
             assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR, "{text}");
             assert!(error.message().contains(place), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn several_locations_are_written_in_three_ways() {
+        let space =
+            |text: &str| Config::from_toml(&format!("[memory.far]\nsize = \"1GB\"\n{text}\n")).map(|config| config.far);
+        let expected = space("location = \"anon:*2, numa:1\"").unwrap();
+        assert_eq!(expected.location.to_string(), "anon:*2, numa:1*1");
+        assert_eq!(space("location = [\"anon:*2\", \"numa:1\"]").unwrap(), expected);
+        let tables = "location = [{ location = \"anon:\", weight = 2 }, { location = \"numa:1\" }]";
+        assert_eq!(space(tables).unwrap(), expected);
+        // In a list a path may look like a weight or another location.
+        let odd = space("location = [{ location = \"file:/a*2\" }, \"\\\"file:/b, anon:\\\"\"]").unwrap();
+        assert_eq!(odd.location.to_string(), "\"file:/a*2\"*1, \"file:/b, anon:\"*1");
+        let flags = ConfigBuilder::new().far("anon:*2,numa:1,size=1GB,profile=none+cxl-asic").unwrap().build().unwrap();
+        assert_eq!((flags.far.location, flags.far.profiles.len()), (expected.location, 2));
+        for (text, code) in [
+            ("location = \"anon:*0, anon:\"", "weight"),
+            ("location = \"anon:, anon:\"\nprofile = \"none+none+cxl-asic\"", "profile names 3 for 2 locations"),
+            ("location = [{ location = \"anon:\", weight = 101 }, \"anon:\"]", "weight"),
+        ] {
+            let error = space(text).unwrap_err();
+            assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR);
+            assert!(error.message().contains(code), "{error}");
         }
     }
 

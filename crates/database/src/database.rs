@@ -286,6 +286,8 @@ impl Database {
                 .with_detail("The prefix \"pg_\" is reserved for system tablespaces."));
         }
         self.spaces.create(config)?;
+        // Of one with this name that was dropped while it was being altered.
+        self.altered.lock().remove(&name);
         self.save().inspect_err(|_| {
             if let Err(error) = self.spaces.drop(&name) {
                 tracing::warn!("tablespace \"{name}\" was not recorded and could not be dropped: {error}");

@@ -10,15 +10,26 @@ use crate::{Database, TableSize};
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::{Location, Stripe};
 use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig};
 
 /// Between two looks at whether memory was given back.
-const WAIT_SLICE: Duration = Duration::from_millis(5);
+const WAIT_SLICE: Duration = Duration::from_millis(10);
 
 /// What `ALTER TABLESPACE` asks for.
 #[derive(Clone, Debug)]
 pub enum TablespaceChange {
-    Size { bytes: u64 },
+    Size {
+        bytes: u64,
+    },
+    /// `profile`: the name of one, or `none`. Left out: the one that all others have, if they have the same.
+    AddLocation {
+        stripe: Stripe,
+        profile: Option<String>,
+    },
+    DropLocation {
+        location: Location,
+    },
 }
 
 /// How a command waits for others: asked again and again while it does, and between copies.
@@ -44,7 +55,7 @@ impl Patience for () {
 
 impl Database {
     /// Changes a tablespace while it is in use; not transactional. All of the change is made, and recorded in the data
-    /// folder, or nothing. Codes are those of [`Tablespace::resize`]; 53200 as well when tables' rows find no room in what
+    /// folder, or nothing. Codes are those of [`Tablespace::resize`] and its like; 53200 as well when tables' rows find no room in what
     /// would remain, 55P03 when statements under way keep the memory that is to go for longer than `patience` has.
     pub fn alter_tablespace(
         self: &Arc<Self>,
@@ -55,6 +66,15 @@ impl Database {
         let space = self.tablespaces().get(name)?;
         let reshape = match change {
             TablespaceChange::Size { bytes } => space.resize(*bytes)?,
+            TablespaceChange::AddLocation { stripe, profile } => {
+                let profile = match profile.as_deref() {
+                    None => space.config().profile.clone(),
+                    Some("none") => None,
+                    Some(name) => Some(self.config().profile(name)?),
+                };
+                space.add_location(stripe.clone(), profile)?
+            }
+            TablespaceChange::DropLocation { location } => space.drop_location(location)?,
         };
         self.vacate(&space, &reshape, patience)?;
         self.record_tablespace(reshape.config().clone(), || reshape.finish())
@@ -64,8 +84,14 @@ impl Database {
     fn vacate(self: &Arc<Self>, space: &Arc<Tablespace>, reshape: &Reshape<'_>, patience: &dyn Patience) -> Result<()> {
         let mut left = reshape.left_bytes();
         let mut wait = patience.begin_wait();
+        let mut looked_at = None;
         while left > 0 {
-            self.move_tables(space, patience)?;
+            // A version is looked through once: nothing comes into what is closed.
+            let version = self.version().commit_ts;
+            if looked_at != Some(version) {
+                self.move_tables(space, patience)?;
+                looked_at = Some(version);
+            }
             // Statements' free blocks, which they keep for a while.
             tidepool_heap::release_heaps();
             let now = reshape.left_bytes();

@@ -2,7 +2,7 @@
 
 use crate::storage::{Files, SystemFiles};
 use crate::text::{TextReader, TextSettings, TextWriter};
-use crate::{Config, Database, TableSize, Transaction};
+use crate::{Config, Database, TableSize, TablespaceChange, Transaction};
 use arrow_array::RecordBatch;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -439,6 +439,7 @@ fn everything_committed_survives_a_restart() {
             location: Location::Anon,
             size_bytes: Some(32 * MIB),
             profile: None,
+            profiles: Vec::new(),
             huge_pages: false,
         })
         .unwrap();
@@ -672,6 +673,7 @@ fn space(name: &str) -> TablespaceConfig {
         location: Location::Anon,
         size_bytes: Some(16 * MIB),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: false,
     }
 }
@@ -698,4 +700,61 @@ fn small_commits_are_written_in_the_background() {
         opened => Some(opened.unwrap()),
     });
     assert_eq!(rows(&reopened.expect("the folder is free after ten seconds"), "t"), expected(0..10));
+}
+
+#[test]
+fn altered_tablespaces_are_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let alter = |database: &Arc<Database>, name: &str, change: TablespaceChange| {
+        database.alter_tablespace(name, &change, &()).unwrap();
+    };
+    let size = |mib: u64| TablespaceChange::Size { bytes: mib * MIB };
+    let sizes = |database: &Database| -> Vec<u64> {
+        database.tablespaces().list().iter().map(|space| space.size_bytes() / MIB).collect()
+    };
+    {
+        let database = Database::open(in_folder(folder.path())).unwrap();
+        database.create_tablespace(space("pool")).unwrap();
+        alter(&database, "far", size(64));
+        alter(&database, "pool", size(48));
+        let stripe = "anon:*2".parse().unwrap();
+        let profile = Some("cxl-asic".to_owned());
+        alter(&database, "pool", TablespaceChange::AddLocation { stripe, profile });
+        assert_eq!(sizes(&database), [256, 64, 144]);
+    }
+    {
+        let database = Database::open(in_folder(folder.path())).unwrap();
+        assert_eq!(sizes(&database), [256, 64, 144]);
+        let config = database.tablespaces().get("pool").unwrap().config();
+        assert_eq!(config.location.to_string(), "anon:*1, anon:*2");
+        assert_eq!(config.profile_names().as_deref(), Some("none+cxl-asic"));
+        alter(&database, "pool", TablespaceChange::DropLocation { location: Location::Anon });
+        alter(&database, "far", size(32));
+    }
+    {
+        let database = Database::open(in_folder(folder.path())).unwrap();
+        assert_eq!(sizes(&database), [256, 32, 48]);
+        assert!(database.tablespaces().get("pool").unwrap().pacer().is_none());
+    }
+    // Configured anew, a tablespace is what the configuration says.
+    let mut configured = in_folder(folder.path());
+    configured.far.size_bytes = Some(128 * MIB);
+    assert_eq!(sizes(&Database::open(configured).unwrap()), [256, 128, 48]);
+    assert_eq!(sizes(&Database::open(in_folder(folder.path())).unwrap()), [256, 256, 48]);
+}
+
+#[test]
+fn a_change_that_cannot_be_recorded_is_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(FullDisk::default());
+    let database = Database::open_with(in_folder(folder.path()), disk.clone()).unwrap();
+    disk.full.store(true, Ordering::SeqCst);
+    for bytes in [512 * MIB, 16 * MIB] {
+        let error = database.alter_tablespace("far", &TablespaceChange::Size { bytes }, &()).unwrap_err();
+        assert_eq!(error.code().code(), "53100");
+        assert_eq!(database.tablespaces().far().size_bytes(), 256 * MIB);
+    }
+    disk.full.store(false, Ordering::SeqCst);
+    database.alter_tablespace("far", &TablespaceChange::Size { bytes: 16 * MIB }, &()).unwrap();
+    assert_eq!(database.tablespaces().far().size_bytes(), 16 * MIB);
 }

@@ -18,6 +18,14 @@
 //! ns = sequential waits / threads + max(transfer, random waits / threads)
 //! ```
 //!
+//! # Several devices side by side
+//!
+//! Memory that is striped over devices is touched everywhere alike: of any access each device has its share. A thread
+//! waits for the mean of the devices' latencies, weighted by share, and the link that needs longest for its share of the
+//! bytes is the one that the transfer takes. So two equal devices carry twice what one does, and near memory beside far
+//! takes off its share of both costs (the 'uniform' interleave of Expanding System Memory Boundaries Through CXL-Enabled
+//! Device, section 2).
+//!
 //! A cache hit costs the same on every device and counts as nothing, so of the machine's caches only the last matters.
 //! Nothing is modelled of row buffers, of TLB misses, or of one thread that cannot keep the whole link busy by itself.
 
@@ -80,6 +88,12 @@ impl Access {
 pub(crate) struct Traffic {
     pub read_bytes: f64,
     pub write_bytes: f64,
+}
+
+impl Traffic {
+    fn part(self, part: f64) -> Traffic {
+        Traffic { read_bytes: part * self.read_bytes, write_bytes: part * self.write_bytes }
+    }
 }
 
 impl std::ops::AddAssign for Traffic {
@@ -145,27 +159,77 @@ pub fn set_local_profile(profile: Profile) -> Result<()> {
     Ok(())
 }
 
-/// A device's profile beside that of the local memory the process really runs in, and the machine's last cache.
+/// One of the devices that memory is striped over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    /// Of the bytes; between 0 and 1. All shares together are 1.
+    pub part: f64,
+    /// `None`: local memory, which is the real thing and takes its own time.
+    pub profile: Option<Profile>,
+}
+
+/// A device's profile, or those of several side by side, beside that of the local memory the process really runs in, and
+/// the machine's last cache.
 #[derive(Clone, Debug)]
 pub struct CostModel {
-    device: Profile,
+    device: Vec<Share>,
     local: Profile,
     last_level_cache_bytes: u64,
 }
 
 impl CostModel {
     pub fn new(device: Profile, local: Profile, last_level_cache_bytes: u64) -> CostModel {
+        CostModel::striped(vec![Share { part: 1.0, profile: Some(device) }], local, last_level_cache_bytes)
+    }
+
+    /// Of memory that is striped over several devices.
+    pub fn striped(device: Vec<Share>, local: Profile, last_level_cache_bytes: u64) -> CostModel {
         CostModel { device, local, last_level_cache_bytes }
     }
 
     /// Beside [`local_profile`] and this machine's last-level cache. 22023 when the profile is nonsense.
     pub fn on_this_machine(device: Profile) -> Result<CostModel> {
-        device.validate()?;
-        Ok(CostModel::new(device, local_profile()?, topology::last_level_cache_bytes()))
+        CostModel::striped_on_this_machine(vec![Share { part: 1.0, profile: Some(device) }])
     }
 
-    pub fn device(&self) -> &Profile {
+    /// As above, of several devices.
+    pub fn striped_on_this_machine(device: Vec<Share>) -> Result<CostModel> {
+        for profile in device.iter().filter_map(|share| share.profile.as_ref()) {
+            profile.validate()?;
+        }
+        Ok(CostModel::striped(device, local_profile()?, topology::last_level_cache_bytes()))
+    }
+
+    /// The devices and what each has of the bytes.
+    pub fn shares(&self) -> &[Share] {
         &self.device
+    }
+
+    /// Latency of one dependent load, ns: the devices' mean by share.
+    pub fn read_latency_ns(&self) -> f64 {
+        self.mean(|profile| profile.read_latency_ns)
+    }
+
+    /// As above, of one line written past the caches.
+    pub fn write_latency_ns(&self) -> f64 {
+        self.mean(|profile| profile.write_latency_ns)
+    }
+
+    fn mean(&self, of: impl Fn(&Profile) -> f64) -> f64 {
+        self.device.iter().map(|share| share.part * of(self.profile_of(share))).sum()
+    }
+
+    fn profile_of<'a>(&'a self, share: &'a Share) -> &'a Profile {
+        share.profile.as_ref().unwrap_or(&self.local)
+    }
+
+    /// Time that the devices' links need for a mix of bytes read and written, ns: that of the one that needs longest.
+    pub fn transfer_ns(&self, read_bytes: f64, write_bytes: f64) -> f64 {
+        let each = self
+            .device
+            .iter()
+            .map(|share| self.profile_of(share).transfer_ns(share.part * read_bytes, share.part * write_bytes));
+        each.fold(0.0, f64::max)
     }
 
     pub fn local(&self) -> &Profile {
@@ -193,49 +257,76 @@ impl CostModel {
 
     /// As above, in local memory.
     pub fn local_ns_of(&self, accesses: &[Access], threads: usize) -> f64 {
-        self.total_ns(&self.local, accesses, threads)
+        let local = [Share { part: 1.0, profile: None }];
+        self.total_ns(&local, accesses, threads)
     }
 
     /// What `accesses`, made side by side, cost beyond local memory: nothing if that is what the device is.
     pub fn excess_of(&self, accesses: &[Access]) -> Excess {
-        if self.device == self.local {
-            return Excess::default();
-        }
-        let (mut wait_ns, mut traffic) = (0.0, Traffic::default());
+        let mut excess = Excess::default();
         for access in accesses {
-            let device = self.device_cost(access);
-            wait_ns += (device.latency_ns - self.local_cost(access).latency_ns).max(0.0);
-            traffic += device.traffic;
+            excess.wait_ns += self.wait_ns(access);
         }
-        Excess { wait_ns, transfer_ns: self.device.transfer_ns(traffic.read_bytes, traffic.write_bytes) }
+        for share in self.device.iter().filter(|share| self.profile_of(share) != &self.local) {
+            excess.transfer_ns = excess.transfer_ns.max(self.link_ns(share, accesses).0);
+        }
+        excess
     }
 
-    /// Bytes that cross the device's link, either way.
+    /// What a thread waits for first lines and for lines that miss beyond what it would in local memory, ns.
+    pub(crate) fn wait_ns(&self, access: &Access) -> f64 {
+        (self.device_cost(access).latency_ns - self.local_cost(access).latency_ns).max(0.0)
+    }
+
+    /// Time that one device's link needs for its share of accesses that are made side by side, ns, and the bytes of it.
+    pub(crate) fn link_ns(&self, share: &Share, accesses: &[Access]) -> (f64, Traffic) {
+        let profile = self.profile_of(share);
+        let mut traffic = Traffic::default();
+        for access in accesses {
+            traffic += self.cost(profile, access).traffic.part(share.part);
+        }
+        (profile.transfer_ns(traffic.read_bytes, traffic.write_bytes), traffic)
+    }
+
+    /// Bytes that cross the links of the devices, either way, local memory left out.
     pub fn device_bytes(&self, access: &Access) -> u64 {
-        let traffic = self.device_cost(access).traffic;
-        (traffic.read_bytes + traffic.write_bytes) as u64
+        let far = self.device.iter().filter(|share| share.profile.is_some());
+        far.map(|share| self.link_ns(share, &[*access]).1)
+            .map(|traffic| traffic.read_bytes + traffic.write_bytes)
+            .sum::<f64>()
+            .round() as u64
     }
 
     pub(crate) fn device_cost(&self, access: &Access) -> Cost {
-        self.cost(&self.device, access)
+        self.shared_cost(&self.device, access)
+    }
+
+    /// The mean of the latencies, and all of the bytes.
+    fn shared_cost(&self, device: &[Share], access: &Access) -> Cost {
+        let mut sum = Cost { latency_ns: 0.0, traffic: Traffic::default() };
+        for share in device {
+            let cost = self.cost(self.profile_of(share), access);
+            sum.latency_ns += share.part * cost.latency_ns;
+            sum.traffic += cost.traffic.part(share.part);
+        }
+        sum
     }
 
     pub(crate) fn local_cost(&self, access: &Access) -> Cost {
         self.cost(&self.local, access)
     }
 
-    fn total_ns(&self, profile: &Profile, accesses: &[Access], threads: usize) -> f64 {
-        let (mut sequential_ns, mut random_ns, mut traffic) = (0.0, 0.0, Traffic::default());
+    fn total_ns(&self, device: &[Share], accesses: &[Access], threads: usize) -> f64 {
+        let (mut sequential_ns, mut random_ns) = (0.0, 0.0);
         for access in accesses {
-            let cost = self.cost(profile, access);
-            traffic += cost.traffic;
+            let cost = self.shared_cost(device, access);
             match access.pattern {
                 Pattern::Sequential { .. } => sequential_ns += cost.latency_ns,
                 Pattern::Random { .. } => random_ns += cost.latency_ns,
             }
         }
         let threads = threads.max(1) as f64;
-        let transfer_ns = profile.transfer_ns(traffic.read_bytes, traffic.write_bytes);
+        let transfer_ns = device.iter().map(|share| self.link_ns(share, accesses).0).fold(0.0, f64::max);
         sequential_ns / threads + transfer_ns.max(random_ns / threads)
     }
 
@@ -382,5 +473,61 @@ mod tests {
         assert_eq!(model.device_bytes(&Access::read_sequential(100)), 256);
         let runs = Access { pattern: Pattern::Sequential { bytes: 1000, runs: 10 }, write: false };
         assert_eq!(model.device_bytes(&runs), 2560);
+    }
+
+    fn striped(parts: &[(f64, Option<&str>)]) -> CostModel {
+        let share = |(part, name): &(f64, Option<&str>)| Share {
+            part: *part,
+            profile: name.map(|name| Profile::preset(name).unwrap()),
+        };
+        let shares = parts.iter().map(share).collect();
+        CostModel::striped(shares, Profile::preset(LOCAL_DRAM).unwrap(), 32 * MIB)
+    }
+
+    #[test]
+    fn equal_devices_side_by_side_carry_as_much_as_they_are() {
+        let (one, two) = (model("pcie4-x8-expander"), striped(&[(0.5, Some("pcie4-x8-expander")); 2]));
+        let scan = Access::read_sequential(64_000_000);
+        assert_close(one.device_ns(&scan), 400.0 + 64e6 / 16.0);
+        assert_close(two.device_ns(&scan), 400.0 + 64e6 / 32.0);
+        assert_close(two.device_ns(&scan), model("pcie4-x8-expander-2x").device_ns(&scan));
+        // Waiting for lines one by one is no faster; with many in flight it is.
+        let chase = |in_flight| Access::read_random(1000, 64 * MIB, in_flight);
+        assert_close(two.device_ns(&chase(1.0)), one.device_ns(&chase(1.0)));
+        assert_close(two.device_ns(&chase(1e6)), 500.0 * 64.0 / 32.0);
+        assert_eq!(two.device_bytes(&scan), 64_000_000);
+        assert_eq!(two.excess_of(&[scan]), Excess { wait_ns: 300.0, transfer_ns: 64e6 / 32.0 });
+    }
+
+    #[test]
+    fn near_memory_beside_far_takes_its_share_of_the_cost() {
+        // Three stripes near to one far: a quarter of the bytes and of the latency's excess.
+        let uniform = striped(&[(0.75, None), (0.25, Some("fpga-prototype"))]);
+        assert_close(uniform.read_latency_ns(), 0.75 * 100.0 + 0.25 * 400.0);
+        let scan = Access::read_sequential(64_000_000);
+        let far_ns = 16e6 / 10.7;
+        assert_eq!(uniform.excess_of(&[scan]).wait_ns, 75.0);
+        assert_close(uniform.excess_of(&[scan]).transfer_ns, far_ns);
+        // Near memory at 200 GB/s is done long before.
+        assert_close(uniform.device_ns(&scan), 175.0 + far_ns);
+        assert_eq!(uniform.device_bytes(&scan), 16_000_000);
+        let chase = Access::read_random(1000, 64 * MIB, 1.0);
+        assert_close(uniform.device_ns(&chase), 500.0 * 175.0);
+        assert_close(uniform.excess_of(&[chase]).wait_ns, 500.0 * 75.0);
+        // One to nine the other way round: the near link is the slower one for its share.
+        let lopsided = striped(&[(0.99, None), (0.01, Some("fpga-prototype"))]);
+        let local = Profile::preset(LOCAL_DRAM).unwrap();
+        assert_close(lopsided.transfer_ns(1e6, 0.0), (0.99e6 / local.read_gb_per_s).max(0.01e6 / 10.7));
+    }
+
+    #[test]
+    fn unlike_devices_each_move_their_own_units() {
+        // Half on cache lines, half on units of 256 bytes.
+        let mixed = striped(&[(0.5, Some("fpga-prototype")), (0.5, Some("optane"))]);
+        let lines = Access::read_random(1000, u64::MAX, 1.0);
+        assert_close(mixed.device_ns(&lines), 1000.0 * (400.0 + 305.0) / 2.0);
+        let many = Access::read_random(1000, u64::MAX, 1e9);
+        assert_close(mixed.device_ns(&many), (500.0f64 * 64.0 / 10.7).max(500.0 * 256.0 / 6.6));
+        assert_eq!(mixed.device_bytes(&lines), 500 * 64 + 500 * 256);
     }
 }

@@ -84,6 +84,7 @@ impl Device {
             Location::Numa(node) => open_anonymous(location, required(location, size)?, options, Some(*node)),
             Location::File(path) => open_file(path, size, options, check),
             Location::Dax(path) => open_dax(path, size, check),
+            Location::Striped(_) => Err(Error::internal(format!("\"{location}\" is not one device"))),
             Location::Paged { .. } => {
                 Err(Error::unsupported(format!("\"{location}\" is mapped page by page, and only as a whole")))
             }
@@ -126,6 +127,11 @@ impl Device {
     /// `commit` has work to do here.
     pub fn needs_commit(&self) -> bool {
         matches!(self.source, Source::File { fills_up: true, .. })
+    }
+
+    /// Says that bytes which nobody wrote may not be zero, as something was left there.
+    pub fn note_not_zeroed(&self) {
+        self.zeroed.store(false, Ordering::Relaxed);
     }
 
     /// `len` in the device's unit, as `open` rounds sizes.

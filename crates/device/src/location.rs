@@ -1,4 +1,8 @@
-//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`.
+//! Where a device is: `anon:`, `file:PATH`, `numa:N`, `dax:PATH`, `paged:CACHE:LOCATION`, or several of the first four.
+//!
+//! Several are written as a list, each with its weight (one, if it is left out): `numa:0*3, numa:1*1`. A comma starts
+//! another location only where the name of a kind and a colon follow, so a path may hold commas; in a list, one that ends in
+//! `*` and digits, or holds a comma and such a name, is written in double quotes with its kind: `"file:/a*3"*1, anon:`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,12 +25,56 @@ pub enum Location {
     /// Pages that a remote node holds, with a bounded local cache. `remote` is this machine's memory that stands for the
     /// remote node's: `Anon` or `Numa`.
     Paged { cache: CacheSize, remote: Box<Location> },
+    /// Several of the others, at least two, none of them paged: stripes of memory go to each by its weight.
+    Striped(Vec<Stripe>),
+}
+
+/// One of several locations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stripe {
+    pub location: Location,
+    /// Stripes that it has of as many as the weights of all add up to. From 1 to [`Stripe::WEIGHT_MAX`].
+    pub weight: u32,
+}
+
+impl Stripe {
+    /// Beyond, stripes would be so many that a device comes in after gigabytes.
+    pub const WEIGHT_MAX: u32 = 100;
 }
 
 impl Location {
     /// Memory of this machine that nobody else can name: it takes the size that is asked for, and can be had twice.
     pub fn is_anonymous(&self) -> bool {
-        matches!(self, Location::Anon | Location::Numa(_) | Location::Paged { .. })
+        match self {
+            Location::Anon | Location::Numa(_) | Location::Paged { .. } => true,
+            Location::File(_) | Location::Dax(_) => false,
+            Location::Striped(stripes) => stripes.iter().all(|stripe| stripe.location.is_anonymous()),
+        }
+    }
+
+    /// All of several, or the one.
+    pub fn stripes(&self) -> Vec<Stripe> {
+        match self {
+            Location::Striped(stripes) => stripes.clone(),
+            one => vec![Stripe { location: one.clone(), weight: 1 }],
+        }
+    }
+
+    /// What `stripes` shows. 22023 when there is none, 0A000 for paged memory among several.
+    pub fn of_stripes(mut stripes: Vec<Stripe>) -> Result<Location> {
+        if let Some(stripe) = stripes.iter().find(|stripe| !(1..=Stripe::WEIGHT_MAX).contains(&stripe.weight)) {
+            return Err(invalid_weight(&stripe.location.to_string()));
+        }
+        match stripes.len() {
+            0 => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "a location is missing")),
+            1 => Ok(stripes.remove(0).location),
+            _ => match stripes.iter().find(|stripe| matches!(stripe.location, Location::Paged { .. })) {
+                Some(paged) => {
+                    Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", paged.location)))
+                }
+                None => Ok(Location::Striped(stripes)),
+            },
+        }
     }
 }
 
@@ -81,56 +129,137 @@ impl fmt::Display for CacheSize {
     }
 }
 
+const KINDS: [&str; 5] = ["anon:", "file:", "numa:", "dax:", "paged:"];
+
+fn starts_location(text: &str) -> bool {
+    let text = text.trim_start();
+    text.starts_with('"') || KINDS.iter().any(|kind| text.starts_with(kind))
+}
+
+/// A list's elements.
+fn elements(text: &str) -> Vec<&str> {
+    let (mut elements, mut start, mut quoted) = (Vec::new(), 0, false);
+    for (position, character) in text.char_indices() {
+        match character {
+            '"' if quoted || text[start..position].trim().is_empty() => quoted = !quoted,
+            ',' if !quoted && starts_location(&text[position + 1..]) => {
+                elements.push(text[start..position].trim());
+                start = position + 1;
+            }
+            _ => {}
+        }
+    }
+    elements.push(text[start..].trim());
+    elements
+}
+
+fn is_number(text: &str) -> bool {
+    let text = text.trim();
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn invalid_weight(text: &str) -> Error {
+    Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid weight of a location: \"{text}\""))
+        .with_detail(format!("A weight is a whole number from 1 to {}.", Stripe::WEIGHT_MAX))
+}
+
+impl FromStr for Stripe {
+    type Err = Error;
+
+    /// A location, `*` and its weight, or a location alone. 22023 for anything else.
+    fn from_str(text: &str) -> Result<Stripe> {
+        let text = text.trim();
+        let (location, weight) = match text.strip_prefix('"').and_then(|rest| rest.split_once('"')) {
+            Some((location, "")) => (location, None),
+            Some((location, rest)) => {
+                (location, Some(rest.trim_start().strip_prefix('*').ok_or_else(|| invalid_weight(text))?))
+            }
+            None => match text.rsplit_once('*') {
+                Some((location, weight)) if is_number(weight) => (location.trim_end(), Some(weight)),
+                _ => (text, None),
+            },
+        };
+        let weight = match weight {
+            None => 1,
+            Some(weight) => weight.trim().parse::<u32>().map_err(|_| invalid_weight(text))?,
+        };
+        if !(1..=Stripe::WEIGHT_MAX).contains(&weight) {
+            return Err(invalid_weight(text));
+        }
+        Ok(Stripe { location: one(location)?, weight })
+    }
+}
+
+impl fmt::Display for Stripe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let location = self.location.to_string();
+        let weighted = location.rsplit_once('*').is_some_and(|(_, rest)| is_number(rest));
+        if weighted || elements(&location).len() > 1 {
+            write!(f, "\"{location}\"*{}", self.weight)
+        } else {
+            write!(f, "{location}*{}", self.weight)
+        }
+    }
+}
+
 impl FromStr for Location {
     type Err = Error;
 
-    /// 22023 for anything that is not one of the five forms.
+    /// 22023 for anything that is not one of the forms.
     fn from_str(text: &str) -> Result<Location> {
-        let invalid = |detail: String| {
-            Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid device location: \"{text}\""))
-                .with_detail(detail)
-                .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH or paged:CACHE:anon:.")
-        };
-        let path = |rest: &str| {
-            if rest.is_empty() {
-                Err(invalid("The path is missing.".into()))
-            } else if rest.contains('\0') {
-                Err(invalid("A path holds no zero byte.".into()))
-            } else {
-                Ok(PathBuf::from(rest))
-            }
-        };
-        let Some((kind, rest)) = text.trim().split_once(':') else {
-            return Err(invalid("There is no colon after the kind of device.".into()));
-        };
-        match kind {
-            "anon" if rest.is_empty() => Ok(Location::Anon),
-            "anon" => Err(invalid("Nothing follows \"anon:\".".into())),
-            "file" => Ok(Location::File(path(rest)?)),
-            "dax" => Ok(Location::Dax(path(rest)?)),
-            "numa" => match rest.parse::<u32>() {
-                Ok(node) if node <= NUMA_NODE_MAX => Ok(Location::Numa(node)),
-                _ => Err(invalid(format!("A NUMA node is a number from 0 to {NUMA_NODE_MAX}."))),
-            },
-            "paged" => {
-                let Some((cache, remote)) = rest.split_once(':') else {
-                    return Err(invalid(
-                        "Paged memory needs the size of its cache and what stands for the remote node.".into(),
-                    )
-                    .with_hint("Write paged:CACHE:anon: or paged:CACHE:numa:NODE, as in paged:256MB:anon:."));
-                };
-                let cache = cache
-                    .parse()
-                    .map_err(|error: Error| invalid(format!("The cache is no size: {}.", error.message())))?;
-                match remote.parse()? {
-                    remote @ (Location::Anon | Location::Numa(_)) => {
-                        Ok(Location::Paged { cache, remote: Box::new(remote) })
-                    }
-                    _ => Err(invalid("Pages are held in anon: or numa:NODE.".into())),
-                }
-            }
-            _ => Err(invalid(format!("There is no kind of device named \"{kind}\"."))),
+        let elements = elements(text);
+        match elements.as_slice() {
+            [only] if !only.starts_with('"') => one(only),
+            _ => Location::of_stripes(elements.into_iter().map(str::parse).collect::<Result<_>>()?),
         }
+    }
+}
+
+/// One location, without a weight.
+fn one(text: &str) -> Result<Location> {
+    let invalid = |detail: String| {
+        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid device location: \"{text}\""))
+            .with_detail(detail)
+            .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH or paged:CACHE:anon:.")
+    };
+    let path = |rest: &str| {
+        if rest.is_empty() {
+            Err(invalid("The path is missing.".into()))
+        } else if rest.contains('\0') {
+            Err(invalid("A path holds no zero byte.".into()))
+        } else {
+            Ok(PathBuf::from(rest))
+        }
+    };
+    let Some((kind, rest)) = text.trim().split_once(':') else {
+        return Err(invalid("There is no colon after the kind of device.".into()));
+    };
+    match kind {
+        "anon" if rest.is_empty() => Ok(Location::Anon),
+        "anon" => Err(invalid("Nothing follows \"anon:\".".into())),
+        "file" => Ok(Location::File(path(rest)?)),
+        "dax" => Ok(Location::Dax(path(rest)?)),
+        "numa" => match rest.parse::<u32>() {
+            Ok(node) if node <= NUMA_NODE_MAX => Ok(Location::Numa(node)),
+            _ => Err(invalid(format!("A NUMA node is a number from 0 to {NUMA_NODE_MAX}."))),
+        },
+        "paged" => {
+            let Some((cache, remote)) = rest.split_once(':') else {
+                return Err(invalid(
+                    "Paged memory needs the size of its cache and what stands for the remote node.".into(),
+                )
+                .with_hint("Write paged:CACHE:anon: or paged:CACHE:numa:NODE, as in paged:256MB:anon:."));
+            };
+            let cache =
+                cache.parse().map_err(|error: Error| invalid(format!("The cache is no size: {}.", error.message())))?;
+            match remote.parse()? {
+                remote @ (Location::Anon | Location::Numa(_)) => {
+                    Ok(Location::Paged { cache, remote: Box::new(remote) })
+                }
+                _ => Err(invalid("Pages are held in anon: or numa:NODE.".into())),
+            }
+        }
+        _ => Err(invalid(format!("There is no kind of device named \"{kind}\"."))),
     }
 }
 
@@ -142,6 +271,12 @@ impl fmt::Display for Location {
             Location::Numa(node) => write!(f, "numa:{node}"),
             Location::Dax(path) => write!(f, "dax:{}", path.display()),
             Location::Paged { cache, remote } => write!(f, "paged:{cache}:{remote}"),
+            Location::Striped(stripes) => {
+                for (index, stripe) in stripes.iter().enumerate() {
+                    write!(f, "{}{stripe}", if index == 0 { "" } else { ", " })?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -177,6 +312,40 @@ mod tests {
             assert_eq!(text.parse::<Location>().unwrap(), location);
             assert_eq!(location.to_string(), text);
         }
+    }
+
+    #[test]
+    fn several_locations_have_weights() {
+        let stripe = |location: &str, weight| Stripe { location: one(location).unwrap(), weight };
+        for (text, shown, stripes) in [
+            ("numa:0*3, numa:1", "numa:0*3, numa:1*1", vec![stripe("numa:0", 3), stripe("numa:1", 1)]),
+            ("anon:,anon: * 2", "anon:*1, anon:*2", vec![stripe("anon:", 1), stripe("anon:", 2)]),
+            // Commas and stars of paths.
+            (
+                "file:/a,b*2,dax:/dev/dax0.0",
+                "file:/a,b*2, dax:/dev/dax0.0*1",
+                vec![stripe("file:/a,b", 2), stripe("dax:/dev/dax0.0", 1)],
+            ),
+            (
+                "\"file:/a*3\"*2, \"file:/x, anon:\"",
+                "\"file:/a*3\"*2, \"file:/x, anon:\"*1",
+                vec![stripe("file:/a*3", 2), Stripe { location: Location::File("/x, anon:".into()), weight: 1 }],
+            ),
+        ] {
+            let location: Location = text.parse().unwrap();
+            assert_eq!(location, Location::Striped(stripes), "{text}");
+            assert_eq!(location.to_string(), shown);
+            assert_eq!(shown.parse::<Location>().unwrap(), location);
+        }
+        // One location has no weight, and its path may end as it likes.
+        assert_eq!("file:/a*3".parse::<Location>().unwrap(), Location::File("/a*3".into()));
+        assert_eq!("file:/a, b".parse::<Location>().unwrap(), Location::File("/a, b".into()));
+        assert_eq!("\"file:/a, anon:\"".parse::<Location>().unwrap(), Location::File("/a, anon:".into()));
+        for text in ["anon:*0, anon:", "anon:*101, anon:", "anon:*2x, anon:", "anon:, nonsense", "numa:0*2"] {
+            assert_eq!(text.parse::<Location>().unwrap_err().code(), SqlState::INVALID_PARAMETER_VALUE, "{text}");
+        }
+        let paged = "anon:, paged:64MB:anon:".parse::<Location>().unwrap_err();
+        assert_eq!(paged.code(), SqlState::FEATURE_NOT_SUPPORTED);
     }
 
     #[test]

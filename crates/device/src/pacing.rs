@@ -16,7 +16,7 @@
 //! *accounted* stall depends on no scheduler's mood once the clock readings are given, which is what the tests rely on.
 
 use crate::cost::Traffic;
-use crate::{Access, CostModel, Pattern};
+use crate::{Access, CostModel, Pattern, Profile};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -107,7 +107,8 @@ impl Link {
     }
 }
 
-/// One device's pacer: bandwidth is shared by all threads, latency is each thread's own.
+/// One device's pacer: bandwidth is shared by all threads, latency is each thread's own. Of memory that is striped over
+/// several devices, each has a link of its own.
 #[derive(Debug)]
 pub struct Pacer {
     model: CostModel,
@@ -115,8 +116,9 @@ pub struct Pacer {
     processors: u64,
     /// Finds this pacer's state in a thread. Never zero.
     id: usize,
-    link: Arc<Link>,
-    totals: PacingTotals,
+    /// Of the model's devices, in their order. `None`: local memory, which takes its own time.
+    links: Vec<Option<Arc<Link>>>,
+    totals: Arc<PacingTotals>,
 }
 
 /// One thread's account with one pacer.
@@ -153,9 +155,15 @@ impl Pacer {
 
     fn shared_by(model: CostModel, processors: usize) -> Pacer {
         static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
-        let link = model.device().link.as_deref().map_or_else(Arc::default, Link::named);
+        let link = |profile: &Profile| profile.link.as_deref().map_or_else(Arc::default, Link::named);
+        let links = model.shares().iter().map(|share| share.profile.as_ref().map(link)).collect();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Pacer { model, processors: processors as u64, id, link, totals: PacingTotals::default() }
+        Pacer { model, processors: processors as u64, id, links, totals: Arc::default() }
+    }
+
+    /// A pacer for the same memory when it is made of other devices: it goes on with this one's counters.
+    pub fn followed_by(&self, model: CostModel) -> Pacer {
+        Pacer { totals: self.totals.clone(), ..Pacer::new(model) }
     }
 
     pub fn model(&self) -> &CostModel {
@@ -206,18 +214,16 @@ impl Pacer {
     /// The rules, given the time.
     fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> PacingCounters {
         let virtual_now = now_ns.saturating_add_signed(account.debt_ns);
-        let (mut local_ns, mut traffic) = (0.0, Traffic::default());
+        let mut local_ns = 0.0;
         let mut spent = PacingCounters::default();
         // Excess over local memory: in sequence each run waits for its first line, and then for the link; at random the
         // link works beneath the waits.
         let (mut sequential_wait_ns, mut random_wait_ns) = (0.0, 0.0);
         for access in accesses {
-            let device = self.model.device_cost(access);
             let local = self.model.local_cost(access);
             local_ns +=
                 local.latency_ns + self.model.local().transfer_ns(local.traffic.read_bytes, local.traffic.write_bytes);
-            traffic += device.traffic;
-            let wait_ns = (device.latency_ns - local.latency_ns).max(0.0);
+            let wait_ns = self.model.wait_ns(access);
             match access.pattern {
                 Pattern::Sequential { .. } => sequential_wait_ns += wait_ns,
                 Pattern::Random { .. } => random_wait_ns += wait_ns,
@@ -225,8 +231,6 @@ impl Pacer {
             *(if access.write { &mut spent.bytes_written } else { &mut spent.bytes_read }) += access.bytes_asked();
             spent.lines += access.lines_asked();
         }
-        spent.link_bytes_read = traffic.read_bytes.round() as u64;
-        spent.link_bytes_written = traffic.write_bytes.round() as u64;
 
         let earliest = if account.last_ns == 0 {
             // A thread's first charge has no past but the accesses themselves, which took at least their local time.
@@ -234,15 +238,19 @@ impl Pacer {
         } else {
             account.last_ns.max(virtual_now.saturating_sub(OVERLAP_NS_MAX))
         };
-        // Accesses side by side share the link as the mix they are.
-        let transfer_ns = self.model.device().transfer_ns(traffic.read_bytes, traffic.write_bytes) as u64;
-        // What the caches hold waits for no link.
-        let bandwidth_stall = if transfer_ns == 0 {
-            0
-        } else {
+        // Accesses side by side share the link as the mix they are. Of several links the last to be done counts.
+        let (mut bandwidth_stall, mut traffic) = (0, Traffic::default());
+        for (share, link) in self.model.shares().iter().zip(&self.links) {
+            let Some(link) = link else { continue };
+            let (transfer_ns, moved) = self.model.link_ns(share, accesses);
+            let transfer_ns = transfer_ns as u64;
+            traffic += moved;
+            if transfer_ns == 0 {
+                // What the caches hold waits for no link.
+                continue;
+            }
             // Relaxed: the clock is a number, and orders no other memory.
-            let busy = self
-                .link
+            let busy = link
                 .busy_until
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |busy| Some(busy.max(earliest) + transfer_ns))
                 .unwrap_or_else(|busy| busy);
@@ -251,8 +259,10 @@ impl Pacer {
             // the time would. No more is given away by this than there is: n threads have an n-th each.
             let in_turn = busy.max(earliest) + transfer_ns;
             let shared = earliest.saturating_add(self.processors.saturating_mul(transfer_ns));
-            in_turn.min(shared).saturating_sub(virtual_now)
-        };
+            bandwidth_stall = bandwidth_stall.max(in_turn.min(shared).saturating_sub(virtual_now));
+        }
+        spent.link_bytes_read = traffic.read_bytes.round() as u64;
+        spent.link_bytes_written = traffic.write_bytes.round() as u64;
         let stall_ns = sequential_wait_ns as u64 + bandwidth_stall.max(random_wait_ns as u64);
 
         account.debt_ns += stall_ns as i64;
@@ -391,6 +401,31 @@ mod tests {
         assert_eq!(stalled, 0);
         let gb_per_s = moved as f64 / (real - START) as f64;
         assert!((10.5..10.72).contains(&gb_per_s), "{gb_per_s}");
+    }
+
+    #[test]
+    fn striped_devices_add_up_and_near_memory_takes_its_share() {
+        let striped = |parts: &[(f64, Option<&str>)]| {
+            let shares = parts.iter().map(|(part, name)| crate::Share {
+                part: *part,
+                profile: name.map(|name| Profile::preset(name).unwrap()),
+            });
+            let local = Profile::preset("local-dram").unwrap();
+            Pacer::shared_by(CostModel::striped(shares.collect(), local, 32 * MIB), 2)
+        };
+        let gb_per_s = |pacer: &Pacer| (1000 * MIB) as f64 / stream(pacer, 1000, MIB, 10_000) as f64;
+        let two = striped(&[(0.5, Some("fpga-prototype")), (0.5, Some("fpga-prototype"))]);
+        assert!((20.5..21.5).contains(&gb_per_s(&two)), "{}", gb_per_s(&two));
+        assert_eq!((two.counters().bytes_read, two.counters().link_bytes_read), (1000 * MIB, 1000 * MIB));
+        // Half of the bytes are near, and take their own time.
+        let uniform = striped(&[(0.5, None), (0.5, Some("fpga-prototype"))]);
+        assert!((20.5..21.5).contains(&gb_per_s(&uniform)), "{}", gb_per_s(&uniform));
+        assert_eq!(uniform.counters().link_bytes_read, 500 * MIB);
+        let mut account = ThreadAccount::default();
+        let stall = uniform.account(&mut account, START, &[Access::read_random(1000, 64 * MIB, 1.0)]).stall_ns;
+        assert_eq!(stall, 500 * 150);
+        let follower = uniform.followed_by(two.model().clone());
+        assert_eq!(follower.counters(), uniform.counters());
     }
 
     #[test]

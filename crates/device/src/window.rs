@@ -206,6 +206,15 @@ impl Window {
         self.read().places.get(stripe).copied().flatten()
     }
 
+    /// What is mapped at each stripe, from the first on.
+    pub fn places(&self) -> Vec<Option<Place>> {
+        let mut places = self.read().places.clone();
+        while places.last().is_some_and(Option::is_none) {
+            places.pop();
+        }
+        places
+    }
+
     /// Maps the bytes `within` of a stripe at its place: all of the stripe, or what follows what is mapped of it.
     ///
     /// # Safety
@@ -362,9 +371,14 @@ mod tests {
             .unwrap()
     }
 
-    fn byte(window: &Window, offset: usize) -> &mut u8 {
-        // SAFETY: mapped, and used by one test on one thread at a time.
-        unsafe { window.base().add(offset).as_mut() }
+    fn write(window: &Window, offset: usize, byte: u8) {
+        // SAFETY: mapped, and used by one test on one thread.
+        unsafe { window.base().add(offset).write(byte) };
+    }
+
+    fn read(window: &Window, offset: usize) -> u8 {
+        // SAFETY: as above.
+        unsafe { window.base().add(offset).read() }
     }
 
     fn place(device: u16, slot: u32) -> Place {
@@ -389,13 +403,13 @@ mod tests {
         for (stripe, at) in [place(0, 0), place(1, 0), place(0, 1), place(0, 2)].into_iter().enumerate() {
             // SAFETY: nobody uses anything yet.
             unsafe { window.map(stripe, at, 0..STRIPE).unwrap() };
-            *byte(&window, stripe * STRIPE) = stripe as u8 + 1;
+            write(&window, stripe * STRIPE, stripe as u8 + 1);
         }
         // Stripes 2 and 3 are one run of the first device.
         assert_eq!(window.last_piece_start(0..4 * STRIPE - 1), 2 * STRIPE);
         assert_eq!(window.last_piece_start(5..STRIPE), 5);
         assert!(window.release(STRIPE..3 * STRIPE).unwrap());
-        assert_eq!([0, 1, 2, 3].map(|stripe| *byte(&window, stripe * STRIPE)), [1, 0, 0, 4]);
+        assert_eq!([0, 1, 2, 3].map(|stripe| read(&window, stripe * STRIPE)), [1, 0, 0, 4]);
         // A stripe moves to other addresses: its place is free before it is taken.
         // SAFETY: nobody holds a reference.
         unsafe {
@@ -404,7 +418,7 @@ mod tests {
             window.map(9, place(1, 0), 4096..STRIPE).unwrap();
         }
         assert_eq!((window.place(1), window.place(9), window.place(100)), (None, Some(place(1, 0)), None));
-        *byte(&window, 10 * STRIPE - 1) = 1;
+        write(&window, 10 * STRIPE - 1, 1);
         // SAFETY: as above.
         unsafe { window.unmap(9, 0).unwrap() };
         assert_eq!(window.remove(1).unwrap().len(), 2 * STRIPE);

@@ -22,6 +22,7 @@ fn space(name: &str) -> Arc<Tablespace> {
         location: Location::Anon,
         size_bytes: Some(4 << 30),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: true,
     };
     Tablespace::open(TablespaceId(0), config).expect("anonymous memory")

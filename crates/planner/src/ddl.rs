@@ -333,6 +333,23 @@ pub fn tablespace_change(action: &AlterTablespaceAction) -> Result<TablespaceCha
             )
             .with_hint("The size of a tablespace can be set: ALTER TABLESPACE far SET (size = '8GB').")),
         },
+        AlterTablespaceAction::AddLocation { location, options } => {
+            let mut profile = None;
+            for (option, value) in options {
+                if option != "profile" {
+                    return Err(Error::new(
+                        SqlState::INVALID_PARAMETER_VALUE,
+                        format!("unrecognized parameter \"{option}\""),
+                    )
+                    .with_hint("A location has a profile; its room follows from its weight."));
+                }
+                profile = Some(value.clone());
+            }
+            Ok(TablespaceChange::AddLocation { stripe: location.parse()?, profile })
+        }
+        AlterTablespaceAction::DropLocation { location } => {
+            Ok(TablespaceChange::DropLocation { location: location.parse()? })
+        }
     }
 }
 
@@ -353,12 +370,13 @@ pub fn tablespace(
         location: location.parse()?,
         size_bytes: None,
         profile: None,
+        profiles: Vec::new(),
         huge_pages: true,
     };
     for (option, value) in options {
         match option.as_str() {
             "size" => config.size_bytes = Some(value.parse::<ByteSize>()?.0),
-            "profile" => config.profile = Some(configuration.profile(value)?),
+            "profile" => (config.profile, config.profiles) = configuration.profiles(value, &config.location)?,
             "huge_pages" => {
                 config.huge_pages = match value.to_ascii_lowercase().as_str() {
                     "on" | "true" | "1" => true,

@@ -68,6 +68,7 @@ fn main() {
         location: Location::Anon,
         size_bytes: Some(gib << 30),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: true,
     };
     let spaces = Tablespaces::open(space("near", 4), space("far", 1)).expect("room for two tablespaces");

@@ -367,6 +367,7 @@ fn reading_from_a_paced_tablespace_is_charged() {
         location: Location::Anon,
         size_bytes: Some(64 << 20),
         profile,
+        profiles: Vec::new(),
         huge_pages: false,
     };
     let slow = Profile {
@@ -405,6 +406,7 @@ fn a_full_tablespace_refuses_and_keeps_nothing() {
         location: Location::Anon,
         size_bytes: Some(64 << 10),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: false,
     };
     let tiny = spaces.create(config).unwrap();

@@ -19,6 +19,7 @@ fn config(name: &str, size_bytes: u64) -> TablespaceConfig {
         location: Location::Anon,
         size_bytes: Some(size_bytes),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: false,
     }
 }

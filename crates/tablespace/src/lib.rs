@@ -8,13 +8,16 @@
 //! (`tidepool-heap`), and when to give idle memory back ([`Tablespace::trim`] is the database's to call).
 
 mod extents;
+mod layout;
 mod ledger;
 mod owners;
+mod pacers;
 mod region;
 mod shape;
 mod space;
 mod spaces;
 mod storage;
+mod striped;
 mod superblock;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 use crate::extents::{CHUNK_PAGES, Extents};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
+use crate::pacers::Pacers;
 use crate::shape::Shape;
 use crate::{LedgerRow, Purpose, Region};
 use std::ops::Range;
@@ -23,11 +24,32 @@ const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
 pub struct TablespaceConfig {
     pub name: String,
     pub location: Location,
-    /// `None`: all of a device of fixed size; otherwise required.
+    /// Of all locations together. `None`: all of devices of fixed size; otherwise required.
     pub size_bytes: Option<u64>,
     /// Pace accesses as this device; for paged memory: the network that pages come over. `None`: the real thing.
     pub profile: Option<Profile>,
+    /// Of several locations that differ in this: one for each, in their order. Otherwise empty, and `profile` is for all.
+    pub profiles: Vec<Option<Profile>>,
     pub huge_pages: bool,
+}
+
+impl TablespaceConfig {
+    /// The profile of one of its locations.
+    pub fn profile_of(&self, part: usize) -> Option<&Profile> {
+        match self.profiles.get(part) {
+            Some(profile) => profile.as_ref(),
+            None => self.profile.as_ref(),
+        }
+    }
+
+    /// The profile's name, or those of several, joined by `+`, with `none` for a location that has none.
+    pub fn profile_names(&self) -> Option<String> {
+        if self.profiles.is_empty() {
+            return self.profile.as_ref().map(|profile| profile.name.clone());
+        }
+        let name = |profile: &Option<Profile>| profile.as_ref().map_or("none", |profile| &profile.name).to_owned();
+        Some(self.profiles.iter().map(name).collect::<Vec<_>>().join("+"))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +89,7 @@ pub struct Tablespace {
     shape: Mutex<Shape>,
     /// Bytes of open pages.
     size_bytes: AtomicU64,
-    pacer: Option<Pacer>,
+    pacers: Pacers,
     /// What pacing accounted, by purpose.
     paced: [PacingTotals; Purpose::ALL.len()],
     ledger: Ledger,
@@ -117,12 +139,12 @@ impl Tablespace {
     }
 
     fn new(id: TablespaceId, config: TablespaceConfig, window: Window, shape: Shape) -> Result<Arc<Tablespace>> {
-        let pacer = match &config.profile {
+        let pacers = Pacers::new(match &config.profile {
             // A fault waits for the network by itself: nothing may be charged twice.
             Some(_) if window.paged().is_some() => None,
-            Some(profile) => Some(Pacer::new(CostModel::on_this_machine(profile.clone())?)),
-            None => None,
-        };
+            Some(profile) if shape.is_fixed() => Some(CostModel::on_this_machine(profile.clone())?),
+            _ => shape.cost_model()?,
+        });
         let extents = Extents::new(window.len() / PAGE_BYTES)?;
         let owners = OwnerTable::register(window.base().as_ptr(), window.len())?;
         Ok(Arc::new(Tablespace {
@@ -131,7 +153,7 @@ impl Tablespace {
             config: RwLock::new(Arc::new(config)),
             shape: Mutex::new(shape),
             size_bytes: AtomicU64::new(0),
-            pacer,
+            pacers,
             paced: Default::default(),
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
@@ -176,7 +198,7 @@ impl Tablespace {
     /// stands for would have cost. Returns the nanoseconds accounted; none when the tablespace names no profile.
     #[inline]
     pub fn charge(&self, purpose: Purpose, accesses: &[Access]) -> u64 {
-        match &self.pacer {
+        match self.pacers.current() {
             None => 0,
             Some(pacer) => self.spent(pacer, purpose, accesses).stall_ns,
         }
@@ -184,7 +206,7 @@ impl Tablespace {
 
     /// As `charge`; returns all that was accounted.
     pub fn spend(&self, purpose: Purpose, accesses: &[Access]) -> PacingCounters {
-        self.pacer.as_ref().map(|pacer| self.spent(pacer, purpose, accesses)).unwrap_or_default()
+        self.pacers.current().map(|pacer| self.spent(pacer, purpose, accesses)).unwrap_or_default()
     }
 
     #[inline(never)]
@@ -202,7 +224,11 @@ impl Tablespace {
 
     /// The pacer, when the tablespace names a profile and is not paged.
     pub fn pacer(&self) -> Option<&Pacer> {
-        self.pacer.as_ref()
+        self.pacers.current()
+    }
+
+    pub(crate) fn set_cost_model(&self, model: Option<CostModel>) {
+        self.pacers.replace(model);
     }
 
     /// The page table, when the tablespace is paged. A page's owner there is its purpose's number.
@@ -561,18 +587,44 @@ impl Tablespace {
         Ok(())
     }
 
+    /// Whether all of these pages may be taken.
+    pub(crate) fn is_free_and_open(&self, run: Range<usize>) -> bool {
+        let extents = self.lock();
+        extents.closed_in(run.clone()) == 0 && extents.used_in(run) == 0
+    }
+
+    /// Closes pages if they are open and nobody owns one of them.
+    pub(crate) fn close_if_free(&self, run: Range<usize>) -> bool {
+        let mut extents = self.lock();
+        let free = extents.closed_in(run.clone()) == 0 && extents.used_in(run.clone()) == 0;
+        if free {
+            extents.close(run);
+            self.note_size(&extents);
+        }
+        free
+    }
+
+    /// Gives back the page that `take_header` took.
+    pub(crate) fn give_header_back(&self, page: usize) {
+        self.give_back(page..page + 1, Purpose::Metadata);
+    }
+
     /// Bytes of `run` that somebody owns.
     pub(crate) fn used_bytes_in(&self, run: Range<usize>) -> u64 {
         (self.lock().used_in(run) * PAGE_BYTES) as u64
     }
 
     /// Gives closed pages that nobody owns back to the system, and forgets about them.
-    pub(crate) fn give_up(&self, run: Range<usize>) -> Result<()> {
-        let result = self.window.release(bytes_of(&run));
+    /// False when what was there stays there.
+    pub(crate) fn give_up(&self, run: Range<usize>) -> bool {
+        let released = self.window.release(bytes_of(&run)).unwrap_or_else(|error| {
+            tracing::warn!(tablespace = self.name(), %error, "memory was not given back");
+            false
+        });
         let mut extents = self.lock();
         extents.set_touched(run, false);
         self.note_free(&extents);
-        result.map(drop)
+        released
     }
 
     pub(crate) fn cut(&self, end: usize) {

@@ -10,7 +10,7 @@
 //! | 12 | 4 | bytes of a page, 4096 |
 //! | 16 | 8 | bytes of the device in use, this page included |
 //! | 24 | 16 | identity, random |
-//! | 40 | 8 | epoch: grows by one with each open; the holder of the latest owns the device |
+//! | 40 | 8 | epoch: grows by one with each open and each change of size; the holder of the latest owns the device |
 //! | 48 | 8 | 0: nothing behind this page is to be kept. Otherwise the byte offset of a directory of extents (from version 2 on) |
 //! | 56 | 1984 | zero |
 //! | 2040 | 8 | XXH3-64 of bytes 0 to 2039 |

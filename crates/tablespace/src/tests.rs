@@ -12,6 +12,7 @@ fn config(name: &str, size: u64) -> TablespaceConfig {
         location: Location::Anon,
         size_bytes: Some(size),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: true,
     }
 }
@@ -297,7 +298,7 @@ fn a_profile_paces_and_nonsense_is_refused() {
     let profile = Profile::preset("fpga-prototype").unwrap();
     let paced = TablespaceConfig { profile: Some(profile.clone()), ..config("t", 1 << 20) };
     let space = Tablespace::open(TablespaceId(1), paced.clone()).unwrap();
-    assert_eq!(space.pacer().unwrap().model().device(), &profile);
+    assert_eq!(space.pacer().unwrap().model().shares()[0].profile, Some(profile.clone()));
     let bad = Profile { read_gb_per_s: 0.0, ..profile };
     let error = Tablespace::open(TablespaceId(1), TablespaceConfig { profile: Some(bad), ..paced }).unwrap_err();
     assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
@@ -477,4 +478,279 @@ fn a_file_grows_and_shrinks_with_its_tablespace() {
     }
     assert_eq!(Tablespace::open(TablespaceId(2), file(None)).unwrap().size_bytes(), 12 << 20);
     std::fs::remove_file(path).unwrap();
+}
+
+/// A file in memory that is removed with what is returned.
+struct TemporaryFile(std::path::PathBuf);
+
+impl TemporaryFile {
+    fn new(name: &str) -> TemporaryFile {
+        let folder = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+        TemporaryFile(folder.join(format!("tidepool-striped-{}-{name}", std::process::id())))
+    }
+
+    fn location(&self) -> Location {
+        Location::File(self.0.clone())
+    }
+
+    fn len(&self) -> u64 {
+        std::fs::metadata(&self.0).unwrap().len()
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// How many of the stripes from `from` on each of the window's devices has.
+fn dealt(space: &Tablespace, from: usize) -> std::collections::BTreeMap<u16, usize> {
+    let mut dealt = std::collections::BTreeMap::new();
+    for place in space.window.places().into_iter().skip(from).flatten() {
+        *dealt.entry(place.device).or_default() += 1;
+    }
+    dealt
+}
+
+fn striped(location: &str, size: u64) -> TablespaceConfig {
+    TablespaceConfig { location: location.parse().unwrap(), ..config("s", size) }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn stripes_go_to_locations_by_weight() {
+    let file = TemporaryFile::new("weights");
+    let location = format!("anon:*3, file:{}*1", file.0.display());
+    let space = Tablespace::open(TablespaceId(4), striped(&location, 64 << 20)).unwrap();
+    assert_eq!((space.size_bytes(), file.len()), (64 << 20, 16 << 20));
+    assert_eq!(dealt(&space, 0), [(0, 24), (1, 8)].into());
+    assert_eq!(dealt(&space, 16), [(0, 12), (1, 4)].into(), "evenly");
+    assert_eq!(space.bytes(Purpose::Metadata), PAGE as u64);
+    let mut region = space.allocate(40 * MIB, Purpose::Main).unwrap();
+    region.fill(5);
+    assert!(region.iter().all(|byte| *byte == 5));
+    check(&space);
+    // Grown and shrunk, the weights still hold.
+    space.resize(128 << 20).unwrap().finish().unwrap();
+    assert_eq!((dealt(&space, 0), file.len()), ([(0, 48), (1, 16)].into(), 32 << 20));
+    drop(region);
+    // Half of every stripe is taken, so some are in the way.
+    let mut pieces: Vec<crate::Region> = (0..127).map(|_| space.allocate(MIB, Purpose::Main).unwrap()).collect();
+    let mut number = 0;
+    pieces.retain_mut(|piece| {
+        number += 1;
+        piece.fill(number);
+        number % 2 == 0
+    });
+    let change = space.resize(90 << 20).unwrap();
+    assert_eq!(space.size_bytes(), 90 << 20);
+    assert!((17 << 20..=20 << 20).contains(&change.left_bytes()), "{}", change.left_bytes());
+    assert!((18..=21).contains(&pieces.iter().filter(|piece| space.is_closing(piece)).count()));
+    drop(change);
+    assert_eq!((space.size_bytes(), pieces.iter().filter(|piece| space.is_closing(piece)).count()), (128 << 20, 0));
+    let change = space.resize(90 << 20).unwrap();
+    for piece in &mut pieces {
+        if space.is_closing(piece) {
+            let mut copy = space.allocate(MIB, Purpose::Main).unwrap();
+            copy.copy_from_slice(piece);
+            *piece = copy;
+        }
+    }
+    change.finish().unwrap();
+    assert_eq!((space.size_bytes(), space.config().size_bytes), (90 << 20, Some(90 << 20)));
+    assert_eq!(dealt(&space, 0), [(0, 34), (1, 11)].into());
+    // It may be as long as before, with holes.
+    assert!(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&file.0).unwrap()) * 512 <= 22 << 20);
+    for (piece, number) in pieces.iter().zip((2..).step_by(2)) {
+        assert!(piece.iter().all(|byte| *byte == number));
+    }
+    check(&space);
+    // In one piece again.
+    drop(pieces);
+    drop(space.allocate(84 * MIB, Purpose::Main).unwrap());
+    assert_eq!(space.usage().used_bytes, PAGE as u64);
+    check(&space);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn locations_come_and_go() {
+    let (first, second) = (TemporaryFile::new("first"), TemporaryFile::new("second"));
+    let space = Tablespace::open(TablespaceId(5), config("s", 10 << 20)).unwrap();
+    let mut kept = space.allocate(3 * MIB, Purpose::Main).unwrap();
+    kept.fill(1);
+    let stripe = |location: Location, weight| tidepool_device::Stripe { location, weight };
+    space.add_location(stripe(first.location(), 1), None).unwrap().finish().unwrap();
+    assert_eq!((space.size_bytes(), first.len()), (20 << 20, 10 << 20));
+    let profile = Profile::preset("cxl-asic").unwrap();
+    space.add_location(stripe(second.location(), 2), Some(profile)).unwrap().finish().unwrap();
+    assert_eq!((space.size_bytes(), second.len()), (40 << 20, 20 << 20));
+    let shown = format!("anon:*1, file:{}*1, file:{}*2", first.0.display(), second.0.display());
+    assert_eq!(space.config().location.to_string(), shown);
+    assert_eq!(space.config().profile_names().as_deref(), Some("none+none+cxl-asic"));
+    assert_eq!(space.pacer().unwrap().model().read_latency_ns(), 0.5 * 100.0 + 0.5 * 250.0);
+    assert_eq!(space.bytes(Purpose::Metadata), 2 * PAGE as u64);
+    // What comes now is spread over all three.
+    let stripes = |bytes: &[u8]| {
+        let start = bytes.as_ptr().addr() - space.address_range().start;
+        let places =
+            (start / (2 * MIB)..(start + bytes.len()).div_ceil(2 * MIB)).map(|at| space.window.place(at).unwrap());
+        places.map(|place| place.device).collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut spread = space.allocate(12 * MIB, Purpose::Main).unwrap();
+    spread.fill(2);
+    assert_eq!(stripes(&spread), [0, 1, 2].into());
+    assert!(kept.iter().all(|byte| *byte == 1));
+    check(&space);
+
+    // Nothing of what is refused stays.
+    let missing = space.drop_location(&"numa:7".parse().unwrap()).unwrap_err();
+    assert_eq!(missing.code(), SqlState::UNDEFINED_OBJECT);
+    let full: Vec<crate::Region> = (0..5).map(|_| space.allocate(3 * MIB, Purpose::Main).unwrap()).collect();
+    assert_eq!(space.drop_location(&second.location()).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    drop(full);
+    let bad = TemporaryFile::new("bad");
+    std::fs::write(&bad.0, b"somebody else's").unwrap();
+    let refused = space.add_location(stripe(bad.location(), 1), None).unwrap_err();
+    assert_eq!(refused.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert_eq!(bad.len(), 15);
+    let gone = TemporaryFile::new("gone");
+    drop(space.add_location(stripe(gone.location(), 1), None).unwrap());
+    assert!(!gone.0.exists());
+    assert_eq!((space.size_bytes(), space.config().location.to_string()), (40 << 20, shown));
+
+    // A device goes when what it holds has moved. Until then it can be kept after all.
+    drop(space.drop_location(&second.location()).unwrap());
+    assert_eq!((space.size_bytes(), dealt(&space, 0)), (40 << 20, [(0, 5), (1, 5), (2, 10)].into()));
+    let change = space.drop_location(&second.location()).unwrap();
+    assert!(change.left_bytes() > 0 && space.is_closing(&spread));
+    drop(spread);
+    assert_eq!(change.left_bytes(), 0);
+    change.finish().unwrap();
+    assert_eq!((space.size_bytes(), dealt(&space, 0)), (20 << 20, [(0, 5), (1, 5)].into()));
+    assert_eq!(space.bytes(Purpose::Metadata), PAGE as u64);
+    assert!(space.pacer().is_none());
+    assert!(
+        Tablespace::open(TablespaceId(6), TablespaceConfig { location: second.location(), ..config("f", 4 << 20) })
+            .is_ok()
+    );
+    let mut large = space.allocate(9 * MIB, Purpose::Main).unwrap();
+    large.fill(3);
+    drop(large);
+    let change = space.drop_location(&first.location()).unwrap();
+    assert!(kept.iter().all(|byte| *byte == 1));
+    while change.left_bytes() > 0 {
+        assert!(space.is_closing(&kept));
+        let mut copy = space.allocate(kept.len(), Purpose::Main).unwrap();
+        copy.copy_from_slice(&kept);
+        kept = copy;
+    }
+    change.finish().unwrap();
+    assert!(kept.iter().all(|byte| *byte == 1));
+    assert_eq!((space.size_bytes(), space.config().location.clone()), (10 << 20, Location::Anon));
+    let last = space.drop_location(&Location::Anon).unwrap_err();
+    assert_eq!(last.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    check(&space);
+    assert_eq!(resident(&space.address_range()), space.usage().resident_bytes);
+    drop(kept);
+    let all = space.allocate(10 * MIB, Purpose::Main).unwrap();
+    drop(all);
+    assert_eq!(space.usage().resident_bytes, 0);
+}
+
+/// Reproducible and without a dependency.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+/// Owners that know what they wrote, while the tablespace changes beneath them.
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn contents_survive_any_sequence_of_changes() {
+    let files: Vec<TemporaryFile> = (0..3).map(|number| TemporaryFile::new(&format!("sequence-{number}"))).collect();
+    let mut changes = [0; 3];
+    for seed in 1..=6u64 {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
+        let space = Tablespace::open(TablespaceId(7), config("s", 24 << 20)).unwrap();
+        let mut owned: Vec<(crate::Region, u8)> = Vec::new();
+        for step in 0..150u32 {
+            match random.below(6) {
+                0..=2 => {
+                    let len = 1 + random.below(5 * MIB);
+                    if let Ok(mut region) = space.allocate(len, Purpose::Main) {
+                        region.fill(step as u8);
+                        owned.push((region, step as u8));
+                    }
+                }
+                3 if !owned.is_empty() => drop(owned.swap_remove(random.below(owned.len()))),
+                _ => {
+                    let file = files[random.below(files.len())].location();
+                    let kind = random.below(3);
+                    let change = match kind {
+                        0 => space.resize(((4 + random.below(60)) * MIB) as u64),
+                        1 => {
+                            let weight = 1 + random.below(3) as u32;
+                            space.add_location(tidepool_device::Stripe { location: file, weight }, None)
+                        }
+                        _ => space.drop_location(&file),
+                    };
+                    let Ok(change) = change else { continue };
+                    // Moves what it can; gives up where there is no room.
+                    for (region, _) in &mut owned {
+                        if space.is_closing(region)
+                            && let Ok(mut copy) = space.allocate(region.len(), Purpose::Main)
+                        {
+                            copy.copy_from_slice(region);
+                            *region = copy;
+                        }
+                    }
+                    if change.left_bytes() == 0 && random.below(4) > 0 {
+                        change.finish().unwrap();
+                        changes[kind] += 1;
+                    }
+                }
+            }
+            check(&space);
+            for (region, fill) in &owned {
+                let at = random.below(region.len());
+                assert_eq!((region[0], region[at], region[region.len() - 1]), (*fill, *fill, *fill), "{seed} {step}");
+            }
+        }
+        for (region, fill) in &owned {
+            assert!(region.iter().all(|byte| byte == fill), "{seed}");
+        }
+        owned.clear();
+        space.trim(0).unwrap();
+        let header_bytes = space.bytes(Purpose::Metadata);
+        assert_eq!(space.usage().used_bytes, header_bytes);
+    }
+    assert!(changes.iter().all(|count| *count > 5), "{changes:?}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn striped_tablespaces_need_a_size_that_their_weights_fit() {
+    let error = |location: &str, size: u64| Tablespace::open(TablespaceId(8), striped(location, size)).unwrap_err();
+    assert_eq!(error("anon:*50, anon:*1", 8 << 20).code(), SqlState::INVALID_PARAMETER_VALUE);
+    let none = TablespaceConfig { size_bytes: None, ..striped("anon:, anon:", 0) };
+    assert_eq!(Tablespace::open(TablespaceId(8), none).unwrap_err().code(), SqlState::INVALID_PARAMETER_VALUE);
+    let many = vec!["anon:"; 17].join(", ");
+    assert_eq!(error(&many, 1 << 30).code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    // Files that are there are taken as they are, as far as their weights allow.
+    let (one, two) = (TemporaryFile::new("one"), TemporaryFile::new("two"));
+    for (file, mib) in [(&one, 9), (&two, 7)] {
+        std::fs::write(&file.0, vec![0u8; mib * MIB]).unwrap();
+    }
+    let location = format!("file:{}*2, file:{}*1", one.0.display(), two.0.display());
+    let space =
+        Tablespace::open(TablespaceId(8), TablespaceConfig { size_bytes: None, ..striped(&location, 0) }).unwrap();
+    assert_eq!(space.size_bytes(), 12 << 20);
 }

@@ -144,6 +144,19 @@ two_places() {
     refused '"heap"' sql -c "DROP TABLESPACE heap" -c "CREATE TABLE u (a int) TABLESPACE heap"
 }
 
+# Striped over two devices, or near memory and one, which then goes.
+striped() {
+    data=/tmp/data4
+    places="anon:*3, $far*1"; [ -z "$second" ] || places="$far*1, $second*1"
+    plain() { sql_far "anon:,size=64MB" "$@"; }
+    is "$expected" plain -c "CREATE TABLESPACE uniform LOCATION '$places' WITH (size = '$size', huge_pages = $huge)" \
+        -c "CREATE TABLE t (id bigint, k int, note text) TABLESPACE uniform" \
+        -c "INSERT INTO t SELECT i, i % 10, 'note ' || (i % 100) FROM generate_series(1, $rows) AS g(i)" -c "$answer" &&
+    is "$expected" plain -c "ALTER TABLESPACE uniform ADD LOCATION 'anon:*1'" -c "$answer" &&
+    is "$expected" plain -c "ALTER TABLESPACE uniform DROP LOCATION '$far'" -c "$answer" &&
+    is "$expected" plain -c "ALTER TABLESPACE uniform SET (size = '48MB')" -c "$answer"
+}
+
 case $far in file:*) export TIDEPOOL_TEST_FOLDER="${path%/*}" ;; esac
 # Nothing of pacing and paging depends on a device's driver, and an emulated processor keeps no times.
 rust_tests device --skip pacing --skip paged
@@ -175,4 +188,5 @@ case $far in
 esac
 test_case sql "a dropped table leaves nothing" dropped
 [ -z "$second" ] || test_case sql "columns and heaps in two places" two_places
+test_case sql "a tablespace is striped, and loses the device" striped
 exit $failed

@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod crash;
 mod device;
+mod elastic;
 mod paged;
 mod raw;
 mod robustness;

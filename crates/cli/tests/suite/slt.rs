@@ -98,6 +98,8 @@ enum Placement {
     TinyNear,
     /// Far memory is a file on tmpfs.
     FarFile,
+    /// Far memory is striped over ordinary memory and a file on tmpfs.
+    Striped,
     /// Far memory is held remotely, with a cache far smaller than it.
     Paged,
 }
@@ -109,6 +111,7 @@ impl Placement {
             Placement::AllFar => "all_far",
             Placement::TinyNear => "tiny_near",
             Placement::FarFile => "far_file",
+            Placement::Striped => "striped",
             Placement::Paged => "paged",
         }
     }
@@ -118,13 +121,16 @@ impl Placement {
             Placement::AllNear => (512 * MIB, 256 * MIB, "near", "near"),
             Placement::AllFar => (256 * MIB, 512 * MIB, "far", "far"),
             Placement::TinyNear => (4 * MIB, 1024 * MIB, "far", "near,far"),
-            Placement::FarFile | Placement::Paged => (256 * MIB, 512 * MIB, "far", "far"),
+            Placement::FarFile | Placement::Striped | Placement::Paged => (256 * MIB, 512 * MIB, "far", "far"),
         };
         let mut config = Config::in_memory(near, far);
         config.default_tablespace = table_space.to_owned();
         config.temp_tablespaces = heap_spaces.split(',').map(str::to_owned).collect();
         if self == Placement::FarFile {
             config.far.location = Location::File(scratch.join("far"));
+        }
+        if self == Placement::Striped {
+            config.far.location = format!("anon:*2, file:{}*1", scratch.join("far").display()).parse().unwrap();
         }
         if self == Placement::Paged {
             config.far.location =
@@ -215,6 +221,11 @@ async fn run_all(placement: Placement) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn all_near() {
     run_all(Placement::AllNear).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn striped() {
+    run_all(Placement::Striped).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -36,6 +36,9 @@ pub(crate) struct SavedTablespace {
     pub location: String,
     pub size_bytes: Option<u64>,
     pub profile: Option<Profile>,
+    /// Of several locations that differ in this: one for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<Option<Profile>>,
     pub huge_pages: bool,
 }
 
@@ -46,6 +49,7 @@ impl SavedTablespace {
             location: config.location.to_string(),
             size_bytes: config.size_bytes,
             profile: config.profile.clone(),
+            profiles: config.profiles.clone(),
             huge_pages: config.huge_pages,
         }
     }
@@ -56,6 +60,7 @@ impl SavedTablespace {
             location: self.location.parse()?,
             size_bytes: self.size_bytes,
             profile: self.profile.clone(),
+            profiles: self.profiles.clone(),
             huge_pages: self.huge_pages,
         })
     }

@@ -599,7 +599,7 @@ fn summed_up(
                     Stream::Write | Stream::StreamedWrite => (0, 1),
                     Stream::Mixed { reads, writes } => (reads, writes),
                 };
-                let transfer_ns = pacer.model().device().transfer_ns(f64::from(reads), f64::from(writes));
+                let transfer_ns = pacer.model().transfer_ns(f64::from(reads), f64::from(writes));
                 let what = format!("{stream}, {threads} thread{}", if threads == 1 { "" } else { "s" });
                 let unpaced = unpaced(Setting::Stream { stream, threads, paced: false })?;
                 measured.paced.push(Paced::new(what, "GB/s", f64::from(reads + writes) / transfer_ns, sum, unpaced));

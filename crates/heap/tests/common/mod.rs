@@ -22,6 +22,7 @@ pub fn space(name: &str, size: u64) -> Arc<Tablespace> {
         },
         size_bytes: Some(size),
         profile: None,
+        profiles: Vec::new(),
         huge_pages: false,
     };
     Tablespace::open(TablespaceId(0), config).unwrap()

@@ -187,7 +187,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_tablespace" => {
             for space in facts.planner.database().tablespaces().list() {
-                let options = space.config().profile.as_ref().map(|profile| vec![format!("profile={}", profile.name)]);
+                let options = space.config().profile_names().map(|names| vec![format!("profile={names}")]);
                 rows.push([
                     ("oid", tablespace_oid(space.id()).into()),
                     ("spcname", space.name().to_owned().into()),

@@ -8,8 +8,8 @@ use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidepool_database::ColumnRecord;
-use tidepool_device::Profile;
 use tidepool_device::paged::Places;
+use tidepool_device::{CostModel, Profile};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Segment, TableVersion};
 use tidepool_tablespace::Purpose;
@@ -197,6 +197,9 @@ fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
         let usage = space.usage();
         let config = space.config();
         let profile = config.profile.as_ref();
+        // Of several devices: as an access to all of them by weight sees it.
+        let model = space.pacer().map(|pacer| pacer.model());
+        let latency = |of_profile: Option<f64>, of_model: fn(&CostModel) -> f64| model.map(of_model).or(of_profile);
         let paced = space.pacer().map(|pacer| pacer.counters());
         rows.push([
             ("name", space.name().to_owned().into()),
@@ -204,11 +207,24 @@ fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
             ("bytes_size", usage.size_bytes.into()),
             ("bytes_used", usage.used_bytes.into()),
             ("bytes_resident", usage.resident_bytes.into()),
-            ("profile", profile.map(|profile| profile.name.clone()).into()),
-            ("read_latency_ns", profile.map(|profile| profile.read_latency_ns).into()),
-            ("write_latency_ns", profile.map(|profile| profile.write_latency_ns).into()),
-            ("read_gb_per_s", profile.map(|profile| profile.read_gb_per_s).into()),
-            ("write_gb_per_s", profile.map(|profile| profile.write_gb_per_s).into()),
+            ("profile", config.profile_names().into()),
+            (
+                "read_latency_ns",
+                latency(profile.map(|profile| profile.read_latency_ns), CostModel::read_latency_ns).into(),
+            ),
+            (
+                "write_latency_ns",
+                latency(profile.map(|profile| profile.write_latency_ns), CostModel::write_latency_ns).into(),
+            ),
+            (
+                "read_gb_per_s",
+                latency(profile.map(|profile| profile.read_gb_per_s), |model| 1.0 / model.transfer_ns(1.0, 0.0)).into(),
+            ),
+            (
+                "write_gb_per_s",
+                latency(profile.map(|profile| profile.write_gb_per_s), |model| 1.0 / model.transfer_ns(0.0, 1.0))
+                    .into(),
+            ),
             ("bytes_read", paced.map(|counters| counters.bytes_read).into()),
             ("bytes_written", paced.map(|counters| counters.bytes_written).into()),
             ("lines", paced.map(|counters| counters.lines).into()),
@@ -219,12 +235,11 @@ fn tablespaces(facts: &SessionFacts, rows: &mut Rows) {
 
 fn pacing(facts: &SessionFacts, rows: &mut Rows) {
     for space in facts.planner.database().tablespaces().list() {
-        let config = space.config();
-        let Some(profile) = &config.profile else { continue };
+        let Some(profile) = space.config().profile_names() else { continue };
         for (purpose, counters) in space.paced() {
             rows.push([
                 ("tablespace", space.name().to_owned().into()),
-                ("profile", profile.name.clone().into()),
+                ("profile", profile.clone().into()),
                 ("purpose", purpose.name().into()),
                 ("bytes_read", counters.bytes_read.into()),
                 ("bytes_written", counters.bytes_written.into()),

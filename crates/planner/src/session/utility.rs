@@ -1,6 +1,6 @@
 //! Commands on the database as a whole (tablespaces, checkpoints, merges, roles), and `DISCARD ALL`.
 
-use super::{Outcome, Session};
+use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
@@ -31,14 +31,14 @@ impl Session {
         self.check_writable("ALTER TABLESPACE")?;
         let change = crate::ddl::tablespace_change(action)?;
         let database = self.planner.database().clone();
-        let mut running = self.running(text);
-        running.query.info.running(None);
-        let interrupt = running.interrupt.clone();
+        // Not its snapshot, which would keep what is to be moved.
+        let Running { interrupt, mut query, .. } = self.running(text);
+        query.info.running(None);
         let altered = name.to_owned();
         let work =
             self.planner.workers().spawn_blocking(move || database.alter_tablespace(&altered, &change, &*interrupt));
         joined(work.await)?;
-        running.query.succeeded();
+        query.succeeded();
         Ok(Outcome::command("ALTER TABLESPACE"))
     }
 

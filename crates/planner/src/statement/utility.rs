@@ -38,6 +38,8 @@ pub enum AlterAction {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AlterTablespaceAction {
     Set { options: Vec<(String, String)> },
+    AddLocation { location: String, options: Vec<(String, String)> },
+    DropLocation { location: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -756,11 +758,17 @@ fn alter_tablespace(cursor: &mut Cursor<'_>) -> Result<Command> {
     let name = cursor.ident()?;
     let action = if cursor.keyword("set") {
         AlterTablespaceAction::Set { options: parameters(cursor)? }
+    } else if cursor.keywords(&["add", "location"]) {
+        let location = cursor.string()?;
+        let options = if cursor.keyword("with") { parameters(cursor)? } else { Vec::new() };
+        AlterTablespaceAction::AddLocation { location, options }
+    } else if cursor.keywords(&["drop", "location"]) {
+        AlterTablespaceAction::DropLocation { location: cursor.string()? }
     } else {
         cursor.skip_rest();
         return Ok(Command::Unsupported(
             Error::unsupported("this form of ALTER TABLESPACE is not supported")
-                .with_hint("Supported: SET (size = '8GB')."),
+                .with_hint("Supported: SET (size = '8GB'), ADD LOCATION 'numa:1*1' and DROP LOCATION 'numa:1'."),
         ));
     };
     Ok(Command::AlterTablespace { name, action })
