@@ -257,6 +257,7 @@ struct Built {
     lines: u64,
     ascending: bool,
     held_bytes: u64,
+    entries_bytes: u64,
     /// What was reserved when the last row had come: the rows.
     reserved_for_rows: u64,
     /// Set when the first row is probed.
@@ -341,6 +342,7 @@ impl JoinTable {
         if built.rows > 0 && built.reserved_for_rows < u64::MAX {
             let table = self.reserved.bytes().saturating_sub(built.reserved_for_rows);
             built.reserved_for_rows = u64::MAX;
+            built.entries_bytes = table;
             charge.resize_pool(self.entries, table);
             charge.random(self.entries, if by_key { built.lines } else { built.rows }, true);
             charge.resize_pool(self.held, built.held_bytes);
@@ -348,6 +350,7 @@ impl JoinTable {
         let rows = batch.num_rows() as u64;
         let lines = match self.steps(batch, 1).filter(|_| by_key) {
             Some(steps) => steps.lines,
+            None if built.entries_bytes < SMALL_TABLE_BYTES && built.held_bytes < SMALL_TABLE_BYTES => rows,
             None => keys::runs(batch, self.keys[1].as_deref(), |_| {}),
         };
         // Rows that are held in the order of their keys lie as the keys do.
@@ -415,6 +418,12 @@ impl GroupTable {
     }
 
     fn group(&self, charge: &mut Charge<'_>, batch: &RecordBatch) {
+        let reserved = self.reserved.bytes();
+        if reserved < SMALL_TABLE_BYTES {
+            charge.resize_pool(self.states, reserved);
+            charge.random(self.states, batch.num_rows() as u64, true);
+            return;
+        }
         let (runs, groups_before, groups) = {
             let mut seen = self.seen.lock();
             let (sketch, groups) = &mut *seen;
@@ -423,7 +432,6 @@ impl GroupTable {
             *groups = sketch.estimate();
             (runs, before, *groups)
         };
-        let reserved = self.reserved.bytes();
         let entries = match &self.keys {
             Some(_) => (self.copies * entries_bytes(groups as u64)).min(reserved),
             // Nothing is known of its groups.
@@ -440,6 +448,9 @@ impl GroupTable {
         charge.random(self.states, known * self.accumulator_lines, true);
     }
 }
+
+/// A table below that is in the cache whatever its rows are: not worth looking at their keys.
+const SMALL_TABLE_BYTES: u64 = 32 << 10;
 
 /// What hashbrown has for so many entries of a hash and a number: buckets in a power of two, seven of eight at most in use, and a
 /// byte beside each.
