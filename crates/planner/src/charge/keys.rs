@@ -82,6 +82,10 @@ impl Default for KeySketch {
 
 impl KeySketch {
     pub fn add(&mut self, hash: u64) {
+        // Neighbouring integers have hashes that differ in few bits: mixed as SplitMix64 ends.
+        let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let hash = hash ^ (hash >> 31);
         let register = &mut self.registers[(hash >> 54) as usize];
         let rank = (hash << 10 | 1 << 9).leading_zeros() as u8 + 1;
         *register = (*register).max(rank);
