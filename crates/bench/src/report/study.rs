@@ -79,7 +79,6 @@ fn i_config(body: &mut String, config: &IConfig, streams: &[usize]) {
         &by_streams(streams, throughput.collect(), ""),
     );
     let traffic = rows().skip(1).flat_map(|((title, points), class)| {
-        let _ = class;
         [
             series(&format!("{title}, read"), class, points, |point| point.link_read / 1e9),
             series(&format!("{title}, written"), "paper", points, |point| point.link_written / 1e9),
