@@ -211,6 +211,18 @@ impl Pacer {
         spent
     }
 
+    /// Takes time that this thread spent on keeping accounts off what it owes here, as the device would not have taken
+    /// it. At most a millisecond is credited in advance.
+    pub fn credit(&self, ns: u64) {
+        let place = self.id % THREAD_ACCOUNTS;
+        let mut account = ACCOUNTS.with(|accounts| accounts[place].get());
+        if account.pacer_id != self.id {
+            account = ThreadAccount { pacer_id: self.id, last_ns: 0, debt_ns: 0 };
+        }
+        account.debt_ns = account.debt_ns.saturating_sub_unsigned(ns).max(-CREDIT_NS_MAX);
+        ACCOUNTS.with(|accounts| accounts[place].set(account));
+    }
+
     /// The rules, given the time.
     fn account(&self, account: &mut ThreadAccount, now_ns: u64, accesses: &[Access]) -> PacingCounters {
         let virtual_now = now_ns.saturating_add_signed(account.debt_ns);
@@ -484,6 +496,19 @@ mod tests {
         let second = pacer.account(&mut account, later, &[Access::read_sequential(MIB)]).stall_ns;
         assert_eq!(first, 300);
         assert!(second <= 98_000 + 300 && second > 80_000, "{second}");
+    }
+
+    #[test]
+    fn what_accounting_takes_is_taken_off_what_is_owed() {
+        let pacer = pacer("rdma-56g");
+        let debt_ns = || ACCOUNTS.with(|accounts| accounts[pacer.id % THREAD_ACCOUNTS].get()).debt_ns;
+        // A millisecond at most, however long it took.
+        pacer.credit(50_000_000);
+        assert_eq!(debt_ns(), -CREDIT_NS_MAX);
+        // 0.7 ms of the link: accounted, and nothing of it waited for.
+        let stall = pacer.charge(Access::read_sequential(5_000_000));
+        assert!((500_000..CREDIT_NS_MAX as u64).contains(&stall), "{stall}");
+        assert_eq!(debt_ns(), stall as i64 - CREDIT_NS_MAX);
     }
 
     #[test]

@@ -209,6 +209,13 @@ impl Tablespace {
         self.pacers.current().map(|pacer| self.spent(pacer, purpose, accesses)).unwrap_or_default()
     }
 
+    /// Takes time that this thread spent on keeping accounts off what it owes here.
+    pub fn credit(&self, ns: u64) {
+        if let Some(pacer) = self.pacers.current() {
+            pacer.credit(ns);
+        }
+    }
+
     #[inline(never)]
     fn spent(&self, pacer: &Pacer, purpose: Purpose, accesses: &[Access]) -> PacingCounters {
         let spent = pacer.spend(accesses);

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 use tidepool_device::{Access, CostModel, Excess, PacingCounters, PacingTotals, Pattern, PoolId, Residency};
 use tidepool_heap::{BlockEvent, QueryHeap};
 use tidepool_tablespace::{Purpose, Tablespace};
@@ -219,6 +220,7 @@ impl HeapAccount {
 
     /// Charges an operator with what `touch` touches.
     pub fn charge(&self, operator: &OperatorAccount, touch: impl FnOnce(&mut Charge<'_>)) {
+        let start = Instant::now();
         let spent = QueryHeap::outside(|| {
             let touched = {
                 let spaces = vec![Passes::default(); self.heap.tablespaces().len()];
@@ -231,7 +233,7 @@ impl HeapAccount {
             if let Some(counts) = &self.counts {
                 counts.add(operator.count, &touched);
             }
-            self.spend(operator, &touched)
+            self.spend(operator, &touched, start)
         });
         if spent > 0 {
             self.info.add_heap_stall_ns(spent);
@@ -239,9 +241,12 @@ impl HeapAccount {
     }
 
     /// Spends it here, on the thread that caused it. Lines at random are shared out by the bytes that lie in each
-    /// tablespace. Returns ns.
-    fn spend(&self, operator: &OperatorAccount, touched: &Touched) -> u64 {
+    /// tablespace. What it took since `start` to find out how much it is, counts towards it. Returns ns.
+    fn spend(&self, operator: &OperatorAccount, touched: &Touched, start: Instant) -> u64 {
         let usage = self.heap.usage();
+        if let Some(paced) = usage.iter().find(|usage| usage.tablespace.pacer().is_some()) {
+            paced.tablespace.credit(start.elapsed().as_nanos() as u64);
+        }
         let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
         let mut stall_ns = 0;
         for (index, (usage, passes)) in usage.iter().zip(&touched.spaces).enumerate() {
