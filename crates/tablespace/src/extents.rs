@@ -421,6 +421,7 @@ fn count_bits(words: &[u64], run: Range<usize>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::Random;
 
     /// The same decisions, page by page.
     struct Model {
@@ -448,18 +449,6 @@ mod tests {
         fn mark(&mut self, start: usize, count: usize) -> Option<usize> {
             self.used[start..start + count].fill(true);
             Some(start)
-        }
-    }
-
-    /// Reproducible and without a dependency.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, limit: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 % limit as u64) as usize
         }
     }
 
