@@ -111,7 +111,8 @@ fn print(result: &BenchResult) {
         "The paper measured SAP HANA at scale factor 10 on a real FPGA prototype; its times are not this machine's."
     );
     println!(
-        "'stalled' is what pacing charged for far memory; what a slowdown has beyond it is this machine's noise and the work of keeping the heap's account. Hash \
-         tables that fit its last-level cache cost no more far away, so a small scale factor shows little of the heap's cost."
+        "'stalled' is what pacing charged for far memory; what a slowdown has beyond it is this machine's noise and the work \
+         of keeping the heap's account. Hash tables that fit its last-level cache cost no more far away, so a small scale \
+         factor shows little of the heap's cost."
     );
 }
