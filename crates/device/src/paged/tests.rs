@@ -163,7 +163,9 @@ fn a_fetched_page_takes_as_long_as_the_network() {
     // Whatever was not waited for was spent by the mechanism, or credited when it had taken longer, or is owed still.
     let carried_ns = CREDIT_NS_MAX as u64 + paged.mechanism().fault_ns;
     assert!(spent_ns + carried_ns >= modelled_ns, "{spent_ns} {modelled_ns}");
-    assert!(elapsed_ns + carried_ns >= modelled_ns, "{elapsed_ns} {modelled_ns}");
+    // Of each fault, the delivery of its signal is counted as it was measured beforehand, and may be shorter.
+    let delivered_ns = 256 * paged.mechanism().delivery_ns;
+    assert!(elapsed_ns + carried_ns + delivered_ns >= modelled_ns, "{elapsed_ns} {delivered_ns} {modelled_ns}");
 }
 
 #[test]
