@@ -35,6 +35,40 @@ id!(
     StatementId(u64)
 );
 id!(
-    /// The position of a commit in the order of commits.
+    /// When a transaction committed: nanoseconds on the database's own clock, which only goes forward, over restarts too.
+    /// Zero is before every commit.
     CommitTs(u64)
 );
+id!(
+    /// A row of a table, for its life: the number of its range, and its position there.
+    ///
+    /// ```text
+    /// 63                      17 16            0
+    /// [        range            |   position    ]
+    /// ```
+    RowId(u64)
+);
+
+impl RowId {
+    /// Bits of a position. A range has as many rows as a full row group.
+    pub const POSITION_BITS: u32 = 17;
+    /// Rows of a range.
+    pub const RANGE_ROWS: usize = 1 << RowId::POSITION_BITS;
+
+    /// `position` is below `RANGE_ROWS`.
+    #[inline]
+    pub fn new(range: u64, position: usize) -> RowId {
+        debug_assert!(position < RowId::RANGE_ROWS && range < 1 << (64 - RowId::POSITION_BITS));
+        RowId(range << RowId::POSITION_BITS | position as u64)
+    }
+
+    #[inline]
+    pub fn range(self) -> u64 {
+        self.0 >> RowId::POSITION_BITS
+    }
+
+    #[inline]
+    pub fn position(self) -> usize {
+        (self.0 & (RowId::RANGE_ROWS as u64 - 1)) as usize
+    }
+}

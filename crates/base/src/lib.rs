@@ -8,6 +8,6 @@ mod size;
 mod types;
 
 pub use error::{Error, Result, SqlState};
-pub use id::{CommitTs, RowGroupId, StatementId, TableId, TablespaceId};
+pub use id::{CommitTs, RowGroupId, RowId, StatementId, TableId, TablespaceId};
 pub use size::ByteSize;
 pub use types::SqlType;
