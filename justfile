@@ -28,6 +28,7 @@ lint:
 # The pointer code under Miri, over a heap-backed device.
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace -p tidepool-txn
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid::
 
 # Every interleaving of the query heap's leases, and many of the page table's and of the transactions'. Apart, as the flag would rebuild everything.
@@ -35,6 +36,10 @@ loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-txn --lib --target-dir target/loom model
+
+# What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
+index-speed *ARGS:
+    cargo run --release -p tidepool-index --example index_speed -- {{ARGS}}
 
 # Statements on many threads over tablespaces that are too small for them, the same with all of them paged, and threads over
 # paged memory with a cache that is too small; debug assertions on.

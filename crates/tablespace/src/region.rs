@@ -31,6 +31,16 @@ impl Region {
     pub fn purpose(&self) -> Purpose {
         self.purpose
     }
+
+    /// As `len()`, for those whose bytes are written by others meanwhile and may not be borrowed.
+    pub fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it is to be given up, so that its tablespace can shrink. As `Tablespace::is_closing`, without borrowing bytes.
+    pub fn is_closing(&self) -> bool {
+        self.space.is_run_closing(self.address.as_ptr().addr(), self.len)
+    }
 }
 
 impl std::ops::Deref for Region {

@@ -640,14 +640,18 @@ impl Tablespace {
 
     /// Whether these bytes, which lie in the tablespace, are to be moved so that it can shrink.
     pub fn is_closing(&self, bytes: &[u8]) -> bool {
-        if bytes.is_empty() || !self.is_shrinking.load(Ordering::Acquire) {
+        self.is_run_closing(bytes.as_ptr().addr(), bytes.len())
+    }
+
+    pub(crate) fn is_run_closing(&self, address: usize, len: usize) -> bool {
+        if len == 0 || !self.is_shrinking.load(Ordering::Acquire) {
             return false;
         }
-        let start = bytes.as_ptr().addr().wrapping_sub(self.window.base().as_ptr().addr());
+        let start = address.wrapping_sub(self.window.base().as_ptr().addr());
         if start >= self.window.len() {
             return false;
         }
-        let end = (start + bytes.len()).min(self.window.len());
+        let end = (start + len).min(self.window.len());
         self.lock().closed_in(start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) > 0
     }
 

@@ -1,0 +1,258 @@
+//! Ranges of entries, and all entries of one key.
+
+use crate::node::{Fence, HEADER_WORDS, Side, Snapshot, Target, Words, code};
+use crate::tree::{Index, Wait};
+use std::ops::{Bound, Deref};
+use tidepool_base::RowId;
+use tidepool_txn::View;
+
+/// Keys from one bound to another.
+pub type KeyRange<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    Backward,
+}
+
+/// The row ids of one key, in order. Up to three without an allocation.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    len: usize,
+    few: [RowId; 3],
+    /// All of them, if there are more than three.
+    many: Vec<RowId>,
+}
+
+impl Rows {
+    fn new() -> Rows {
+        Rows { len: 0, few: [RowId(0); 3], many: Vec::new() }
+    }
+
+    fn push(&mut self, row: RowId) {
+        if let Some(place) = self.few.get_mut(self.len) {
+            *place = row;
+        } else {
+            if self.many.is_empty() {
+                self.many.extend_from_slice(&self.few);
+            }
+            self.many.push(row);
+        }
+        self.len += 1;
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = len;
+        self.many.truncate(if len > self.few.len() { len } else { 0 });
+    }
+}
+
+impl Deref for Rows {
+    type Target = [RowId];
+
+    fn deref(&self) -> &[RowId] {
+        if self.len <= self.few.len() { &self.few[..self.len] } else { &self.many }
+    }
+}
+
+impl Index {
+    /// All rows that have an entry of exactly this key.
+    pub fn get(&self, view: &View, key: &[u8]) -> Rows {
+        let mut rows = Rows::new();
+        // Where the leaf before ended, if entries of the key go on behind it.
+        let mut from = 0;
+        loop {
+            let had = rows.len;
+            let more = self.retry(view, |touched| {
+                rows.truncate(had);
+                let target = Target::before(key, from);
+                let spot = self.descend(&target, Side::Right, 0, Wait::Yes, touched)?;
+                let leaf = spot.node;
+                let shape = leaf.shape();
+                let count = shape.count().min(leaf.size_words());
+                let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
+                let code = code(rest);
+                let mut position = leaf.position(shape, &target);
+                while position < count {
+                    let slot = leaf.slot(position);
+                    if slot.code() != code || leaf.compare_extension(slot, rest).is_ne() {
+                        break;
+                    }
+                    rows.push(RowId(leaf.word(slot.payload())));
+                    position += 1;
+                }
+                let more = if position >= count { leaf.upper_fence_has_key(key) } else { None };
+                leaf.check(spot.version)?;
+                Ok(more)
+            });
+            match more {
+                None => return rows,
+                Some(row) => from = row,
+            }
+        }
+    }
+}
+
+/// A walk over a range of entries. It holds nothing of the index between two steps, and may rest for as long as it likes.
+///
+/// It delivers every entry that is there all along exactly once, in order, whatever is put in and taken out beside it. Of
+/// those that come or go meanwhile it delivers some. A leaf's entries are as they were at one moment.
+#[derive(Debug)]
+pub struct Cursor {
+    lower: OwnedBound,
+    upper: OwnedBound,
+    direction: Direction,
+    leaf: Snapshot,
+    /// Entries of the leaf that are still to come.
+    positions: std::ops::Range<usize>,
+    /// Where the next leaf begins, or going backward where it ends. `None`: there is none.
+    next: Option<Next>,
+    key: Vec<u8>,
+    /// Bytes of `key` that are the leaf's prefix, if that is there.
+    prefix_len: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum Next {
+    /// The first leaf of the range.
+    Start,
+    Fence(Fence),
+}
+
+/// A place between entries, or an end of them all.
+#[derive(Clone, Debug)]
+struct OwnedBound {
+    key: Vec<u8>,
+    kind: BoundKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BoundKind {
+    /// Before the entries of the key.
+    First,
+    /// After them.
+    Last,
+    None,
+}
+
+impl OwnedBound {
+    fn new(bound: Bound<&[u8]>, included: BoundKind, excluded: BoundKind) -> OwnedBound {
+        match bound {
+            Bound::Included(key) => OwnedBound { key: key.to_vec(), kind: included },
+            Bound::Excluded(key) => OwnedBound { key: key.to_vec(), kind: excluded },
+            Bound::Unbounded => OwnedBound { key: Vec::new(), kind: BoundKind::None },
+        }
+    }
+
+    fn target(&self) -> Option<Target<'_>> {
+        match self.kind {
+            BoundKind::First => Some(Target::first_of(&self.key)),
+            BoundKind::Last => Some(Target::last_of(&self.key)),
+            BoundKind::None => None,
+        }
+    }
+}
+
+impl Cursor {
+    pub fn new(range: KeyRange<'_>, direction: Direction) -> Cursor {
+        Cursor {
+            lower: OwnedBound::new(range.0, BoundKind::First, BoundKind::Last),
+            upper: OwnedBound::new(range.1, BoundKind::Last, BoundKind::First),
+            direction,
+            leaf: Snapshot::default(),
+            positions: 0..0,
+            next: Some(Next::Start),
+            key: Vec::new(),
+            prefix_len: None,
+        }
+    }
+
+    /// The next entry, of the one index that the cursor is used with.
+    #[inline]
+    pub fn next(&mut self, index: &Index, view: &View) -> Option<(&[u8], RowId)> {
+        let position = self.step(index, view)?;
+        let prefix_len = match self.prefix_len {
+            Some(len) => len,
+            None => {
+                self.key.clear();
+                self.leaf.copy_prefix(&mut self.key);
+                *self.prefix_len.insert(self.key.len())
+            }
+        };
+        self.key.truncate(prefix_len);
+        let slot = self.leaf.slot(position);
+        self.leaf.copy_rest(slot, &mut self.key);
+        Some((&self.key, RowId(self.leaf.word(slot.payload()))))
+    }
+
+    /// The next entry's row, without its key: cheaper.
+    #[inline]
+    pub fn next_row(&mut self, index: &Index, view: &View) -> Option<RowId> {
+        let position = self.step(index, view)?;
+        Some(RowId(self.leaf.row(position)))
+    }
+
+    #[inline]
+    fn step(&mut self, index: &Index, view: &View) -> Option<usize> {
+        loop {
+            let position = match self.direction {
+                Direction::Forward => self.positions.next(),
+                Direction::Backward => self.positions.next_back(),
+            };
+            if position.is_some() {
+                return position;
+            }
+            let next = self.next.take()?;
+            self.fill(index, view, next);
+        }
+    }
+
+    /// Copies the next leaf.
+    fn fill(&mut self, index: &Index, view: &View, next: Next) {
+        let is_forward = self.direction == Direction::Forward;
+        let bound = if is_forward { self.lower.target() } else { self.upper.target() };
+        let side = if is_forward { Side::Right } else { Side::Left };
+        let target = match &next {
+            Next::Start => bound,
+            Next::Fence(fence) => Some(fence.target()),
+        };
+        let leaf = &mut self.leaf;
+        index.retry(view, |touched| {
+            let spot = match &target {
+                Some(target) => index.descend(target, side, 0, Wait::Yes, touched)?,
+                None if is_forward => index.descend(&Target::first_of(&[]), side, 0, Wait::Yes, touched)?,
+                None => index.descend_last(touched)?,
+            };
+            let shape = spot.node.shape();
+            touched.copy(8 * (spot.node.size_words() + HEADER_WORDS + shape.count()).saturating_sub(shape.heap()));
+            leaf.copy(spot.node);
+            spot.node.check(spot.version)
+        });
+        self.prefix_len = None;
+        let shape = self.leaf.shape();
+        let (lower, upper) = (self.leaf.lower_fence(), self.leaf.upper_fence());
+        let from = target.map_or(0, |target| self.leaf.position(shape, &target));
+        if is_forward {
+            let (end, is_last) = match (self.upper.target(), &upper) {
+                (None, _) => (shape.count(), false),
+                (Some(bound), Some(upper)) if !upper.is_not_before(&bound) => (shape.count(), false),
+                (Some(bound), _) if lower.is_not_before(&bound) => (0, true),
+                (Some(bound), _) => (self.leaf.position(shape, &bound), true),
+            };
+            self.positions = from..end.max(from);
+            self.next = if is_last { None } else { upper.map(Next::Fence) };
+        } else {
+            let from = if target.is_some() { from } else { shape.count() };
+            let (start, is_last) = match self.lower.target() {
+                None => (0, false),
+                Some(bound) if lower.is_not_before(&bound) => (0, false),
+                Some(bound) if upper.as_ref().is_some_and(|upper| !upper.is_not_before(&bound)) => (from, true),
+                Some(bound) => (self.leaf.position(shape, &bound), true),
+            };
+            self.positions = start.min(from)..from;
+            // The lowest leaf begins with the empty key.
+            let is_lowest = lower == Fence::default();
+            self.next = if is_last || is_lowest { None } else { Some(Next::Fence(lower)) };
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Indexes: encoded keys to row ids.
+//!
+//! An [`Index`] is a B+-tree whose nodes live in a tablespace. It keeps pairs of a key, any byte string, and a row id, in
+//! order. [`key`] makes byte strings of SQL values that compare as the values do. Readers take no lock and write no shared
+//! memory (`lock`), whole leaves at a time ([`Cursor`]).
+//!
+//! Whoever uses an index holds a view of its transactions: nodes that leave the tree are kept while somebody may read them.
+//!
+//! Leaves to others: which version of a row a reader sees, and whether it still has the key. An entry says only
+//! that some version of the row may have it.
+
+mod arena;
+mod bulk;
+mod check;
+mod content;
+mod cursor;
+mod estimate;
+mod lock;
+mod node;
+mod pace;
+mod shape;
+#[cfg(test)]
+mod stress;
+mod sync;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod unique;
+
+pub use arena::IndexMemory;
+pub use bulk::IndexBuilder;
+pub use check::IndexReport;
+pub use cursor::{Cursor, Direction, KeyRange, Rows};
+pub use tree::{Index, KEY_BYTES_MAX};
+pub use unique::{UniqueInsert, Verdict};

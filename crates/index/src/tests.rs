@@ -1,0 +1,352 @@
+use crate::testing::{Random, index, space, transactions};
+use crate::{Cursor, Direction, Index, IndexBuilder, KEY_BYTES_MAX, UniqueInsert, Verdict};
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use tidepool_base::{RowId, SqlState};
+use tidepool_tablespace::Purpose;
+use tidepool_txn::View;
+
+type Model = BTreeSet<(Vec<u8>, u64)>;
+
+/// How the keys of a test look.
+#[derive(Clone, Copy, Debug)]
+enum Keys {
+    /// Eight bytes, all over.
+    Random,
+    /// Eight bytes, close together.
+    Dense,
+    /// Few keys, many rows each.
+    Repeated,
+    /// Any bytes, zeroes and prefixes of one another among them.
+    Short,
+    /// Long common beginnings.
+    Paths,
+    /// Up to the limit.
+    Long,
+}
+
+const ALL_KEYS: [Keys; 6] = [Keys::Random, Keys::Dense, Keys::Repeated, Keys::Short, Keys::Paths, Keys::Long];
+
+impl Keys {
+    fn key(self, random: &mut Random) -> Vec<u8> {
+        match self {
+            Keys::Random => random.next().to_be_bytes().to_vec(),
+            Keys::Dense => (random.below(5000) as u64 + (7 << 40)).to_be_bytes().to_vec(),
+            Keys::Repeated => vec![b'k'; 1 + random.below(12)],
+            Keys::Short => (0..random.below(9)).map(|_| [0, 0, 1, 255][random.below(4)]).collect(),
+            Keys::Paths => {
+                let mut key = b"https://example.org/".to_vec();
+                for _ in 0..random.below(6) {
+                    key.extend_from_slice([&b"a/"[..], b"articles/", b"images/", b"x"][random.below(4)]);
+                }
+                key.extend_from_slice(random.below(300).to_string().as_bytes());
+                key
+            }
+            Keys::Long => {
+                let len = [0, 3, 200, 900, 2000, KEY_BYTES_MAX][random.below(6)];
+                let mut key = vec![random.below(3) as u8; len];
+                if let Some(last) = key.last_mut() {
+                    *last = random.next() as u8;
+                }
+                if let Some(middle) = key.get_mut(len / 2) {
+                    *middle = random.next() as u8 & 3;
+                }
+                key
+            }
+        }
+    }
+}
+
+/// Everything in a range, both ways, as it should be.
+fn assert_range(index: &Index, view: &View, model: &Model, lower: Bound<&[u8]>, upper: Bound<&[u8]>) {
+    let is_in = |key: &[u8]| {
+        let above = match lower {
+            Bound::Included(bound) => key >= bound,
+            Bound::Excluded(bound) => key > bound,
+            Bound::Unbounded => true,
+        };
+        let below = match upper {
+            Bound::Included(bound) => key <= bound,
+            Bound::Excluded(bound) => key < bound,
+            Bound::Unbounded => true,
+        };
+        above && below
+    };
+    let mut expected: Vec<(Vec<u8>, u64)> = model.iter().filter(|(key, _)| is_in(key)).cloned().collect();
+    for direction in [Direction::Forward, Direction::Backward] {
+        let mut cursor = Cursor::new((lower, upper), direction);
+        let mut found = Vec::new();
+        while let Some((key, row)) = cursor.next(index, view) {
+            found.push((key.to_vec(), row.0));
+        }
+        assert!(found == expected, "{lower:?} to {upper:?} {direction:?}: {} of {}", found.len(), expected.len());
+        assert!(cursor.next_row(index, view).is_none());
+        expected.reverse();
+    }
+    let estimate = index.estimate(view, (lower, upper));
+    let exact = expected.len() as f64;
+    assert!(estimate <= exact * 8.0 + 600.0 && exact <= estimate * 8.0 + 600.0, "{estimate} for {exact}");
+}
+
+fn bound<'k>(random: &mut Random, key: &'k [u8]) -> Bound<&'k [u8]> {
+    match random.below(5) {
+        0 => Bound::Unbounded,
+        1 | 2 => Bound::Included(key),
+        _ => Bound::Excluded(key),
+    }
+}
+
+fn assert_same(index: &Index, view: &View, model: &Model, random: &mut Random, keys: Keys) {
+    let report = index.check(view).unwrap();
+    assert_eq!(report.entries, model.len() as u64, "{keys:?}");
+    assert_range(index, view, model, Bound::Unbounded, Bound::Unbounded);
+    for _ in 0..if cfg!(miri) { 2 } else { 6 } {
+        let (a, b) = (keys.key(random), keys.key(random));
+        let rows: Vec<u64> = index.get(view, &a).iter().map(|row| row.0).collect();
+        let expected: Vec<u64> = model.range((a.clone(), 0)..=(a.clone(), u64::MAX)).map(|(_, row)| *row).collect();
+        assert_eq!(rows, expected);
+        let (a, b) = if a <= b { (a, b) } else { (b, a) };
+        assert_range(index, view, model, bound(random, &a), bound(random, &b));
+    }
+}
+
+#[test]
+fn does_as_a_sorted_set_does() {
+    for (seed, keys) in ALL_KEYS.into_iter().enumerate() {
+        let mut random = Random(seed as u64 + 11);
+        let (index, view) = index(if cfg!(miri) { 2 << 10 } else { 64 << 10 });
+        let view = &*view;
+        let mut model = Model::new();
+        let operations = if cfg!(miri) { 150 } else { 12_000 };
+        for phase in 0..3 {
+            // Mostly in, then as many out as in, then mostly out.
+            let puts = [9, 5, 1][phase];
+            for step in 0..operations {
+                let key = keys.key(&mut random);
+                let row = [0, random.next() % 50, u64::MAX, random.next()][random.below(4)];
+                if random.below(10) < puts {
+                    assert_eq!(index.insert(view, &key, RowId(row)).unwrap(), model.insert((key, row)));
+                } else {
+                    let entry = match model.range((key.clone(), 0)..).next() {
+                        Some(entry) if random.below(8) > 0 => entry.clone(),
+                        _ => (key, row),
+                    };
+                    assert_eq!(index.remove(view, &entry.0, RowId(entry.1)), model.remove(&entry));
+                }
+                if step % (operations / 2) == 0 {
+                    assert_same(&index, view, &model, &mut random, keys);
+                }
+            }
+            assert_same(&index, view, &model, &mut random, keys);
+        }
+        for (key, row) in std::mem::take(&mut model) {
+            assert!(index.remove(view, &key, RowId(row)));
+        }
+        assert_same(&index, view, &model, &mut random, keys);
+        let report = index.check(view).unwrap();
+        assert!(report.leaves <= 2, "{keys:?}: {report:?}");
+        assert!(report.levels <= 2, "{keys:?}: {report:?}");
+    }
+}
+
+#[test]
+fn building_is_as_inserting() {
+    for (seed, keys) in ALL_KEYS.into_iter().enumerate() {
+        for fill in [100, 70, 10] {
+            let mut random = Random(seed as u64 + 5);
+            let count = if cfg!(miri) { 60 } else { 6000 };
+            let mut model: Model = (0..count).map(|_| (keys.key(&mut random), random.next() % 7)).collect();
+            let transactions = transactions();
+            let view = &transactions.worker().unwrap().hold();
+            let mut builder = IndexBuilder::new(space(64 << 10), transactions, fill).unwrap();
+            let mut before: Option<&[u8]> = None;
+            for (key, row) in &model {
+                assert_eq!(builder.push(key, RowId(*row)).unwrap(), before == Some(key));
+                before = Some(key);
+            }
+            if let Some((key, row)) = model.last() {
+                assert!(builder.push(key, RowId(*row)).is_err());
+            }
+            assert_eq!(builder.count(), model.len() as u64);
+            let index = builder.finish().unwrap();
+            assert_same(&index, view, &model, &mut random, keys);
+            let report = index.check(view).unwrap();
+            if matches!(keys, Keys::Random | Keys::Dense) && !cfg!(miri) {
+                let expected = f64::from(fill) / 100.0;
+                assert!((expected * 0.6 - 0.05..=expected + 0.12).contains(&report.fill), "{fill}: {report:?}");
+            }
+            for _ in 0..count {
+                let (key, row) = (keys.key(&mut random), random.next() % 7);
+                assert_eq!(index.insert(view, &key, RowId(row)).unwrap(), model.insert((key, row)));
+            }
+            assert_same(&index, view, &model, &mut random, keys);
+        }
+    }
+}
+
+#[test]
+fn an_empty_index_is_one() {
+    let transactions = transactions();
+    let view = &transactions.worker().unwrap().hold();
+    let index = IndexBuilder::new(space(1 << 10), transactions, 90).unwrap().finish().unwrap();
+    assert!(index.get(view, b"").is_empty());
+    assert!(!index.remove(view, b"", RowId(0)));
+    assert_range(&index, view, &Model::new(), Bound::Unbounded, Bound::Excluded(b"x"));
+    assert!(index.insert(view, b"", RowId(3)).unwrap());
+    assert_eq!(*index.get(view, b""), [RowId(3)]);
+    assert_eq!(index.check(view).unwrap().entries, 1);
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused() {
+    let (index, view) = index(1 << 10);
+    let view = &*view;
+    let key = vec![1; KEY_BYTES_MAX + 1];
+    let error = index.insert(view, &key, RowId(1)).unwrap_err();
+    assert_eq!(error.code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    assert_eq!(error.message(), "index row size 2705 exceeds index row size maximum 2704");
+    assert!(index.insert(view, &key[1..], RowId(1)).unwrap());
+    assert_eq!(*index.get(view, &key[1..]), [RowId(1)]);
+    assert!(index.get(view, &key).is_empty());
+}
+
+#[test]
+fn a_full_tablespace_leaves_the_index_as_it_was() {
+    for keys in [Keys::Random, Keys::Long] {
+        let (index, view) = index(160);
+        let view = &*view;
+        let mut random = Random(3);
+        let mut model = Model::new();
+        let mut refused = 0;
+        while refused < 50 {
+            let (key, row) = (keys.key(&mut random), random.next());
+            match index.insert(view, &key, RowId(row)) {
+                Ok(new) => assert_eq!(new, model.insert((key, row))),
+                Err(error) => {
+                    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+                    assert_eq!(error.message(), "tablespace \"t\" is full");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(model.len() > 20);
+        assert_same(&index, view, &model, &mut random, keys);
+        // Room again.
+        for (key, row) in model.iter().filter(|(_, row)| row % 4 > 0).cloned().collect::<Vec<_>>() {
+            assert!(index.remove(view, &key, RowId(row)));
+            model.remove(&(key, row));
+        }
+        assert_same(&index, view, &model, &mut random, keys);
+        assert!(index.insert(view, b"more", RowId(1)).unwrap());
+    }
+}
+
+#[test]
+fn memory_is_counted_and_comes_back() {
+    let space = space(16 << 10);
+    let transactions = transactions();
+    let worker = transactions.worker().unwrap();
+    let index = Index::create(space.clone(), transactions).unwrap();
+    let small = index.memory();
+    assert_eq!((small.held_bytes, small.used_bytes, small.inner_bytes), (space.bytes(Purpose::Index), 1024, 0));
+    let count = if cfg!(miri) { 300 } else { 100_000u64 };
+    for key in 0..count {
+        index.insert(&worker.snapshot(), &key.to_be_bytes(), RowId(key)).unwrap();
+    }
+    let large = index.memory();
+    assert_eq!(large.held_bytes, space.bytes(Purpose::Index));
+    assert!(large.used_bytes > count * 16 && large.used_bytes <= large.held_bytes, "{large:?}");
+    let report = index.check(&worker.snapshot()).unwrap();
+    assert_eq!(large.used_bytes - large.inner_bytes, report.leaves * 1024);
+    for key in 0..count {
+        assert!(index.remove(&worker.snapshot(), &key.to_be_bytes(), RowId(key)));
+    }
+    index.reclaim();
+    let emptied = index.memory();
+    assert!(emptied.used_bytes <= 2 * 1024, "{emptied:?}");
+    assert!(emptied.held_bytes < large.held_bytes / 2 || cfg!(miri), "{large:?} {emptied:?}");
+    drop(index);
+    assert_eq!(space.bytes(Purpose::Index), 0);
+}
+
+#[test]
+fn an_index_moves_to_another_tablespace() {
+    let (from, to) = (space(16 << 10), space(16 << 10));
+    let transactions = transactions();
+    let worker = transactions.worker().unwrap();
+    let index = Index::create(from.clone(), transactions).unwrap();
+    let snapshot = worker.snapshot();
+    let view = &*snapshot;
+    let mut random = Random(8);
+    let mut model = Model::new();
+    for keys in [Keys::Random, Keys::Long] {
+        for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
+            let (key, row) = (keys.key(&mut random), random.next());
+            assert_eq!(index.insert(view, &key, RowId(row)).unwrap(), model.insert((key, row)));
+        }
+    }
+    let mut cursor = Cursor::new((Bound::Unbounded, Bound::Unbounded), Direction::Forward);
+    cursor.next(&index, view);
+    assert_eq!(index.relocate(view).unwrap(), 0);
+    index.set_tablespace(to.clone());
+    let moved = index.relocate(view).unwrap();
+    assert!(moved > 1);
+    // Somebody may still be there.
+    index.reclaim();
+    assert!(from.bytes(Purpose::Index) > 0);
+    drop(snapshot);
+    index.reclaim();
+    assert_eq!(from.bytes(Purpose::Index), 0);
+    let snapshot = worker.snapshot();
+    let view = &*snapshot;
+    assert_eq!(index.memory().held_bytes, to.bytes(Purpose::Index));
+    assert_same(&index, view, &model, &mut random, Keys::Random);
+    let mut left = 1;
+    while cursor.next_row(&index, view).is_some() {
+        left += 1;
+    }
+    assert_eq!(left, model.len());
+}
+
+#[test]
+fn a_unique_key_is_judged_by_its_rows() {
+    let (index, view) = index(8 << 10);
+    let view = &*view;
+    let key = b"key";
+    let put = |row, judge: &mut dyn FnMut(RowId) -> Verdict| index.insert_unique(view, key, RowId(row), judge).unwrap();
+    for row in 0..400 {
+        // Dead rows: several leaves of them.
+        let mut asked = Vec::new();
+        let row = (row * 7919) % 1009;
+        let outcome = put(row, &mut |other| {
+            // Anew, after a leaf was split.
+            if asked.last().is_some_and(|last| *last >= other.0) {
+                asked.clear();
+            }
+            asked.push(other.0);
+            Verdict::Free
+        });
+        assert_eq!(outcome, UniqueInsert::Inserted);
+        assert!(!asked.contains(&row));
+        assert_eq!(asked.len() + 1, index.get(view, key).len());
+    }
+    assert!(index.check(view).unwrap().leaves > 3);
+    let last = index.get(view, key).last().map_or(0, |row| row.0);
+    for in_the_way in [0, 504, last, 77] {
+        let outcome = put(5000, &mut |other| if other.0 >= in_the_way { Verdict::Taken } else { Verdict::Free });
+        assert!(matches!(outcome, UniqueInsert::Taken(row) if row.0 >= in_the_way));
+        let outcome = put(5000, &mut |other| if other.0 >= in_the_way { Verdict::Wait } else { Verdict::Free });
+        assert!(matches!(outcome, UniqueInsert::Wait(row) if row.0 >= in_the_way));
+    }
+    let present = index.get(view, key)[17].0;
+    assert_eq!(
+        put(present, &mut |other| if other.0 == present { Verdict::Taken } else { Verdict::Free }),
+        UniqueInsert::Present
+    );
+    // Neighbours are other keys.
+    for other in [&b"kex"[..], b"ke", b"key\0", b"kez"] {
+        let outcome = index.insert_unique(view, other, RowId(1), |_| Verdict::Taken).unwrap();
+        assert_eq!(outcome, UniqueInsert::Inserted);
+    }
+    index.check(view).unwrap();
+}

@@ -1,0 +1,381 @@
+//! The tree: finding, putting in and taking out one entry. What changes the tree's shape is in `shape`.
+
+use crate::arena::{Arena, IndexMemory};
+use crate::content::{Content, write_payload};
+use crate::lock::{self, Restart, Version};
+use crate::node::{Extras, HEADER_WORDS, Node, SMALL_WORDS, Shape, Side, Slot, Target, Words, code, payload_words};
+use crate::pace::{Spaces, Touched};
+use crate::sync::{AtomicU64, Backoff, Ordering};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId, SqlState};
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::{Transactions, View};
+
+/// Longest key, bytes. As PostgreSQL's: three such entries fit a node of the larger kind, with its fences.
+pub const KEY_BYTES_MAX: usize = 2704;
+
+/// Encoded keys to row ids, in order: a B+-tree whose nodes lie in a tablespace.
+///
+/// Equal keys are told apart by their row ids. Readers take no lock and write no shared memory.
+#[derive(Debug)]
+pub struct Index {
+    pub(crate) arena: Arena,
+    /// The root's link. Changed by whoever has the root locked.
+    pub(crate) root: AtomicU64,
+    pub(crate) spaces: Spaces,
+}
+
+/// A node on the way down, and where it was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spot {
+    pub node: Node,
+    pub version: Version,
+    /// `None`: the node is the root.
+    pub parent: Option<Parent>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parent {
+    pub node: Node,
+    pub version: Version,
+    /// Which of its children.
+    pub index: usize,
+}
+
+/// A node that this thread has locked, until dropped.
+#[derive(Debug)]
+pub(crate) struct Locked {
+    node: Node,
+    changed: bool,
+}
+
+impl Locked {
+    #[inline]
+    pub fn new(node: Node, version: Version) -> Result<Locked, Restart> {
+        lock::lock(node.version(), version)?;
+        Ok(Locked { node, changed: false })
+    }
+
+    /// A node that the arena has just given.
+    pub fn fresh(node: Node) -> Locked {
+        Locked { node, changed: true }
+    }
+
+    #[inline]
+    pub fn node(&self) -> Node {
+        self.node
+    }
+
+    /// To be changed.
+    #[inline]
+    pub fn node_mut(&mut self) -> Node {
+        self.changed = true;
+        self.node
+    }
+
+    /// No other node refers to it any more.
+    pub fn retire(self, arena: &Arena) {
+        let (node, level) = (self.node, self.node.shape().level());
+        std::mem::forget(self);
+        arena.retire(node, level);
+    }
+}
+
+impl Drop for Locked {
+    #[inline]
+    fn drop(&mut self) {
+        if self.changed {
+            lock::unlock_changed(self.node.version());
+        } else {
+            lock::unlock_unchanged(self.node.version());
+        }
+    }
+}
+
+/// Whether waiting for a locked node is allowed: not to those who hold one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Yes,
+    No,
+}
+
+/// What came of an attempt.
+pub(crate) enum Attempt<T> {
+    Done(T),
+    /// The leaf of the entry must have room for so many words more.
+    Full(usize),
+}
+
+impl Index {
+    /// An empty index. 53200 when the tablespace is full.
+    pub fn create(space: Arc<Tablespace>, transactions: Arc<Transactions>) -> Result<Index> {
+        let arena = Arena::new(space.clone(), transactions);
+        let root = arena.take(SMALL_WORDS, 0)?;
+        let empty = Content::default();
+        empty.build(0..0, &empty.lower, None, 0, SMALL_WORDS).store(root);
+        lock::unlock_changed(root.version());
+        Ok(Index { arena, root: AtomicU64::new(root.link()), spaces: Spaces::new(space) })
+    }
+
+    /// Where new nodes are put.
+    pub fn tablespace(&self) -> Arc<Tablespace> {
+        self.arena.tablespace()
+    }
+
+    pub fn memory(&self) -> IndexMemory {
+        self.arena.memory()
+    }
+
+    /// Gives memory back that nobody reads any more. Changes of the tree's shape do the same.
+    pub fn reclaim(&self) {
+        self.arena.reclaim();
+    }
+
+    /// # Safety
+    /// The link was the root's, or a child's of a node at a version that was checked since, under the view at hand.
+    #[inline]
+    pub(crate) unsafe fn node(&self, link: u64) -> Node {
+        // SAFETY: it was a node of this tree under the caller's view. Its memory stays a node's of this tree until no view
+        // of that time is held any more.
+        unsafe { Node::from_link(link) }
+    }
+
+    fn root(&self, wait: Wait) -> Result<(Node, Version), Restart> {
+        // Acquire: the root was filled before.
+        let link = self.root.load(Ordering::Acquire);
+        // SAFETY: the root's.
+        let node = unsafe { self.node(link) };
+        let version = if wait == Wait::Yes { node.read()? } else { node.try_read()? };
+        // A root that is replaced stays locked until the new one is known: so if it is still known, it is the root at
+        // this version.
+        if self.root.load(Ordering::Acquire) == link { Ok((node, version)) } else { Err(Restart) }
+    }
+
+    /// The node at `level` in which `target` lies, or the root if that is not above `level`. What is read of it is to be
+    /// checked against the version.
+    #[inline]
+    pub(crate) fn descend(
+        &self,
+        target: &Target<'_>,
+        side: Side,
+        level: u8,
+        wait: Wait,
+        touched: &mut Touched,
+    ) -> Result<Spot, Restart> {
+        self.descend_by(level, wait, touched, |node, shape| node.child_index(shape, target, side))
+    }
+
+    /// The last leaf.
+    pub(crate) fn descend_last(&self, touched: &mut Touched) -> Result<Spot, Restart> {
+        self.descend_by(0, Wait::Yes, touched, |_, shape| shape.count())
+    }
+
+    #[inline]
+    pub(crate) fn descend_by(
+        &self,
+        level: u8,
+        wait: Wait,
+        touched: &mut Touched,
+        mut choose: impl FnMut(&Node, Shape) -> usize,
+    ) -> Result<Spot, Restart> {
+        let (mut node, mut version) = self.root(wait)?;
+        let mut parent = None;
+        loop {
+            let shape = node.shape();
+            touched.node(shape);
+            if shape.level() <= level {
+                return Ok(Spot { node, version, parent });
+            }
+            let index = choose(&node, shape);
+            let link = node.child(index);
+            node.check(version)?;
+            // SAFETY: a child of a node at a version just checked.
+            let child = unsafe { self.node(link) };
+            child.prefetch(if shape.level() == 1 { LEAF_LINES } else { INNER_LINES });
+            let child_version = if wait == Wait::Yes { child.read()? } else { child.try_read()? };
+            // It was still the child when its version was read.
+            node.check(version)?;
+            parent = Some(Parent { node, version, index });
+            (node, version) = (child, child_version);
+        }
+    }
+
+    /// Repeats what met somebody's change. While the view is held, memory that this may read is kept.
+    #[inline]
+    pub(crate) fn retry<T>(&self, view: &View, mut attempt: impl FnMut(&mut Touched) -> Result<T, Restart>) -> T {
+        assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
+        let mut touched = Touched::default();
+        let mut backoff = Backoff::new();
+        loop {
+            if let Ok(done) = attempt(&mut touched) {
+                self.spaces.charge(&touched, &self.arena);
+                return done;
+            }
+            backoff.pause();
+        }
+    }
+
+    /// Puts an entry in. False if it is there already. 54000 for a key that is too long, 53200 when the tablespace is
+    /// full; the index is then as it was.
+    pub fn insert(&self, view: &View, key: &[u8], row: RowId) -> Result<bool> {
+        check_key(key)?;
+        let target = Target::before(key, row.0);
+        loop {
+            match self.retry(view, |touched| self.try_insert(&target, touched)) {
+                Attempt::Done(new) => return Ok(new),
+                Attempt::Full(words) => self.make_room(&target, 0, words)?,
+            }
+        }
+    }
+
+    #[inline]
+    fn try_insert(&self, target: &Target<'_>, touched: &mut Touched) -> Result<Attempt<bool>, Restart> {
+        let Spot { node, version, .. } = self.descend(target, Side::Right, 0, Wait::Yes, touched)?;
+        let shape = node.shape();
+        let position = node.position(shape, target);
+        if node.is_entry(shape, position, target) {
+            node.check(version)?;
+            return Ok(Attempt::Done(false));
+        }
+        let mut leaf = Locked::new(node, version)?;
+        touched.write();
+        Ok(match leaf.put_row(position, target) {
+            Ok(()) => Attempt::Done(true),
+            Err(words) => Attempt::Full(words),
+        })
+    }
+
+    /// Takes an entry out. False if there is none.
+    pub fn remove(&self, view: &View, key: &[u8], row: RowId) -> bool {
+        let target = Target::before(key, row.0);
+        let (removed, is_small) = self.retry(view, |touched| self.try_remove(&target, touched));
+        if is_small {
+            self.tidy(&target, 0);
+        }
+        removed
+    }
+
+    fn try_remove(&self, target: &Target<'_>, touched: &mut Touched) -> Result<(bool, bool), Restart> {
+        let Spot { node, version, .. } = self.descend(target, Side::Right, 0, Wait::Yes, touched)?;
+        let shape = node.shape();
+        let position = node.position(shape, target);
+        if !node.is_entry(shape, position, target) {
+            node.check(version)?;
+            return Ok((false, false));
+        }
+        let mut leaf = Locked::new(node, version)?;
+        touched.write();
+        leaf.take_out(position);
+        Ok((true, node.is_small()))
+    }
+}
+
+/// Lines of a leaf that are fetched at once: the header and the slots of one that is two thirds full.
+const LEAF_LINES: usize = 7;
+/// Of an inner node, which is mostly in the caches.
+const INNER_LINES: usize = 3;
+
+pub(crate) fn check_key(key: &[u8]) -> Result<()> {
+    if key.len() <= KEY_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::new(
+        SqlState::PROGRAM_LIMIT_EXCEEDED,
+        format!("index row size {} exceeds index row size maximum {KEY_BYTES_MAX}", key.len()),
+    )
+    .with_hint("Values larger than this cannot be indexed. Consider an index on an expression of the value, or a shorter column."))
+}
+
+impl Node {
+    /// Whether the entry at `position` is the target's own.
+    #[inline]
+    fn is_entry(&self, shape: Shape, position: usize, target: &Target<'_>) -> bool {
+        let rest = target.key.get(shape.prefix_len()..).unwrap_or(&[]);
+        position < shape.count() && self.row(position) == target.row && self.has_key(position, rest)
+    }
+
+    /// Whether a node has so few entries that it might be joined with a neighbour. True now and then only, so that one that cannot be
+    /// joined is not tried at each removal.
+    pub(crate) fn is_small(&self) -> bool {
+        let count = self.shape().count();
+        count == 0 || (count.is_multiple_of(4) && self.used_words() < self.size_words() / 4)
+    }
+}
+
+impl Locked {
+    /// Makes `words` free between slots and payloads, if the node has so many.
+    pub fn has_room(&mut self, words: usize) -> bool {
+        if self.node.free_words() >= words {
+            return true;
+        }
+        let lost = self.node.extras().lost();
+        if lost == 0 || self.node.free_words() + lost < words {
+            return false;
+        }
+        let content = Content::of(&self.node);
+        let last = self.node.extras().last();
+        let image = content.build(
+            0..content.len(),
+            &content.lower,
+            content.upper.as_ref(),
+            content.last_child,
+            self.node.size_words(),
+        );
+        let node = self.node_mut();
+        image.store(node);
+        node.set_word(2, node.extras().with_last(last).0);
+        true
+    }
+
+    /// Puts a leaf's entry in, or says how many words it needs.
+    #[inline]
+    pub fn put_row(&mut self, position: usize, target: &Target<'_>) -> Result<(), usize> {
+        self.put(position, target.key, target.row, 0)
+    }
+
+    /// Puts an entry in at its place, or says how many words it needs.
+    #[inline]
+    pub fn put(&mut self, position: usize, key: &[u8], row: u64, child: u64) -> Result<(), usize> {
+        let shape = self.node.shape();
+        let level = shape.level();
+        let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
+        let payload = payload_words(level, row, rest.len());
+        if !self.has_room(1 + payload) {
+            return Err(1 + payload);
+        }
+        let node = self.node_mut();
+        let shape = node.shape();
+        let heap = shape.heap() - payload;
+        let slot = Slot::new(code(rest), level > 0 && row != 0, heap);
+        write_payload(slot, level, row, child, rest, |at, word| node.set_word(at, word));
+        for at in (HEADER_WORDS + position..HEADER_WORDS + shape.count()).rev() {
+            node.set_word(at + 1, node.word(at));
+        }
+        node.set_word(HEADER_WORDS + position, slot.0);
+        node.set_word(1, Shape::new(level, shape.prefix_len(), heap, shape.count() + 1).0);
+        node.set_word(2, node.extras().with_last(position).0);
+        Ok(())
+    }
+
+    pub fn take_out(&mut self, position: usize) {
+        let node = self.node_mut();
+        let (shape, extras) = (node.shape(), node.extras());
+        let slot = node.slot(position);
+        let words = node.entry_payload_words(slot);
+        for at in HEADER_WORDS + position + 1..HEADER_WORDS + shape.count() {
+            node.set_word(at - 1, node.word(at));
+        }
+        let is_first = slot.payload() == shape.heap();
+        let heap = if is_first { shape.heap() + words } else { shape.heap() };
+        let lost = if is_first { extras.lost() } else { extras.lost() + words };
+        node.set_word(1, Shape::new(shape.level(), shape.prefix_len(), heap, shape.count() - 1).0);
+        node.set_word(2, extras.with_lost(lost).with_last(Extras::NOWHERE).0);
+    }
+
+    /// Makes child `index` another node.
+    pub fn set_child(&mut self, index: usize, link: u64) {
+        let node = self.node_mut();
+        let at = if index >= node.shape().count() { 3 } else { node.slot(index).payload() };
+        node.set_word(at, link);
+    }
+}
