@@ -1,12 +1,15 @@
-//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types and byte sizes.
+//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, and named crash
+//! points.
 //!
-//! Owns no behaviour and depends on nothing of Tidepool's.
+//! Owns no other behaviour and depends on nothing of Tidepool's.
 
+mod crash;
 mod error;
 mod id;
 mod size;
 mod types;
 
+pub use crash::{CRASH_POINT_VARIABLE, arm_crash_point, crash_point};
 pub use error::{Error, Result, SqlState};
 pub use id::{CommitTs, RowGroupId, RowId, StatementId, TableId, TablespaceId};
 pub use size::ByteSize;
