@@ -383,6 +383,28 @@ impl Device {
         }
     }
 
+    /// Copies `bytes` to `address`, and makes them durable on a device that persists: with stores past the cache where that
+    /// is enough, or else with `msync`. Other devices just hold them.
+    ///
+    /// # Safety
+    /// The bytes there are mapped of this device, and nobody else uses them meanwhile.
+    pub unsafe fn store(&self, address: NonNull<u8>, bytes: &[u8]) -> Result<()> {
+        let flushed = match &self.source {
+            Source::Anonymous { .. } => false,
+            Source::File { direct, .. } => direct.load(Ordering::Relaxed),
+            Source::Dax { .. } => true,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if flushed && flush::is_available() {
+                flush::store(address.as_ptr(), bytes);
+                return Ok(());
+            }
+            address.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            if bytes.is_empty() { Ok(()) } else { self.persist(address, bytes.len()) }
+        }
+    }
+
     /// The pages that `range` touches.
     fn outward(&self, range: &Range<usize>) -> Range<usize> {
         let start = range.start / self.page_size * self.page_size;

@@ -210,6 +210,23 @@ impl Mapping {
         }
     }
 
+    /// Copies `bytes` to `offset`, and makes them durable on devices that persist. Others just hold them.
+    ///
+    /// # Safety
+    /// Nobody else uses these bytes of the mapping meanwhile.
+    pub unsafe fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.check(&(offset..offset.saturating_add(bytes.len())));
+        match &self.backing {
+            // SAFETY: inside the mapping, which is the device's, and the caller's promise.
+            Backing::Device(device) => unsafe { device.store(self.at(offset), bytes) },
+            Backing::Heap(_) | Backing::Paged(_) => {
+                // SAFETY: inside the mapping, and the caller's promise.
+                unsafe { self.at(offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                Ok(())
+            }
+        }
+    }
+
     /// # Panics
     /// When the range is not inside the mapping.
     fn check(&self, range: &Range<usize>) {
@@ -327,6 +344,40 @@ pub(crate) mod flush {
     pub fn lines(_start: *mut u8, _end: *mut u8) {
         unreachable!("guarded by is_available");
     }
+
+    /// Copies `source` to `target` past the cache, so that it is durable when this returns.
+    ///
+    /// # Safety
+    /// `[target, target + source.len())` lies in a live mapping and is the caller's to write; `source` is elsewhere.
+    #[cfg(target_arch = "x86_64")]
+    pub unsafe fn store(target: *mut u8, source: &[u8]) {
+        use std::arch::x86_64::_mm_stream_si64;
+        let head = target.align_offset(8).min(source.len());
+        let (words, rest) = source[head..].as_chunks::<8>();
+        // SAFETY: all of it lies in the target by the caller's promise; the words are aligned to eight bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), target, head);
+            let mut word = target.add(head);
+            for bytes in words {
+                _mm_stream_si64(word.cast(), i64::from_le_bytes(*bytes));
+                word = word.add(8);
+            }
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), word, rest.len());
+            // What went through the cache: up to seven bytes at each end. The fence is for all of it.
+            let line = |byte: *mut u8| byte.sub(byte.addr() % super::CACHE_LINE_BYTES);
+            if head > 0 {
+                lines(line(target), target.add(head));
+            }
+            lines(line(word), word.add(rest.len()));
+        }
+    }
+
+    /// # Safety
+    /// Never called.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub unsafe fn store(_target: *mut u8, _source: &[u8]) {
+        unreachable!("guarded by is_available");
+    }
 }
 #[cfg(test)]
 #[cfg(not(miri))]
@@ -394,6 +445,25 @@ mod tests {
             assert_eq!(bytes(&mut mapping)[1 << 20], 0);
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_is_stored_is_there_at_any_alignment() {
+        let source: Vec<u8> = (0..1000u32).map(|number| number as u8 | 1).collect();
+        for (from, len) in [(0, 0), (0, 1), (5, 2), (3, 64), (64, 200), (61, 1000), (4096, 512)] {
+            let mut mapping = Mapping::open(&Location::Anon, Some(8192), OPTIONS).unwrap();
+            if !flush::is_available() {
+                continue;
+            }
+            // SAFETY: inside the mapping, which nobody else knows.
+            unsafe { flush::store(mapping.base().as_ptr().add(from), &source[..len]) };
+            let mut expected = vec![0; 8192];
+            expected[from..from + len].copy_from_slice(&source[..len]);
+            assert!(bytes(&mut mapping) == expected, "{len} bytes at {from}");
+            // SAFETY: as above.
+            unsafe { mapping.store(from, &vec![0; len]).unwrap() };
+            assert!(bytes(&mut mapping).iter().all(|byte| *byte == 0));
+        }
     }
 
     #[test]

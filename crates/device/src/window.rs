@@ -342,6 +342,22 @@ impl Window {
         }
     }
 
+    /// Copies `bytes` to `offset`, and makes them durable on devices that persist. What is not mapped ends the process.
+    ///
+    /// # Safety
+    /// Nobody else uses these bytes of the window meanwhile.
+    pub unsafe fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        match &self.fixed {
+            // SAFETY: the caller's promise.
+            Some(mapping) => unsafe { mapping.store(offset, bytes) },
+            None => self.pieces(offset..offset + bytes.len(), |piece| {
+                let part = &bytes[piece.range.start - offset..piece.range.end - offset];
+                // SAFETY: mapped there, and the caller's promise.
+                unsafe { piece.device.store(self.at(piece.range.start), part) }
+            }),
+        }
+    }
+
     fn at(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset <= self.len);
         // SAFETY: inside the reservation.

@@ -19,12 +19,12 @@
 //! `model` below holds this against every interleaving:
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib lease`.
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, Ordering, fence},
 };
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, Ordering, fence},

@@ -41,6 +41,18 @@ impl Region {
     pub fn is_closing(&self) -> bool {
         self.space.is_run_closing(self.address.as_ptr().addr(), self.len)
     }
+
+    /// Copies `bytes` to `offset` in the region, and makes them durable on devices that persist. On those it writes past the
+    /// cache. 58030 when the system could not write a mapped file back; then nobody knows what its storage holds.
+    ///
+    /// # Panics
+    /// When they do not fit there.
+    pub fn store(&mut self, offset: usize, bytes: &[u8]) -> tidepool_base::Result<()> {
+        assert!(offset <= self.len && bytes.len() <= self.len - offset, "{} bytes at {offset}", bytes.len());
+        let start = self.address.addr().get() - self.space.window.base().addr().get();
+        // SAFETY: these bytes are the region's, which is borrowed exclusively.
+        unsafe { self.space.window.store(start + offset, bytes) }
+    }
 }
 
 impl std::ops::Deref for Region {

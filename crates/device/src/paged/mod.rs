@@ -593,17 +593,22 @@ pub fn write_all(writer: &mut impl io::Write, bytes: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Writer<W>(pub W);
 
+/// Hands `bytes`, which may lie in paged memory, to a `write` that gives them to the kernel: all of them, or a part.
+pub fn write_once(bytes: &[u8], write: impl FnOnce(&[u8]) -> io::Result<usize>) -> io::Result<usize> {
+    const PART_BYTES: usize = 32 << 10;
+    if !signal::overlaps(bytes.as_ptr().addr(), bytes.len()) {
+        return write(bytes);
+    }
+    // On the stack, which is in no tablespace.
+    let mut part = [0; PART_BYTES];
+    let part = &mut part[..bytes.len().min(PART_BYTES)];
+    part.copy_from_slice(&bytes[..part.len()]);
+    write(part)
+}
+
 impl<W: io::Write> io::Write for Writer<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        const PART_BYTES: usize = 32 << 10;
-        if !signal::overlaps(bytes.as_ptr().addr(), bytes.len()) {
-            return self.0.write(bytes);
-        }
-        // On the stack, which is in no tablespace.
-        let mut part = [0; PART_BYTES];
-        let part = &mut part[..bytes.len().min(PART_BYTES)];
-        part.copy_from_slice(&bytes[..part.len()]);
-        self.0.write(part)
+        write_once(bytes, |bytes| self.0.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -8,29 +8,29 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 /// Zeroed memory is a valid value of the type, and the type needs no drop.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(super) unsafe trait Zeroable {}
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 // SAFETY: an integer.
 unsafe impl Zeroable for std::sync::atomic::AtomicU32 {}
 
 /// An array of zeroes of fixed length. What is never touched of it takes no memory.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 #[derive(Debug)]
 pub(super) struct Slots<T: Zeroable> {
     base: NonNull<T>,
     len: usize,
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 // SAFETY: owns its elements, as a boxed slice does.
 unsafe impl<T: Zeroable + Send> Send for Slots<T> {}
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 // SAFETY: as above.
 unsafe impl<T: Zeroable + Sync> Sync for Slots<T> {}
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 impl<T: Zeroable> Slots<T> {
     pub fn zeroed(len: usize) -> Option<Slots<T>> {
         use std::alloc::{GlobalAlloc, Layout, System};
@@ -41,7 +41,7 @@ impl<T: Zeroable> Slots<T> {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 impl<T: Zeroable> Deref for Slots<T> {
     type Target = [T];
 
@@ -51,7 +51,7 @@ impl<T: Zeroable> Deref for Slots<T> {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 impl<T: Zeroable> Drop for Slots<T> {
     fn drop(&mut self) {
         use std::alloc::{GlobalAlloc, Layout, System};
@@ -63,18 +63,18 @@ impl<T: Zeroable> Drop for Slots<T> {
 }
 
 /// loom's atomics are no plain memory.
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 #[derive(Debug)]
 pub(super) struct Slots<T>(Box<[T]>);
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 impl Slots<loom::sync::atomic::AtomicU32> {
     pub fn zeroed(len: usize) -> Option<Self> {
         Some(Slots((0..len).map(|_| loom::sync::atomic::AtomicU32::new(0)).collect()))
     }
 }
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 impl<T> Deref for Slots<T> {
     type Target = [T];
 

@@ -47,10 +47,10 @@
 //! gone again and maps it anew. Whoever resumes on a page that was evicted meanwhile just faults again.
 
 use super::storage::Slots;
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ops::Range;
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Who owns pages, for counting: any number below this.
