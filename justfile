@@ -29,13 +29,16 @@ lint:
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace -p tidepool-txn
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid::
 
-# Every interleaving of the query heap's leases, and many of the page table's and of the transactions'. Apart, as the flag would rebuild everything.
+# Every interleaving of the query heap's leases, and many of the page table's, the transactions', and the log's. Apart, as
+# the flag would rebuild everything.
 loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-txn --lib --target-dir target/loom model
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-log --lib --target-dir target/loom interleavings
 
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:
@@ -51,6 +54,11 @@ stress SECONDS="60" SEED="1":
         cargo test --release -p tidepool-heap --test stress --target-dir target/stress -- --nocapture
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-device --lib --target-dir target/stress stress -- --nocapture
+
+# Histories of a log on a simulated disk that loses power, fails and fills up.
+stress-log SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-log --test simulation -- --nocapture
 
 # A virtual environment with the peers, pinned, from PyPI.
 peers:

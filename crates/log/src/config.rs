@@ -1,0 +1,34 @@
+use crate::format::DatabaseIdentity;
+use std::time::Duration;
+
+/// How a log behaves. Sizes are of whole segments, so a log may be some larger.
+#[derive(Clone, Debug)]
+pub struct LogConfig {
+    pub identity: DatabaseIdentity,
+    /// From here on a checkpoint is wanted (PostgreSQL's `max_wal_size`). A log that needs more takes more, if there is any.
+    pub bytes_max: u64,
+    /// Kept for the next use when records are superfluous (PostgreSQL's `min_wal_size`).
+    pub bytes_min: u64,
+    /// Wait so long for others before writing (PostgreSQL's `commit_delay`), if the last time at least `commit_siblings`
+    /// threads had something to write.
+    pub commit_delay: Duration,
+    pub commit_siblings: usize,
+    /// What a thread may have appended before it has to see to it being written.
+    pub buffer_bytes_max: u64,
+    /// How long a reservation waits for a checkpoint to make room, before it fails.
+    pub room_wait: Duration,
+}
+
+impl LogConfig {
+    pub fn new(identity: DatabaseIdentity) -> LogConfig {
+        LogConfig {
+            identity,
+            bytes_max: 1 << 30,
+            bytes_min: 80 << 20,
+            commit_delay: Duration::ZERO,
+            commit_siblings: 5,
+            buffer_bytes_max: 4 << 20,
+            room_wait: Duration::from_secs(10),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What a log lies on: numbered segments of one size.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use tidepool_base::Result;
+
+/// A device that holds segments. Of a segment that is there, writing does not fail for want of room.
+pub trait LogDevice: Send + Sync + Debug {
+    /// What errors call it.
+    fn name(&self) -> String;
+
+    /// What errors call a segment.
+    fn segment_name(&self, number: u64) -> String;
+
+    /// Bytes of a segment, a multiple of 4,096.
+    fn segment_bytes(&self) -> usize;
+
+    /// Segments that it can hold at most.
+    fn segments_max(&self) -> u64;
+
+    /// Writes start and end at multiples of this, and so do the addresses that they come from. A power of two from 64 on.
+    fn write_alignment(&self) -> usize;
+
+    /// Where blocks are best started, so that writing one does not touch what is durable.
+    fn block_alignment(&self) -> usize;
+
+    /// The numbers under which there are segments, in ascending order.
+    fn segments(&self) -> Result<Vec<u64>>;
+
+    /// A segment that is there.
+    fn open(&self, number: u64) -> Result<Arc<dyn LogSegment>>;
+
+    /// A new segment, durably there, with nothing in it that is a header of that number. 53100 when there is no room.
+    fn create(&self, number: u64) -> Result<Arc<dyn LogSegment>>;
+
+    /// Makes segment `source` segment `target`, durably. What is in it stays. To be tried again after an error, as is
+    /// `remove`.
+    fn recycle(&self, source: u64, target: u64) -> Result<Arc<dyn LogSegment>>;
+
+    /// Removes a segment, durably.
+    fn remove(&self, number: u64) -> Result<()>;
+}
+
+pub trait LogSegment: Send + Sync + Debug {
+    /// Reads from `offset` on until `bytes` is full or the segment ends. Returns the bytes read.
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<usize>;
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Makes all that was written durable. After an error nobody knows what is.
+    fn sync(&self) -> Result<()>;
+}

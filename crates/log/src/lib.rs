@@ -1,0 +1,77 @@
+//! The log: what was committed, in order of being written, on a device that survives.
+//!
+//! Records are opaque: a commit timestamp, a kind and a payload. Each thread has an [`Appender`], a buffer of its own that
+//! shares no lock and no counter with others'. Whoever waits first writes all of them out for everybody and syncs
+//! (`group.rs`); the timestamp up to which everything is durable is [`Log::durable`]. The device is a folder of files
+//! ([`FileDevice`]) or memory that persists ([`MemoryDevice`]). What is on it, and how its end is told from damage, is in
+//! `format.rs`.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//! use tidepool_base::CommitTs;
+//! use tidepool_log::files::{OpenHow, SimulatedFiles};
+//! use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, RecordKind};
+//!
+//! # fn main() -> tidepool_base::Result<()> {
+//! let files = Arc::new(SimulatedFiles::new(1));
+//! let device = Arc::new(FileDevice::open(files, "/log".as_ref(), 1 << 20, OpenHow::default())?);
+//! let config = LogConfig::new(DatabaseIdentity([1; 16]));
+//!
+//! // All commits up to here have been appended. There is one thread, so that is the last one's timestamp.
+//! let appended = Arc::new(AtomicU64::new(0));
+//! let floor = { let appended = appended.clone(); move || CommitTs(appended.load(Ordering::Acquire)) };
+//! let log = Log::open(device.clone(), config.clone())?.into_log(Box::new(floor))?;
+//!
+//! let mut appender = log.appender()?;
+//! appender.reserve(5, &|| Ok(()))?;
+//! appender.append(CommitTs(10), RecordKind(1), b"hello");
+//! appended.store(10, Ordering::Release);
+//! log.wait_durable(CommitTs(10), || Ok(()))?;
+//! drop((appender, log));
+//!
+//! let mut recovery = Log::open(device, config)?;
+//! let mut record = recovery.next_record()?.expect("it is durable");
+//! assert_eq!((record.ts, &*record.payload()?), (CommitTs(10), &b"hello"[..]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Leaves to others: what records mean (`tidepool-database`), timestamps and when a commit is decided (`tidepool-txn`), when
+//! a checkpoint is made, and the thread that calls [`Log::flush`] and [`Log::prepare`].
+
+mod channel;
+mod config;
+mod device;
+mod file_device;
+pub mod files;
+mod format;
+mod group;
+mod log;
+mod memory_device;
+mod recovery;
+mod room;
+mod sync;
+mod writer;
+
+pub use config::LogConfig;
+pub use device::{LogDevice, LogSegment};
+pub use file_device::FileDevice;
+pub use format::{DatabaseIdentity, LogPosition};
+pub use log::{Appender, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
+pub use memory_device::MemoryDevice;
+pub use recovery::{Record, Recovery, Tail};
+
+/// Where [`tidepool_base::crash_point`] can end the process in this crate.
+pub const CRASH_POINTS: &[&str] = &[
+    "log.appended",
+    "log.write",
+    "log.written",
+    "log.synced",
+    "log.segment.created",
+    "log.segment.filled",
+    "log.segment.begun",
+    "log.segment.renamed",
+    "log.segment.removed",
+    "log.recycle",
+];

@@ -1,0 +1,175 @@
+//! A log in a region of a tablespace: byte-addressable memory, which survives the process on `dax:` and `file:` devices
+//! that do.
+//!
+//! The region is divided into segments; segment `n` lies in slot `n % slots`. A write is durable when it returns, so there is
+//! nothing to sync. What a device costs that the tablespace stands for is charged as sequential writes and reads.
+
+use crate::device::{LogDevice, LogSegment};
+use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, PAGE_BYTES, SegmentHeader};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
+use tidepool_device::Access;
+use tidepool_tablespace::{Purpose, Region};
+
+/// Fewer could not be written while others wait for a checkpoint.
+const SLOTS_MIN: usize = 3;
+
+#[derive(Debug)]
+pub struct MemoryDevice {
+    memory: Arc<Memory>,
+    identity: DatabaseIdentity,
+}
+
+#[derive(Debug)]
+struct Memory {
+    /// Written by one thread at a time: the leader of a round, or whoever recycles.
+    region: Mutex<Region>,
+    slots: usize,
+    segment_bytes: usize,
+    name: String,
+}
+
+impl MemoryDevice {
+    /// A log in `region`, of [`Purpose::Log`], which may hold one already. `segment_bytes` is a multiple of 4,096.
+    pub fn open(region: Region, segment_bytes: usize, identity: DatabaseIdentity) -> Result<MemoryDevice> {
+        let slots = region.len() / segment_bytes.max(1);
+        if !segment_bytes.is_multiple_of(PAGE_BYTES) || segment_bytes < 16 * PAGE_BYTES || slots < SLOTS_MIN {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!(
+                    "a log of {} in segments of {} is not possible",
+                    ByteSize(region.len() as u64),
+                    ByteSize(segment_bytes as u64)
+                ),
+            )
+            .with_detail("A log has at least three segments, each of 64 kB or more in steps of 4 kB."));
+        }
+        let name = format!("tablespace \"{}\"", region.tablespace().name());
+        Ok(MemoryDevice {
+            memory: Arc::new(Memory { region: Mutex::new(region), slots, segment_bytes, name }),
+            identity,
+        })
+    }
+
+    /// The region, when nobody uses the log any more.
+    pub fn into_region(self) -> Option<Region> {
+        let memory = Arc::into_inner(self.memory)?;
+        Some(memory.region.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    fn handle(&self, number: u64) -> Arc<dyn LogSegment> {
+        Arc::new(MemorySegment { memory: self.memory.clone(), slot: (number % self.memory.slots as u64) as usize })
+    }
+
+    fn header(&self, slot: usize) -> Result<Option<SegmentHeader>> {
+        let region = self.memory.lock();
+        let start = slot * self.memory.segment_bytes;
+        SegmentHeader::read(&region[start..start + PAGE_BYTES], self.identity, &self.memory.name)
+    }
+
+    fn clear_header(&self, number: u64) -> Result<()> {
+        self.handle(number).write(0, &[0; BLOCK_ALIGNMENT])
+    }
+}
+
+impl Memory {
+    fn lock(&self) -> MutexGuard<'_, Region> {
+        self.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl LogDevice for MemoryDevice {
+    fn name(&self) -> String {
+        self.memory.name.clone()
+    }
+
+    fn segment_name(&self, number: u64) -> String {
+        format!("{number} in {}", self.memory.name)
+    }
+
+    fn segment_bytes(&self) -> usize {
+        self.memory.segment_bytes
+    }
+
+    fn segments_max(&self) -> u64 {
+        self.memory.slots as u64
+    }
+
+    fn write_alignment(&self) -> usize {
+        BLOCK_ALIGNMENT
+    }
+
+    fn block_alignment(&self) -> usize {
+        BLOCK_ALIGNMENT
+    }
+
+    fn segments(&self) -> Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for slot in 0..self.memory.slots {
+            let number = self.header(slot)?.map(|header| header.number);
+            numbers.extend(number.filter(|number| *number > 0 && number % self.memory.slots as u64 == slot as u64));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    fn open(&self, number: u64) -> Result<Arc<dyn LogSegment>> {
+        Ok(self.handle(number))
+    }
+
+    /// Its user keeps fewer segments than there are slots, and takes the numbers in order.
+    fn create(&self, number: u64) -> Result<Arc<dyn LogSegment>> {
+        self.clear_header(number)?;
+        crash_point("log.segment.created");
+        Ok(self.handle(number))
+    }
+
+    fn recycle(&self, source: u64, target: u64) -> Result<Arc<dyn LogSegment>> {
+        self.remove(source)?;
+        self.create(target)
+    }
+
+    fn remove(&self, number: u64) -> Result<()> {
+        self.clear_header(number)?;
+        crash_point("log.segment.removed");
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct MemorySegment {
+    memory: Arc<Memory>,
+    slot: usize,
+}
+
+impl MemorySegment {
+    fn start(&self) -> usize {
+        self.slot * self.memory.segment_bytes
+    }
+}
+
+impl LogSegment for MemorySegment {
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<usize> {
+        let region = self.memory.lock();
+        let from = offset.min(self.memory.segment_bytes);
+        let count = bytes.len().min(self.memory.segment_bytes - from);
+        bytes[..count].copy_from_slice(&region[self.start() + from..][..count]);
+        region.tablespace().charge(Purpose::Log, &[Access::read_sequential(count as u64)]);
+        Ok(count)
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        if offset > self.memory.segment_bytes || bytes.len() > self.memory.segment_bytes - offset {
+            return Err(Error::internal(format!("{} bytes at {offset} of a log segment", bytes.len())));
+        }
+        let mut region = self.memory.lock();
+        region.store(self.start() + offset, bytes)?;
+        region.tablespace().charge(Purpose::Log, &[Access::write_sequential(bytes.len() as u64)]);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        // Durable since it was written, as far as the device lets anything be.
+        Ok(())
+    }
+}
