@@ -15,6 +15,7 @@ mod check;
 mod content;
 mod cursor;
 mod estimate;
+pub mod key;
 mod lock;
 mod node;
 mod pace;
