@@ -55,10 +55,14 @@ stress SECONDS="60" SEED="1":
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-device --lib --target-dir target/stress stress -- --nocapture
 
-# Histories of a log on a simulated disk that loses power, fails and fills up.
+# Histories of a log on a simulated disk that loses power, fails and fills up; then of processes that are killed.
 stress-log SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
-        cargo test --release -p tidepool-log --test simulation -- --nocapture
+        cargo test --release -p tidepool-log --test simulation --test kill -- --nocapture
+
+# What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
+log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
+    cargo run --release -p tidepool-log --example log_speed -- {{FOLDER}} {{SECONDS}} "{{DEVICE}}"
 
 # A virtual environment with the peers, pinned, from PyPI.
 peers:

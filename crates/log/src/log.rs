@@ -191,21 +191,21 @@ impl Log {
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
-            interrupted()?;
-            let _upkeep = lock(&self.upkeep);
-            let has_room = {
-                let room = lock(&self.room);
-                if room.free_bytes(&*self.device) >= room.leased_bytes + bytes {
-                    // Somebody made some meanwhile.
-                    continue;
-                }
-                room.segments() < self.device.segments_max()
+            let full = match self.make_room(bytes) {
+                Ok(true) => continue,
+                Ok(false) => None,
+                Err(error) => Some(error),
             };
-            if has_room {
-                self.add_segment()?;
-                continue;
+            // Records that are written need less than was leased for them.
+            if self.group.try_lead(|| self.round())?
+                && let Some(leased) = lock(&self.room).lease(&*self.device, bytes, 0)
+            {
+                return Ok(leased);
             }
-            drop(_upkeep);
+            if let Some(error) = full {
+                return Err(error);
+            }
+            interrupted()?;
             if start.elapsed() >= self.config.room_wait {
                 return Err(self.full(bytes));
             }
@@ -215,6 +215,21 @@ impl Log {
                 _ = self.room_made.wait_timeout(room, INTERRUPT_INTERVAL);
             }
         }
+    }
+
+    /// Prepares a segment, unless there is room by now. False: the device has all the segments that it can have.
+    fn make_room(&self, bytes: u64) -> Result<bool> {
+        let _upkeep = lock(&self.upkeep);
+        {
+            let room = lock(&self.room);
+            if room.free_bytes(&*self.device) >= room.leased_bytes + bytes {
+                return Ok(true);
+            }
+            if room.segments() >= self.device.segments_max() {
+                return Ok(false);
+            }
+        }
+        self.add_segment().map(|()| true)
     }
 
     fn full(&self, bytes: u64) -> Error {
@@ -277,7 +292,8 @@ impl Log {
     pub fn wants_checkpoint(&self) -> bool {
         let segment = self.device.segment_bytes() as u64;
         let most = self.config.bytes_max.min(self.device.segments_max().saturating_mul(segment));
-        self.used_bytes() >= (most / 2).max(2 * segment)
+        let leased = lock(&self.room).leased_bytes;
+        self.used_bytes() + leased >= (most / 2).max(2 * segment)
     }
 }
 
@@ -319,7 +335,7 @@ fn frames_of(bytes: usize) -> (usize, u64) {
 
 impl Appender {
     /// Takes all that a record of `bytes` needs, so that appending it cannot fail. To be called before the commit is
-    /// decided. Waits while much that this thread appended is not written, or while the log is full and a checkpoint may
+    /// decided, and better before the floor stands still for it: it may wait. Waits while much that this thread appended is not written, or while the log is full and a checkpoint may
     /// make room, and asks `interrupted` meanwhile. 53100 when there is no room, until there is some; 58030 when the log has
     /// failed, for good.
     #[inline]
