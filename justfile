@@ -30,7 +30,7 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace -p tidepool-txn
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid::
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid:: rows::
 
 # Every interleaving of the query heap's leases, and many of the page table's, the transactions', and the log's. Apart, as
 # the flag would rebuild everything.
@@ -63,6 +63,10 @@ stress-log SECONDS="60" SEED="1":
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
     cargo run --release -p tidepool-log --example log_speed -- {{FOLDER}} {{SECONDS}} "{{DEVICE}}"
+
+# What a point read and a transaction of one row cost, without index, log or SQL, on one thread and on THREADS.
+bench-rows ROWS="1000000" THREADS="2" *PROFILE:
+    cargo run --release -p tidepool-table --example rows -- {{ROWS}} {{THREADS}} {{PROFILE}}
 
 # A virtual environment with the peers, pinned, from PyPI.
 peers:

@@ -3,7 +3,9 @@
 //! Nouns, outside in: a [`TableVersion`] is one immutable state of a table; its main is [`RowGroup`]s, each one
 //! [`Segment`] a column; its delta is [`DeltaChunk`]s. A version never changes; writers make the next one.
 //!
-//! Leaves to others: names, transactions and files (`tidepool-database`).
+//! [`rows`] is the table as transactions write it: row ids, versions, and ranges whose main is replaced online.
+//!
+//! Leaves to others: names, files and who may do what (`tidepool-database`), timestamps and snapshots (`tidepool-txn`).
 
 mod bits;
 mod blob;
@@ -14,6 +16,7 @@ mod encoding;
 mod filter;
 mod logical;
 mod row_group;
+pub mod rows;
 mod scan;
 mod schema;
 mod segment;

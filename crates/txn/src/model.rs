@@ -280,6 +280,10 @@ fn what_is_below_the_floor_was_appended() {
         let other = {
             let (all, appended) = (All::clone(&all), Arc::clone(&appended));
             thread::spawn(move || {
+                // Late, so that a commit may be below the floor.
+                for _ in 0..4 {
+                    all.clock().now();
+                }
                 let floor = all.floor();
                 (floor, appended.load(Ordering::Acquire))
             })

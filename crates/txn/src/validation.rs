@@ -100,16 +100,22 @@ impl Validation<'_> {
         }
     }
 
+    /// 40001 unless what was read holds still.
+    pub fn require(&self, holds: bool) -> Result<()> {
+        if holds {
+            return Ok(());
+        }
+        Err(Error::new(
+            SqlState::SERIALIZATION_FAILURE,
+            "could not serialize access due to read/write dependencies among transactions",
+        )
+        .with_hint("The transaction might succeed if retried."))
+    }
+
     /// 40001 unless all of `reads` hold still.
     pub fn check<'r>(&self, reads: impl IntoIterator<Item = &'r dyn Reads>) -> Result<()> {
         for read in reads {
-            if !read.still_hold(self)? {
-                return Err(Error::new(
-                    SqlState::SERIALIZATION_FAILURE,
-                    "could not serialize access due to read/write dependencies among transactions",
-                )
-                .with_hint("The transaction might succeed if retried."));
-            }
+            self.require(read.still_hold(self)?)?;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ pub(crate) mod packing;
 mod plain;
 mod scaled;
 mod strings;
-mod uuid;
+pub(crate) mod uuid;
 mod validity;
 
 pub(crate) use choose::{Column, write};

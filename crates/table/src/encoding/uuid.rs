@@ -36,7 +36,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<u128> {
     Some(u128::from_le_bytes(bytes))
 }
 
-fn format(value: u128, out: &mut Vec<u8>) {
+pub(crate) fn format(value: u128, out: &mut Vec<u8>) {
     for (i, byte) in value.to_le_bytes().iter().enumerate() {
         if matches!(i, 4 | 6 | 8 | 10) {
             out.push(b'-');

@@ -1,0 +1,323 @@
+//! Ranges: 131,072 row ids each, with heads, main and what says which of the two a row is in.
+//!
+//! # How heads come and go
+//!
+//! A writer marks a row as *headed* before it commits what it put in the head. The mark is taken off by whoever takes a
+//! version out for good (`take_out`), between two changes of the head: to *taking out*, when no writer can put anything
+//! there, and to null. So a row with a committed version that some snapshot must find is marked at all times, and a scan
+//! may pass over rows that are not: a snapshot is drawn before it looks at the marks, a writer marks before it draws its
+//! timestamp, and full fences between make one of the two see the other.
+//!
+//! # How main is replaced
+//!
+//! A [`MainPart`] never changes. Another one takes its place at once, the old one is retired. Versions that the new one
+//! holds are taken out when the horizon is past the replacement: whoever looks by then looks at the new one.
+
+use super::version::{Found, Head, Version};
+use crate::bits::words_for;
+use crate::{ROW_GROUP_ROWS, RowGroup};
+use parking_lot::Mutex;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result, RowId};
+use tidepool_device::PAGE_BYTES;
+use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_txn::{Tag, View, Worker};
+
+const _: () = assert!(RowId::RANGE_ROWS == ROW_GROUP_ROWS);
+
+/// Heads of one page. Row ids are handed out by as many, and their marks take one cache line: two threads that insert
+/// share none.
+pub(crate) const PAGE_HEADS: usize = PAGE_BYTES / size_of::<Head>();
+
+const PAGES: usize = RowId::RANGE_ROWS / PAGE_HEADS;
+pub(crate) const WORDS: usize = RowId::RANGE_ROWS / 64;
+const _: () = assert!(PAGE_HEADS == 512);
+
+/// A range's rows in main.
+#[derive(Debug)]
+pub struct MainPart {
+    pub group: Arc<RowGroup>,
+    /// Positions that are no rows: deleted, or never used. Where a word is missing, none.
+    dead: Vec<u64>,
+}
+
+impl MainPart {
+    /// `dead` has a bit for each row of the group, or is empty when none is dead.
+    pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>) -> MainPart {
+        MainPart { group, dead }
+    }
+
+    pub(crate) fn with_group(&self, group: Arc<RowGroup>) -> MainPart {
+        MainPart { group, dead: self.dead.clone() }
+    }
+
+    /// The rows of word `word` that are there.
+    #[inline]
+    pub fn live(&self, word: usize) -> u64 {
+        let rows = self.group.rows().saturating_sub(word * 64);
+        let all = if rows >= 64 { u64::MAX } else { (1 << rows) - 1 };
+        all & !self.dead.get(word).copied().unwrap_or(0)
+    }
+
+    #[inline]
+    pub fn has(&self, position: usize) -> bool {
+        self.live(position / 64) >> (position % 64) & 1 != 0
+    }
+
+    pub fn live_rows(&self) -> usize {
+        (0..words_for(self.group.rows())).map(|word| self.live(word).count_ones() as usize).sum()
+    }
+
+    pub fn dead_rows(&self) -> usize {
+        self.group.rows() - self.live_rows()
+    }
+}
+
+#[derive(Debug)]
+#[repr(transparent)]
+struct HeadPage([Head; PAGE_HEADS]);
+
+#[derive(Debug)]
+pub(crate) struct Range {
+    pages: Box<[AtomicPtr<HeadPage>]>,
+    /// Made with the first head.
+    headed: OnceLock<Box<[AtomicU64]>>,
+    /// From `Box::into_raw`, or null.
+    main: AtomicPtr<MainPart>,
+    /// Since when main is there at all: zero, unless the range was loaded by a transaction.
+    pub begin: AtomicU64,
+    pub command: AtomicU32,
+    /// Held while main is replaced.
+    pub merging: Mutex<super::merge::MergeState>,
+    /// Where heads are.
+    near: Arc<Tablespace>,
+}
+
+impl Range {
+    pub fn new(near: &Arc<Tablespace>) -> Range {
+        Range {
+            pages: (0..PAGES).map(|_| AtomicPtr::default()).collect(),
+            headed: OnceLock::new(),
+            main: AtomicPtr::default(),
+            begin: AtomicU64::new(0),
+            command: AtomicU32::new(0),
+            merging: Mutex::default(),
+            near: Arc::clone(near),
+        }
+    }
+
+    pub fn loaded(near: &Arc<Tablespace>, main: MainPart, tag: Tag, command: u32) -> Range {
+        let range = Range::new(near);
+        range.main.store(Box::into_raw(Box::new(main)), Ordering::Relaxed);
+        range.begin.store(tag.word(), Ordering::Relaxed);
+        range.command.store(command, Ordering::Relaxed);
+        range
+    }
+
+    #[inline]
+    pub fn head(&self, position: usize) -> Option<&Head> {
+        // Acquire: the page's heads were made null before.
+        let page = self.pages[position / PAGE_HEADS].load(Ordering::Acquire);
+        // SAFETY: null, or a page that lives as long as the range.
+        unsafe { page.as_ref() }.map(|page| &page.0[position % PAGE_HEADS])
+    }
+
+    /// The head, made if need be. 53200 when near is full.
+    #[inline]
+    pub fn head_to_write(&self, position: usize) -> Result<&Head> {
+        match self.head(position) {
+            Some(head) => Ok(head),
+            None => self.add_page(position),
+        }
+    }
+
+    #[cold]
+    fn add_page(&self, position: usize) -> Result<&Head> {
+        let run = self.near.allocate_run(PAGE_BYTES, PAGE_BYTES, Purpose::Delta);
+        let Some(run) = run else {
+            return Err(match self.near.allocate(PAGE_BYTES, Purpose::Delta) {
+                Err(full) => full,
+                // Somebody freed some in between. The statement fails all the same, as it did run out of it.
+                Ok(_) => Error::new(tidepool_base::SqlState::OUT_OF_MEMORY, "tablespace \"near\" is full"),
+            });
+        };
+        let page = run.address.cast::<HeadPage>();
+        if !run.zeroed {
+            // SAFETY: the page was just taken. Zeroes are null heads.
+            unsafe { page.as_ptr().write_bytes(0, 1) };
+        }
+        let slot = &self.pages[position / PAGE_HEADS];
+        let null = std::ptr::null_mut();
+        if slot.compare_exchange(null, page.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: taken above, and seen by nobody.
+            unsafe { self.near.free_pages(run.address, PAGE_BYTES, Purpose::Delta) };
+        }
+        Ok(self.head(position).expect("its page was just added"))
+    }
+
+    fn marks(&self) -> &[AtomicU64] {
+        self.headed.get_or_init(|| (0..WORDS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Marks a row as headed, before what is in its head is committed.
+    #[inline]
+    pub fn mark(&self, position: usize) {
+        let (word, bit) = (&self.marks()[position / 64], 1 << (position % 64));
+        // Nobody takes the mark off while the writer's version is in the head.
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Of 64 rows, those that may have heads.
+    #[inline]
+    pub fn headed(&self, word: usize) -> u64 {
+        self.headed.get().map_or(0, |marks| marks[word].load(Ordering::Acquire))
+    }
+
+    pub fn headed_rows(&self) -> usize {
+        self.headed
+            .get()
+            .map_or(0, |marks| marks.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum())
+    }
+
+    /// Takes `version` out of the head if it is there, so that main has the row. Everybody who looks at it from now on finds
+    /// main to show the same.
+    pub fn take_out(&self, position: usize, version: Version) -> bool {
+        let Some(head) = self.head(position) else { return false };
+        if !head.begin_taking_out(version) {
+            return false;
+        }
+        self.marks()[position / 64].fetch_and(!(1 << (position % 64)), Ordering::AcqRel);
+        head.end_taking_out();
+        true
+    }
+
+    /// As of the view, which keeps it from being freed.
+    #[inline]
+    pub fn main<'v>(&'v self, _view: &'v View) -> Option<&'v MainPart> {
+        // SAFETY: null, or from `replace_main`: it is retired when it is replaced, and the view was drawn before this look.
+        unsafe { self.main.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Puts another main in place, and retires the old one. Only under `merging`, or by whoever loaded the range and
+    /// aborts. Returns the time of the replacement.
+    pub fn replace_main(&self, new: Option<MainPart>, worker: &Worker) -> tidepool_base::CommitTs {
+        let new = new.map_or(std::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
+        let old = NonNull::new(self.main.swap(new, Ordering::AcqRel));
+        let ts = worker.retirement_ts();
+        if let Some(old) = old {
+            // SAFETY: from `Box::into_raw`, and replaced once.
+            let old = unsafe { Box::from_raw(old.as_ptr()) };
+            worker.retire_with(ts, move || drop(old));
+        }
+        ts
+    }
+
+    /// Every version that a head holds. Nobody else uses the range any more.
+    pub fn heads_left(&mut self) -> impl Iterator<Item = Version> {
+        let pages = self.pages.iter().map(|page| page.load(Ordering::Acquire));
+        // SAFETY: null, or pages that live as long as the range.
+        let pages: Vec<&HeadPage> = pages.filter_map(|page| unsafe { page.as_ref() }).collect();
+        pages.into_iter().flat_map(|page| page.0.iter()).filter_map(|head| match head.load() {
+            Found::Version(version) => Some(version),
+            Found::Null | Found::TakingOut => None,
+        })
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        for page in &mut self.pages {
+            if let Some(page) = NonNull::new(*page.get_mut()) {
+                // SAFETY: taken as one page of `near`, and nobody uses the range any more.
+                unsafe { self.near.free_pages(page.cast(), PAGE_BYTES, Purpose::Delta) };
+            }
+        }
+        if let Some(main) = NonNull::new(*self.main.get_mut()) {
+            // SAFETY: from `Box::into_raw`, and not replaced.
+            drop(unsafe { Box::from_raw(main.as_ptr()) });
+        }
+    }
+}
+
+/// Ranges of the first segment of the directory; each further one has as many as all before it.
+const SEGMENT_RANGES: u64 = 32;
+
+type Segment = OnceLock<Box<[OnceLock<Box<Range>>]>>;
+
+/// All ranges of a table by number, found without a lock.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    segments: Box<[Segment]>,
+    /// Ranges that there are. Published after they are made.
+    count: AtomicU64,
+    /// Held to add a range.
+    pub adding: Mutex<()>,
+}
+
+impl Directory {
+    pub fn new() -> Directory {
+        Directory {
+            segments: (0..64 - RowId::POSITION_BITS).map(|_| OnceLock::new()).collect(),
+            count: AtomicU64::new(0),
+            adding: Mutex::default(),
+        }
+    }
+
+    /// Segment and place within it.
+    #[inline]
+    fn place(number: u64) -> (usize, usize) {
+        let segment = (number / SEGMENT_RANGES + 1).ilog2();
+        let first = SEGMENT_RANGES * ((1 << segment) - 1);
+        (segment as usize, (number - first) as usize)
+    }
+
+    #[inline]
+    pub fn get(&self, number: u64) -> Option<&Range> {
+        let (segment, place) = Directory::place(number);
+        self.segments.get(segment)?.get()?.get(place)?.get().map(|range| &**range)
+    }
+
+    pub fn len(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Adds a range behind the others. Under `adding`.
+    pub fn push(&self, range: Range) -> u64 {
+        let number = self.len();
+        let (segment, place) = Directory::place(number);
+        let ranges =
+            self.segments[segment].get_or_init(|| (0..SEGMENT_RANGES << segment).map(|_| OnceLock::new()).collect());
+        let added = ranges[place].set(Box::new(range));
+        debug_assert!(added.is_ok(), "a range is added once, under the lock");
+        self.count.store(number + 1, Ordering::Release);
+        number
+    }
+
+    pub fn ranges_mut(&mut self) -> impl Iterator<Item = &mut Range> {
+        let segments = self.segments.iter_mut().filter_map(OnceLock::get_mut);
+        segments.flat_map(|ranges| ranges.iter_mut().filter_map(OnceLock::get_mut)).map(|range| &mut **range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let (mut segment, mut place) = (0, 0);
+        for number in 0..10_000 {
+            assert_eq!(Directory::place(number), (segment, place));
+            place += 1;
+            if place as u64 == SEGMENT_RANGES << segment {
+                (segment, place) = (segment + 1, 0);
+            }
+        }
+        let last = Directory::place((1 << (64 - RowId::POSITION_BITS)) - 1);
+        assert!(last.0 < 64 - RowId::POSITION_BITS as usize);
+    }
+}

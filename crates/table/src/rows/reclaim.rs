@@ -1,0 +1,68 @@
+//! Freeing what the horizon has passed.
+
+use super::version::Version;
+use super::{RowRef, RowStore};
+use tidepool_base::RowId;
+use tidepool_txn::{Reclaim, Retired, View, Worker};
+
+/// A version that another one has replaced for everybody.
+pub(super) const SUPERSEDED: u64 = 0;
+/// A row's version whose transaction was aborted, or went back to a savepoint.
+pub(super) const ABORTED: u64 = 1;
+/// A version without an image of its own: a lock, a deletion, or what main has too.
+pub(super) const PLAIN: u64 = 2;
+/// A deletion that everybody sees now: still in the row's head, it is to be taken out if main does not have the row.
+pub(super) const TOMBSTONE: u64 = 3;
+
+/// Told of rows' images that nobody can see any more, so that an index can drop its entries for them.
+pub trait Gone: Send + Sync {
+    /// `was` is gone, and will be freed. Entries of other versions of the row (`RowStore::any_version`) stay. Called under
+    /// no lock. `horizon` is a view of the oldest that anybody can see.
+    fn gone(&self, store: &RowStore, horizon: &View, row: RowId, was: RowRef<'_>);
+}
+
+impl Reclaim for RowStore {
+    fn reclaim(&self, items: &[Retired], worker: &Worker) {
+        if let Some(gone) = self.gone.get() {
+            let horizon = worker.pin_horizon();
+            for item in items {
+                let (version, mark) = Version::of_marked(item.words[0]);
+                // SAFETY: retired, and freed below.
+                if mark <= ABORTED && unsafe { version.header() }.kind() == super::version::Kind::Row {
+                    // SAFETY: as above.
+                    let image = unsafe { version.image() };
+                    gone.gone(self, &horizon, RowId(item.words[1]), RowRef::Version(image));
+                }
+            }
+        }
+        for item in items {
+            let (version, mark) = Version::of_marked(item.words[0]);
+            if mark == TOMBSTONE {
+                self.take_tombstone_out(version, RowId(item.words[1]), worker);
+            } else {
+                // SAFETY: out of reach, and the horizon has passed the time that it came to be.
+                unsafe { version.free(&self.memory) };
+            }
+        }
+    }
+}
+
+impl RowStore {
+    /// Takes a deletion out of its head, if nothing is beneath it in main. Otherwise a merge will.
+    fn take_tombstone_out(&self, version: Version, row: RowId, worker: &Worker) {
+        let view = worker.snapshot_now();
+        let Some(range) = self.directory.get(row.range()) else { return };
+        if range.main(&view).is_some_and(|main| main.has(row.position())) {
+            return;
+        }
+        // No other version comes to lie there: the row is gone for good. A merge may have taken it out already.
+        if range.take_out(row.position(), version) {
+            // Those who found it in the head come first.
+            let words = [version.marked(PLAIN), row.0];
+            match self.me.upgrade() {
+                Some(me) => worker.retire(worker.retirement_ts(), &(me as _), words),
+                None => debug_assert!(false, "a store that is at work is somebody's"),
+            }
+        }
+    }
+}

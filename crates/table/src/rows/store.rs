@@ -1,0 +1,284 @@
+//! A table's rows: where each is, and what a view sees of it.
+
+use super::locks::RowLocks;
+use super::range::{Directory, PAGE_HEADS, Range};
+use super::reclaim::Gone;
+use super::version::{Found, Kind, Version};
+use super::{RowLayout, VersionMemory};
+use crate::RowGroup;
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock, Weak};
+use tidepool_base::RowId;
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::{Standing, Transactions, Validation, View};
+
+/// Threads that do not share anything when they take row ids.
+const SHARDS: usize = 64;
+
+/// A row as a view sees it.
+#[derive(Clone, Copy, Debug)]
+pub enum RowRef<'v> {
+    /// The image of a version.
+    Version(&'v [u8]),
+    Main {
+        group: &'v Arc<RowGroup>,
+        position: usize,
+    },
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// Row ids that a shard has not given out yet.
+#[derive(Debug, Default)]
+struct Ids {
+    next: u64,
+    end: u64,
+}
+
+/// A table's rows.
+pub struct RowStore {
+    pub(super) transactions: Arc<Transactions>,
+    layout: RowLayout,
+    pub(super) memory: Arc<VersionMemory>,
+    near: Arc<Tablespace>,
+    pub(super) directory: Directory,
+    ids: Box<[Line<Mutex<Ids>>]>,
+    /// The first row id that was given to no shard; at a range's start, the range is still to be made. Locked before
+    /// `directory.adding`.
+    open: Mutex<Option<RowId>>,
+    pub(super) locks: RowLocks,
+    pub(super) gone: OnceLock<Box<dyn Gone>>,
+    /// For what it retires itself.
+    pub(super) me: Weak<RowStore>,
+}
+
+impl std::fmt::Debug for RowStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RowStore({} ranges)", self.directory.len())
+    }
+}
+
+/// What a view sees of a chain of versions.
+pub(super) enum Seen<'v> {
+    Image(&'v [u8]),
+    Deleted,
+    /// Nothing: what main has counts.
+    Main,
+}
+
+impl RowStore {
+    /// An empty table, with versions in `memory` and heads in `near`.
+    ///
+    /// Heads are near, as each read of a row goes through one, and so that a row in delta costs one access to far memory.
+    pub fn new(
+        transactions: &Arc<Transactions>,
+        layout: RowLayout,
+        memory: &Arc<VersionMemory>,
+        near: &Arc<Tablespace>,
+    ) -> Arc<RowStore> {
+        Arc::new_cyclic(|me| RowStore {
+            me: Weak::clone(me),
+            transactions: Arc::clone(transactions),
+            layout,
+            memory: Arc::clone(memory),
+            near: Arc::clone(near),
+            directory: Directory::new(),
+            ids: (0..SHARDS).map(|_| Line::default()).collect(),
+            open: Mutex::new(None),
+            locks: RowLocks::new(),
+            gone: OnceLock::new(),
+        })
+    }
+
+    pub fn layout(&self) -> &RowLayout {
+        &self.layout
+    }
+
+    pub fn memory(&self) -> &Arc<VersionMemory> {
+        &self.memory
+    }
+
+    pub(super) fn near(&self) -> &Arc<Tablespace> {
+        &self.near
+    }
+
+    /// Who is told of versions that are gone. Once.
+    pub fn set_gone(&self, gone: Box<dyn Gone>) {
+        let set = self.gone.set(gone);
+        debug_assert!(set.is_ok());
+    }
+
+    /// Ranges that there are.
+    pub fn ranges(&self) -> u64 {
+        self.directory.len()
+    }
+
+    /// A row id that nobody had.
+    pub(super) fn take_id(&self, shard: usize) -> RowId {
+        let mut ids = self.ids[shard % SHARDS].0.lock();
+        if ids.next == ids.end {
+            *ids = self.take_ids();
+        }
+        ids.next += 1;
+        RowId(ids.next - 1)
+    }
+
+    #[cold]
+    fn take_ids(&self) -> Ids {
+        let mut open = self.open.lock();
+        let next = match *open {
+            Some(next) => next,
+            None => RowId::new(self.add_range(Range::new(&self.near)), 0),
+        };
+        let end = RowId(next.0 + PAGE_HEADS as u64);
+        *open = (end.position() != 0).then_some(end);
+        Ids { next: next.0, end: end.0 }
+    }
+
+    pub(super) fn add_range(&self, range: Range) -> u64 {
+        let _adding = self.directory.adding.lock();
+        self.directory.push(range)
+    }
+
+    /// Rows that are inserted from now on go to a new range, but for what threads have begun. For merging what there is.
+    pub fn seal(&self) {
+        *self.open.lock() = None;
+        for ids in &self.ids {
+            *ids.0.lock() = Ids::default();
+        }
+    }
+
+    /// The range's end as far as ids were given out.
+    pub(super) fn used_rows(&self, number: u64) -> usize {
+        match *self.open.lock() {
+            Some(next) if next.range() == number => next.position(),
+            _ => RowId::RANGE_ROWS,
+        }
+    }
+
+    #[inline]
+    pub(super) fn check_view(&self, view: &View) {
+        assert!(view.is_of(&self.transactions), "a view of other transactions");
+    }
+
+    /// The row as `view` sees it. Shares nothing with other threads, allocates nothing.
+    #[inline]
+    pub fn read<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
+        self.check_view(view);
+        let range = self.directory.get(row.range())?;
+        if let Some(Found::Version(version)) = range.head(row.position()).map(|head| head.load()) {
+            match self.seen(view, version) {
+                Seen::Image(image) => return Some(RowRef::Version(image)),
+                Seen::Deleted => return None,
+                Seen::Main => {}
+            }
+        }
+        self.read_main(view, range, row.position())
+    }
+
+    pub(super) fn read_main<'v>(&self, view: &'v View, range: &'v Range, position: usize) -> Option<RowRef<'v>> {
+        let main = range.main(view)?;
+        let there = main.has(position)
+            && view.sees(&self.transactions, &range.begin, range.command.load(std::sync::atomic::Ordering::Relaxed));
+        there.then_some(RowRef::Main { group: &main.group, position })
+    }
+
+    /// What `view` sees of a chain whose first version was in a head under it.
+    #[inline]
+    pub(super) fn seen<'v>(&self, view: &'v View, mut version: Version) -> Seen<'v> {
+        loop {
+            // SAFETY: from a head under the view, and then from versions that it does not see: see the module.
+            let header = unsafe { version.header::<'v>() };
+            let kind = header.kind();
+            if kind != Kind::Lock && view.sees(&self.transactions, &header.begin, header.command()) {
+                self.memory.charge_read(header.bytes());
+                if kind == Kind::Deleted {
+                    return Seen::Deleted;
+                }
+                // SAFETY: as above.
+                return Seen::Image(unsafe { version.image() });
+            }
+            self.memory.charge_read(size_of_val(header));
+            match header.older() {
+                Some(older) => version = older,
+                None => return Seen::Main,
+            }
+        }
+    }
+
+    /// Whether `wanted` is true of the row as some snapshot may see it, or as somebody is about to write it. Under a view
+    /// of the horizon (`Worker::pin_horizon`).
+    pub fn any_version(&self, horizon: &View, row: RowId, wanted: &mut dyn FnMut(RowRef<'_>) -> bool) -> bool {
+        self.check_view(horizon);
+        let Some(range) = self.directory.get(row.range()) else { return false };
+        let mut found = range.head(row.position()).map(|head| head.load());
+        while let Some(Found::Version(version)) = found {
+            // SAFETY: as in `seen`.
+            let header = unsafe { version.header() };
+            // SAFETY: as above.
+            if header.kind() == Kind::Row && wanted(RowRef::Version(unsafe { version.image() })) {
+                return true;
+            }
+            if header.kind() != Kind::Lock && horizon.sees(&self.transactions, &header.begin, header.command()) {
+                return false;
+            }
+            found = header.older().map(Found::Version);
+        }
+        // Whoever loaded the range may not have committed yet.
+        range.main(horizon).is_some_and(|main| {
+            main.has(row.position()) && wanted(RowRef::Main { group: &main.group, position: row.position() })
+        })
+    }
+
+    /// Whether the row is as of a serializable transaction's commit what it was as of its snapshot, which is still open.
+    pub(super) fn row_holds(&self, check: &Validation<'_>, row: RowId) -> bool {
+        let Some(range) = self.directory.get(row.range()) else { return true };
+        let mut found = range.head(row.position()).map(|head| head.load());
+        while let Some(Found::Version(version)) = found {
+            // SAFETY: as in `seen`, under the transaction's snapshot: only versions after it are gone past.
+            let header = unsafe { version.header() };
+            if header.kind() != Kind::Lock {
+                match check.standing(&header.begin) {
+                    Standing::Seen | Standing::Own => return true,
+                    Standing::Conflict => return false,
+                    Standing::Later => {}
+                }
+            }
+            found = header.older().map(Found::Version);
+        }
+        check.standing(&range.begin) != Standing::Conflict
+    }
+
+    /// As `row_holds`, of all rows that there are or may come to be.
+    pub(super) fn table_holds(&self, check: &Validation<'_>) -> bool {
+        (0..self.directory.len()).all(|number| {
+            let Some(range) = self.directory.get(number) else { return true };
+            check.standing(&range.begin) != Standing::Conflict
+                && (0..super::range::WORDS).all(|word| {
+                    let mut headed = range.headed(word);
+                    while headed != 0 {
+                        let position = word * 64 + headed.trailing_zeros() as usize;
+                        headed &= headed - 1;
+                        if !self.row_holds(check, RowId::new(number, position)) {
+                            return false;
+                        }
+                    }
+                    true
+                })
+        })
+    }
+}
+
+impl Drop for RowStore {
+    fn drop(&mut self) {
+        for range in self.directory.ranges_mut() {
+            let versions: Vec<Version> = range.heads_left().collect();
+            for version in versions {
+                // SAFETY: in its head, so it was never retired; and nobody has the store any more.
+                unsafe { version.free(&self.memory) };
+            }
+        }
+    }
+}

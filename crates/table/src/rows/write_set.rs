@@ -1,0 +1,277 @@
+//! What a transaction wrote and read, in the order that it did: for its end, and for going back to savepoints.
+
+use super::RowStore;
+use super::reclaim::{ABORTED, PLAIN, SUPERSEDED, TOMBSTONE};
+use super::version::{Kind, Version};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidepool_base::{CommitTs, Result, RowId};
+use tidepool_txn::{Commit, NEVER, Reads, Reclaim, Validation, Worker};
+
+/// Tables that a write set keeps between transactions, so as not to count their users at each.
+const TABLES_KEPT: usize = 32;
+
+struct Table {
+    store: Arc<RowStore>,
+    owner: Arc<dyn Reclaim>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Write {
+    /// A version that is, or was, in the row's head, in the place of `before`. Of kind `Lock`, too.
+    Version { version: Version, before: Option<Version> },
+    /// An entry in the table of shared locks.
+    Shared,
+    /// A whole range; the row is its first.
+    Range,
+}
+
+/// How far a transaction had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Savepoint(usize);
+
+/// One row of a transaction's redo record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change<'w> {
+    Put(&'w [u8]),
+    Deleted,
+}
+
+/// A session's: of one transaction after another. Empty between them. It must be told of a transaction's end, by `stamp` or
+/// `undo`, while the worker that wrote is at it.
+#[derive(Default)]
+pub struct WriteSet {
+    tables: Vec<Table>,
+    writes: Vec<(u32, RowId, Write)>,
+    row_reads: Vec<(u32, RowId)>,
+    table_reads: Vec<u32>,
+    other_reads: Vec<Box<dyn Reads>>,
+}
+
+impl std::fmt::Debug for WriteSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WriteSet({} writes to {} tables)", self.writes.len(), self.tables.len())
+    }
+}
+
+impl WriteSet {
+    pub fn new() -> WriteSet {
+        WriteSet::default()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// Rows written, or locked.
+    pub fn len(&self) -> usize {
+        self.writes.len()
+    }
+
+    #[inline]
+    fn table(&mut self, store: &Arc<RowStore>) -> u32 {
+        let known = self.tables.iter().position(|table| Arc::ptr_eq(&table.store, store));
+        known.unwrap_or_else(|| {
+            self.tables.push(Table { store: Arc::clone(store), owner: Arc::clone(store) as _ });
+            self.tables.len() - 1
+        }) as u32
+    }
+
+    #[inline]
+    pub(super) fn wrote(&mut self, store: &Arc<RowStore>, row: RowId, version: Version, before: Option<Version>) {
+        let table = self.table(store);
+        self.writes.push((table, row, Write::Version { version, before }));
+    }
+
+    pub(super) fn locked(&mut self, store: &Arc<RowStore>, row: RowId) {
+        let table = self.table(store);
+        self.writes.push((table, row, Write::Shared));
+    }
+
+    pub(super) fn loaded(&mut self, store: &Arc<RowStore>, range: u64) {
+        let table = self.table(store);
+        self.writes.push((table, RowId::new(range, 0), Write::Range));
+    }
+
+    pub(super) fn owner(&mut self, store: &Arc<RowStore>) -> &Arc<dyn Reclaim> {
+        let table = self.table(store);
+        &self.tables[table as usize].owner
+    }
+
+    /// Remembers, for a serializable transaction, that a row was read, or was not there.
+    pub fn read_row(&mut self, store: &Arc<RowStore>, row: RowId) {
+        let table = self.table(store);
+        self.row_reads.push((table, row));
+    }
+
+    /// Remembers that all rows of a table were looked at.
+    pub fn read_table(&mut self, store: &Arc<RowStore>) {
+        let table = self.table(store);
+        if !self.table_reads.contains(&table) {
+            self.table_reads.push(table);
+        }
+    }
+
+    /// Remembers something else that was read: part of an index.
+    pub fn read_other(&mut self, reads: Box<dyn Reads>) {
+        self.other_reads.push(reads);
+    }
+
+    pub fn savepoint(&self) -> Savepoint {
+        Savepoint(self.writes.len())
+    }
+
+    /// Each change of a row, in order; a row that was changed twice comes twice. What a redo record is made of. A whole
+    /// range that was loaded is not among them.
+    pub fn changes(&self) -> impl Iterator<Item = (&Arc<RowStore>, RowId, Change<'_>)> {
+        self.writes.iter().filter_map(|(table, row, write)| {
+            let Write::Version { version, .. } = write else { return None };
+            // SAFETY: written by this transaction, which is not over, so it was not retired.
+            let change = unsafe {
+                match version.header().kind() {
+                    Kind::Row => Change::Put(version.image()),
+                    Kind::Deleted => Change::Deleted,
+                    Kind::Lock => return None,
+                }
+            };
+            Some((&self.tables[*table as usize].store, *row, change))
+        })
+    }
+
+    /// 40001 unless everything that was remembered as read is the same as of the commit.
+    pub fn validate(&self, check: &Validation<'_>) -> Result<()> {
+        let store = |table: &u32| &self.tables[*table as usize].store;
+        let holds = self.row_reads.iter().all(|(table, row)| store(table).row_holds(check, *row))
+            && self.table_reads.iter().all(|table| store(table).table_holds(check));
+        check.require(holds)?;
+        check.check(self.other_reads.iter().map(|read| &**read))
+    }
+
+    /// The transaction has committed at `ts`.
+    pub fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        let mut locked = false;
+        for (table, row, write) in &self.writes {
+            let table = &self.tables[*table as usize];
+            match write {
+                Write::Version { version, .. } => {
+                    // SAFETY: in the head, or beneath this transaction's own, or a lock that is not retired yet.
+                    let header = unsafe { version.header() };
+                    if header.kind() == Kind::Lock {
+                        locked = true;
+                        continue;
+                    }
+                    header.begin.store(ts.0, Ordering::Release);
+                    if let Some(older) = header.older() {
+                        worker.retire(ts, &table.owner, [older.marked(SUPERSEDED), row.0]);
+                    }
+                    if header.kind() == Kind::Deleted {
+                        worker.retire(ts, &table.owner, [version.marked(TOMBSTONE), row.0]);
+                    }
+                }
+                Write::Shared => table.store.locks.release(*row, worker.tag()),
+                Write::Range => table.store.stamp_range(row.range(), ts),
+            }
+        }
+        if locked {
+            self.unlock(worker);
+        }
+        self.end();
+    }
+
+    /// Takes locks out of heads at a commit.
+    fn unlock(&self, worker: &Worker) {
+        let locks = || {
+            self.writes.iter().filter_map(|(table, row, write)| match write {
+                // SAFETY: as in `stamp`.
+                Write::Version { version, before } if unsafe { version.header() }.kind() == Kind::Lock => {
+                    Some((&self.tables[*table as usize], *row, *version, *before))
+                }
+                _ => None,
+            })
+        };
+        for (table, row, version, before) in locks() {
+            table.store.take_back(row, version, before);
+        }
+        let ts = worker.retirement_ts();
+        for (table, row, version, _) in locks() {
+            worker.retire(ts, &table.owner, [version.marked(PLAIN), row.0]);
+        }
+    }
+
+    /// Undoes what was written since a savepoint. Inside a statement, or in `Worker::abort`.
+    pub fn undo_to(&mut self, savepoint: Savepoint, worker: &Worker) {
+        let undone = &self.writes[savepoint.0..];
+        if undone.is_empty() {
+            return;
+        }
+        for (table, row, write) in undone.iter().rev() {
+            let store = &self.tables[*table as usize].store;
+            match write {
+                Write::Version { version, before } => store.take_back(*row, *version, *before),
+                Write::Shared => store.locks.release(*row, worker.tag()),
+                Write::Range => store.drop_range(row.range(), worker),
+            }
+        }
+        let ts = worker.retirement_ts();
+        for (table, row, write) in undone {
+            if let Write::Version { version, .. } = write {
+                // SAFETY: taken back, not retired yet.
+                let mark = if unsafe { version.header() }.kind() == Kind::Row { ABORTED } else { PLAIN };
+                worker.retire(ts, &self.tables[*table as usize].owner, [version.marked(mark), row.0]);
+            }
+        }
+        self.writes.truncate(savepoint.0);
+    }
+
+    /// Undoes everything: for `Worker::abort`.
+    pub fn undo(&mut self, worker: &Worker) {
+        self.undo_to(Savepoint(0), worker);
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.writes.clear();
+        self.row_reads.clear();
+        self.table_reads.clear();
+        self.other_reads.clear();
+        if self.tables.len() > TABLES_KEPT {
+            self.tables.clear();
+        }
+    }
+
+    /// Lets go of the tables that it knows. Between transactions.
+    pub fn forget_tables(&mut self) {
+        debug_assert!(self.is_empty());
+        self.tables.clear();
+    }
+}
+
+impl RowStore {
+    /// Puts back what was in a head before a version of the transaction's own, and dates the version as never.
+    pub(super) fn take_back(&self, row: RowId, version: Version, before: Option<Version>) {
+        let head = self.directory.get(row.range()).and_then(|range| range.head(row.position()));
+        let Some(head) = head else { return };
+        if head.load() == super::version::Found::Version(version) {
+            head.restore(before);
+        }
+        // SAFETY: the transaction's own, and not retired yet.
+        unsafe { version.header() }.begin.store(NEVER.0, Ordering::Release);
+    }
+}
+
+/// A transaction that is written to no log.
+impl Commit for WriteSet {
+    fn reserve(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn validate(&mut self, check: &Validation<'_>) -> Result<()> {
+        WriteSet::validate(self, check)
+    }
+
+    fn append(&mut self, _: CommitTs) {}
+
+    fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        WriteSet::stamp(self, ts, worker);
+    }
+}
