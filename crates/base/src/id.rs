@@ -23,6 +23,10 @@ id!(
     TableId(u32)
 );
 id!(
+    /// A schema, for the life of the database. Doubles as its PostgreSQL oid.
+    SchemaId(u32)
+);
+id!(
     /// A tablespace, for the life of the process. 0 is `near`, 1 is `far`.
     TablespaceId(u16)
 );
@@ -70,5 +74,16 @@ impl RowId {
     #[inline]
     pub fn position(self) -> usize {
         (self.0 & (RowId::RANGE_ROWS as u64 - 1)) as usize
+    }
+}
+
+impl SchemaId {
+    /// Schema `public`, which exists unless it was dropped.
+    pub const PUBLIC: SchemaId = SchemaId(2200);
+}
+
+impl Default for SchemaId {
+    fn default() -> SchemaId {
+        SchemaId::PUBLIC
     }
 }

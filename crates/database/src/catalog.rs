@@ -2,38 +2,175 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, TableId};
-use tidepool_table::{EncodingKind, TableVersion};
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
+use tidepool_table::{EncodingKind, TableDef, TableVersion};
+
+/// Where a relation is found: its schema, and its name there, which no other relation of the schema has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelationName {
+    pub schema: SchemaId,
+    pub name: String,
+}
+
+impl RelationName {
+    pub fn new(schema: SchemaId, name: impl Into<String>) -> RelationName {
+        RelationName { schema, name: name.into() }
+    }
+}
+
+/// Schema `public`'s.
+impl From<&str> for RelationName {
+    fn from(name: &str) -> RelationName {
+        RelationName::new(SchemaId::PUBLIC, name)
+    }
+}
+
+/// Schema `public`'s.
+impl From<&String> for RelationName {
+    fn from(name: &String) -> RelationName {
+        RelationName::new(SchemaId::PUBLIC, name)
+    }
+}
+
+impl From<&RelationName> for RelationName {
+    fn from(name: &RelationName) -> RelationName {
+        name.clone()
+    }
+}
+
+impl From<&TableDef> for RelationName {
+    fn from(def: &TableDef) -> RelationName {
+        RelationName::new(def.schema, &def.name)
+    }
+}
+
+/// A schema: relations' names are looked up in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemaDef {
+    pub id: SchemaId,
+    pub name: String,
+}
+
+/// What exists beside tables.
+#[derive(Clone, Debug, Default)]
+pub struct Catalog {
+    pub schemas: BTreeMap<SchemaId, Arc<SchemaDef>>,
+}
+
+impl Catalog {
+    pub fn schema(&self, name: &str) -> Option<&Arc<SchemaDef>> {
+        self.schemas.values().find(|schema| schema.name == name)
+    }
+}
 
 /// One immutable state of the database.
 #[derive(Clone, Debug)]
 pub struct DatabaseVersion {
     pub commit_ts: CommitTs,
-    /// By name, schema `public`.
-    pub tables: BTreeMap<String, Arc<TableVersion>>,
+    pub tables: BTreeMap<RelationName, Arc<TableVersion>>,
+    pub catalog: Arc<Catalog>,
+}
+
+/// What a transaction does to the state before it: by id what takes an object's place, `None` for one that goes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Changes {
+    pub tables: BTreeMap<TableId, Option<Arc<TableVersion>>>,
+    pub schemas: BTreeMap<SchemaId, Option<Arc<SchemaDef>>>,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty() && !self.of_catalog()
+    }
+
+    /// Something other than a table changes.
+    fn of_catalog(&self) -> bool {
+        !self.schemas.is_empty()
+    }
+
+    /// Objects appear or go, on which others may depend.
+    fn of_objects(&self) -> bool {
+        self.of_catalog() || self.tables.values().any(Option::is_none)
+    }
 }
 
 impl DatabaseVersion {
-    pub fn table(&self, name: &str) -> Option<&Arc<TableVersion>> {
-        self.tables.get(name)
+    pub fn table(&self, name: impl Into<RelationName>) -> Option<&Arc<TableVersion>> {
+        self.tables.get(&name.into())
     }
 
     pub fn table_by_id(&self, id: TableId) -> Option<&Arc<TableVersion>> {
         self.tables.values().find(|table| table.def.id == id)
     }
 
-    /// This state with tables replaced, added (`Some`) or removed (`None`).
-    pub(crate) fn with(&self, commit_ts: CommitTs, changes: &BTreeMap<TableId, Option<Arc<TableVersion>>>) -> Self {
-        let mut tables: BTreeMap<_, _> =
-            self.tables.iter().filter(|(_, table)| !changes.contains_key(&table.def.id)).map(cloned).collect();
-        for table in changes.values().flatten() {
-            tables.insert(table.def.name.clone(), table.clone());
+    pub fn schema(&self, name: &str) -> Option<&Arc<SchemaDef>> {
+        self.catalog.schema(name)
+    }
+
+    pub fn schema_name(&self, id: SchemaId) -> &str {
+        self.catalog.schemas.get(&id).map_or("", |schema| &schema.name)
+    }
+
+    /// A relation of this name exists.
+    pub fn is_taken(&self, name: &RelationName) -> bool {
+        self.tables.contains_key(name)
+    }
+
+    /// A table's name for people: alone in schema `public`, elsewhere with its schema's.
+    pub fn shown_name(&self, def: &TableDef) -> String {
+        match def.schema {
+            SchemaId::PUBLIC => def.name.clone(),
+            schema => format!("{}.{}", self.schema_name(schema), def.name),
         }
-        DatabaseVersion { commit_ts, tables }
+    }
+
+    /// This state with objects replaced, added (`Some`) or removed (`None`).
+    pub(crate) fn with(&self, commit_ts: CommitTs, changes: &Changes) -> Self {
+        let mut tables: BTreeMap<_, _> =
+            self.tables.iter().filter(|(_, table)| !changes.tables.contains_key(&table.def.id)).map(cloned).collect();
+        for table in changes.tables.values().flatten() {
+            tables.insert(RelationName::from(&*table.def), table.clone());
+        }
+        let mut catalog = self.catalog.clone();
+        if changes.of_catalog() {
+            let catalog = Arc::make_mut(&mut catalog);
+            for (id, schema) in &changes.schemas {
+                match schema {
+                    Some(schema) => drop(catalog.schemas.insert(*id, schema.clone())),
+                    None => drop(catalog.schemas.remove(id)),
+                }
+            }
+        }
+        DatabaseVersion { commit_ts, tables, catalog }
+    }
+
+    /// Whether what this state has still stands on what it needs, after `changes` that were made over an earlier one. Locks
+    /// keep two transactions off the same name; what an object depends on is not locked for it. 3F000 for a schema that
+    /// another transaction dropped, 2BP01 where another put something into a schema that this one drops.
+    pub(crate) fn check_dependencies(&self, changes: &Changes) -> Result<()> {
+        for table in changes.tables.values().flatten() {
+            if !self.catalog.schemas.contains_key(&table.def.schema) {
+                return Err(Error::new(
+                    SqlState::INVALID_SCHEMA_NAME,
+                    format!("the schema of table \"{}\" was dropped by another transaction", table.def.name),
+                ));
+            }
+        }
+        if !changes.of_objects() {
+            return Ok(());
+        }
+        if let Some(table) = self.tables.values().find(|table| !self.catalog.schemas.contains_key(&table.def.schema)) {
+            return Err(Error::new(
+                SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
+                "cannot drop a schema because other objects depend on it",
+            )
+            .with_detail(format!("Another transaction created table \"{}\" in it.", table.def.name)));
+        }
+        Ok(())
     }
 }
 
-fn cloned((name, table): (&String, &Arc<TableVersion>)) -> (String, Arc<TableVersion>) {
+fn cloned((name, table): (&RelationName, &Arc<TableVersion>)) -> (RelationName, Arc<TableVersion>) {
     (name.clone(), table.clone())
 }
 

@@ -1,6 +1,7 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
+use crate::catalog::{Catalog, Changes, RelationName};
 use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
@@ -132,14 +133,15 @@ impl Database {
             storage.remove_leftovers()?;
             for saved in &manifest.tables {
                 let table = storage.load_table(saved, &spaces, config.threads)?;
-                tables.insert(saved.def.name.clone(), Arc::new(table));
+                tables.insert(RelationName::from(&*table.def), Arc::new(table));
             }
         }
+        let catalog = Arc::new(Catalog { schemas: manifest.schemas() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,
             spaces,
-            current: RwLock::new(Arc::new(DatabaseVersion { commit_ts: manifest.commit_ts, tables })),
+            current: RwLock::new(Arc::new(DatabaseVersion { commit_ts: manifest.commit_ts, tables, catalog })),
             commit: Mutex::new(()),
             locks: LockManager::default(),
             next_table_id: AtomicU32::new(manifest.next_table_id),
@@ -187,14 +189,10 @@ impl Database {
     }
 
     /// Publishes a transaction's changes. With `durable`, or not at all, they are in the data folder first.
-    pub(crate) fn publish(
-        &self,
-        changes: &BTreeMap<TableId, Option<Arc<TableVersion>>>,
-        durable: bool,
-    ) -> Result<CommitTs> {
+    pub(crate) fn publish(&self, changes: &Changes, durable: bool) -> Result<CommitTs> {
         // Row files are written before anybody else has to wait.
         let prepared = match &self.storage {
-            Some(storage) if durable => storage.prepare(changes.values().flatten())?,
+            Some(storage) if durable => storage.prepare(changes.tables.values().flatten())?,
             _ => Vec::new(),
         };
         let commit = self.commit.lock();
@@ -206,12 +204,8 @@ impl Database {
         published
     }
 
-    fn publish_locked(
-        &self,
-        changes: &BTreeMap<TableId, Option<Arc<TableVersion>>>,
-        durable: bool,
-    ) -> Result<CommitTs> {
-        for table in changes.values().flatten() {
+    fn publish_locked(&self, changes: &Changes, durable: bool) -> Result<CommitTs> {
+        for table in changes.tables.values().flatten() {
             // Dropped since: possible while none of the table's rows lived in it.
             let placement = &table.placement;
             for name in [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()) {
@@ -220,6 +214,7 @@ impl Database {
         }
         let base = self.version();
         let next = Arc::new(base.with(CommitTs(base.commit_ts.0 + 1), changes));
+        next.check_dependencies(changes)?;
         match &self.storage {
             Some(storage) if durable => {
                 let saving = storage.saving();
@@ -325,7 +320,8 @@ impl Database {
             let placement = &table.placement;
             placement.main == name || placement.delta == name || placement.columns.values().any(|space| space == name)
         };
-        let users: Vec<&str> = version.tables.values().filter(uses).map(|table| table.def.name.as_str()).collect();
+        let shown = |table: &Arc<TableVersion>| version.shown_name(&table.def);
+        let users: Vec<String> = version.tables.values().filter(uses).map(shown).collect();
         if !users.is_empty() && !matches!(name, "near" | "far") {
             return Err(Error::new(SqlState::OBJECT_IN_USE, format!("tablespace \"{name}\" is not empty"))
                 .with_detail(format!("Tables in it: {}.", users.join(", ")))
@@ -344,7 +340,7 @@ impl Database {
     }
 
     /// Moves all delta rows of a table into main. Returns the rows moved.
-    pub fn merge(self: &Arc<Self>, table: &str) -> Result<u64> {
+    pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
         let mut transaction = self.begin();
         let rows = transaction.merge_table(table)?;
         transaction.commit()?;

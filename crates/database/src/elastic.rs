@@ -123,7 +123,11 @@ impl Database {
                 Err(error) if error.code() == SqlState::UNDEFINED_TABLE => continue,
                 Err(error) => return Err(error),
             }
-            let progress = self.progress().start("ALTER TABLESPACE", name, TableSize::of(table).main_bytes());
+            let progress = self.progress().start(
+                "ALTER TABLESPACE",
+                &version.shown_name(&table.def),
+                TableSize::of(table).main_bytes(),
+            );
             transaction.vacate(name, space, &progress, &|| patience.check())?;
             transaction.commit()?;
         }

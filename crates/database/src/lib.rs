@@ -14,6 +14,7 @@ pub mod text;
 mod access;
 mod catalog;
 mod database;
+mod ddl;
 mod elastic;
 mod encode_pool;
 mod locks;
@@ -22,7 +23,7 @@ mod transaction;
 mod writer;
 
 pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
-pub use catalog::{ColumnSize, DatabaseVersion, TableSize};
+pub use catalog::{Catalog, ColumnSize, DatabaseVersion, RelationName, SchemaDef, TableSize};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};

@@ -1,4 +1,4 @@
-//! Write locks by table name, held to the end of a transaction.
+//! Write locks by relation name, held to the end of a transaction.
 //!
 //! Invariants:
 //!   * A name has at most one owner.
@@ -7,6 +7,7 @@
 //!
 //! Names, not tables, are locked: creating and renaming must also keep others off a name that no table has yet.
 
+use crate::catalog::RelationName;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const WAIT_SLICE: Duration = Duration::from_millis(20);
 /// A lock that is held, or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockInfo {
-    pub table: String,
+    pub relation: RelationName,
     pub transaction: u64,
     pub granted: bool,
 }
@@ -31,14 +32,14 @@ pub(crate) struct LockManager {
 
 #[derive(Debug, Default)]
 struct State {
-    owners: HashMap<String, u64>,
-    waiting: HashMap<u64, String>,
+    owners: HashMap<RelationName, u64>,
+    waiting: HashMap<u64, RelationName>,
 }
 
 impl State {
     /// The transactions that `transaction` would wait for, if one of them waits for it.
-    fn cycle(&self, transaction: u64, name: &str) -> Option<Vec<(u64, String)>> {
-        let mut chain = vec![(transaction, name.to_owned())];
+    fn cycle(&self, transaction: u64, name: &RelationName) -> Option<Vec<(u64, RelationName)>> {
+        let mut chain = vec![(transaction, name.clone())];
         let mut wanted = name;
         loop {
             let owner = *self.owners.get(wanted)?;
@@ -46,7 +47,7 @@ impl State {
                 return Some(chain);
             }
             wanted = self.waiting.get(&owner)?;
-            chain.push((owner, wanted.to_owned()));
+            chain.push((owner, wanted.clone()));
             // Only reached if the invariant above were broken: never loop for ever.
             if chain.len() > self.waiting.len() + 2 {
                 return None;
@@ -57,13 +58,13 @@ impl State {
 
 impl LockManager {
     /// True when the lock was newly taken, false when `transaction` has it already.
-    pub fn lock(&self, transaction: u64, name: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<bool> {
+    pub fn lock(&self, transaction: u64, name: &RelationName, interrupted: &dyn Fn() -> Result<()>) -> Result<bool> {
         let mut state = self.state.lock();
         loop {
             match state.owners.get(name) {
                 None => {
                     state.waiting.remove(&transaction);
-                    state.owners.insert(name.to_owned(), transaction);
+                    state.owners.insert(name.clone(), transaction);
                     return Ok(true);
                 }
                 Some(owner) if *owner == transaction => return Ok(false),
@@ -73,13 +74,13 @@ impl LockManager {
                 state.waiting.remove(&transaction);
                 let detail: Vec<String> = chain
                     .iter()
-                    .map(|(waiter, table)| format!("Transaction {waiter} waits for table \"{table}\"."))
+                    .map(|(waiter, table)| format!("Transaction {waiter} waits for table \"{}\".", table.name))
                     .collect();
                 return Err(Error::new(SqlState::DEADLOCK_DETECTED, "deadlock detected")
                     .with_detail(detail.join(" "))
                     .with_hint("Lock tables in the same order everywhere, or try again."));
             }
-            state.waiting.insert(transaction, name.to_owned());
+            state.waiting.insert(transaction, name.clone());
             self.released.wait_for(&mut state, WAIT_SLICE);
             // Not under the lock: it may take its time, or ask for other locks.
             if let Err(error) = parking_lot::MutexGuard::unlocked(&mut state, interrupted) {
@@ -89,7 +90,7 @@ impl LockManager {
         }
     }
 
-    pub fn release<'a>(&self, transaction: u64, names: impl IntoIterator<Item = &'a String>) {
+    pub fn release<'a>(&self, transaction: u64, names: impl IntoIterator<Item = &'a RelationName>) {
         let mut state = self.state.lock();
         state.waiting.remove(&transaction);
         for name in names {
@@ -107,9 +108,9 @@ impl LockManager {
         let waited = state.waiting.iter().map(|(transaction, table)| (table, *transaction, false));
         let mut list: Vec<LockInfo> = held
             .chain(waited)
-            .map(|(table, transaction, granted)| LockInfo { table: table.clone(), transaction, granted })
+            .map(|(relation, transaction, granted)| LockInfo { relation: relation.clone(), transaction, granted })
             .collect();
-        list.sort_by(|left, right| (&left.table, !left.granted).cmp(&(&right.table, !right.granted)));
+        list.sort_by(|left, right| (&left.relation, !left.granted).cmp(&(&right.relation, !right.granted)));
         list
     }
 }

@@ -33,7 +33,7 @@ fn placement(space: &str) -> Placement {
 }
 
 fn column(name: &str, sql_type: SqlType, nullable: bool) -> ColumnDef {
-    ColumnDef { name: name.to_owned(), sql_type, nullable, default: None }
+    ColumnDef { nullable, ..ColumnDef::new(name, sql_type) }
 }
 
 fn columns() -> Vec<ColumnDef> {

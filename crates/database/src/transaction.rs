@@ -1,12 +1,13 @@
 //! Transactions: a set of changed tables over the latest committed state.
 
+use crate::catalog::{Changes, RelationName};
 use crate::progress::Progress;
 use crate::writer::{concat, encode_all};
 use crate::{Database, DatabaseVersion, TableWriter};
 use arrow_array::RecordBatch;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SqlState, TableId};
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
@@ -25,13 +26,12 @@ pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 /// outside the statement's heap. Tables it changes are locked against other writers until it ends; readers see
 /// the state before it until it commits. Dropped without `commit`, it leaves nothing behind.
 pub struct Transaction {
-    database: Arc<Database>,
+    pub(crate) database: Arc<Database>,
     id: u64,
-    /// By table: its next version, or `None` when it is dropped.
-    changes: BTreeMap<TableId, Option<Arc<TableVersion>>>,
-    locked: BTreeSet<String>,
-    /// Tables' definitions or places changed, or row groups were made: kept in the data folder at commit.
-    durable: bool,
+    pub(crate) changes: Changes,
+    locked: BTreeSet<RelationName>,
+    /// Definitions or places changed, or row groups were made: kept in the data folder at commit.
+    pub(crate) durable: bool,
     /// Rows of row groups made.
     encoded_rows: u64,
     interrupted: Option<Interrupted>,
@@ -40,8 +40,8 @@ pub struct Transaction {
 /// What a transaction had done at one moment, for going back to it.
 #[derive(Clone)]
 pub struct Savepoint {
-    changes: BTreeMap<TableId, Option<Arc<TableVersion>>>,
-    locked: BTreeSet<String>,
+    changes: Changes,
+    locked: BTreeSet<RelationName>,
     durable: bool,
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Transaction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Transaction")
             .field("id", &self.id)
-            .field("changes", &self.changes.keys())
+            .field("changes", &self.changes.tables.keys())
             .field("locked", &self.locked)
             .finish()
     }
@@ -60,7 +60,7 @@ impl Transaction {
         Transaction {
             database,
             id,
-            changes: BTreeMap::new(),
+            changes: Changes::default(),
             locked: BTreeSet::new(),
             durable: false,
             encoded_rows: 0,
@@ -102,7 +102,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             self.changes.clone_from(&savepoint.changes);
             self.durable = savepoint.durable;
-            let taken: Vec<String> = self.locked.difference(&savepoint.locked).cloned().collect();
+            let taken: Vec<RelationName> = self.locked.difference(&savepoint.locked).cloned().collect();
             self.database.locks.release(self.id, &taken);
             self.locked.clone_from(&savepoint.locked);
         });
@@ -110,73 +110,76 @@ impl Transaction {
 
     /// Takes the table's write lock until the transaction ends; waits in slices and calls `interrupted` between them
     /// (cancel, lock_timeout: return its error). 40P01 on a cycle, 42P01 when there is no such table.
-    pub fn lock_table(&mut self, table: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.table(table)?;
-        self.lock_name(table, interrupted)?;
+    pub fn lock_table(&mut self, table: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        let table = table.into();
+        self.table(&table)?;
+        self.lock_name(&table, interrupted)?;
         // Whoever held it may have dropped or renamed the table.
-        self.table(table).map(drop)
+        self.table(&table).map(drop)
     }
 
     /// As `lock_table`, for a name that no table has yet.
-    pub fn lock_name(&mut self, name: &str, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        if !self.locked.contains(name) {
+    pub fn lock_name(&mut self, name: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        let name = name.into();
+        if !self.locked.contains(&name) {
             QueryHeap::outside(|| {
-                self.database.locks.lock(self.id, name, interrupted)?;
-                self.locked.insert(name.to_owned());
+                self.database.locks.lock(self.id, &name, interrupted)?;
+                self.locked.insert(name.clone());
                 Ok(())
             })?;
         }
         Ok(())
     }
 
-    fn lock(&mut self, name: &str) -> Result<()> {
+    pub(crate) fn lock(&mut self, name: &RelationName) -> Result<()> {
         let interrupted = self.interrupted.clone();
         self.lock_name(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
     }
 
-    fn check_interrupted(&self) -> Result<()> {
+    pub(crate) fn check_interrupted(&self) -> Result<()> {
         self.interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())
     }
 
     /// Locks a table and returns what this transaction has of it. 42P01 when there is none.
-    fn locked_table(&mut self, name: &str) -> Result<Arc<TableVersion>> {
+    pub(crate) fn locked_table(&mut self, name: &RelationName) -> Result<Arc<TableVersion>> {
         self.table(name)?;
         self.lock(name)?;
         self.table(name)
     }
 
-    fn table(&self, name: &str) -> Result<Arc<TableVersion>> {
+    pub(crate) fn table(&self, name: &RelationName) -> Result<Arc<TableVersion>> {
         self.version()
             .table(name)
             .cloned()
-            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")))
+            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name)))
     }
 
-    fn change(&mut self, next: TableVersion) -> Arc<TableVersion> {
+    pub(crate) fn change(&mut self, next: TableVersion) -> Arc<TableVersion> {
         let next = Arc::new(next);
-        self.changes.insert(next.def.id, Some(next.clone()));
+        self.changes.tables.insert(next.def.id, Some(next.clone()));
         next
     }
 
     /// 42P07 when it exists, 42704 when a tablespace does not.
     pub fn create_table(
         &mut self,
-        name: &str,
+        name: impl Into<RelationName>,
         columns: Vec<ColumnDef>,
         primary_key: Vec<usize>,
         placement: Placement,
     ) -> Result<Arc<TableVersion>> {
-        QueryHeap::outside(|| self.create_table_outside(name, columns, primary_key, placement))
+        let name = name.into();
+        QueryHeap::outside(|| self.create_table_outside(&name, columns, primary_key, placement))
     }
 
     fn create_table_outside(
         &mut self,
-        name: &str,
+        name: &RelationName,
         columns: Vec<ColumnDef>,
         primary_key: Vec<usize>,
         placement: Placement,
     ) -> Result<Arc<TableVersion>> {
-        check_name(name)?;
+        check_name(&name.name)?;
         if columns.len() > COLUMNS_MAX {
             return Err(Error::new(
                 SqlState::TOO_MANY_COLUMNS,
@@ -197,11 +200,11 @@ impl Transaction {
         }
         self.check_placement(&placement)?;
         self.lock(name)?;
-        if self.version().table(name).is_some() {
-            return Err(exists(name));
+        if self.version().is_taken(name) {
+            return Err(exists(&name.name));
         }
         let id = self.database.next_table_id();
-        let def = TableDef { id, name: name.to_owned(), columns, primary_key };
+        let def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
         self.durable = true;
         Ok(self.change(TableVersion::new(Arc::new(def), placement)))
     }
@@ -214,22 +217,24 @@ impl Transaction {
     }
 
     /// 42P01 when there is none.
-    pub fn drop_table(&mut self, name: &str) -> Result<()> {
-        QueryHeap::outside(|| self.drop_table_outside(name))
+    pub fn drop_table(&mut self, name: impl Into<RelationName>) -> Result<()> {
+        let name = name.into();
+        QueryHeap::outside(|| self.drop_table_outside(&name))
     }
 
-    fn drop_table_outside(&mut self, name: &str) -> Result<()> {
+    fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
         self.durable = true;
-        self.changes.insert(table.def.id, None);
+        self.changes.tables.insert(table.def.id, None);
         Ok(())
     }
 
-    pub fn truncate(&mut self, name: &str) -> Result<()> {
-        QueryHeap::outside(|| self.truncate_outside(name))
+    pub fn truncate(&mut self, name: impl Into<RelationName>) -> Result<()> {
+        let name = name.into();
+        QueryHeap::outside(|| self.truncate_outside(&name))
     }
 
-    fn truncate_outside(&mut self, name: &str) -> Result<()> {
+    fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
         self.durable = true;
         self.change(TableVersion::new(table.def.clone(), table.placement.clone()));
@@ -237,29 +242,50 @@ impl Transaction {
     }
 
     /// 42P07 when the new name is taken.
-    pub fn rename_table(&mut self, name: &str, new_name: &str) -> Result<()> {
-        QueryHeap::outside(|| self.rename_table_outside(name, new_name))
+    pub fn rename_table(&mut self, name: impl Into<RelationName>, new_name: &str) -> Result<()> {
+        let name = name.into();
+        let new_name = RelationName::new(name.schema, new_name);
+        QueryHeap::outside(|| self.move_table(&name, &new_name))
     }
 
-    fn rename_table_outside(&mut self, name: &str, new_name: &str) -> Result<()> {
-        check_name(new_name)?;
+    /// Moves a table to another schema. 42P07 when its name is taken there.
+    pub fn set_table_schema(&mut self, name: impl Into<RelationName>, schema: SchemaId) -> Result<()> {
+        let name = name.into();
+        let new_name = RelationName::new(schema, &name.name);
+        QueryHeap::outside(|| self.move_table(&name, &new_name))
+    }
+
+    fn move_table(&mut self, name: &RelationName, new_name: &RelationName) -> Result<()> {
+        check_name(&new_name.name)?;
         let table = self.locked_table(name)?;
         self.lock(new_name)?;
-        if self.version().table(new_name).is_some() {
-            return Err(exists(new_name));
+        if self.version().is_taken(new_name) {
+            return Err(match name.schema == new_name.schema {
+                true => exists(&new_name.name),
+                false => Error::new(
+                    SqlState::DUPLICATE_TABLE,
+                    format!(
+                        "relation \"{}\" already exists in schema \"{}\"",
+                        new_name.name,
+                        self.version().schema_name(new_name.schema)
+                    ),
+                ),
+            });
         }
-        let def = TableDef { name: new_name.to_owned(), ..TableDef::clone(&table.def) };
+        let RelationName { schema, name } = new_name.clone();
+        let def = TableDef { schema, name, ..TableDef::clone(&table.def) };
         self.durable = true;
         self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
         Ok(())
     }
 
     /// Gives a column another name. 42703 when there is none, 42701 when the new name is taken.
-    pub fn rename_column(&mut self, table: &str, column: &str, new_name: &str) -> Result<()> {
-        QueryHeap::outside(|| self.rename_column_outside(table, column, new_name))
+    pub fn rename_column(&mut self, table: impl Into<RelationName>, column: &str, new_name: &str) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| self.rename_column_outside(&table, column, new_name))
     }
 
-    fn rename_column_outside(&mut self, table: &str, column: &str, new_name: &str) -> Result<()> {
+    fn rename_column_outside(&mut self, table: &RelationName, column: &str, new_name: &str) -> Result<()> {
         check_name(new_name)?;
         let table = self.locked_table(table)?;
         let position = column_position(&table, column)?;
@@ -277,11 +303,17 @@ impl Transaction {
     }
 
     /// Moves the whole table's main and delta, or one column's main. Readers go on with the version they have.
-    pub fn set_tablespace(&mut self, table: &str, column: Option<&str>, tablespace: &str) -> Result<()> {
-        QueryHeap::outside(|| self.set_tablespace_outside(table, column, tablespace))
+    pub fn set_tablespace(
+        &mut self,
+        table: impl Into<RelationName>,
+        column: Option<&str>,
+        tablespace: &str,
+    ) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| self.set_tablespace_outside(&table, column, tablespace))
     }
 
-    fn set_tablespace_outside(&mut self, table: &str, column: Option<&str>, tablespace: &str) -> Result<()> {
+    fn set_tablespace_outside(&mut self, table: &RelationName, column: Option<&str>, tablespace: &str) -> Result<()> {
         let target = self.database.tablespaces().get(tablespace)?;
         let table = self.locked_table(table)?;
         let mut placement = table.placement.clone();
@@ -309,7 +341,7 @@ impl Transaction {
         let delta_moves = column.is_none() && table.placement.delta != tablespace;
         let delta_bytes: u64 = if delta_moves { table.delta.iter().map(|chunk| chunk.bytes()).sum() } else { 0 };
         let bytes_total = table.row_groups.iter().map(|group| moves(group)).sum::<u64>() + delta_bytes;
-        let progress = self.start_progress("SET TABLESPACE", &table.def.name, bytes_total);
+        let progress = self.start_progress("SET TABLESPACE", &table.def, bytes_total);
         let mut row_groups = Vec::with_capacity(table.row_groups.len());
         for group in &table.row_groups {
             self.check_interrupted()?;
@@ -337,7 +369,7 @@ impl Transaction {
     /// Copies what a table has in memory that `space` is to give up, within the same tablespace.
     pub(crate) fn vacate(
         &mut self,
-        table: &str,
+        table: &RelationName,
         space: &Tablespace,
         progress: &Progress,
         interrupted: &dyn Fn() -> Result<()>,
@@ -368,8 +400,8 @@ impl Transaction {
     }
 
     /// Appends rows; they belong to this transaction once `absorb` returns.
-    pub fn writer(&mut self, table: &str) -> Result<TableWriter> {
-        let table = self.locked_table(table)?;
+    pub fn writer(&mut self, table: impl Into<RelationName>) -> Result<TableWriter> {
+        let table = self.locked_table(&table.into())?;
         Ok(TableWriter::new(self.database.clone(), table))
     }
 
@@ -387,7 +419,7 @@ impl Transaction {
             .table_by_id(id)
             .cloned()
             .ok_or_else(|| Error::internal("rows for a table that this transaction dropped"))?;
-        if !self.locked.contains(&table.def.name) {
+        if !self.locked.contains(&RelationName::from(&*table.def)) {
             return Err(Error::internal("rows for a table that this transaction has not locked"));
         }
         if rows == 0 {
@@ -429,16 +461,18 @@ impl Transaction {
     }
 
     /// Shows a command of this transaction in the database's progress until what is returned drops.
-    pub fn start_progress(&self, command: &str, table: &str, bytes_total: u64) -> Arc<Progress> {
-        self.database.progress().start(command, table, bytes_total)
+    pub fn start_progress(&self, command: &str, table: &TableDef, bytes_total: u64) -> Arc<Progress> {
+        let name = self.version().shown_name(table);
+        self.database.progress().start(command, &name, bytes_total)
     }
 
     /// Moves all delta rows of a table into main. Returns the rows moved.
-    pub fn merge_table(&mut self, table: &str) -> Result<u64> {
-        QueryHeap::outside(|| self.merge_table_outside(table))
+    pub fn merge_table(&mut self, table: impl Into<RelationName>) -> Result<u64> {
+        let table = table.into();
+        QueryHeap::outside(|| self.merge_table_outside(&table))
     }
 
-    fn merge_table_outside(&mut self, table: &str) -> Result<u64> {
+    fn merge_table_outside(&mut self, table: &RelationName) -> Result<u64> {
         let table = self.locked_table(table)?;
         let rows: u64 = table.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum();
         if rows > 0 {
@@ -477,12 +511,12 @@ impl Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        self.changes.clear();
+        self.changes = Changes::default();
         self.database.locks.release(self.id, &self.locked);
     }
 }
 
-fn with_parts(
+pub(crate) fn with_parts(
     def: Arc<TableDef>,
     table: &TableVersion,
     row_groups: Vec<Arc<RowGroup>>,
@@ -494,7 +528,7 @@ fn with_parts(
     next
 }
 
-fn column_position(table: &TableVersion, column: &str) -> Result<usize> {
+pub(crate) fn column_position(table: &TableVersion, column: &str) -> Result<usize> {
     table.def.column_index(column).ok_or_else(|| {
         Error::new(
             SqlState::UNDEFINED_COLUMN,
@@ -503,11 +537,11 @@ fn column_position(table: &TableVersion, column: &str) -> Result<usize> {
     })
 }
 
-fn exists(name: &str) -> Error {
+pub(crate) fn exists(name: &str) -> Error {
     Error::new(SqlState::DUPLICATE_TABLE, format!("relation \"{name}\" already exists"))
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.contains('\0') {
         return Err(Error::new(SqlState::INVALID_NAME, "a name must have at least one character, and no zero bytes"));
     }

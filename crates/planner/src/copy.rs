@@ -73,7 +73,7 @@ impl Load {
         pairs: &[(String, Option<String>)],
         endpoint: &CopyEndpoint,
     ) -> Result<Load> {
-        let version = crate::insert::target(facts, name)?;
+        let version = crate::resolve::table(facts, name)?;
         let columns = crate::insert::positions(&version.def, columns)?;
         let options = options(pairs, endpoint)?;
         let defaults = Defaults::new(facts, &version, &columns)?;
@@ -87,8 +87,8 @@ impl Load {
     }
 
     fn writer(&self, transaction: &mut Transaction, interrupt: &Interrupt) -> Result<TableWriter> {
-        transaction.lock_table(&self.version.def.name, &interrupt.lock_wait())?;
-        let writer = transaction.writer(&self.version.def.name)?;
+        transaction.lock_table(&*self.version.def, &interrupt.lock_wait())?;
+        let writer = transaction.writer(&*self.version.def)?;
         if writer.table().def.id != self.version.def.id {
             return Err(Error::new(
                 SqlState::UNDEFINED_TABLE,
@@ -107,7 +107,7 @@ impl Load {
         if metadata.is_dir() {
             return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{path}\" is a directory")));
         }
-        let progress = transaction.start_progress("COPY FROM", &self.version.def.name, metadata.len());
+        let progress = transaction.start_progress("COPY FROM", &self.version.def, metadata.len());
         if self.options.format == CopyFormat::Parquet {
             let batches = read_parquet(Path::new(path), &self.version.def, &self.columns)?;
             let mut rows = 0;
@@ -149,7 +149,7 @@ impl Load {
         query.info.running(None);
         let loading = session.begin_write(interrupt, move |transaction, interrupt| {
             let mut writer = self.writer(transaction, interrupt)?;
-            let progress = transaction.start_progress("COPY FROM", &self.version.def.name, 0);
+            let progress = transaction.start_progress("COPY FROM", &self.version.def, 0);
             let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
             loop {
                 interrupt.check()?;

@@ -2,7 +2,8 @@
 
 use crate::facts::SessionFacts;
 use crate::insert;
-use crate::statement::{AlterTablespaceAction, QualifiedName, fold};
+use crate::resolve;
+use crate::statement::{AlterTablespaceAction, fold};
 use crate::types::sql_type;
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{Expr, ExprSchemable};
@@ -10,7 +11,7 @@ use datafusion::sql::sqlparser::ast::{self, ColumnOption, TableConstraint};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::{Config, TablespaceChange};
+use tidepool_database::{Config, RelationName, TablespaceChange};
 use tidepool_table::{ColumnDef, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
@@ -22,26 +23,13 @@ const NAME_LEN_MAX: usize = 63;
 
 /// A table to be made.
 pub struct NewTable {
-    pub name: String,
+    pub name: RelationName,
     pub if_not_exists: bool,
     pub columns: Vec<ColumnDef>,
     pub primary_key: Vec<usize>,
     pub placement: Placement,
     /// `CREATE TABLE AS`: the query, and the names that its columns take.
     pub query: Option<(Box<ast::Query>, Vec<String>)>,
-}
-
-/// The table's name within `public`, the only schema in which tables can be made.
-pub fn public_name(name: &QualifiedName) -> Result<&str> {
-    match name.schema.as_deref() {
-        None | Some("public") => Ok(&name.name),
-        Some("pg_catalog" | "information_schema" | "tidepool") => Err(Error::new(
-            SqlState::INSUFFICIENT_PRIVILEGE,
-            format!("permission denied: \"{name}\" is in a system schema"),
-        )),
-        Some(schema) => Err(Error::new(SqlState::INVALID_SCHEMA_NAME, format!("schema \"{schema}\" does not exist"))
-            .with_hint("Tables live in schema public.")),
-    }
 }
 
 fn check_name(name: &str, what: &str) -> Result<()> {
@@ -66,8 +54,8 @@ pub fn new_table(
     tablespace: Option<String>,
 ) -> Result<NewTable> {
     let qualified = insert::object_name(&table.name)?;
-    let name = public_name(&qualified)?.to_owned();
-    check_table_name(&name)?;
+    check_table_name(&qualified.name)?;
+    let name = resolve::new_name(facts, &qualified)?;
     if table.temporary {
         return Err(Error::unsupported("temporary tables are not supported"));
     }
@@ -110,7 +98,7 @@ pub fn new_table(
         let position = columns.len();
         let (definition, primary) = column_def(facts, column)?;
         if primary && primary_key.replace(vec![position]).is_some() {
-            return Err(multiple_keys(&name));
+            return Err(multiple_keys(&name.name));
         }
         columns.push(definition);
     }
@@ -141,7 +129,7 @@ pub fn new_table(
                     }
                 }
                 if primary_key.replace(positions).is_some() {
-                    return Err(multiple_keys(&name));
+                    return Err(multiple_keys(&name.name));
                 }
             }
             TableConstraint::Unique(_) | TableConstraint::UniqueUsingIndex(_) => return Err(no_constraint("UNIQUE")),
@@ -254,7 +242,7 @@ fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(Colu
             format!("conflicting NULL/NOT NULL declarations for column \"{name}\""),
         ));
     }
-    Ok((ColumnDef { name, sql_type, nullable, default }, primary))
+    Ok((ColumnDef { nullable, default, ..ColumnDef::new(name, sql_type) }, primary))
 }
 
 fn set_nullable(slot: &mut Option<bool>, nullable: bool, column: &str) -> Result<()> {

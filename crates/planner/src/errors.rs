@@ -392,6 +392,11 @@ fn from_plan(message: &str) -> Error {
     Error::unsupported(lower(first))
 }
 
+/// Nobody changes what the system's relations show.
+pub fn system_relation(name: &str) -> Error {
+    Error::new(SqlState::INSUFFICIENT_PRIVILEGE, format!("cannot change system relation \"{name}\""))
+}
+
 fn undefined_function(name: &str) -> Error {
     Error::new(SqlState::UNDEFINED_FUNCTION, format!("function {name} does not exist"))
 }

@@ -4,6 +4,7 @@
 //! other columns it shows one of its rows' values.
 
 use crate::facts::SessionFacts;
+use crate::resolve::{self, Relation};
 use crate::statement::fold;
 use datafusion::execution::SessionState;
 use datafusion::sql::sqlparser::ast::{
@@ -94,8 +95,8 @@ impl Determined {
                 return (String::new(), None, false);
             };
             let Ok(qualified) = crate::insert::object_name(name) else { return (String::new(), None, false) };
-            let version = match qualified.schema.as_deref() {
-                None | Some("public") => facts.version.table(&qualified.name).cloned(),
+            let version = match resolve::relation(facts, qualified.schema.as_deref(), &qualified.name) {
+                Some(Relation::Table(version)) => Some(version),
                 _ => None,
             };
             let alias = alias.as_ref().map_or(qualified.name, |alias| fold(&alias.name));

@@ -19,32 +19,6 @@ use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::{TextReader, TextSettings};
 use tidepool_table::{TableDef, TableVersion};
 
-/// A table that rows can be put into.
-pub fn target(facts: &Arc<SessionFacts>, name: &QualifiedName) -> Result<Arc<TableVersion>> {
-    let missing = || Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist"));
-    match name.schema.as_deref() {
-        None => {}
-        Some("public") => {}
-        Some(schema) => {
-            return Err(match crate::catalog::table(schema, &name.name, facts) {
-                Some(_) => Error::new(
-                    SqlState::INSUFFICIENT_PRIVILEGE,
-                    format!("cannot change system relation \"{}\"", name.name),
-                ),
-                None => missing(),
-            });
-        }
-    }
-    match facts.version.table(&name.name) {
-        Some(version) => Ok(version.clone()),
-        None if name.schema.is_none() && crate::query::table(facts, None, &name.name).is_ok() => Err(Error::new(
-            SqlState::INSUFFICIENT_PRIVILEGE,
-            format!("cannot change system relation \"{}\"", name.name),
-        )),
-        None => Err(missing()),
-    }
-}
-
 /// Positions of the columns named, or of all.
 pub fn positions(def: &TableDef, columns: &[String]) -> Result<Vec<usize>> {
     if columns.is_empty() {
@@ -102,7 +76,7 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
     let ast::TableObject::TableName(name) = &insert.table else {
         return Err(Error::unsupported("this form of INSERT is not supported"));
     };
-    let version = target(facts, &object_name(name)?)?;
+    let version = crate::resolve::table(facts, &object_name(name)?)?;
     let columns: Vec<String> = insert
         .columns
         .iter()

@@ -19,7 +19,10 @@ const NS_PER_MS: f64 = 1e6;
 
 /// The move as a statement, without a semicolon.
 pub fn statement_of(step: &Move) -> String {
-    let (table, tablespace) = (quote_identifier(&step.table), quote_identifier(&step.tablespace));
+    let (mut table, tablespace) = (quote_identifier(&step.table), quote_identifier(&step.tablespace));
+    if let Some(schema) = &step.schema {
+        table = format!("{}.{table}", quote_identifier(schema));
+    }
     match &step.column {
         None => format!("ALTER TABLE {table} SET TABLESPACE {tablespace}"),
         Some(column) => {
@@ -68,8 +71,11 @@ pub(crate) fn advice_batch(advice: &Advice) -> Result<RecordBatch> {
         Arc::new(Int64Array::from_iter_values(columns.iter().map(|column| of(column) as i64)))
     };
     let statement = |column: &advice::ColumnAdvice| {
-        let its =
-            |step: &&Move| step.table == column.table && step.column.as_ref().is_none_or(|name| *name == column.column);
+        let its = |step: &&Move| {
+            step.table == column.table
+                && step.schema == column.schema
+                && step.column.as_ref().is_none_or(|name| *name == column.column)
+        };
         advice.moves.iter().find(its).map(statement_of)
     };
     let arrays = vec![

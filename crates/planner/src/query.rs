@@ -4,7 +4,9 @@ use crate::casts::UNCONSTRAINED;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::resolve::{self, Relation};
 use crate::session::ResultColumn;
+use crate::statement::QualifiedName;
 use crate::types::{canonical_schema, describe, scalar};
 use arrow::array::ArrayRef;
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
@@ -29,23 +31,11 @@ use tidepool_base::{Error, Result, SqlState, SqlType};
 
 /// The table, view or system table that a name means in a statement.
 pub fn table(facts: &Arc<SessionFacts>, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
-    let in_schema = |schema: &str| match schema {
-        "public" => facts.version.table(name).map(|version| crate::scan::TableProvider::new(version.clone())),
-        _ => crate::catalog::table(schema, name, facts),
-    };
-    let found = match schema {
-        Some(schema) => in_schema(schema),
-        // PostgreSQL's catalogue comes first unless the path places it.
-        None => {
-            let path = facts.settings.search_path();
-            let implicit = (!path.iter().any(|schema| schema == "pg_catalog")).then_some("pg_catalog");
-            implicit.into_iter().chain(path.iter().map(String::as_str)).find_map(in_schema)
-        }
-    };
-    found.ok_or_else(|| match schema {
-        Some(schema) => Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{schema}.{name}\" does not exist")),
-        None => Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")),
-    })
+    match resolve::relation(facts, schema, name) {
+        Some(Relation::Table(version)) => Ok(crate::scan::TableProvider::new(version)),
+        Some(Relation::System(relation)) => Ok(crate::catalog::table(relation, facts)),
+        None => Err(resolve::missing(&QualifiedName { schema: schema.map(str::to_owned), name: name.to_owned() })),
+    }
 }
 
 /// Names in a statement resolved for DataFusion's planner.

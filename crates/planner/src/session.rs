@@ -7,6 +7,7 @@ mod copy;
 mod cursor;
 mod describe;
 mod execute;
+mod objects;
 mod outcome;
 mod prepared;
 mod query;

@@ -474,14 +474,37 @@ fn show_size(bytes: u64) -> String {
     if bytes == 0 { "0".to_owned() } else { format!("{bytes}B") }
 }
 
+/// The names of a list, unquoted, and folded to lower case where they were not in quotes.
 fn split_names(text: &str) -> Vec<String> {
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    names
-        .map(|name| match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
-            Some(quoted) => quoted.to_owned(),
-            None => name.to_lowercase(),
-        })
-        .collect()
+    let mut names = Vec::new();
+    let mut name = String::new();
+    let (mut inside, mut quoted) = (false, false);
+    let mut characters = text.chars().peekable();
+    loop {
+        match characters.next() {
+            Some('"') if inside && characters.peek() == Some(&'"') => {
+                characters.next();
+                name.push('"');
+            }
+            Some('"') => {
+                inside = !inside;
+                quoted = true;
+            }
+            Some(character) if inside => name.push(character),
+            Some(character) if character.is_whitespace() => {}
+            Some(character) if character != ',' => name.extend(character.to_lowercase()),
+            end => {
+                let name = std::mem::take(&mut name);
+                if quoted || !name.is_empty() {
+                    names.push(name);
+                }
+                quoted = false;
+                if end.is_none() {
+                    return names;
+                }
+            }
+        }
+    }
 }
 
 fn join_names(names: &[String]) -> String {

@@ -109,13 +109,11 @@ fn measure(table: &str, scale: f64, spaces: &Tablespaces) -> (u64, u64) {
     let schema = schema.expect("a table has rows");
     let columns = (schema.fields().iter())
         .map(|field| ColumnDef {
-            name: field.name().clone(),
-            sql_type: sql_type_of_field(field),
             nullable: field.is_nullable(),
-            default: None,
+            ..ColumnDef::new(field.name(), sql_type_of_field(field))
         })
         .collect();
-    let def = TableDef { id: TableId(16384), name: table.into(), columns, primary_key: Vec::new() };
+    let def = TableDef::new(TableId(16384), table, columns, Vec::new());
     let version = Arc::new(TableVersion::new(Arc::new(def), placement.clone()).with_row_groups(groups));
     let rows = version.rows();
     println!("{table}: {rows} rows, encoded in {:.2} s", encoding.as_secs_f64());

@@ -33,7 +33,7 @@ pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
-pub use schema::{ColumnDef, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
+pub use schema::{CheckDef, ColumnDef, Identity, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
 pub use segment::Segment;
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};
 pub use version::{ColumnUsage, Placement, TableVersion};

@@ -4,7 +4,7 @@ use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
-use tidepool_base::{SqlType, TableId};
+use tidepool_base::{SchemaId, SqlType, TableId};
 
 /// Field metadata key under which the declared SQL type travels through plans, as `SqlType`'s JSON.
 pub const SQL_TYPE_METADATA: &str = "tidepool.type";
@@ -16,9 +16,28 @@ pub struct ColumnDef {
     pub nullable: bool,
     /// The default's SQL text.
     pub default: Option<String>,
+    /// Counts from 1, stays for the column's life, and is not given again when the column is dropped. 0 in a definition
+    /// that no table has yet.
+    #[serde(default)]
+    pub number: u16,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
+}
+
+/// Whether the values of `GENERATED … AS IDENTITY` may be given by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Identity {
+    /// Only with `OVERRIDING SYSTEM VALUE`.
+    Always,
+    ByDefault,
 }
 
 impl ColumnDef {
+    /// A column that takes NULLs and has no default.
+    pub fn new(name: impl Into<String>, sql_type: SqlType) -> ColumnDef {
+        ColumnDef { name: name.into(), sql_type, nullable: true, default: None, number: 0, identity: None }
+    }
+
     /// The column as scans produce it, its declared type in the metadata.
     pub fn field(&self) -> Field {
         let json = serde_json::to_string(&self.sql_type).expect("a type's JSON has no map keys and no I/O to fail on");
@@ -34,9 +53,50 @@ pub struct TableDef {
     pub columns: Vec<ColumnDef>,
     /// Positions of the declared primary key's columns; empty without one. Declared, not enforced yet.
     pub primary_key: Vec<usize>,
+    #[serde(default)]
+    pub schema: SchemaId,
+    /// The highest column number ever given.
+    #[serde(default)]
+    pub column_numbers: u16,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<CheckDef>,
+}
+
+/// A `CHECK` constraint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckDef {
+    /// From the same numbers as tables' ids.
+    pub oid: u32,
+    pub name: String,
+    /// The condition's SQL text; it names columns only.
+    pub condition: String,
+    /// Numbers of the columns that it names.
+    pub columns: Vec<u16>,
 }
 
 impl TableDef {
+    /// A table of schema `public`. Columns without a number get theirs.
+    pub fn new(id: TableId, name: impl Into<String>, columns: Vec<ColumnDef>, primary_key: Vec<usize>) -> TableDef {
+        let (schema, checks) = (SchemaId::PUBLIC, Vec::new());
+        let mut def = TableDef { id, name: name.into(), columns, primary_key, schema, column_numbers: 0, checks };
+        def.number_columns();
+        def
+    }
+
+    /// Gives numbers to the columns that have none: new ones, and those of a folder from before there were any.
+    pub fn number_columns(&mut self) {
+        let given = self.columns.iter().map(|column| column.number).max().unwrap_or(0);
+        self.column_numbers = self.column_numbers.max(given);
+        for column in self.columns.iter_mut().filter(|column| column.number == 0) {
+            self.column_numbers += 1;
+            column.number = self.column_numbers;
+        }
+    }
+
+    pub fn column_by_number(&self, number: u16) -> Option<(usize, &ColumnDef)> {
+        self.columns.iter().enumerate().find(|(_, column)| column.number == number)
+    }
+
     /// The schema that scans produce. Boolean, Int16/32/64, Float32/64, Decimal128(p, s), Utf8View (text, varchar, char
     /// without trailing blanks, json, uuid in canonical text), Date32, Timestamp(us), Timestamp(us, "UTC"),
     /// Interval(MonthDayNano), BinaryView. Each field carries `SQL_TYPE_METADATA`.
@@ -139,15 +199,14 @@ mod tests {
     #[test]
     fn every_declared_type_survives_the_trip_through_a_field() {
         for sql_type in ALL {
-            let column = ColumnDef { name: "c".into(), sql_type, nullable: true, default: None };
+            let column = ColumnDef::new("c", sql_type);
             assert_eq!(sql_type_of_field(&column.field()), sql_type);
         }
     }
 
     #[test]
     fn a_declared_type_that_no_longer_fits_the_field_gives_way_to_the_natural_one() {
-        let column =
-            ColumnDef { name: "c".into(), sql_type: SqlType::Char { length: 3 }, nullable: true, default: None };
+        let column = ColumnDef::new("c", SqlType::Char { length: 3 });
         let field = column.field().with_data_type(DataType::Int64);
         assert_eq!(sql_type_of_field(&field), SqlType::BigInt);
         let field = Field::new("c", DataType::Decimal128(9, 4), true);

@@ -39,24 +39,12 @@ pub(crate) fn placement(main: &str) -> Placement {
 }
 
 pub(crate) fn field(sql_type: SqlType) -> Field {
-    ColumnDef { name: "c".into(), sql_type, nullable: true, default: None }.field()
+    ColumnDef::new("c", sql_type).field()
 }
 
 pub(crate) fn table(columns: &[(&str, SqlType)]) -> Arc<TableDef> {
-    Arc::new(TableDef {
-        id: TableId(20000),
-        name: "t".into(),
-        columns: columns
-            .iter()
-            .map(|(name, sql_type)| ColumnDef {
-                name: name.to_string(),
-                sql_type: *sql_type,
-                nullable: true,
-                default: None,
-            })
-            .collect(),
-        primary_key: Vec::new(),
-    })
+    let columns = columns.iter().map(|(name, sql_type)| ColumnDef::new(*name, *sql_type)).collect();
+    Arc::new(TableDef::new(TableId(20000), "t", columns, Vec::new()))
 }
 
 /// Numbers without a pattern, the same in every run.

@@ -16,7 +16,7 @@ pub use knapsack::{Choice, Item, solve};
 use crate::{Database, TableRecord, Workload};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SchemaId, SqlState};
 use tidepool_device::{CostModel, Excess, Profile, local_profile};
 use tidepool_table::{ColumnUsage, TableVersion};
 use tidepool_tablespace::Tablespace;
@@ -38,6 +38,8 @@ pub struct Request {
 /// One column's part of an advice. Times are over the whole recorded workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnAdvice {
+    /// `None`: public.
+    pub schema: Option<String>,
     pub table: String,
     pub column: String,
     /// Encoded, main only.
@@ -55,6 +57,8 @@ pub struct ColumnAdvice {
 /// `ALTER TABLE … SET TABLESPACE`, of a table or of one column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
+    /// `None`: public.
+    pub schema: Option<String>,
     pub table: String,
     pub column: Option<String>,
     pub tablespace: String,
@@ -76,7 +80,7 @@ pub struct Advice {
     pub stall_bound_ns: f64,
 }
 
-/// Which tablespace each column of each table is in, by table name.
+/// Which tablespace each column of each table is in, by table name, with the schema before it unless that is public.
 pub type Placements = BTreeMap<String, Vec<String>>;
 
 /// The recorded workload on the tables as they are, and what tablespaces cost.
@@ -87,13 +91,16 @@ pub struct Advisor {
 
 struct Table {
     version: Arc<TableVersion>,
+    schema: Option<String>,
+    /// With the schema's.
+    name: String,
     record: TableRecord,
     usage: Vec<ColumnUsage>,
 }
 
 impl Table {
     fn name(&self) -> &str {
-        &self.version.def.name
+        &self.name
     }
 
     fn excess(&self, column: usize, model: &CostModel) -> Excess {
@@ -170,6 +177,8 @@ impl Advisor {
         let tables = version.tables.values().filter(|table| !table.row_groups.is_empty()).map(|table| Table {
             record: workload.tables.get(&table.def.id).cloned().unwrap_or_default(),
             usage: table.column_usage(),
+            schema: (table.def.schema != SchemaId::PUBLIC).then(|| version.schema_name(table.def.schema).to_owned()),
+            name: version.shown_name(&table.def),
             version: table.clone(),
         });
         Ok(Advisor { tables: tables.collect(), models })
@@ -268,11 +277,17 @@ impl Advisor {
             let different: Vec<usize> = (0..wanted.len()).filter(differ).collect();
             let Some(&first) = different.first() else { continue };
             if wanted.iter().all(|tablespace| *tablespace == wanted[first]) {
-                moves.push(Move { table: table.name().to_owned(), column: None, tablespace: wanted[first].clone() });
+                moves.push(Move {
+                    schema: table.schema.clone(),
+                    table: table.version.def.name.clone(),
+                    column: None,
+                    tablespace: wanted[first].clone(),
+                });
                 continue;
             }
             moves.extend(different.into_iter().map(|column| Move {
-                table: table.name().to_owned(),
+                schema: table.schema.clone(),
+                table: table.version.def.name.clone(),
                 column: Some(table.version.def.columns[column].name.clone()),
                 tablespace: wanted[column].clone(),
             }));
@@ -306,7 +321,8 @@ impl Advisor {
             let now = table.version.placement.column(column);
             let accesses = table.record.column(column).access.main();
             columns.push(ColumnAdvice {
-                table: table.name().to_owned(),
+                schema: table.schema.clone(),
+                table: table.version.def.name.clone(),
                 column: table.version.def.columns[column].name.clone(),
                 bytes: table.usage[column].encoded_bytes,
                 tablespace: now.to_owned(),

@@ -30,7 +30,7 @@ fn with_work(mut workload: Workload, work_ns: u64) -> Workload {
 }
 
 fn to(column: Option<&str>, tablespace: &str) -> Move {
-    Move { table: "t".to_owned(), column: column.map(str::to_owned), tablespace: tablespace.to_owned() }
+    Move { schema: None, table: "t".to_owned(), column: column.map(str::to_owned), tablespace: tablespace.to_owned() }
 }
 
 fn apply(database: &Arc<Database>, moves: &[Move]) {

@@ -8,13 +8,8 @@ use tidepool_base::{SqlType, TableId};
 use tidepool_table::{ColumnDef, TableDef};
 
 fn table(columns: &[(&str, SqlType)]) -> TableDef {
-    let columns = columns.iter().map(|(name, sql_type)| ColumnDef {
-        name: name.to_string(),
-        sql_type: *sql_type,
-        nullable: true,
-        default: None,
-    });
-    TableDef { id: TableId(16384), name: "t".to_owned(), columns: columns.collect(), primary_key: vec![] }
+    let columns = columns.iter().map(|(name, sql_type)| ColumnDef::new(*name, *sql_type)).collect();
+    TableDef::new(TableId(16384), "t", columns, vec![])
 }
 
 fn two_columns() -> TableDef {

@@ -2,10 +2,12 @@
 //!
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
+use crate::SchemaDef;
 use crate::elastic::SavedAlteration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidepool_base::{CommitTs, Error, Result, SqlState};
+use std::sync::Arc;
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState};
 use tidepool_device::Profile;
 use tidepool_table::{Placement, TableDef};
 use tidepool_tablespace::TablespaceConfig;
@@ -26,7 +28,23 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub altered: Vec<SavedAlteration>,
     pub passwords: BTreeMap<String, String>,
+    /// `None` in folders from before schemas: `public` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schemas: Option<Vec<SavedSchema>>,
     pub tables: Vec<SavedTable>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedSchema {
+    pub id: SchemaId,
+    pub name: String,
+}
+
+impl SavedSchema {
+    pub fn new(schema: &SchemaDef) -> SavedSchema {
+        SavedSchema { id: schema.id, name: schema.name.clone() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,7 +111,16 @@ impl Manifest {
             tablespaces: Vec::new(),
             altered: Vec::new(),
             passwords: BTreeMap::new(),
+            schemas: None,
             tables: Vec::new(),
+        }
+    }
+
+    pub fn schemas(&self) -> BTreeMap<SchemaId, Arc<SchemaDef>> {
+        let schema = |id, name: &str| (id, Arc::new(SchemaDef { id, name: name.to_owned() }));
+        match &self.schemas {
+            None => [schema(SchemaId::PUBLIC, "public")].into(),
+            Some(saved) => saved.iter().map(|saved| schema(saved.id, &saved.name)).collect(),
         }
     }
 

@@ -21,7 +21,7 @@ mod manifest;
 mod row_file;
 
 pub(crate) use files::{Files, SystemFiles};
-pub(crate) use manifest::{Manifest, SavedFile, SavedTable, SavedTablespace};
+pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedTable, SavedTablespace};
 
 use crate::{DatabaseVersion, Workload};
 use arrow_array::RecordBatch;
@@ -204,7 +204,9 @@ impl Storage {
 
     /// Reads a table back, `threads` files at a time.
     pub fn load_table(&self, saved: &SavedTable, spaces: &Tablespaces, threads: usize) -> Result<TableVersion> {
-        let def = Arc::new(saved.def.clone());
+        let mut def = saved.def.clone();
+        def.number_columns();
+        let def = Arc::new(def);
         let mut table = TableVersion::new(def.clone(), saved.placement.clone());
         table.row_groups = parallel(&saved.row_groups, threads, |file| {
             let identity = identity(Kind::Main, &def, file);
@@ -364,11 +366,12 @@ impl Storage {
     }
 
     /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files that
-    /// it no longer names. The caller holds `saving`. `manifest` has everything but the tables.
+    /// it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has.
     pub fn save(&self, version: &DatabaseVersion, mut manifest: Manifest) -> Result<()> {
         let mut written = self.prepare(version.tables.values())?;
         {
             let mut state = self.state.lock();
+            manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
             manifest.tables = version.tables.values().map(|table| saved_table(table, &mut state)).collect();
             manifest.next_chunk_id = state.next_chunk_id;
         }

@@ -13,7 +13,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     match name {
         "information_schema_catalog_name" => rows.push([("catalog_name", facts.database.into())]),
         "schemata" => {
-            for (_, schema) in SCHEMAS {
+            for (_, schema) in schemas(facts) {
                 rows.push([
                     ("catalog_name", facts.database.into()),
                     ("schema_name", schema.into()),
@@ -44,7 +44,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                 for (index, column) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
                     rows.push([
                         ("constraint_catalog", facts.database.into()),
-                        ("constraint_schema", "public".into()),
+                        ("constraint_schema", table_schema(facts, table).into()),
                         ("constraint_name", not_null_name(table, index).into()),
                         ("check_clause", format!("{} IS NOT NULL", quote_identifier(&column.name)).into()),
                     ]);
@@ -56,10 +56,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                 for (index, &position) in table.def.primary_key.iter().enumerate() {
                     let shared = [
                         ("constraint_catalog", Value::from(facts.database)),
-                        ("constraint_schema", "public".into()),
+                        ("constraint_schema", table_schema(facts, table).into()),
                         ("constraint_name", primary_key_name(&table.def.name).into()),
                         ("table_catalog", facts.database.into()),
-                        ("table_schema", "public".into()),
+                        ("table_schema", table_schema(facts, table).into()),
                         ("table_name", table.def.name.clone().into()),
                         ("column_name", table.def.columns[position].name.clone().into()),
                     ];
@@ -76,10 +76,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             for table in facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty()) {
                 rows.push([
                     ("table_catalog", facts.database.into()),
-                    ("table_schema", "public".into()),
+                    ("table_schema", table_schema(facts, table).into()),
                     ("table_name", table.def.name.clone().into()),
                     ("constraint_catalog", facts.database.into()),
-                    ("constraint_schema", "public".into()),
+                    ("constraint_schema", table_schema(facts, table).into()),
                     ("constraint_name", primary_key_name(&table.def.name).into()),
                 ]);
             }
@@ -101,7 +101,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                         ("grantor", OWNER_NAME.into()),
                         ("grantee", OWNER_NAME.into()),
                         ("table_catalog", facts.database.into()),
-                        ("table_schema", "public".into()),
+                        ("table_schema", table_schema(facts, table).into()),
                         ("table_name", table.def.name.clone().into()),
                         ("privilege_type", privilege.into()),
                         ("is_grantable", "YES".into()),
@@ -115,21 +115,22 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn tables(facts: &SessionFacts, rows: &mut Rows) {
-    let mut push = |schema: &'static str, name: Value, kind: &'static str| {
+    let mut push = |schema: String, name: Value, kind: &'static str, insertable: bool| {
         rows.push([
             ("table_catalog", facts.database.into()),
             ("table_schema", schema.into()),
             ("table_name", name),
             ("table_type", kind.into()),
-            ("is_insertable_into", if kind == "BASE TABLE" && schema == "public" { "YES" } else { "NO" }.into()),
+            ("is_insertable_into", if insertable { "YES" } else { "NO" }.into()),
             ("is_typed", "NO".into()),
         ]);
     };
     for relation in relations::all() {
-        push(relation.schema, relation.name.into(), if relation.kind == "v" { "VIEW" } else { "BASE TABLE" });
+        let kind = if relation.kind == "v" { "VIEW" } else { "BASE TABLE" };
+        push(relation.schema.to_owned(), relation.name.into(), kind, false);
     }
     for table in facts.version.tables.values() {
-        push("public", table.def.name.clone().into(), "BASE TABLE");
+        push(table_schema(facts, table), table.def.name.clone().into(), "BASE TABLE", true);
     }
 }
 
@@ -137,10 +138,10 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
     let mut push = |table: &TableVersion, name: String, kind: &'static str| {
         rows.push([
             ("constraint_catalog", facts.database.into()),
-            ("constraint_schema", "public".into()),
+            ("constraint_schema", table_schema(facts, table).into()),
             ("constraint_name", name.into()),
             ("table_catalog", facts.database.into()),
-            ("table_schema", "public".into()),
+            ("table_schema", table_schema(facts, table).into()),
             ("table_name", table.def.name.clone().into()),
             ("constraint_type", kind.into()),
             ("is_deferrable", "NO".into()),
@@ -161,11 +162,11 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
 
 /// As PostgreSQL 15 names the check that stands for NOT NULL.
 fn not_null_name(table: &TableVersion, index: usize) -> String {
-    format!("{PUBLIC}_{}_{}_not_null", table.def.id.0, index + 1)
+    format!("{}_{}_{}_not_null", table.def.schema, table.def.id, table.def.columns[index].number)
 }
 
 struct ColumnRow<'a> {
-    schema: &'static str,
+    schema: &'a str,
     table: &'a str,
     name: &'a str,
     number: usize,
@@ -194,12 +195,12 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
     for table in facts.version.tables.values() {
-        for (index, column) in table.def.columns.iter().enumerate() {
+        for column in &table.def.columns {
             let row = ColumnRow {
-                schema: "public",
+                schema: facts.version.schema_name(table.def.schema),
                 table: &table.def.name,
                 name: &column.name,
-                number: index + 1,
+                number: column.number.into(),
                 type_oid: column.sql_type.oid(),
                 sql_type: Some(column.sql_type),
                 default: column.default.clone(),
@@ -249,7 +250,7 @@ fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
     let yes_no = |yes: bool| Value::from(if yes { "YES" } else { "NO" });
     rows.push([
         ("table_catalog", facts.database.into()),
-        ("table_schema", column.schema.into()),
+        ("table_schema", column.schema.to_owned().into()),
         ("table_name", column.table.to_owned().into()),
         ("column_name", column.name.to_owned().into()),
         ("ordinal_position", column.number.into()),

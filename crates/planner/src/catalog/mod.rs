@@ -20,7 +20,8 @@ mod types;
 mod value;
 
 pub use functions::add_interval;
-pub use objects::quote_identifier;
+pub use objects::{quote_identifier, schema_oid};
+pub use relations::Relation as SystemRelation;
 pub use rewrite::rewrite;
 
 use crate::facts::SessionFacts;
@@ -59,9 +60,12 @@ pub fn function(name: &str) -> Option<Arc<ScalarUDF>> {
 }
 
 /// The system table or view, if there is one: `schema` is `pg_catalog`, `information_schema` or `tidepool`.
-pub fn table(schema: &str, name: &str, facts: &Arc<SessionFacts>) -> Option<Arc<dyn TableProvider>> {
-    let relation = relations::find(schema, name)?;
-    Some(Arc::new(SystemTable { relation, facts: facts.clone() }))
+pub fn system_relation(schema: &str, name: &str) -> Option<&'static SystemRelation> {
+    relations::find(schema, name)
+}
+
+pub fn table(relation: &'static SystemRelation, facts: &Arc<SessionFacts>) -> Arc<dyn TableProvider> {
+    Arc::new(SystemTable { relation, facts: facts.clone() })
 }
 
 /// The Arrow type that stands for a type name only the system catalogue uses (`regclass`, `oid`, `name`, …).

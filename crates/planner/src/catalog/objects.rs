@@ -6,7 +6,9 @@
 
 use super::relations;
 use crate::facts::SessionFacts;
+use crate::resolve::{self, Relation};
 use std::sync::Arc;
+use tidepool_base::SchemaId;
 use tidepool_table::TableVersion;
 
 pub const PG_CATALOG: u32 = 11;
@@ -15,11 +17,10 @@ pub const PUBLIC: u32 = 2200;
 pub const INFORMATION_SCHEMA: u32 = 13207;
 pub const TIDEPOOL: u32 = 14000;
 
-/// Oid and name of each schema.
-pub const SCHEMAS: [(u32, &str); 5] = [
+/// Oid and name of each schema that is the system's.
+pub const SYSTEM_SCHEMAS: [(u32, &str); 4] = [
     (PG_CATALOG, "pg_catalog"),
     (PG_TOAST, "pg_toast"),
-    (PUBLIC, "public"),
     (INFORMATION_SCHEMA, "information_schema"),
     (TIDEPOOL, "tidepool"),
 ];
@@ -42,12 +43,33 @@ const INDEX_BASE: u32 = 0x4000_0000;
 const CONSTRAINT_BASE: u32 = 0x6000_0000;
 const DEFAULT_BASE: u32 = 0x8000_0000;
 
-pub fn schema_oid(name: &str) -> Option<u32> {
-    SCHEMAS.iter().find(|schema| schema.1 == name).map(|schema| schema.0)
+/// Oid and name of each schema.
+pub fn schemas(facts: &SessionFacts) -> Vec<(u32, String)> {
+    let system = SYSTEM_SCHEMAS.iter().map(|(oid, name)| (*oid, (*name).to_owned()));
+    let own = facts.version.catalog.schemas.values().map(|schema| (schema.id.0, schema.name.clone()));
+    let mut all: Vec<(u32, String)> = system.chain(own).collect();
+    all.sort_unstable();
+    all
 }
 
-pub fn schema_name(oid: u32) -> Option<&'static str> {
-    SCHEMAS.iter().find(|schema| schema.0 == oid).map(|schema| schema.1)
+/// The oid of a system schema.
+pub fn system_schema_oid(name: &str) -> Option<u32> {
+    SYSTEM_SCHEMAS.iter().find(|schema| schema.1 == name).map(|schema| schema.0)
+}
+
+pub fn schema_oid(facts: &SessionFacts, name: &str) -> Option<u32> {
+    system_schema_oid(name).or_else(|| facts.version.schema(name).map(|schema| schema.id.0))
+}
+
+pub fn schema_name(facts: &SessionFacts, oid: u32) -> Option<String> {
+    let system = SYSTEM_SCHEMAS.iter().find(|schema| schema.0 == oid).map(|schema| schema.1.to_owned());
+    let own = || facts.version.catalog.schemas.get(&SchemaId(oid)).map(|schema| schema.name.clone());
+    system.or_else(own)
+}
+
+/// The name of a table's schema.
+pub fn table_schema(facts: &SessionFacts, table: &TableVersion) -> String {
+    facts.version.schema_name(table.def.schema).to_owned()
 }
 
 /// `near` has the oid of PostgreSQL's default tablespace; the others follow.
@@ -92,47 +114,36 @@ pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>
 }
 
 /// Schema and name of the relation (table, view or index) with this oid.
-pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&'static str, String)> {
+pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(String, String)> {
     if let Some(relation) = relations::all().iter().find(|relation| relation.oid == oid) {
-        return Some((relation.schema, relation.name.to_owned()));
+        return Some((relation.schema.to_owned(), relation.name.to_owned()));
     }
     if let Some(table) = table_by_oid(facts, oid) {
-        return Some(("public", table.def.name.clone()));
+        return Some((table_schema(facts, table), table.def.name.clone()));
     }
-    table_of_index(facts, oid).map(|table| ("public", primary_key_name(&table.def.name)))
+    table_of_index(facts, oid).map(|table| (table_schema(facts, table), primary_key_name(&table.def.name)))
 }
 
 /// The oid of a relation by name; without a schema, the first in the search path.
 pub fn relation_oid(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Option<u32> {
     let find = |schema: &str| -> Option<u32> {
-        if schema != "public" {
-            return relations::find(schema, name).map(|relation| relation.oid);
+        if let Some(relation) = resolve::in_schema(facts, schema, name) {
+            return Some(relation.oid());
         }
-        if let Some(table) = facts.version.table(name) {
-            return Some(table.def.id.0);
+        match resolve::in_schema(facts, schema, name.strip_suffix("_pkey")?)? {
+            Relation::Table(table) if !table.def.primary_key.is_empty() => Some(primary_key_index_oid(table.def.id.0)),
+            _ => None,
         }
-        let table = facts.version.table(name.strip_suffix("_pkey")?)?;
-        (!table.def.primary_key.is_empty()).then(|| primary_key_index_oid(table.def.id.0))
     };
     match schema {
         Some(schema) => find(schema),
-        None => search_path(facts).iter().find_map(|schema| find(schema)),
+        None => resolve::search_path(facts).iter().find_map(|schema| find(schema)),
     }
 }
 
-/// The schemas that names without a schema are looked up in, in order: `pg_catalog` first, then those of `search_path`
-/// that exist.
-pub fn search_path(facts: &SessionFacts) -> Vec<&'static str> {
-    let setting = facts.settings.get("search_path").unwrap_or_else(|| "public".to_owned());
-    let named = setting
-        .split(',')
-        .map(|name| name.trim().trim_matches('"'))
-        .filter_map(|name| SCHEMAS.iter().find(|schema| schema.1 == name).map(|schema| schema.1));
-    let mut path: Vec<&'static str> = named.collect();
-    if !path.contains(&"pg_catalog") {
-        path.insert(0, "pg_catalog");
-    }
-    path
+/// Whether a name of this schema is found without it: no earlier schema of the search path has the same.
+pub fn is_visible(facts: &SessionFacts, oid: u32, schema: &str, name: &str) -> bool {
+    resolve::search_path(facts).iter().any(|visible| visible == schema) && relation_oid(facts, None, name) == Some(oid)
 }
 
 /// Splits `schema.name` as written in SQL, unquoting each part and folding what is not quoted to lower case.

@@ -102,10 +102,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         "pg_indexes" => {
             for table in keyed(facts) {
                 rows.push([
-                    ("schemaname", "public".into()),
+                    ("schemaname", table_schema(facts, table).into()),
                     ("tablename", table.def.name.clone().into()),
                     ("indexname", primary_key_name(&table.def.name).into()),
-                    ("indexdef", index_definition(table).into()),
+                    ("indexdef", index_definition(facts, table).into()),
                 ]);
             }
         }
@@ -120,7 +120,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             }
         }
         "pg_namespace" => {
-            for (oid, schema) in SCHEMAS {
+            for (oid, schema) in schemas(facts) {
                 rows.push([("oid", oid.into()), ("nspname", schema.into()), ("nspowner", OWNER.into())]);
             }
         }
@@ -150,7 +150,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             for table in facts.version.tables.values() {
                 rows.push([
                     ("relid", table.def.id.0.into()),
-                    ("schemaname", "public".into()),
+                    ("schemaname", table_schema(facts, table).into()),
                     ("relname", table.def.name.clone().into()),
                     ("n_live_tup", table.rows().into()),
                     ("n_dead_tup", 0.into()),
@@ -174,7 +174,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             for table in facts.version.tables.values() {
                 let elsewhere = placed(facts, table) != default;
                 rows.push([
-                    ("schemaname", "public".into()),
+                    ("schemaname", table_schema(facts, table).into()),
                     ("tablename", table.def.name.clone().into()),
                     ("tableowner", OWNER_NAME.into()),
                     ("tablespace", elsewhere.then(|| table.placement.main.clone()).into()),
@@ -259,7 +259,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         rows.push([
             ("oid", relation.oid.into()),
             ("relname", relation.name.into()),
-            ("relnamespace", schema_oid(relation.schema).unwrap_or(0).into()),
+            ("relnamespace", system_schema_oid(relation.schema).unwrap_or(0).into()),
             ("relowner", OWNER.into()),
             ("relam", if relation.kind == "r" { TABLE_ACCESS_METHOD } else { 0 }.into()),
             ("reltuples", (-1.0).into()),
@@ -278,7 +278,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         rows.push([
             ("oid", table.def.id.0.into()),
             ("relname", table.def.name.clone().into()),
-            ("relnamespace", PUBLIC.into()),
+            ("relnamespace", table.def.schema.0.into()),
             ("relowner", OWNER.into()),
             ("relam", TABLE_ACCESS_METHOD.into()),
             ("relfilenode", table.def.id.0.into()),
@@ -296,7 +296,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             rows.push([
                 ("oid", primary_key_index_oid(table.def.id.0).into()),
                 ("relname", primary_key_name(&table.def.name).into()),
-                ("relnamespace", PUBLIC.into()),
+                ("relnamespace", table.def.schema.0.into()),
                 ("relowner", OWNER.into()),
                 ("relam", INDEX_ACCESS_METHOD.into()),
                 ("reltuples", (table.rows() as f64).into()),
@@ -338,7 +338,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
     for table in facts.version.tables.values() {
-        for (index, column) in table.def.columns.iter().enumerate() {
+        for column in &table.def.columns {
             attribute(
                 rows,
                 &Attribute {
@@ -346,7 +346,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     name: &column.name,
                     type_oid: column.sql_type.oid(),
                     modifier: column.sql_type.type_modifier(),
-                    number: index + 1,
+                    number: column.number.into(),
                     not_null: !column.nullable,
                     has_default: column.default.is_some(),
                 },
@@ -393,12 +393,12 @@ fn attribute(rows: &mut Rows, attribute: &Attribute<'_>) {
 
 fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.tables.values() {
-        for (index, column) in table.def.columns.iter().enumerate() {
+        for column in &table.def.columns {
             if let Some(default) = &column.default {
                 rows.push([
-                    ("oid", default_oid(table.def.id.0, index + 1).into()),
+                    ("oid", default_oid(table.def.id.0, column.number.into()).into()),
                     ("adrelid", table.def.id.0.into()),
-                    ("adnum", (index + 1).into()),
+                    ("adnum", column.number.into()),
                     ("adbin", default.clone().into()),
                 ]);
             }
@@ -407,7 +407,7 @@ fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn key_columns(table: &TableVersion) -> Vec<Value> {
-    table.def.primary_key.iter().map(|position| (position + 1).into()).collect()
+    table.def.primary_key.iter().map(|&position| table.def.columns[position].number.into()).collect()
 }
 
 fn indexes(facts: &SessionFacts, rows: &mut Rows) {
@@ -440,7 +440,7 @@ fn constraints(facts: &SessionFacts, rows: &mut Rows) {
         rows.push([
             ("oid", primary_key_constraint_oid(table.def.id.0).into()),
             ("conname", primary_key_name(&table.def.name).into()),
-            ("connamespace", PUBLIC.into()),
+            ("connamespace", table.def.schema.0.into()),
             ("contype", "p".into()),
             ("convalidated", true.into()),
             ("conrelid", table.def.id.0.into()),
@@ -463,10 +463,11 @@ pub fn key_list(table: &TableVersion) -> String {
 }
 
 /// The statement that would make the index which stands for the primary key.
-pub fn index_definition(table: &TableVersion) -> String {
+pub fn index_definition(facts: &SessionFacts, table: &TableVersion) -> String {
     format!(
-        "CREATE UNIQUE INDEX {} ON public.{} USING btree {}",
+        "CREATE UNIQUE INDEX {} ON {}.{} USING btree {}",
         quote_identifier(&primary_key_name(&table.def.name)),
+        quote_identifier(&table_schema(facts, table)),
         quote_identifier(&table.def.name),
         key_list(table)
     )
@@ -618,7 +619,8 @@ fn progress(facts: &SessionFacts, rows: &mut Rows) {
         if !progress.command.starts_with("COPY") {
             continue;
         }
-        let oid = facts.version.table(&progress.table).map_or(0, |table| table.def.id.0);
+        let table = facts.version.tables.values().find(|table| facts.version.shown_name(&table.def) == progress.table);
+        let oid = table.map_or(0, |table| table.def.id.0);
         // Which session runs it is not known to the registry of progress.
         rows.push([
             ("datid", DATABASE.into()),
@@ -645,7 +647,7 @@ fn statistics(facts: &SessionFacts, rows: &mut Rows) {
                 None => 0.0,
             };
             rows.push([
-                ("schemaname", "public".into()),
+                ("schemaname", table_schema(facts, table).into()),
                 ("tablename", table.def.name.clone().into()),
                 ("attname", column.name.clone().into()),
                 ("inherited", false.into()),

@@ -1,6 +1,6 @@
 //! The views of schema `tidepool`. Each column is described in docs/views.md.
 
-use super::objects::table_bytes;
+use super::objects::{table_bytes, table_schema};
 use super::relations::Rows;
 use super::value::Value;
 use crate::facts::SessionFacts;
@@ -164,14 +164,21 @@ fn tables(facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         let delta_rows: usize = table.delta.iter().map(|chunk| chunk.batch().num_rows()).sum();
-        push_table(rows, table, None, delta_rows, &total);
+        push_table(facts, rows, table, None, delta_rows, &total);
         for (index, sizes) in columns.iter().enumerate() {
-            push_table(rows, table, Some(index), delta_rows, sizes);
+            push_table(facts, rows, table, Some(index), delta_rows, sizes);
         }
     }
 }
 
-fn push_table(rows: &mut Rows, table: &TableVersion, column: Option<usize>, delta_rows: usize, sizes: &Sizes) {
+fn push_table(
+    facts: &SessionFacts,
+    rows: &mut Rows,
+    table: &TableVersion,
+    column: Option<usize>,
+    delta_rows: usize,
+    sizes: &Sizes,
+) {
     let definition = column.map(|index| &table.def.columns[index]);
     let tablespace = column.map_or(table.placement.main.as_str(), |index| table.placement.column(index));
     rows.push([
@@ -187,6 +194,7 @@ fn push_table(rows: &mut Rows, table: &TableVersion, column: Option<usize>, delt
         ("bytes_encoded", sizes.encoded.into()),
         ("bytes_delta", column.is_none().then(|| table_bytes(table).1).into()),
         ("encodings", sizes.encodings().into()),
+        ("schema_name", table_schema(facts, table).into()),
     ]);
 }
 
@@ -317,6 +325,7 @@ fn access(facts: &SessionFacts, rows: &mut Rows) {
                 ("bytes_encoded", bytes_encoded.into()),
                 ("tablespace", tablespace.to_owned().into()),
                 ("last_access", time(record.last_us).into()),
+                ("schema_name", table_schema(facts, table).into()),
             ]);
         };
         push(None, &total, usage.iter().map(|column| column.encoded_bytes).sum());

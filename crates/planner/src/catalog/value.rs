@@ -108,7 +108,7 @@ macro_rules! from_integers {
     ($($t:ty),*) => { $(impl From<$t> for Value { fn from(value: $t) -> Value { Value::Int(value as i64) } })* };
 }
 // A u64 here is a count of bytes or rows, and those stay below 2^63.
-from_integers!(i16, i32, i64, u32, u64, usize);
+from_integers!(i16, u16, i32, i64, u32, u64, usize);
 
 /// The value at `row`, by the array's type.
 pub fn value_at(array: &dyn Array, row: usize) -> Result<Value> {

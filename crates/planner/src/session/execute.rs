@@ -26,7 +26,14 @@ impl Session {
             Command::Query(_) => self.select(text, statement, parameters).await,
             Command::Insert(_) => self.insert(text, statement, parameters).await,
             Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
-            Command::DropTables { names, if_exists } => self.drop_tables(text, names, *if_exists).await,
+            Command::DropTables { names, if_exists, cascade } => {
+                self.drop_tables(text, names, *if_exists, *cascade).await
+            }
+            Command::CreateSchema { name, if_not_exists } => self.create_schema(text, name, *if_not_exists).await,
+            Command::AlterSchema { name, new_name } => self.rename_schema(text, name, new_name).await,
+            Command::DropSchemas { names, if_exists, cascade } => {
+                self.drop_schemas(text, names, *if_exists, *cascade).await
+            }
             Command::Truncate { names } => self.truncate(text, names).await,
             Command::AlterTable { name, if_exists, action } => self.alter_table(text, name, *if_exists, action).await,
             Command::CreateTablespace { name, location, options } => {

@@ -2,6 +2,7 @@
 
 use super::transaction::check_modes;
 use super::{Outcome, ResultColumn, Session};
+use crate::catalog::quote_identifier;
 use crate::settings::Settings;
 use crate::statement::{SetValue, TransactionMode};
 use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
@@ -43,6 +44,10 @@ impl Session {
     }
 
     pub(super) fn set_setting(&mut self, name: &str, value: &SetValue, local: bool) -> Result<()> {
+        self.set_as(name, value, local, false)
+    }
+
+    fn set_as(&mut self, name: &str, value: &SetValue, local: bool, raw: bool) -> Result<()> {
         let lower = name.to_lowercase();
         if lower == "transaction_read_only"
             && let SetValue::Values(values) = value
@@ -59,8 +64,14 @@ impl Session {
             return Ok(());
         }
         let database = self.planner.database().clone();
+        // `SET` has names in it, each of which may need its quotes; `set_config` has the whole text.
+        let names = lower == "search_path";
         self.change_settings(local, |settings| match value {
             SetValue::Default => settings.reset(name),
+            SetValue::Values(values) if names && !raw => {
+                let quoted: Vec<String> = values.iter().map(|value| quote_identifier(value)).collect();
+                settings.set(name, &quoted, &database)
+            }
             SetValue::Values(values) => settings.set(name, values, &database),
         })
     }
@@ -98,7 +109,7 @@ impl Session {
     pub(super) fn take_requested_settings(&mut self) {
         let requested = std::mem::take(&mut *self.shared.requested_settings.lock());
         for (name, value, local) in requested {
-            if let Err(error) = self.set_setting(&name, &SetValue::Values(vec![value]), local) {
+            if let Err(error) = self.set_as(&name, &SetValue::Values(vec![value]), local, true) {
                 tracing::warn!(%error, setting = name, "set_config was accepted and then failed");
             }
         }

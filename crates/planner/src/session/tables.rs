@@ -5,14 +5,16 @@ use crate::execute::{Batches, joined};
 use crate::insert::Conform;
 use crate::names::OutputNames;
 use crate::query;
+use crate::resolve;
 use crate::statement::{AlterAction, Command, QualifiedName, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::Transaction;
 use tidepool_database::text::TextSettings;
-use tidepool_table::ColumnDef;
+use tidepool_database::{RelationName, Transaction};
+use tidepool_table::{ColumnDef, TableDef};
 
 impl Session {
     pub(super) async fn insert(
@@ -40,18 +42,18 @@ impl Session {
             Ok((version, query::planned(state, plan, &names)))
         });
         let (version, planned) = joined(planning.await)?;
-        let rows = self.insert_planned(running, version.def.name.clone(), planned).await?;
+        let rows = self.insert_planned(running, version.def.clone(), planned).await?;
         Ok(Outcome::command(format!("INSERT 0 {rows}")))
     }
 
-    async fn insert_planned(&self, running: Running, table: String, planned: query::Planned) -> Result<u64> {
+    async fn insert_planned(&self, running: Running, table: Arc<TableDef>, planned: query::Planned) -> Result<u64> {
         let schema = planned.schema.clone();
         let settings = running.facts.settings.text_settings();
         let interrupt = running.interrupt.clone();
         let mut batches = self.run(running, planned)?;
         let written = self.begin_write(interrupt, move |transaction, interrupt| {
-            transaction.lock_table(&table, &interrupt.lock_wait())?;
-            fill(transaction, &table, &mut batches, &schema, settings)
+            transaction.lock_table(&*table, &interrupt.lock_wait())?;
+            fill(transaction, &RelationName::from(&*table), &mut batches, &schema, settings)
         });
         joined(written.await)
     }
@@ -77,7 +79,7 @@ impl Session {
                 return Err(Error::internal("not a CREATE TABLE"));
             };
             let mut table = crate::ddl::new_table(&facts, table.as_ref().clone(), tablespace.clone())?;
-            let exists = facts.version.table(&table.name).is_some();
+            let exists = facts.version.is_taken(&table.name);
             let Some((query, names)) = table.query.take() else { return Ok((table, None)) };
             if exists && table.if_not_exists {
                 return Ok((table, None));
@@ -87,17 +89,20 @@ impl Session {
             Ok((table, Some(planned)))
         });
         let (table, planned) = joined(planning.await)?;
-        let exists = running.facts.version.table(&table.name).is_some();
+        let exists = running.facts.version.is_taken(&table.name);
         if exists && table.if_not_exists {
             self.notice(
                 "NOTICE",
                 SqlState::DUPLICATE_TABLE,
-                format!("relation \"{}\" already exists, skipping", table.name),
+                format!("relation \"{}\" already exists, skipping", table.name.name),
             );
             return Ok(Outcome::command(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" }));
         }
         if exists {
-            return Err(Error::new(SqlState::DUPLICATE_TABLE, format!("relation \"{}\" already exists", table.name)));
+            return Err(Error::new(
+                SqlState::DUPLICATE_TABLE,
+                format!("relation \"{}\" already exists", table.name.name),
+            ));
         }
         let Some(planned) = planned else {
             self.write(running, move |transaction, _| {
@@ -120,47 +125,12 @@ impl Session {
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
     }
 
-    pub(super) async fn drop_tables(
-        &mut self,
-        text: &str,
-        names: &[QualifiedName],
-        if_exists: bool,
-    ) -> Result<Outcome> {
-        self.check_writable("DROP TABLE")?;
-        let running = self.running(text);
-        let mut tables = Vec::with_capacity(names.len());
-        for name in names {
-            let table = crate::ddl::public_name(name)?;
-            if running.facts.version.table(table).is_none() {
-                if !if_exists {
-                    return Err(Error::new(SqlState::UNDEFINED_TABLE, format!("table \"{name}\" does not exist")));
-                }
-                self.notice(
-                    "NOTICE",
-                    SqlState::SUCCESSFUL_COMPLETION,
-                    format!("table \"{name}\" does not exist, skipping"),
-                );
-            } else if !tables.iter().any(|seen| seen == table) {
-                tables.push(table.to_owned());
-            }
-        }
-        self.write(running, move |transaction, interrupt| {
-            for table in &tables {
-                transaction.lock_table(table, &interrupt.lock_wait())?;
-                transaction.drop_table(table)?;
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(Outcome::command("DROP TABLE"))
-    }
-
     pub(super) async fn truncate(&mut self, text: &str, names: &[QualifiedName]) -> Result<Outcome> {
         self.check_writable("TRUNCATE TABLE")?;
         let running = self.running(text);
         let tables = names
             .iter()
-            .map(|name| crate::insert::target(&running.facts, name).map(|version| version.def.name.clone()))
+            .map(|name| resolve::table(&running.facts, name).map(|version| RelationName::from(&*version.def)))
             .collect::<Result<Vec<_>>>()?;
         self.write(running, move |transaction, interrupt| {
             for table in &tables {
@@ -183,8 +153,8 @@ impl Session {
         self.check_writable("ALTER TABLE")?;
         let running = self.running(text);
         let tag = || Ok(Outcome::command("ALTER TABLE"));
-        let table = match crate::insert::target(&running.facts, name) {
-            Ok(version) => version.def.name.clone(),
+        let table = match resolve::table(&running.facts, name) {
+            Ok(version) => RelationName::from(&*version.def),
             Err(error) if if_exists && error.code() == SqlState::UNDEFINED_TABLE => {
                 self.notice(
                     "NOTICE",
@@ -198,6 +168,10 @@ impl Session {
         if let AlterAction::Rename { name } = action {
             crate::ddl::check_table_name(name)?;
         }
+        let schema = match action {
+            AlterAction::SetSchema { schema } => Some(resolve::own_schema(&running.facts, schema)?),
+            _ => None,
+        };
         let action = action.clone();
         self.write(running, move |transaction, interrupt| {
             transaction.lock_table(&table, &interrupt.lock_wait())?;
@@ -206,6 +180,11 @@ impl Session {
                     transaction.set_tablespace(&table, column.as_deref(), tablespace)
                 }
                 AlterAction::Rename { name } => transaction.rename_table(&table, name),
+                AlterAction::RenameColumn { column, name } => transaction.rename_column(&table, column, name),
+                AlterAction::SetSchema { .. } => match schema {
+                    Some(schema) if schema != table.schema => transaction.set_table_schema(&table, schema),
+                    _ => Ok(()),
+                },
             }
         })
         .await?;
@@ -216,7 +195,7 @@ impl Session {
 /// Puts a plan's rows, of `schema`, into a table.
 fn fill(
     transaction: &mut Transaction,
-    table: &str,
+    table: &RelationName,
     batches: &mut Batches,
     schema: &Schema,
     settings: TextSettings,
@@ -247,7 +226,7 @@ fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<C
                 )));
             };
             let name = names.get(position).cloned().unwrap_or_else(|| column.name.clone());
-            Ok(ColumnDef { name, sql_type, nullable: true, default: None })
+            Ok(ColumnDef::new(name, sql_type))
         })
         .collect::<Result<_>>()?;
     crate::ddl::check_columns(&columns)?;

@@ -3,8 +3,9 @@
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
+use chrono::Utc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::advice;
+use tidepool_database::{RelationName, advice};
 
 impl Session {
     pub(super) async fn create_tablespace(
@@ -69,7 +70,7 @@ impl Session {
     pub(super) async fn merge(&self, table: &QualifiedName) -> Result<Outcome> {
         self.refuse_in_block("CALL tidepool.merge")?;
         self.check_writable("CALL tidepool.merge")?;
-        let name = crate::ddl::public_name(table)?.to_owned();
+        let name = RelationName::from(&*crate::resolve::table(&self.facts(Utc::now()), table)?.def);
         let database = self.planner.database().clone();
         joined(self.planner.workers().spawn_blocking(move || database.merge(&name)).await)?;
         Ok(Outcome::command("CALL"))

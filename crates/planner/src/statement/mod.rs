@@ -8,6 +8,7 @@
 //! is later walked, cloned and dropped by code that recurses once a level.
 
 mod cursor;
+mod objects;
 mod utility;
 
 use cursor::{Cursor, Source};
@@ -104,6 +105,20 @@ pub enum Command {
     DropTables {
         names: Vec<QualifiedName>,
         if_exists: bool,
+        cascade: bool,
+    },
+    CreateSchema {
+        name: String,
+        if_not_exists: bool,
+    },
+    AlterSchema {
+        name: String,
+        new_name: String,
+    },
+    DropSchemas {
+        names: Vec<String>,
+        if_exists: bool,
+        cascade: bool,
     },
     Truncate {
         names: Vec<QualifiedName>,

@@ -33,6 +33,13 @@ pub enum AlterAction {
     Rename {
         name: String,
     },
+    RenameColumn {
+        column: String,
+        name: String,
+    },
+    SetSchema {
+        schema: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,6 +155,8 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "create" => {
             if cursor.keywords(&["create", "tablespace"]) {
                 create_tablespace(cursor)?
+            } else if let Some(command) = super::objects::create(cursor)? {
+                command
             } else {
                 return create_unsupported(cursor);
             }
@@ -185,7 +194,7 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     Ok(Some(command))
 }
 
-fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
+pub fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
     let mut parts = vec![cursor.ident()?];
     while cursor.token(&Token::Period) {
         parts.push(cursor.ident()?);
@@ -671,8 +680,11 @@ fn drop_statement(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     if cursor.keyword("table") {
         let if_exists = cursor.keywords(&["if", "exists"]);
         let names = names(cursor)?;
-        cursor.one_of(&["cascade", "restrict"]);
-        return Ok(Some(Command::DropTables { names, if_exists }));
+        let cascade = super::objects::cascades(cursor);
+        return Ok(Some(Command::DropTables { names, if_exists, cascade }));
+    }
+    if let Some(command) = super::objects::drop(cursor)? {
+        return Ok(Some(command));
     }
     if cursor.keyword("tablespace") {
         let if_exists = cursor.keywords(&["if", "exists"]);
@@ -705,7 +717,6 @@ fn create_unsupported(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "materialized",
         "index",
         "view",
-        "schema",
         "sequence",
         "function",
         "database",
@@ -784,6 +795,13 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
             AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }
         } else if cursor.keywords(&["rename", "to"]) {
             AlterAction::Rename { name: cursor.ident()? }
+        } else if cursor.keyword("rename") {
+            cursor.keyword("column");
+            let column = cursor.ident()?;
+            cursor.expect_keyword("to")?;
+            AlterAction::RenameColumn { column, name: cursor.ident()? }
+        } else if cursor.keywords(&["set", "schema"]) {
+            AlterAction::SetSchema { schema: cursor.ident()? }
         } else if cursor.keyword("alter") {
             cursor.keyword("column");
             let column = cursor.ident()?;
@@ -800,13 +818,16 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
             cursor.skip_rest();
             return Ok(Command::Unsupported(
                 Error::unsupported("this form of ALTER TABLE is not supported")
-                    .with_hint("Supported: SET TABLESPACE, ALTER COLUMN ... SET TABLESPACE and RENAME TO."),
+                    .with_hint("Supported: SET TABLESPACE, ALTER COLUMN ... SET TABLESPACE, SET SCHEMA and RENAME."),
             ));
         };
         return Ok(Command::AlterTable { name, if_exists, action });
     }
     if cursor.keyword("tablespace") {
         return alter_tablespace(cursor);
+    }
+    if let Some(command) = super::objects::alter(cursor)? {
+        return Ok(command);
     }
     if cursor.one_of(&["role", "user"]).is_some() {
         let role = cursor.ident()?;

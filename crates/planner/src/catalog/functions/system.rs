@@ -1,11 +1,12 @@
 //! Functions that ask the session, the catalogue or the server.
 
 use super::{Call, Function, Type, procedures, sql_error};
-use crate::catalog::objects::{self, *};
+use crate::catalog::objects::*;
 use crate::catalog::pg_catalog::{index_definition, key_list};
 use crate::catalog::value::Value;
 use crate::catalog::{relations, tidepool, types};
 use crate::facts::SessionFacts;
+use crate::resolve;
 use crate::settings::POSTGRES_VERSION;
 use datafusion::common::{DataFusionError, Result};
 use std::sync::Arc;
@@ -21,15 +22,11 @@ pub fn functions() -> Vec<Function> {
         Function::new("current_database", &[&[]], "name", |call, _| Ok(call.facts()?.database.into()))
             .alias("current_catalog")
             .stable(),
-        Function::new("current_schema", &[&[]], "name", |call, _| {
-            let path = search_path(call.facts()?);
-            Ok(path.into_iter().find(|schema| *schema != "pg_catalog").into())
-        })
-        .stable(),
+        Function::new("current_schema", &[&[]], "name", |call, _| Ok(resolve::current_schema(call.facts()?).into()))
+            .stable(),
         Function::new("current_schemas", &[&[Bool]], "_name", |call, args| {
-            let mut path = search_path(call.facts()?);
-            path.retain(|schema| args[0].as_bool() || *schema != "pg_catalog");
-            Ok(path.into())
+            let facts = call.facts()?;
+            Ok(if args[0].as_bool() { resolve::search_path(facts) } else { resolve::named_path(facts) }.into())
         })
         .stable(),
         Function::new("current_user", &[&[]], "name", |call, _| Ok(call.facts()?.user.clone().into()))
@@ -80,8 +77,9 @@ pub fn functions() -> Vec<Function> {
         .stable(),
         Function::new("pg_table_is_visible", &[&[Oid]], "bool", |call, args| {
             let facts = call.facts()?;
-            match relation_by_oid(facts, oid_of(&args[0])) {
-                Some((schema, _)) => Ok(search_path(facts).contains(&schema).into()),
+            let oid = oid_of(&args[0]);
+            match relation_by_oid(facts, oid) {
+                Some((schema, name)) => Ok(is_visible(facts, oid, &schema, &name).into()),
                 None => Ok(Value::Null),
             }
         })
@@ -101,7 +99,7 @@ pub fn functions() -> Vec<Function> {
                 return Ok(Value::Null);
             };
             match args.get(1).map_or(0, Value::as_int) {
-                0 => Ok(index_definition(table).into()),
+                0 => Ok(index_definition(call.facts()?, table).into()),
                 number => {
                     let position = usize::try_from(number - 1).ok().and_then(|index| table.def.primary_key.get(index));
                     Ok(position.map(|&position| quote_identifier(&table.def.columns[position].name)).into())
@@ -210,12 +208,10 @@ pub fn functions() -> Vec<Function> {
             Ok(types::by_sql_name(args[0].as_str()).map(|entry| entry.oid).into())
         }),
         Function::new("to_regproc", &[&[Text]], "regproc", |_, args| Ok(find_procedure(args[0].as_str()).into())),
-        Function::new(
-            "to_regnamespace",
-            &[&[Text]],
-            "regnamespace",
-            |_, args| Ok(find_schema(args[0].as_str()).into()),
-        ),
+        Function::new("to_regnamespace", &[&[Text]], "regnamespace", |call, args| {
+            Ok(find_schema(call.facts()?, args[0].as_str()).into())
+        })
+        .stable(),
         Function::new("to_regrole", &[&[Text]], "regrole", |call, args| {
             Ok(role_oid(call.facts()?, &split_name(args[0].as_str()).concat()).into())
         })
@@ -330,9 +326,11 @@ fn registered_types() -> Vec<Function> {
         Function::new("regproc_in", &[&[Text], &[Oid]], "regproc", |_, args| {
             reg_in(&args[0], find_procedure, SqlState::UNDEFINED_FUNCTION, "function")
         }),
-        Function::new("regnamespace_in", &[&[Text], &[Oid]], "regnamespace", |_, args| {
-            reg_in(&args[0], find_schema, SqlState::INVALID_SCHEMA_NAME, "schema")
-        }),
+        Function::new("regnamespace_in", &[&[Text], &[Oid]], "regnamespace", |call, args| {
+            let find = |name: &str| find_schema(call.facts().ok()?, name);
+            reg_in(&args[0], find, SqlState::INVALID_SCHEMA_NAME, "schema")
+        })
+        .stable(),
         Function::new("regrole_in", &[&[Text], &[Oid]], "regrole", |call, args| {
             reg_in(
                 &args[0],
@@ -349,8 +347,8 @@ fn registered_types() -> Vec<Function> {
             let facts = call.facts()?;
             let oid = oid_of(&args[0]);
             Ok(match relation_by_oid(facts, oid) {
-                Some((schema, name)) if search_path(facts).contains(&schema) => quote_identifier(&name),
-                Some((schema, name)) => format!("{schema}.{}", quote_identifier(&name)),
+                Some((schema, name)) if is_visible(facts, oid, &schema, &name) => quote_identifier(&name),
+                Some((schema, name)) => format!("{}.{}", quote_identifier(&schema), quote_identifier(&name)),
                 None => oid_text(oid),
             }
             .into())
@@ -364,10 +362,12 @@ fn registered_types() -> Vec<Function> {
             let oid = oid_of(&args[0]);
             Ok(procedures::by_oid(oid).map_or_else(|| oid_text(oid), |procedure| procedure.name.to_owned()).into())
         }),
-        Function::new("regnamespace_out", &[&[Oid]], "text", |_, args| {
+        Function::new("regnamespace_out", &[&[Oid]], "text", |call, args| {
             let oid = oid_of(&args[0]);
-            Ok(schema_name(oid).map_or_else(|| oid_text(oid), str::to_owned).into())
-        }),
+            let name = schema_name(call.facts()?, oid);
+            Ok(name.map_or_else(|| oid_text(oid), |name| quote_identifier(&name)).into())
+        })
+        .stable(),
         Function::new("regrole_out", &[&[Oid]], "text", |call, args| {
             let oid = oid_of(&args[0]);
             Ok(role_name(call.facts()?, oid).map_or_else(|| oid_text(oid), |name| quote_identifier(&name)).into())
@@ -416,8 +416,8 @@ fn find_procedure(name: &str) -> Option<u32> {
     procedures::by_name(&name).map(|procedure| procedure.oid)
 }
 
-fn find_schema(name: &str) -> Option<u32> {
-    objects::schema_oid(&split_name(name).concat())
+fn find_schema(facts: &SessionFacts, name: &str) -> Option<u32> {
+    schema_oid(facts, &split_name(name).concat())
 }
 
 /// `relation` is a `regclass`: an oid, or a name in quotes.
