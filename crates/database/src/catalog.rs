@@ -1,8 +1,9 @@
 //! What exists: one immutable state of the database, and what its tables take.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, SqlType, TableId};
 use tidepool_table::{EncodingKind, TableDef, TableVersion};
 
 /// Where a relation is found: its schema, and its name there, which no other relation of the schema has.
@@ -51,13 +52,62 @@ pub struct SchemaDef {
     pub name: String,
 }
 
+/// A view: a query under a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewDef {
+    pub id: TableId,
+    pub schema: SchemaId,
+    pub name: String,
+    pub columns: Vec<ViewColumn>,
+    /// SQL text in which relations of users are named by id, so that it means the same whatever they are called later.
+    pub query: String,
+    /// What the query reads.
+    pub relations: Vec<ViewRelation>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewColumn {
+    pub name: String,
+    pub sql_type: SqlType,
+    /// PostgreSQL's number for the type, which may be one that no table can hold.
+    pub type_oid: u32,
+    pub type_modifier: i32,
+}
+
+/// A relation that a view reads, as it was when the view was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewRelation {
+    pub id: TableId,
+    pub columns: Vec<ViewSource>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewSource {
+    pub number: u16,
+    /// As the query calls it.
+    pub name: String,
+    /// The query names it: it cannot go without the view.
+    pub used: bool,
+}
+
+impl From<&ViewDef> for RelationName {
+    fn from(view: &ViewDef) -> RelationName {
+        RelationName::new(view.schema, &view.name)
+    }
+}
+
 /// What exists beside tables.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     pub schemas: BTreeMap<SchemaId, Arc<SchemaDef>>,
+    pub views: BTreeMap<RelationName, Arc<ViewDef>>,
 }
 
 impl Catalog {
+    pub fn view_by_id(&self, id: TableId) -> Option<&Arc<ViewDef>> {
+        self.views.values().find(|view| view.id == id)
+    }
+
     pub fn schema(&self, name: &str) -> Option<&Arc<SchemaDef>> {
         self.schemas.values().find(|schema| schema.name == name)
     }
@@ -76,6 +126,7 @@ pub struct DatabaseVersion {
 pub(crate) struct Changes {
     pub tables: BTreeMap<TableId, Option<Arc<TableVersion>>>,
     pub schemas: BTreeMap<SchemaId, Option<Arc<SchemaDef>>>,
+    pub views: BTreeMap<TableId, Option<Arc<ViewDef>>>,
 }
 
 impl Changes {
@@ -85,7 +136,7 @@ impl Changes {
 
     /// Something other than a table changes.
     fn of_catalog(&self) -> bool {
-        !self.schemas.is_empty()
+        !self.schemas.is_empty() || !self.views.is_empty()
     }
 
     /// Objects appear or go, on which others may depend.
@@ -113,7 +164,7 @@ impl DatabaseVersion {
 
     /// A relation of this name exists.
     pub fn is_taken(&self, name: &RelationName) -> bool {
-        self.tables.contains_key(name)
+        self.tables.contains_key(name) || self.catalog.views.contains_key(name)
     }
 
     /// A table's name for people: alone in schema `public`, elsewhere with its schema's.
@@ -140,31 +191,58 @@ impl DatabaseVersion {
                     None => drop(catalog.schemas.remove(id)),
                 }
             }
+            catalog.views.retain(|_, view| !changes.views.contains_key(&view.id));
+            for view in changes.views.values().flatten() {
+                catalog.views.insert(RelationName::from(&**view), view.clone());
+            }
         }
         DatabaseVersion { commit_ts, tables, catalog }
     }
 
+    /// Names of all relations.
+    pub fn relations(&self) -> impl Iterator<Item = &RelationName> {
+        self.tables.keys().chain(self.catalog.views.keys())
+    }
+
     /// Whether what this state has still stands on what it needs, after `changes` that were made over an earlier one. Locks
     /// keep two transactions off the same name; what an object depends on is not locked for it. 3F000 for a schema that
-    /// another transaction dropped, 2BP01 where another put something into a schema that this one drops.
+    /// another transaction dropped, 2BP01 where another made something that depends on what this one drops.
     pub(crate) fn check_dependencies(&self, changes: &Changes) -> Result<()> {
+        let schema_dropped = |name: &str| {
+            Error::new(
+                SqlState::INVALID_SCHEMA_NAME,
+                format!("the schema of relation \"{name}\" was dropped by another transaction"),
+            )
+        };
         for table in changes.tables.values().flatten() {
             if !self.catalog.schemas.contains_key(&table.def.schema) {
-                return Err(Error::new(
-                    SqlState::INVALID_SCHEMA_NAME,
-                    format!("the schema of table \"{}\" was dropped by another transaction", table.def.name),
-                ));
+                return Err(schema_dropped(&table.def.name));
             }
         }
         if !changes.of_objects() {
             return Ok(());
         }
-        if let Some(table) = self.tables.values().find(|table| !self.catalog.schemas.contains_key(&table.def.schema)) {
-            return Err(Error::new(
-                SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
-                "cannot drop a schema because other objects depend on it",
-            )
-            .with_detail(format!("Another transaction created table \"{}\" in it.", table.def.name)));
+        let meanwhile = |name: &str| {
+            Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, "cannot drop an object because others depend on it")
+                .with_detail(format!("Another transaction created \"{name}\", which depends on it."))
+        };
+        if let Some(left) = self.relations().find(|name| !self.catalog.schemas.contains_key(&name.schema)) {
+            let ours = changes.views.values().flatten().any(|view| RelationName::from(&**view) == *left);
+            return Err(if ours { schema_dropped(&left.name) } else { meanwhile(&left.name) });
+        }
+        let exists = |id: TableId| self.table_by_id(id).is_some() || self.catalog.view_by_id(id).is_some();
+        for view in self.catalog.views.values() {
+            if view.relations.iter().any(|relation| !exists(relation.id)) {
+                let ours = matches!(changes.views.get(&view.id), Some(Some(_)));
+                return Err(if ours {
+                    Error::new(
+                        SqlState::UNDEFINED_TABLE,
+                        format!("a relation that view \"{}\" reads was dropped by another transaction", view.name),
+                    )
+                } else {
+                    meanwhile(&view.name)
+                });
+            }
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
 use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
-use crate::{Config, DatabaseVersion, Transaction};
+use crate::{Config, DatabaseVersion, Transaction, ViewDef};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -136,7 +136,9 @@ impl Database {
                 tables.insert(RelationName::from(&*table.def), Arc::new(table));
             }
         }
-        let catalog = Arc::new(Catalog { schemas: manifest.schemas() });
+        let view = |view: &ViewDef| (RelationName::from(view), Arc::new(view.clone()));
+        let views = manifest.views.iter().map(view).collect();
+        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), views });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,

@@ -1,10 +1,10 @@
-//! Schemas made, renamed and dropped by a transaction.
+//! Schemas and views made, changed and dropped by a transaction.
 
 use crate::Transaction;
-use crate::catalog::{RelationName, SchemaDef};
-use crate::transaction::check_name;
+use crate::catalog::{RelationName, SchemaDef, ViewDef};
+use crate::transaction::{check_name, exists};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState};
+use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
 use tidepool_heap::QueryHeap;
 
 /// No schema's id: names of schemas are locked under it.
@@ -36,7 +36,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             self.lock(&RelationName::new(NAMES_OF_SCHEMAS, name))?;
             let id = self.schema(name)?;
-            if self.version().tables.keys().any(|table| table.schema == id) {
+            if self.version().relations().any(|relation| relation.schema == id) {
                 return Err(Error::new(
                     SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
                     format!("cannot drop schema {name} because other objects depend on it"),
@@ -69,5 +69,70 @@ impl Transaction {
         self.durable = true;
         let schema = name.map(|name| Arc::new(SchemaDef { id, name: name.to_owned() }));
         self.changes.schemas.insert(id, schema);
+    }
+
+    // ----------------------------------------------------------------------------------------------------------- views
+
+    /// Makes a view, or with `replace` puts it in the place of the one of its name, whose id it takes. 42P07 when the name
+    /// is taken, 42809 when it is by something other than a view.
+    pub fn create_view(&mut self, mut view: ViewDef, replace: bool) -> Result<TableId> {
+        QueryHeap::outside(|| {
+            let name = RelationName::from(&view);
+            check_name(&name.name)?;
+            self.lock(&name)?;
+            let version = self.version();
+            view.id = match version.catalog.views.get(&name) {
+                Some(before) if replace => before.id,
+                None if !version.is_taken(&name) => self.database.next_table_id(),
+                None if replace => {
+                    return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a view", name.name)));
+                }
+                _ => return Err(exists(&name.name)),
+            };
+            let id = view.id;
+            self.change_view(id, Some(view));
+            Ok(id)
+        })
+    }
+
+    /// Gives a view another name, schema or columns' names. 42P07 when the name is taken.
+    pub fn alter_view(&mut self, name: &RelationName, altered: ViewDef) -> Result<()> {
+        QueryHeap::outside(|| {
+            let new_name = RelationName::from(&altered);
+            check_name(&new_name.name)?;
+            self.lock(name)?;
+            let before = self.view(name)?;
+            if new_name != *name {
+                self.lock(&new_name)?;
+                if self.version().is_taken(&new_name) {
+                    return Err(exists(&new_name.name));
+                }
+            }
+            self.change_view(before.id, Some(altered));
+            Ok(())
+        })
+    }
+
+    pub fn drop_view(&mut self, name: &RelationName) -> Result<()> {
+        QueryHeap::outside(|| {
+            self.lock(name)?;
+            let view = self.view(name)?;
+            self.change_view(view.id, None);
+            Ok(())
+        })
+    }
+
+    fn view(&self, name: &RelationName) -> Result<Arc<ViewDef>> {
+        self.version()
+            .catalog
+            .views
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("view \"{}\" does not exist", name.name)))
+    }
+
+    fn change_view(&mut self, id: TableId, view: Option<ViewDef>) {
+        self.durable = true;
+        self.changes.views.insert(id, view.map(Arc::new));
     }
 }

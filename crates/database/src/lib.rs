@@ -23,7 +23,10 @@ mod transaction;
 mod writer;
 
 pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
-pub use catalog::{Catalog, ColumnSize, DatabaseVersion, RelationName, SchemaDef, TableSize};
+pub use catalog::{
+    Catalog, ColumnSize, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef, ViewRelation,
+    ViewSource,
+};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};

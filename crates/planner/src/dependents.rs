@@ -5,20 +5,22 @@
 
 use crate::catalog::quote_identifier;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
-use tidepool_database::{DatabaseVersion, RelationName};
+use tidepool_database::{DatabaseVersion, RelationName, ViewDef};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
     Schema(SchemaId),
     Table(TableId),
+    View(TableId),
 }
 
 impl Object {
     fn oid(self) -> u32 {
         match self {
             Object::Schema(id) => id.0,
-            Object::Table(id) => id.0,
+            Object::Table(id) | Object::View(id) => id.0,
         }
     }
 }
@@ -55,6 +57,10 @@ impl Shown<'_> {
                 Some(table) => format!("table {}", self.name(&RelationName::from(&*table.def))),
                 None => format!("table {id}"),
             },
+            Object::View(id) => match self.version.catalog.view_by_id(id) {
+                Some(view) => format!("view {}", self.name(&RelationName::from(&**view))),
+                None => format!("view {id}"),
+            },
         }
     }
 }
@@ -64,10 +70,18 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
     match object {
         Object::Schema(id) => {
             let inside = version.tables.values().filter(|table| table.def.schema == id);
-            inside.map(|table| (Object::Table(table.def.id), false)).collect()
+            let views = version.catalog.views.values().filter(|view| view.schema == id);
+            let tables = inside.map(|table| (Object::Table(table.def.id), false));
+            tables.chain(views.map(|view| (Object::View(view.id), false))).collect()
         }
-        Object::Table(_) => Vec::new(),
+        Object::Table(id) | Object::View(id) => readers(version, id),
     }
+}
+
+/// Views that read a relation.
+fn readers(version: &DatabaseVersion, id: TableId) -> Vec<(Object, bool)> {
+    let reads = |view: &&Arc<ViewDef>| view.relations.iter().any(|relation| relation.id == id);
+    version.catalog.views.values().filter(reads).map(|view| (Object::View(view.id), false)).collect()
 }
 
 fn collect(

@@ -4,6 +4,7 @@
 use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::query::{self, ParameterFields};
+use crate::resolve::{self, Relation};
 use crate::statement::{QualifiedName, fold, parse_expression};
 use crate::types::{declared_type, type_of};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
@@ -76,7 +77,16 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
     let ast::TableObject::TableName(name) = &insert.table else {
         return Err(Error::unsupported("this form of INSERT is not supported"));
     };
-    let version = crate::resolve::table(facts, &object_name(name)?)?;
+    let name = object_name(name)?;
+    if let Some(Relation::View(view)) = resolve::relation(facts, name.schema.as_deref(), &name.name) {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("cannot insert into view \"{}\"", view.name),
+        )
+        .with_detail("Views cannot be written to.")
+        .with_hint("Insert into the tables that it reads."));
+    }
+    let version = resolve::table(facts, &name)?;
     let columns: Vec<String> = insert
         .columns
         .iter()

@@ -41,6 +41,7 @@ mod session;
 mod settings;
 mod statement;
 mod types;
+mod view;
 
 pub use placement::statement_of;
 pub use planner::Planner;

@@ -28,20 +28,43 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::ViewDef;
 
-/// The table, view or system table that a name means in a statement.
-pub fn table(facts: &Arc<SessionFacts>, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
-    match resolve::relation(facts, schema, name) {
-        Some(Relation::Table(version)) => Ok(crate::scan::TableProvider::new(version)),
-        Some(Relation::System(relation)) => Ok(crate::catalog::table(relation, facts)),
-        None => Err(resolve::missing(&QualifiedName { schema: schema.map(str::to_owned), name: name.to_owned() })),
-    }
+/// The view whose query is planned.
+#[derive(Clone, Copy)]
+pub struct Within<'a> {
+    pub view: &'a ViewDef,
+    /// Views around it.
+    pub depth: usize,
 }
 
 /// Names in a statement resolved for DataFusion's planner.
 struct Names<'a> {
     state: &'a SessionState,
     facts: &'a Arc<SessionFacts>,
+    within: Option<Within<'a>>,
+}
+
+impl Names<'_> {
+    /// The table, view or system table that a name means.
+    fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
+        let Some(relation) = resolve::relation(self.facts, schema, name) else {
+            let (schema, name) = (schema.map(str::to_owned), name.to_owned());
+            return Err(resolve::missing(&QualifiedName { schema, name }));
+        };
+        let provider = match &relation {
+            Relation::Table(version) => crate::scan::TableProvider::new(version.clone()),
+            Relation::View(view) => {
+                let depth = self.within.map_or(0, |within| within.depth + 1);
+                crate::view::provider(self.state, self.facts, view, depth)?
+            }
+            Relation::System(system) => crate::catalog::table(system, self.facts),
+        };
+        match self.within {
+            Some(within) => crate::view::as_it_was(within.view, &relation, provider),
+            None => Ok(provider),
+        }
+    }
 }
 
 /// Functions may be called with their schema.
@@ -56,7 +79,7 @@ impl ContextProvider for Names<'_> {
         {
             return Err(carry(cross_database(name)));
         }
-        let provider = table(self.facts, name.schema(), name.table()).map_err(carry)?;
+        let provider = self.table(name.schema(), name.table()).map_err(carry)?;
         Ok(provider_as_source(provider))
     }
 
@@ -154,48 +177,58 @@ pub fn logical_plan(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
-    match named_plan(state, facts, query.clone(), &parameters, table_schema.as_ref()) {
+    logical_plan_within(state, facts, query, parameters, table_schema, None)
+}
+
+/// As `logical_plan`, perhaps of a view's query.
+pub fn logical_plan_within(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+    within: Option<Within<'_>>,
+) -> Result<LogicalPlan> {
+    let names = Names { state, facts, within };
+    match named_plan(&names, query.clone(), &parameters, table_schema.as_ref()) {
         Err(error) if error.code() == SqlState::GROUPING_ERROR => {
             let mut completed = query;
             if !crate::group_keys::complete(&mut completed, facts, state) {
                 return Err(error);
             }
-            named_plan(state, facts, completed, &parameters, table_schema.as_ref())
+            named_plan(&names, completed, &parameters, table_schema.as_ref())
         }
         planned => planned,
     }
 }
 
 fn named_plan(
-    state: &SessionState,
-    facts: &Arc<SessionFacts>,
+    names: &Names<'_>,
     query: Box<ast::Query>,
     parameters: &ParameterFields,
     table_schema: Option<&Schema>,
 ) -> Result<LogicalPlan> {
     let mut named = query.clone();
     crate::names::prepare(&mut named, false);
-    match logical_plan_of(state, facts, named, parameters.clone(), table_schema.cloned()) {
+    match logical_plan_of(names, named, parameters.clone(), table_schema.cloned()) {
         Err(error) if error.code() == SqlState::DUPLICATE_COLUMN => {
             let mut named = query;
             crate::names::prepare(&mut named, true);
-            logical_plan_of(state, facts, named, parameters.clone(), table_schema.cloned())
+            logical_plan_of(names, named, parameters.clone(), table_schema.cloned())
         }
         planned => planned,
     }
 }
 
 fn logical_plan_of(
-    state: &SessionState,
-    facts: &Arc<SessionFacts>,
+    names: &Names<'_>,
     mut query: Box<ast::Query>,
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     crate::numbers::type_numbers(&mut query, table_schema.is_some());
-    let names = Names { state, facts };
     let options = ParserOptions::new().with_parse_float_as_decimal(true);
-    let planner = SqlToRel::new_with_options(&names, options);
+    let planner = SqlToRel::new_with_options(names, options);
     let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
     if let Some(schema) = table_schema {
         let schema = DFSchema::from_unqualified_fields(schema.fields, HashMap::new()).map_err(from_datafusion)?;

@@ -5,13 +5,17 @@ use crate::errors::system_relation;
 use crate::facts::SessionFacts;
 use crate::statement::QualifiedName;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState};
-use tidepool_database::RelationName;
+use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
+use tidepool_database::{RelationName, ViewDef};
 use tidepool_table::TableVersion;
+
+/// The schema in which frozen queries name relations by id. No user can make a schema whose name begins like this.
+pub const BY_ID: &str = "pg_oid";
 
 /// What a relation's name stands for.
 pub enum Relation {
     Table(Arc<TableVersion>),
+    View(Arc<ViewDef>),
     /// A table or view of `pg_catalog`, `information_schema` or `tidepool`.
     System(&'static catalog::SystemRelation),
 }
@@ -20,6 +24,7 @@ impl Relation {
     pub fn oid(&self) -> u32 {
         match self {
             Relation::Table(table) => table.def.id.0,
+            Relation::View(view) => view.id.0,
             Relation::System(relation) => relation.oid,
         }
     }
@@ -27,11 +32,17 @@ impl Relation {
 
 /// The schemas that the session's path names, in order, as far as they exist.
 pub fn named_path(facts: &SessionFacts) -> Vec<String> {
-    let exists = |name: &String| catalog::schema_oid(facts, name).is_some();
-    let named = facts.settings.search_path().into_iter();
     let mut path: Vec<String> = Vec::new();
-    for name in named.map(|name| if name == "$user" { facts.user.clone() } else { name }).filter(exists) {
-        if !path.contains(&name) {
+    for name in facts.settings.search_path() {
+        let (name, exists) = match name.as_str() {
+            // A role may be called as a schema of the system's is, which it does not mean.
+            "$user" => (facts.user.clone(), facts.version.schema(&facts.user).is_some()),
+            _ => {
+                let exists = catalog::schema_oid(facts, &name).is_some();
+                (name, exists)
+            }
+        };
+        if exists && !path.contains(&name) {
             path.push(name);
         }
     }
@@ -55,10 +66,19 @@ pub fn current_schema(facts: &SessionFacts) -> Option<String> {
 pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relation> {
     match facts.version.schema(schema) {
         Some(schema) => {
-            facts.version.table(RelationName::new(schema.id, name)).map(|table| Relation::Table(table.clone()))
+            let name = RelationName::new(schema.id, name);
+            let table = facts.version.table(&name).map(|table| Relation::Table(table.clone()));
+            table.or_else(|| facts.version.catalog.views.get(&name).map(|view| Relation::View(view.clone())))
         }
+        None if schema == BY_ID => by_id(facts, TableId(name.parse().ok()?)),
         None => catalog::system_relation(schema, name).map(Relation::System),
     }
+}
+
+/// A relation of users by its id.
+pub fn by_id(facts: &SessionFacts, id: TableId) -> Option<Relation> {
+    let table = facts.version.table_by_id(id).map(|table| Relation::Table(table.clone()));
+    table.or_else(|| facts.version.catalog.view_by_id(id).map(|view| Relation::View(view.clone())))
 }
 
 pub fn relation(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Option<Relation> {
@@ -98,6 +118,9 @@ pub fn new_name(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationNa
 pub fn table(facts: &SessionFacts, name: &QualifiedName) -> Result<Arc<TableVersion>> {
     match relation(facts, name.schema.as_deref(), &name.name) {
         Some(Relation::Table(table)) => Ok(table),
+        Some(Relation::View(view)) => {
+            Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a table", view.name)))
+        }
         Some(Relation::System(relation)) => Err(system_relation(relation.name)),
         None => Err(missing(name)),
     }

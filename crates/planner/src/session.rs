@@ -16,6 +16,7 @@ mod settings;
 mod tables;
 mod transaction;
 mod utility;
+mod views;
 
 pub use crate::copy::CopyIn;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};

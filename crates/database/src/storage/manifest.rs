@@ -2,8 +2,8 @@
 //!
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
-use crate::SchemaDef;
 use crate::elastic::SavedAlteration;
+use crate::{SchemaDef, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub(crate) struct Manifest {
     /// `None` in folders from before schemas: `public` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schemas: Option<Vec<SavedSchema>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub views: Vec<ViewDef>,
     pub tables: Vec<SavedTable>,
 }
 
@@ -112,6 +114,7 @@ impl Manifest {
             altered: Vec::new(),
             passwords: BTreeMap::new(),
             schemas: None,
+            views: Vec::new(),
             tables: Vec::new(),
         }
     }

@@ -23,7 +23,7 @@ mod row_file;
 pub(crate) use files::{Files, SystemFiles};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedTable, SavedTablespace};
 
-use crate::{DatabaseVersion, Workload};
+use crate::{DatabaseVersion, ViewDef, Workload};
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
@@ -372,6 +372,7 @@ impl Storage {
         {
             let mut state = self.state.lock();
             manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
+            manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
             manifest.tables = version.tables.values().map(|table| saved_table(table, &mut state)).collect();
             manifest.next_chunk_id = state.next_chunk_id;
         }

@@ -22,7 +22,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         "tables" => tables(facts, rows),
-        "columns" => columns(facts, rows),
+        "columns" => {
+            columns(facts, rows);
+            view_columns(facts, rows);
+        }
         "views" => {
             for relation in relations::all().iter().filter(|relation| relation.kind == "v") {
                 rows.push([
@@ -37,7 +40,22 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                     ("is_trigger_insertable_into", "NO".into()),
                 ]);
             }
+            for view in facts.version.catalog.views.values() {
+                rows.push([
+                    ("table_catalog", facts.database.into()),
+                    ("table_schema", facts.version.schema_name(view.schema).to_owned().into()),
+                    ("table_name", view.name.clone().into()),
+                    ("view_definition", crate::view::definition(facts, view).into()),
+                    ("check_option", "NONE".into()),
+                    ("is_updatable", "NO".into()),
+                    ("is_insertable_into", "NO".into()),
+                    ("is_trigger_updatable", "NO".into()),
+                    ("is_trigger_deletable", "NO".into()),
+                    ("is_trigger_insertable_into", "NO".into()),
+                ]);
+            }
         }
+        "view_table_usage" | "view_column_usage" => view_usage(name, facts, rows),
         "table_constraints" => table_constraints(facts, rows),
         "check_constraints" => {
             for table in facts.version.tables.values() {
@@ -132,6 +150,34 @@ fn tables(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.tables.values() {
         push(table_schema(facts, table), table.def.name.clone().into(), "BASE TABLE", true);
     }
+    for view in facts.version.catalog.views.values() {
+        push(facts.version.schema_name(view.schema).to_owned(), view.name.clone().into(), "VIEW", false);
+    }
+}
+
+/// What views read: the relations, or their columns.
+fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
+    for view in facts.version.catalog.views.values() {
+        for relation in &view.relations {
+            let Some((schema, table)) = relation_by_oid(facts, relation.id.0) else { continue };
+            let shared = [
+                ("view_catalog", Value::from(facts.database)),
+                ("view_schema", facts.version.schema_name(view.schema).to_owned().into()),
+                ("view_name", view.name.clone().into()),
+                ("table_catalog", facts.database.into()),
+                ("table_schema", schema.into()),
+                ("table_name", table.into()),
+            ];
+            if name == "view_table_usage" {
+                rows.push(shared);
+                continue;
+            }
+            for column in relation.columns.iter().filter(|column| column.used) {
+                let [a, b, c, d, e, f] = shared.clone();
+                rows.push([a, b, c, d, e, f, ("column_name", column.name.clone().into())]);
+            }
+        }
+    }
 }
 
 fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
@@ -206,6 +252,25 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
                 default: column.default.clone(),
                 nullable: column.nullable,
                 updatable: true,
+            };
+            push_column(facts, rows, &row);
+        }
+    }
+}
+
+fn view_columns(facts: &SessionFacts, rows: &mut Rows) {
+    for view in facts.version.catalog.views.values() {
+        for (index, column) in view.columns.iter().enumerate() {
+            let row = ColumnRow {
+                schema: facts.version.schema_name(view.schema),
+                table: &view.name,
+                name: &column.name,
+                number: index + 1,
+                type_oid: column.type_oid,
+                sql_type: Some(column.sql_type),
+                default: None,
+                nullable: true,
+                updatable: false,
             };
             push_column(facts, rows, &row);
         }

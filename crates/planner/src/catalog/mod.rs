@@ -20,9 +20,10 @@ mod types;
 mod value;
 
 pub use functions::add_interval;
-pub use objects::{quote_identifier, schema_oid};
+pub use objects::{is_visible, quote_identifier, schema_oid};
 pub use relations::Relation as SystemRelation;
 pub use rewrite::rewrite;
+pub use types::format_type;
 
 use crate::facts::SessionFacts;
 use async_trait::async_trait;

@@ -8,7 +8,7 @@ use super::relations;
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use std::sync::Arc;
-use tidepool_base::SchemaId;
+use tidepool_base::{SchemaId, TableId};
 use tidepool_table::TableVersion;
 
 pub const PG_CATALOG: u32 = 11;
@@ -90,6 +90,11 @@ pub fn default_oid(table: u32, attribute: usize) -> u32 {
     DEFAULT_BASE.wrapping_add(table.wrapping_mul(2048)).wrapping_add(attribute as u32) | DEFAULT_BASE
 }
 
+/// The rule that makes a view of a relation.
+pub fn rule_oid(view: u32) -> u32 {
+    CONSTRAINT_BASE | view
+}
+
 pub fn primary_key_name(table: &str) -> String {
     format!("{table}_pkey")
 }
@@ -120,6 +125,9 @@ pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(String, String
     }
     if let Some(table) = table_by_oid(facts, oid) {
         return Some((table_schema(facts, table), table.def.name.clone()));
+    }
+    if let Some(view) = facts.version.catalog.view_by_id(TableId(oid)) {
+        return Some((facts.version.schema_name(view.schema).to_owned(), view.name.clone()));
     }
     table_of_index(facts, oid).map(|table| (table_schema(facts, table), primary_key_name(&table.def.name)))
 }

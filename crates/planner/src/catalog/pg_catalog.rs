@@ -32,7 +32,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             ]);
         }
         "pg_attrdef" => attribute_defaults(facts, rows),
-        "pg_attribute" => attributes(facts, rows),
+        "pg_attribute" => {
+            attributes(facts, rows);
+            view_attributes(facts, rows);
+        }
         "pg_authid" | "pg_roles" => roles(name, facts, rows),
         "pg_user" => {
             for (oid, role) in role_list(facts) {
@@ -47,7 +50,10 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 ]);
             }
         }
-        "pg_class" => classes(facts, rows),
+        "pg_class" => {
+            classes(facts, rows);
+            view_classes(facts, rows);
+        }
         "pg_collation" => {
             for (oid, collation, provider) in [(100, "default", "d"), (950, "C", "c"), (951, "POSIX", "c")] {
                 let locale = if provider == "d" { Value::Null } else { collation.into() };
@@ -138,6 +144,18 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_proc" => procedures::fill(rows),
         "pg_range" => ranges(rows),
+        "pg_rewrite" => {
+            for view in facts.version.catalog.views.values() {
+                rows.push([
+                    ("oid", rule_oid(view.id.0).into()),
+                    ("rulename", "_RETURN".into()),
+                    ("ev_class", view.id.0.into()),
+                    ("ev_type", "1".into()),
+                    ("ev_enabled", "O".into()),
+                    ("is_instead", true.into()),
+                ]);
+            }
+        }
         "pg_settings" => settings(facts, rows),
         "pg_stat_activity" => activity(facts, rows),
         "pg_stat_database" => rows.push([
@@ -205,6 +223,14 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                     ("viewname", relation.name.into()),
                     ("viewowner", OWNER_NAME.into()),
                     ("definition", "".into()),
+                ]);
+            }
+            for view in facts.version.catalog.views.values() {
+                rows.push([
+                    ("schemaname", facts.version.schema_name(view.schema).to_owned().into()),
+                    ("viewname", view.name.clone().into()),
+                    ("viewowner", OWNER_NAME.into()),
+                    ("definition", crate::view::definition(facts, view).into()),
                 ]);
             }
         }
@@ -310,6 +336,25 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
+/// The rows of `pg_class` for views.
+fn view_classes(facts: &SessionFacts, rows: &mut Rows) {
+    for view in facts.version.catalog.views.values() {
+        rows.push([
+            ("oid", view.id.0.into()),
+            ("relname", view.name.clone().into()),
+            ("relnamespace", view.schema.0.into()),
+            ("relowner", OWNER.into()),
+            ("reltuples", (-1.0).into()),
+            ("relpersistence", "p".into()),
+            ("relkind", "v".into()),
+            ("relnatts", view.columns.len().into()),
+            ("relhasrules", true.into()),
+            ("relispopulated", true.into()),
+            ("relreplident", "n".into()),
+        ]);
+    }
+}
+
 struct Attribute<'a> {
     relation: u32,
     name: &'a str,
@@ -366,6 +411,23 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     has_default: false,
                 },
             );
+        }
+    }
+}
+
+fn view_attributes(facts: &SessionFacts, rows: &mut Rows) {
+    for view in facts.version.catalog.views.values() {
+        for (index, column) in view.columns.iter().enumerate() {
+            let shown = Attribute {
+                relation: view.id.0,
+                name: &column.name,
+                type_oid: column.type_oid,
+                modifier: column.type_modifier,
+                number: index + 1,
+                not_null: false,
+                has_default: false,
+            };
+            attribute(rows, &shown);
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::query::query_of;
 use super::{Outcome, Session};
 use crate::execute::joined;
+use crate::resolve::{self, Relation};
 use crate::statement::{CopyEndpoint, CopySource, CopyStatement};
 use arrow::array::ArrayRef;
 use std::sync::atomic::Ordering;
@@ -32,8 +33,17 @@ impl Session {
         }
         let table = match &copy.source {
             CopySource::Table { name, columns } => {
-                let version = crate::query::table(&running.facts, name.schema.as_deref(), &name.name)?;
-                Some(crate::copy::select(name, columns, &version.schema())?)
+                let schema = match resolve::relation(&running.facts, name.schema.as_deref(), &name.name) {
+                    Some(Relation::Table(table)) => table.def.arrow_schema(),
+                    Some(Relation::System(relation)) => relation.arrow_schema().clone(),
+                    Some(Relation::View(view)) => {
+                        let message = format!("cannot copy from view \"{}\"", view.name);
+                        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message)
+                            .with_hint("Try the COPY (SELECT ...) TO variant."));
+                    }
+                    None => return Err(resolve::missing(name)),
+                };
+                Some(crate::copy::select(name, columns, &schema)?)
             }
             CopySource::Query(_) => None,
         };

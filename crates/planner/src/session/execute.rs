@@ -1,5 +1,6 @@
 //! Statements on their way to the module that each belongs to.
 
+use super::objects::Kind;
 use super::{Outcome, Session};
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
@@ -27,7 +28,14 @@ impl Session {
             Command::Insert(_) => self.insert(text, statement, parameters).await,
             Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
             Command::DropTables { names, if_exists, cascade } => {
-                self.drop_tables(text, names, *if_exists, *cascade).await
+                self.drop_relations(text, Kind::Table, names, *if_exists, *cascade).await
+            }
+            Command::CreateView { name, or_replace, columns, query } => {
+                self.create_view(text, name, *or_replace, columns, query).await
+            }
+            Command::AlterView { name, if_exists, action } => self.alter_view(text, name, *if_exists, action).await,
+            Command::DropViews { names, if_exists, cascade } => {
+                self.drop_relations(text, Kind::View, names, *if_exists, *cascade).await
             }
             Command::CreateSchema { name, if_not_exists } => self.create_schema(text, name, *if_not_exists).await,
             Command::AlterSchema { name, new_name } => self.rename_schema(text, name, new_name).await,

@@ -8,6 +8,22 @@ use crate::statement::QualifiedName;
 use tidepool_base::{Error, Result, SchemaId, SqlState};
 use tidepool_database::{RelationName, Transaction};
 
+/// The kinds of relations that `DROP` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Table,
+    View,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Table => "table",
+            Kind::View => "view",
+        }
+    }
+}
+
 impl Session {
     pub(super) async fn create_schema(&mut self, text: &str, name: &str, if_not_exists: bool) -> Result<Outcome> {
         self.check_writable("CREATE SCHEMA")?;
@@ -53,28 +69,43 @@ impl Session {
         Ok(Outcome::command("DROP SCHEMA"))
     }
 
-    pub(super) async fn drop_tables(
+    pub(super) async fn drop_relations(
         &mut self,
         text: &str,
+        kind: Kind,
         names: &[QualifiedName],
         if_exists: bool,
         cascade: bool,
     ) -> Result<Outcome> {
-        self.check_writable("DROP TABLE")?;
+        let tag = format!("DROP {}", kind.name().to_uppercase());
+        self.check_writable(&tag)?;
         let running = self.running(text);
         let mut targets = Vec::with_capacity(names.len());
         for name in names {
-            match resolve::relation(&running.facts, name.schema.as_deref(), &name.name) {
-                Some(Relation::Table(table)) => targets.push(Object::Table(table.def.id)),
+            let found = match resolve::relation(&running.facts, name.schema.as_deref(), &name.name) {
+                Some(Relation::Table(table)) => (Kind::Table, Object::Table(table.def.id)),
+                Some(Relation::View(view)) => (Kind::View, Object::View(view.id)),
                 Some(Relation::System(relation)) => return Err(crate::errors::system_relation(relation.name)),
-                None => self.missing(&running, name, "table", if_exists)?,
+                None => {
+                    self.missing(&running, name, kind.name(), if_exists)?;
+                    continue;
+                }
+            };
+            if found.0 != kind {
+                let message = format!("\"{}\" is not a {}", name.name, kind.name());
+                return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message).with_hint(format!(
+                    "Use DROP {} to remove a {}.",
+                    found.0.name().to_uppercase(),
+                    found.0.name()
+                )));
             }
+            targets.push(found.1);
         }
         self.drop_objects(running, targets, cascade).await?;
-        Ok(Outcome::command("DROP TABLE"))
+        Ok(Outcome::command(tag))
     }
 
-    fn skipping(&mut self, message: &str) {
+    pub(super) fn skipping(&mut self, message: &str) {
         self.notice("NOTICE", SqlState::SUCCESSFUL_COMPLETION, format!("{message}, skipping"));
     }
 
@@ -138,6 +169,10 @@ fn drop_all(
             Object::Table(id) => {
                 let table = version.table_by_id(id).ok_or_else(gone)?;
                 transaction.drop_table(RelationName::from(&*table.def))?;
+            }
+            Object::View(id) => {
+                let view = version.catalog.view_by_id(id).ok_or_else(gone)?;
+                transaction.drop_view(&RelationName::from(&**view))?;
             }
         }
     }

@@ -107,6 +107,22 @@ pub enum Command {
         if_exists: bool,
         cascade: bool,
     },
+    CreateView {
+        name: QualifiedName,
+        or_replace: bool,
+        columns: Vec<String>,
+        query: Statement,
+    },
+    AlterView {
+        name: QualifiedName,
+        if_exists: bool,
+        action: AlterAction,
+    },
+    DropViews {
+        names: Vec<QualifiedName>,
+        if_exists: bool,
+        cascade: bool,
+    },
     CreateSchema {
         name: String,
         if_not_exists: bool,
@@ -230,7 +246,6 @@ pub enum Command {
 
 /// Splits and parses a client's text.
 pub fn parse(sql: &str) -> Result<Vec<Statement>> {
-    let dialect = PostgreSqlDialect {};
     if sql.contains('\0') {
         return Err(Error::new(
             SqlState::CHARACTER_NOT_IN_REPERTOIRE,
@@ -238,10 +253,7 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
         ));
     }
     let source = Source(sql);
-    let tokens =
-        Tokenizer::new(&dialect, sql).tokenize_with_location().map_err(|error| tokenizer_error(&source, error))?;
-    let tokens: Vec<TokenWithSpan> =
-        tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect();
+    let tokens = tokens_of(&source)?;
 
     let mut statements = Vec::new();
     let mut walk = source.walk();
@@ -273,6 +285,13 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
         statements.push(Statement::new("", 0, Command::Empty, false));
     }
     Ok(statements)
+}
+
+fn tokens_of(source: &Source<'_>) -> Result<Vec<TokenWithSpan>> {
+    let tokens = Tokenizer::new(&PostgreSqlDialect {}, source.0)
+        .tokenize_with_location()
+        .map_err(|error| tokenizer_error(source, error))?;
+    Ok(tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect())
 }
 
 /// An upper bound of the depth of the syntax tree: brackets open at once, plus, at each bracket level, operators since
@@ -461,6 +480,24 @@ fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserErro
         Some(expected) if !expected.is_empty() => error.with_detail(format!("Expected {expected}.")),
         _ => error,
     }
+}
+
+/// Parses one query of its own, such as a view's, as it is written.
+pub fn parse_query(text: &str) -> Result<ast::Query> {
+    let dialect = PostgreSqlDialect {};
+    let source = Source(text);
+    let mut parser = Parser::new(&dialect)
+        .with_recursion_limit(NESTING_MAX * 4)
+        .try_with_sql(text)
+        .map_err(|error| parser_error(&source, &[], error))?;
+    let query = match parser.peek_keyword(Keyword::TABLE) {
+        true => match sql_command(&source, &tokens_of(&source)?)? {
+            Command::Query(query) => query,
+            _ => return Err(source.syntax_error_at_end()),
+        },
+        false => parser.parse_query().map_err(|error| parser_error(&source, &[], error))?,
+    };
+    Ok(*query)
 }
 
 /// Parses one expression of its own, such as a stored default.

@@ -212,7 +212,7 @@ pub fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
     Ok(QualifiedName { schema, name })
 }
 
-fn names(cursor: &mut Cursor<'_>) -> Result<Vec<QualifiedName>> {
+pub fn names(cursor: &mut Cursor<'_>) -> Result<Vec<QualifiedName>> {
     let mut names = vec![qualified_name(cursor)?];
     while cursor.token(&Token::Comma) {
         names.push(qualified_name(cursor)?);
@@ -393,7 +393,7 @@ fn discard(cursor: &mut Cursor<'_>) -> Result<Command> {
 }
 
 /// The statement that the rest of the tokens make.
-fn inner(cursor: &mut Cursor<'_>) -> Result<Statement> {
+pub fn inner(cursor: &mut Cursor<'_>) -> Result<Statement> {
     let tokens = cursor.rest();
     let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Err(cursor.error()) };
     let mut walk = cursor.source.walk();
@@ -793,15 +793,8 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
         let name = qualified_name(cursor)?;
         let action = if cursor.keywords(&["set", "tablespace"]) {
             AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }
-        } else if cursor.keywords(&["rename", "to"]) {
-            AlterAction::Rename { name: cursor.ident()? }
-        } else if cursor.keyword("rename") {
-            cursor.keyword("column");
-            let column = cursor.ident()?;
-            cursor.expect_keyword("to")?;
-            AlterAction::RenameColumn { column, name: cursor.ident()? }
-        } else if cursor.keywords(&["set", "schema"]) {
-            AlterAction::SetSchema { schema: cursor.ident()? }
+        } else if let Some(action) = super::objects::naming(cursor)? {
+            action
         } else if cursor.keyword("alter") {
             cursor.keyword("column");
             let column = cursor.ident()?;

@@ -236,7 +236,6 @@ pub fn functions() -> Vec<Function> {
     }
     // There are no such objects, so nothing can be said about them.
     for name in [
-        "pg_get_viewdef",
         "pg_get_ruledef",
         "pg_get_triggerdef",
         "pg_get_partkeydef",
@@ -250,6 +249,21 @@ pub fn functions() -> Vec<Function> {
     ] {
         list.push(Function::new(name, &[&[Oid], &[Oid, Bool], &[Text], &[Text, Bool]], "text", |_, _| Ok(Value::Null)));
     }
+    list.push(
+        Function::new(
+            "pg_get_viewdef",
+            &[&[Oid], &[Oid, Bool], &[Oid, Int4], &[Text], &[Text, Bool]],
+            "text",
+            |call, args| {
+                let facts = call.facts()?;
+                let find = |name: &str| find_relation(facts, name);
+                let oid = oid_of(&reg_in(&args[0], find, SqlState::UNDEFINED_TABLE, "relation")?);
+                let view = facts.version.catalog.view_by_id(tidepool_base::TableId(oid));
+                Ok(view.map(|view| crate::view::definition(facts, view)).into())
+            },
+        )
+        .stable(),
+    );
     list.push(Function::new("pg_get_serial_sequence", &[&[Text, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("shobj_description", &[&[Oid, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("col_description", &[&[Oid, Int4]], "text", |_, _| Ok(Value::Null)));
