@@ -1,5 +1,6 @@
 //! What exists: one immutable state of the database, and what its tables take.
 
+use crate::Sequence;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -101,9 +102,19 @@ impl From<&ViewDef> for RelationName {
 pub struct Catalog {
     pub schemas: BTreeMap<SchemaId, Arc<SchemaDef>>,
     pub views: BTreeMap<RelationName, Arc<ViewDef>>,
+    pub sequences: BTreeMap<RelationName, Arc<Sequence>>,
 }
 
 impl Catalog {
+    pub fn sequence_by_id(&self, id: TableId) -> Option<&Arc<Sequence>> {
+        self.sequences.values().find(|sequence| sequence.def.id == id)
+    }
+
+    /// The sequences that go with a table's columns.
+    pub fn owned_sequences(&self, table: TableId) -> impl Iterator<Item = &Arc<Sequence>> {
+        self.sequences.values().filter(move |sequence| sequence.def.owner.is_some_and(|owner| owner.table == table))
+    }
+
     pub fn view_by_id(&self, id: TableId) -> Option<&Arc<ViewDef>> {
         self.views.values().find(|view| view.id == id)
     }
@@ -127,6 +138,7 @@ pub(crate) struct Changes {
     pub tables: BTreeMap<TableId, Option<Arc<TableVersion>>>,
     pub schemas: BTreeMap<SchemaId, Option<Arc<SchemaDef>>>,
     pub views: BTreeMap<TableId, Option<Arc<ViewDef>>>,
+    pub sequences: BTreeMap<TableId, Option<Arc<Sequence>>>,
 }
 
 impl Changes {
@@ -136,7 +148,7 @@ impl Changes {
 
     /// Something other than a table changes.
     fn of_catalog(&self) -> bool {
-        !self.schemas.is_empty() || !self.views.is_empty()
+        !self.schemas.is_empty() || !self.views.is_empty() || !self.sequences.is_empty()
     }
 
     /// Objects appear or go, on which others may depend.
@@ -164,7 +176,9 @@ impl DatabaseVersion {
 
     /// A relation of this name exists.
     pub fn is_taken(&self, name: &RelationName) -> bool {
-        self.tables.contains_key(name) || self.catalog.views.contains_key(name)
+        self.tables.contains_key(name)
+            || self.catalog.views.contains_key(name)
+            || self.catalog.sequences.contains_key(name)
     }
 
     /// A table's name for people: alone in schema `public`, elsewhere with its schema's.
@@ -195,13 +209,17 @@ impl DatabaseVersion {
             for view in changes.views.values().flatten() {
                 catalog.views.insert(RelationName::from(&**view), view.clone());
             }
+            catalog.sequences.retain(|_, sequence| !changes.sequences.contains_key(&sequence.def.id));
+            for sequence in changes.sequences.values().flatten() {
+                catalog.sequences.insert(RelationName::from(&sequence.def), sequence.clone());
+            }
         }
         DatabaseVersion { commit_ts, tables, catalog }
     }
 
     /// Names of all relations.
     pub fn relations(&self) -> impl Iterator<Item = &RelationName> {
-        self.tables.keys().chain(self.catalog.views.keys())
+        self.tables.keys().chain(self.catalog.views.keys()).chain(self.catalog.sequences.keys())
     }
 
     /// Whether what this state has still stands on what it needs, after `changes` that were made over an earlier one. Locks
@@ -227,7 +245,9 @@ impl DatabaseVersion {
                 .with_detail(format!("Another transaction created \"{name}\", which depends on it."))
         };
         if let Some(left) = self.relations().find(|name| !self.catalog.schemas.contains_key(&name.schema)) {
-            let ours = changes.views.values().flatten().any(|view| RelationName::from(&**view) == *left);
+            let views = changes.views.values().flatten().map(|view| RelationName::from(&**view));
+            let sequences = changes.sequences.values().flatten().map(|sequence| RelationName::from(&sequence.def));
+            let ours = views.chain(sequences).any(|name| name == *left);
             return Err(if ours { schema_dropped(&left.name) } else { meanwhile(&left.name) });
         }
         let exists = |id: TableId| self.table_by_id(id).is_some() || self.catalog.view_by_id(id).is_some();

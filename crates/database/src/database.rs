@@ -6,15 +6,15 @@ use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
-use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
-use crate::{Config, DatabaseVersion, Transaction, ViewDef};
+use crate::storage::{Files, Manifest, SavedSequence, SavedTablespace, Storage, SystemFiles};
+use crate::{Config, DatabaseVersion, Sequence, Transaction, ViewDef};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
-use tidepool_heap::Release;
+use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::TableVersion;
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
 
@@ -138,7 +138,13 @@ impl Database {
         }
         let view = |view: &ViewDef| (RelationName::from(view), Arc::new(view.clone()));
         let views = manifest.views.iter().map(view).collect();
-        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), views });
+        let sequence = |saved: &SavedSequence| {
+            let written = storage.as_ref().and_then(|storage| storage.position(saved.def.position_id));
+            let sequence = Sequence::at(saved.def.clone(), written.unwrap_or(saved.position));
+            (RelationName::from(&saved.def), Arc::new(sequence))
+        };
+        let sequences = manifest.sequences.iter().map(sequence).collect();
+        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), views, sequences });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,
@@ -371,7 +377,23 @@ impl Database {
     pub fn close(&self) -> Result<()> {
         self.background.stop();
         self.background.wait();
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let sequences = &self.version().catalog.sequences;
+        let settled: Vec<_> =
+            sequences.values().map(|sequence| (sequence.def.position_id, sequence.settle())).collect();
+        storage.write_positions(&settled)?;
         self.checkpoint()
+    }
+
+    /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial` fewer
+    /// where the sequence ends, but one at least. 2200H when there are no more.
+    pub fn next_values(&self, sequence: &Sequence, count: u64, partial: bool) -> Result<Vec<i64>> {
+        QueryHeap::outside(|| sequence.take(self.storage.as_ref(), count, partial))
+    }
+
+    /// Sets where a sequence stands, at once and for all. 22003 when the value is not within its bounds.
+    pub fn set_sequence(&self, sequence: &Sequence, value: i64, called: bool) -> Result<()> {
+        QueryHeap::outside(|| sequence.set(self.storage.as_ref(), value, called))
     }
 
     pub fn next_table_id(&self) -> TableId {

@@ -1,11 +1,13 @@
-//! Schemas and views made, changed and dropped by a transaction.
+//! Schemas, views and sequences made, changed and dropped by a transaction.
 
-use crate::Transaction;
 use crate::catalog::{RelationName, SchemaDef, ViewDef};
-use crate::transaction::{check_name, exists};
+use crate::sequence::Position;
+use crate::transaction::{check_name, exists, with_parts};
+use crate::{Sequence, SequenceDef, Transaction};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
 use tidepool_heap::QueryHeap;
+use tidepool_table::TableDef;
 
 /// No schema's id: names of schemas are locked under it.
 const NAMES_OF_SCHEMAS: SchemaId = SchemaId(0);
@@ -134,5 +136,84 @@ impl Transaction {
     fn change_view(&mut self, id: TableId, view: Option<ViewDef>) {
         self.durable = true;
         self.changes.views.insert(id, view.map(Arc::new));
+    }
+
+    // ------------------------------------------------------------------------------------------------------- sequences
+
+    /// Makes a sequence, whose ids are given here. 42P07 when the name is taken.
+    pub fn create_sequence(&mut self, mut def: SequenceDef) -> Result<TableId> {
+        QueryHeap::outside(|| {
+            let name = RelationName::from(&def);
+            check_name(&name.name)?;
+            self.lock(&name)?;
+            if self.version().is_taken(&name) {
+                return Err(exists(&name.name));
+            }
+            def.id = self.database.next_table_id();
+            def.position_id = self.database.next_table_id().0;
+            let id = def.id;
+            self.change_sequence(id, Some(Sequence::new(def)));
+            Ok(id)
+        })
+    }
+
+    /// Gives a sequence another definition. With `restart` it goes on with that value, once this transaction has committed.
+    /// 42P07 when the new name is taken.
+    pub fn alter_sequence(&mut self, name: &RelationName, mut def: SequenceDef, restart: Option<i64>) -> Result<()> {
+        QueryHeap::outside(|| {
+            let new_name = RelationName::from(&def);
+            check_name(&new_name.name)?;
+            self.lock(name)?;
+            let before = self.sequence(name)?;
+            if new_name != *name {
+                self.lock(&new_name)?;
+                if self.version().is_taken(&new_name) {
+                    return Err(exists(&new_name.name));
+                }
+            }
+            let id = before.def.id;
+            let altered = match restart {
+                Some(value) => {
+                    def.position_id = self.database.next_table_id().0;
+                    Sequence::at(def, Position { last: value, called: false })
+                }
+                None => before.with_def(def),
+            };
+            self.change_sequence(id, Some(altered));
+            Ok(())
+        })
+    }
+
+    pub fn drop_sequence(&mut self, name: &RelationName) -> Result<()> {
+        QueryHeap::outside(|| {
+            self.lock(name)?;
+            let sequence = self.sequence(name)?;
+            self.change_sequence(sequence.def.id, None);
+            Ok(())
+        })
+    }
+
+    fn sequence(&self, name: &RelationName) -> Result<Arc<Sequence>> {
+        self.version()
+            .catalog
+            .sequences
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("sequence \"{}\" does not exist", name.name)))
+    }
+
+    fn change_sequence(&mut self, id: TableId, sequence: Option<Sequence>) {
+        self.durable = true;
+        self.changes.sequences.insert(id, sequence.map(Arc::new));
+    }
+
+    /// Changes a table's columns in what is not their values: names, defaults, constraints.
+    pub fn set_table_def(&mut self, name: &RelationName, def: TableDef) -> Result<()> {
+        QueryHeap::outside(|| {
+            let table = self.locked_table(name)?;
+            self.durable = true;
+            self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+            Ok(())
+        })
     }
 }

@@ -18,6 +18,7 @@ mod ddl;
 mod elastic;
 mod encode_pool;
 mod locks;
+mod sequence;
 mod storage;
 mod transaction;
 mod writer;
@@ -31,6 +32,7 @@ pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
 pub use locks::LockInfo;
+pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use transaction::{Interrupted, Savepoint, Transaction};
 pub use writer::TableWriter;
 

@@ -3,7 +3,8 @@
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
 use crate::elastic::SavedAlteration;
-use crate::{SchemaDef, ViewDef};
+use crate::sequence::{Position, SequenceDef};
+use crate::{SchemaDef, Sequence, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +34,23 @@ pub(crate) struct Manifest {
     pub schemas: Option<Vec<SavedSchema>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub views: Vec<ViewDef>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SavedSequence>,
     pub tables: Vec<SavedTable>,
+}
+
+/// A sequence, and how far its values may have been given, unless file `SEQUENCES` says more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedSequence {
+    pub def: SequenceDef,
+    pub position: Position,
+}
+
+impl SavedSequence {
+    pub fn new(sequence: &Sequence) -> SavedSequence {
+        SavedSequence { def: sequence.def.clone(), position: sequence.written() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +132,7 @@ impl Manifest {
             passwords: BTreeMap::new(),
             schemas: None,
             views: Vec::new(),
+            sequences: Vec::new(),
             tables: Vec::new(),
         }
     }

@@ -4,6 +4,7 @@
 //! LOCK                     held while a process uses the folder
 //! MANIFEST                 what is in force (`manifest.rs`)
 //! ACCESS                   the recorded workload, for the placement advisor: JSON
+//! SEQUENCES                how far sequences' values may have been given (`positions.rs`)
 //! rows/main-<id>.rows      one row group each (`row_file.rs`)
 //! rows/delta-<id>.rows     one delta chunk each
 //! ```
@@ -14,22 +15,25 @@
 //!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way, kept
 //!     until it ends.
 //!
-//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`.
+//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken under
+//! `saving`, and `Storage::positions` under that.
 
 mod files;
 mod manifest;
+mod positions;
 mod row_file;
 
 pub(crate) use files::{Files, SystemFiles};
-pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedTable, SavedTablespace};
+pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
+use crate::sequence::Position;
 use crate::{DatabaseVersion, ViewDef, Workload};
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use parking_lot::{Mutex, MutexGuard};
 use row_file::{Identity, Kind};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +53,8 @@ pub(crate) struct Storage {
     folder: PathBuf,
     files: Arc<dyn Files>,
     state: Mutex<State>,
+    /// By `SequenceDef::position_id`, as file `SEQUENCES` has them.
+    positions: Mutex<BTreeMap<u32, Position>>,
     /// Held while a manifest is written and the state it describes is published.
     saving: Mutex<()>,
     next_temporary: AtomicU64,
@@ -107,7 +113,9 @@ impl Storage {
             .map_err(|error| Error::io(format_args!("read data folder \"{shown}\""), &error))?;
         let ours = |name: &std::ffi::OsStr| {
             let name = name.to_string_lossy();
-            name == "LOCK" || name == "rows" || name.starts_with("MANIFEST") || name.starts_with("ACCESS")
+            name == "LOCK"
+                || name == "rows"
+                || ["MANIFEST", "ACCESS", "SEQUENCES"].iter().any(|own| name.starts_with(own))
         };
         let is_new = !manifest_path.exists();
         if is_new && entries.iter().any(|entry| !ours(&entry.file_name())) {
@@ -155,7 +163,9 @@ impl Storage {
             Manifest::from_bytes(&bytes).map_err(|error| in_file(&manifest_path, &error))?
         };
         let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
+        let positions = positions::read(folder, &*files, &manifest)?;
         let storage = Storage {
+            positions: Mutex::new(positions),
             folder: folder.to_owned(),
             files,
             state: Mutex::new(State {
@@ -324,7 +334,7 @@ impl Storage {
     }
 
     /// Writes beside `path` and renames: a file of that name is always whole.
-    fn replace(&self, path: &Path, parts: &[&[u8]]) -> Result<()> {
+    pub(super) fn replace(&self, path: &Path, parts: &[&[u8]]) -> Result<()> {
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{number}.new"));
@@ -372,6 +382,8 @@ impl Storage {
         {
             let mut state = self.state.lock();
             manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
+            manifest.sequences =
+                version.catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
             manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
             manifest.tables = version.tables.values().map(|table| saved_table(table, &mut state)).collect();
             manifest.next_chunk_id = state.next_chunk_id;
