@@ -54,17 +54,12 @@ struct Bench {
 }
 
 fn table() -> TableDef {
-    let column = |name: &str, sql_type| ColumnDef { name: name.into(), sql_type, nullable: true, default: None };
-    TableDef {
-        id: TableId(20000),
-        name: "t".into(),
-        columns: vec![
-            column("id", SqlType::BigInt),
-            column("value", SqlType::BigInt),
-            column("note", SqlType::Varchar { length_max: Some(20) }),
-        ],
-        primary_key: Vec::new(),
-    }
+    let columns = vec![
+        ColumnDef::new("id", SqlType::BigInt),
+        ColumnDef::new("value", SqlType::BigInt),
+        ColumnDef::new("note", SqlType::Varchar { length_max: Some(20) }),
+    ];
+    TableDef::new(TableId(20000), "t", columns, Vec::new())
 }
 
 fn space(id: u16, name: &str, profile: Option<Profile>) -> Result<Arc<Tablespace>> {
