@@ -9,23 +9,67 @@
 
 use crate::lock;
 use crate::node::{LARGE_WORDS, Node, SMALL_WORDS, Words};
-use crate::sync::{AtomicU64, Ordering, fence};
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Result, SqlState};
 use tidepool_tablespace::{Purpose, Region, Tablespace};
 use tidepool_txn::{Transactions, View};
 
 /// Regions start with this and double, so that a small index is small.
+#[cfg(not(loom))]
 const REGION_BYTES_MIN: usize = 16 << 10;
 /// One huge page.
+#[cfg(not(loom))]
 const REGION_BYTES_MAX: usize = 2 << 20;
+/// As few atomics as can be.
+#[cfg(loom)]
+const REGION_BYTES_MIN: usize = 8 * SMALL_WORDS * 8;
+#[cfg(loom)]
+const REGION_BYTES_MAX: usize = REGION_BYTES_MIN;
 
 const SPARE_NODES_MIN: usize = 8;
 
+const WORD_BYTES: usize = size_of::<AtomicU64>();
+
+#[cfg(not(loom))]
+type Memory = Region;
+
+/// `bytes` of a tablespace, and their first word.
+#[cfg(not(loom))]
+fn take_memory(space: &Arc<Tablespace>, bytes: usize) -> Result<(Memory, *const AtomicU64)> {
+    let mut region = space.allocate(bytes, Purpose::Index)?;
+    let words = region.as_mut_ptr().cast_const().cast();
+    Ok((region, words))
+}
+
+/// loom's atomics are no plain memory.
+#[cfg(loom)]
+#[derive(Debug)]
+struct Memory {
+    region: Region,
+    _words: Box<[AtomicU64]>,
+}
+
+#[cfg(loom)]
+fn take_memory(space: &Arc<Tablespace>, bytes: usize) -> Result<(Memory, *const AtomicU64)> {
+    let region = space.allocate(bytes, Purpose::Index)?;
+    let words: Box<[AtomicU64]> = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
+    let first = words.as_ptr();
+    Ok((Memory { region, _words: words }, first))
+}
+
+#[cfg(loom)]
+impl std::ops::Deref for Memory {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
 #[derive(Debug)]
 struct Block {
-    region: Region,
+    region: Memory,
     /// Address of its first node.
     start: usize,
     node_words: usize,
@@ -41,7 +85,7 @@ struct Block {
 
 impl Block {
     fn end(&self) -> usize {
-        self.start + self.nodes * self.node_words * 8
+        self.start + self.nodes * self.node_words * WORD_BYTES
     }
 
     fn is_idle(&self) -> bool {
@@ -57,7 +101,7 @@ struct Books {
     /// Where nodes of either size were found last.
     current: [usize; 2],
     /// Regions whose nodes have all left, with the moment of that.
-    leaving: Vec<(CommitTs, Region)>,
+    leaving: Vec<(CommitTs, Memory)>,
 }
 
 /// What a tree holds of memory, bytes.
@@ -91,7 +135,7 @@ impl Arena {
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock()
+        crate::sync::lock(&self.books)
     }
 
     pub fn tablespace(&self) -> Arc<Tablespace> {
@@ -222,7 +266,7 @@ impl Books {
             block.free = node.word(1);
             return Ok(node);
         }
-        let address = block.start + block.fresh * size_words * 8;
+        let address = block.start + block.fresh * size_words * WORD_BYTES;
         block.fresh += 1;
         // SAFETY: the next of the block's nodes, all words of which were made atomics when the block was made.
         Ok(unsafe { Node::new(std::ptr::with_exposed_provenance(address), size_words) })
@@ -231,22 +275,22 @@ impl Books {
     /// Returns the new block's place.
     fn grow(&mut self, size_words: usize) -> Result<usize> {
         let held: usize = self.blocks.iter().filter(|block| block.node_words == size_words).map(Block::bytes).sum();
-        let least = (size_words * 8).max(tidepool_device::PAGE_BYTES);
-        let mut bytes = held.next_power_of_two().clamp(REGION_BYTES_MIN.max(4 * least), REGION_BYTES_MAX);
-        let mut region = loop {
-            match self.space.allocate(bytes, Purpose::Index) {
-                Ok(region) => break region,
+        let least = (size_words * 8).max(if cfg!(loom) { 1 } else { tidepool_device::PAGE_BYTES });
+        let mut bytes =
+            held.next_power_of_two().clamp(REGION_BYTES_MIN.max(4 * least), REGION_BYTES_MAX.max(4 * least));
+        let (region, words) = loop {
+            match take_memory(&self.space, bytes) {
+                Ok(memory) => break memory,
                 // What is left may be in pieces.
                 Err(error) if error.code() == SqlState::OUT_OF_MEMORY && bytes > least => bytes /= 2,
                 Err(error) => return Err(error),
             }
         };
-        let pointer = region.as_mut_ptr();
-        let start = pointer.expose_provenance();
+        let start = words.expose_provenance();
         let nodes = bytes / (size_words * 8);
         for node in 0..nodes {
             // SAFETY: within the region, aligned as pages are, and nobody else's.
-            let node = unsafe { Node::new(pointer.add(node * size_words * 8).cast(), size_words) };
+            let node = unsafe { Node::new(words.add(node * size_words), size_words) };
             lock::init(node.version());
         }
         let index = self.blocks.partition_point(|block| block.start < start);

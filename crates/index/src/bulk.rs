@@ -99,20 +99,19 @@ impl IndexBuilder {
         if pending.words <= limit * fill / 100 || pending.content.len() < 3 {
             return Ok(());
         }
-        // All but the entry that was one too many.
+        // All but the entry that was one too many; or fewer, where they have more in common with their upper fence.
         let content = &pending.content;
-        let last = content.len() - 1;
-        let (entries, fence, last_child) = if level == 0 {
-            let entry = |index: usize| (content.key(index), content.entry(index).row);
-            (0..last, separator(entry(last - 1), entry(last)), 0)
-        } else {
-            let middle = content.entry(last - 1);
-            (0..last - 1, Fence { key: content.key(last - 1).to_vec(), row: middle.row }, middle.child)
-        };
-        let size = size_for(content.words(entries.clone(), &content.lower, Some(&fence))).unwrap_or(LARGE_WORDS);
-        let image = content.build(entries, &content.lower, Some(&fence), last_child, size);
+        let most = content.len() - 1 - usize::from(level > 0);
+        let wanted = if few { LARGE_WORDS } else { SMALL_WORDS };
+        let fits = |at: &usize| content.words(0..*at, &content.lower, Some(&fence_at(content, *at))) <= wanted;
+        let at = (most / 2 + 1..=most).rev().find(fits).unwrap_or(most);
+        let fence = fence_at(content, at);
+        let size = size_for(content.words(0..at, &content.lower, Some(&fence))).unwrap_or(LARGE_WORDS);
+        let last_child = if level > 0 { content.entry(at).child } else { 0 };
+        let image = content.build(0..at, &content.lower, Some(&fence), last_child, size);
         let node = self.index.filled(&image, level as u8)?;
-        pending.content.keep_last(fence.clone());
+        // In an inner node the entry at the fence has gone up.
+        pending.content.keep_from(at + usize::from(level > 0), fence.clone());
         pending.recount();
         self.push_at(level + 1, &fence.key, fence.row, node.node().link())
     }
@@ -145,5 +144,15 @@ impl IndexBuilder {
             }
         }
         Ok(index)
+    }
+}
+
+/// What divides the entries below `at` from the others; in an inner node the entry itself.
+fn fence_at(content: &Content, at: usize) -> Fence {
+    let entry = |index: usize| (content.key(index), content.entry(index).row);
+    if content.level > 0 {
+        Fence { key: content.key(at).to_vec(), row: content.entry(at).row }
+    } else {
+        separator(entry(at - 1), entry(at))
     }
 }

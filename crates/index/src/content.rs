@@ -88,12 +88,13 @@ impl Content {
         &self.bytes[start as usize..(start + len) as usize]
     }
 
-    /// Forgets all entries but the last one, and begins at `lower`.
-    pub fn keep_last(&mut self, lower: Fence) {
-        if let Some(Entry { start, len, row, child }) = self.entries.pop() {
-            self.entries.clear();
-            self.bytes.drain(..start as usize);
-            self.entries.push(Entry { start: 0, len, row, child });
+    /// Forgets the first `count` entries, and begins at `lower`.
+    pub fn keep_from(&mut self, count: usize, lower: Fence) {
+        self.entries.drain(..count);
+        let start = self.entries.first().map_or(self.bytes.len() as u32, |entry| entry.start);
+        self.bytes.drain(..start as usize);
+        for entry in &mut self.entries {
+            entry.start -= start;
         }
         self.lower = lower;
     }

@@ -17,15 +17,17 @@ mod cursor;
 mod estimate;
 pub mod key;
 mod lock;
+#[cfg(all(test, loom))]
+mod model;
 mod node;
 mod pace;
 mod shape;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod stress;
 mod sync;
 #[cfg(test)]
 mod testing;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod tree;
 mod unique;

@@ -18,7 +18,7 @@
 //! |   changes     | retired | locked |
 //! ```
 
-use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+use crate::sync::{AtomicU64, Backoff, Ordering, fence, step};
 
 const LOCKED: u64 = 1;
 /// Of no tree: unlinked, or not yet linked.
@@ -36,6 +36,7 @@ pub(crate) struct Version(u64);
 /// Begins to read. Waits for whoever has it locked.
 #[inline]
 pub(crate) fn read(word: &AtomicU64) -> Result<Version, Restart> {
+    step();
     let version = word.load(Ordering::Acquire);
     if version & (LOCKED | RETIRED) == 0 { Ok(Version(version)) } else { read_when_unlocked(word) }
 }
@@ -58,6 +59,7 @@ fn read_when_unlocked(word: &AtomicU64) -> Result<Version, Restart> {
 /// As `read`, for those who hold other nodes: they may not wait.
 #[inline]
 pub(crate) fn try_read(word: &AtomicU64) -> Result<Version, Restart> {
+    step();
     let version = word.load(Ordering::Acquire);
     if version & (LOCKED | RETIRED) == 0 { Ok(Version(version)) } else { Err(Restart) }
 }
@@ -65,6 +67,7 @@ pub(crate) fn try_read(word: &AtomicU64) -> Result<Version, Restart> {
 /// Whether all that was read since `version` was taken is of that version.
 #[inline]
 pub(crate) fn check(word: &AtomicU64, version: Version) -> Result<(), Restart> {
+    step();
     // The loads before come before the load behind.
     fence(Ordering::Acquire);
     if word.load(Ordering::Relaxed) == version.0 { Ok(()) } else { Err(Restart) }
@@ -74,6 +77,7 @@ pub(crate) fn check(word: &AtomicU64, version: Version) -> Result<(), Restart> {
 /// holds one node waits for another.
 #[inline]
 pub(crate) fn lock(word: &AtomicU64, version: Version) -> Result<(), Restart> {
+    step();
     if word.compare_exchange(version.0, version.0 | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return Err(Restart);
     }
@@ -85,6 +89,7 @@ pub(crate) fn lock(word: &AtomicU64, version: Version) -> Result<(), Restart> {
 /// Unlocks a node that was changed.
 #[inline]
 pub(crate) fn unlock_changed(word: &AtomicU64) {
+    step();
     let version = word.load(Ordering::Relaxed);
     debug_assert!(version & LOCKED != 0);
     word.store((version & !LOCKED) + CHANGE, Ordering::Release);
@@ -93,6 +98,7 @@ pub(crate) fn unlock_changed(word: &AtomicU64) {
 /// Unlocks a node that was not changed: readers need not begin anew.
 #[inline]
 pub(crate) fn unlock_unchanged(word: &AtomicU64) {
+    step();
     let version = word.load(Ordering::Relaxed);
     debug_assert!(version & LOCKED != 0);
     word.store(version & !LOCKED, Ordering::Release);
@@ -100,6 +106,7 @@ pub(crate) fn unlock_unchanged(word: &AtomicU64) {
 
 /// Unlocks a node that has just left the tree.
 pub(crate) fn unlock_retired(word: &AtomicU64) {
+    step();
     let version = word.load(Ordering::Relaxed);
     debug_assert!(version & (LOCKED | RETIRED) == LOCKED);
     word.store(((version & !LOCKED) + CHANGE) | RETIRED, Ordering::Release);
@@ -112,6 +119,7 @@ pub(crate) fn init(word: &AtomicU64) {
 
 /// Locks a retired node, to make another of it. Nobody else does.
 pub(crate) fn reuse(word: &AtomicU64) {
+    step();
     let version = word.load(Ordering::Relaxed);
     debug_assert!(version & (LOCKED | RETIRED) == RETIRED);
     word.store(((version & !RETIRED) + CHANGE) | LOCKED, Ordering::Relaxed);

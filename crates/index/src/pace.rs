@@ -2,9 +2,8 @@
 
 use crate::arena::Arena;
 use crate::node::Shape;
-use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tidepool_device::Access;
 use tidepool_tablespace::{Purpose, Tablespace};
 
@@ -61,7 +60,7 @@ impl Spaces {
     }
 
     pub fn set(&self, space: Arc<Tablespace>) {
-        let mut all = self.all.lock();
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         self.current.store(Arc::as_ptr(&space).cast_mut(), Ordering::Release);
         if !all.iter().any(|known| Arc::ptr_eq(known, &space)) {
             all.push(space);

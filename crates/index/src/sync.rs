@@ -1,9 +1,34 @@
-//! Atomics, or those of the model checker.
+//! Atomics and locks, or loom's in their place.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering, fence},
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering, fence},
+};
+
+/// Nothing that these locks guard is left half changed by a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Where the model checker is to consider other threads. It remembers only the last access to an atomic, so that a thread which
+/// reads a word and then writes it hides that another one had read it before: this one all threads write.
+#[cfg(loom)]
+pub(crate) fn step() {
+    loom::lazy_static! {
+        static ref STEPS: AtomicU64 = AtomicU64::new(0);
+    }
+    STEPS.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn step() {}
 
 /// Lets whoever holds a node go on. It may have lost its processor.
 pub(crate) struct Backoff(u32);

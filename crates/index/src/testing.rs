@@ -1,11 +1,14 @@
 //! What tests of several modules need.
 
+#[cfg(not(loom))]
 use crate::Index;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, TablespaceId};
 use tidepool_device::{Location, Mapping};
 use tidepool_tablespace::{Tablespace, TablespaceConfig};
-use tidepool_txn::{HeldSnapshot, Transactions};
+#[cfg(not(loom))]
+use tidepool_txn::HeldSnapshot;
+use tidepool_txn::Transactions;
 
 pub fn space(kib: usize) -> Arc<Tablespace> {
     let config = TablespaceConfig {
@@ -19,6 +22,7 @@ pub fn space(kib: usize) -> Arc<Tablespace> {
     Tablespace::over(TablespaceId(7), config, Mapping::heap(kib << 10)).expect("room for a tablespace")
 }
 
+#[cfg(not(loom))]
 /// An index, and a view that keeps all that ever leaves it.
 pub fn index(kib: usize) -> (Index, HeldSnapshot) {
     let transactions = transactions();

@@ -271,7 +271,7 @@ impl Index {
 }
 
 /// Lines of a leaf that are fetched at once: the header and the slots of one that is two thirds full.
-const LEAF_LINES: usize = 7;
+const LEAF_LINES: usize = 16;
 /// Of an inner node, which is mostly in the caches.
 const INNER_LINES: usize = 3;
 
