@@ -39,6 +39,7 @@ loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-txn --lib --target-dir target/loom model
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-log --lib --target-dir target/loom interleavings
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-index --lib --target-dir target/loom model
 
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:

@@ -2,8 +2,10 @@ use crate::testing::{Random, index, space, transactions};
 use crate::{Cursor, Direction, Index, IndexBuilder, KEY_BYTES_MAX, UniqueInsert, Verdict};
 use std::collections::BTreeSet;
 use std::ops::Bound;
-use tidepool_base::{RowId, SqlState};
-use tidepool_tablespace::Purpose;
+use std::sync::Arc;
+use tidepool_base::{RowId, SqlState, TablespaceId};
+use tidepool_device::{Location, Profile};
+use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig};
 use tidepool_txn::View;
 
 type Model = BTreeSet<(Vec<u8>, u64)>;
@@ -211,6 +213,7 @@ fn a_key_that_is_too_long_is_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "fills a tablespace")]
 fn a_full_tablespace_leaves_the_index_as_it_was() {
     for keys in [Keys::Random, Keys::Long] {
         let (index, view) = index(160);
@@ -349,4 +352,72 @@ fn a_unique_key_is_judged_by_its_rows() {
         assert_eq!(outcome, UniqueInsert::Inserted);
     }
     index.check(view).unwrap();
+}
+
+fn anonymous(mib: u64, profile: Option<&str>) -> Arc<Tablespace> {
+    let config = TablespaceConfig {
+        name: "anonymous".into(),
+        location: Location::Anon,
+        size_bytes: Some(mib << 20),
+        profile: profile.map(|name| Profile::preset(name).unwrap()),
+        profiles: Vec::new(),
+        huge_pages: false,
+    };
+    Tablespace::open(TablespaceId(8), config).unwrap()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn an_index_makes_way_when_its_tablespace_shrinks() {
+    let space = anonymous(32, None);
+    let transactions = transactions();
+    let worker = transactions.worker().unwrap();
+    // At the lower end, so that the index lies where the tablespace is to end.
+    let below = space.allocate(12 << 20, Purpose::Main).unwrap();
+    let index = Index::create(space.clone(), transactions).unwrap();
+    for key in 0..100_000u64 {
+        index.insert(&worker.snapshot(), &key.to_be_bytes(), RowId(key)).unwrap();
+    }
+    drop(below);
+    let change = space.resize(10 << 20).unwrap();
+    assert!(change.left_bytes() > 0);
+    assert!(index.relocate(&worker.snapshot()).unwrap() > 1000);
+    index.reclaim();
+    assert_eq!(change.left_bytes(), 0);
+    change.finish().unwrap();
+    assert_eq!(index.check(&worker.snapshot()).unwrap().entries, 100_000);
+    assert_eq!(*index.get(&worker.snapshot(), &77_777u64.to_be_bytes()), [RowId(77_777)]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn what_is_touched_of_paced_memory_is_accounted() {
+    let lines = |space: &Tablespace| {
+        let paced = space.paced();
+        paced.iter().find(|(purpose, _)| *purpose == Purpose::Index).map_or(0, |(_, counters)| counters.lines)
+    };
+    for profile in [None, Some("cxl-asic")] {
+        let space = anonymous(32, profile);
+        let transactions = transactions();
+        let view = &transactions.worker().unwrap().hold();
+        let index = Index::create(space.clone(), transactions).unwrap();
+        for key in 0..20_000u64 {
+            index.insert(view, &key.to_be_bytes(), RowId(key)).unwrap();
+        }
+        let inserted = lines(&space);
+        for key in 0..1000u64 {
+            assert_eq!(index.get(view, &(key * 20).to_be_bytes()).len(), 1);
+        }
+        let got = lines(&space) - inserted;
+        let mut cursor = Cursor::new((Bound::Unbounded, Bound::Unbounded), Direction::Forward);
+        while cursor.next_row(&index, view).is_some() {}
+        let scanned = lines(&space) - inserted - got;
+        if profile.is_none() {
+            assert_eq!((inserted, got, scanned), (0, 0, 0));
+        } else {
+            // A header, slots and a payload on each of three levels.
+            assert!((6 * 1000..20 * 1000).contains(&got), "{got}");
+            assert!(inserted > 20_000 * 8 && scanned > 20_000 * 16 / 64, "{inserted} {scanned}");
+        }
+    }
 }
