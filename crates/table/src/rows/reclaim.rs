@@ -14,6 +14,9 @@ pub(super) const PLAIN: u64 = 2;
 /// A deletion that everybody sees now: still in the row's head, it is to be taken out if main does not have the row.
 pub(super) const TOMBSTONE: u64 = 3;
 
+/// Versions whose headers are looked at together.
+const AT_ONCE: usize = 32;
+
 /// Told of rows' images that nobody can see any more, so that an index can drop its entries for them.
 pub trait Gone: Send + Sync {
     /// `was` is gone, and will be freed. Entries of other versions of the row (`RowStore::any_version`) stay. Called under
@@ -35,13 +38,24 @@ impl Reclaim for RowStore {
                 }
             }
         }
-        for item in items {
-            let (version, mark) = Version::of_marked(item.words[0]);
-            if mark == TOMBSTONE {
-                self.take_tombstone_out(version, RowId(item.words[1]), worker);
-            } else {
-                // SAFETY: out of reach, and the horizon has passed the time that it came to be.
-                unsafe { version.free(&self.memory) };
+        for items in items.chunks(AT_ONCE) {
+            // All at first: what they say of their lengths may be far, and is waited for together.
+            let mut bytes = [0; AT_ONCE];
+            for (item, bytes) in items.iter().zip(&mut bytes) {
+                let (version, mark) = Version::of_marked(item.words[0]);
+                if mark != TOMBSTONE {
+                    // SAFETY: retired, and freed below.
+                    *bytes = unsafe { version.header() }.bytes();
+                }
+            }
+            for (item, bytes) in items.iter().zip(bytes) {
+                let (version, mark) = Version::of_marked(item.words[0]);
+                if mark == TOMBSTONE {
+                    self.take_tombstone_out(version, RowId(item.words[1]), worker);
+                } else {
+                    // SAFETY: out of reach, and the horizon has passed the time that it came to be.
+                    unsafe { version.free_bytes(&self.memory, bytes) };
+                }
             }
         }
     }

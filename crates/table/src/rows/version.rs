@@ -105,11 +105,15 @@ impl Version {
     /// # Safety
     /// Nobody can reach it any more, and it is freed once.
     pub unsafe fn free(self, memory: &VersionMemory) {
+        // SAFETY: the caller's.
+        unsafe { self.free_bytes(memory, self.header().bytes()) };
+    }
+
+    /// # Safety
+    /// As `free`, and `bytes` are its header's.
+    pub unsafe fn free_bytes(self, memory: &VersionMemory, bytes: usize) {
         // SAFETY: the caller's. It was allocated with this length.
-        unsafe {
-            let len = self.header().bytes();
-            memory.free(self.0.cast(), len);
-        }
+        unsafe { memory.free(self.0.cast(), bytes) };
     }
 
     /// As a word whose low bits are `mark`.

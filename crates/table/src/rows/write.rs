@@ -209,7 +209,10 @@ impl RowStore {
                 worker.retire(worker.retirement_ts(), owner, [version.marked(PLAIN), row.0]);
                 return Ok(Outcome::Conflict(tag));
             }
-            writes.wrote(self, row, version, before);
+            match kind {
+                Kind::Lock => writes.locked_alone(self, row, version, before),
+                Kind::Row | Kind::Deleted => writes.wrote(self, row, version, before),
+            }
             return Ok(Outcome::Written);
         }
     }

@@ -18,8 +18,10 @@ struct Table {
 
 #[derive(Clone, Copy, Debug)]
 enum Write {
-    /// A version that is, or was, in the row's head, in the place of `before`. Of kind `Lock`, too.
+    /// A version that is, or was, in the row's head, in the place of `before`.
     Version { version: Version, before: Option<Version> },
+    /// As `Version`, of kind `Lock`.
+    Lock { version: Version, before: Option<Version> },
     /// An entry in the table of shared locks.
     Shared,
     /// A whole range; the row is its first.
@@ -43,6 +45,8 @@ pub enum Change<'w> {
 pub struct WriteSet {
     tables: Vec<Table>,
     writes: Vec<(u32, RowId, Write)>,
+    /// Some of the writes are of kind `Lock`.
+    has_locks: bool,
     row_reads: Vec<(u32, RowId)>,
     table_reads: Vec<u32>,
     other_reads: Vec<Box<dyn Reads>>,
@@ -81,6 +85,18 @@ impl WriteSet {
     pub(super) fn wrote(&mut self, store: &Arc<RowStore>, row: RowId, version: Version, before: Option<Version>) {
         let table = self.table(store);
         self.writes.push((table, row, Write::Version { version, before }));
+    }
+
+    pub(super) fn locked_alone(
+        &mut self,
+        store: &Arc<RowStore>,
+        row: RowId,
+        version: Version,
+        before: Option<Version>,
+    ) {
+        let table = self.table(store);
+        self.writes.push((table, row, Write::Lock { version, before }));
+        self.has_locks = true;
     }
 
     pub(super) fn locked(&mut self, store: &Arc<RowStore>, row: RowId) {
@@ -149,43 +165,38 @@ impl WriteSet {
 
     /// The transaction has committed at `ts`.
     pub fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
-        let mut locked = false;
+        if self.has_locks {
+            // First: while its versions bear its tag, nobody takes them, or their heads, away.
+            self.unlock(worker);
+        }
         for (table, row, write) in &self.writes {
             let table = &self.tables[*table as usize];
             match write {
                 Write::Version { version, .. } => {
-                    // SAFETY: in the head, or beneath this transaction's own, or a lock that is not retired yet.
+                    // SAFETY: in the head, or beneath this transaction's own, and not stamped yet.
                     let header = unsafe { version.header() };
-                    if header.kind() == Kind::Lock {
-                        locked = true;
-                        continue;
-                    }
-                    header.begin.store(ts.0, Ordering::Release);
-                    if let Some(older) = header.older() {
+                    let (older, kind) = (header.older(), header.kind());
+                    if let Some(older) = older {
                         worker.retire(ts, &table.owner, [older.marked(SUPERSEDED), row.0]);
                     }
-                    if header.kind() == Kind::Deleted {
+                    if kind == Kind::Deleted {
                         worker.retire(ts, &table.owner, [version.marked(TOMBSTONE), row.0]);
                     }
+                    header.begin.store(ts.0, Ordering::Release);
                 }
+                Write::Lock { .. } => {}
                 Write::Shared => table.store.locks.release(*row, worker.tag()),
                 Write::Range => table.store.stamp_range(row.range(), ts),
             }
         }
-        if locked {
-            self.unlock(worker);
-        }
         self.end();
     }
 
-    /// Takes locks out of heads at a commit.
+    /// Takes locks out of heads at a commit, the last one first.
     fn unlock(&self, worker: &Worker) {
         let locks = || {
-            self.writes.iter().filter_map(|(table, row, write)| match write {
-                // SAFETY: as in `stamp`.
-                Write::Version { version, before } if unsafe { version.header() }.kind() == Kind::Lock => {
-                    Some((&self.tables[*table as usize], *row, *version, *before))
-                }
+            self.writes.iter().rev().filter_map(|(table, row, write)| match write {
+                Write::Lock { version, before } => Some((&self.tables[*table as usize], *row, *version, *before)),
                 _ => None,
             })
         };
@@ -207,14 +218,16 @@ impl WriteSet {
         for (table, row, write) in undone.iter().rev() {
             let store = &self.tables[*table as usize].store;
             match write {
-                Write::Version { version, before } => store.take_back(*row, *version, *before),
+                Write::Version { version, before } | Write::Lock { version, before } => {
+                    store.take_back(*row, *version, *before);
+                }
                 Write::Shared => store.locks.release(*row, worker.tag()),
                 Write::Range => store.drop_range(row.range(), worker),
             }
         }
         let ts = worker.retirement_ts();
         for (table, row, write) in undone {
-            if let Write::Version { version, .. } = write {
+            if let Write::Version { version, .. } | Write::Lock { version, .. } = write {
                 // SAFETY: taken back, not retired yet.
                 let mark = if unsafe { version.header() }.kind() == Kind::Row { ABORTED } else { PLAIN };
                 worker.retire(ts, &self.tables[*table as usize].owner, [version.marked(mark), row.0]);
@@ -231,6 +244,7 @@ impl WriteSet {
 
     fn end(&mut self) {
         self.writes.clear();
+        self.has_locks = false;
         self.row_reads.clear();
         self.table_reads.clear();
         self.other_reads.clear();
