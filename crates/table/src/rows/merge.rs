@@ -179,7 +179,7 @@ impl RowStore {
                 }
                 let mut source = (in_main & mask != 0).then_some((0, position));
                 if headed & mask != 0
-                    && let Some(Found::Version(version)) = range.head(position).map(|head| head.load())
+                    && let Some(Found::Version(version)) = range.head(horizon, position).map(|head| head.load())
                 {
                     let seen = self.seen(horizon, version);
                     if !matches!(seen, Seen::Main) {
@@ -263,13 +263,14 @@ impl RowStore {
         let mut taken = waiting.heads;
         taken.retain(|(position, version)| {
             let position = *position as usize;
-            let there = range.head(position).is_some_and(|head| head.load() == Found::Version(*version));
+            let there = range.head(&view, position).is_some_and(|head| head.load() == Found::Version(*version));
             // SAFETY: in the head under the view.
             there
                 && unsafe { version.header() }.begin.load(Ordering::Acquire) <= waiting.horizon
-                && range.take_out(position, *version)
+                && range.take_out(&view, position, *version)
         });
         drop(view);
+        range.drop_pages(worker);
         let ts = worker.retirement_ts();
         if let (false, Some(me)) = (taken.is_empty(), self.me.upgrade()) {
             let owner: Arc<dyn Reclaim> = me;

@@ -8,6 +8,9 @@
 //! may pass over rows that are not: a snapshot is drawn before it looks at the marks, a writer marks before it draws its
 //! timestamp, and full fences between make one of the two see the other.
 //!
+//! A page of heads that are all null goes the same way: all of them are set to *taking out*, then the page is unlinked and
+//! retired. Who was about to put a version there finds that it cannot, and looks for the page again.
+//!
 //! # How main is replaced
 //!
 //! A [`MainPart`] never changes. Another one takes its place at once, the old one is retired. Versions that the new one
@@ -89,7 +92,7 @@ pub(crate) struct Range {
     /// Since when main is there at all: zero, unless the range was loaded by a transaction.
     pub begin: AtomicU64,
     pub command: AtomicU32,
-    /// Held while main is replaced.
+    /// Held while main is replaced, or pages are dropped.
     pub merging: Mutex<super::merge::MergeState>,
     /// Where heads are.
     near: Arc<Tablespace>,
@@ -116,25 +119,35 @@ impl Range {
         range
     }
 
+    /// # Safety
+    /// The page's going is put off for `'v`: by a view, or by something in the head that stays.
     #[inline]
-    pub fn head(&self, position: usize) -> Option<&Head> {
+    pub unsafe fn head_unpinned<'v>(&self, position: usize) -> Option<&'v Head> {
         // Acquire: the page's heads were made null before.
         let page = self.pages[position / PAGE_HEADS].load(Ordering::Acquire);
-        // SAFETY: null, or a page that lives as long as the range.
+        // SAFETY: null, or a page, which is retired when it is unlinked.
         unsafe { page.as_ref() }.map(|page| &page.0[position % PAGE_HEADS])
     }
 
-    /// The head, made if need be. 53200 when near is full.
     #[inline]
-    pub fn head_to_write(&self, position: usize) -> Result<&Head> {
-        match self.head(position) {
-            Some(head) => Ok(head),
-            None => self.add_page(position),
+    pub fn head<'v>(&'v self, _view: &'v View, position: usize) -> Option<&'v Head> {
+        // SAFETY: the view was drawn before this look.
+        unsafe { self.head_unpinned(position) }
+    }
+
+    /// The head, made if need be. It may be on its way out; then nothing can be put there. 53200 when near is full.
+    #[inline]
+    pub fn head_to_write<'v>(&'v self, view: &'v View, position: usize) -> Result<&'v Head> {
+        loop {
+            match self.head(view, position) {
+                Some(head) => return Ok(head),
+                None => self.add_page(position)?,
+            }
         }
     }
 
     #[cold]
-    fn add_page(&self, position: usize) -> Result<&Head> {
+    fn add_page(&self, position: usize) -> Result<()> {
         let run = self.near.allocate_run(PAGE_BYTES, PAGE_BYTES, Purpose::Delta);
         let Some(run) = run else {
             return Err(match self.near.allocate(PAGE_BYTES, Purpose::Delta) {
@@ -154,7 +167,37 @@ impl Range {
             // SAFETY: taken above, and seen by nobody.
             unsafe { self.near.free_pages(run.address, PAGE_BYTES, Purpose::Delta) };
         }
-        Ok(self.head(position).expect("its page was just added"))
+        Ok(())
+    }
+
+    /// Gives back pages of heads that are all null. Under `merging`.
+    pub fn drop_pages(&self, worker: &Worker) {
+        for index in 0..PAGES {
+            let page = self.pages[index].load(Ordering::Acquire);
+            // SAFETY: null, or a page; and pages are unlinked here only, under the lock.
+            let Some(heads) = (unsafe { page.as_ref() }).map(|page| &page.0) else { continue };
+            if heads.iter().any(|head| head.load() != Found::Null) {
+                continue;
+            }
+            let closed = heads.iter().take_while(|head| head.begin_taking_away()).count();
+            if closed < PAGE_HEADS {
+                heads[..closed].iter().for_each(Head::end_taking_out);
+                continue;
+            }
+            let words = PAGE_HEADS / 64;
+            for mark in &self.marks()[index * words..(index + 1) * words] {
+                mark.store(0, Ordering::Relaxed);
+            }
+            // Release: whoever makes the page anew finds no mark.
+            self.pages[index].store(std::ptr::null_mut(), Ordering::Release);
+            let (near, address) = (Arc::clone(&self.near), page.expose_provenance());
+            worker.retire_with(worker.retirement_ts(), move || {
+                let page = std::ptr::with_exposed_provenance_mut::<u8>(address);
+                let page = NonNull::new(page).expect("a page's address");
+                // SAFETY: taken as one page of `near`, unlinked once, and nobody looks at it any more.
+                unsafe { near.free_pages(page, PAGE_BYTES, Purpose::Delta) };
+            });
+        }
     }
 
     fn marks(&self) -> &[AtomicU64] {
@@ -185,8 +228,8 @@ impl Range {
 
     /// Takes `version` out of the head if it is there, so that main has the row. Everybody who looks at it from now on finds
     /// main to show the same.
-    pub fn take_out(&self, position: usize, version: Version) -> bool {
-        let Some(head) = self.head(position) else { return false };
+    pub fn take_out(&self, view: &View, position: usize, version: Version) -> bool {
+        let Some(head) = self.head(view, position) else { return false };
         if !head.begin_taking_out(version) {
             return false;
         }

@@ -70,7 +70,7 @@ impl RowStore {
             return;
         }
         // No other version comes to lie there: the row is gone for good. A merge may have taken it out already.
-        if range.take_out(row.position(), version) {
+        if range.take_out(&view, row.position(), version) {
             // Those who found it in the head come first.
             let words = [version.marked(PLAIN), row.0];
             match self.me.upgrade() {

@@ -168,7 +168,7 @@ impl RowStore {
     pub fn read<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
         self.check_view(view);
         let range = self.directory.get(row.range())?;
-        if let Some(Found::Version(version)) = range.head(row.position()).map(|head| head.load()) {
+        if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
             match self.seen(view, version) {
                 Seen::Image(image) => return Some(RowRef::Version(image)),
                 Seen::Deleted => return None,
@@ -213,7 +213,7 @@ impl RowStore {
     pub fn any_version(&self, horizon: &View, row: RowId, wanted: &mut dyn FnMut(RowRef<'_>) -> bool) -> bool {
         self.check_view(horizon);
         let Some(range) = self.directory.get(row.range()) else { return false };
-        let mut found = range.head(row.position()).map(|head| head.load());
+        let mut found = range.head(horizon, row.position()).map(|head| head.load());
         while let Some(Found::Version(version)) = found {
             // SAFETY: as in `seen`.
             let header = unsafe { version.header() };
@@ -235,7 +235,8 @@ impl RowStore {
     /// Whether the row is as of a serializable transaction's commit what it was as of its snapshot, which is still open.
     pub(super) fn row_holds(&self, check: &Validation<'_>, row: RowId) -> bool {
         let Some(range) = self.directory.get(row.range()) else { return true };
-        let mut found = range.head(row.position()).map(|head| head.load());
+        // SAFETY: the transaction's snapshot is open.
+        let mut found = unsafe { range.head_unpinned(row.position()) }.map(|head| head.load());
         while let Some(Found::Version(version)) = found {
             // SAFETY: as in `seen`, under the transaction's snapshot: only versions after it are gone past.
             let header = unsafe { version.header() };

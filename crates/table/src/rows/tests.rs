@@ -391,6 +391,8 @@ fn a_merge_changes_nothing_that_anybody_sees() {
     assert_eq!(reader.scan(), after);
     let usage = fixture.store.range_usage(&reader.worker.snapshot(), 0);
     assert_eq!((usage.headed, usage.main, usage.dead), (0, 700, 140));
+    while merger.collect() + one.worker.collect() > 0 {}
+    assert_eq!(fixture.near.bytes(Purpose::Delta), 0, "no heads are left where main has everything");
     assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Nothing);
     // Deletions alone keep the row group.
     one.begin(Isolation::ReadCommitted);

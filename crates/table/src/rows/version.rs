@@ -214,6 +214,12 @@ impl Head {
         self.0.compare_exchange(version.0.as_ptr(), TAKING_OUT, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// As `begin_taking_out`, where there is nothing: so that nothing comes.
+    pub fn begin_taking_away(&self) -> bool {
+        let null = std::ptr::null_mut();
+        self.0.compare_exchange(null, TAKING_OUT, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     pub fn end_taking_out(&self) {
         // Release: whoever puts a version here sees what was done meanwhile.
         self.0.store(std::ptr::null_mut(), Ordering::Release);

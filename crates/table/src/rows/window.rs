@@ -58,7 +58,9 @@ impl<'v> RangeView<'v> {
             let bit = headed & headed.wrapping_neg();
             headed &= headed - 1;
             let position = window * 64 + bit.trailing_zeros() as usize;
-            let Some(Found::Version(version)) = self.range.head(position).map(|head| head.load()) else { continue };
+            let Some(Found::Version(version)) = self.range.head(self.view, position).map(|head| head.load()) else {
+                continue;
+            };
             match self.store.seen(self.view, version) {
                 Seen::Main => {}
                 Seen::Deleted => shown &= !bit,

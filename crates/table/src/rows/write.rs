@@ -44,10 +44,21 @@ impl RowStore {
         self.check_view(view);
         let row = self.take_id(worker.index());
         let range = self.range_of(row)?;
-        let head = range.head_to_write(row.position())?;
+        range.head_to_write(view, row.position())?;
         let version = self.new_version(worker, view, (Kind::Row, false), None, image)?;
-        let placed = head.replace(None, version);
-        debug_assert!(placed, "the row id was nobody's");
+        // Its page may be on its way out, as nothing is in it yet. Nobody else puts anything there.
+        let placed = loop {
+            match range.head_to_write(view, row.position()) {
+                Ok(head) if head.replace(None, version) => break Ok(()),
+                Ok(_) => std::hint::spin_loop(),
+                Err(full) => break Err(full),
+            }
+        };
+        if let Err(full) = placed {
+            // SAFETY: nobody has seen it.
+            unsafe { version.free(&self.memory) };
+            return Err(full);
+        }
         range.mark(row.position());
         writes.wrote(self, row, version, None);
         Ok(row)
@@ -68,7 +79,7 @@ impl RowStore {
             self.add_range(Range::new(self.near()));
         }
         let range = self.range_of(row)?;
-        let head = range.head_to_write(row.position())?;
+        let head = range.head_to_write(view, row.position())?;
         let before = match head.load() {
             Found::Version(version) => Some(version),
             Found::Null | Found::TakingOut => None,
@@ -193,7 +204,7 @@ impl RowStore {
             }
             // Locks are passed over, and are gone after the commit.
             let older = own_lock.map_or(before, |lock| lock.older());
-            let head = range.head_to_write(row.position())?;
+            let head = range.head_to_write(view, row.position())?;
             let version = self.new_version(worker, view, (kind, leaves_key), older, image)?;
             if !head.replace(before, version) {
                 // SAFETY: nobody has seen it.
@@ -221,7 +232,7 @@ impl RowStore {
     fn target(&self, view: &View, range: &Range, position: usize, shared: Option<RowLock>) -> Target {
         let mut tries = 0u32;
         loop {
-            let found = range.head(position).map_or(Found::Null, |head| head.load());
+            let found = range.head(view, position).map_or(Found::Null, |head| head.load());
             let mut version = match found {
                 Found::Null => return self.target_in_main(view, range, position, None),
                 Found::TakingOut => {

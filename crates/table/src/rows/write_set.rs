@@ -263,7 +263,9 @@ impl WriteSet {
 impl RowStore {
     /// Puts back what was in a head before a version of the transaction's own, and dates the version as never.
     pub(super) fn take_back(&self, row: RowId, version: Version, before: Option<Version>) {
-        let head = self.directory.get(row.range()).and_then(|range| range.head(row.position()));
+        let range = self.directory.get(row.range());
+        // SAFETY: the version is in the head, or beneath another one of the transaction's that is.
+        let head = range.and_then(|range| unsafe { range.head_unpinned(row.position()) });
         let Some(head) = head else { return };
         if head.load() == super::version::Found::Version(version) {
             head.restore(before);
