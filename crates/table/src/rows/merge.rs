@@ -59,6 +59,13 @@ pub(crate) struct MergeState {
     waiting: Option<TakingOut>,
 }
 
+impl MergeState {
+    /// Somebody may still look at a main before the present one.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+}
+
 /// Step 3, to be done.
 #[derive(Debug)]
 struct TakingOut {

@@ -64,8 +64,11 @@ impl Reclaim for RowStore {
 impl RowStore {
     /// Takes a deletion out of its head, if nothing is beneath it in main. Otherwise a merge will.
     fn take_tombstone_out(&self, version: Version, row: RowId, worker: &Worker) {
-        let view = worker.snapshot_now();
         let Some(range) = self.directory.get(row.range()) else { return };
+        // While somebody may look at a main from before the last merge, which may have the row, it has to stay. Whatever
+        // stays is taken out after the next merge.
+        let Some(_merging) = range.merging.try_lock().filter(|state| !state.is_waiting()) else { return };
+        let view = worker.snapshot_now();
         if range.main(&view).is_some_and(|main| main.has(row.position())) {
             return;
         }
