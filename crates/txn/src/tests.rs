@@ -293,6 +293,7 @@ fn a_serializable_transaction_fails_when_what_it_read_has_changed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of slots take minutes there")]
 fn slots_are_used_again_and_run_out() {
     let all = transactions();
     let mut workers: Vec<Worker> = (0..SLOTS_MAX).map(|_| all.worker().unwrap()).collect();
@@ -306,7 +307,7 @@ fn slots_are_used_again_and_run_out() {
 #[test]
 fn snapshots_are_consistent_while_threads_write() {
     let all = transactions();
-    let versions = 400;
+    let versions = if cfg!(miri) { 30 } else { 400 };
     let begins: Arc<Vec<[AtomicU64; 2]>> =
         Arc::new((0..versions).map(|_| [AtomicU64::new(NEVER.0), AtomicU64::new(NEVER.0)]).collect());
     struct Pair<'a>(&'a [AtomicU64; 2]);

@@ -509,7 +509,7 @@ mod tests {
         layout.rows(&batch).unwrap().image(0, &mut image).unwrap();
         assert!(layout.check(&image[..image.len() - 1]).is_err());
         assert!(layout.check(&[]).is_err());
-        for at in 0..image.len() {
+        for at in (0..image.len()).step_by(if cfg!(miri) { 9 } else { 1 }) {
             for flip in [1, 0x80, 0xff] {
                 let mut damaged = image.clone();
                 damaged[at] ^= flip;
