@@ -30,7 +30,7 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-tablespace -p tidepool-txn
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-table -- bits:: packing:: uuid:: rows::
+    MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::
 
 # Every interleaving of the query heap's leases, and many of the page table's, the transactions', and the log's. Apart, as
 # the flag would rebuild everything.

@@ -57,6 +57,9 @@ pub trait Commit {
 
     /// Puts `ts` into every version in place of the tag, and retires what they replaced at `ts`.
     fn stamp(&mut self, ts: CommitTs, worker: &Worker);
+
+    /// In the place of all the others, when nothing was written: forgets what was read.
+    fn end_reading(&mut self) {}
 }
 
 /// A slot, of a session or a thread that keeps it for long: one transaction after another. Dropping it gives the slot back;
@@ -267,6 +270,7 @@ impl Worker {
     pub fn commit(&mut self, work: &mut impl Commit) -> Result<Option<CommitTs>> {
         debug_assert!(self.is_active);
         if !self.wrote.get() {
+            work.end_reading();
             self.end();
             return Ok(None);
         }
@@ -384,6 +388,7 @@ impl Worker {
         if self.queue.borrow().len() >= self.collect_at.get() {
             self.transactions.try_advance_horizon();
             self.free_due();
+            self.queue.borrow_mut().forget_owners();
             self.collect_at.set(self.queue.borrow().len() + COLLECT_EVERY);
         }
     }
@@ -420,6 +425,11 @@ impl Worker {
         self.transactions.retired.take_over(self.queue.take());
     }
 }
+
+const _: () = {
+    const fn moves_between_threads<T: Send>() {}
+    moves_between_threads::<Worker>();
+};
 
 impl Drop for Worker {
     fn drop(&mut self) {

@@ -1034,6 +1034,20 @@ fn a_row_that_comes_into_a_table_that_was_read_fails_a_serializable_transaction(
     assert_eq!(one.commit().unwrap_err().code(), SqlState::SERIALIZATION_FAILURE);
     one.abort();
     assert_eq!(two.read(mine), None);
+    // What a transaction read that wrote nothing is as of its snapshot, and nothing to the next one.
+    one.begin(Isolation::Serializable);
+    assert_eq!(one.scan().len(), 1);
+    one.writes.read_table(&fixture.store);
+    two.begin(Isolation::ReadCommitted);
+    two.insert(3, 3).unwrap();
+    two.commit().unwrap();
+    assert_eq!(one.commit().unwrap(), None);
+    one.begin(Isolation::Serializable);
+    one.insert(4, 4).unwrap();
+    two.begin(Isolation::ReadCommitted);
+    two.insert(5, 5).unwrap();
+    two.commit().unwrap();
+    one.commit().unwrap();
 }
 
 /// Entries of an index in the roughest form: whoever writes a row with a value enters it; what is gone is dropped.

@@ -192,6 +192,12 @@ impl WriteSet {
         self.end();
     }
 
+    /// The transaction has committed, having written nothing.
+    pub fn end_reading(&mut self) {
+        debug_assert!(self.writes.is_empty());
+        self.end();
+    }
+
     /// Takes locks out of heads at a commit, the last one first.
     fn unlock(&self, worker: &Worker) {
         let locks = || {
@@ -289,5 +295,9 @@ impl Commit for WriteSet {
 
     fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
         WriteSet::stamp(self, ts, worker);
+    }
+
+    fn end_reading(&mut self) {
+        WriteSet::end_reading(self);
     }
 }
