@@ -37,10 +37,11 @@ impl FileDevice {
         }
         let shown = folder.display();
         files.create_folder(folder).map_err(|error| Error::io(format_args!("create folder \"{shown}\""), &error))?;
-        if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        // The folder's name; and the names in it, which a process may have changed and not lived to make durable.
+        for folder in folder.parent().filter(|parent| !parent.as_os_str().is_empty()).into_iter().chain([folder]) {
             files
-                .sync_folder(parent)
-                .map_err(|error| Error::io(format_args!("sync folder \"{}\"", parent.display()), &error))?;
+                .sync_folder(folder)
+                .map_err(|error| Error::io(format_args!("sync folder \"{}\"", folder.display()), &error))?;
         }
         Ok(FileDevice { files, folder: folder.to_owned(), segment_bytes, how })
     }

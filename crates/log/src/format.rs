@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(BlockHeader::peek(&bytes), Some(header));
         assert_eq!(read(&bytes), Some(checksum));
         assert_eq!(Frame::read(&bytes, BLOCK_HEADER_BYTES, bytes.len()).unwrap().header, frame);
-        for bit in 0..bytes.len() * 8 {
+        for bit in (0..bytes.len() * 8).step_by(if cfg!(miri) { 13 } else { 1 }) {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(read(&bytes), None, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);

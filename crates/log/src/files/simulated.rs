@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn what_was_synced_is_there_and_the_rest_may_be() {
         let (mut kept, mut lost, mut torn, mut unnamed) = (0, 0, 0, 0);
-        for seed in 0..200 {
+        for seed in 0..if cfg!(miri) { 30 } else { 200 } {
             let files = SimulatedFiles::new(seed);
             let first = file(&files);
             first.write_all_at(0, &[1; 512]).unwrap();
@@ -501,7 +501,7 @@ mod tests {
     #[test]
     fn a_failed_sync_is_not_mended_by_another() {
         let mut forgotten = 0;
-        for seed in 0..50 {
+        for seed in 0..if cfg!(miri) { 10 } else { 50 } {
             let files = SimulatedFiles::new(seed);
             let file = file(&files);
             file.sync_data().unwrap();
