@@ -1,4 +1,4 @@
-use crate::format::DatabaseIdentity;
+use crate::format::{BLOCK_FRAMES_MAX, DatabaseIdentity};
 use std::time::Duration;
 
 /// How a log behaves. Sizes are of whole segments, so a log may be some larger.
@@ -15,6 +15,9 @@ pub struct LogConfig {
     pub commit_siblings: usize,
     /// What a thread may have appended before it has to see to it being written.
     pub buffer_bytes_max: u64,
+    /// What is sealed under one checksum at most, up to 1 MB, if it is more than one record. Small ones are for tests of what
+    /// happens between several.
+    pub block_bytes_max: usize,
     /// How long a reservation waits for a checkpoint to make room, before it fails.
     pub room_wait: Duration,
 }
@@ -28,6 +31,7 @@ impl LogConfig {
             commit_delay: Duration::ZERO,
             commit_siblings: 5,
             buffer_bytes_max: 4 << 20,
+            block_bytes_max: BLOCK_FRAMES_MAX,
             room_wait: Duration::from_secs(10),
         }
     }

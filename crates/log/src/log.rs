@@ -90,7 +90,7 @@ impl Log {
         };
         let log = Arc::new(Log {
             group: Group::new(start.ts_max),
-            writer: Mutex::new(Writer::new(device.clone(), config.identity, u64::from_le_bytes(life), start)),
+            writer: Mutex::new(Writer::new(device.clone(), &config, u64::from_le_bytes(life), start)),
             receivers: Mutex::new(Vec::new()),
             appender_next: AtomicU32::new(0),
             participants: AtomicUsize::new(0),

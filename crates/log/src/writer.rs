@@ -6,6 +6,7 @@
 //! them as they are.
 
 use crate::channel::Receiver;
+use crate::config::LogConfig;
 use crate::device::{LogDevice, LogSegment};
 use crate::file_device::AlignedBuffer;
 use crate::format::{
@@ -53,6 +54,7 @@ impl Start {
 pub(crate) struct Writer {
     device: Arc<dyn LogDevice>,
     identity: DatabaseIdentity,
+    block_bytes_max: usize,
     /// Appenders' buffers.
     pub receivers: Vec<Receiver>,
 
@@ -87,7 +89,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub fn new(device: Arc<dyn LogDevice>, identity: DatabaseIdentity, life: u64, start: Start) -> Writer {
+    pub fn new(device: Arc<dyn LogDevice>, config: &LogConfig, life: u64, start: Start) -> Writer {
         let ts_max = start.written.last().map_or(CommitTs(0), |written| written.ts_max);
         // A page before the block, the block, a page behind it.
         let buffer = AlignedBuffer::zeroed(
@@ -95,7 +97,8 @@ impl Writer {
         );
         Writer {
             device,
-            identity,
+            identity: config.identity,
+            block_bytes_max: config.block_bytes_max.min(BLOCK_FRAMES_MAX),
             receivers: Vec::new(),
             buffer_start: start.offset,
             current: start.current,
@@ -162,7 +165,7 @@ impl Writer {
 
     fn put(&mut self, header: &FrameHeader, frame: &[AtomicU64], room: &Mutex<Room>) -> Result<()> {
         let bytes = frame.len() * 8;
-        if self.is_open && self.block_bytes() + bytes > BLOCK_HEADER_BYTES + BLOCK_FRAMES_MAX {
+        if self.is_open && self.block_bytes() + bytes > BLOCK_HEADER_BYTES + self.block_bytes_max {
             self.close();
             self.write_out()?;
         }

@@ -108,6 +108,7 @@ impl World {
         config.bytes_max = 4 * SEGMENT_BYTES as u64;
         config.bytes_min = self.random.below(4) * SEGMENT_BYTES as u64;
         config.buffer_bytes_max = 64 << 10;
+        config.block_bytes_max = 1 << (9 + self.random.below(12));
         config
     }
 
