@@ -273,7 +273,7 @@ fn what_is_below_the_floor_was_appended() {
         }
         fn stamp(&mut self, _: CommitTs, _: &Worker) {}
     }
-    model(3, || {
+    model(2, || {
         let all = Transactions::starting_after(CommitTs(0));
         let mut writer = all.worker().unwrap();
         let appended = Arc::new(AtomicU64::new(0));
@@ -281,7 +281,7 @@ fn what_is_below_the_floor_was_appended() {
             let (all, appended) = (All::clone(&all), Arc::clone(&appended));
             thread::spawn(move || {
                 // Late, so that a commit may be below the floor.
-                for _ in 0..4 {
+                for _ in 0..2 {
                     all.clock().now();
                 }
                 let floor = all.floor();

@@ -1,0 +1,379 @@
+//! One step at a time, each with what must come of it.
+
+use super::*;
+
+#[test]
+fn a_row_goes_through_its_life() {
+    let fixture = Fixture::tiny();
+    let (mut one, mut two) = (fixture.session(), fixture.session());
+    one.begin(Isolation::ReadCommitted);
+    two.begin(Isolation::RepeatableRead);
+    let row = one.insert(1, 10).unwrap();
+    assert_eq!(one.read(row), None, "a command does not see its own rows");
+    one.next();
+    assert_eq!(one.read(row), Some((1, 10)));
+    assert_eq!(two.read(row), None);
+    assert_eq!(two.delete(row).unwrap(), Outcome::Conflict(one.worker.tag()));
+    let savepoint = one.writes.savepoint();
+    assert_eq!(one.update(row, 1, 11).unwrap(), Outcome::Written);
+    assert_eq!(one.update(row, 1, 12).unwrap(), Outcome::SelfModified);
+    one.next();
+    assert_eq!(one.read(row), Some((1, 11)));
+    one.writes.undo_to(savepoint, &one.worker);
+    assert_eq!(one.read(row), Some((1, 10)));
+    let c = one.commit().unwrap().unwrap();
+    assert_eq!(two.read(row), None);
+    assert_eq!(two.delete(row).unwrap(), Outcome::Newer { ts: c, deleted: false });
+    two.abort();
+    two.begin(Isolation::ReadCommitted);
+    assert_eq!(two.read(row), Some((1, 10)));
+    assert_eq!(two.delete(row).unwrap(), Outcome::Written);
+    two.next();
+    assert_eq!(two.read(row), None);
+    assert_eq!(two.delete(row).unwrap(), Outcome::Deleted);
+    assert_eq!(one.read(row), Some((1, 10)));
+    let changes: Vec<_> = two.writes.changes().map(|(_, row, change)| (row, change)).collect();
+    assert_eq!(changes, [(row, Change::Deleted)]);
+    two.commit().unwrap();
+    assert_eq!(one.read(row), None);
+    assert_eq!(one.scan().len(), 0);
+    drop((one, two));
+    fixture.check_empty();
+}
+
+#[test]
+fn row_locks_keep_off_whom_they_should() {
+    use RowLock::*;
+    // Of PostgreSQL's table of conflicting row-level locks.
+    let conflicts = |held: RowLock, wanted: RowLock| match (held, wanted) {
+        (KeyShare, Update) | (Update, KeyShare) => true,
+        (KeyShare, _) | (_, KeyShare) => false,
+        (Share, Share) => false,
+        _ => true,
+    };
+    let fixture = Fixture::tiny();
+    let (mut one, mut two) = (fixture.session(), fixture.session());
+    one.begin(Isolation::ReadCommitted);
+    let row = one.insert(1, 1).unwrap();
+    one.commit().unwrap();
+    for held in [KeyShare, Share, NoKeyUpdate, Update] {
+        for wanted in [KeyShare, Share, NoKeyUpdate, Update] {
+            one.begin(Isolation::ReadCommitted);
+            two.begin(Isolation::ReadCommitted);
+            assert_eq!(one.lock(row, held), Outcome::Written);
+            assert_eq!(one.lock(row, held), Outcome::Written, "a lock is had once and for all");
+            let expected = if conflicts(held, wanted) { Outcome::Conflict(one.worker.tag()) } else { Outcome::Written };
+            assert_eq!(two.lock(row, wanted), expected, "{held:?}, then {wanted:?}");
+            assert_eq!(two.read(row), Some((1, 1)), "readers pass over locks");
+            if expected != Outcome::Written {
+                one.commit().unwrap();
+                assert_eq!(two.lock(row, wanted), Outcome::Written);
+            }
+            two.abort();
+            one.abort();
+        }
+        // Updates that leave the key alone, and deletions.
+        one.begin(Isolation::ReadCommitted);
+        two.begin(Isolation::ReadCommitted);
+        assert_eq!(one.lock(row, held), Outcome::Written);
+        let conflict = Outcome::Conflict(one.worker.tag());
+        let expected = if conflicts(held, NoKeyUpdate) { conflict } else { Outcome::Written };
+        assert_eq!(two.update(row, 1, 2).unwrap(), expected, "{held:?}");
+        two.abort();
+        two.begin(Isolation::ReadCommitted);
+        assert_eq!(two.delete(row).unwrap(), conflict, "{held:?}");
+        two.abort();
+        // Who has the row may write it.
+        assert_eq!(one.update(row, 1, 1).unwrap(), Outcome::Written);
+        one.commit().unwrap();
+    }
+    // Of several locks of one transaction none is left at its end.
+    one.begin(Isolation::ReadCommitted);
+    for lock in [KeyShare, NoKeyUpdate, Share, Update] {
+        assert_eq!(one.lock(row, lock), Outcome::Written);
+    }
+    one.commit().unwrap();
+    // A lock that is taken back with a savepoint keeps nobody off.
+    one.begin(Isolation::ReadCommitted);
+    two.begin(Isolation::ReadCommitted);
+    one.insert(2, 2).unwrap();
+    let savepoint = one.writes.savepoint();
+    assert_eq!(one.lock(row, Update), Outcome::Written);
+    one.next();
+    assert_eq!(one.update(row, 1, 5).unwrap(), Outcome::Written);
+    one.writes.undo_to(savepoint, &one.worker);
+    assert_eq!(two.update(row, 1, 1).unwrap(), Outcome::Written);
+    two.commit().unwrap();
+    drop((one, two));
+    fixture.check_empty();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn a_loaded_row_group_comes_with_its_transaction() {
+    let fixture = Fixture::new();
+    let (mut one, two) = (fixture.session(), fixture.session());
+    let rows: Vec<(i64, i64, String)> = (0..1000).map(|i| (i, 2 * i, note_of(2 * i))).collect();
+    let rows: Vec<(i64, i64, &str)> = rows.iter().map(|(id, value, note)| (*id, *value, note.as_str())).collect();
+    let group = Arc::new(fixture.encode(&batch(&rows)).unwrap());
+    for commit in [false, true] {
+        one.begin(Isolation::ReadCommitted);
+        let number = {
+            let view = one.worker.snapshot();
+            fixture.store.load(&one.worker, &view, &mut one.writes, Arc::clone(&group)).unwrap()
+        };
+        one.next();
+        let row = RowId::new(number, 17);
+        assert_eq!(one.read(row), Some((17, 34)));
+        assert_eq!(one.update(row, 17, 35).unwrap(), Outcome::Written);
+        assert_eq!(two.read(row), None);
+        assert_eq!(fixture.merge(&two.worker, number).unwrap(), Merged::Nothing);
+        if commit {
+            one.commit().unwrap();
+            assert_eq!(two.scan().len(), 1000);
+            assert_eq!(two.read(row), Some((17, 35)));
+            assert_eq!(two.read(RowId::new(number, 1000)), None);
+        } else {
+            one.abort();
+            assert_eq!(two.scan().len(), 0);
+        }
+    }
+    drop((one, two, group));
+    fixture.check_empty();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn a_merge_changes_nothing_that_anybody_sees() {
+    let fixture = Fixture::new();
+    let (mut one, reader, merger) = (fixture.session(), fixture.session(), fixture.all.worker().unwrap());
+    one.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..700).map(|i| one.insert(i, i).unwrap()).collect();
+    one.commit().unwrap();
+    let old = reader.worker.hold();
+    let before = scan(&fixture.store, &old);
+    one.begin(Isolation::ReadCommitted);
+    for (i, row) in rows.iter().enumerate() {
+        match i % 5 {
+            0 => assert_eq!(one.update(*row, i as i64, 1000).unwrap(), Outcome::Written),
+            1 => assert_eq!(one.delete(*row).unwrap(), Outcome::Written),
+            _ => {}
+        }
+    }
+    one.commit().unwrap();
+    let after = reader.scan();
+    // What the old snapshot sees goes to main; the heads stay while it looks.
+    assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Replaced { rows: 700, dead: 0 });
+    assert!(!fixture.store.finish_merge(&merger, 0));
+    assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Busy);
+    assert_eq!(scan(&fixture.store, &old), before);
+    assert_eq!(reader.scan(), after);
+    // Who comes after the replacement looks at the new main, and holds nothing up.
+    let second = reader.worker.hold();
+    drop(old);
+    assert!(fixture.store.finish_merge(&merger, 0));
+    assert_eq!(scan(&fixture.store, &second), after);
+    drop(second);
+    assert_eq!(reader.scan(), after);
+    assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Replaced { rows: 560, dead: 140 });
+    while !fixture.store.finish_merge(&merger, 0) {}
+    assert_eq!(reader.scan(), after);
+    let usage = fixture.store.range_usage(&reader.worker.snapshot(), 0);
+    assert_eq!((usage.headed, usage.main, usage.dead), (0, 700, 140));
+    while merger.collect() + one.worker.collect() > 0 {}
+    assert_eq!(fixture.near.bytes(Purpose::Delta), 0, "no heads are left where main has everything");
+    assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Nothing);
+    // Deletions alone keep the row group.
+    one.begin(Isolation::ReadCommitted);
+    for row in &rows[650..] {
+        let _ = one.delete(*row).unwrap();
+    }
+    one.commit().unwrap();
+    let group = |store: &RowStore| {
+        let view = reader.worker.snapshot();
+        store.range(&view, 0).unwrap().group().map(Arc::as_ptr)
+    };
+    let (before, after) = (group(&fixture.store), reader.scan());
+    assert!(matches!(fixture.merge(&merger, 0).unwrap(), Merged::Replaced { rows: 520, .. }));
+    while !fixture.store.finish_merge(&merger, 0) {}
+    assert_eq!((group(&fixture.store), reader.scan()), (before, after));
+    // And of a range without rows nothing stays.
+    one.begin(Isolation::ReadCommitted);
+    for row in &rows {
+        let _ = one.delete(*row).unwrap();
+    }
+    one.commit().unwrap();
+    assert_eq!(fixture.merge(&merger, 0).unwrap(), Merged::Replaced { rows: 0, dead: 0 });
+    while !fixture.store.finish_merge(&merger, 0) {}
+    assert_eq!(group(&fixture.store), None);
+    assert!(reader.scan().is_empty());
+    drop((one, reader, merger));
+    fixture.check_empty();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn a_transaction_that_runs_out_of_memory_aborts_and_leaves_nothing() {
+    let fixture = Fixture::tiny();
+    let mut session = fixture.session();
+    session.begin(Isolation::ReadCommitted);
+    let kept = session.insert(-1, 40).unwrap();
+    session.commit().unwrap();
+    for _ in 0..3 {
+        session.begin(Isolation::ReadCommitted);
+        let error = loop {
+            session.next();
+            match session.insert(1, 80).and_then(|_| session.update(kept, -1, 41)) {
+                Ok(outcome) => assert_eq!(outcome, Outcome::Written),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.code(), SqlState::OUT_OF_MEMORY, "{error}");
+        session.abort();
+        assert_eq!(session.scan(), BTreeMap::from([(kept, (-1, 40))]));
+        while session.worker.collect() > 0 {}
+    }
+    drop(session);
+    fixture.check_empty();
+}
+
+#[test]
+fn a_row_that_comes_into_a_table_that_was_read_fails_a_serializable_transaction() {
+    let fixture = Fixture::tiny();
+    let (mut one, mut two) = (fixture.session(), fixture.session());
+    one.begin(Isolation::Serializable);
+    assert!(one.scan().is_empty());
+    one.writes.read_table(&fixture.store);
+    let mine = one.insert(1, 1).unwrap();
+    two.begin(Isolation::ReadCommitted);
+    two.insert(2, 2).unwrap();
+    two.commit().unwrap();
+    assert_eq!(one.commit().unwrap_err().code(), SqlState::SERIALIZATION_FAILURE);
+    one.abort();
+    assert_eq!(two.read(mine), None);
+    // What a transaction read that wrote nothing is as of its snapshot, and nothing to the next one.
+    one.begin(Isolation::Serializable);
+    assert_eq!(one.scan().len(), 1);
+    one.writes.read_table(&fixture.store);
+    two.begin(Isolation::ReadCommitted);
+    two.insert(3, 3).unwrap();
+    two.commit().unwrap();
+    assert_eq!(one.commit().unwrap(), None);
+    one.begin(Isolation::Serializable);
+    one.insert(4, 4).unwrap();
+    two.begin(Isolation::ReadCommitted);
+    two.insert(5, 5).unwrap();
+    two.commit().unwrap();
+    one.commit().unwrap();
+}
+
+/// Entries of an index in the roughest form: whoever writes a row with a value enters it; what is gone is dropped.
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn an_index_is_told_what_is_gone() {
+    #[derive(Default)]
+    struct Entries(Mutex<BTreeSet<(i64, RowId)>>);
+    struct Told(Arc<Entries>);
+    fn value_of(store: &RowStore, row: RowRef<'_>) -> i64 {
+        row_of(store, row).1
+    }
+    impl Gone for Told {
+        fn gone(&self, store: &RowStore, horizon: &View, row: RowId, was: RowRef<'_>) {
+            let value = value_of(store, was);
+            // Under the index's lock, so that nobody enters the same meanwhile.
+            let mut entries = self.0.0.lock().unwrap();
+            if !store.any_version(horizon, row, &mut |other| value_of(store, other) == value) {
+                entries.remove(&(value, row));
+            }
+        }
+    }
+    let fixture = Fixture::new();
+    let entries = Arc::new(Entries::default());
+    fixture.store.set_gone(Box::new(Told(Arc::clone(&entries))));
+    let mut session = fixture.session();
+    let merger = fixture.all.worker().unwrap();
+    let mut next = noise(9);
+    let mut rows: Vec<RowId> = Vec::new();
+    for round in 0..1500 {
+        session.begin(Isolation::ReadCommitted);
+        for _ in 0..1 + next() % 4 {
+            let value = next() as i64 % 5;
+            let row = match next() % 6 {
+                _ if rows.is_empty() => session.insert(0, value).unwrap(),
+                0 => session.insert(0, value).unwrap(),
+                1 => {
+                    let _ = session.delete(rows[next() as usize % rows.len()]).unwrap();
+                    session.next();
+                    continue;
+                }
+                _ => {
+                    let row = rows[next() as usize % rows.len()];
+                    if session.update(row, 0, value).unwrap() != Outcome::Written {
+                        continue;
+                    }
+                    row
+                }
+            };
+            rows.push(row);
+            entries.0.lock().unwrap().insert((value, row));
+            session.next();
+        }
+        if next().is_multiple_of(4) {
+            session.abort()
+        } else {
+            session.commit().unwrap();
+        }
+        if round % 40 == 0 {
+            fixture.merge(&merger, 0).unwrap();
+        }
+        if round % 25 == 0 {
+            fixture.store.finish_merge(&merger, 0);
+            merger.collect();
+        }
+        let found: BTreeSet<(i64, RowId)> = session.scan().iter().map(|(row, (_, value))| (*value, *row)).collect();
+        assert!(found.is_subset(&entries.0.lock().unwrap()), "round {round}: an entry is missing");
+    }
+    for _ in 0..2 {
+        while !fixture.store.finish_merge(&merger, 0) {}
+        while session.worker.collect() + merger.collect() > 0 {}
+        fixture.merge(&merger, 0).unwrap();
+    }
+    while !fixture.store.finish_merge(&merger, 0) {}
+    let found: BTreeSet<(i64, RowId)> = session.scan().iter().map(|(row, (_, value))| (*value, *row)).collect();
+    assert_eq!(*entries.0.lock().unwrap(), found, "entries of what is gone are left");
+    drop((session, merger));
+    fixture.check_empty();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn a_log_is_replayed_by_row_id() {
+    let fixture = Fixture::new();
+    let mut session = fixture.session();
+    let mut expected: HashMap<RowId, i64> = HashMap::new();
+    session.begin(Isolation::ReadCommitted);
+    for (range, position, value) in [(2, 5, 50), (0, 0, 1), (2, 5, 51), (1, ROW_GROUP_ROWS - 1, 3)] {
+        let row = RowId::new(range, position);
+        session.set(7, value);
+        let view = session.worker.snapshot();
+        fixture.store.put(&session.worker, &view, &mut session.writes, row, Some(&session.image)).unwrap();
+        drop(view);
+        session.next();
+        expected.insert(row, value);
+    }
+    let row = RowId::new(0, 0);
+    let view = session.worker.snapshot();
+    fixture.store.put(&session.worker, &view, &mut session.writes, row, None).unwrap();
+    drop(view);
+    expected.remove(&row);
+    session.commit().unwrap();
+    let found: HashMap<RowId, i64> = session.scan().into_iter().map(|(row, (_, value))| (row, value)).collect();
+    assert_eq!(found, expected);
+    // New rows go elsewhere.
+    session.begin(Isolation::ReadCommitted);
+    let new = session.insert(1, 1).unwrap();
+    assert!(!expected.contains_key(&new) && new.range() == 3);
+    session.abort();
+    drop(session);
+    fixture.check_empty();
+}
