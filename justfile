@@ -68,7 +68,7 @@ log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
 # Histories of the row store against a model, and chaos on several threads while ranges are merged; debug assertions on.
 stress-rows SECONDS="60" SEED="1":
     CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
-        cargo test --release -p tidepool-table --lib --target-dir target/stress rows::tests::stress -- --nocapture
+        cargo test --release -p tidepool-table --lib --target-dir target/stress rows::tests::threads::stress -- --nocapture
 
 # What a point read and a transaction of one row cost, without index, log or SQL, on one thread and on THREADS.
 bench-rows ROWS="1000000" THREADS="2" *PROFILE:

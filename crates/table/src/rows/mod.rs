@@ -1,10 +1,8 @@
 //! The row store: rows by id, each with its versions, over main.
 //!
-//! Nouns: a [`RowStore`] is a table's rows. It is a list of ranges; a range has a head a row (its newest [version], or null:
+//! Nouns: a [`RowStore`] is a table's rows. It is a list of ranges; a range has a head a row (its newest version, or null:
 //! main has it) and a [`MainPart`]. A transaction's [`WriteSet`] is what it wrote, in any number of tables. A
 //! [`RowLayout`] says how a row becomes an image, which is what a version holds. Versions lie in [`VersionMemory`].
-//!
-//! [version]: version
 //!
 //! # What may be looked at
 //!
@@ -20,6 +18,14 @@
 //! * A [`MainPart`] is retired as of a time after it was replaced.
 //!
 //! What is retired is freed when the horizon is past it.
+//!
+//! # What is left to the database
+//!
+//! * A session has a [`Worker`](tidepool_txn::Worker) and a [`WriteSet`]. Its statements take a snapshot, and turn an
+//!   [`Outcome`] into waiting, looking again, or an error. Its part in a commit wraps the write set's, with a log between.
+//! * Somebody calls `Worker::collect` now and then, and [`RowStore::finish_merge`] after a merge; a session that rests calls
+//!   `Worker::rest`.
+//! * What is allocated here lasts longer than a statement: a thread inside a query heap writes rows outside of it.
 
 mod layout;
 mod locks;
