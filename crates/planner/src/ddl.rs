@@ -3,16 +3,17 @@
 use crate::facts::SessionFacts;
 use crate::insert;
 use crate::resolve;
+use crate::sequences::{Generated, SequenceOptions};
 use crate::statement::{AlterTablespaceAction, fold};
 use crate::types::sql_type;
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{Expr, ExprSchemable};
-use datafusion::sql::sqlparser::ast::{self, ColumnOption, TableConstraint};
+use datafusion::sql::sqlparser::ast::{self, ColumnOption, GeneratedAs, TableConstraint};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
 use tidepool_database::{Config, RelationName, TablespaceChange};
-use tidepool_table::{ColumnDef, Placement};
+use tidepool_table::{ColumnDef, Identity, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
 /// Columns of a table: PostgreSQL's limit.
@@ -27,6 +28,8 @@ pub struct NewTable {
     pub if_not_exists: bool,
     pub columns: Vec<ColumnDef>,
     pub primary_key: Vec<usize>,
+    /// Columns with sequences of their own, which are still to be made.
+    pub generated: Vec<Generated>,
     pub placement: Placement,
     /// `CREATE TABLE AS`: the query, and the names that its columns take.
     pub query: Option<(Box<ast::Query>, Vec<String>)>,
@@ -87,6 +90,7 @@ pub fn new_table(
             if_not_exists: table.if_not_exists,
             columns: Vec::new(),
             primary_key: Vec::new(),
+            generated: Vec::new(),
             placement,
             query: Some((query, names)),
         });
@@ -94,9 +98,11 @@ pub fn new_table(
 
     let mut columns: Vec<ColumnDef> = Vec::with_capacity(table.columns.len());
     let mut primary_key: Option<Vec<usize>> = None;
+    let mut generated = Vec::new();
     for column in table.columns {
         let position = columns.len();
-        let (definition, primary) = column_def(facts, column)?;
+        let (definition, primary, sequence) = column_def(facts, &name.name, column)?;
+        generated.extend(sequence.map(|(options, identity)| Generated { column: position, options, identity }));
         if primary && primary_key.replace(vec![position]).is_some() {
             return Err(multiple_keys(&name.name));
         }
@@ -142,7 +148,7 @@ pub fn new_table(
     for &position in &primary_key {
         columns[position].nullable = false;
     }
-    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, primary_key, placement, query: None })
+    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, primary_key, generated, placement, query: None })
 }
 
 /// Refuses too many columns and names that are taken twice.
@@ -196,21 +202,31 @@ fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
     }
 }
 
-fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(ColumnDef, bool)> {
+/// The options of a column's own sequence, and whether it is an identity column's.
+type OwnSequence = Option<(SequenceOptions, bool)>;
+
+/// A column, whether it is the primary key, and the sequence to be made for it.
+pub fn column_def(
+    facts: &Arc<SessionFacts>,
+    table: &str,
+    column: ast::ColumnDef,
+) -> Result<(ColumnDef, bool, OwnSequence)> {
     let name = fold(&column.name);
-    let sql_type = sql_type(&column.data_type)?;
-    let mut nullable = None;
+    let serial = serial_type(&column.data_type);
+    let sql_type = serial.map_or_else(|| sql_type(&column.data_type), Ok)?;
+    let mut nullable = serial.map(|_| false);
     let mut default = None;
+    let mut identity: Option<(Identity, SequenceOptions)> = None;
     let mut primary = false;
     for option in column.options {
         match option.option {
             ColumnOption::Null => set_nullable(&mut nullable, true, &name)?,
             ColumnOption::NotNull => set_nullable(&mut nullable, false, &name)?,
             ColumnOption::Default(expr) => {
-                if default.replace(expr).is_some() {
+                if default.replace(expr).is_some() || serial.is_some() {
                     return Err(Error::new(
                         SqlState::SYNTAX_ERROR,
-                        format!("multiple default values specified for column \"{name}\""),
+                        format!("multiple default values specified for column \"{name}\" of table \"{table}\""),
                     ));
                 }
             }
@@ -218,6 +234,22 @@ fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(Colu
             ColumnOption::Unique(_) => return Err(no_constraint("UNIQUE")),
             ColumnOption::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
             ColumnOption::Check(_) => return Err(no_constraint("CHECK")),
+            ColumnOption::Generated {
+                generated_as: kind @ (GeneratedAs::Always | GeneratedAs::ByDefault),
+                sequence_options,
+                generation_expr: None,
+                ..
+            } => {
+                let kind = if kind == GeneratedAs::Always { Identity::Always } else { Identity::ByDefault };
+                let options = SequenceOptions::of_identity(sequence_options.as_deref().unwrap_or(&[]))?;
+                if identity.replace((kind, options)).is_some() {
+                    return Err(Error::new(
+                        SqlState::SYNTAX_ERROR,
+                        format!("multiple identity specifications for column \"{name}\" of table \"{table}\""),
+                    ));
+                }
+                set_nullable(&mut nullable, false, &name)?;
+            }
             ColumnOption::Generated { .. } | ColumnOption::Identity(_) => {
                 return Err(Error::unsupported("generated columns are not supported"));
             }
@@ -231,6 +263,26 @@ fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(Colu
             other => return Err(Error::unsupported(format!("column option {other} is not supported"))),
         }
     }
+    if identity.is_some() && (default.is_some() || serial.is_some()) {
+        return Err(Error::new(
+            SqlState::SYNTAX_ERROR,
+            format!("both default and identity specified for column \"{name}\" of table \"{table}\""),
+        ));
+    }
+    if identity.is_some() && !matches!(sql_type, SqlType::SmallInt | SqlType::Integer | SqlType::BigInt) {
+        return Err(Error::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            "identity column type must be smallint, integer, or bigint",
+        ));
+    }
+    let kind = identity.as_ref().map(|identity| identity.0);
+    let own = match identity {
+        Some((_, options)) => Some((options, true)),
+        None => serial.map(|_| (SequenceOptions::default(), false)),
+    };
+    let own = own.map(|(options, identity)| {
+        (SequenceOptions { data_type: options.data_type.or(Some(sql_type)), ..options }, identity)
+    });
     let default = match default {
         Some(expr) => Some(check_default(facts, &name, sql_type, expr)?),
         None => None,
@@ -242,7 +294,19 @@ fn column_def(facts: &Arc<SessionFacts>, column: ast::ColumnDef) -> Result<(Colu
             format!("conflicting NULL/NOT NULL declarations for column \"{name}\""),
         ));
     }
-    Ok((ColumnDef { nullable, default, ..ColumnDef::new(name, sql_type) }, primary))
+    Ok((ColumnDef { nullable, default, identity: kind, ..ColumnDef::new(name, sql_type) }, primary, own))
+}
+
+/// The type of a `serial` column.
+fn serial_type(data_type: &ast::DataType) -> Option<SqlType> {
+    let ast::DataType::Custom(name, _) = data_type else { return None };
+    let [part] = name.0.as_slice() else { return None };
+    match part.as_ident().map(fold)?.as_str() {
+        "smallserial" | "serial2" => Some(SqlType::SmallInt),
+        "serial" | "serial4" => Some(SqlType::Integer),
+        "bigserial" | "serial8" => Some(SqlType::BigInt),
+        _ => None,
+    }
 }
 
 fn set_nullable(slot: &mut Option<bool>, nullable: bool, column: &str) -> Result<()> {
@@ -260,11 +324,13 @@ fn check_default(
     facts: &Arc<SessionFacts>,
     column: &str,
     sql_type: tidepool_base::SqlType,
-    expr: ast::Expr,
+    mut expr: ast::Expr,
 ) -> Result<String> {
     use datafusion::logical_expr::simplify::SimplifyContext;
     use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+    crate::sequences::freeze(facts, &mut expr)?;
     let text = expr.to_string();
+    crate::catalog::rewrite_expression(&mut expr);
     let state = facts.planner.state(facts);
     let planned = insert::default_expression(&state, facts, expr).map_err(|error| match error.code() {
         SqlState::UNDEFINED_COLUMN => Error::unsupported("cannot use column reference in DEFAULT expression"),

@@ -14,13 +14,16 @@ pub enum Object {
     Schema(SchemaId),
     Table(TableId),
     View(TableId),
+    Sequence(TableId),
+    /// Of a table's column.
+    Default(TableId, u16),
 }
 
 impl Object {
     fn oid(self) -> u32 {
         match self {
             Object::Schema(id) => id.0,
-            Object::Table(id) | Object::View(id) => id.0,
+            Object::Table(id) | Object::View(id) | Object::Sequence(id) | Object::Default(id, _) => id.0,
         }
     }
 }
@@ -61,6 +64,21 @@ impl Shown<'_> {
                 Some(view) => format!("view {}", self.name(&RelationName::from(&**view))),
                 None => format!("view {id}"),
             },
+            Object::Sequence(id) => match self.version.catalog.sequence_by_id(id) {
+                Some(sequence) => format!("sequence {}", self.name(&RelationName::from(&sequence.def))),
+                None => format!("sequence {id}"),
+            },
+            Object::Default(id, number) => match self.version.table_by_id(id) {
+                Some(table) => {
+                    let column = table.def.column_by_number(number).map_or("", |(_, column)| &column.name);
+                    format!(
+                        "default value for column {} of {}",
+                        quote_identifier(column),
+                        self.object(Object::Table(id))
+                    )
+                }
+                None => format!("default value of table {id}"),
+            },
         }
     }
 }
@@ -72,9 +90,27 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
             let inside = version.tables.values().filter(|table| table.def.schema == id);
             let views = version.catalog.views.values().filter(|view| view.schema == id);
             let tables = inside.map(|table| (Object::Table(table.def.id), false));
-            tables.chain(views.map(|view| (Object::View(view.id), false))).collect()
+            let views = views.map(|view| (Object::View(view.id), false));
+            let sequences = version.catalog.sequences.values().filter(|sequence| sequence.def.schema == id);
+            // Those that go with a column go with its table.
+            let sequences = sequences.map(|sequence| (Object::Sequence(sequence.def.id), sequence.def.owner.is_some()));
+            tables.chain(views).chain(sequences).collect()
         }
-        Object::Table(id) | Object::View(id) => readers(version, id),
+        Object::Table(id) => {
+            let owned = version.catalog.owned_sequences(id).map(|owned| (Object::Sequence(owned.def.id), true));
+            readers(version, id).into_iter().chain(owned).collect()
+        }
+        Object::View(id) => readers(version, id),
+        Object::Sequence(id) => {
+            let tables = version.tables.values();
+            let defaults = tables.flat_map(|table| {
+                let uses = move |default: &String| crate::sequences::named_in(default).contains(&id);
+                let columns = table.def.columns.iter().filter(move |column| column.default.as_ref().is_some_and(uses));
+                columns.map(|column| (Object::Default(table.def.id, column.number), false))
+            });
+            readers(version, id).into_iter().chain(defaults).collect()
+        }
+        Object::Default(..) => Vec::new(),
     }
 }
 
@@ -109,6 +145,25 @@ pub fn plan(shown: &Shown<'_>, targets: &[Object], cascade: bool) -> Result<Vec<
     let mut seen = BTreeSet::new();
     for target in targets {
         collect(shown.version, *target, None, &mut seen, &mut drops);
+    }
+    // A default goes silently where its column does.
+    let gone: Vec<Object> = drops.iter().map(|drop| drop.object).collect();
+    drops.retain(|drop| !matches!(drop.object, Object::Default(table, _) if gone.contains(&Object::Table(table))));
+    for target in targets {
+        if let Object::Sequence(id) = target
+            && let Some(owner) = shown.version.catalog.sequence_by_id(*id).and_then(|sequence| sequence.def.owner)
+            && owner.identity
+            && let Some(table) = shown.version.table_by_id(owner.table)
+            && !gone.contains(&Object::Table(owner.table))
+        {
+            let column = table.def.column_by_number(owner.column).map_or("", |(_, column)| &column.name);
+            let column = format!("column {} of {}", quote_identifier(column), shown.object(Object::Table(owner.table)));
+            return Err(Error::new(
+                SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
+                format!("cannot drop {} because {column} requires it", shown.object(*target)),
+            )
+            .with_hint(format!("You can drop {column} instead.")));
+        }
     }
     for drop in &mut drops {
         if targets.contains(&drop.object) {

@@ -5,9 +5,11 @@
 //! `ScalarFunctionArgs::config_options` and `Session::config_options()` in `TableProvider::scan`.
 
 use crate::Planner;
+use crate::catalog::SessionSequences;
 use crate::settings::Settings;
 use chrono::{DateTime, Utc};
 use datafusion::common::config::{ConfigEntry, ConfigExtension, ConfigOptions, ExtensionOptions};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
 use tidepool_database::DatabaseVersion;
@@ -23,6 +25,7 @@ pub struct SessionFacts {
     /// Stands for the backend's process id.
     pub session_id: u32,
     pub settings: Arc<Settings>,
+    pub sequences: Arc<Mutex<SessionSequences>>,
     /// The snapshot this statement reads.
     pub version: Arc<DatabaseVersion>,
     pub transaction_start: DateTime<Utc>,

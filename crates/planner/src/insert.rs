@@ -5,7 +5,7 @@ use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::query::{self, ParameterFields};
 use crate::resolve::{self, Relation};
-use crate::statement::{QualifiedName, fold, parse_expression};
+use crate::statement::{Overriding, QualifiedName, fold, parse_expression};
 use crate::types::{declared_type, type_of};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::{TextReader, TextSettings};
-use tidepool_table::{TableDef, TableVersion};
+use tidepool_table::{Identity, TableDef, TableVersion};
 
 /// Positions of the columns named, or of all.
 pub fn positions(def: &TableDef, columns: &[String]) -> Result<Vec<usize>> {
@@ -62,9 +62,10 @@ pub struct Target {
     pub columns: Vec<usize>,
     /// `None`: `DEFAULT VALUES`.
     source: Option<Box<ast::Query>>,
+    overriding: Overriding,
 }
 
-pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
+pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overriding) -> Result<Target> {
     if insert.returning.is_some() {
         return Err(Error::unsupported("RETURNING is not supported"));
     }
@@ -109,12 +110,17 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
             fit(&mut columns, width, !insert.columns.is_empty())?;
             for row in &mut values.rows {
                 for (value, &column) in row.content.iter_mut().zip(&columns) {
-                    if matches!(value, ast::Expr::Identifier(ident) if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
+                    let definition = &version.def.columns[column];
+                    let generated = definition.identity.is_some() && overriding == Overriding::UserValue;
+                    if generated
+                        || matches!(value, ast::Expr::Identifier(ident) if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
                     {
                         *value = match &version.def.columns[column].default {
                             Some(text) => parse_expression(text)?,
                             None => ast::Expr::value(ast::Value::Null),
                         };
+                    } else if definition.identity == Some(Identity::Always) && overriding == Overriding::Nothing {
+                        return Err(always_generated(&definition.name));
                     }
                 }
             }
@@ -122,7 +128,13 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert) -> Result<Target> {
     } else {
         columns.clear();
     }
-    Ok(Target { version, columns, source })
+    Ok(Target { version, columns, source, overriding })
+}
+
+fn always_generated(column: &str) -> Error {
+    Error::new(SqlState::GENERATED_ALWAYS, format!("cannot insert a non-DEFAULT value into column \"{column}\""))
+        .with_detail(format!("Column \"{column}\" is an identity column defined as GENERATED ALWAYS."))
+        .with_hint("Use OVERRIDING SYSTEM VALUE to override.")
 }
 
 /// Without a column list, fewer values than columns leave the last ones to their defaults.
@@ -160,6 +172,11 @@ impl Target {
         let plan = query::logical_plan(state, facts, query, parameters, schema)?;
         let listed = self.columns.len() < def.columns.len();
         fit(&mut self.columns, plan.schema().fields().len(), listed)?;
+        for column in self.columns.iter().map(|&column| &def.columns[column]).filter(|_| !values) {
+            if column.identity == Some(Identity::Always) && self.overriding == Overriding::Nothing {
+                return Err(always_generated(&column.name));
+            }
+        }
         self.project(state, facts, plan, &def)
     }
 
@@ -174,6 +191,9 @@ impl Target {
         for (index, &column) in self.columns.iter().enumerate() {
             let expr = Expr::Column(source.schema().qualified_field(index).into());
             let target = &def.columns[column];
+            if target.identity.is_some() && self.overriding == Overriding::UserValue {
+                continue;
+            }
             let source_field = source.schema().field(index);
             if !assignable(&source, index, source_field, target.sql_type) {
                 let from = type_of(source_field).map_or_else(|| "record".to_owned(), |sql_type| sql_type.to_string());

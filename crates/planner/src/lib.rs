@@ -37,6 +37,7 @@ mod queries;
 mod query;
 mod resolve;
 mod scan;
+mod sequences;
 mod session;
 mod settings;
 mod statement;

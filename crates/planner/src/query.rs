@@ -58,6 +58,7 @@ impl Names<'_> {
                 let depth = self.within.map_or(0, |within| within.depth + 1);
                 crate::view::provider(self.state, self.facts, view, depth)?
             }
+            Relation::Sequence(sequence) => crate::sequences::provider(sequence)?,
             Relation::System(system) => crate::catalog::table(system, self.facts),
         };
         match self.within {

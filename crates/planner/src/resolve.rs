@@ -6,7 +6,7 @@ use crate::facts::SessionFacts;
 use crate::statement::QualifiedName;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
-use tidepool_database::{RelationName, ViewDef};
+use tidepool_database::{RelationName, Sequence, ViewDef};
 use tidepool_table::TableVersion;
 
 /// The schema in which frozen queries name relations by id. No user can make a schema whose name begins like this.
@@ -16,6 +16,7 @@ pub const BY_ID: &str = "pg_oid";
 pub enum Relation {
     Table(Arc<TableVersion>),
     View(Arc<ViewDef>),
+    Sequence(Arc<Sequence>),
     /// A table or view of `pg_catalog`, `information_schema` or `tidepool`.
     System(&'static catalog::SystemRelation),
 }
@@ -25,6 +26,7 @@ impl Relation {
         match self {
             Relation::Table(table) => table.def.id.0,
             Relation::View(view) => view.id.0,
+            Relation::Sequence(sequence) => sequence.def.id.0,
             Relation::System(relation) => relation.oid,
         }
     }
@@ -68,7 +70,9 @@ pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relat
         Some(schema) => {
             let name = RelationName::new(schema.id, name);
             let table = facts.version.table(&name).map(|table| Relation::Table(table.clone()));
-            table.or_else(|| facts.version.catalog.views.get(&name).map(|view| Relation::View(view.clone())))
+            let view = || facts.version.catalog.views.get(&name).map(|view| Relation::View(view.clone()));
+            let sequence = || facts.version.catalog.sequences.get(&name).cloned().map(Relation::Sequence);
+            table.or_else(view).or_else(sequence)
         }
         None if schema == BY_ID => by_id(facts, TableId(name.parse().ok()?)),
         None => catalog::system_relation(schema, name).map(Relation::System),
@@ -78,7 +82,9 @@ pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relat
 /// A relation of users by its id.
 pub fn by_id(facts: &SessionFacts, id: TableId) -> Option<Relation> {
     let table = facts.version.table_by_id(id).map(|table| Relation::Table(table.clone()));
-    table.or_else(|| facts.version.catalog.view_by_id(id).map(|view| Relation::View(view.clone())))
+    let view = || facts.version.catalog.view_by_id(id).map(|view| Relation::View(view.clone()));
+    let sequence = || facts.version.catalog.sequence_by_id(id).cloned().map(Relation::Sequence);
+    table.or_else(view).or_else(sequence)
 }
 
 pub fn relation(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Option<Relation> {
@@ -120,6 +126,9 @@ pub fn table(facts: &SessionFacts, name: &QualifiedName) -> Result<Arc<TableVers
         Some(Relation::Table(table)) => Ok(table),
         Some(Relation::View(view)) => {
             Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a table", view.name)))
+        }
+        Some(Relation::Sequence(sequence)) => {
+            Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a table", sequence.def.name)))
         }
         Some(Relation::System(relation)) => Err(system_relation(relation.name)),
         None => Err(missing(name)),

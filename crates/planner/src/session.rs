@@ -12,6 +12,7 @@ mod outcome;
 mod prepared;
 mod query;
 mod savepoint;
+mod sequences;
 mod settings;
 mod tables;
 mod transaction;
@@ -22,6 +23,7 @@ pub use crate::copy::CopyIn;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};
 pub use transaction::TransactionStatus;
 
+use crate::catalog::SessionSequences;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::Planner;
@@ -112,6 +114,7 @@ pub struct Session {
     settings_reported: Arc<Settings>,
     block: Option<Block>,
     prepared: HashMap<String, Prepared>,
+    sequences: Arc<Mutex<SessionSequences>>,
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
     notices: Vec<Notice>,
@@ -150,6 +153,7 @@ impl Session {
             settings,
             block: None,
             prepared: HashMap::new(),
+            sequences: Arc::default(),
             cursors: HashMap::new(),
             next_cursor: 0,
             notices: Vec::new(),
@@ -244,6 +248,7 @@ impl Session {
             database: crate::facts::DATABASE,
             session_id: self.shared.id,
             settings: self.settings.clone(),
+            sequences: self.sequences.clone(),
             version: self.snapshot(),
             transaction_start: self.block.as_ref().map_or(statement_start, |block| block.start),
             statement_start,

@@ -44,6 +44,9 @@ fn columns_of(relation: &Relation) -> Vec<(u16, String)> {
     match relation {
         Relation::Table(table) => table.def.columns.iter().map(|column| (column.number, column.name.clone())).collect(),
         Relation::View(view) => (1..).zip(view.columns.iter().map(|column| column.name.clone())).collect(),
+        Relation::Sequence(_) => {
+            vec![(1, "last_value".to_owned()), (2, "log_cnt".to_owned()), (3, "is_called".to_owned())]
+        }
         Relation::System(relation) => (1..).zip(relation.columns.iter().map(|column| column.name.to_owned())).collect(),
     }
 }
@@ -77,6 +80,7 @@ struct Freezer<'a> {
 
 fn freeze(facts: &SessionFacts, text: &str) -> Result<Frozen> {
     let mut query = parse_query(text)?;
+    crate::sequences::freeze(facts, &mut query)?;
     let mut freezer = Freezer { facts, scopes: vec![], withs: vec![], sources: vec![], wildcard: false };
     if let ControlFlow::Break(error) = VisitMut::visit(&mut query, &mut freezer) {
         return Err(error);
@@ -101,7 +105,15 @@ fn freeze(facts: &SessionFacts, text: &str) -> Result<Frozen> {
             }),
         }
     }
-    Ok(Frozen { text: query.to_string(), relations })
+    let text = query.to_string();
+    // Relations that are named in expressions only must go on being there, too.
+    for id in crate::sequences::named_in(&text) {
+        let known = relations.iter().any(|relation| relation.id == id);
+        if !known && resolve::by_id(facts, id).is_some() {
+            relations.push(ViewRelation { id, columns: Vec::new() });
+        }
+    }
+    Ok(Frozen { text, relations })
 }
 
 impl VisitorMut for Freezer<'_> {
@@ -467,7 +479,7 @@ pub fn definition(facts: &SessionFacts, view: &ViewDef) -> String {
     let Ok(mut query) = parse_query(&view.query) else { return view.query.clone() };
     let _ = VisitMut::visit(&mut query, &mut Thaw { facts, view });
     name_outputs(&mut query, view);
-    format!("{};", layout(&query))
+    format!("{};", crate::sequences::shown(facts, &layout(&query)))
 }
 
 /// Gives the outputs the names of the view's columns.
@@ -511,6 +523,7 @@ impl VisitorMut for Thaw<'_> {
         let (schema, current) = match &relation {
             Relation::Table(table) => (table.def.schema, table.def.name.clone()),
             Relation::View(view) => (view.schema, view.name.clone()),
+            Relation::Sequence(sequence) => (sequence.def.schema, sequence.def.name.clone()),
             Relation::System(_) => {
                 if alias.as_ref().is_some_and(|alias| fold(&alias.name) == id && alias.columns.is_empty()) {
                     *alias = None;

@@ -5,8 +5,10 @@ use super::relations::{self, Rows};
 use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
+use std::sync::Arc;
 use tidepool_base::SqlType;
-use tidepool_table::TableVersion;
+use tidepool_database::Sequence;
+use tidepool_table::{Identity, TableVersion};
 
 /// Fills `rows` with what the view named `name` holds.
 pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
@@ -56,6 +58,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         "view_table_usage" | "view_column_usage" => view_usage(name, facts, rows),
+        "sequences" => super::sequences::standard(facts, rows),
         "table_constraints" => table_constraints(facts, rows),
         "check_constraints" => {
             for table in facts.version.tables.values() {
@@ -221,6 +224,7 @@ struct ColumnRow<'a> {
     default: Option<String>,
     nullable: bool,
     updatable: bool,
+    identity: Option<(Identity, Arc<Sequence>)>,
 }
 
 fn columns(facts: &SessionFacts, rows: &mut Rows) {
@@ -236,6 +240,7 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
                 default: None,
                 nullable: !column.not_null,
                 updatable: false,
+                identity: None,
             };
             push_column(facts, rows, &row);
         }
@@ -249,9 +254,11 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
                 number: column.number.into(),
                 type_oid: column.sql_type.oid(),
                 sql_type: Some(column.sql_type),
-                default: column.default.clone(),
+                default: (column.default.as_ref().filter(|_| column.identity.is_none()))
+                    .map(|default| crate::sequences::shown(facts, default)),
                 nullable: column.nullable,
                 updatable: true,
+                identity: (column.identity).zip(crate::sequences::of_column(&facts.version, table, column.number)),
             };
             push_column(facts, rows, &row);
         }
@@ -271,6 +278,7 @@ fn view_columns(facts: &SessionFacts, rows: &mut Rows) {
                 default: None,
                 nullable: true,
                 updatable: false,
+                identity: None,
             };
             push_column(facts, rows, &row);
         }
@@ -313,6 +321,9 @@ fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
         None => "USER-DEFINED".to_owned(),
     };
     let yes_no = |yes: bool| Value::from(if yes { "YES" } else { "NO" });
+    let identity = |shown: fn(Identity, &Sequence) -> String| {
+        Value::from(column.identity.as_ref().map(|(kind, sequence)| shown(*kind, sequence)))
+    };
     rows.push([
         ("table_catalog", facts.database.into()),
         ("table_schema", column.schema.to_owned().into()),
@@ -333,8 +344,19 @@ fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
         ("udt_name", entry.map(|entry| entry.name).into()),
         ("dtd_identifier", column.number.to_string().into()),
         ("is_self_referencing", "NO".into()),
-        ("is_identity", "NO".into()),
-        ("identity_cycle", "NO".into()),
+        ("is_identity", yes_no(column.identity.is_some())),
+        (
+            "identity_generation",
+            identity(|kind, _| match kind {
+                Identity::Always => "ALWAYS".to_owned(),
+                Identity::ByDefault => "BY DEFAULT".to_owned(),
+            }),
+        ),
+        ("identity_start", identity(|_, sequence| sequence.def.start.to_string())),
+        ("identity_increment", identity(|_, sequence| sequence.def.increment.to_string())),
+        ("identity_maximum", identity(|_, sequence| sequence.def.max.to_string())),
+        ("identity_minimum", identity(|_, sequence| sequence.def.min.to_string())),
+        ("identity_cycle", yes_no(column.identity.as_ref().is_some_and(|(_, sequence)| sequence.def.cycle))),
         ("is_generated", "NEVER".into()),
         ("is_updatable", yes_no(column.updatable)),
     ]);

@@ -14,15 +14,16 @@ mod objects;
 mod pg_catalog;
 mod relations;
 mod rewrite;
+mod sequences;
 mod syntax;
 mod tidepool;
 mod types;
 mod value;
 
-pub use functions::add_interval;
-pub use objects::{is_visible, quote_identifier, schema_oid};
+pub use functions::{SessionSequences, add_interval, find_relation};
+pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use relations::Relation as SystemRelation;
-pub use rewrite::rewrite;
+pub use rewrite::{rewrite, rewrite_expression};
 pub use types::format_type;
 
 use crate::facts::SessionFacts;

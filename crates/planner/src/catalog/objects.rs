@@ -38,6 +38,7 @@ pub const INDEX_ACCESS_METHOD: u32 = 403;
 
 /// Oids of catalogue tables that descriptions and dependencies refer to.
 pub const PG_CLASS: u32 = 1259;
+pub const PG_ATTRDEF: u32 = 2604;
 
 const INDEX_BASE: u32 = 0x4000_0000;
 const CONSTRAINT_BASE: u32 = 0x6000_0000;
@@ -129,6 +130,9 @@ pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(String, String
     if let Some(view) = facts.version.catalog.view_by_id(TableId(oid)) {
         return Some((facts.version.schema_name(view.schema).to_owned(), view.name.clone()));
     }
+    if let Some(sequence) = facts.version.catalog.sequence_by_id(TableId(oid)) {
+        return Some((facts.version.schema_name(sequence.def.schema).to_owned(), sequence.def.name.clone()));
+    }
     table_of_index(facts, oid).map(|table| (table_schema(facts, table), primary_key_name(&table.def.name)))
 }
 
@@ -147,6 +151,15 @@ pub fn relation_oid(facts: &SessionFacts, schema: Option<&str>, name: &str) -> O
         Some(schema) => find(schema),
         None => resolve::search_path(facts).iter().find_map(|schema| find(schema)),
     }
+}
+
+/// A relation's name as SQL writes it: with its schema unless the path finds it without.
+pub fn relation_text(facts: &SessionFacts, oid: u32) -> Option<String> {
+    let (schema, name) = relation_by_oid(facts, oid)?;
+    Some(match is_visible(facts, oid, &schema, &name) {
+        true => quote_identifier(&name),
+        false => format!("{}.{}", quote_identifier(&schema), quote_identifier(&name)),
+    })
 }
 
 /// Whether a name of this schema is found without it: no earlier schema of the search path has the same.

@@ -12,7 +12,7 @@ use datafusion::common::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::SqlType;
-use tidepool_table::TableVersion;
+use tidepool_table::{Identity, TableVersion};
 
 /// PostgreSQL's number for UTF8.
 pub const ENCODING_UTF8: i32 = 6;
@@ -35,6 +35,23 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         "pg_attribute" => {
             attributes(facts, rows);
             view_attributes(facts, rows);
+            for sequence in facts.version.catalog.sequences.values() {
+                for (index, (name, type_oid)) in
+                    [("last_value", 20), ("log_cnt", 20), ("is_called", 16)].into_iter().enumerate()
+                {
+                    let shown = Attribute {
+                        relation: sequence.def.id.0,
+                        name,
+                        type_oid,
+                        modifier: -1,
+                        number: index + 1,
+                        not_null: true,
+                        has_default: false,
+                        identity: "",
+                    };
+                    attribute(rows, &shown);
+                }
+            }
         }
         "pg_authid" | "pg_roles" => roles(name, facts, rows),
         "pg_user" => {
@@ -53,6 +70,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         "pg_class" => {
             classes(facts, rows);
             view_classes(facts, rows);
+            super::sequences::classes(facts, rows);
         }
         "pg_collation" => {
             for (oid, collation, provider) in [(100, "default", "d"), (950, "C", "c"), (951, "POSIX", "c")] {
@@ -143,6 +161,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             }
         }
         "pg_proc" => procedures::fill(rows),
+        "pg_depend" => super::sequences::dependencies(facts, rows),
+        "pg_sequence" | "pg_sequences" => super::sequences::fill(name, facts, rows),
         "pg_range" => ranges(rows),
         "pg_rewrite" => {
             for view in facts.version.catalog.views.values() {
@@ -363,6 +383,7 @@ struct Attribute<'a> {
     number: usize,
     not_null: bool,
     has_default: bool,
+    identity: &'static str,
 }
 
 fn attributes(facts: &SessionFacts, rows: &mut Rows) {
@@ -378,6 +399,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     number: index + 1,
                     not_null: column.not_null,
                     has_default: false,
+                    identity: "",
                 },
             );
         }
@@ -393,7 +415,12 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     modifier: column.sql_type.type_modifier(),
                     number: column.number.into(),
                     not_null: !column.nullable,
-                    has_default: column.default.is_some(),
+                    has_default: column.default.is_some() && column.identity.is_none(),
+                    identity: match column.identity {
+                        Some(Identity::Always) => "a",
+                        Some(Identity::ByDefault) => "d",
+                        None => "",
+                    },
                 },
             );
         }
@@ -409,6 +436,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     number: index + 1,
                     not_null: false,
                     has_default: false,
+                    identity: "",
                 },
             );
         }
@@ -426,6 +454,7 @@ fn view_attributes(facts: &SessionFacts, rows: &mut Rows) {
                 number: index + 1,
                 not_null: false,
                 has_default: false,
+                identity: "",
             };
             attribute(rows, &shown);
         }
@@ -448,6 +477,7 @@ fn attribute(rows: &mut Rows, attribute: &Attribute<'_>) {
         ("attstorage", entry.map_or("x", |entry| entry.storage).into()),
         ("attnotnull", attribute.not_null.into()),
         ("atthasdef", attribute.has_default.into()),
+        ("attidentity", attribute.identity.into()),
         ("attislocal", true.into()),
         ("attcollation", entry.map_or(0, |entry| entry.collation).into()),
     ]);
@@ -456,7 +486,7 @@ fn attribute(rows: &mut Rows, attribute: &Attribute<'_>) {
 fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.tables.values() {
         for column in &table.def.columns {
-            if let Some(default) = &column.default {
+            if let (Some(default), None) = (&column.default, column.identity) {
                 rows.push([
                     ("oid", default_oid(table.def.id.0, column.number.into()).into()),
                     ("adrelid", table.def.id.0.into()),

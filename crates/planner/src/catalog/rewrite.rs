@@ -22,6 +22,11 @@ pub fn rewrite(statement: &mut Statement) {
     }
 }
 
+/// Rewrites an expression of its own in place.
+pub fn rewrite_expression(expr: &mut Expr) {
+    let _ = VisitMut::visit(expr, &mut Rewriter::default());
+}
+
 /// `'t'::regclass` is an oid within a query and a name in its output.
 fn show_registered(body: &mut SetExpr) {
     match body {

@@ -41,6 +41,10 @@ impl Session {
                         return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message)
                             .with_hint("Try the COPY (SELECT ...) TO variant."));
                     }
+                    Some(Relation::Sequence(sequence)) => {
+                        let message = format!("cannot copy from sequence \"{}\"", sequence.def.name);
+                        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
+                    }
                     None => return Err(resolve::missing(name)),
                 };
                 Some(crate::copy::select(name, columns, &schema)?)

@@ -27,7 +27,7 @@ impl Session {
         self.check_not_failed(statement)?;
         let none = |columns| Ok(Description { parameters: given.to_vec(), columns });
         match statement.command() {
-            Command::Query(_) | Command::Insert(_) => {}
+            Command::Query(_) | Command::Insert(..) => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Show { name: None } => {
@@ -95,10 +95,10 @@ fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> 
             let schema = types::canonical_schema(analyzed.schema().as_arrow());
             Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
         }
-        Command::Insert(insert) => {
+        Command::Insert(insert, overriding) => {
             let given = crate::parameters::settled(insert.as_ref(), given);
             let given = given.as_slice();
-            let target = crate::insert::read(facts, insert.as_ref().clone())?;
+            let target = crate::insert::read(facts, insert.as_ref().clone(), *overriding)?;
             let types: Vec<u32> =
                 target.columns.iter().map(|&column| target.version.def.columns[column].sql_type.oid()).collect();
             let fields = crate::insert::value_parameters(insert, &types, given);

@@ -25,10 +25,22 @@ impl Session {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
             Command::Query(_) => self.select(text, statement, parameters).await,
-            Command::Insert(_) => self.insert(text, statement, parameters).await,
+            Command::Insert(..) => self.insert(text, statement, parameters).await,
             Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
             Command::DropTables { names, if_exists, cascade } => {
                 self.drop_relations(text, Kind::Table, names, *if_exists, *cascade).await
+            }
+            Command::CreateSequence { name, if_not_exists, options } => {
+                self.create_sequence(text, name, *if_not_exists, options).await
+            }
+            Command::AlterSequence { name, if_exists, options } => {
+                self.alter_sequence(text, name, *if_exists, options).await
+            }
+            Command::NameSequence { name, if_exists, action } => {
+                self.name_sequence(text, name, *if_exists, action).await
+            }
+            Command::DropSequences { names, if_exists, cascade } => {
+                self.drop_relations(text, Kind::Sequence, names, *if_exists, *cascade).await
             }
             Command::CreateView { name, or_replace, columns, query } => {
                 self.create_view(text, name, *or_replace, columns, query).await
@@ -42,7 +54,7 @@ impl Session {
             Command::DropSchemas { names, if_exists, cascade } => {
                 self.drop_schemas(text, names, *if_exists, *cascade).await
             }
-            Command::Truncate { names } => self.truncate(text, names).await,
+            Command::Truncate { names, restart_identity } => self.truncate(text, names, *restart_identity).await,
             Command::AlterTable { name, if_exists, action } => self.alter_table(text, name, *if_exists, action).await,
             Command::CreateTablespace { name, location, options } => {
                 self.create_tablespace(name, location, options).await
@@ -65,6 +77,10 @@ impl Session {
             Command::Reset { name } => self.reset(name.as_deref()),
             Command::Show { name } => self.show(name.as_deref()),
             Command::DiscardAll => self.discard_all(),
+            Command::DiscardSequences => {
+                *self.sequences.lock() = Default::default();
+                Ok(Outcome::command("DISCARD SEQUENCES"))
+            }
             Command::DiscardNothing { tag } => Ok(Outcome::command(*tag)),
             Command::Prepare { name, types, statement } => self.prepare(name, types, statement).await,
             Command::Execute { name, arguments } => self.execute_prepared(name, arguments).await,

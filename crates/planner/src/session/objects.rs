@@ -7,12 +7,14 @@ use crate::resolve::{self, Relation};
 use crate::statement::QualifiedName;
 use tidepool_base::{Error, Result, SchemaId, SqlState};
 use tidepool_database::{RelationName, Transaction};
+use tidepool_table::TableDef;
 
 /// The kinds of relations that `DROP` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Table,
     View,
+    Sequence,
 }
 
 impl Kind {
@@ -20,6 +22,7 @@ impl Kind {
         match self {
             Kind::Table => "table",
             Kind::View => "view",
+            Kind::Sequence => "sequence",
         }
     }
 }
@@ -85,6 +88,7 @@ impl Session {
             let found = match resolve::relation(&running.facts, name.schema.as_deref(), &name.name) {
                 Some(Relation::Table(table)) => (Kind::Table, Object::Table(table.def.id)),
                 Some(Relation::View(view)) => (Kind::View, Object::View(view.id)),
+                Some(Relation::Sequence(sequence)) => (Kind::Sequence, Object::Sequence(sequence.def.id)),
                 Some(Relation::System(relation)) => return Err(crate::errors::system_relation(relation.name)),
                 None => {
                     self.missing(&running, name, kind.name(), if_exists)?;
@@ -148,7 +152,7 @@ fn drop_all(
         let version = transaction.version();
         let drops = dependents::plan(&Shown { version: &version, path }, targets, cascade)?;
         for drop in &drops {
-            if let Object::Table(id) = drop.object
+            if let Object::Table(id) | Object::Default(id, _) = drop.object
                 && let Some(table) = version.table_by_id(id)
             {
                 transaction.lock_table(&*table.def, &interrupt.lock_wait())?;
@@ -173,6 +177,19 @@ fn drop_all(
             Object::View(id) => {
                 let view = version.catalog.view_by_id(id).ok_or_else(gone)?;
                 transaction.drop_view(&RelationName::from(&**view))?;
+            }
+            Object::Sequence(id) => {
+                let sequence = version.catalog.sequence_by_id(id).ok_or_else(gone)?;
+                transaction.drop_sequence(&RelationName::from(&sequence.def))?;
+            }
+            Object::Default(id, number) => {
+                let now = transaction.version();
+                let table = now.table_by_id(id).ok_or_else(gone)?;
+                let mut def = TableDef::clone(&table.def);
+                for column in def.columns.iter_mut().filter(|column| column.number == number) {
+                    column.default = None;
+                }
+                transaction.set_table_def(&RelationName::from(&*table.def), def)?;
             }
         }
     }

@@ -92,7 +92,7 @@ impl Session {
         let running = self.running(text);
         let explained = match statement.command() {
             Command::Execute { name, .. } => self.prepared(name)?.statement,
-            Command::Insert(_) | Command::CreateTable { .. } if options.analyze || options.placement => {
+            Command::Insert(..) | Command::CreateTable { .. } if options.analyze || options.placement => {
                 let form = if options.placement { "EXPLAIN PLACEMENT" } else { "EXPLAIN ANALYZE" };
                 return Err(Error::unsupported(format!("{form} runs queries only")));
             }
@@ -222,7 +222,7 @@ fn plan_lines(lines: Vec<String>) -> Result<Outcome> {
 pub(super) fn query_of(statement: &Statement) -> Result<Box<ast::Query>> {
     let query = match statement.command() {
         Command::Query(query) => Some(query.clone()),
-        Command::Insert(insert) => insert.source.clone(),
+        Command::Insert(insert, _) => insert.source.clone(),
         Command::CreateTable { table, .. } => table.query.clone(),
         Command::Unsupported(error) => return Err(error.clone()),
         _ => None,

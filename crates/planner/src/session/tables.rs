@@ -1,11 +1,13 @@
 //! Statements that make, fill, change and drop tables.
 
 use super::{Outcome, Running, Session};
+use crate::ddl::NewTable;
 use crate::execute::{Batches, joined};
 use crate::insert::Conform;
 use crate::names::OutputNames;
 use crate::query;
 use crate::resolve;
+use crate::sequences;
 use crate::statement::{AlterAction, Command, QualifiedName, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
@@ -13,7 +15,7 @@ use arrow::datatypes::Schema;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{RelationName, Transaction};
+use tidepool_database::{RelationName, SequenceDef, SequenceOwner, Transaction};
 use tidepool_table::{ColumnDef, TableDef};
 
 impl Session {
@@ -30,10 +32,10 @@ impl Session {
         let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
-            let Command::Insert(insert) = statement.command() else {
+            let Command::Insert(insert, overriding) = statement.command() else {
                 return Err(Error::internal("not an INSERT"));
             };
-            let target = crate::insert::read(&facts, insert.as_ref().clone())?;
+            let target = crate::insert::read(&facts, insert.as_ref().clone(), *overriding)?;
             let version = target.version.clone();
             let logical = target.plan(&state, &facts, query::parameter_fields(&parameters))?;
             let logical = query::bind(logical, &parameters)?;
@@ -105,10 +107,7 @@ impl Session {
             ));
         }
         let Some(planned) = planned else {
-            self.write(running, move |transaction, _| {
-                transaction.create_table(&table.name, table.columns, table.primary_key, table.placement).map(drop)
-            })
-            .await?;
+            self.write(running, move |transaction, _| create_with_sequences(transaction, table)).await?;
             return Ok(Outcome::command("CREATE TABLE"));
         };
         let schema = planned.schema.clone();
@@ -125,7 +124,12 @@ impl Session {
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
     }
 
-    pub(super) async fn truncate(&mut self, text: &str, names: &[QualifiedName]) -> Result<Outcome> {
+    pub(super) async fn truncate(
+        &mut self,
+        text: &str,
+        names: &[QualifiedName],
+        restart_identity: bool,
+    ) -> Result<Outcome> {
         self.check_writable("TRUNCATE TABLE")?;
         let running = self.running(text);
         let tables = names
@@ -136,6 +140,9 @@ impl Session {
             for table in &tables {
                 transaction.lock_table(table, &interrupt.lock_wait())?;
                 transaction.truncate(table)?;
+                if restart_identity {
+                    restart_sequences(transaction, table)?;
+                }
             }
             Ok(())
         })
@@ -182,7 +189,16 @@ impl Session {
                 AlterAction::Rename { name } => transaction.rename_table(&table, name),
                 AlterAction::RenameColumn { column, name } => transaction.rename_column(&table, column, name),
                 AlterAction::SetSchema { .. } => match schema {
-                    Some(schema) if schema != table.schema => transaction.set_table_schema(&table, schema),
+                    Some(schema) if schema != table.schema => {
+                        let version = transaction.version();
+                        let id = version.table(&table).map(|table| table.def.id);
+                        transaction.set_table_schema(&table, schema)?;
+                        for sequence in id.iter().flat_map(|id| version.catalog.owned_sequences(*id)) {
+                            let def = SequenceDef { schema, ..sequence.def.clone() };
+                            transaction.alter_sequence(&RelationName::from(&sequence.def), def, None)?;
+                        }
+                        Ok(())
+                    }
                     _ => Ok(()),
                 },
             }
@@ -190,6 +206,42 @@ impl Session {
         .await?;
         tag()
     }
+}
+
+/// Makes a table, and the sequences that its columns take their values from.
+fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> Result<()> {
+    let mut made = Vec::with_capacity(table.generated.len());
+    for generated in &table.generated {
+        let column = &mut table.columns[generated.column];
+        let version = transaction.version();
+        let name = sequences::free_name(&version, table.name.schema, &table.name.name, &column.name, "seq");
+        let name = RelationName::new(table.name.schema, name);
+        let (def, _) = sequences::define(&name, None, &generated.options)?;
+        let id = transaction.create_sequence(def)?;
+        column.default = Some(sequences::default_of(id));
+        made.push((generated.column, generated.identity, name));
+    }
+    let created = transaction.create_table(&table.name, table.columns, table.primary_key, table.placement)?;
+    for (column, identity, name) in made {
+        let version = transaction.version();
+        let Some(sequence) = version.catalog.sequences.get(&name) else { continue };
+        let column = created.def.columns[column].number;
+        let owner = Some(SequenceOwner { table: created.def.id, column, identity });
+        transaction.alter_sequence(&name, SequenceDef { owner, ..sequence.def.clone() }, None)?;
+    }
+    Ok(())
+}
+
+/// `RESTART IDENTITY`.
+fn restart_sequences(transaction: &mut Transaction, table: &RelationName) -> Result<()> {
+    let version = transaction.version();
+    let Some(table) = version.table(table) else { return Ok(()) };
+    for sequence in version.catalog.owned_sequences(table.def.id) {
+        let def = sequence.def.clone();
+        let start = def.start;
+        transaction.alter_sequence(&RelationName::from(&sequence.def), def, Some(start))?;
+    }
+    Ok(())
 }
 
 /// Puts a plan's rows, of `schema`, into a table.

@@ -11,6 +11,7 @@ mod cursor;
 mod objects;
 mod utility;
 
+use crate::sequences::SequenceOptions;
 use cursor::{Cursor, Source};
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
@@ -23,7 +24,7 @@ use tidepool_base::{Error, Result, SqlState};
 
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
-    FetchCount, QualifiedName, SetValue, TransactionMode,
+    FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
@@ -95,7 +96,7 @@ impl Statement {
 pub enum Command {
     Empty,
     Query(Box<ast::Query>),
-    Insert(Box<ast::Insert>),
+    Insert(Box<ast::Insert>, Overriding),
     /// `CREATE TABLE`, with or without `AS`.
     CreateTable {
         table: Box<ast::CreateTable>,
@@ -103,6 +104,27 @@ pub enum Command {
         with_data: bool,
     },
     DropTables {
+        names: Vec<QualifiedName>,
+        if_exists: bool,
+        cascade: bool,
+    },
+    CreateSequence {
+        name: QualifiedName,
+        if_not_exists: bool,
+        options: Box<SequenceOptions>,
+    },
+    AlterSequence {
+        name: QualifiedName,
+        if_exists: bool,
+        options: Box<SequenceOptions>,
+    },
+    /// `RENAME TO` and `SET SCHEMA` of a sequence.
+    NameSequence {
+        name: QualifiedName,
+        if_exists: bool,
+        action: AlterAction,
+    },
+    DropSequences {
         names: Vec<QualifiedName>,
         if_exists: bool,
         cascade: bool,
@@ -138,6 +160,7 @@ pub enum Command {
     },
     Truncate {
         names: Vec<QualifiedName>,
+        restart_identity: bool,
     },
     AlterTable {
         name: QualifiedName,
@@ -195,7 +218,8 @@ pub enum Command {
         name: Option<String>,
     },
     DiscardAll,
-    /// `DISCARD PLANS`, `SEQUENCES`, `TEMP`: there is never anything to discard.
+    DiscardSequences,
+    /// `DISCARD PLANS`, `TEMP`: there is never anything to discard.
     DiscardNothing {
         tag: &'static str,
     },
@@ -384,7 +408,8 @@ fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
 
 /// Reads a statement that sqlparser knows.
 fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
-    let (tokens, tablespace, with_data) = utility::take_tablespace(source, tokens)?;
+    let (tokens, overriding) = utility::take_overriding(tokens);
+    let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
     // `TABLE t` is short for `SELECT * FROM t`.
     let tokens = match tokens.first() {
         Some(first) if matches!(&first.token, Token::Word(word) if word.keyword == Keyword::TABLE) => {
@@ -413,7 +438,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             }
             _ => Command::Query(query),
         },
-        ast::Statement::Insert(insert) => Command::Insert(Box::new(insert)),
+        ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),
         ast::Statement::CreateTable(table) => {
             Command::CreateTable { table: Box::new(table), tablespace, with_data: with_data.unwrap_or(true) }
         }
@@ -505,7 +530,9 @@ pub fn parse_expression(text: &str) -> Result<ast::Expr> {
     let dialect = PostgreSqlDialect {};
     let source = Source(text);
     let mut parser = Parser::new(&dialect).try_with_sql(text).map_err(|error| parser_error(&source, &[], error))?;
-    parser.parse_expr().map_err(|error| parser_error(&source, &[], error))
+    let mut expr = parser.parse_expr().map_err(|error| parser_error(&source, &[], error))?;
+    crate::catalog::rewrite_expression(&mut expr);
+    Ok(expr)
 }
 
 /// An unquoted identifier is folded to lower case, as in PostgreSQL.

@@ -2,7 +2,8 @@
 
 use super::cursor::Cursor;
 use super::utility::{inner, names, qualified_name};
-use super::{AlterAction, Command};
+use super::{AlterAction, Command, QualifiedName};
+use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use tidepool_base::{Error, Result, SqlState};
 
@@ -19,6 +20,12 @@ pub fn create(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     let or_replace = cursor.are_keywords(&["create", "or", "replace", "view"]);
     if cursor.keywords(&["create", "view"]) || cursor.keywords(&["create", "or", "replace", "view"]) {
         return create_view(cursor, or_replace).map(Some);
+    }
+    if cursor.keywords(&["create", "sequence"]) {
+        let if_not_exists = cursor.keywords(&["if", "not", "exists"]);
+        let name = qualified_name(cursor)?;
+        let options = Box::new(sequence_options(cursor, false)?);
+        return Ok(Some(Command::CreateSequence { name, if_not_exists, options }));
     }
     Ok(None)
 }
@@ -37,6 +44,11 @@ pub fn drop(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         let if_exists = cursor.keywords(&["if", "exists"]);
         let names = names(cursor)?;
         return Ok(Some(Command::DropViews { names, if_exists, cascade: cascades(cursor) }));
+    }
+    if cursor.keyword("sequence") {
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        let names = names(cursor)?;
+        return Ok(Some(Command::DropSequences { names, if_exists, cascade: cascades(cursor) }));
     }
     Ok(None)
 }
@@ -65,7 +77,87 @@ pub fn alter(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         };
         return Ok(Some(Command::AlterView { name, if_exists, action }));
     }
+    if cursor.keyword("sequence") {
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        let name = qualified_name(cursor)?;
+        return Ok(Some(match naming(cursor)? {
+            Some(action) => Command::NameSequence { name, if_exists, action },
+            None => {
+                let options = Box::new(sequence_options(cursor, true)?);
+                Command::AlterSequence { name, if_exists, options }
+            }
+        }));
+    }
     Ok(None)
+}
+
+/// The options of `CREATE SEQUENCE` and `ALTER SEQUENCE`, in any order, each once.
+pub fn sequence_options(cursor: &mut Cursor<'_>, alter: bool) -> Result<SequenceOptions> {
+    fn once<T>(slot: &mut Option<T>, value: T) -> Result<()> {
+        match slot.replace(value) {
+            None => Ok(()),
+            Some(_) => Err(Error::new(SqlState::SYNTAX_ERROR, "conflicting or redundant options")),
+        }
+    }
+    fn number(cursor: &mut Cursor<'_>) -> Result<i64> {
+        let error = cursor.error();
+        let text = cursor.number_if().ok_or_else(|| cursor.error())?;
+        text.parse().map_err(|_| error)
+    }
+    let mut options = SequenceOptions::default();
+    while !cursor.at_end() && !matches!(cursor.peek(), Some(Token::RParen)) {
+        if cursor.keyword("as") {
+            let data_type = crate::types::sql_type(&cursor.data_type()?)?;
+            once(&mut options.data_type, data_type)?;
+        } else if cursor.keyword("increment") {
+            cursor.keyword("by");
+            once(&mut options.increment, number(cursor)?)?;
+        } else if cursor.keyword("minvalue") {
+            once(&mut options.min, Some(number(cursor)?))?;
+        } else if cursor.keyword("maxvalue") {
+            once(&mut options.max, Some(number(cursor)?))?;
+        } else if cursor.keywords(&["no", "minvalue"]) {
+            once(&mut options.min, None)?;
+        } else if cursor.keywords(&["no", "maxvalue"]) {
+            once(&mut options.max, None)?;
+        } else if cursor.keyword("start") {
+            cursor.keyword("with");
+            once(&mut options.start, number(cursor)?)?;
+        } else if alter && cursor.keyword("restart") {
+            let with = cursor.keyword("with");
+            let value = match cursor.peek() {
+                Some(Token::Number(..) | Token::Minus | Token::Plus) => Some(number(cursor)?),
+                _ if with => return Err(cursor.error()),
+                _ => None,
+            };
+            once(&mut options.restart, value)?;
+        } else if cursor.keyword("cache") {
+            once(&mut options.cache, number(cursor)?)?;
+        } else if cursor.keyword("cycle") {
+            once(&mut options.cycle, true)?;
+        } else if cursor.keywords(&["no", "cycle"]) {
+            once(&mut options.cycle, false)?;
+        } else if cursor.keywords(&["owned", "by"]) {
+            let owner = if cursor.keyword("none") {
+                None
+            } else {
+                let mut parts = vec![cursor.ident()?];
+                while cursor.token(&Token::Period) {
+                    parts.push(cursor.ident()?);
+                }
+                let column = parts.pop().unwrap_or_default();
+                let Some(name) = parts.pop() else {
+                    return Err(Error::new(SqlState::SYNTAX_ERROR, "invalid OWNED BY option")
+                        .with_hint("Specify OWNED BY table.column or OWNED BY NONE."));
+                };
+                Some((QualifiedName { schema: parts.pop(), name }, column))
+            };
+            once(&mut options.owned_by, owner)?;
+        } else {
+            return Err(cursor.error());
+        }
+    }
+    Ok(options)
 }
 
 /// `RENAME TO`, `RENAME COLUMN` and `SET SCHEMA`, which all relations share.

@@ -64,6 +64,17 @@ pub enum TransactionMode {
     Deferrable,
 }
 
+/// What an `INSERT` says of identity columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overriding {
+    #[default]
+    Nothing,
+    /// `OVERRIDING SYSTEM VALUE`: values count even where they are always generated.
+    SystemValue,
+    /// `OVERRIDING USER VALUE`: values are generated even where some are given.
+    UserValue,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchCount {
     Rows(u64),
@@ -145,11 +156,10 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             cursor.keyword("table");
             cursor.keyword("only");
             let names = names(cursor)?;
-            if !cursor.keywords(&["continue", "identity"]) {
-                cursor.keywords(&["restart", "identity"]);
-            }
+            let continues = cursor.keywords(&["continue", "identity"]);
+            let restart_identity = !continues && cursor.keywords(&["restart", "identity"]);
             cursor.one_of(&["cascade", "restrict"]);
-            Command::Truncate { names }
+            Command::Truncate { names, restart_identity }
         }
         "drop" => return drop_statement(cursor),
         "create" => {
@@ -386,7 +396,7 @@ fn discard(cursor: &mut Cursor<'_>) -> Result<Command> {
     Ok(match cursor.one_of(&["all", "plans", "sequences", "temp", "temporary"]) {
         Some("all") => Command::DiscardAll,
         Some("plans") => Command::DiscardNothing { tag: "DISCARD PLANS" },
-        Some("sequences") => Command::DiscardNothing { tag: "DISCARD SEQUENCES" },
+        Some("sequences") => Command::DiscardSequences,
         Some(_) => Command::DiscardNothing { tag: "DISCARD TEMP" },
         None => return Err(cursor.error()),
     })
@@ -931,6 +941,36 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
     }
     let statement = inner(cursor)?;
     Ok(Command::Explain { options, statement })
+}
+
+/// Takes `OVERRIDING … VALUE`, which sqlparser does not know, out of an `INSERT`.
+pub fn take_overriding(tokens: &[TokenWithSpan]) -> (Cow<'_, [TokenWithSpan]>, Overriding) {
+    let word = |token: &TokenWithSpan, text: &str| matches!(&token.token, Token::Word(word) if word.quote_style.is_none() && word.value.eq_ignore_ascii_case(text));
+    if tokens.first().is_some_and(|first| word(first, "insert")) {
+        let mut depth = 0_i64;
+        for (at, token) in tokens.iter().enumerate() {
+            match token.token {
+                Token::LParen => depth += 1,
+                Token::RParen => depth -= 1,
+                _ => {}
+            }
+            // It stands before the rows.
+            if depth == 0 && (word(token, "values") || word(token, "select")) {
+                break;
+            }
+            if depth == 0
+                && at > 2
+                && word(token, "overriding")
+                && let Some([kind, value]) = tokens.get(at + 1..at + 3)
+                && word(value, "value")
+                && (word(kind, "system") || word(kind, "user"))
+            {
+                let overriding = if word(kind, "system") { Overriding::SystemValue } else { Overriding::UserValue };
+                return (Cow::Owned([&tokens[..at], &tokens[at + 3..]].concat()), overriding);
+            }
+        }
+    }
+    (Cow::Borrowed(tokens), Overriding::Nothing)
 }
 
 /// Takes `TABLESPACE name` and `WITH [NO] DATA`, which sqlparser does not know, out of a `CREATE TABLE`.

@@ -11,6 +11,7 @@ mod json;
 mod math;
 mod ordered;
 pub mod procedures;
+mod sequence;
 mod series;
 mod sleep;
 mod system;
@@ -318,7 +319,8 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
 }
 
 pub use datetime::add_interval;
-pub use system::remember_start;
+pub use sequence::SessionSequences;
+pub use system::{find_relation, remember_start};
 
 /// Whether a name is one of the scalar functions here, or one that clients call in FROM.
 pub fn is_function(name: &str) -> bool {
@@ -341,10 +343,12 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
         json::functions(),
         ordered::functions(),
         advisory::functions(),
+        sequence::functions(),
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();
     functions.push(Arc::new(sleep::function()));
+    functions.push(Arc::new(sequence::next_value()));
     functions.extend(advisory::waiting().into_iter().map(Arc::new));
     functions
 }

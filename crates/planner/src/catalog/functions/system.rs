@@ -93,7 +93,10 @@ pub fn functions() -> Vec<Function> {
         })
         .nullable(),
         Function::new("pg_typeof", &[&[Any]], "text", |call, _| Ok(type_of(call).into())).nullable(),
-        Function::new("pg_get_expr", &[&[Text, Oid], &[Text, Oid, Bool]], "text", |_, args| Ok(args[0].clone())),
+        Function::new("pg_get_expr", &[&[Text, Oid], &[Text, Oid, Bool]], "text", |call, args| {
+            Ok(crate::sequences::shown(call.facts()?, args[0].as_str()).into())
+        })
+        .stable(),
         Function::new("pg_get_indexdef", &[&[Oid], &[Oid, Int4, Bool]], "text", |call, args| {
             let Some(table) = table_of_index(call.facts()?, oid_of(&args[0])) else {
                 return Ok(Value::Null);
@@ -264,7 +267,6 @@ pub fn functions() -> Vec<Function> {
         )
         .stable(),
     );
-    list.push(Function::new("pg_get_serial_sequence", &[&[Text, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("shobj_description", &[&[Oid, Text]], "text", |_, _| Ok(Value::Null)));
     list.push(Function::new("col_description", &[&[Oid, Int4]], "text", |_, _| Ok(Value::Null)));
     list.push(
@@ -360,12 +362,7 @@ fn registered_types() -> Vec<Function> {
         Function::new("regclass_out", &[&[Oid]], "text", |call, args| {
             let facts = call.facts()?;
             let oid = oid_of(&args[0]);
-            Ok(match relation_by_oid(facts, oid) {
-                Some((schema, name)) if is_visible(facts, oid, &schema, &name) => quote_identifier(&name),
-                Some((schema, name)) => format!("{}.{}", quote_identifier(&schema), quote_identifier(&name)),
-                None => oid_text(oid),
-            }
-            .into())
+            Ok(relation_text(facts, oid).unwrap_or_else(|| oid_text(oid)).into())
         })
         .stable(),
         Function::new("regtype_out", &[&[Oid]], "text", |_, args| {
@@ -415,7 +412,7 @@ pub fn oid_of(value: &Value) -> u32 {
     u32::try_from(value.as_int()).unwrap_or(0)
 }
 
-fn find_relation(facts: &SessionFacts, name: &str) -> Option<u32> {
+pub fn find_relation(facts: &SessionFacts, name: &str) -> Option<u32> {
     let parts = split_name(name);
     match parts.as_slice() {
         [name] => relation_oid(facts, None, name),
