@@ -115,9 +115,10 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
                     if generated
                         || matches!(value, ast::Expr::Identifier(ident) if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
                     {
-                        *value = match &version.def.columns[column].default {
-                            Some(text) => parse_expression(text)?,
-                            None => ast::Expr::value(ast::Value::Null),
+                        *value = match &definition.default {
+                            // Generated with the rows, whatever stands here.
+                            Some(text) if !generated => parse_expression(text)?,
+                            _ => ast::Expr::value(ast::Value::Null),
                         };
                     } else if definition.identity == Some(Identity::Always) && overriding == Overriding::Nothing {
                         return Err(always_generated(&definition.name));
