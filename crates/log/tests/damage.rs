@@ -120,6 +120,33 @@ fn bytes_of_an_earlier_use_are_nothing() {
 }
 
 #[test]
+fn what_a_crash_left_behind_the_end_never_follows_what_is_written_there() {
+    // Three blocks of a page each in one round, of which the first is torn: nothing was acknowledged.
+    const PAGE_OF_PAYLOAD: usize = 4096 - 64 - 16;
+    let files = SimulatedFiles::new(1);
+    let clock = Clock::default();
+    let config = LogConfig { block_bytes_max: 1, ..config() };
+    let log = Log::open(log_device(&files), config).unwrap().into_log(clock.floor()).unwrap();
+    let mut appender = log.appender().unwrap();
+    for _ in 0..3 {
+        clock.commit(&mut appender, &[1; PAGE_OF_PAYLOAD]).unwrap();
+    }
+    log.flush().unwrap();
+    drop((appender, log));
+    files.damage(&segment(1), 4096 + 1000, |byte| *byte ^= 1);
+    let (records, tail) = read(log_device(&files), CommitTs(0)).unwrap();
+    assert!(records.is_empty() && matches!(tail, Tail::Torn(_)));
+    // The next life writes a page there. What follows it is valid in itself.
+    let log = open(log_device(&files), &clock).unwrap();
+    let mut appender = log.appender().unwrap();
+    let ts = clock.commit(&mut appender, &[2; PAGE_OF_PAYLOAD]).unwrap();
+    log.wait_durable(ts, never).unwrap();
+    drop((appender, log));
+    let (records, _) = read(log_device(&files), CommitTs(0)).unwrap();
+    assert_eq!(records.into_keys().collect::<Vec<_>>(), [ts.0]);
+}
+
+#[test]
 fn segments_of_others_are_refused() {
     let files = log_of(5, 100);
     let other = LogConfig { identity: DatabaseIdentity([9; 16]), ..config() };
