@@ -4,9 +4,9 @@
 //! meets the parent before or after. Locks are tried for, never waited for. All that can fail, memory that is to be taken
 //! foremost, comes before the first change.
 
-use crate::content::{Content, Image, separator, size_for};
+use crate::content::{Content, Image, common_len, separator, size_for};
 use crate::lock::Restart;
-use crate::node::{Extras, Fence, LARGE_WORDS, Node, SMALL_WORDS, Side, Target, Words, payload_words};
+use crate::node::{Extras, Fence, HEAD_BYTES, LARGE_WORDS, Node, SMALL_WORDS, Side, Target, Words, payload_words};
 use crate::pace::Touched;
 use crate::sync::{Backoff, Ordering};
 use crate::tree::{Index, Locked, Parent, Spot, Wait};
@@ -297,6 +297,9 @@ fn divide(content: &Content, node: Node, target: &Target<'_>, words: usize) -> D
     }
     let position = node.position(node.shape(), target);
     let prefix_len = node.shape().prefix_len();
+    if let Some(split) = split_ahead(content, &node, target, position) {
+        return split;
+    }
     if let Some(at) = sequential_position(content, &node, target, position)
         && let Some(split) = split(content, target, position, at, words)
     {
@@ -329,6 +332,36 @@ fn sequential_position(content: &Content, node: &Node, target: &Target<'_>, posi
         content.words(0..*at, &content.lower, Some(&fence)) <= node.size_words()
     };
     (count / 2 + 1..=position.min(most)).rev().find(fits)
+}
+
+/// When keys come in order at the end of a leaf that ends far off, its entries have little in common with its upper fence,
+/// and so are long. A nearer fence makes them short: that, with nothing behind it yet, makes room too.
+fn split_ahead(content: &Content, node: &Node, target: &Target<'_>, position: usize) -> Option<Division> {
+    let count = content.len();
+    if content.level > 0 || position < count || node.extras().last() + 1 != position {
+        return None;
+    }
+    let longest = (0..count).map(|index| content.key(index).len()).max().max(Some(target.key.len()))?;
+    // With so many bytes in the prefix the others are in the slots.
+    let wanted = longest.saturating_sub(HEAD_BYTES);
+    if wanted <= node.shape().prefix_len() || common_len(&content.lower.key, target.key) < wanted {
+        return None;
+    }
+    // The first key that is above the target and begins with those.
+    let next = (wanted..target.key.len()).find(|at| target.key[*at] < u8::MAX)?;
+    let mut fence = Fence { key: target.key[..=next].to_vec(), row: 0 };
+    fence.key[next] += 1;
+    let is_below_upper = content.upper.as_ref().is_none_or(|upper| fence < *upper);
+    let words = content.words(0..count, &content.lower, Some(&fence));
+    if !is_below_upper || words > node.size_words() * 7 / 8 {
+        return None;
+    }
+    let right_size = size_for(content.words(count..count, &fence, content.upper.as_ref()))?;
+    Some(Division::Split {
+        left: content.build(0..count, &content.lower, Some(&fence), 0, node.size_words()),
+        right: content.build(count..count, &fence, content.upper.as_ref(), 0, right_size),
+        fence,
+    })
 }
 
 /// What divides the entries below `at` from the others and the one that is about to come. In an inner node entry `at` itself.

@@ -258,6 +258,8 @@ fn memory_is_counted_and_comes_back() {
     }
     let large = index.memory();
     assert_eq!(large.held_bytes, space.bytes(Purpose::Index));
+    // Keys in order fill their nodes.
+    assert!(large.used_bytes < count * 18 || cfg!(miri));
     assert!(large.used_bytes > count * 16 && large.used_bytes <= large.held_bytes, "{large:?}");
     let report = index.check(&worker.snapshot()).unwrap();
     assert_eq!(large.used_bytes - large.inner_bytes, report.leaves * 1024);
