@@ -2,32 +2,33 @@
 
 use crate::arena::Arena;
 use crate::node::Shape;
+use crate::tree::LEAF_LINES;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidepool_device::Access;
 use tidepool_tablespace::{Purpose, Tablespace};
 
+const LINE_BYTES: usize = 64;
+
 /// Cache lines that were touched.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Touched {
     inner_lines: u32,
-    leaf_lines: u32,
     leaves: u32,
     written_lines: u32,
-    scanned_bytes: u64,
+    /// Beyond the lines of a leaf that are fetched in any case.
+    copied_bytes: u64,
 }
 
 impl Touched {
     /// A search in a node.
     #[inline]
     pub fn node(&mut self, shape: Shape) {
-        // The header and the first slots, those lines in which the search goes on, a payload.
-        let lines = 2 + (usize::BITS - (shape.count() / 8).leading_zeros());
         if shape.level() == 0 {
-            self.leaf_lines += lines;
             self.leaves += 1;
         } else {
-            self.inner_lines += lines;
+            // The header and the first slots, those lines in which the search goes on, a payload.
+            self.inner_lines += 2 + (usize::BITS - (shape.count() / 8).leading_zeros());
         }
     }
 
@@ -40,7 +41,7 @@ impl Touched {
     /// A leaf was copied.
     #[inline]
     pub fn copy(&mut self, bytes: usize) {
-        self.scanned_bytes += bytes as u64;
+        self.copied_bytes += bytes.saturating_sub(LEAF_LINES * LINE_BYTES) as u64;
     }
 }
 
@@ -80,14 +81,14 @@ impl Spaces {
 #[cold]
 fn charge(space: &Tablespace, touched: &Touched, arena: &Arena) {
     let (leaf_bytes, inner_bytes) = arena.used_bytes();
-    let leaves = f64::from(touched.leaves.max(1));
     let accesses = [
         // Each level depends on the one above. Inner nodes are few, and so mostly cached: they are a working set apart.
         Access::read_random(touched.inner_lines.into(), inner_bytes, 2.0),
-        // A leaf's header and slots are fetched at once, the payload when it is known.
-        Access::read_random(touched.leaf_lines.into(), leaf_bytes, f64::from(touched.leaf_lines) / (2.0 * leaves)),
-        Access::write_random(touched.written_lines.into(), leaf_bytes, 4.0),
-        Access::read_sequential(touched.scanned_bytes),
+        // All lines of a leaf are fetched at once.
+        Access::read_random(u64::from(touched.leaves) * LEAF_LINES as u64, leaf_bytes, LEAF_LINES as f64),
+        // Nobody waits for what is written: it is there by then, and leaves the caches later.
+        Access::write_random(touched.written_lines.into(), leaf_bytes, f64::MAX),
+        Access::read_sequential(touched.copied_bytes),
     ];
     let made = |access: &&Access| match access.pattern {
         tidepool_device::Pattern::Sequential { bytes, .. } => bytes > 0,

@@ -319,7 +319,7 @@ fn a_unique_key_is_judged_by_its_rows() {
     let view = &*view;
     let key = b"key";
     let put = |row, judge: &mut dyn FnMut(RowId) -> Verdict| index.insert_unique(view, key, RowId(row), judge).unwrap();
-    for row in 0..400 {
+    for row in 0..if cfg!(miri) { 60 } else { 400 } {
         // Dead rows: several leaves of them.
         let mut asked = Vec::new();
         let row = (row * 7919) % 1009;
@@ -335,7 +335,7 @@ fn a_unique_key_is_judged_by_its_rows() {
         assert!(!asked.contains(&row));
         assert_eq!(asked.len() + 1, index.get(view, key).len());
     }
-    assert!(index.check(view).unwrap().leaves > 3);
+    assert!(index.check(view).unwrap().leaves > 3 || cfg!(miri));
     let last = index.get(view, key).last().map_or(0, |row| row.0);
     for in_the_way in [0, 504, last, 77] {
         let outcome = put(5000, &mut |other| if other.0 >= in_the_way { Verdict::Taken } else { Verdict::Free });
@@ -417,9 +417,9 @@ fn what_is_touched_of_paced_memory_is_accounted() {
         if profile.is_none() {
             assert_eq!((inserted, got, scanned), (0, 0, 0));
         } else {
-            // A header, slots and a payload on each of three levels.
-            assert!((6 * 1000..20 * 1000).contains(&got), "{got}");
-            assert!(inserted > 20_000 * 8 && scanned > 20_000 * 16 / 64, "{inserted} {scanned}");
+            // A leaf, and of one inner node or two the header, slots and a payload.
+            assert!((19 * 1000..27 * 1000).contains(&got), "{got}");
+            assert!(inserted > 20_000 * 19 && scanned > 20_000 * 16 / 64, "{inserted} {scanned}");
         }
     }
 }

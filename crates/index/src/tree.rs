@@ -270,8 +270,9 @@ impl Index {
     }
 }
 
-/// Lines of a leaf that are fetched at once: the header and the slots of one that is two thirds full.
-const LEAF_LINES: usize = 16;
+/// Lines of a leaf that are fetched at once: all of a small one. So a look-up waits once for far memory, not again for a slot and
+/// again for the entry; the lines that it does not need cost less than that.
+pub(crate) const LEAF_LINES: usize = 16;
 /// Of an inner node, which is mostly in the caches.
 const INNER_LINES: usize = 3;
 
