@@ -140,8 +140,11 @@ fn what_is_retired_goes_when_the_horizon_is_past_it() {
     drop(worker);
     while other.collect() > 0 {}
     assert_eq!(graveyard.0.lock().unwrap().last(), Some(&9));
-    drop(owner);
-    assert_eq!(Arc::strong_count(&graveyard), 1, "owners are let go of");
+    assert_eq!(Arc::strong_count(&graveyard), 2, "owners are let go of");
+    other.retire(other.retirement_ts(), &owner, [10, 0]);
+    drop((other, owner));
+    assert_eq!(graveyard.0.lock().unwrap().last(), Some(&10), "the last worker leaves nothing");
+    assert_eq!(Arc::strong_count(&graveyard), 1);
 }
 
 #[test]

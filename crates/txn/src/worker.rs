@@ -433,6 +433,10 @@ const _: () = {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        // The last one leaves nothing behind that would keep its owners, and with them the transactions, for ever.
+        if self.transactions.workers() == 1 && !self.is_active && !std::thread::panicking() {
+            while self.collect() > 0 && self.transactions.snapshots().is_empty() {}
+        }
         self.rest();
         if self.is_active && self.wrote.get() {
             // Its versions are still there. Nobody shall see them, so nobody may have the slot.
