@@ -12,6 +12,7 @@ pub mod scram;
 pub mod text;
 
 mod access;
+mod alter;
 mod catalog;
 mod database;
 mod ddl;
@@ -24,6 +25,7 @@ mod transaction;
 mod writer;
 
 pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
+pub use alter::{ColumnSource, Compute};
 pub use catalog::{
     Catalog, ColumnSize, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef, ViewRelation,
     ViewSource,
@@ -34,7 +36,7 @@ pub use elastic::{Patience, TablespaceChange};
 pub use locks::LockInfo;
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use transaction::{Interrupted, Savepoint, Transaction};
-pub use writer::TableWriter;
+pub use writer::{RowChecks, TableWriter};
 
 #[cfg(test)]
 mod tests;

@@ -23,6 +23,12 @@ const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
 /// Characters of a value that a message about its row shows, as in PostgreSQL.
 const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
+/// A table's `CHECK` constraints, which only SQL can evaluate.
+pub trait RowChecks: Send + Sync {
+    /// The first row that breaks a constraint, and the constraint's name. The batch has all of the table's columns.
+    fn violation(&self, batch: &RecordBatch) -> Result<Option<(usize, String)>>;
+}
+
 /// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database together
 /// one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on another
 /// thread; `Transaction::absorb` takes its rows in. Dropped instead, it leaves nothing: its drop waits for what is being
@@ -37,6 +43,7 @@ pub struct TableWriter {
     rows: u64,
     jobs: Arc<Jobs>,
     next_sequence: usize,
+    checks: Option<Arc<dyn RowChecks>>,
 }
 
 impl std::fmt::Debug for TableWriter {
@@ -92,7 +99,14 @@ impl TableWriter {
             rows: 0,
             jobs: Arc::new(Jobs::default()),
             next_sequence: 0,
+            checks: None,
         }
+    }
+
+    /// What the table's constraints are checked by. Without it a table that has some takes no rows.
+    pub fn with_checks(mut self, checks: Arc<dyn RowChecks>) -> TableWriter {
+        self.checks = Some(checks);
+        self
     }
 
     pub fn table(&self) -> &Arc<TableVersion> {
@@ -100,7 +114,7 @@ impl TableWriter {
     }
 
     /// All of the table's columns, in order, in `TableDef::arrow_schema`'s types. 23502 on a NULL where none may be;
-    /// 22001 on text too long; 53200 when the tablespace is full.
+    /// 22001 on text too long; 23514 on a row that a constraint refuses; 53200 when the tablespace is full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         // What is kept here outlives the statement's heap.
         QueryHeap::outside(|| self.write_outside(batch))
@@ -228,8 +242,20 @@ impl TableWriter {
             .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?)));
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
-            .map_err(|error| Error::internal(error.to_string()))
+        let checked = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+            .map_err(|error| Error::internal(error.to_string()))?;
+        if self.table.def.checks.is_empty() {
+            return Ok(checked);
+        }
+        let checks = self.checks.as_ref().ok_or_else(|| Error::internal("a table's constraints are not checked"))?;
+        if let Some((row, constraint)) = checks.violation(&checked)? {
+            return Err(Error::new(
+                SqlState::CHECK_VIOLATION,
+                format!("new row for relation \"{}\" violates check constraint \"{constraint}\"", self.table.def.name),
+            )
+            .with_detail(format!("Failing row contains ({}).", self.row_text(checked.columns(), row)?)));
+        }
+        Ok(checked)
     }
 
     fn row_text(&self, columns: &[ArrayRef], row: usize) -> Result<String> {

@@ -6,7 +6,7 @@
 use crate::execute::Batches;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
-use crate::session::{CopyOut, Notice, ResultColumn, Running, Session};
+use crate::session::{CopyOut, Notice, ResultColumn, Running, Session, checked_writer};
 use crate::statement::{CopyEndpoint, QualifiedName};
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
@@ -26,7 +26,7 @@ use tidepool_database::copy::{
     CopyFormat, CopyOptions, EncodedRows, ParquetWriter, RowReader, RowWriter, read_parquet,
 };
 use tidepool_database::text::TextSettings;
-use tidepool_database::{TableWriter, Transaction};
+use tidepool_database::{RelationName, TableWriter, Transaction};
 use tidepool_table::TableVersion;
 use tokio::sync::mpsc;
 
@@ -56,6 +56,7 @@ pub fn options(pairs: &[(String, Option<String>)], endpoint: &CopyEndpoint) -> R
 
 /// A `COPY … FROM` about to run.
 pub struct Load {
+    facts: Arc<SessionFacts>,
     version: Arc<TableVersion>,
     columns: Vec<usize>,
     options: CopyOptions,
@@ -78,7 +79,7 @@ impl Load {
         let options = options(pairs, endpoint)?;
         let defaults = Defaults::new(facts, &version, &columns)?;
         let settings = facts.settings.text_settings();
-        Ok(Load { version, columns, options, settings, defaults, skipped: Arc::default() })
+        Ok(Load { facts: facts.clone(), version, columns, options, settings, defaults, skipped: Arc::default() })
     }
 
     /// Final once the load is.
@@ -88,11 +89,11 @@ impl Load {
 
     fn writer(&self, transaction: &mut Transaction, interrupt: &Interrupt) -> Result<TableWriter> {
         transaction.lock_table(&*self.version.def, &interrupt.lock_wait())?;
-        let writer = transaction.writer(&*self.version.def)?;
-        if writer.table().def.id != self.version.def.id {
+        let writer = checked_writer(transaction, &self.facts, &RelationName::from(&*self.version.def))?;
+        if writer.table().def != self.version.def {
             return Err(Error::new(
-                SqlState::UNDEFINED_TABLE,
-                format!("relation \"{}\" was replaced while waiting for it", self.version.def.name),
+                SqlState::SERIALIZATION_FAILURE,
+                format!("relation \"{}\" was altered while the statement waited for it", self.version.def.name),
             ));
         }
         Ok(writer)

@@ -3,6 +3,7 @@
 use crate::facts::SessionFacts;
 use crate::insert;
 use crate::resolve;
+use crate::row_expressions;
 use crate::sequences::{Generated, SequenceOptions};
 use crate::statement::{AlterTablespaceAction, fold};
 use crate::types::sql_type;
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
 use tidepool_database::{Config, RelationName, TablespaceChange};
-use tidepool_table::{ColumnDef, Identity, Placement};
+use tidepool_table::{CheckDef, ColumnDef, Identity, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
 /// Columns of a table: PostgreSQL's limit.
@@ -28,6 +29,7 @@ pub struct NewTable {
     pub if_not_exists: bool,
     pub columns: Vec<ColumnDef>,
     pub primary_key: Vec<usize>,
+    pub checks: Vec<CheckDef>,
     /// Columns with sequences of their own, which are still to be made.
     pub generated: Vec<Generated>,
     pub placement: Placement,
@@ -90,6 +92,7 @@ pub fn new_table(
             if_not_exists: table.if_not_exists,
             columns: Vec::new(),
             primary_key: Vec::new(),
+            checks: Vec::new(),
             generated: Vec::new(),
             placement,
             query: Some((query, names)),
@@ -99,7 +102,10 @@ pub fn new_table(
     let mut columns: Vec<ColumnDef> = Vec::with_capacity(table.columns.len());
     let mut primary_key: Option<Vec<usize>> = None;
     let mut generated = Vec::new();
+    let mut conditions: Vec<Condition> = Vec::new();
     for column in table.columns {
+        let (column, own) = take_checks(column);
+        conditions.extend(own);
         let position = columns.len();
         let (definition, primary, sequence) = column_def(facts, &name.name, column)?;
         generated.extend(sequence.map(|(options, identity)| Generated { column: position, options, identity }));
@@ -140,7 +146,7 @@ pub fn new_table(
             }
             TableConstraint::Unique(_) | TableConstraint::UniqueUsingIndex(_) => return Err(no_constraint("UNIQUE")),
             TableConstraint::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
-            TableConstraint::Check(_) => return Err(no_constraint("CHECK")),
+            TableConstraint::Check(check) => conditions.push((check.name.as_ref().map(fold), *check.expr)),
             _ => return Err(Error::unsupported("this table constraint is not supported")),
         }
     }
@@ -148,7 +154,33 @@ pub fn new_table(
     for &position in &primary_key {
         columns[position].nullable = false;
     }
-    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, primary_key, generated, placement, query: None })
+    // Conditions name columns by number, which the table gives in order.
+    for (column, number) in columns.iter_mut().zip(1..) {
+        column.number = number;
+    }
+    let mut checks: Vec<CheckDef> = Vec::with_capacity(conditions.len());
+    // Those with a name keep it from those without.
+    conditions.sort_by_key(|(name, _)| name.is_none());
+    for (constraint, condition) in conditions {
+        let others: Vec<String> = checks.iter().map(|check| check.name.clone()).collect();
+        if let Some(constraint) = constraint.as_ref().filter(|constraint| others.contains(constraint)) {
+            return Err(Error::new(
+                SqlState::DUPLICATE_OBJECT,
+                format!("check constraint \"{constraint}\" already exists"),
+            ));
+        }
+        checks.push(row_expressions::check(facts, &name.name, &columns, &others, constraint, &condition)?);
+    }
+    Ok(NewTable {
+        name,
+        if_not_exists: table.if_not_exists,
+        columns,
+        primary_key,
+        checks,
+        generated,
+        placement,
+        query: None,
+    })
 }
 
 /// Refuses too many columns and names that are taken twice.
@@ -178,7 +210,7 @@ fn multiple_keys(table: &str) -> Error {
 
 fn no_constraint(kind: &str) -> Error {
     Error::unsupported(format!("{kind} constraints are not supported yet"))
-        .with_hint("PRIMARY KEY can be declared (it is not enforced), and NOT NULL is enforced.")
+        .with_hint("PRIMARY KEY can be declared (it is not enforced); CHECK and NOT NULL are enforced.")
 }
 
 fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
@@ -200,6 +232,23 @@ fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
                 .with_hint("Tables have no storage parameters yet; TABLESPACE says where one lives."))
         }
     }
+}
+
+/// A `CHECK`'s name, if it was given one, and its condition.
+type Condition = (Option<String>, ast::Expr);
+
+/// Takes a column's `CHECK` constraints out of its options.
+pub fn take_checks(mut column: ast::ColumnDef) -> (ast::ColumnDef, Vec<Condition>) {
+    let mut conditions = Vec::new();
+    column.options.retain(|option| match &option.option {
+        ColumnOption::Check(check) => {
+            let name = option.name.as_ref().or(check.name.as_ref());
+            conditions.push((name.map(fold), check.expr.as_ref().clone()));
+            false
+        }
+        _ => true,
+    });
+    (column, conditions)
 }
 
 /// The options of a column's own sequence, and whether it is an identity column's.
@@ -233,7 +282,6 @@ pub fn column_def(
             ColumnOption::PrimaryKey(_) => primary = true,
             ColumnOption::Unique(_) => return Err(no_constraint("UNIQUE")),
             ColumnOption::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
-            ColumnOption::Check(_) => return Err(no_constraint("CHECK")),
             ColumnOption::Generated {
                 generated_as: kind @ (GeneratedAs::Always | GeneratedAs::ByDefault),
                 sequence_options,
@@ -320,7 +368,7 @@ fn set_nullable(slot: &mut Option<bool>, nullable: bool, column: &str) -> Result
 }
 
 /// Plans a default (and evaluates what is constant in it), so that an insert never meets one that cannot be.
-fn check_default(
+pub fn check_default(
     facts: &Arc<SessionFacts>,
     column: &str,
     sql_type: tidepool_base::SqlType,

@@ -7,7 +7,7 @@ use crate::catalog::quote_identifier;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
-use tidepool_database::{DatabaseVersion, RelationName, ViewDef};
+use tidepool_database::{DatabaseVersion, RelationName, ViewDef, ViewRelation};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
@@ -17,13 +17,19 @@ pub enum Object {
     Sequence(TableId),
     /// Of a table's column.
     Default(TableId, u16),
+    /// By number.
+    Column(TableId, u16),
 }
 
 impl Object {
     fn oid(self) -> u32 {
         match self {
             Object::Schema(id) => id.0,
-            Object::Table(id) | Object::View(id) | Object::Sequence(id) | Object::Default(id, _) => id.0,
+            Object::Table(id)
+            | Object::View(id)
+            | Object::Sequence(id)
+            | Object::Default(id, _)
+            | Object::Column(id, _) => id.0,
         }
     }
 }
@@ -68,6 +74,13 @@ impl Shown<'_> {
                 Some(sequence) => format!("sequence {}", self.name(&RelationName::from(&sequence.def))),
                 None => format!("sequence {id}"),
             },
+            Object::Column(id, number) => match self.version.table_by_id(id) {
+                Some(table) => {
+                    let column = table.def.column_by_number(number).map_or("", |(_, column)| &column.name);
+                    format!("column {} of {}", quote_identifier(column), self.object(Object::Table(id)))
+                }
+                None => format!("column of table {id}"),
+            },
             Object::Default(id, number) => match self.version.table_by_id(id) {
                 Some(table) => {
                     let column = table.def.column_by_number(number).map_or("", |(_, column)| &column.name);
@@ -111,6 +124,16 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
             readers(version, id).into_iter().chain(defaults).collect()
         }
         Object::Default(..) => Vec::new(),
+        Object::Column(id, number) => {
+            let names = |relation: &ViewRelation| {
+                relation.id == id && relation.columns.iter().any(|source| source.number == number && source.used)
+            };
+            let views = version.catalog.views.values().filter(|view| view.relations.iter().any(names));
+            let views = views.map(|view| (Object::View(view.id), false));
+            let owned = version.catalog.owned_sequences(id);
+            let owned = owned.filter(|owned| owned.def.owner.is_some_and(|owner| owner.column == number));
+            views.chain(owned.map(|owned| (Object::Sequence(owned.def.id), true))).collect()
+        }
     }
 }
 
@@ -148,7 +171,12 @@ pub fn plan(shown: &Shown<'_>, targets: &[Object], cascade: bool) -> Result<Vec<
     }
     // A default goes silently where its column does.
     let gone: Vec<Object> = drops.iter().map(|drop| drop.object).collect();
-    drops.retain(|drop| !matches!(drop.object, Object::Default(table, _) if gone.contains(&Object::Table(table))));
+    drops.retain(|drop| match drop.object {
+        Object::Default(table, column) => {
+            !gone.contains(&Object::Table(table)) && !gone.contains(&Object::Column(table, column))
+        }
+        _ => true,
+    });
     for target in targets {
         if let Object::Sequence(id) = target
             && let Some(owner) = shown.version.catalog.sequence_by_id(*id).and_then(|sequence| sequence.def.owner)

@@ -39,6 +39,21 @@ impl std::fmt::Debug for SessionFacts {
 }
 
 impl SessionFacts {
+    /// The same, over another state of the database.
+    pub fn over(&self, version: Arc<DatabaseVersion>) -> Arc<SessionFacts> {
+        Arc::new(SessionFacts {
+            planner: self.planner.clone(),
+            user: self.user.clone(),
+            database: self.database,
+            session_id: self.session_id,
+            settings: self.settings.clone(),
+            sequences: self.sequences.clone(),
+            version,
+            transaction_start: self.transaction_start,
+            statement_start: self.statement_start,
+        })
+    }
+
     /// The facts of the statement that `options` belong to.
     pub fn of(options: &ConfigOptions) -> Option<&Arc<SessionFacts>> {
         options.extensions.get::<FactsExtension>().and_then(|extension| extension.0.as_ref())

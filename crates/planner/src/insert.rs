@@ -245,7 +245,14 @@ fn plain(sql_type: SqlType) -> String {
 /// Whether PostgreSQL casts from the source to the column's type by itself in an assignment.
 fn assignable(plan: &LogicalPlan, index: usize, source: &Field, target: SqlType) -> bool {
     let Some(from) = type_of(source) else { return false };
-    if *source.data_type() == DataType::Null || target.is_text() && !matches!(target, SqlType::Uuid | SqlType::Json) {
+    *source.data_type() == DataType::Null
+        || assignable_types(from, target)
+        || from.is_text() && untyped_output(plan, index)
+}
+
+/// Whether PostgreSQL casts values of one type to another by itself in an assignment.
+pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
+    if target.is_text() && !matches!(target, SqlType::Uuid | SqlType::Json) {
         return true;
     }
     let number = |sql_type: SqlType| {
@@ -264,7 +271,7 @@ fn assignable(plan: &LogicalPlan, index: usize, source: &Field, target: SqlType)
         return true;
     }
     if from.is_text() {
-        return from == target || untyped_output(plan, index);
+        return from == target;
     }
     std::mem::discriminant(&from) == std::mem::discriminant(&target)
 }

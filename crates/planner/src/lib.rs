@@ -36,6 +36,7 @@ mod planner;
 mod queries;
 mod query;
 mod resolve;
+mod row_expressions;
 mod scan;
 mod sequences;
 mod session;

@@ -43,11 +43,18 @@ struct Names<'a> {
     state: &'a SessionState,
     facts: &'a Arc<SessionFacts>,
     within: Option<Within<'a>>,
+    /// What `pg_oid.row` stands for: the rows of an expression that is evaluated outside of queries.
+    rows: Option<Arc<dyn TableProvider>>,
 }
 
 impl Names<'_> {
     /// The table, view or system table that a name means.
     fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
+        if let Some(rows) = &self.rows
+            && (schema, name) == (Some(resolve::BY_ID), crate::row_expressions::ROW)
+        {
+            return Ok(rows.clone());
+        }
         let Some(relation) = resolve::relation(self.facts, schema, name) else {
             let (schema, name) = (schema.map(str::to_owned), name.to_owned());
             return Err(resolve::missing(&QualifiedName { schema, name }));
@@ -190,14 +197,32 @@ pub fn logical_plan_within(
     table_schema: Option<Schema>,
     within: Option<Within<'_>>,
 ) -> Result<LogicalPlan> {
-    let names = Names { state, facts, within };
-    match named_plan(&names, query.clone(), &parameters, table_schema.as_ref()) {
+    planned_by(&Names { state, facts, within, rows: None }, query, parameters, table_schema)
+}
+
+/// The plan of a query that reads `pg_oid.row`.
+pub fn logical_plan_of_rows(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    rows: Arc<dyn TableProvider>,
+) -> Result<LogicalPlan> {
+    planned_by(&Names { state, facts, within: None, rows: Some(rows) }, query, Vec::new(), None)
+}
+
+fn planned_by(
+    names: &Names<'_>,
+    query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+) -> Result<LogicalPlan> {
+    match named_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
         Err(error) if error.code() == SqlState::GROUPING_ERROR => {
             let mut completed = query;
-            if !crate::group_keys::complete(&mut completed, facts, state) {
+            if !crate::group_keys::complete(&mut completed, names.facts, names.state) {
                 return Err(error);
             }
-            named_plan(&names, completed, &parameters, table_schema.as_ref())
+            named_plan(names, completed, &parameters, table_schema.as_ref())
         }
         planned => planned,
     }

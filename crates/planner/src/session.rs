@@ -3,6 +3,7 @@
 //! Outside a transaction block a statement commits by itself. Inside one, the block's transaction is lent to the statement
 //! that writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is end.
 
+mod alter;
 mod copy;
 mod cursor;
 mod describe;
@@ -21,6 +22,7 @@ mod views;
 
 pub use crate::copy::CopyIn;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};
+pub(crate) use tables::checked_writer;
 pub use transaction::TransactionStatus;
 
 use crate::catalog::SessionSequences;

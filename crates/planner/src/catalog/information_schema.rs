@@ -62,6 +62,14 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "table_constraints" => table_constraints(facts, rows),
         "check_constraints" => {
             for table in facts.version.tables.values() {
+                for check in &table.def.checks {
+                    rows.push([
+                        ("constraint_catalog", facts.database.into()),
+                        ("constraint_schema", table_schema(facts, table).into()),
+                        ("constraint_name", check.name.clone().into()),
+                        ("check_clause", format!("(({}))", crate::sequences::shown(facts, &check.condition)).into()),
+                    ]);
+                }
                 for (index, column) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
                     rows.push([
                         ("constraint_catalog", facts.database.into()),
@@ -74,6 +82,19 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         }
         "key_column_usage" | "constraint_column_usage" => {
             for table in facts.version.tables.values() {
+                for check in table.def.checks.iter().filter(|_| name == "constraint_column_usage") {
+                    for (_, column) in check.columns.iter().filter_map(|number| table.def.column_by_number(*number)) {
+                        rows.push([
+                            ("constraint_catalog", facts.database.into()),
+                            ("constraint_schema", table_schema(facts, table).into()),
+                            ("constraint_name", check.name.clone().into()),
+                            ("table_catalog", facts.database.into()),
+                            ("table_schema", table_schema(facts, table).into()),
+                            ("table_name", table.def.name.clone().into()),
+                            ("column_name", column.name.clone().into()),
+                        ]);
+                    }
+                }
                 for (index, &position) in table.def.primary_key.iter().enumerate() {
                     let shared = [
                         ("constraint_catalog", Value::from(facts.database)),
@@ -202,6 +223,9 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.tables.values() {
         if !table.def.primary_key.is_empty() {
             push(table, primary_key_name(&table.def.name), "PRIMARY KEY");
+        }
+        for check in &table.def.checks {
+            push(table, check.name.clone(), "CHECK");
         }
         for (index, _) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
             push(table, not_null_name(table, index), "CHECK");

@@ -9,7 +9,7 @@ use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use std::sync::Arc;
 use tidepool_base::{SchemaId, TableId};
-use tidepool_table::TableVersion;
+use tidepool_table::{CheckDef, TableVersion};
 
 pub const PG_CATALOG: u32 = 11;
 pub const PG_TOAST: u32 = 99;
@@ -113,6 +113,11 @@ pub fn table_of_constraint(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableV
         .then(|| table_by_oid(facts, oid & !CONSTRAINT_BASE))
         .flatten()
         .filter(|table| !table.def.primary_key.is_empty())
+}
+
+/// The table of a `CHECK`, and the constraint.
+pub fn check_by_oid(facts: &SessionFacts, oid: u32) -> Option<&CheckDef> {
+    facts.version.tables.values().flat_map(|table| &table.def.checks).find(|check| check.oid == oid)
 }
 
 pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {

@@ -334,6 +334,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relhasindex", (!key.is_empty()).into()),
             ("relpersistence", "p".into()),
             ("relkind", "r".into()),
+            ("relchecks", table.def.checks.len().into()),
             ("relnatts", table.def.columns.len().into()),
             ("relispopulated", true.into()),
             ("relreplident", "d".into()),
@@ -528,6 +529,24 @@ fn indexes(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn constraints(facts: &SessionFacts, rows: &mut Rows) {
+    for table in facts.version.tables.values() {
+        for check in &table.def.checks {
+            rows.push([
+                ("oid", check.oid.into()),
+                ("conname", check.name.clone().into()),
+                ("connamespace", table.def.schema.0.into()),
+                ("contype", "c".into()),
+                ("convalidated", true.into()),
+                ("conrelid", table.def.id.0.into()),
+                ("confupdtype", " ".into()),
+                ("confdeltype", " ".into()),
+                ("confmatchtype", " ".into()),
+                ("conislocal", true.into()),
+                ("conkey", Value::List(check.columns.iter().map(|number| (*number).into()).collect())),
+                ("conbin", check.condition.clone().into()),
+            ]);
+        }
+    }
     for table in keyed(facts) {
         rows.push([
             ("oid", primary_key_constraint_oid(table.def.id.0).into()),

@@ -55,7 +55,7 @@ impl Session {
                 self.drop_schemas(text, names, *if_exists, *cascade).await
             }
             Command::Truncate { names, restart_identity } => self.truncate(text, names, *restart_identity).await,
-            Command::AlterTable { name, if_exists, action } => self.alter_table(text, name, *if_exists, action).await,
+            Command::AlterTable { name, if_exists, actions } => self.alter_table(text, name, *if_exists, actions).await,
             Command::CreateTablespace { name, location, options } => {
                 self.create_tablespace(name, location, options).await
             }
@@ -89,6 +89,7 @@ impl Session {
             Command::Fetch { name, count, discard } => self.fetch(name, *count, *discard).await,
             Command::Close { name } => self.close(name.as_deref()),
             Command::Explain { options, statement } => self.explain(text, *options, statement, parameters).await,
+            Command::Analyze { names } => self.analyze(text, names),
             Command::Checkpoint => self.checkpoint().await,
             Command::Merge { table } => self.merge(table).await,
             Command::ResetAccess => {

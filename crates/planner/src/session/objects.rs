@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-fn drop_all(
+pub(super) fn drop_all(
     transaction: &mut Transaction,
     interrupt: &Interrupt,
     path: &[SchemaId],
@@ -182,6 +182,8 @@ fn drop_all(
                 let sequence = version.catalog.sequence_by_id(id).ok_or_else(gone)?;
                 transaction.drop_sequence(&RelationName::from(&sequence.def))?;
             }
+            // Whoever drops a column rewrites its table.
+            Object::Column(..) => {}
             Object::Default(id, number) => {
                 let now = transaction.version();
                 let table = now.table_by_id(id).ok_or_else(gone)?;

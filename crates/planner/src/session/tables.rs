@@ -3,19 +3,21 @@
 use super::{Outcome, Running, Session};
 use crate::ddl::NewTable;
 use crate::execute::{Batches, joined};
+use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::names::OutputNames;
 use crate::query;
 use crate::resolve;
+use crate::row_expressions::Checks;
 use crate::sequences;
-use crate::statement::{AlterAction, Command, QualifiedName, Statement};
+use crate::statement::{Command, QualifiedName, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{RelationName, SequenceDef, SequenceOwner, Transaction};
+use tidepool_database::{RelationName, SequenceDef, SequenceOwner, TableWriter, Transaction};
 use tidepool_table::{ColumnDef, TableDef};
 
 impl Session {
@@ -52,10 +54,18 @@ impl Session {
         let schema = planned.schema.clone();
         let settings = running.facts.settings.text_settings();
         let interrupt = running.interrupt.clone();
+        let facts = running.facts.clone();
         let mut batches = self.run(running, planned)?;
         let written = self.begin_write(interrupt, move |transaction, interrupt| {
             transaction.lock_table(&*table, &interrupt.lock_wait())?;
-            fill(transaction, &RelationName::from(&*table), &mut batches, &schema, settings)
+            if transaction.version().table(&*table).is_none_or(|now| now.def != table) {
+                return Err(Error::new(
+                    SqlState::SERIALIZATION_FAILURE,
+                    format!("table \"{}\" was altered while the statement waited for it", table.name),
+                )
+                .with_hint("Try again."));
+            }
+            fill(transaction, &facts, &RelationName::from(&*table), &mut batches, &schema, settings)
         });
         joined(written.await)
     }
@@ -113,12 +123,13 @@ impl Session {
         let schema = planned.schema.clone();
         let settings = running.facts.settings.text_settings();
         let interrupt = running.interrupt.clone();
+        let facts = running.facts.clone();
         let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
         let written = self.begin_write(interrupt, move |transaction, _| {
             let name = table.name.clone();
             transaction.create_table(&name, table.columns, table.primary_key, table.placement)?;
             let Some(batches) = &mut batches else { return Ok(0) };
-            fill(transaction, &name, batches, &schema, settings)
+            fill(transaction, &facts, &name, batches, &schema, settings)
         });
         let rows = joined(written.await)?;
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
@@ -149,63 +160,6 @@ impl Session {
         .await?;
         Ok(Outcome::command("TRUNCATE TABLE"))
     }
-
-    pub(super) async fn alter_table(
-        &mut self,
-        text: &str,
-        name: &QualifiedName,
-        if_exists: bool,
-        action: &AlterAction,
-    ) -> Result<Outcome> {
-        self.check_writable("ALTER TABLE")?;
-        let running = self.running(text);
-        let tag = || Ok(Outcome::command("ALTER TABLE"));
-        let table = match resolve::table(&running.facts, name) {
-            Ok(version) => RelationName::from(&*version.def),
-            Err(error) if if_exists && error.code() == SqlState::UNDEFINED_TABLE => {
-                self.notice(
-                    "NOTICE",
-                    SqlState::SUCCESSFUL_COMPLETION,
-                    format!("relation \"{name}\" does not exist, skipping"),
-                );
-                return tag();
-            }
-            Err(error) => return Err(error),
-        };
-        if let AlterAction::Rename { name } = action {
-            crate::ddl::check_table_name(name)?;
-        }
-        let schema = match action {
-            AlterAction::SetSchema { schema } => Some(resolve::own_schema(&running.facts, schema)?),
-            _ => None,
-        };
-        let action = action.clone();
-        self.write(running, move |transaction, interrupt| {
-            transaction.lock_table(&table, &interrupt.lock_wait())?;
-            match &action {
-                AlterAction::SetTablespace { column, tablespace } => {
-                    transaction.set_tablespace(&table, column.as_deref(), tablespace)
-                }
-                AlterAction::Rename { name } => transaction.rename_table(&table, name),
-                AlterAction::RenameColumn { column, name } => transaction.rename_column(&table, column, name),
-                AlterAction::SetSchema { .. } => match schema {
-                    Some(schema) if schema != table.schema => {
-                        let version = transaction.version();
-                        let id = version.table(&table).map(|table| table.def.id);
-                        transaction.set_table_schema(&table, schema)?;
-                        for sequence in id.iter().flat_map(|id| version.catalog.owned_sequences(*id)) {
-                            let def = SequenceDef { schema, ..sequence.def.clone() };
-                            transaction.alter_sequence(&RelationName::from(&sequence.def), def, None)?;
-                        }
-                        Ok(())
-                    }
-                    _ => Ok(()),
-                },
-            }
-        })
-        .await?;
-        tag()
-    }
 }
 
 /// Makes a table, and the sequences that its columns take their values from.
@@ -222,6 +176,11 @@ fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> 
         made.push((generated.column, generated.identity, name));
     }
     let created = transaction.create_table(&table.name, table.columns, table.primary_key, table.placement)?;
+    if !table.checks.is_empty() {
+        let mut def = TableDef::clone(&created.def);
+        def.checks = table.checks;
+        transaction.set_table_def(&table.name, def)?;
+    }
     for (column, identity, name) in made {
         let version = transaction.version();
         let Some(sequence) = version.catalog.sequences.get(&name) else { continue };
@@ -247,17 +206,32 @@ fn restart_sequences(transaction: &mut Transaction, table: &RelationName) -> Res
 /// Puts a plan's rows, of `schema`, into a table.
 fn fill(
     transaction: &mut Transaction,
+    facts: &Arc<SessionFacts>,
     table: &RelationName,
     batches: &mut Batches,
     schema: &Schema,
     settings: TextSettings,
 ) -> Result<u64> {
-    let mut writer = transaction.writer(table)?;
+    let mut writer = checked_writer(transaction, facts, table)?;
     let conform = Conform::new(&writer.table().def.clone(), schema, settings);
     while let Some(batch) = batches.blocking_next() {
         writer.write(&conform.apply(&batch?)?)?;
     }
     transaction.absorb(writer)
+}
+
+/// A writer that checks the table's constraints.
+pub(crate) fn checked_writer(
+    transaction: &mut Transaction,
+    facts: &Arc<SessionFacts>,
+    table: &RelationName,
+) -> Result<TableWriter> {
+    let writer = transaction.writer(table)?;
+    let def = writer.table().def.clone();
+    if def.checks.is_empty() {
+        return Ok(writer);
+    }
+    Ok(writer.with_checks(Arc::new(Checks::of(facts, &def)?)))
 }
 
 fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<ColumnDef>> {

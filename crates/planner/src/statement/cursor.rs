@@ -85,6 +85,11 @@ impl<'a> Cursor<'a> {
         self.tokens.get(self.at).map(|token| &token.token)
     }
 
+    /// The token after the next.
+    pub fn second(&self) -> Option<&'a Token> {
+        self.tokens.get(self.at + 1).map(|token| &token.token)
+    }
+
     /// The tokens not yet read.
     pub fn rest(&self) -> &'a [TokenWithSpan] {
         &self.tokens[self.at..]
@@ -217,6 +222,10 @@ impl<'a> Cursor<'a> {
 
     pub fn data_type(&mut self) -> Result<ast::DataType> {
         self.with_parser(|parser| parser.parse_data_type())
+    }
+
+    pub fn column_def(&mut self) -> Result<ast::ColumnDef> {
+        self.with_parser(|parser| parser.parse_column_def())
     }
 
     fn with_parser<T>(

@@ -7,6 +7,7 @@
 //! Nesting is bounded before anything recursive sees the tokens, because what is built from them (syntax trees, plans)
 //! is later walked, cloned and dropped by code that recurses once a level.
 
+mod alter;
 mod cursor;
 mod objects;
 mod utility;
@@ -165,7 +166,7 @@ pub enum Command {
     AlterTable {
         name: QualifiedName,
         if_exists: bool,
-        action: AlterAction,
+        actions: Vec<AlterAction>,
     },
     CreateTablespace {
         name: String,
@@ -255,6 +256,9 @@ pub enum Command {
         statement: Statement,
     },
     Checkpoint,
+    Analyze {
+        names: Vec<QualifiedName>,
+    },
     Merge {
         table: QualifiedName,
     },
@@ -398,6 +402,7 @@ fn nesting(tokens: &[TokenWithSpan]) -> usize {
 
 /// Reads one statement.
 fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
+    let tokens = &*objects::order_identity(source, tokens)?;
     let mut cursor = Cursor::new(source, tokens);
     if let Some(command) = utility::command(&mut cursor)? {
         cursor.expect_end()?;

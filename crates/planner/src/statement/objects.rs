@@ -1,10 +1,11 @@
 //! `CREATE`, `ALTER` and `DROP` of what is not a table, read from their tokens.
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, Source};
 use super::utility::{inner, names, qualified_name};
 use super::{AlterAction, Command, QualifiedName};
 use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
+use std::borrow::Cow;
 use tidepool_base::{Error, Result, SqlState};
 
 /// `CASCADE`, or `RESTRICT`, which is the default.
@@ -158,6 +159,53 @@ pub fn sequence_options(cursor: &mut Cursor<'_>, alter: bool) -> Result<Sequence
         }
     }
     Ok(options)
+}
+
+/// Puts the options of `AS IDENTITY (…)` into the one order in which sqlparser reads them.
+pub fn order_identity<'a>(source: &Source<'_>, tokens: &'a [TokenWithSpan]) -> Result<Cow<'a, [TokenWithSpan]>> {
+    let word = |at: usize, text: &str| {
+        matches!(tokens.get(at).map(|token| &token.token), Some(Token::Word(word))
+            if word.quote_style.is_none() && word.value.eq_ignore_ascii_case(text))
+    };
+    let opens = |at: usize| {
+        word(at, "as")
+            && word(at + 1, "identity")
+            && matches!(tokens.get(at + 2).map(|token| &token.token), Some(Token::LParen))
+    };
+    let Some(first) = (0..tokens.len()).find(|at| opens(*at)) else { return Ok(Cow::Borrowed(tokens)) };
+    let mut ordered = tokens[..first].to_vec();
+    let mut at = first;
+    while at < tokens.len() {
+        if !opens(at) {
+            ordered.push(tokens[at].clone());
+            at += 1;
+            continue;
+        }
+        ordered.extend_from_slice(&tokens[at..at + 3]);
+        let span = tokens[at + 2].span;
+        let mut cursor = Cursor::new(source, &tokens[at + 3..]);
+        let options = sequence_options(&mut cursor, false)?;
+        at = tokens.len() - cursor.rest().len();
+        let bound = |name: &str, bound: Option<Option<i64>>| match bound {
+            None => String::new(),
+            Some(None) => format!("NO {name} "),
+            Some(Some(value)) => format!("{name} {value} "),
+        };
+        let number =
+            |name: &str, value: Option<i64>| value.map_or_else(String::new, |value| format!("{name} {value} "));
+        let text = [
+            number("INCREMENT", options.increment),
+            bound("MINVALUE", options.min),
+            bound("MAXVALUE", options.max),
+            number("START", options.start),
+            number("CACHE", options.cache),
+            options.cycle.map_or_else(String::new, |cycle| if cycle { "CYCLE" } else { "NO CYCLE" }.to_owned()),
+        ]
+        .concat();
+        let written = super::tokens_of(&Source(&text))?;
+        ordered.extend(written.into_iter().map(|token| TokenWithSpan::new(token.token, span)));
+    }
+    Ok(Cow::Owned(ordered))
 }
 
 /// `RENAME TO`, `RENAME COLUMN` and `SET SCHEMA`, which all relations share.

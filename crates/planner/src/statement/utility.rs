@@ -2,6 +2,7 @@
 
 use super::cursor::{Cursor, Source};
 use super::{Command, Statement};
+use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use std::borrow::Cow;
 use std::fmt;
@@ -39,6 +40,41 @@ pub enum AlterAction {
     },
     SetSchema {
         schema: String,
+    },
+    AddColumn {
+        column: Box<ast::ColumnDef>,
+        if_not_exists: bool,
+    },
+    DropColumn {
+        column: String,
+        if_exists: bool,
+        cascade: bool,
+    },
+    SetType {
+        column: String,
+        data_type: ast::DataType,
+        using: Option<Box<ast::Expr>>,
+    },
+    /// `None`: `DROP DEFAULT`.
+    SetDefault {
+        column: String,
+        default: Option<Box<ast::Expr>>,
+    },
+    SetNotNull {
+        column: String,
+        not_null: bool,
+    },
+    AddCheck {
+        name: Option<String>,
+        condition: Box<ast::Expr>,
+    },
+    DropConstraint {
+        name: String,
+        if_exists: bool,
+    },
+    RenameConstraint {
+        name: String,
+        new_name: String,
     },
 }
 
@@ -172,6 +208,34 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             }
         }
         "alter" => alter(cursor)?,
+        "analyze" | "analyse" => {
+            cursor.advance();
+            if cursor.token(&Token::LParen) {
+                while !cursor.token(&Token::RParen) {
+                    if cursor.at_end() {
+                        return Err(cursor.error());
+                    }
+                    cursor.advance();
+                }
+            } else {
+                cursor.keyword("verbose");
+            }
+            let mut names = Vec::new();
+            while !cursor.at_end() {
+                names.push(qualified_name(cursor)?);
+                if cursor.token(&Token::LParen) {
+                    cursor.ident()?;
+                    while cursor.token(&Token::Comma) {
+                        cursor.ident()?;
+                    }
+                    cursor.expect_token(&Token::RParen)?;
+                }
+                if !cursor.token(&Token::Comma) {
+                    break;
+                }
+            }
+            Command::Analyze { names }
+        }
         "checkpoint" => {
             cursor.advance();
             Command::Checkpoint
@@ -186,14 +250,13 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
-        "vacuum" | "analyze" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "grant" | "revoke"
-        | "comment" | "do" | "load" | "refresh" | "security" | "reassign" | "import" | "update" | "delete"
-        | "merge" => {
+        "vacuum" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do"
+        | "load" | "refresh" | "security" | "reassign" | "import" | "update" | "delete" | "merge" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(match verb.as_str() {
                 "UPDATE" | "DELETE" | "MERGE" => super::unsupported_change(&verb),
-                "VACUUM" | "ANALYZE" => Error::unsupported(format!("{verb} is not supported")).with_hint(
+                "VACUUM" => Error::unsupported(format!("{verb} is not supported")).with_hint(
                     "Statistics are kept with the data; CALL tidepool.merge('table') moves new rows into main.",
                 ),
                 _ => Error::unsupported(format!("{verb} is not supported")),
@@ -801,30 +864,20 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
         let if_exists = cursor.keywords(&["if", "exists"]);
         cursor.keyword("only");
         let name = qualified_name(cursor)?;
-        let action = if cursor.keywords(&["set", "tablespace"]) {
-            AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }
-        } else if let Some(action) = super::objects::naming(cursor)? {
-            action
-        } else if cursor.keyword("alter") {
-            cursor.keyword("column");
-            let column = cursor.ident()?;
-            if !cursor.keywords(&["set", "tablespace"]) {
-                cursor.skip_rest();
-                return Ok(Command::Unsupported(
-                    Error::unsupported("this form of ALTER TABLE is not supported").with_hint(
-                        "A column's tablespace can be set: ALTER TABLE t ALTER COLUMN c SET TABLESPACE far.",
-                    ),
-                ));
+        let mut actions = Vec::new();
+        loop {
+            match super::alter::action(cursor)? {
+                Ok(action) => actions.push(action),
+                Err(unsupported) => {
+                    cursor.skip_rest();
+                    return Ok(Command::Unsupported(unsupported));
+                }
             }
-            AlterAction::SetTablespace { column: Some(column), tablespace: cursor.ident()? }
-        } else {
-            cursor.skip_rest();
-            return Ok(Command::Unsupported(
-                Error::unsupported("this form of ALTER TABLE is not supported")
-                    .with_hint("Supported: SET TABLESPACE, ALTER COLUMN ... SET TABLESPACE, SET SCHEMA and RENAME."),
-            ));
-        };
-        return Ok(Command::AlterTable { name, if_exists, action });
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
+        }
+        return Ok(Command::AlterTable { name, if_exists, actions });
     }
     if cursor.keyword("tablespace") {
         return alter_tablespace(cursor);

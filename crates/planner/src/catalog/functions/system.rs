@@ -111,7 +111,18 @@ pub fn functions() -> Vec<Function> {
         })
         .stable(),
         Function::new("pg_get_constraintdef", &[&[Oid], &[Oid, Bool]], "text", |call, args| {
-            let table = table_of_constraint(call.facts()?, oid_of(&args[0]));
+            let (facts, oid) = (call.facts()?, oid_of(&args[0]));
+            if let Some(check) = check_by_oid(facts, oid) {
+                // Written plainly it has a pair of brackets, otherwise another around the condition.
+                let pretty = args.get(1).is_some_and(Value::as_bool);
+                let condition = crate::sequences::shown(facts, &check.condition);
+                return Ok(match pretty {
+                    true => format!("CHECK ({condition})"),
+                    false => format!("CHECK (({condition}))"),
+                }
+                .into());
+            }
+            let table = table_of_constraint(facts, oid);
             Ok(table.map(|table| format!("PRIMARY KEY {}", key_list(table))).into())
         })
         .stable(),

@@ -1,0 +1,173 @@
+//! Tables rewritten: columns added, dropped and computed anew.
+//!
+//! Row groups and delta chunks never change, so a rewrite makes others of them. What a column keeps is shared, not copied:
+//! dropping a column reads nothing.
+
+use crate::Transaction;
+use crate::catalog::RelationName;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_schema::{Field, Schema, SchemaRef};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::QueryHeap;
+use tidepool_table::{DeltaChunk, Placement, RowGroup, Segment, TableDef, TableVersion};
+
+/// Where a column of a rewritten table comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnSource {
+    /// The values of the column that was at this position.
+    Kept(usize),
+    /// Values made of each row, at this place among those that are.
+    Computed(usize),
+}
+
+/// Rows to values: a batch of the columns asked for, in order, to arrays of as many rows.
+pub type Compute<'a> = &'a dyn Fn(&RecordBatch) -> Result<Vec<ArrayRef>>;
+
+impl Transaction {
+    /// Puts a table under another definition, its columns made as `sources` say; `compute` is given the columns at positions
+    /// `reads` of the table as it was. 23502 when a column has NULLs that may have none.
+    pub fn rewrite_table(
+        &mut self,
+        name: &RelationName,
+        def: TableDef,
+        sources: &[ColumnSource],
+        reads: &[usize],
+        compute: Compute<'_>,
+    ) -> Result<()> {
+        QueryHeap::outside(|| self.rewrite_table_outside(name, def, sources, reads, compute))
+    }
+
+    fn rewrite_table_outside(
+        &mut self,
+        name: &RelationName,
+        def: TableDef,
+        sources: &[ColumnSource],
+        reads: &[usize],
+        compute: Compute<'_>,
+    ) -> Result<()> {
+        let table = self.locked_table(name)?;
+        let def = Arc::new(def);
+        let mut placement = Placement { columns: Default::default(), ..table.placement.clone() };
+        for (position, source) in sources.iter().enumerate() {
+            if let ColumnSource::Kept(before) = source
+                && let Some(space) = table.placement.columns.get(before)
+            {
+                placement.columns.insert(position, space.clone());
+            }
+        }
+        let computes = sources.iter().any(|source| matches!(source, ColumnSource::Computed(_)));
+        let read_schema = schema_of(&table, reads);
+        let schema = def.arrow_schema();
+        let bytes_total = table.row_groups.iter().flat_map(|group| group.segments()).map(|s| s.bytes().len() as u64);
+        let progress = self.start_progress("ALTER TABLE", &table.def, if computes { bytes_total.sum() } else { 0 });
+        let mut row_groups = Vec::with_capacity(table.row_groups.len());
+        for group in &table.row_groups {
+            self.check_interrupted()?;
+            let computed = match computes {
+                true => compute(&read_group(group, reads, &read_schema)?)?,
+                false => Vec::new(),
+            };
+            let mut segments = Vec::with_capacity(sources.len());
+            for (position, source) in sources.iter().enumerate() {
+                segments.push(match source {
+                    ColumnSource::Kept(before) => group.segments()[*before].clone(),
+                    ColumnSource::Computed(index) => {
+                        let field = schema.field(position);
+                        check_nulls(&def, field, &computed[*index])?;
+                        let space = self.database.tablespaces().get(placement.column(position))?;
+                        Arc::new(Segment::encode(&computed[*index], field, &space)?)
+                    }
+                });
+            }
+            let bytes: u64 = group.segments().iter().map(|segment| segment.bytes().len() as u64).sum();
+            progress.add(bytes, group.rows() as u64);
+            row_groups.push(Arc::new(RowGroup::from_segments(self.database.next_row_group_id(), segments)?));
+        }
+        let space = self.database.tablespaces().get(&placement.delta)?;
+        let mut delta = Vec::with_capacity(table.delta.len());
+        for chunk in &table.delta {
+            self.check_interrupted()?;
+            let rows = chunk.read_whole();
+            let computed = if computes { compute(&pick(rows, reads, &read_schema)?)? } else { Vec::new() };
+            let mut columns = Vec::with_capacity(sources.len());
+            for (position, source) in sources.iter().enumerate() {
+                columns.push(match source {
+                    ColumnSource::Kept(before) => rows.column(*before).clone(),
+                    ColumnSource::Computed(index) => {
+                        check_nulls(&def, schema.field(position), &computed[*index])?;
+                        computed[*index].clone()
+                    }
+                });
+            }
+            let batch = RecordBatch::try_new(schema.clone(), columns).map_err(broken)?;
+            delta.push(Arc::new(DeltaChunk::new(&batch, &space)?));
+        }
+        let mut next = TableVersion::new(def, placement);
+        next.row_groups = row_groups;
+        next.delta = delta;
+        self.durable = true;
+        self.change(next);
+        Ok(())
+    }
+
+    /// Shows all rows of a table to `check`, a batch of the columns at positions `reads` at a time, until it fails.
+    pub fn check_rows(
+        &mut self,
+        name: &RelationName,
+        reads: &[usize],
+        check: &dyn Fn(&RecordBatch) -> Result<()>,
+    ) -> Result<()> {
+        let table = self.locked_table(name)?;
+        let schema = schema_of(&table, reads);
+        for group in &table.row_groups {
+            self.check_interrupted()?;
+            check(&read_group(group, reads, &schema)?)?;
+        }
+        for chunk in &table.delta {
+            self.check_interrupted()?;
+            check(&pick(chunk.read_whole(), reads, &schema)?)?;
+        }
+        Ok(())
+    }
+
+    /// 23502 when a column has NULLs.
+    pub fn check_not_null(&mut self, name: &RelationName, column: usize) -> Result<()> {
+        let def = self.table(name)?.def.clone();
+        let field = def.columns.get(column).ok_or_else(|| Error::internal("a table has no such column"))?.field();
+        let field = field.with_nullable(false);
+        self.check_rows(name, &[column], &|batch| check_nulls(&def, &field, batch.column(0)))
+    }
+}
+
+/// Nullable throughout: what may be NULL is for the new definition to say.
+fn schema_of(table: &TableVersion, reads: &[usize]) -> SchemaRef {
+    let fields = reads.iter().map(|&column| table.def.columns[column].field().with_nullable(true));
+    Arc::new(Schema::new(fields.collect::<Vec<Field>>()))
+}
+
+fn read_group(group: &RowGroup, reads: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {
+    let columns = reads.iter().map(|&column| group.segments()[column].decode(0..group.rows()));
+    let options = RecordBatchOptions::new().with_row_count(Some(group.rows()));
+    RecordBatch::try_new_with_options(schema.clone(), columns.collect::<Result<_>>()?, &options).map_err(broken)
+}
+
+fn pick(rows: &RecordBatch, reads: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {
+    let columns = reads.iter().map(|&column| rows.column(column).clone()).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(rows.num_rows()));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(broken)
+}
+
+fn check_nulls(def: &TableDef, field: &Field, values: &ArrayRef) -> Result<()> {
+    if field.is_nullable() || values.logical_null_count() == 0 {
+        return Ok(());
+    }
+    Err(Error::new(
+        SqlState::NOT_NULL_VIOLATION,
+        format!("column \"{}\" of relation \"{}\" contains null values", field.name(), def.name),
+    ))
+}
+
+fn broken(error: arrow_schema::ArrowError) -> Error {
+    Error::internal(format!("a table's rows do not fit its schema: {error}"))
+}

@@ -1,0 +1,448 @@
+//! `ALTER TABLE`: its actions one after another, within one transaction.
+
+use super::{Notice, Outcome, Session};
+use crate::catalog::quote_identifier;
+use crate::ddl;
+use crate::dependents::Object;
+use crate::facts::SessionFacts;
+use crate::insert::Conform;
+use crate::interrupt::Interrupt;
+use crate::resolve;
+use crate::row_expressions::{self, Checks, RowExpressions};
+use crate::sequences;
+use crate::statement::{AlterAction, QualifiedName};
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::datatypes::{Field, Schema};
+use datafusion::sql::sqlparser::ast;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SchemaId, SqlState, SqlType, TableId};
+use tidepool_database::{ColumnSource, RelationName, SequenceDef, SequenceOwner, Transaction};
+use tidepool_table::{CheckDef, ColumnDef, TableDef, TableVersion};
+
+impl Session {
+    pub(super) async fn alter_table(
+        &mut self,
+        text: &str,
+        name: &QualifiedName,
+        if_exists: bool,
+        actions: &[AlterAction],
+    ) -> Result<Outcome> {
+        self.check_writable("ALTER TABLE")?;
+        let running = self.running(text);
+        let table = match resolve::table(&running.facts, name) {
+            Ok(version) => version.def.id,
+            Err(error) if if_exists && error.code() == SqlState::UNDEFINED_TABLE => {
+                self.skipping(error.message());
+                return Ok(Outcome::command("ALTER TABLE"));
+            }
+            Err(error) => return Err(error),
+        };
+        let (facts, actions) = (running.facts.clone(), actions.to_vec());
+        let told = self
+            .write(running, move |transaction, interrupt| {
+                let mut told = Vec::new();
+                for action in &actions {
+                    let facts = facts.over(transaction.version());
+                    Altering { facts: &facts, transaction, interrupt, table, told: &mut told }.apply(action)?;
+                }
+                Ok(told)
+            })
+            .await?;
+        self.notices.extend(told.into_iter().map(|error| Notice { severity: "NOTICE", error }));
+        Ok(Outcome::command("ALTER TABLE"))
+    }
+}
+
+/// One action under way.
+struct Altering<'a> {
+    facts: &'a Arc<SessionFacts>,
+    transaction: &'a mut Transaction,
+    interrupt: &'a Interrupt,
+    table: TableId,
+    told: &'a mut Vec<Error>,
+}
+
+impl Altering<'_> {
+    /// The table as this transaction has it, locked.
+    fn locked(&mut self) -> Result<Arc<TableVersion>> {
+        let gone = || Error::new(SqlState::UNDEFINED_TABLE, "the table was dropped by another transaction");
+        let before = self.transaction.version().table_by_id(self.table).cloned().ok_or_else(gone)?;
+        self.transaction.lock_table(&*before.def, &self.interrupt.lock_wait())?;
+        self.transaction.version().table_by_id(self.table).cloned().ok_or_else(gone)
+    }
+
+    fn skip(&mut self, code: SqlState, message: String) {
+        self.told.push(Error::new(code, format!("{message}, skipping")));
+    }
+
+    fn apply(&mut self, action: &AlterAction) -> Result<()> {
+        let table = self.locked()?;
+        let name = RelationName::from(&*table.def);
+        match action {
+            AlterAction::SetTablespace { column, tablespace } => {
+                self.transaction.set_tablespace(&name, column.as_deref(), tablespace)
+            }
+            AlterAction::Rename { name: new_name } => {
+                ddl::check_table_name(new_name)?;
+                self.transaction.rename_table(&name, new_name)
+            }
+            AlterAction::RenameColumn { column, name: new_name } => self.rename_column(&table, column, new_name),
+            AlterAction::SetSchema { schema } => self.set_schema(&table, schema),
+            AlterAction::AddColumn { column, if_not_exists } => self.add_column(&table, column, *if_not_exists),
+            AlterAction::DropColumn { column, if_exists, cascade } => {
+                self.drop_column(&table, column, *if_exists, *cascade)
+            }
+            AlterAction::SetType { column, data_type, using } => {
+                self.set_type(&table, column, data_type, using.as_deref())
+            }
+            AlterAction::SetDefault { column, default } => self.set_default(&table, column, default.as_deref()),
+            AlterAction::SetNotNull { column, not_null } => self.set_not_null(&table, column, *not_null),
+            AlterAction::AddCheck { name: constraint, condition } => {
+                let others = constraint_names(&table.def);
+                let check = row_expressions::check(
+                    self.facts,
+                    &table.def.name,
+                    &table.def.columns,
+                    &others,
+                    constraint.clone(),
+                    condition,
+                )?;
+                let mut def = TableDef::clone(&table.def);
+                def.checks.push(check);
+                self.check_existing(&def, &def.checks[def.checks.len() - 1..])?;
+                self.transaction.set_table_def(&name, def)
+            }
+            AlterAction::DropConstraint { name, if_exists } => self.drop_constraint(&table, name, *if_exists),
+            AlterAction::RenameConstraint { name: old, new_name } => {
+                let mut def = TableDef::clone(&table.def);
+                if constraint_names(&def).contains(new_name) {
+                    return Err(taken(new_name, &def.name));
+                }
+                match def.checks.iter_mut().find(|check| check.name == *old) {
+                    Some(check) => check.name.clone_from(new_name),
+                    None => return Err(no_constraint(old, &def.name)),
+                }
+                self.transaction.set_table_def(&name, def)
+            }
+        }
+    }
+
+    fn check_existing(&mut self, def: &TableDef, checks: &[CheckDef]) -> Result<()> {
+        if checks.is_empty() {
+            return Ok(());
+        }
+        let checks = Checks::these(self.facts, def, checks.iter())?;
+        let reads = checks.reads().to_vec();
+        self.transaction.check_rows(&RelationName::from(def), &reads, &|batch| checks.check_existing(&def.name, batch))
+    }
+
+    fn rename_column(&mut self, table: &TableVersion, column: &str, new_name: &str) -> Result<()> {
+        self.transaction.rename_column(&*table.def, column, new_name)?;
+        let version = self.transaction.version();
+        let Some(renamed) = version.table(&*table.def).filter(|renamed| !renamed.def.checks.is_empty()) else {
+            return Ok(());
+        };
+        let mut def = TableDef::clone(&renamed.def);
+        let number = table.def.columns.iter().find(|known| known.name == column).map(|known| known.number);
+        for check in def.checks.iter_mut().filter(|check| number.is_some_and(|number| check.columns.contains(&number)))
+        {
+            check.condition = row_expressions::rename_column(&check.condition, column, new_name)?;
+        }
+        self.transaction.set_table_def(&RelationName::from(&*table.def), def)
+    }
+
+    fn set_schema(&mut self, table: &TableVersion, schema: &str) -> Result<()> {
+        let schema = resolve::own_schema(self.facts, schema)?;
+        if schema == table.def.schema {
+            return Ok(());
+        }
+        self.transaction.set_table_schema(&*table.def, schema)?;
+        let version = self.transaction.version();
+        for sequence in version.catalog.owned_sequences(table.def.id) {
+            let def = SequenceDef { schema, ..sequence.def.clone() };
+            self.transaction.alter_sequence(&RelationName::from(&sequence.def), def, None)?;
+        }
+        Ok(())
+    }
+
+    fn add_column(&mut self, table: &TableVersion, column: &ast::ColumnDef, if_not_exists: bool) -> Result<()> {
+        let name = RelationName::from(&*table.def);
+        let (mut column, conditions) = ddl::take_checks(column.clone());
+        for option in &mut column.options {
+            if let ast::ColumnOption::Default(expr) = &mut option.option {
+                crate::catalog::rewrite_expression(expr);
+            }
+        }
+        let (mut added, primary, own) = ddl::column_def(self.facts, &table.def.name, column)?;
+        if table.def.column_index(&added.name).is_some() {
+            let message = format!("column \"{}\" of relation \"{}\" already exists", added.name, table.def.name);
+            if if_not_exists {
+                self.skip(SqlState::DUPLICATE_COLUMN, message);
+                return Ok(());
+            }
+            return Err(Error::new(SqlState::DUPLICATE_COLUMN, message));
+        }
+        if primary {
+            return Err(Error::unsupported("a primary key cannot be added to a table"));
+        }
+        let mut sequence = None;
+        if let Some((options, identity)) = own {
+            let version = self.transaction.version();
+            let free = sequences::free_name(&version, name.schema, &name.name, &added.name, "seq");
+            let free = RelationName::new(name.schema, free);
+            let (def, _) = sequences::define(&free, None, &options)?;
+            let id = self.transaction.create_sequence(def)?;
+            added.default = Some(sequences::default_of(id));
+            sequence = Some((free, identity));
+        }
+        let mut def = TableDef::clone(&table.def);
+        def.columns.push(added.clone());
+        ddl::check_columns(&def.columns)?;
+        def.number_columns();
+        let mut new_checks = Vec::new();
+        for (constraint, condition) in conditions {
+            let mut others = constraint_names(&def);
+            others.extend(new_checks.iter().map(|check: &CheckDef| check.name.clone()));
+            let check = row_expressions::check(self.facts, &def.name, &def.columns, &others, constraint, &condition)?;
+            new_checks.push(check);
+        }
+        def.checks.extend(new_checks.iter().cloned());
+        let mut sources: Vec<ColumnSource> = (0..table.def.columns.len()).map(ColumnSource::Kept).collect();
+        sources.push(ColumnSource::Computed(0));
+        // The sequence that a default asks may be this transaction's own.
+        let facts = self.facts.over(self.transaction.version());
+        let default = added.default.clone().unwrap_or_else(|| "NULL".to_owned());
+        let expressions =
+            RowExpressions::plan(&facts, &def.name, &[], &[(default, Some(added.sql_type))], "default expression")?;
+        let conform = conform(&facts, &added);
+        self.transaction
+            .rewrite_table(&name, def.clone(), &sources, &[], &|batch| conform(expressions.evaluate(batch)?))?;
+        self.check_existing(&def, &new_checks)?;
+        if let Some((free, identity)) = sequence {
+            let version = self.transaction.version();
+            if let Some(sequence) = version.catalog.sequences.get(&free)
+                && let Some(column) = def.columns.last()
+            {
+                let owner = Some(SequenceOwner { table: def.id, column: column.number, identity });
+                self.transaction.alter_sequence(&free, SequenceDef { owner, ..sequence.def.clone() }, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_column(&mut self, table: &TableVersion, column: &str, if_exists: bool, cascade: bool) -> Result<()> {
+        let Some(position) = table.def.column_index(column) else {
+            let error = no_column(column, &table.def.name);
+            if if_exists {
+                self.skip(SqlState::SUCCESSFUL_COMPLETION, error.message().to_owned());
+                return Ok(());
+            }
+            return Err(error);
+        };
+        if table.def.columns.len() == 1 {
+            return Err(Error::unsupported("a table needs at least one column"));
+        }
+        let number = table.def.columns[position].number;
+        let path: Vec<SchemaId> = (resolve::search_path(self.facts).iter())
+            .filter_map(|schema| self.facts.version.schema(schema).map(|schema| schema.id))
+            .collect();
+        let told = super::objects::drop_all(
+            self.transaction,
+            self.interrupt,
+            &path,
+            &[Object::Column(table.def.id, number)],
+            cascade,
+        )?;
+        self.told.extend(told);
+        let table = self.locked()?;
+        let mut def = TableDef::clone(&table.def);
+        def.columns.remove(position);
+        def.checks.retain(|check| !check.columns.contains(&number));
+        if def.primary_key.contains(&position) {
+            def.primary_key.clear();
+        }
+        for key in def.primary_key.iter_mut().filter(|key| **key > position) {
+            *key -= 1;
+        }
+        let kept = (0..table.def.columns.len()).filter(|kept| *kept != position);
+        let sources: Vec<ColumnSource> = kept.map(ColumnSource::Kept).collect();
+        self.transaction.rewrite_table(&RelationName::from(&*table.def), def, &sources, &[], &|_| Ok(Vec::new()))
+    }
+
+    fn set_type(
+        &mut self,
+        table: &TableVersion,
+        column: &str,
+        data_type: &ast::DataType,
+        using: Option<&ast::Expr>,
+    ) -> Result<()> {
+        let position = self.position(table, column)?;
+        let sql_type = crate::types::sql_type(data_type)?;
+        let before = &table.def.columns[position];
+        let version = self.transaction.version();
+        for view in version.catalog.views.values() {
+            let uses = |relation: &tidepool_database::ViewRelation| {
+                relation.id == table.def.id
+                    && relation.columns.iter().any(|source| source.number == before.number && source.used)
+            };
+            if view.relations.iter().any(uses) {
+                return Err(Error::unsupported("cannot alter type of a column used by a view or rule").with_detail(
+                    format!("rule _RETURN on view {} depends on column \"{column}\"", quote_identifier(&view.name)),
+                ));
+            }
+        }
+        if before.identity.is_some() && !matches!(sql_type, SqlType::SmallInt | SqlType::Integer | SqlType::BigInt) {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "identity column type must be smallint, integer, or bigint",
+            ));
+        }
+        let mut def = TableDef::clone(&table.def);
+        def.columns[position].sql_type = sql_type;
+        if let (Some(default), None) = (&before.default, before.identity) {
+            let expr = crate::statement::parse_expression(default)?;
+            let checked = ddl::check_default(self.facts, column, sql_type, expr).map_err(|_| {
+                Error::new(
+                    SqlState::DATATYPE_MISMATCH,
+                    format!("default for column \"{column}\" cannot be cast automatically to type {sql_type}"),
+                )
+            })?;
+            def.columns[position].default = Some(checked);
+        }
+        let text = match using {
+            Some(using) => {
+                let mut using = using.clone();
+                crate::catalog::rewrite_expression(&mut using);
+                using.to_string()
+            }
+            None if !crate::insert::assignable_types(before.sql_type, sql_type) => {
+                return Err(Error::new(
+                    SqlState::DATATYPE_MISMATCH,
+                    format!("column \"{column}\" cannot be cast automatically to type {sql_type}"),
+                )
+                .with_hint(format!("You might need to specify \"USING {}::{sql_type}\".", quote_identifier(column))));
+            }
+            None => quote_all(column),
+        };
+        let what = "transform expression";
+        let texts = [(text, Some(sql_type))];
+        let expressions = RowExpressions::plan(self.facts, &def.name, &table.def.columns, &texts, what)?;
+        let mut sources: Vec<ColumnSource> = (0..table.def.columns.len()).map(ColumnSource::Kept).collect();
+        sources[position] = ColumnSource::Computed(0);
+        let conform = conform(self.facts, &def.columns[position]);
+        let name = RelationName::from(&*table.def);
+        let reads = expressions.reads.clone();
+        self.transaction
+            .rewrite_table(&name, def.clone(), &sources, &reads, &|batch| conform(expressions.evaluate(batch)?))?;
+        let number = def.columns[position].number;
+        let touched: Vec<CheckDef> =
+            def.checks.iter().filter(|check| check.columns.contains(&number)).cloned().collect();
+        self.check_existing(&def, &touched)
+    }
+
+    fn set_default(&mut self, table: &TableVersion, column: &str, default: Option<&ast::Expr>) -> Result<()> {
+        let position = self.position(table, column)?;
+        let mut def = TableDef::clone(&table.def);
+        let target = &mut def.columns[position];
+        if target.identity.is_some() {
+            return Err(Error::new(
+                SqlState::SYNTAX_ERROR,
+                format!("column \"{column}\" of relation \"{}\" is an identity column", table.def.name),
+            ));
+        }
+        target.default = match default {
+            Some(expr) => {
+                let mut expr = expr.clone();
+                crate::catalog::rewrite_expression(&mut expr);
+                Some(ddl::check_default(self.facts, column, target.sql_type, expr)?)
+            }
+            None => None,
+        };
+        self.transaction.set_table_def(&RelationName::from(&*table.def), def)
+    }
+
+    fn set_not_null(&mut self, table: &TableVersion, column: &str, not_null: bool) -> Result<()> {
+        let position = self.position(table, column)?;
+        let name = RelationName::from(&*table.def);
+        let mut def = TableDef::clone(&table.def);
+        if not_null {
+            self.transaction.check_not_null(&name, position)?;
+        } else if def.primary_key.contains(&position) {
+            return Err(Error::new(
+                SqlState::INVALID_TABLE_DEFINITION,
+                format!("column \"{column}\" is in a primary key"),
+            ));
+        } else if def.columns[position].identity.is_some() {
+            return Err(Error::new(
+                SqlState::SYNTAX_ERROR,
+                format!("column \"{column}\" of relation \"{}\" is an identity column", def.name),
+            ));
+        }
+        def.columns[position].nullable = !not_null;
+        self.transaction.set_table_def(&name, def)
+    }
+
+    fn drop_constraint(&mut self, table: &TableVersion, constraint: &str, if_exists: bool) -> Result<()> {
+        let mut def = TableDef::clone(&table.def);
+        if let Some(position) = def.checks.iter().position(|check| check.name == constraint) {
+            def.checks.remove(position);
+        } else if !def.primary_key.is_empty() && constraint == crate::catalog::primary_key_name(&def.name) {
+            def.primary_key.clear();
+        } else {
+            let error = no_constraint(constraint, &def.name);
+            if if_exists {
+                self.skip(SqlState::SUCCESSFUL_COMPLETION, error.message().to_owned());
+                return Ok(());
+            }
+            return Err(error);
+        }
+        self.transaction.set_table_def(&RelationName::from(&*table.def), def)
+    }
+
+    fn position(&self, table: &TableVersion, column: &str) -> Result<usize> {
+        table.def.column_index(column).ok_or_else(|| no_column(column, &table.def.name))
+    }
+}
+
+/// What an expression's values need to be a column's: the checks of an assignment.
+fn conform(facts: &SessionFacts, column: &ColumnDef) -> impl Fn(Vec<ArrayRef>) -> Result<Vec<ArrayRef>> + use<> {
+    let column = ColumnDef { nullable: true, ..column.clone() };
+    let def = TableDef::new(TableId(0), "", vec![column.clone()], Vec::new());
+    let values = Field::new(&column.name, tidepool_table::arrow_type(column.sql_type), true);
+    let schema = Arc::new(Schema::new(vec![values]));
+    let conform = Conform::new(&def, &schema, facts.settings.text_settings());
+    move |columns| {
+        let options = RecordBatchOptions::new().with_row_count(columns.first().map(|column| column.len()));
+        let batch =
+            RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(crate::errors::from_arrow)?;
+        Ok(conform.apply(&batch)?.columns().to_vec())
+    }
+}
+
+/// Names of a table's constraints.
+pub(super) fn constraint_names(def: &TableDef) -> Vec<String> {
+    let key = (!def.primary_key.is_empty()).then(|| crate::catalog::primary_key_name(&def.name));
+    def.checks.iter().map(|check| check.name.clone()).chain(key).collect()
+}
+
+fn quote_all(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn taken(constraint: &str, table: &str) -> Error {
+    Error::new(
+        SqlState::DUPLICATE_OBJECT,
+        format!("constraint \"{constraint}\" for relation \"{table}\" already exists"),
+    )
+}
+
+fn no_constraint(constraint: &str, table: &str) -> Error {
+    Error::new(
+        SqlState::UNDEFINED_OBJECT,
+        format!("constraint \"{constraint}\" of relation \"{table}\" does not exist"),
+    )
+}
+
+fn no_column(column: &str, table: &str) -> Error {
+    Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{column}\" of relation \"{table}\" does not exist"))
+}

@@ -1,0 +1,102 @@
+//! The actions of `ALTER TABLE`, read from their tokens.
+
+use super::AlterAction;
+use super::cursor::Cursor;
+use super::objects::{cascades, naming};
+use datafusion::sql::sqlparser::tokenizer::Token;
+use tidepool_base::{Error, Result};
+
+/// One action; the inner error is for one that is known and not to be had.
+pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
+    if cursor.keywords(&["rename", "constraint"]) {
+        let name = cursor.ident()?;
+        cursor.expect_keyword("to")?;
+        return Ok(Ok(AlterAction::RenameConstraint { name, new_name: cursor.ident()? }));
+    }
+    if cursor.keywords(&["set", "tablespace"]) {
+        return Ok(Ok(AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }));
+    }
+    if let Some(action) = naming(cursor)? {
+        return Ok(Ok(action));
+    }
+    if cursor.keyword("add") {
+        return add(cursor);
+    }
+    if cursor.keyword("drop") {
+        if cursor.keyword("constraint") {
+            let if_exists = cursor.keywords(&["if", "exists"]);
+            let name = cursor.ident()?;
+            cascades(cursor);
+            return Ok(Ok(AlterAction::DropConstraint { name, if_exists }));
+        }
+        cursor.keyword("column");
+        let if_exists = cursor.keywords(&["if", "exists"]);
+        let column = cursor.ident()?;
+        return Ok(Ok(AlterAction::DropColumn { column, if_exists, cascade: cascades(cursor) }));
+    }
+    if cursor.keyword("alter") {
+        cursor.keyword("column");
+        let column = cursor.ident()?;
+        return of_column(cursor, column);
+    }
+    Ok(Err(Error::unsupported("this form of ALTER TABLE is not supported").with_hint(
+        "Supported: ADD and DROP COLUMN, ALTER COLUMN, ADD and DROP CONSTRAINT, RENAME, SET SCHEMA and SET TABLESPACE.",
+    )))
+}
+
+/// Past `ADD`.
+fn add(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
+    let named = cursor.keyword("constraint");
+    let name = if named { Some(cursor.ident()?) } else { None };
+    if cursor.is_keyword("check") && (named || matches!(cursor.second(), Some(Token::LParen))) {
+        cursor.advance();
+        cursor.expect_token(&Token::LParen)?;
+        let condition = Box::new(cursor.expression()?);
+        cursor.expect_token(&Token::RParen)?;
+        if cursor.keywords(&["not", "valid"]) {
+            return Ok(Err(Error::unsupported("NOT VALID constraints are not supported")
+                .with_hint("Existing rows are always checked.")));
+        }
+        return Ok(Ok(AlterAction::AddCheck { name, condition }));
+    }
+    let keys = [&["primary", "key"][..], &["unique"], &["foreign", "key"], &["exclude"]];
+    if let Some(key) = keys.iter().find(|words| cursor.are_keywords(words))
+        && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_))))
+    {
+        let kind = key.join(" ").to_uppercase();
+        return Ok(Err(Error::unsupported(format!("{kind} constraints cannot be added to a table yet"))));
+    }
+    if named {
+        return Err(cursor.error());
+    }
+    cursor.keyword("column");
+    let if_not_exists = cursor.keywords(&["if", "not", "exists"]);
+    let column = Box::new(cursor.column_def()?);
+    Ok(Ok(AlterAction::AddColumn { column, if_not_exists }))
+}
+
+/// Past `ALTER COLUMN column`.
+fn of_column(cursor: &mut Cursor<'_>, column: String) -> Result<Result<AlterAction>> {
+    if cursor.keywords(&["set", "tablespace"]) {
+        return Ok(Ok(AlterAction::SetTablespace { column: Some(column), tablespace: cursor.ident()? }));
+    }
+    if cursor.keywords(&["set", "not", "null"]) {
+        return Ok(Ok(AlterAction::SetNotNull { column, not_null: true }));
+    }
+    if cursor.keywords(&["drop", "not", "null"]) {
+        return Ok(Ok(AlterAction::SetNotNull { column, not_null: false }));
+    }
+    if cursor.keywords(&["drop", "default"]) {
+        return Ok(Ok(AlterAction::SetDefault { column, default: None }));
+    }
+    if cursor.keywords(&["set", "default"]) {
+        return Ok(Ok(AlterAction::SetDefault { column, default: Some(Box::new(cursor.expression()?)) }));
+    }
+    if cursor.keyword("type") || cursor.keywords(&["set", "data", "type"]) {
+        let data_type = cursor.data_type()?;
+        let using = if cursor.keyword("using") { Some(Box::new(cursor.expression()?)) } else { None };
+        return Ok(Ok(AlterAction::SetType { column, data_type, using }));
+    }
+    Ok(Err(Error::unsupported("this form of ALTER COLUMN is not supported")
+        .with_hint("Supported: TYPE, SET and DROP DEFAULT, SET and DROP NOT NULL, and SET TABLESPACE.")))
+}
