@@ -174,3 +174,38 @@ impl Manifest {
         serde_json::from_slice(body).map_err(|error| damaged(&format!("it cannot be understood: {error}")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidepool_base::{SqlType, TableId};
+    use tidepool_table::ColumnDef;
+
+    #[test]
+    fn a_manifest_from_before_schemas_has_its_tables_in_public() {
+        let columns = vec![ColumnDef::new("a", SqlType::Integer), ColumnDef::new("b", SqlType::Text)];
+        let placement = Placement { main: "near".into(), delta: "near".into(), columns: BTreeMap::new() };
+        let mut manifest = Manifest::new();
+        manifest.tables.push(SavedTable {
+            def: TableDef::new(TableId(16_384), "t", columns, vec![0]),
+            placement,
+            row_groups: Vec::new(),
+            delta: Vec::new(),
+        });
+        let mut value = serde_json::to_value(&manifest).unwrap();
+        assert_eq!(
+            value.as_object().unwrap().keys().filter(|key| matches!(key.as_str(), "views" | "schemas")).count(),
+            0
+        );
+        let def = value["tables"][0]["def"].as_object_mut().unwrap();
+        def.remove("schema").unwrap();
+        def.remove("column_numbers").unwrap();
+        for column in def["columns"].as_array_mut().unwrap() {
+            column.as_object_mut().unwrap().remove("number").unwrap();
+        }
+        let mut old: Manifest = serde_json::from_value(value).unwrap();
+        assert_eq!(old.schemas().values().map(|schema| schema.name.as_str()).collect::<Vec<_>>(), ["public"]);
+        old.tables[0].def.number_columns();
+        assert_eq!(old, manifest);
+    }
+}
