@@ -52,7 +52,7 @@ pub async fn load(engine: &Engine, workload: &Workload, threads: usize) -> Resul
 }
 
 fn fill_database(database: &Arc<Database>, workload: &Workload, threads: usize, bar: &Bar) -> Result<()> {
-    let mut transaction = database.begin();
+    let mut transaction = database.begin()?;
     let mut jobs = Vec::new();
     for (index, table) in workload.tables.iter().enumerate() {
         transaction.lock_table(&table.name, &|| Ok(()))?;
@@ -196,7 +196,7 @@ pub fn database_tables(database: &Database, workload: &Workload) -> Vec<TableFac
             let segments = || table.row_groups.iter().flat_map(|group| group.segments());
             TableFacts {
                 name: table.def.name.clone(),
-                rows: table.rows(),
+                rows: table.statistics().rows,
                 raw_bytes: segments().map(|segment| segment.raw_bytes()).sum(),
                 encoded_bytes: segments().map(|segment| segment.bytes().len() as u64).sum(),
             }

@@ -1,16 +1,17 @@
 //! Tables rewritten: columns added, dropped and computed anew.
 //!
-//! Row groups and delta chunks never change, so a rewrite makes others of them. What a column keeps is shared, not copied:
-//! dropping a column reads nothing.
+//! Rows never change, so a rewrite makes others. What a column keeps of a row group is shared, not copied: dropping a column reads
+//! nothing, but for rows that main alone does not show.
 
 use crate::Transaction;
 use crate::catalog::RelationName;
+use crate::writer::SHORT_ROW_GROUP_ROWS;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{Field, Schema, SchemaRef};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_heap::QueryHeap;
-use tidepool_table::{DeltaChunk, Placement, RowGroup, Segment, TableDef, TableVersion};
+use tidepool_table::{BATCH_ROWS, Placement, RowGroup, ScanRequest, Segment, Table, TableDef, TableScan, TableVersion};
 
 /// Where a column of a rewritten table comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,57 +58,81 @@ impl Transaction {
             }
         }
         let computes = sources.iter().any(|source| matches!(source, ColumnSource::Computed(_)));
-        let read_schema = schema_of(&table, reads);
+        let read_schema = schema_of(&table.def, reads);
         let schema = def.arrow_schema();
-        let bytes_total = table.row_groups.iter().flat_map(|group| group.segments()).map(|s| s.bytes().len() as u64);
-        let progress = self.start_progress("ALTER TABLE", &table.def, if computes { bytes_total.sum() } else { 0 });
-        let mut row_groups = Vec::with_capacity(table.row_groups.len());
-        for group in &table.row_groups {
-            self.check_interrupted()?;
-            let computed = match computes {
-                true => compute(&read_group(group, reads, &read_schema)?)?,
-                false => Vec::new(),
-            };
-            let mut segments = Vec::with_capacity(sources.len());
-            for (position, source) in sources.iter().enumerate() {
-                segments.push(match source {
-                    ColumnSource::Kept(before) => group.segments()[*before].clone(),
-                    ColumnSource::Computed(index) => {
-                        let field = schema.field(position);
-                        check_nulls(&def, field, &computed[*index])?;
-                        let space = self.database.tablespaces().get(placement.column(position))?;
-                        Arc::new(Segment::encode(&computed[*index], field, &space)?)
-                    }
-                });
+        let version = self.newest(&table);
+        let segments = version.row_groups.iter().flat_map(|group| group.segments());
+        let bytes_total: u64 = segments.map(|segment| segment.bytes().len() as u64).sum();
+        let progress = self.start_progress("ALTER TABLE", &table.def, if computes { bytes_total } else { 0 });
+        let rows = self.database.new_rows(&def, &placement)?;
+        let database = self.database.clone();
+        let interrupted = self.interrupted();
+        let (worker, writes) = self.writing();
+        let view = worker.snapshot_now();
+        let mut image = Vec::new();
+        for number in version.parts() {
+            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            let part = version.part(number);
+            if let Some(group) = part.whole_group() {
+                let computed = match computes {
+                    true => compute(&read_group(group, reads, &read_schema)?)?,
+                    false => Vec::new(),
+                };
+                let mut segments = Vec::with_capacity(sources.len());
+                for (position, source) in sources.iter().enumerate() {
+                    segments.push(match source {
+                        ColumnSource::Kept(before) => group.segments()[*before].clone(),
+                        ColumnSource::Computed(index) => {
+                            let field = schema.field(position);
+                            check_nulls(&def, field, &computed[*index])?;
+                            let space = database.tablespaces().get(placement.column(position))?;
+                            Arc::new(Segment::encode(&computed[*index], field, &space)?)
+                        }
+                    });
+                }
+                let bytes: u64 = group.segments().iter().map(|segment| segment.bytes().len() as u64).sum();
+                progress.add(bytes, group.rows() as u64);
+                let group = RowGroup::from_segments(database.next_row_group_id(), segments)?;
+                rows.load(worker, &view, writes, Arc::new(group))?;
+                continue;
             }
-            let bytes: u64 = group.segments().iter().map(|segment| segment.bytes().len() as u64).sum();
-            progress.add(bytes, group.rows() as u64);
-            row_groups.push(Arc::new(RowGroup::from_segments(self.database.next_row_group_id(), segments)?));
-        }
-        let space = self.database.tablespaces().get(&placement.delta)?;
-        let mut delta = Vec::with_capacity(table.delta.len());
-        for chunk in &table.delta {
-            self.check_interrupted()?;
-            let rows = chunk.read_whole();
-            let computed = if computes { compute(&pick(rows, reads, &read_schema)?)? } else { Vec::new() };
-            let mut columns = Vec::with_capacity(sources.len());
-            for (position, source) in sources.iter().enumerate() {
-                columns.push(match source {
-                    ColumnSource::Kept(before) => rows.column(*before).clone(),
-                    ColumnSource::Computed(index) => {
-                        check_nulls(&def, schema.field(position), &computed[*index])?;
-                        computed[*index].clone()
-                    }
-                });
+            // Rows that are gone have no values to compute with.
+            let all: Vec<usize> = (0..table.def.columns.len()).collect();
+            let mut batches = Vec::new();
+            each_batch(part, &all, &mut |batch| {
+                let computed = if computes { compute(&pick(batch, reads, &read_schema)?)? } else { Vec::new() };
+                let mut columns = Vec::with_capacity(sources.len());
+                for (position, source) in sources.iter().enumerate() {
+                    columns.push(match source {
+                        ColumnSource::Kept(before) => batch.column(*before).clone(),
+                        ColumnSource::Computed(index) => {
+                            check_nulls(&def, schema.field(position), &computed[*index])?;
+                            computed[*index].clone()
+                        }
+                    });
+                }
+                let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+                batches.push(RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(broken)?);
+                Ok(())
+            })?;
+            if batches.iter().map(RecordBatch::num_rows).sum::<usize>() >= SHORT_ROW_GROUP_ROWS {
+                let batch = arrow_select::concat::concat_batches(&schema, &batches).map_err(broken)?;
+                let id = database.next_row_group_id();
+                let group = RowGroup::encode(id, &batch, &placement, database.tablespaces())?;
+                rows.load(worker, &view, writes, Arc::new(group))?;
+                continue;
             }
-            let batch = RecordBatch::try_new(schema.clone(), columns).map_err(broken)?;
-            delta.push(Arc::new(DeltaChunk::new(&batch, &space)?));
+            for batch in &batches {
+                let images = rows.layout().rows(batch)?;
+                for row in 0..batch.num_rows() {
+                    images.image(row, &mut image)?;
+                    rows.insert(worker, &view, writes, &image)?;
+                }
+            }
         }
-        let mut next = TableVersion::new(def, placement);
-        next.row_groups = row_groups;
-        next.delta = delta;
+        drop(view);
         self.durable = true;
-        self.change(next);
+        self.change(Table::new(def, placement, rows));
         Ok(())
     }
 
@@ -119,16 +144,11 @@ impl Transaction {
         check: &dyn Fn(&RecordBatch) -> Result<()>,
     ) -> Result<()> {
         let table = self.locked_table(name)?;
-        let schema = schema_of(&table, reads);
-        for group in &table.row_groups {
-            self.check_interrupted()?;
-            check(&read_group(group, reads, &schema)?)?;
-        }
-        for chunk in &table.delta {
-            self.check_interrupted()?;
-            check(&pick(chunk.read_whole(), reads, &schema)?)?;
-        }
-        Ok(())
+        let interrupted = self.interrupted();
+        each_batch(self.newest(&table), reads, &mut |batch| {
+            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            check(batch)
+        })
     }
 
     /// 23502 when a column has NULLs.
@@ -141,9 +161,32 @@ impl Transaction {
 }
 
 /// Nullable throughout: what may be NULL is for the new definition to say.
-fn schema_of(table: &TableVersion, reads: &[usize]) -> SchemaRef {
-    let fields = reads.iter().map(|&column| table.def.columns[column].field().with_nullable(true));
+fn schema_of(def: &TableDef, reads: &[usize]) -> SchemaRef {
+    let fields = reads.iter().map(|&column| def.columns[column].field().with_nullable(true));
     Arc::new(Schema::new(fields.collect::<Vec<Field>>()))
+}
+
+/// The rows that a version has, of some of its columns.
+fn each_batch(
+    version: TableVersion,
+    columns: &[usize],
+    take: &mut dyn FnMut(&RecordBatch) -> Result<()>,
+) -> Result<()> {
+    let schema = schema_of(&version.def, columns);
+    let request = ScanRequest {
+        projection: columns.to_vec(),
+        filters: Vec::new(),
+        dynamic: None,
+        limit: None,
+        batch_rows: BATCH_ROWS,
+    };
+    let mut reader = TableScan::new(Arc::new(version), request).reader();
+    while let Some(batch) = reader.next_batch()? {
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        let columns = batch.columns().to_vec();
+        take(&RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(broken)?)?;
+    }
+    Ok(())
 }
 
 fn read_group(group: &RowGroup, reads: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {

@@ -1,11 +1,14 @@
 //! What exists: one immutable state of the database, and what its tables take.
 
 use crate::Sequence;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, SqlType, TableId};
-use tidepool_table::{EncodingKind, TableDef, TableVersion};
+use tidepool_table::{EncodingKind, Table, TableDef, TableVersion};
+use tidepool_txn::HeldSnapshot;
 
 /// Where a relation is found: its schema, and its name there, which no other relation of the schema has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,18 +127,74 @@ impl Catalog {
     }
 }
 
-/// One immutable state of the database.
+/// What exists.
 #[derive(Clone, Debug)]
-pub struct DatabaseVersion {
+pub struct DatabaseState {
+    /// When it came to be.
     pub commit_ts: CommitTs,
-    pub tables: BTreeMap<RelationName, Arc<TableVersion>>,
+    pub tables: BTreeMap<RelationName, Arc<Table>>,
     pub catalog: Arc<Catalog>,
+}
+
+/// What exists, and what one view sees of tables' rows.
+#[derive(Debug)]
+pub struct DatabaseVersion {
+    state: Arc<DatabaseState>,
+    view: Arc<HeldSnapshot>,
+    /// Tables that were asked for.
+    seen: Mutex<BTreeMap<TableId, Arc<TableVersion>>>,
+}
+
+impl Deref for DatabaseVersion {
+    type Target = DatabaseState;
+
+    fn deref(&self) -> &DatabaseState {
+        &self.state
+    }
+}
+
+impl DatabaseVersion {
+    pub(crate) fn new(state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
+        DatabaseVersion { state, view, seen: Mutex::default() }
+    }
+
+    pub fn state(&self) -> &Arc<DatabaseState> {
+        &self.state
+    }
+
+    pub fn view(&self) -> &Arc<HeldSnapshot> {
+        &self.view
+    }
+
+    fn seen(&self, table: &Arc<Table>) -> Arc<TableVersion> {
+        let mut seen = self.seen.lock();
+        let version = seen.entry(table.def.id).or_insert_with(|| Arc::new(TableVersion::of(table, &self.view)));
+        version.clone()
+    }
+
+    pub fn table(&self, name: impl Into<RelationName>) -> Option<Arc<TableVersion>> {
+        self.state.tables.get(&name.into()).map(|table| self.seen(table))
+    }
+
+    pub fn table_by_id(&self, id: TableId) -> Option<Arc<TableVersion>> {
+        self.state.tables.values().find(|table| table.def.id == id).map(|table| self.seen(table))
+    }
+
+    /// Tables that were asked for so far.
+    pub(crate) fn asked_for(&self) -> Vec<Arc<TableVersion>> {
+        self.seen.lock().values().cloned().collect()
+    }
+
+    /// All tables.
+    pub fn versions(&self) -> impl Iterator<Item = Arc<TableVersion>> {
+        self.state.tables.values().map(|table| self.seen(table))
+    }
 }
 
 /// What a transaction does to the state before it: by id what takes an object's place, `None` for one that goes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes {
-    pub tables: BTreeMap<TableId, Option<Arc<TableVersion>>>,
+    pub tables: BTreeMap<TableId, Option<Arc<Table>>>,
     pub schemas: BTreeMap<SchemaId, Option<Arc<SchemaDef>>>,
     pub views: BTreeMap<TableId, Option<Arc<ViewDef>>>,
     pub sequences: BTreeMap<TableId, Option<Arc<Sequence>>>,
@@ -157,13 +216,9 @@ impl Changes {
     }
 }
 
-impl DatabaseVersion {
-    pub fn table(&self, name: impl Into<RelationName>) -> Option<&Arc<TableVersion>> {
-        self.tables.get(&name.into())
-    }
-
-    pub fn table_by_id(&self, id: TableId) -> Option<&Arc<TableVersion>> {
-        self.tables.values().find(|table| table.def.id == id)
+impl DatabaseState {
+    pub(crate) fn table(&self, name: &RelationName) -> Option<&Arc<Table>> {
+        self.tables.get(name)
     }
 
     pub fn schema(&self, name: &str) -> Option<&Arc<SchemaDef>> {
@@ -214,7 +269,7 @@ impl DatabaseVersion {
                 catalog.sequences.insert(RelationName::from(&sequence.def), sequence.clone());
             }
         }
-        DatabaseVersion { commit_ts, tables, catalog }
+        DatabaseState { commit_ts, tables, catalog }
     }
 
     /// Names of all relations.
@@ -250,7 +305,8 @@ impl DatabaseVersion {
             let ours = views.chain(sequences).any(|name| name == *left);
             return Err(if ours { schema_dropped(&left.name) } else { meanwhile(&left.name) });
         }
-        let exists = |id: TableId| self.table_by_id(id).is_some() || self.catalog.view_by_id(id).is_some();
+        let has_table = |id: TableId| self.tables.values().any(|table| table.def.id == id);
+        let exists = |id: TableId| has_table(id) || self.catalog.view_by_id(id).is_some();
         for view in self.catalog.views.values() {
             if view.relations.iter().any(|relation| !exists(relation.id)) {
                 let ours = matches!(changes.views.get(&view.id), Some(Some(_)));
@@ -268,7 +324,7 @@ impl DatabaseVersion {
     }
 }
 
-fn cloned((name, table): (&RelationName, &Arc<TableVersion>)) -> (RelationName, Arc<TableVersion>) {
+fn cloned((name, table): (&RelationName, &Arc<Table>)) -> (RelationName, Arc<Table>) {
     (name.clone(), table.clone())
 }
 
@@ -289,7 +345,6 @@ pub struct TableSize {
     pub main_rows: u64,
     pub delta_rows: u64,
     pub delta_bytes: u64,
-    pub delta_chunks: usize,
     pub row_groups: usize,
     pub columns: Vec<ColumnSize>,
 }
@@ -310,10 +365,9 @@ impl TableSize {
             }
         }
         TableSize {
-            main_rows: table.row_groups.iter().map(|group| group.rows() as u64).sum(),
-            delta_rows: table.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum(),
-            delta_bytes: table.delta.iter().map(|chunk| chunk.bytes()).sum(),
-            delta_chunks: table.delta.len(),
+            main_rows: table.main_rows(),
+            delta_rows: table.delta_rows(),
+            delta_bytes: table.delta_bytes(),
             row_groups: table.row_groups.len(),
             columns,
         }

@@ -6,17 +6,19 @@ use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
-use crate::storage::{Files, Manifest, SavedSequence, SavedTablespace, Storage, SystemFiles};
-use crate::{Config, DatabaseVersion, Sequence, Transaction, ViewDef};
+use crate::storage::{Files, Manifest, SavedSequence, SavedTable, SavedTablespace, Storage, SystemFiles, Writes};
+use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction, ViewDef};
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, TablespaceId};
 use tidepool_heap::{QueryHeap, Release};
-use tidepool_table::TableVersion;
+use tidepool_table::Table;
+use tidepool_table::rows::{RowStore, VersionMemory, WriteSet};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
+use tidepool_txn::{Isolation, Transactions, Worker};
 
 /// How long `DROP TABLESPACE` waits for memory of statements that have ended.
 const HEAP_LINGERS_MAX: Duration = Duration::from_secs(2);
@@ -33,9 +35,18 @@ const FREE_BYTES_KEPT: u64 = 64 << 20;
 pub struct Database {
     config: Config,
     spaces: Tablespaces,
-    current: RwLock<Arc<DatabaseVersion>>,
+    current: RwLock<Arc<DatabaseState>>,
     /// Held while the next version is made of the current one.
     commit: Mutex<()>,
+    transactions: Arc<Transactions>,
+    /// Workers that no transaction has.
+    workers: Mutex<Vec<Worker>>,
+    /// Draws views, and frees what was retired. Held for moments only.
+    pub(crate) keeper: Mutex<Worker>,
+    /// Merges whose versions somebody may still look at: rows, and range.
+    pub(crate) unfinished: Mutex<Vec<(Arc<RowStore>, u64)>>,
+    /// By tablespace, where versions of rows are.
+    pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
     next_table_id: AtomicU32,
     next_row_group_id: AtomicU64,
@@ -128,13 +139,8 @@ impl Database {
         for name in names {
             spaces.get(name)?;
         }
-        let mut tables = BTreeMap::new();
         if let Some(storage) = &storage {
             storage.remove_leftovers()?;
-            for saved in &manifest.tables {
-                let table = storage.load_table(saved, &spaces, config.threads)?;
-                tables.insert(RelationName::from(&*table.def), Arc::new(table));
-            }
         }
         let view = |view: &ViewDef| (RelationName::from(view), Arc::new(view.clone()));
         let views = manifest.views.iter().map(view).collect();
@@ -145,13 +151,23 @@ impl Database {
         };
         let sequences = manifest.sequences.iter().map(sequence).collect();
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), views, sequences });
+        let transactions = Transactions::starting_after(manifest.commit_ts);
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,
             spaces,
-            current: RwLock::new(Arc::new(DatabaseVersion { commit_ts: manifest.commit_ts, tables, catalog })),
+            current: RwLock::new(Arc::new(DatabaseState {
+                commit_ts: manifest.commit_ts,
+                tables: BTreeMap::new(),
+                catalog,
+            })),
             commit: Mutex::new(()),
-            locks: LockManager::default(),
+            locks: LockManager::new(transactions.clone()),
+            workers: Mutex::default(),
+            memories: Mutex::default(),
+            keeper: Mutex::new(transactions.worker()?),
+            unfinished: Mutex::default(),
+            transactions,
             next_table_id: AtomicU32::new(manifest.next_table_id),
             next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
             next_transaction_id: AtomicU64::new(1),
@@ -163,6 +179,7 @@ impl Database {
             dirty: AtomicBool::new(false),
             background: Arc::default(),
         });
+        database.load_tables(&manifest.tables)?;
         if database.storage.is_some() {
             // So that a new folder is recognised as ours from now on, and cannot be written to only later.
             database.save()?;
@@ -183,28 +200,80 @@ impl Database {
         &self.spaces
     }
 
-    /// The latest committed state.
-    pub fn version(&self) -> Arc<DatabaseVersion> {
+    /// What exists.
+    pub fn state(&self) -> Arc<DatabaseState> {
         self.current.read().clone()
     }
 
-    pub fn begin(self: &Arc<Self>) -> Transaction {
-        Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed))
+    /// All that is committed by now.
+    pub fn version(&self) -> Arc<DatabaseVersion> {
+        QueryHeap::outside(|| {
+            let state = self.state();
+            let view = {
+                let mut keeper = self.keeper.lock();
+                // Within a transaction, so that no later one's writes are taken for the view's own.
+                let view = keeper.begin(Isolation::ReadCommitted).map(|()| keeper.hold_now());
+                keeper.abort(|_| ());
+                view.unwrap_or_else(|_| keeper.hold_now())
+            };
+            Arc::new(DatabaseVersion::new(state, Arc::new(view)))
+        })
+    }
+
+    /// 53300 when there are too many at a time.
+    pub fn begin(self: &Arc<Self>) -> Result<Transaction> {
+        self.begin_at(Isolation::ReadCommitted)
+    }
+
+    pub fn begin_at(self: &Arc<Self>, isolation: Isolation) -> Result<Transaction> {
+        QueryHeap::outside(|| {
+            let idle = self.workers.lock().pop();
+            let mut worker = idle.map_or_else(|| self.transactions.worker(), Ok)?;
+            worker.begin(isolation)?;
+            Ok(Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed), worker))
+        })
+    }
+
+    pub(crate) fn give_back(&self, worker: Worker) {
+        worker.rest();
+        self.workers.lock().push(worker);
+    }
+
+    pub(crate) fn transactions(&self) -> &Arc<Transactions> {
+        &self.transactions
+    }
+
+    /// Committed rows are to be written to the data folder.
+    pub(crate) fn rows_changed(&self) {
+        if self.storage.is_some() {
+            self.dirty.store(true, Ordering::Release);
+        }
     }
 
     pub(crate) fn encode_pool(&self) -> &EncodePool {
         &self.encode_pool
     }
 
-    /// Publishes a transaction's changes. With `durable`, or not at all, they are in the data folder first.
-    pub(crate) fn publish(&self, changes: &Changes, durable: bool) -> Result<CommitTs> {
+    /// Commits a transaction that changes what exists, or made row groups. With `durable`, or not at all, its changes are in the
+    /// data folder first.
+    pub(crate) fn publish(
+        &self,
+        worker: &mut Worker,
+        writes: &mut WriteSet,
+        changes: &Changes,
+        durable: bool,
+    ) -> Result<CommitTs> {
+        worker.next_command()?;
         // Row files are written before anybody else has to wait.
         let prepared = match &self.storage {
-            Some(storage) if durable => storage.prepare(changes.tables.values().flatten())?,
+            Some(storage) if durable => {
+                let next = Arc::new(self.state().with(CommitTs(0), changes));
+                storage.prepare(&DatabaseVersion::new(next, Arc::new(worker.hold_now())))?
+            }
             _ => Vec::new(),
         };
         let commit = self.commit.lock();
-        let published = self.publish_locked(changes, durable);
+        let published = self.publish_locked(worker, writes, changes, durable);
         drop(commit);
         if let (Err(_), Some(storage)) = (&published, &self.storage) {
             storage.discard(&prepared);
@@ -212,7 +281,13 @@ impl Database {
         published
     }
 
-    fn publish_locked(&self, changes: &Changes, durable: bool) -> Result<CommitTs> {
+    fn publish_locked(
+        &self,
+        worker: &mut Worker,
+        writes: &mut WriteSet,
+        changes: &Changes,
+        durable: bool,
+    ) -> Result<CommitTs> {
         for table in changes.tables.values().flatten() {
             // Dropped since: possible while none of the table's rows lived in it.
             let placement = &table.placement;
@@ -220,25 +295,59 @@ impl Database {
                 self.spaces.get(name)?;
             }
         }
-        let base = self.version();
-        let next = Arc::new(base.with(CommitTs(base.commit_ts.0 + 1), changes));
+        let base = self.state();
+        let mut next = base.with(self.transactions.clock().now(), changes);
         next.check_dependencies(changes)?;
-        match &self.storage {
-            Some(storage) if durable => {
-                let saving = storage.saving();
-                storage.save(&next, self.manifest(next.commit_ts))?;
-                *self.current.write() = next.clone();
-                // All that was committed is in this version, and with it in the folder.
-                self.dirty.store(false, Ordering::Release);
-                drop(saving);
-            }
-            Some(_) => {
-                *self.current.write() = next.clone();
-                self.dirty.store(true, Ordering::Release);
-            }
-            None => *self.current.write() = next.clone(),
+        let saving = self.storage.as_ref().filter(|_| durable).map(|storage| (storage, storage.saving()));
+        if let Some((storage, _)) = &saving {
+            let counts = counts(&next);
+            let view = Arc::new(worker.hold_now());
+            // What others commit meanwhile is not in it, so it stays dirty if it was.
+            let version = DatabaseVersion::new(Arc::new(next.clone()), view);
+            storage.save(&version, &counts, self.manifest(next.commit_ts))?;
         }
-        Ok(next.commit_ts)
+        let committed = match worker.commit(writes) {
+            Ok(ts) => ts.unwrap_or(next.commit_ts),
+            Err(error) => {
+                drop(saving);
+                // The folder has what is not to be.
+                if durable {
+                    self.save()?;
+                }
+                return Err(error);
+            }
+        };
+        next.commit_ts = committed;
+        *self.current.write() = Arc::new(next);
+        if saving.is_none() {
+            self.rows_changed();
+        }
+        Ok(committed)
+    }
+
+    /// Makes the tables that a data folder has.
+    fn load_tables(&self, saved: &[SavedTable]) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let mut tables = BTreeMap::new();
+        for saved in saved {
+            let def = Arc::new(saved.def.clone());
+            let rows = self.new_rows(&def, &saved.placement)?;
+            let mut keeper = self.keeper.lock();
+            keeper.begin(Isolation::ReadCommitted)?;
+            let mut writes = WriteSet::new();
+            let loaded = storage.load_table(saved, &self.spaces, self.config.threads, &rows, &keeper, &mut writes);
+            if let Err(error) = loaded {
+                keeper.abort(|worker| writes.undo(worker));
+                return Err(error);
+            }
+            keeper.commit(&mut writes)?;
+            let table = Arc::new(Table::new(def, saved.placement.clone(), rows));
+            storage.loaded(&table, saved);
+            tables.insert(RelationName::from(&*table.def), table);
+        }
+        let state = self.state();
+        *self.current.write() = Arc::new(DatabaseState { tables, ..DatabaseState::clone(&state) });
+        Ok(())
     }
 
     /// Everything but the tables.
@@ -275,8 +384,9 @@ impl Database {
         let _saving = storage.saving();
         // Cleared first: a commit from here on sets it again.
         let dirty = self.dirty.swap(false, Ordering::AcqRel);
+        let counts = counts(&self.state());
         let version = self.version();
-        storage.save(&version, self.manifest(version.commit_ts)).inspect_err(|_| {
+        storage.save(&version, &counts, self.manifest(version.view().ts())).inspect_err(|_| {
             self.dirty.fetch_or(dirty, Ordering::AcqRel);
         })
     }
@@ -323,12 +433,12 @@ impl Database {
     fn try_drop_tablespace(&self, name: &str) -> Result<()> {
         let _commit = self.commit.lock();
         self.spaces.get(name)?;
-        let version = self.version();
-        let uses = |table: &&Arc<TableVersion>| {
+        let version = self.state();
+        let uses = |table: &&Arc<Table>| {
             let placement = &table.placement;
             placement.main == name || placement.delta == name || placement.columns.values().any(|space| space == name)
         };
-        let shown = |table: &Arc<TableVersion>| version.shown_name(&table.def);
+        let shown = |table: &Arc<Table>| version.shown_name(&table.def);
         let users: Vec<String> = version.tables.values().filter(uses).map(shown).collect();
         if !users.is_empty() && !matches!(name, "near" | "far") {
             return Err(Error::new(SqlState::OBJECT_IN_USE, format!("tablespace \"{name}\" is not empty"))
@@ -342,17 +452,15 @@ impl Database {
             )
             .with_hint("Remove it there and start again."));
         }
+        let id = self.spaces.get(name)?.id();
+        if let Some(memory) = self.memories.lock().get(&id) {
+            self.keeper.lock().collect();
+            memory.trim();
+        }
         self.spaces.drop(name)?;
+        self.memories.lock().remove(&id);
         self.altered.lock().remove(name);
         self.save()
-    }
-
-    /// Moves all delta rows of a table into main. Returns the rows moved.
-    pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
-        let mut transaction = self.begin();
-        let rows = transaction.merge_table(table)?;
-        transaction.commit()?;
-        Ok(rows)
     }
 
     /// Writes everything committed, and the recorded workload, to the data folder. A no-op without one.
@@ -463,10 +571,18 @@ impl Database {
     }
 }
 
+/// How often tables were written to. To be asked before a view is drawn that is saved: what it lacks is counted later.
+fn counts(state: &DatabaseState) -> Writes {
+    state.tables.values().map(|table| (table.def.id, table.writes())).collect()
+}
+
 impl Drop for Database {
     fn drop(&mut self) {
         // The thread holds no pointer that keeps the database alive, so it is only told.
         self.background.stop();
+        // What was retired keeps its tables.
+        self.unfinished.lock().clear();
+        self.keeper.lock().collect();
     }
 }
 
@@ -495,6 +611,7 @@ impl Background {
             state.busy = true;
             parking_lot::MutexGuard::unlocked(&mut state, || {
                 let Some(database) = database.upgrade() else { return };
+                database.tend_rows();
                 database.trim();
                 match database.save_if_dirty() {
                     Ok(()) => failing = false,

@@ -2,7 +2,7 @@
 
 use crate::catalog::{RelationName, SchemaDef, ViewDef};
 use crate::sequence::Position;
-use crate::transaction::{check_name, exists, with_parts};
+use crate::transaction::{check_name, exists};
 use crate::{Sequence, SequenceDef, Transaction};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
@@ -38,7 +38,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             self.lock(&RelationName::new(NAMES_OF_SCHEMAS, name))?;
             let id = self.schema(name)?;
-            if self.version().relations().any(|relation| relation.schema == id) {
+            if self.state().relations().any(|relation| relation.schema == id) {
                 return Err(Error::new(
                     SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
                     format!("cannot drop schema {name} because other objects depend on it"),
@@ -50,7 +50,7 @@ impl Transaction {
     }
 
     fn schema(&self, name: &str) -> Result<SchemaId> {
-        let schema = self.version().schema(name).map(|schema| schema.id);
+        let schema = self.state().schema(name).map(|schema| schema.id);
         schema.ok_or_else(|| Error::new(SqlState::INVALID_SCHEMA_NAME, format!("schema \"{name}\" does not exist")))
     }
 
@@ -61,7 +61,7 @@ impl Transaction {
                 .with_detail("The prefix \"pg_\" is reserved for system schemas."));
         }
         self.lock(&RelationName::new(NAMES_OF_SCHEMAS, name))?;
-        if matches!(name, "information_schema" | "tidepool") || self.version().schema(name).is_some() {
+        if matches!(name, "information_schema" | "tidepool") || self.state().schema(name).is_some() {
             return Err(Error::new(SqlState::DUPLICATE_SCHEMA, format!("schema \"{name}\" already exists")));
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Transaction {
             let name = RelationName::from(&view);
             check_name(&name.name)?;
             self.lock(&name)?;
-            let version = self.version();
+            let version = self.state();
             view.id = match version.catalog.views.get(&name) {
                 Some(before) if replace => before.id,
                 None if !version.is_taken(&name) => self.database.next_table_id(),
@@ -106,7 +106,7 @@ impl Transaction {
             let before = self.view(name)?;
             if new_name != *name {
                 self.lock(&new_name)?;
-                if self.version().is_taken(&new_name) {
+                if self.state().is_taken(&new_name) {
                     return Err(exists(&new_name.name));
                 }
             }
@@ -125,7 +125,7 @@ impl Transaction {
     }
 
     fn view(&self, name: &RelationName) -> Result<Arc<ViewDef>> {
-        self.version()
+        self.state()
             .catalog
             .views
             .get(name)
@@ -146,7 +146,7 @@ impl Transaction {
             let name = RelationName::from(&def);
             check_name(&name.name)?;
             self.lock(&name)?;
-            if self.version().is_taken(&name) {
+            if self.state().is_taken(&name) {
                 return Err(exists(&name.name));
             }
             def.id = self.database.next_table_id();
@@ -167,7 +167,7 @@ impl Transaction {
             let before = self.sequence(name)?;
             if new_name != *name {
                 self.lock(&new_name)?;
-                if self.version().is_taken(&new_name) {
+                if self.state().is_taken(&new_name) {
                     return Err(exists(&new_name.name));
                 }
             }
@@ -194,7 +194,7 @@ impl Transaction {
     }
 
     fn sequence(&self, name: &RelationName) -> Result<Arc<Sequence>> {
-        self.version()
+        self.state()
             .catalog
             .sequences
             .get(name)
@@ -212,7 +212,7 @@ impl Transaction {
         QueryHeap::outside(|| {
             let table = self.locked_table(name)?;
             self.durable = true;
-            self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+            self.change(table.with_def(Arc::new(def)));
             Ok(())
         })
     }

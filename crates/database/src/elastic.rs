@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::{Location, Stripe};
+use tidepool_table::TableVersion;
 use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig};
 
 /// Between two looks at whether memory was given back.
@@ -107,15 +108,20 @@ impl Database {
     }
 
     fn move_tables(self: &Arc<Self>, space: &Arc<Tablespace>, patience: &dyn Patience) -> Result<()> {
+        // What is in use of memory that is to go stays in use there: versions go to other slabs from now on.
+        self.memories.lock().remove(&space.id());
         let version = self.version();
         for (name, table) in &version.tables {
             patience.check()?;
-            if !table.row_groups.iter().any(|group| group.must_move(space))
-                && !table.delta.iter().any(|chunk| chunk.must_move(space))
+            let seen = TableVersion::of(table, version.view());
+            let versions_move = table.rows.memory().tablespace().id() == space.id();
+            if !seen.row_groups.iter().any(|group| group.must_move(space))
+                && !versions_move
+                && !table.rows.heads_must_move(space)
             {
                 continue;
             }
-            let mut transaction = self.begin();
+            let mut transaction = self.begin()?;
             let wait = patience.begin_wait();
             match transaction.lock_table(name, &wait) {
                 Ok(()) => {}
@@ -126,7 +132,7 @@ impl Database {
             let progress = self.progress().start(
                 "ALTER TABLESPACE",
                 &version.shown_name(&table.def),
-                TableSize::of(table).main_bytes(),
+                TableSize::of(&seen).main_bytes(),
             );
             transaction.vacate(name, space, &progress, &|| patience.check())?;
             transaction.commit()?;

@@ -1,8 +1,8 @@
 //! The database: configuration, catalogue, transactions over tables, loading, text forms of values, and the data folder.
 //!
-//! A [`DatabaseVersion`] is one immutable state of everything; readers hold one and are never blocked. A [`Transaction`]
-//! builds the next one: it locks the tables it changes, sees its own changes, and publishes them all at once on commit.
-//! This is the simple write path (append, create, drop, truncate); row versions and the log replace its inside.
+//! A [`DatabaseState`] is what exists; it never changes, and another one takes its place. A [`DatabaseVersion`] is a state under a view
+//! of its tables' rows: what a statement reads. Readers hold one and are never blocked. A [`Transaction`] writes versions of rows, and
+//! builds the next state where it changes what exists; both are seen by others once it has committed.
 
 pub mod advice;
 pub mod config;
@@ -19,6 +19,8 @@ mod ddl;
 mod elastic;
 mod encode_pool;
 mod locks;
+mod merge;
+mod rows;
 mod sequence;
 mod storage;
 mod transaction;
@@ -27,14 +29,16 @@ mod writer;
 pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
 pub use alter::{ColumnSource, Compute};
 pub use catalog::{
-    Catalog, ColumnSize, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef, ViewRelation,
-    ViewSource,
+    Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef,
+    ViewRelation, ViewSource,
 };
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
-pub use locks::LockInfo;
+pub use locks::{LockInfo, LockMode};
+pub use rows::Changed;
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
+pub use tidepool_txn::Isolation;
 pub use transaction::{Interrupted, Savepoint, Transaction};
 pub use writer::{RowChecks, TableWriter};
 

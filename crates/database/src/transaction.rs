@@ -1,16 +1,16 @@
-//! Transactions: a set of changed tables over the latest committed state.
+//! Transactions: what they write of rows, and what they change of what exists.
 
-use crate::catalog::{Changes, RelationName};
+use crate::catalog::{Changes, DatabaseState, RelationName};
+use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
-use crate::writer::{concat, encode_all};
-use crate::{Database, DatabaseVersion, TableWriter};
-use arrow_array::RecordBatch;
-use std::collections::BTreeSet;
+use crate::{Database, DatabaseVersion};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState};
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
-use tidepool_table::{ColumnDef, DeltaChunk, Placement, ROW_GROUP_ROWS, RowGroup, TableDef, TableVersion};
-use tidepool_tablespace::Tablespace;
+use tidepool_table::rows::WriteSet;
+use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, Table, TableDef};
+use tidepool_txn::{Isolation, Worker};
 
 /// PostgreSQL's limits, which its clients rely on.
 const NAME_BYTES_MAX: usize = 63;
@@ -19,21 +19,34 @@ const COLUMNS_MAX: usize = 1600;
 /// Rows of new row groups after which the memory that their making took is given back at once.
 const LOAD_ROWS: u64 = 8 * ROW_GROUP_ROWS as u64;
 
+/// Rows written after which a rollback gives their memory back at once.
+const MANY_ROWS: usize = 1_000;
+
 /// Asked while a transaction waits or copies for long; its error ends the work.
 pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// Builds the next state of the database. What it makes outlives the statement that asked for it, so every change is made
-/// outside the statement's heap. Tables it changes are locked against other writers until it ends; readers see
+/// Writes rows and changes what exists. What it makes outlives the statement that asked for it, so every change is made
+/// outside the statement's heap. Rows it writes are its own until it ends, as are tables that it changes; readers see
 /// the state before it until it commits. Dropped without `commit`, it leaves nothing behind.
 pub struct Transaction {
     pub(crate) database: Arc<Database>,
     id: u64,
+    /// Back to the database when the transaction is over.
+    worker: Option<Worker>,
+    pub(crate) writes: WriteSet,
+    /// Tables that rows were written of.
+    pub(crate) written: BTreeMap<TableId, Arc<Table>>,
     pub(crate) changes: Changes,
-    locked: BTreeSet<RelationName>,
+    /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
+    base: Option<Arc<DatabaseState>>,
+    /// What the statement that runs reads.
+    statement: Option<Arc<DatabaseVersion>>,
+    begun: bool,
+    pub(crate) locked: BTreeMap<RelationName, LockMode>,
     /// Definitions or places changed, or row groups were made: kept in the data folder at commit.
     pub(crate) durable: bool,
     /// Rows of row groups made.
-    encoded_rows: u64,
+    pub(crate) encoded_rows: u64,
     interrupted: Option<Interrupted>,
 }
 
@@ -41,7 +54,9 @@ pub struct Transaction {
 #[derive(Clone)]
 pub struct Savepoint {
     changes: Changes,
-    locked: BTreeSet<RelationName>,
+    written: BTreeMap<TableId, Arc<Table>>,
+    writes: tidepool_table::rows::Savepoint,
+    locked: BTreeMap<RelationName, LockMode>,
     durable: bool,
 }
 
@@ -56,12 +71,18 @@ impl std::fmt::Debug for Transaction {
 }
 
 impl Transaction {
-    pub(crate) fn new(database: Arc<Database>, id: u64) -> Transaction {
+    pub(crate) fn new(database: Arc<Database>, id: u64, worker: Worker) -> Transaction {
         Transaction {
             database,
             id,
+            worker: Some(worker),
+            writes: WriteSet::new(),
+            written: BTreeMap::new(),
             changes: Changes::default(),
-            locked: BTreeSet::new(),
+            base: None,
+            statement: None,
+            begun: false,
+            locked: BTreeMap::new(),
             durable: false,
             encoded_rows: 0,
             interrupted: None,
@@ -78,20 +99,101 @@ impl Transaction {
         self.interrupted = interrupted;
     }
 
-    /// What the next statement reads: the latest committed state with this transaction's changes over it.
-    pub fn version(&self) -> Arc<DatabaseVersion> {
-        let base = self.database.version();
+    pub fn isolation(&self) -> Isolation {
+        self.worker().isolation()
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        self.worker.as_ref().expect("a transaction has a worker until it is dropped")
+    }
+
+    /// What writing rows takes.
+    pub(crate) fn writing(&mut self) -> (&Worker, &mut WriteSet) {
+        (self.worker.as_ref().expect("a transaction has a worker until it is dropped"), &mut self.writes)
+    }
+
+    pub(crate) fn interrupted(&self) -> Option<Interrupted> {
+        self.interrupted.clone()
+    }
+
+    /// Its tag ends with the transaction, so others can wait for it.
+    fn locker(&self) -> Locker {
+        Locker { tag: self.worker().tag_to_write(), id: self.id }
+    }
+
+    /// What exists as this transaction sees it: the latest committed, or what did at its snapshot, with its changes over it.
+    pub(crate) fn state(&self) -> Arc<DatabaseState> {
+        let base = self.base.clone().unwrap_or_else(|| self.database.state());
         if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
     }
 
-    pub fn has_changes(&self) -> bool {
-        !self.changes.is_empty()
+    /// Begins the next statement: it sees what earlier ones wrote, and nothing of what it writes itself. Returns what it reads:
+    /// as of now, or as of the transaction's snapshot.
+    pub fn begin_statement(&mut self) -> Result<Arc<DatabaseVersion>> {
+        QueryHeap::outside(|| {
+            self.end_statement();
+            self.begun = true;
+            self.worker().next_command()?;
+            if self.isolation() != Isolation::ReadCommitted && self.base.is_none() {
+                self.base = Some(self.database.state());
+            }
+            let view = Arc::new(self.worker().hold());
+            let version = Arc::new(DatabaseVersion::new(self.state(), view));
+            self.statement = Some(version.clone());
+            Ok(version)
+        })
     }
 
-    /// Remembers what was done so far. Table versions are immutable, so this costs an entry for each table changed.
+    /// A statement has begun, at some time.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The statement that was begun is over: it holds nothing back any more.
+    pub fn end_statement(&mut self) {
+        let Some(statement) = self.statement.take() else { return };
+        if self.isolation() == Isolation::Serializable {
+            // Whatever it looked at, whole: nobody may have changed it by the commit.
+            for table in statement.asked_for() {
+                self.writes.read_table(table.rows());
+            }
+        }
+    }
+
+    /// What the statement that runs reads, with what it changed of what exists; or what the next one would.
+    pub fn version(&self) -> Arc<DatabaseVersion> {
+        QueryHeap::outside(|| {
+            let view = match &self.statement {
+                Some(statement) if self.changes.is_empty() => return statement.clone(),
+                Some(statement) => statement.view().clone(),
+                None => {
+                    // Only after four billion commands is it none: what was written since the last is then not seen.
+                    let _ = self.worker().next_command();
+                    Arc::new(self.worker().hold())
+                }
+            };
+            Arc::new(DatabaseVersion::new(self.state(), view))
+        })
+    }
+
+    /// The running statement's; of one that is over with what it is for, if there is none.
+    pub(crate) fn statement(&mut self) -> Result<Arc<DatabaseVersion>> {
+        match &self.statement {
+            Some(statement) => Ok(statement.clone()),
+            None => self.begin_statement().inspect(|_| self.statement = None),
+        }
+    }
+
+    pub fn has_changes(&self) -> bool {
+        !self.changes.is_empty() || !self.writes.is_empty()
+    }
+
+    /// Remembers what was done so far. Tables are immutable, so this costs an entry for each table changed.
     pub fn savepoint(&self) -> Savepoint {
         QueryHeap::outside(|| Savepoint {
             changes: self.changes.clone(),
+            written: self.written.clone(),
+            writes: self.writes.savepoint(),
             locked: self.locked.clone(),
             durable: self.durable,
         })
@@ -100,10 +202,18 @@ impl Transaction {
     /// Undoes what was done since the savepoint, and gives up the locks taken since.
     pub fn roll_back_to(&mut self, savepoint: &Savepoint) {
         QueryHeap::outside(|| {
+            self.statement = None;
+            if let Some(worker) = &self.worker {
+                // What is undone is reached under it.
+                let _view = worker.snapshot_now();
+                self.writes.undo_to(savepoint.writes, worker);
+            }
             self.changes.clone_from(&savepoint.changes);
+            self.written.clone_from(&savepoint.written);
             self.durable = savepoint.durable;
-            let taken: Vec<RelationName> = self.locked.difference(&savepoint.locked).cloned().collect();
-            self.database.locks.release(self.id, &taken);
+            let before = |name: &RelationName| savepoint.locked.get(name).copied();
+            let changed = self.locked.iter().filter(|(name, mode)| before(name) != Some(**mode));
+            self.database.locks.restore(self.locker(), changed.map(|(name, _)| (name, before(name))));
             self.locked.clone_from(&savepoint.locked);
         });
     }
@@ -111,24 +221,45 @@ impl Transaction {
     /// Takes the table's write lock until the transaction ends; waits in slices and calls `interrupted` between them
     /// (cancel, lock_timeout: return its error). 40P01 on a cycle, 42P01 when there is no such table.
     pub fn lock_table(&mut self, table: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        let table = table.into();
-        self.table(&table)?;
-        self.lock_name(&table, interrupted)?;
+        self.lock_in(&table.into(), LockMode::Exclusive, interrupted)
+    }
+
+    /// As `lock_table`, for changing rows: others may do so at the same time.
+    pub fn lock_rows_of(&mut self, table: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        self.lock_in(&table.into(), LockMode::Shared, interrupted)
+    }
+
+    fn lock_in(&mut self, table: &RelationName, mode: LockMode, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        self.table(table)?;
+        self.lock_name_in(table, mode, interrupted)?;
         // Whoever held it may have dropped or renamed the table.
-        self.table(&table).map(drop)
+        self.table(table).map(drop)
     }
 
     /// As `lock_table`, for a name that no table has yet.
     pub fn lock_name(&mut self, name: impl Into<RelationName>, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
-        let name = name.into();
-        if !self.locked.contains(&name) {
+        self.lock_name_in(&name.into(), LockMode::Exclusive, interrupted)
+    }
+
+    fn lock_name_in(
+        &mut self,
+        name: &RelationName,
+        mode: LockMode,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        if self.locked.get(name).is_none_or(|held| *held < mode) {
             QueryHeap::outside(|| {
-                self.database.locks.lock(self.id, &name, interrupted)?;
-                self.locked.insert(name.clone());
+                self.database.locks.lock(self.locker(), name, mode, interrupted)?;
+                self.locked.insert(name.clone(), mode);
                 Ok(())
             })?;
         }
         Ok(())
+    }
+
+    pub(crate) fn lock_rows(&mut self, name: &RelationName) -> Result<()> {
+        let interrupted = self.interrupted.clone();
+        self.lock_rows_of(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
     }
 
     pub(crate) fn lock(&mut self, name: &RelationName) -> Result<()> {
@@ -136,28 +267,28 @@ impl Transaction {
         self.lock_name(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
     }
 
-    pub(crate) fn check_interrupted(&self) -> Result<()> {
-        self.interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())
-    }
-
     /// Locks a table and returns what this transaction has of it. 42P01 when there is none.
-    pub(crate) fn locked_table(&mut self, name: &RelationName) -> Result<Arc<TableVersion>> {
+    pub(crate) fn locked_table(&mut self, name: &RelationName) -> Result<Arc<Table>> {
         self.table(name)?;
         self.lock(name)?;
         self.table(name)
     }
 
-    pub(crate) fn table(&self, name: &RelationName) -> Result<Arc<TableVersion>> {
-        self.version()
+    pub(crate) fn table(&self, name: &RelationName) -> Result<Arc<Table>> {
+        self.state()
             .table(name)
             .cloned()
             .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name)))
     }
 
-    pub(crate) fn change(&mut self, next: TableVersion) -> Arc<TableVersion> {
-        let next = Arc::new(next);
-        self.changes.tables.insert(next.def.id, Some(next.clone()));
-        next
+    pub(crate) fn change(&mut self, next: Table) {
+        self.changes.tables.insert(next.def.id, Some(Arc::new(next)));
+    }
+
+    /// A table of this definition without rows.
+    fn empty_table(&self, def: Arc<TableDef>, placement: Placement) -> Result<Table> {
+        let rows = self.database.new_rows(&def, &placement)?;
+        Ok(Table::new(def, placement, rows))
     }
 
     /// 42P07 when it exists, 42704 when a tablespace does not.
@@ -167,7 +298,7 @@ impl Transaction {
         columns: Vec<ColumnDef>,
         primary_key: Vec<usize>,
         placement: Placement,
-    ) -> Result<Arc<TableVersion>> {
+    ) -> Result<Arc<Table>> {
         let name = name.into();
         QueryHeap::outside(|| self.create_table_outside(&name, columns, primary_key, placement))
     }
@@ -178,7 +309,7 @@ impl Transaction {
         columns: Vec<ColumnDef>,
         primary_key: Vec<usize>,
         placement: Placement,
-    ) -> Result<Arc<TableVersion>> {
+    ) -> Result<Arc<Table>> {
         check_name(&name.name)?;
         if columns.len() > COLUMNS_MAX {
             return Err(Error::new(
@@ -200,13 +331,15 @@ impl Transaction {
         }
         self.check_placement(&placement)?;
         self.lock(name)?;
-        if self.version().is_taken(name) {
+        if self.state().is_taken(name) {
             return Err(exists(&name.name));
         }
         let id = self.database.next_table_id();
         let def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
         self.durable = true;
-        Ok(self.change(TableVersion::new(Arc::new(def), placement)))
+        let table = Arc::new(self.empty_table(Arc::new(def), placement)?);
+        self.changes.tables.insert(table.def.id, Some(table.clone()));
+        Ok(table)
     }
 
     fn check_placement(&self, placement: &Placement) -> Result<()> {
@@ -237,7 +370,8 @@ impl Transaction {
     fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
         self.durable = true;
-        self.change(TableVersion::new(table.def.clone(), table.placement.clone()));
+        let empty = self.empty_table(table.def.clone(), table.placement.clone())?;
+        self.change(empty);
         Ok(())
     }
 
@@ -259,7 +393,7 @@ impl Transaction {
         check_name(&new_name.name)?;
         let table = self.locked_table(name)?;
         self.lock(new_name)?;
-        if self.version().is_taken(new_name) {
+        if self.state().is_taken(new_name) {
             return Err(match name.schema == new_name.schema {
                 true => exists(&new_name.name),
                 false => Error::new(
@@ -267,7 +401,7 @@ impl Transaction {
                     format!(
                         "relation \"{}\" already exists in schema \"{}\"",
                         new_name.name,
-                        self.version().schema_name(new_name.schema)
+                        self.state().schema_name(new_name.schema)
                     ),
                 ),
             });
@@ -275,7 +409,7 @@ impl Transaction {
         let RelationName { schema, name } = new_name.clone();
         let def = TableDef { schema, name, ..TableDef::clone(&table.def) };
         self.durable = true;
-        self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+        self.change(table.with_def(Arc::new(def)));
         Ok(())
     }
 
@@ -298,207 +432,22 @@ impl Transaction {
         let mut def = TableDef::clone(&table.def);
         def.columns[position].name = new_name.to_owned();
         self.durable = true;
-        self.change(with_parts(Arc::new(def), &table, table.row_groups.clone(), table.delta.clone()));
+        self.change(table.with_def(Arc::new(def)));
         Ok(())
-    }
-
-    /// Moves the whole table's main and delta, or one column's main. Readers go on with the version they have.
-    pub fn set_tablespace(
-        &mut self,
-        table: impl Into<RelationName>,
-        column: Option<&str>,
-        tablespace: &str,
-    ) -> Result<()> {
-        let table = table.into();
-        QueryHeap::outside(|| self.set_tablespace_outside(&table, column, tablespace))
-    }
-
-    fn set_tablespace_outside(&mut self, table: &RelationName, column: Option<&str>, tablespace: &str) -> Result<()> {
-        let target = self.database.tablespaces().get(tablespace)?;
-        let table = self.locked_table(table)?;
-        let mut placement = table.placement.clone();
-        match column {
-            None => {
-                placement.main = tablespace.to_owned();
-                placement.delta = tablespace.to_owned();
-                placement.columns.clear();
-            }
-            Some(column) => {
-                let position = column_position(&table, column)?;
-                placement.columns.remove(&position);
-                if placement.main != tablespace {
-                    placement.columns.insert(position, tablespace.to_owned());
-                }
-            }
-        }
-        let moves = |group: &RowGroup| -> u64 {
-            let segments = group.segments().iter().enumerate();
-            segments
-                .filter(|(position, segment)| segment.tablespace().name() != placement.column(*position))
-                .map(|(_, segment)| segment.bytes().len() as u64)
-                .sum()
-        };
-        let delta_moves = column.is_none() && table.placement.delta != tablespace;
-        let delta_bytes: u64 = if delta_moves { table.delta.iter().map(|chunk| chunk.bytes()).sum() } else { 0 };
-        let bytes_total = table.row_groups.iter().map(|group| moves(group)).sum::<u64>() + delta_bytes;
-        let progress = self.start_progress("SET TABLESPACE", &table.def, bytes_total);
-        let mut row_groups = Vec::with_capacity(table.row_groups.len());
-        for group in &table.row_groups {
-            self.check_interrupted()?;
-            let bytes = moves(group);
-            row_groups.push(Arc::new(group.place(&placement, self.database.tablespaces())?));
-            progress.add(bytes, group.rows() as u64);
-        }
-        let mut delta = Vec::with_capacity(table.delta.len());
-        for chunk in &table.delta {
-            self.check_interrupted()?;
-            delta.push(if delta_moves {
-                progress.add(chunk.bytes(), chunk.batch().num_rows() as u64);
-                Arc::new(DeltaChunk::new(chunk.batch(), &target)?)
-            } else {
-                chunk.clone()
-            });
-        }
-        self.durable = true;
-        let mut next = with_parts(table.def.clone(), &table, row_groups, delta);
-        next.placement = placement;
-        self.change(next);
-        Ok(())
-    }
-
-    /// Copies what a table has in memory that `space` is to give up, within the same tablespace.
-    pub(crate) fn vacate(
-        &mut self,
-        table: &RelationName,
-        space: &Tablespace,
-        progress: &Progress,
-        interrupted: &dyn Fn() -> Result<()>,
-    ) -> Result<()> {
-        QueryHeap::outside(|| {
-            let table = self.locked_table(table)?;
-            let mut row_groups = Vec::with_capacity(table.row_groups.len());
-            for group in &table.row_groups {
-                interrupted()?;
-                row_groups.push(match group.moved(space)? {
-                    Some(moved) => Arc::new(moved),
-                    None => group.clone(),
-                });
-                progress.add(group.segments().iter().map(|segment| segment.bytes().len() as u64).sum(), 0);
-            }
-            let mut delta = Vec::with_capacity(table.delta.len());
-            for chunk in &table.delta {
-                interrupted()?;
-                delta.push(if chunk.must_move(space) {
-                    Arc::new(chunk.copy_to(&chunk.tablespace().clone())?)
-                } else {
-                    chunk.clone()
-                });
-            }
-            self.change(with_parts(table.def.clone(), &table, row_groups, delta));
-            Ok(())
-        })
-    }
-
-    /// Appends rows; they belong to this transaction once `absorb` returns.
-    pub fn writer(&mut self, table: impl Into<RelationName>) -> Result<TableWriter> {
-        let table = self.locked_table(&table.into())?;
-        Ok(TableWriter::new(self.database.clone(), table))
-    }
-
-    /// Takes a writer's rows in. Returns how many.
-    pub fn absorb(&mut self, writer: TableWriter) -> Result<u64> {
-        QueryHeap::outside(|| self.absorb_outside(writer))
-    }
-
-    fn absorb_outside(&mut self, writer: TableWriter) -> Result<u64> {
-        let rows = writer.rows();
-        let id = writer.table().def.id;
-        let (groups, rest) = writer.finish()?;
-        let table = self
-            .version()
-            .table_by_id(id)
-            .cloned()
-            .ok_or_else(|| Error::internal("rows for a table that this transaction dropped"))?;
-        if !self.locked.contains(&RelationName::from(&*table.def)) {
-            return Err(Error::internal("rows for a table that this transaction has not locked"));
-        }
-        if rows == 0 {
-            return Ok(0);
-        }
-        self.durable |= !groups.is_empty();
-        self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
-        let mut row_groups = table.row_groups.clone();
-        row_groups.extend(groups);
-        let delta = self.extended_delta(&table, rest)?;
-        let mut next = with_parts(table.def.clone(), &table, row_groups, delta);
-        let delta_rows: usize = next.delta.iter().map(|chunk| chunk.batch().num_rows()).sum();
-        if delta_rows >= ROW_GROUP_ROWS {
-            next = self.merged(&next)?;
-            self.durable = true;
-        }
-        self.change(next);
-        Ok(rows)
-    }
-
-    /// The table's delta with `rest` behind it. Chunks are joined like the digits of a binary counter, so that there are
-    /// few of them and each row is copied a logarithmic number of times.
-    fn extended_delta(&self, table: &TableVersion, rest: Vec<RecordBatch>) -> Result<Vec<Arc<DeltaChunk>>> {
-        let mut delta = table.delta.clone();
-        let mut rows: usize = rest.iter().map(RecordBatch::num_rows).sum();
-        if rows == 0 {
-            return Ok(delta);
-        }
-        let mut joined = rest;
-        while let Some(last) = delta.last().filter(|last| last.batch().num_rows() < 2 * rows) {
-            rows += last.batch().num_rows();
-            joined.insert(0, last.batch().clone());
-            delta.pop();
-        }
-        let space = self.database.tablespaces().get(&table.placement.delta)?;
-        let batch = concat(&table.def.arrow_schema(), &joined)?;
-        delta.push(Arc::new(DeltaChunk::new(&batch, &space)?));
-        Ok(delta)
     }
 
     /// Shows a command of this transaction in the database's progress until what is returned drops.
     pub fn start_progress(&self, command: &str, table: &TableDef, bytes_total: u64) -> Arc<Progress> {
-        let name = self.version().shown_name(table);
+        let name = self.state().shown_name(table);
         self.database.progress().start(command, &name, bytes_total)
     }
 
-    /// Moves all delta rows of a table into main. Returns the rows moved.
-    pub fn merge_table(&mut self, table: impl Into<RelationName>) -> Result<u64> {
-        let table = table.into();
-        QueryHeap::outside(|| self.merge_table_outside(&table))
-    }
-
-    fn merge_table_outside(&mut self, table: &RelationName) -> Result<u64> {
-        let table = self.locked_table(table)?;
-        let rows: u64 = table.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum();
-        if rows > 0 {
-            let next = self.merged(&table)?;
-            self.durable = true;
-            self.change(next);
-        }
-        Ok(rows)
-    }
-
-    fn merged(&self, table: &TableVersion) -> Result<TableVersion> {
-        let batches: Vec<RecordBatch> = table.delta.iter().map(|chunk| chunk.read_whole().clone()).collect();
-        let groups = encode_all(&self.database, &table.def.arrow_schema(), &batches, &table.placement)?;
-        let mut row_groups = table.row_groups.clone();
-        row_groups.extend(groups);
-        Ok(with_parts(table.def.clone(), table, row_groups, Vec::new()))
-    }
-
-    /// Publishes all changes at once. On an error nothing of them remains: 53100 when the data folder's disk is full.
+    /// Publishes everything at once. 40001 where a serializable transaction's reads do not hold still. On an error nothing
+    /// remains: 53100 when the data folder's disk is full.
     pub fn commit(mut self) -> Result<CommitTs> {
-        let changes = std::mem::take(&mut self.changes);
-        if changes.is_empty() {
-            return Ok(self.database.version().commit_ts);
-        }
+        self.end_statement();
         QueryHeap::outside(|| {
-            let committed = self.database.publish(&changes, self.durable)?;
+            let committed = self.commit_outside()?;
             if self.encoded_rows >= LOAD_ROWS {
                 tidepool_heap::release(Release::All);
             }
@@ -506,29 +455,51 @@ impl Transaction {
         })
     }
 
+    fn commit_outside(&mut self) -> Result<CommitTs> {
+        let changes = std::mem::take(&mut self.changes);
+        let Some(mut worker) = self.worker.take() else {
+            return Err(Error::internal("a transaction without a worker"));
+        };
+        let committed = if changes.is_empty() && !self.durable {
+            worker.commit(&mut self.writes).map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts))
+        } else {
+            self.database.publish(&mut worker, &mut self.writes, &changes, self.durable)
+        };
+        self.worker = Some(worker);
+        let committed = committed?;
+        for table in self.written.values() {
+            table.count_write();
+        }
+        if !self.written.is_empty() {
+            self.database.rows_changed();
+        }
+        Ok(committed)
+    }
+
     pub fn rollback(self) {}
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        self.changes = Changes::default();
-        self.database.locks.release(self.id, &self.locked);
+        QueryHeap::outside(|| {
+            self.statement = None;
+            self.base = None;
+            self.changes = Changes::default();
+            let Some(mut worker) = self.worker.take() else { return };
+            // Who waits looks when the tag has ended; after a commit, it has, and looks again a moment later.
+            self.database.locks.forget(self.id, self.locked.keys());
+            let written = self.writes.len() + self.encoded_rows as usize;
+            worker.abort(|worker| self.writes.undo(worker));
+            if written >= MANY_ROWS {
+                worker.collect();
+                self.written.values().for_each(|table| table.rows.memory().trim());
+            }
+            self.database.give_back(worker);
+        });
     }
 }
 
-pub(crate) fn with_parts(
-    def: Arc<TableDef>,
-    table: &TableVersion,
-    row_groups: Vec<Arc<RowGroup>>,
-    delta: Vec<Arc<DeltaChunk>>,
-) -> TableVersion {
-    let mut next = TableVersion::new(def, table.placement.clone());
-    next.row_groups = row_groups;
-    next.delta = delta;
-    next
-}
-
-pub(crate) fn column_position(table: &TableVersion, column: &str) -> Result<usize> {
+pub(crate) fn column_position(table: &Table, column: &str) -> Result<usize> {
     table.def.column_index(column).ok_or_else(|| {
         Error::new(
             SqlState::UNDEFINED_COLUMN,

@@ -5,7 +5,6 @@ use crate::text::{TextReader, TextSettings, TextWriter, shortened};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
 use arrow_schema::{DataType, SchemaRef};
-use arrow_select::concat::concat_batches;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -201,7 +200,7 @@ impl TableWriter {
     }
 
     /// The batch in the table's types, its constraints checked.
-    fn checked(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+    pub fn checked(&self, batch: &RecordBatch) -> Result<RecordBatch> {
         let fields = self.schema.fields();
         if batch.num_columns() != fields.len() {
             return Err(Error::internal(format!(
@@ -341,40 +340,4 @@ fn encode_one(
         segments.push(Arc::new(Segment::encode(&array, schema.field(index), &tablespace)?));
     }
     RowGroup::from_segments(database.next_row_group_id(), segments).map(Arc::new)
-}
-
-pub(crate) fn concat(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<RecordBatch> {
-    match batches {
-        [batch] => Ok(batch.clone()),
-        _ => concat_batches(schema, batches).map_err(|error| Error::internal(error.to_string())),
-    }
-}
-
-/// Row groups of all the batches' rows, in order.
-pub(crate) fn encode_all(
-    database: &Database,
-    schema: &SchemaRef,
-    batches: &[RecordBatch],
-    placement: &Placement,
-) -> Result<Vec<Arc<RowGroup>>> {
-    let mut groups = Vec::new();
-    let mut pending: Vec<RecordBatch> = Vec::new();
-    let mut pending_rows = 0;
-    for batch in batches {
-        let mut start = 0;
-        while start < batch.num_rows() {
-            let length = (batch.num_rows() - start).min(ROW_GROUP_ROWS - pending_rows);
-            pending.push(batch.slice(start, length));
-            start += length;
-            pending_rows += length;
-            if pending_rows == ROW_GROUP_ROWS {
-                groups.push(encode_one(database, schema, std::mem::take(&mut pending), placement)?);
-                pending_rows = 0;
-            }
-        }
-    }
-    if pending_rows > 0 {
-        groups.push(encode_one(database, schema, pending, placement)?);
-    }
-    Ok(groups)
 }

@@ -41,10 +41,15 @@ pub struct Execution {
 pub struct Batches {
     receiver: mpsc::Receiver<Result<RecordBatch>>,
     /// Batches in the channel may lie in it.
-    _heap: Arc<QueryHeap>,
+    heap: Arc<QueryHeap>,
 }
 
 impl Batches {
+    /// What the batches lie in.
+    pub fn heap(&self) -> &Arc<QueryHeap> {
+        &self.heap
+    }
+
     /// For a thread that may block.
     pub fn blocking_next(&mut self) -> Option<Result<RecordBatch>> {
         self.receiver.blocking_recv()
@@ -75,7 +80,7 @@ impl Execution {
                 let _ = sender.send(Err(error)).await;
             }
         });
-        Batches { receiver, _heap: heap }
+        Batches { receiver, heap }
     }
 
     async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {

@@ -63,12 +63,12 @@ pub struct Target {
     /// `None`: `DEFAULT VALUES`.
     source: Option<Box<ast::Query>>,
     overriding: Overriding,
+    /// What `RETURNING` may qualify columns with.
+    alias: String,
+    returning: Option<Vec<ast::SelectItem>>,
 }
 
 pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overriding) -> Result<Target> {
-    if insert.returning.is_some() {
-        return Err(Error::unsupported("RETURNING is not supported"));
-    }
     if insert.on.is_some() {
         return Err(Error::unsupported("ON CONFLICT is not supported").with_hint("Uniqueness is not enforced yet."));
     }
@@ -129,7 +129,11 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
     } else {
         columns.clear();
     }
-    Ok(Target { version, columns, source, overriding })
+    let alias = match &insert.table_alias {
+        Some(alias) => fold(&alias.alias),
+        None => version.def.name.clone(),
+    };
+    Ok(Target { version, columns, source, overriding, alias, returning: insert.returning })
 }
 
 fn always_generated(column: &str) -> Error {
@@ -153,8 +157,27 @@ fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
 }
 
 impl Target {
-    /// The plan of the rows, all of the table's columns in order and in its types.
+    /// The plan of the rows, all of the table's columns in order and in its types, then what `RETURNING` asks for, with its
+    /// columns' names.
     pub fn plan(
+        mut self,
+        state: &SessionState,
+        facts: &Arc<SessionFacts>,
+        parameters: ParameterFields,
+    ) -> Result<(LogicalPlan, Option<Vec<String>>)> {
+        let returning = self.returning.take();
+        let width = self.version.def.columns.len();
+        let plan = self.rows(state, facts, parameters.clone())?;
+        match returning {
+            None => Ok((plan, None)),
+            Some(items) => {
+                let (plan, names) = query::returning(state, facts, items, plan, 0, width, parameters)?;
+                Ok((plan, Some(names)))
+            }
+        }
+    }
+
+    fn rows(
         mut self,
         state: &SessionState,
         facts: &Arc<SessionFacts>,
@@ -188,30 +211,10 @@ impl Target {
         source: LogicalPlan,
         def: &TableDef,
     ) -> Result<LogicalPlan> {
-        let mut given: BTreeMap<usize, Expr> = BTreeMap::new();
-        for (index, &column) in self.columns.iter().enumerate() {
-            let expr = Expr::Column(source.schema().qualified_field(index).into());
-            let target = &def.columns[column];
-            if target.identity.is_some() && self.overriding == Overriding::UserValue {
-                continue;
-            }
-            let source_field = source.schema().field(index);
-            if !assignable(&source, index, source_field, target.sql_type) {
-                let from = type_of(source_field).map_or_else(|| "record".to_owned(), |sql_type| sql_type.to_string());
-                return Err(Error::new(
-                    SqlState::DATATYPE_MISMATCH,
-                    format!(
-                        "column \"{}\" is of type {} but expression is of type {from}",
-                        target.name,
-                        plain(target.sql_type)
-                    ),
-                )
-                .with_hint("You will need to rewrite or cast the expression."));
-            }
-            let target_type = tidepool_table::arrow_type(target.sql_type);
-            let same = *source_field.data_type() == target_type;
-            given.insert(column, if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) });
-        }
+        let values = assigned(&source, 0, &self.columns, def)?;
+        let kept = |column: &usize| def.columns[*column].identity.is_none() || self.overriding != Overriding::UserValue;
+        let mut given: BTreeMap<usize, Expr> =
+            self.columns.iter().copied().zip(values).filter(|(column, _)| kept(column)).collect();
         let expressions = def
             .columns
             .iter()
@@ -221,7 +224,7 @@ impl Target {
                     Some(expr) => expr,
                     None => default(state, facts, column.default.as_deref(), column.sql_type)?,
                 };
-                Ok(expr.alias(&column.name))
+                Ok(expr.alias_qualified(Some(self.alias.as_str()), &column.name))
             })
             .collect::<Result<Vec<_>>>()?;
         LogicalPlanBuilder::from(source)
@@ -229,6 +232,31 @@ impl Target {
             .and_then(LogicalPlanBuilder::build)
             .map_err(from_datafusion)
     }
+}
+
+/// A plan's outputs from `first` on, each as its column of the table takes it. 42804 where PostgreSQL casts nothing by itself.
+pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &TableDef) -> Result<Vec<Expr>> {
+    let assign = |(index, &column): (usize, &usize)| {
+        let expr = Expr::Column(source.schema().qualified_field(index).into());
+        let target = &def.columns[column];
+        let source_field = source.schema().field(index);
+        if !assignable(source, index, source_field, target.sql_type) {
+            let from = type_of(source_field).map_or_else(|| "record".to_owned(), |sql_type| sql_type.to_string());
+            return Err(Error::new(
+                SqlState::DATATYPE_MISMATCH,
+                format!(
+                    "column \"{}\" is of type {} but expression is of type {from}",
+                    target.name,
+                    plain(target.sql_type)
+                ),
+            )
+            .with_hint("You will need to rewrite or cast the expression."));
+        }
+        let target_type = tidepool_table::arrow_type(target.sql_type);
+        let same = *source_field.data_type() == target_type;
+        Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) })
+    };
+    (first..).zip(columns).map(assign).collect()
 }
 
 /// The field that a value in `VALUES` is cast to. Lengths are the writer's to check: an assignment does not cut.
@@ -405,18 +433,23 @@ pub fn value_parameters(insert: &ast::Insert, column_oids: &[u32], given: &[u32]
     let ast::SetExpr::Values(values) = source.body.as_ref() else { return oids };
     for row in &values.rows {
         for (value, &oid) in row.content.iter().zip(column_oids) {
-            if let ast::Expr::Value(value) = value
-                && let ast::Value::Placeholder(name) = &value.value
-                && let Some(index @ 1..=65_535) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())
-            {
-                if oids.len() < index {
-                    oids.resize(index, 0);
-                }
-                if oids[index - 1] == 0 {
-                    oids[index - 1] = oid;
-                }
-            }
+            settle_parameter(&mut oids, value, oid);
         }
     }
     oids
+}
+
+/// Gives a parameter that stands alone a type, unless it has one.
+pub fn settle_parameter(oids: &mut Vec<u32>, value: &ast::Expr, oid: u32) {
+    if let ast::Expr::Value(value) = value
+        && let ast::Value::Placeholder(name) = &value.value
+        && let Some(index @ 1..=65_535) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())
+    {
+        if oids.len() < index {
+            oids.resize(index, 0);
+        }
+        if oids[index - 1] == 0 {
+            oids[index - 1] = oid;
+        }
+    }
 }

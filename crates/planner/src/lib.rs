@@ -12,6 +12,7 @@ mod arithmetic;
 mod average;
 mod casts;
 mod catalog;
+mod change;
 mod charge;
 mod copy;
 mod ddl;

@@ -20,7 +20,9 @@ use datafusion::execution::SessionState;
 use datafusion::execution::session_state::SessionState as State;
 use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner, RelationPlanner, TypePlanner};
 use datafusion::logical_expr::simplify::SimplifyContext;
-use datafusion::logical_expr::{AggregateUDF, Expr, HigherOrderUDF, LogicalPlan, ScalarUDF, TableSource, WindowUDF};
+use datafusion::logical_expr::{
+    AggregateUDF, Expr, HigherOrderUDF, LogicalPlan, LogicalPlanBuilder, ScalarUDF, TableSource, WindowUDF,
+};
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
@@ -45,7 +47,12 @@ struct Names<'a> {
     within: Option<Within<'a>>,
     /// What `pg_oid.row` stands for: the rows of an expression that is evaluated outside of queries.
     rows: Option<Arc<dyn TableProvider>>,
+    /// A relation that only this statement has.
+    own: Option<Own<'a>>,
 }
+
+/// A relation under a name that no client can write.
+type Own<'a> = (&'a str, Arc<dyn TableProvider>);
 
 impl Names<'_> {
     /// The table, view or system table that a name means.
@@ -87,7 +94,10 @@ impl ContextProvider for Names<'_> {
         {
             return Err(carry(cross_database(name)));
         }
-        let provider = self.table(name.schema(), name.table()).map_err(carry)?;
+        let provider = match &self.own {
+            Some((own, provider)) if *own == name.table() => provider.clone(),
+            _ => self.table(name.schema(), name.table()).map_err(carry)?,
+        };
         Ok(provider_as_source(provider))
     }
 
@@ -197,7 +207,7 @@ pub fn logical_plan_within(
     table_schema: Option<Schema>,
     within: Option<Within<'_>>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within, rows: None }, query, parameters, table_schema)
+    planned_by(&Names { state, facts, within, rows: None, own: None }, query, parameters, table_schema)
 }
 
 /// The plan of a query that reads `pg_oid.row`.
@@ -207,7 +217,7 @@ pub fn logical_plan_of_rows(
     query: Box<ast::Query>,
     rows: Arc<dyn TableProvider>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within: None, rows: Some(rows) }, query, Vec::new(), None)
+    planned_by(&Names { state, facts, within: None, rows: Some(rows), own: None }, query, Vec::new(), None)
 }
 
 fn planned_by(
@@ -226,6 +236,104 @@ fn planned_by(
         }
         planned => planned,
     }
+}
+
+/// As `logical_plan`, with a relation of the statement's own among those that the query names.
+pub fn logical_plan_over(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    mut query: Box<ast::Query>,
+    parameters: ParameterFields,
+    own: Own<'_>,
+) -> Result<LogicalPlan> {
+    crate::names::prepare(&mut query, false);
+    crate::numbers::type_numbers(&mut query, false);
+    let names = Names { state, facts, within: None, rows: None, own: Some(own) };
+    plan_query(&names, query, parameters, None)
+}
+
+/// A plan whose first `width` outputs are followed by the items of a `RETURNING` list, over what it has from `first` on; with their
+/// names.
+pub fn returning(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    items: Vec<ast::SelectItem>,
+    plan: LogicalPlan,
+    first: usize,
+    width: usize,
+    parameters: ParameterFields,
+) -> Result<(LogicalPlan, Vec<String>)> {
+    let output = |index: usize| Expr::Column(plan.schema().qualified_field(index).into());
+    let mut outputs: Vec<Expr> = (0..width).map(output).collect();
+    let mut names = Vec::new();
+    for (position, (name, expr)) in returned(state, facts, items, &plan, first, parameters)?.into_iter().enumerate() {
+        outputs.push(expr.alias(format!("\u{1}{position}")));
+        names.push(name);
+    }
+    let plan = LogicalPlanBuilder::from(plan).project(outputs).and_then(LogicalPlanBuilder::build);
+    Ok((plan.map_err(from_datafusion)?, names))
+}
+
+/// The items of a `RETURNING` list over a plan's outputs from `first` on: names and expressions.
+fn returned(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    items: Vec<ast::SelectItem>,
+    plan: &LogicalPlan,
+    first: usize,
+    parameters: ParameterFields,
+) -> Result<Vec<(String, Expr)>> {
+    let mut query = Box::new(crate::statement::parse_query("SELECT NULL")?);
+    if let ast::SetExpr::Select(select) = query.body.as_mut() {
+        select.projection = items;
+    }
+    crate::numbers::type_numbers(&mut query, false);
+    let ast::SetExpr::Select(select) = *query.body else {
+        return Err(Error::internal("a SELECT that is none"));
+    };
+    let names = Names { state, facts, within: None, rows: None, own: None };
+    let planner = SqlToRel::new_with_options(&names, parser_options());
+    let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
+    let schema = plan.schema();
+    let mut outputs = Vec::new();
+    for item in select.projection {
+        let (name, expr) = match item {
+            ast::SelectItem::UnnamedExpr(expr) => (crate::names::expression_name(&expr), expr),
+            ast::SelectItem::ExprWithAlias { expr, alias } => (crate::statement::fold(&alias), expr),
+            ast::SelectItem::Wildcard(_) => {
+                outputs.extend(columns_of(plan, first, None));
+                continue;
+            }
+            ast::SelectItem::QualifiedWildcard(ast::SelectItemQualifiedWildcardKind::ObjectName(name), _) => {
+                let relation = name.0.last().and_then(|part| part.as_ident()).map(crate::statement::fold);
+                let relation = relation.unwrap_or_default();
+                let columns = columns_of(plan, first, Some(&relation));
+                if columns.is_empty() {
+                    return Err(Error::new(
+                        SqlState::UNDEFINED_TABLE,
+                        format!("missing FROM-clause entry for table \"{relation}\""),
+                    ));
+                }
+                outputs.extend(columns);
+                continue;
+            }
+            _ => return Err(Error::unsupported("this form of RETURNING is not supported")),
+        };
+        outputs.push((name, planner.sql_to_expr(expr, schema, &mut context).map_err(from_datafusion)?));
+    }
+    Ok(outputs)
+}
+
+fn columns_of(plan: &LogicalPlan, first: usize, relation: Option<&str>) -> Vec<(String, Expr)> {
+    let columns = plan.schema().iter().skip(first);
+    columns
+        .filter(|(qualifier, _)| relation.is_none() || qualifier.map(|qualifier| qualifier.table()) == relation)
+        .map(|(qualifier, field)| (field.name().clone(), Expr::Column((qualifier, field).into())))
+        .collect()
+}
+
+fn parser_options() -> ParserOptions {
+    ParserOptions::new().with_parse_float_as_decimal(true)
 }
 
 fn named_plan(
@@ -253,8 +361,16 @@ fn logical_plan_of(
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     crate::numbers::type_numbers(&mut query, table_schema.is_some());
-    let options = ParserOptions::new().with_parse_float_as_decimal(true);
-    let planner = SqlToRel::new_with_options(names, options);
+    plan_query(names, query, parameters, table_schema)
+}
+
+fn plan_query(
+    names: &Names<'_>,
+    query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+) -> Result<LogicalPlan> {
+    let planner = SqlToRel::new_with_options(names, parser_options());
     let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
     if let Some(schema) = table_schema {
         let schema = DFSchema::from_unqualified_fields(schema.fields, HashMap::new()).map_err(from_datafusion)?;

@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, SqlType, TableId};
 use tidepool_database::{DatabaseVersion, RelationName, Sequence, SequenceDef, SequenceOwner};
-use tidepool_table::TableVersion;
+use tidepool_table::Table;
 
 /// Bytes of a name.
 const NAME_LEN_MAX: usize = 63;
@@ -348,7 +348,7 @@ pub struct Generated {
 }
 
 /// The sequence of an identity column or `serial`.
-pub fn of_column(version: &DatabaseVersion, table: &TableVersion, column: u16) -> Option<Arc<Sequence>> {
+pub fn of_column(version: &DatabaseVersion, table: &Table, column: u16) -> Option<Arc<Sequence>> {
     let mut owned = version.catalog.owned_sequences(table.def.id);
     owned.find(|sequence| sequence.def.owner.is_some_and(|owner| owner.column == column)).cloned()
 }

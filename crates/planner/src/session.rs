@@ -4,6 +4,7 @@
 //! that writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is end.
 
 mod alter;
+mod change;
 mod copy;
 mod cursor;
 mod describe;

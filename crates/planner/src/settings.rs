@@ -386,10 +386,8 @@ pub fn isolation(level: &str) -> Result<&'static str> {
     match level.to_ascii_lowercase().as_str() {
         "read committed" => Ok("read committed"),
         "read uncommitted" => Ok("read uncommitted"),
-        "repeatable read" | "serializable" => {
-            Err(Error::unsupported(format!("isolation level \"{level}\" is not supported yet"))
-                .with_hint("Each statement reads one snapshot: use READ COMMITTED."))
-        }
+        "repeatable read" => Ok("repeatable read"),
+        "serializable" => Ok("serializable"),
         _ => Err(Error::new(
             SqlState::INVALID_PARAMETER_VALUE,
             format!("invalid value for parameter \"transaction_isolation\": \"{level}\""),

@@ -9,13 +9,15 @@ use arrow_select::concat::concat_batches;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::{RowGroupId, TableId};
+use tidepool_base::{CommitTs, RowGroupId, TableId};
 use tidepool_device::Location;
+use tidepool_table::rows::{RowLayout, RowStore, VersionMemory, WriteSet};
 use tidepool_table::{
-    BATCH_ROWS, ColumnDef, ColumnFilter, CompareOp, Datum, Placement, ROW_GROUP_ROWS, RowGroup, ScanRequest, TableDef,
-    TableScan, TableVersion, sql_type_of_field,
+    BATCH_ROWS, ColumnDef, ColumnFilter, CompareOp, Datum, Placement, ROW_GROUP_ROWS, RowGroup, ScanRequest, Table,
+    TableDef, TableScan, TableVersion, sql_type_of_field,
 };
 use tidepool_tablespace::{TablespaceConfig, Tablespaces};
+use tidepool_txn::{Isolation, Transactions};
 use tpchgen::generators::{
     CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator, PartSuppGenerator,
     RegionGenerator, SupplierGenerator,
@@ -114,8 +116,8 @@ fn measure(table: &str, scale: f64, spaces: &Tablespaces) -> (u64, u64) {
         })
         .collect();
     let def = TableDef::new(TableId(16384), table, columns, Vec::new());
-    let version = Arc::new(TableVersion::new(Arc::new(def), placement.clone()).with_row_groups(groups));
-    let rows = version.rows();
+    let version = stored(def, &placement, spaces, groups);
+    let rows = version.rows_max();
     println!("{table}: {rows} rows, encoded in {:.2} s", encoding.as_secs_f64());
 
     let usage = version.column_usage();
@@ -146,6 +148,24 @@ fn measure(table: &str, scale: f64, spaces: &Tablespaces) -> (u64, u64) {
         (usage.iter().map(|usage| usage.raw_bytes).sum(), usage.iter().map(|usage| usage.encoded_bytes).sum());
     println!("  {:16} {:8.2} MB -> {:7.2} MB", "all", raw as f64 / 1e6, encoded as f64 / 1e6);
     (raw, encoded)
+}
+
+/// A table with these row groups.
+fn stored(def: TableDef, placement: &Placement, spaces: &Tablespaces, groups: Vec<Arc<RowGroup>>) -> Arc<TableVersion> {
+    let transactions = Transactions::starting_after(CommitTs(0));
+    let layout = RowLayout::new(&def).expect("all types are a column's");
+    let rows = RowStore::new(&transactions, layout, &VersionMemory::new(&spaces.near()), &spaces.near());
+    let mut worker = transactions.worker().expect("the first of thousands");
+    let mut writes = WriteSet::new();
+    worker.begin(Isolation::ReadCommitted).expect("none runs");
+    let view = worker.snapshot();
+    for group in groups {
+        rows.load(&worker, &view, &mut writes, group).expect("there is room");
+    }
+    drop(view);
+    worker.commit(&mut writes).expect("nothing is in the way");
+    let table = Arc::new(Table::new(Arc::new(def), placement.clone(), rows));
+    Arc::new(TableVersion::of(&table, &Arc::new(worker.hold())))
 }
 
 fn scan(version: &Arc<TableVersion>, request: ScanRequest) -> (Duration, usize) {

@@ -1,7 +1,7 @@
 //! Tables: rows not yet merged, main with its encodings, statistics, and scans over both.
 //!
-//! Nouns, outside in: a [`TableVersion`] is one immutable state of a table; its main is [`RowGroup`]s, each one
-//! [`Segment`] a column; its delta is [`DeltaChunk`]s. A version never changes; writers make the next one.
+//! Nouns, outside in: a [`Table`] has rows, a [`rows::RowStore`]; a [`TableVersion`] is what one view sees of them. Its main is
+//! [`RowGroup`]s, each one [`Segment`] a column; its delta is versions of rows.
 //!
 //! [`rows`] is the table as transactions write it: row ids, versions, and ranges whose main is replaced online.
 //!
@@ -11,7 +11,7 @@ mod bits;
 mod blob;
 #[cfg(test)]
 mod conformance;
-mod delta;
+
 mod encoding;
 mod filter;
 mod logical;
@@ -28,15 +28,14 @@ mod table_tests;
 mod testing;
 mod version;
 
-pub use delta::DeltaChunk;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
-pub use schema::{CheckDef, ColumnDef, Identity, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
+pub use schema::{CheckDef, ColumnDef, Identity, ROW_ID, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
 pub use segment::Segment;
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};
-pub use version::{ColumnUsage, Placement, TableVersion};
+pub use version::{ColumnUsage, Placement, Table, TableVersion};
 
 /// Rows of a full row group.
 pub const ROW_GROUP_ROWS: usize = 128 * 1024;

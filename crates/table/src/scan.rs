@@ -2,6 +2,9 @@
 //! data where the encoding allows, main and delta alike. Readers share a queue of morsels (a row group each, or a part of
 //! one in a small table).
 //!
+//! What main shows and what versions show of a range are morsels of their own. Rows of main that have versions, or are dead,
+//! are left out 64 at a time; the versions that the view sees are put into arrays, which are filtered like any.
+//!
 //! A reader works through a morsel in windows of `batch_rows`. In each it tests the filters, cheapest first, every one
 //! only where rows are left; it collects the rows that pass over as many windows as it takes to fill a batch, and only
 //! then decodes the projected columns, of these rows alone.
@@ -11,9 +14,10 @@ use crate::encoding::ints::by_block;
 use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::logical::Logical;
-use crate::{DeltaChunk, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow_schema::{ArrowError, SchemaRef};
+use crate::rows::{RangeView, VERSION_HEADER_BYTES};
+use crate::{ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
+use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
 use arrow_select::concat::concat_batches;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -21,12 +25,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tidepool_base::{Error, Result, TablespaceId};
+use tidepool_base::{Error, Result, RowId, TablespaceId};
 use tidepool_device::{Access, PacingCounters, PacingTotals, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 pub struct ScanRequest {
-    /// Columns to produce, in order. May be empty (only row counts).
+    /// Columns to produce, in order. May be empty (only row counts). One more than there are columns stands for the rows' ids
+    /// (`ROW_ID`, UInt64).
     pub projection: Vec<usize>,
     /// All must hold. Exact: no row that fails one is produced.
     pub filters: Vec<ColumnFilter>,
@@ -115,9 +120,13 @@ const WORK_NS_MAX: u64 = 100_000_000;
 const MORSELS_WANTED: usize = 16;
 const MORSEL_ROWS_MIN: usize = 8 * BLOCK;
 
+/// Versions no further apart are read as if there were nothing between them.
+const NEIGHBOURS_BYTES: usize = 256;
+
 /// Smaller batches of delta are put together.
 const SMALL_ROWS: usize = 256;
 
+/// Positions of a range.
 struct Morsel {
     source: Source,
     rows: Range<usize>,
@@ -125,9 +134,17 @@ struct Morsel {
 
 #[derive(Clone)]
 enum Source {
-    /// The row group and its position in the version.
-    Main(Arc<RowGroup>, usize),
-    Delta(Arc<DeltaChunk>),
+    /// What main shows of a range: its row group, with its position in the version.
+    Main { range: u64, group: Arc<RowGroup>, index: usize },
+    /// What versions show.
+    Delta { range: u64 },
+}
+
+/// Rows of a morsel that are in versions, as arrays.
+struct DeltaRows {
+    /// By the table's columns; those that nobody asks for are left out.
+    columns: Vec<Option<ArrayRef>>,
+    ids: Vec<u64>,
 }
 
 /// The filters as one row group takes them.
@@ -167,7 +184,7 @@ impl TableScan {
         let table_schema = version.def.arrow_schema();
         let columns = table_schema.fields().len();
         let in_table = |column: usize| {
-            if column < columns {
+            if column <= columns {
                 Ok(())
             } else {
                 Err(Error::internal(format!("column {column} of a table of {columns} was asked for")))
@@ -181,10 +198,12 @@ impl TableScan {
                 })
                 .collect()
         });
-        let projection: Vec<usize> = request.projection.into_iter().filter(|column| *column < columns).collect();
-        let fields: Vec<_> = projection.iter().map(|column| Arc::clone(&table_schema.fields()[*column])).collect();
+        let projection: Vec<usize> = request.projection.into_iter().filter(|column| *column <= columns).collect();
+        let row_id = Arc::new(Field::new(ROW_ID, DataType::UInt64, false));
+        let field = |column: &usize| Arc::clone(table_schema.fields().get(*column).unwrap_or(&row_id));
+        let fields: Vec<_> = projection.iter().map(field).collect();
 
-        let rows_total: usize = version.rows() as usize;
+        let rows_total = version.rows_max() as usize;
         let morsel_rows = (rows_total / MORSELS_WANTED).next_multiple_of(MORSEL_ROWS_MIN);
         let morsel_rows = morsel_rows.clamp(MORSEL_ROWS_MIN, ROW_GROUP_ROWS);
         let mut morsels = Vec::new();
@@ -193,11 +212,12 @@ impl TableScan {
                 morsels.push(Morsel { source: source.clone(), rows: start..rows.min(start + morsel_rows) });
             }
         };
-        for (index, group) in version.row_groups.iter().enumerate() {
-            cut(Source::Main(Arc::clone(group), index), group.rows());
+        for (index, (group, range)) in version.row_groups.iter().zip(&version.ranges).enumerate() {
+            cut(Source::Main { range: *range, group: Arc::clone(group), index }, group.rows());
         }
-        for chunk in &version.delta {
-            cut(Source::Delta(Arc::clone(chunk)), chunk.batch().num_rows());
+        for (range, _) in &version.headed {
+            let used = version.rows().used_rows(*range);
+            cut(Source::Delta { range: *range }, used);
         }
         Arc::new(TableScan {
             projection,
@@ -335,7 +355,9 @@ struct Dynamic {
 /// What a reader is at.
 struct Work {
     source: Source,
+    /// Of delta, once they are gathered, places among those.
     rows: Range<usize>,
+    delta: Option<DeltaRows>,
     plan: Option<Arc<GroupPlan>>,
     dynamic_plan: Option<(u64, GroupPlan)>,
     /// Rows that passed and are not handed out yet, ascending.
@@ -551,17 +573,32 @@ impl Tally {
         access.lines_random += lines;
     }
 
-    /// Reading some rows of a column of a delta chunk.
+    /// Reading versions, for the columns `wanted`: a row's image comes as a whole.
     #[inline(never)]
-    fn delta(&mut self, column: usize, chunk: &DeltaChunk, rows: usize) {
-        let bytes = share(chunk, column, rows);
-        if bytes > 0 {
-            self.sequential(chunk.tablespace(), Purpose::Delta, bytes, 1);
+    fn versions(&mut self, tablespace: &Tablespace, images: &[&[u8]], wanted: &[usize]) {
+        let bytes: u64 = images.iter().map(|image| (image.len() + VERSION_HEADER_BYTES) as u64).sum();
+        let lines: u64 =
+            images.iter().map(|image| ((image.len() + VERSION_HEADER_BYTES) as u64).div_ceil(LINE_BYTES)).sum();
+        let apart =
+            |pair: &[&[u8]]| pair[0].as_ptr_range().end.addr().abs_diff(pair[1].as_ptr().addr()) > NEIGHBOURS_BYTES;
+        let runs = images.windows(2).filter(|pair| apart(pair)).count() as u64 + u64::from(!images.is_empty());
+        if bytes == 0 {
+            return;
         }
-        let access = self.column(column);
-        access.rows += rows as u64;
-        access.delta_bytes += bytes;
-        access.delta_runs += u64::from(bytes > 0);
+        // Rows that were written one after the other lie so. Of others the heads say where they are, so that they do not
+        // wait for one another.
+        if runs * 4 <= lines {
+            self.sequential(tablespace, Purpose::Delta, bytes, runs);
+        } else {
+            self.charge(tablespace, Purpose::Delta, ColumnAccess::random(lines), bytes);
+        }
+        for (place, column) in wanted.iter().enumerate() {
+            let access = self.column(*column);
+            // The first has what cannot be divided.
+            let rest = if place == 0 { bytes % wanted.len() as u64 } else { 0 };
+            access.delta_bytes += bytes / wanted.len() as u64 + rest;
+            access.delta_runs += 1;
+        }
     }
 
     #[inline(never)]
@@ -648,7 +685,7 @@ impl ScanReader {
                 }
                 continue;
             };
-            self.is_delta = matches!(work.source, Source::Delta(_));
+            self.is_delta = matches!(work.source, Source::Delta { .. });
             let batch = self.step(&mut work)?;
             if !work.rows.is_empty() || !work.selected.is_empty() {
                 self.work = Some(work);
@@ -672,7 +709,7 @@ impl ScanReader {
                 return Ok(false);
             };
             let plan = match &morsel.source {
-                Source::Main(group, index) => {
+                Source::Main { group, index, .. } => {
                     let plan = scan.plans[*index].get_or_init(|| plan_group(predicates, group).map(Arc::new));
                     let plan = plan.as_ref().map_err(Clone::clone)?;
                     if plan.skip {
@@ -682,11 +719,12 @@ impl ScanReader {
                     }
                     Some(Arc::clone(plan))
                 }
-                Source::Delta(_) => None,
+                Source::Delta { .. } => None,
             };
             self.work = Some(Work {
                 source: morsel.source.clone(),
                 rows: morsel.rows.clone(),
+                delta: None,
                 plan,
                 dynamic_plan: None,
                 selected: Vec::new(),
@@ -717,11 +755,17 @@ impl ScanReader {
         // No more is decoded than the limit leaves.
         let batch_rows = self.scan.batch_rows.min(self.scan.rows_left.load(Ordering::Relaxed).max(1));
         let window_rows = self.scan.batch_rows.next_multiple_of(BLOCK);
+        if let (Source::Delta { range }, None) = (&work.source, &work.delta) {
+            self.refresh_dynamic()?;
+            let delta = self.gather_delta(*range, work.rows.clone())?;
+            work.rows = 0..delta.ids.len();
+            work.delta = Some(delta);
+        }
         while work.selected.len() < batch_rows && !work.rows.is_empty() {
             self.refresh_dynamic()?;
             let source = work.source.clone();
             let (static_tests, delta_predicates): (usize, usize) = match &source {
-                Source::Main(group, _) => {
+                Source::Main { group, .. } => {
                     if let Some(generation) = self.dynamic.generation
                         && work.dynamic_plan.as_ref().is_none_or(|(known, _)| *known != generation)
                     {
@@ -737,12 +781,16 @@ impl ScanReader {
                     let dynamic = work.dynamic_plan.as_ref().map_or(0, |(_, plan)| plan.tests.len());
                     (work.plan.as_ref().map_or(0, |plan| plan.tests.len()) + dynamic, 0)
                 }
-                Source::Delta(_) => {
+                Source::Delta { .. } => {
                     let predicates = self.scan.predicates.as_ref().map_or(0, Vec::len);
                     (0, predicates + self.dynamic.predicates.len())
                 }
             };
-            if static_tests + delta_predicates == 0 && work.selected.is_empty() {
+            let hides = match &source {
+                Source::Main { range, .. } => !self.range(*range)?.is_whole(),
+                Source::Delta { .. } => false,
+            };
+            if !hides && static_tests + delta_predicates == 0 && work.selected.is_empty() {
                 let end = work.rows.end.min(work.rows.start + batch_rows);
                 let rows = std::mem::replace(&mut work.rows.start, end)..end;
                 self.tally.rows_scanned += rows.len() as u64;
@@ -756,8 +804,20 @@ impl ScanReader {
             let mut words = bits::ones(aligned.len());
             bits::clear(&mut words, 0, window.start - aligned.start);
             match &source {
-                Source::Main(group, _) => self.test_main(group, work, aligned.clone(), &mut words)?,
-                Source::Delta(chunk) => self.test_delta(chunk, aligned.clone(), &mut words)?,
+                Source::Main { range, group, .. } => {
+                    if hides {
+                        let range = self.range(*range)?;
+                        for (word, shown) in words.iter_mut().zip(aligned.start / 64..) {
+                            *word &= if range.is_clean(shown) { range.main(shown) } else { range.shown(shown) };
+                        }
+                    }
+                    self.test_main(group, work, aligned.clone(), &mut words)?;
+                }
+                Source::Delta { .. } => {
+                    if let Some(delta) = &work.delta {
+                        self.test_delta(delta, aligned.clone(), &mut words)?;
+                    }
+                }
             }
             let passed = bits::count(&words);
             if passed == window.len() && work.selected.is_empty() && passed <= batch_rows {
@@ -800,7 +860,41 @@ impl ScanReader {
         Ok(())
     }
 
-    fn test_delta(&mut self, chunk: &DeltaChunk, rows: Range<usize>, words: &mut [u64]) -> Result<()> {
+    fn range(&self, number: u64) -> Result<RangeView<'_>> {
+        let version = &self.scan.version;
+        version.rows().range(version.view(), number).ok_or_else(|| Error::internal("a scan's range is gone"))
+    }
+
+    /// Rows at some positions of a range that are in versions, with the columns that are produced or tested.
+    fn gather_delta(&mut self, number: u64, positions: Range<usize>) -> Result<DeltaRows> {
+        let scan = Arc::clone(&self.scan);
+        let version = &scan.version;
+        let range = version.rows().range(version.view(), number);
+        let range = range.ok_or_else(|| Error::internal("a scan's range is gone"))?;
+        let mut versions = Vec::new();
+        for window in positions.start / 64..positions.end.div_ceil(64) {
+            if !range.is_clean(window) {
+                range.window(window, &mut versions);
+            }
+        }
+        let images: Vec<&[u8]> = versions.iter().map(|(_, image)| *image).collect();
+        let count = scan.version.def.columns.len();
+        let mut columns = vec![None; count];
+        let predicates = scan.predicates.as_ref().map_err(Clone::clone)?;
+        let tested = predicates.iter().chain(&self.dynamic.predicates).map(|predicate| predicate.column);
+        let mut wanted: Vec<usize> = tested.chain(scan.projection.iter().copied()).filter(|c| *c < count).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.tally.versions(scan.version.rows().memory().tablespace(), &images, &wanted);
+        let decoded = scan.version.rows().layout().decode(&images, &wanted)?;
+        for (column, array) in wanted.into_iter().zip(decoded) {
+            columns[column] = Some(array);
+        }
+        let ids = versions.iter().map(|(position, _)| RowId::new(number, *position as usize).0).collect();
+        Ok(DeltaRows { columns, ids })
+    }
+
+    fn test_delta(&mut self, delta: &DeltaRows, rows: Range<usize>, words: &mut [u64]) -> Result<()> {
         let scan = Arc::clone(&self.scan);
         let predicates = scan.predicates.as_ref().map_err(Clone::clone)?;
         for predicate in predicates.iter().chain(&self.dynamic.predicates) {
@@ -808,8 +902,9 @@ impl ScanReader {
             if selected == 0 {
                 return Ok(());
             }
-            self.tally.delta(predicate.column, chunk, rows.len());
-            let array = chunk.batch().column(predicate.column);
+            // Learnt since they were gathered, and of another column: whoever learnt it tests it as well.
+            let Some(array) = &delta.columns[predicate.column] else { continue };
+            self.tally.column(predicate.column).rows += rows.len() as u64;
             if selected == rows.len() {
                 predicate.and_array(&array.slice(rows.start, rows.len()), words)?;
                 continue;
@@ -833,17 +928,27 @@ impl ScanReader {
     fn produce(&mut self, work: &mut Work, rows: Rows<'_>) -> Result<RecordBatch> {
         let scan = Arc::clone(&self.scan);
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(scan.projection.len());
+        let ids_column = scan.version.def.columns.len();
         for column in &scan.projection {
-            let array = match &work.source {
-                Source::Main(group, _) => {
+            let array = match (&work.source, &work.delta) {
+                (Source::Main { range, .. }, _) if *column == ids_column => ids_of(*range, &rows),
+                (Source::Main { group, .. }, _) => {
                     let segment = &group.segments()[*column];
                     self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
                     self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
                     segment.gather(&rows)?
                 }
-                Source::Delta(chunk) => {
-                    self.tally.delta(*column, chunk, rows.len());
-                    let array = chunk.batch().column(*column);
+                (Source::Delta { .. }, Some(delta)) if *column == ids_column => {
+                    let ids: UInt64Array = match &rows {
+                        Rows::Range(range) => delta.ids[range.clone()].to_vec().into(),
+                        Rows::List(rows) => rows.iter().map(|row| delta.ids[*row as usize]).collect::<Vec<_>>().into(),
+                    };
+                    Arc::new(ids)
+                }
+                (Source::Delta { .. }, delta) => {
+                    let array = delta.as_ref().and_then(|delta| delta.columns[*column].as_ref());
+                    let array = array.ok_or_else(|| Error::internal("rows of delta were not gathered"))?;
+                    self.tally.column(*column).rows += rows.len() as u64;
                     match &rows {
                         Rows::Range(range) => array.slice(range.start, range.len()),
                         Rows::List(rows) => take(array, rows)?,
@@ -870,12 +975,16 @@ fn decoded_bytes(segment: &Segment, rows: usize) -> u64 {
     (each * rows as f64) as u64
 }
 
-/// The bytes of some rows of a chunk's column.
-fn share(chunk: &DeltaChunk, column: usize, rows: usize) -> u64 {
-    chunk.column_bytes(column) * rows as u64 / chunk.batch().num_rows().max(1) as u64
+fn ids_of(range: u64, rows: &Rows<'_>) -> ArrayRef {
+    let id = |position: usize| RowId::new(range, position).0;
+    let ids: Vec<u64> = match rows {
+        Rows::Range(range) => range.clone().map(id).collect(),
+        Rows::List(rows) => rows.iter().map(|row| id(*row as usize)).collect(),
+    };
+    Arc::new(UInt64Array::from(ids))
 }
 
 fn take(array: &ArrayRef, rows: &[u32]) -> Result<ArrayRef> {
     arrow_select::take::take(array.as_ref(), &UInt32Array::from(rows.to_vec()), None)
-        .map_err(|error| Error::internal(format!("rows of a delta chunk could not be taken: {error}")))
+        .map_err(|error| Error::internal(format!("rows of delta could not be taken: {error}")))
 }

@@ -9,6 +9,9 @@ use tidepool_base::{SchemaId, SqlType, TableId};
 /// Field metadata key under which the declared SQL type travels through plans, as `SqlType`'s JSON.
 pub const SQL_TYPE_METADATA: &str = "tidepool.type";
 
+/// Name of the column of row ids that scans can produce. No client can write it.
+pub const ROW_ID: &str = "\u{1}row";
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ColumnDef {
     pub name: String,

@@ -59,6 +59,10 @@ pub struct ColumnStatistics {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableStatistics {
     pub rows: u64,
+    /// As of when they were worked out, rows, bounds and null counts are what they say, not estimates.
+    pub exact: bool,
+    /// Estimated: what the versions of delta take.
+    pub delta_bytes: u64,
     pub columns: Vec<ColumnStatistics>,
 }
 

@@ -1,18 +1,19 @@
 //! Whole tables: scans over main and delta, statistics, merging, moving.
 
-use crate::testing::{array_of, noise, placement, spaces, table};
+use crate::rows::{Merged, Outcome};
+use crate::testing::{self, array_of, insert, load, noise, placement, spaces, stored, table, write};
 use crate::{
-    ColumnAccess, ColumnFilter, CompareOp, Datum, DeltaChunk, FilterSource, RowGroup, ScanRequest, TableScan,
-    TableVersion,
+    ColumnAccess, ColumnFilter, CompareOp, Datum, FilterSource, RowGroup, ScanRequest, Table, TableScan, TableVersion,
 };
 use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
+use arrow_array::types::{Int64Type, UInt64Type};
 use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray, UInt32Array};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidepool_base::{Error, Result, RowGroupId, SqlState, SqlType};
+use tidepool_base::{Error, Result, RowGroupId, RowId, SqlState, SqlType};
 use tidepool_device::{Location, Profile};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
+use tidepool_txn::Worker;
 
 const MONEY: SqlType = SqlType::Numeric { precision: 12, scale: 2 };
 const COLUMNS: [(&str, SqlType); 6] = [
@@ -41,26 +42,31 @@ fn rows(first: usize, rows: usize) -> RecordBatch {
     RecordBatch::try_new(table(&COLUMNS).arrow_schema(), columns).unwrap()
 }
 
-/// Row groups and delta chunks of these sizes, and all their rows.
-fn build(spaces: &Tablespaces, groups: &[usize], chunks: &[usize]) -> (Arc<TableVersion>, RecordBatch) {
+/// Row groups of these sizes, and delta of these, each a transaction's; and all their rows.
+fn build(spaces: &Tablespaces, groups: &[usize], deltas: &[usize]) -> (Arc<TableVersion>, RecordBatch) {
+    let (table, mut worker, all) = build_table(spaces, groups, deltas);
+    (testing::version(&table, &mut worker), all)
+}
+
+fn build_table(spaces: &Tablespaces, groups: &[usize], deltas: &[usize]) -> (Arc<Table>, Worker, RecordBatch) {
     let placement = placement("far");
-    let (mut first, mut all, mut row_groups, mut delta) = (0, Vec::new(), Vec::new(), Vec::new());
+    let (table, mut worker) = stored(spaces, table(&COLUMNS), placement.clone());
+    let (mut first, mut all) = (0, Vec::new());
     for (id, len) in groups.iter().enumerate() {
         let batch = rows(first, *len);
         first += len;
-        row_groups.push(Arc::new(RowGroup::encode(RowGroupId(id as u64), &batch, &placement, spaces).unwrap()));
+        load(&table, &mut worker, RowGroup::encode(RowGroupId(id as u64), &batch, &placement, spaces).unwrap());
         all.push(batch);
     }
-    for len in chunks {
+    for len in deltas {
         // A slice, as writers may well hand over.
         let batch = rows(first, len + 3).slice(0, *len);
         first += len;
-        delta.push(Arc::new(DeltaChunk::new(&batch, &spaces.near()).unwrap()));
+        insert(&table, &mut worker, &batch);
         all.push(batch);
     }
-    let version = TableVersion::new(table(&COLUMNS), placement).with_row_groups(row_groups).with_delta(delta);
-    let all = arrow_select::concat::concat_batches(&version.def.arrow_schema(), &all).unwrap();
-    (Arc::new(version), all)
+    let all = arrow_select::concat::concat_batches(&table.def.arrow_schema(), &all).unwrap();
+    (table, worker, all)
 }
 
 fn request(projection: Vec<usize>, filters: Vec<ColumnFilter>, batch_rows: usize) -> ScanRequest {
@@ -295,27 +301,110 @@ fn a_function_never_sees_rows_that_other_filters_put_aside() {
 }
 
 #[test]
-fn merging_moves_all_rows_into_main_and_fills_up_a_small_row_group() {
+fn merging_moves_rows_into_main_and_scans_find_the_same() {
     let spaces = spaces();
-    let (version, all) = build(&spaces, &[2_000, 500], &[100_000, 31_000, 10]);
+    let (table, mut worker, all) = build_table(&spaces, &[2_000, 500], &[100_000, 31_000, 10]);
+    let before = testing::version(&table, &mut worker);
+    assert_eq!((before.main_rows(), before.delta_rows()), (2_500, 131_010));
     let mut next_id = 100;
-    let merged = version
-        .merge_delta(
-            &mut || {
-                next_id += 1;
-                RowGroupId(next_id)
-            },
-            &spaces,
-        )
-        .unwrap();
-    let groups: Vec<(u64, usize)> = merged.row_groups.iter().map(|group| (group.id().0, group.rows())).collect();
-    assert_eq!(groups, [(0, 2_000), (101, 131_072), (102, 438)]);
-    assert_eq!((merged.delta.len(), merged.rows()), (0, all.num_rows() as u64));
-    let scan = TableScan::new(Arc::new(merged), request((0..6).collect(), vec![], 8_192));
+    let placement = table.placement.clone();
+    for number in 0..table.rows.ranges() {
+        let merged = table.rows.merge_range(&worker, number, &mut |batch| {
+            next_id += 1;
+            RowGroup::encode(RowGroupId(next_id), batch, &placement, &spaces)
+        });
+        let moves = number >= 2;
+        assert_eq!(matches!(merged.unwrap(), Merged::Replaced { .. }), moves, "range {number}");
+    }
+    // Who looked before still does.
+    let scan = TableScan::new(Arc::clone(&before), request((0..6).collect(), vec![], 8_192));
     assert_eq!(read(&scan, 8_192).columns(), all.columns());
-    drop((version, scan));
+    assert!(!table.rows.finish_merge(&worker, 2), "somebody looks at the main before");
+    drop((before, scan));
+    for number in 0..table.rows.ranges() {
+        assert!(table.rows.finish_merge(&worker, number));
+    }
+    let after = testing::version(&table, &mut worker);
+    assert_eq!((after.main_rows(), after.delta_rows()), (all.num_rows() as u64, 0));
+    let scan = TableScan::new(after, request((0..6).collect(), vec![], 8_192));
+    assert_eq!(read(&scan, 8_192).columns(), all.columns());
+    drop(scan);
+    assert_eq!(worker.collect(), 0, "nobody looks any more");
+    drop((table, worker));
     let left: u64 = spaces.ledger().iter().filter(|row| row.purpose == Purpose::Main).map(|row| row.bytes).sum();
     assert_eq!(left, 0, "segments give their memory back");
+}
+
+#[test]
+fn rows_of_main_that_were_changed_or_deleted_are_found_as_each_view_sees_them() {
+    let spaces = spaces();
+    let (table, mut worker, all) = build_table(&spaces, &[10_000], &[300]);
+    let before = testing::version(&table, &mut worker);
+    let ids = |version: &Arc<TableVersion>| {
+        let scan = TableScan::new(Arc::clone(version), request(vec![0, 6], vec![], 8_192));
+        let batch = read(&scan, 8_192);
+        let ids: Vec<RowId> =
+            batch.column(1).as_primitive::<UInt64Type>().values().iter().map(|id| RowId(*id)).collect();
+        ids
+    };
+    let rows_before = ids(&before);
+    assert_eq!(rows_before.len(), 10_300);
+    // Every seventh row is deleted, every fifth of the others becomes another one.
+    let others = rows(50_000, 10_300);
+    write(&mut worker, |worker, view, writes| {
+        let (images, mut image) = (table.rows.layout().rows(&others).unwrap(), Vec::new());
+        for (place, row) in rows_before.iter().enumerate() {
+            let outcome = if place.is_multiple_of(7) {
+                table.rows.delete(worker, view, writes, *row)
+            } else if place.is_multiple_of(5) {
+                images.image(place, &mut image).unwrap();
+                table.rows.update(worker, view, writes, *row, &image, false)
+            } else {
+                continue;
+            };
+            assert_eq!(outcome.unwrap(), Outcome::Written);
+        }
+    });
+    let scan = TableScan::new(Arc::clone(&before), request((0..6).collect(), vec![], 8_192));
+    assert_eq!(read(&scan, 8_192).columns(), all.columns(), "the view from before");
+    let changed = |place: usize| !place.is_multiple_of(7) && place.is_multiple_of(5);
+    let stay: Vec<u32> = (0..10_300)
+        .filter(|place: &usize| !place.is_multiple_of(7) && !changed(*place))
+        .map(|place| place as u32)
+        .collect();
+    let come: Vec<u32> = (0..10_300).filter(|place| changed(*place)).map(|place| place as u32).collect();
+    let take = |batch: &RecordBatch, list: Vec<u32>| {
+        arrow_select::take::take_record_batch(batch, &UInt32Array::from(list)).unwrap()
+    };
+    let expected = [take(&all, stay), take(&others, come)];
+    let expected = arrow_select::concat::concat_batches(&expected[0].schema(), &expected).unwrap();
+    let after = testing::version(&table, &mut worker);
+    for merged in [false, true] {
+        let version = if merged {
+            let mut next_id = 0;
+            for number in 0..table.rows.ranges() {
+                let placement = &table.placement;
+                let encode = &mut |batch: &RecordBatch| {
+                    next_id += 1;
+                    RowGroup::encode(RowGroupId(100 + next_id), batch, placement, &spaces)
+                };
+                let _ = table.rows.merge_range(&worker, number, encode).unwrap();
+            }
+            testing::version(&table, &mut worker)
+        } else {
+            Arc::clone(&after)
+        };
+        for batch_rows in [100, 8_192] {
+            let scan = TableScan::new(Arc::clone(&version), request((0..6).collect(), vec![], batch_rows));
+            assert_eq!(read(&scan, batch_rows).columns(), expected.columns(), "merged {merged}");
+            let filter = vec![compare(0, CompareOp::Ge, Datum::Int(50_000))];
+            let scan = TableScan::new(Arc::clone(&version), request(vec![0], filter, batch_rows));
+            assert_eq!(read(&scan, batch_rows).num_rows(), (0..10_300).filter(|place| changed(*place)).count());
+            assert_eq!(ids(&version).len(), expected.num_rows());
+        }
+    }
+    assert_eq!(after.statistics().rows as usize, expected.num_rows());
+    assert!(!after.statistics().exact && testing::version(&table, &mut worker).rows_max() >= 8_000);
 }
 
 #[test]
@@ -328,12 +417,16 @@ fn a_row_group_moves_by_column() {
     let names: Vec<&str> = moved.segments().iter().map(|segment| segment.tablespace().name()).collect();
     assert_eq!(names, ["far", "far", "far", "far", "near", "far"]);
     assert!(Arc::ptr_eq(&moved.segments()[0], &version.row_groups[0].segments()[0]));
-    let version = version.with_row_groups(vec![Arc::new(moved)]).with_placement(placement.clone());
+    let moved = Arc::new(moved);
+    let (table, mut worker, _) = build_table(&spaces, &[3_000], &[]);
+    let replaced = table.rows.replace_group(&worker, 0, &mut |_| Ok(Some(Arc::clone(&moved))));
+    assert!(replaced.unwrap());
+    let version = testing::version(&table, &mut worker);
     let usage = version.column_usage();
     assert_eq!(usage[4].tablespaces.keys().collect::<Vec<_>>(), ["near"]);
     assert_eq!(usage[4].tablespaces["near"], usage[4].encoded_bytes);
     assert!(usage[0].raw_bytes > usage[0].encoded_bytes);
-    let scan = TableScan::new(Arc::new(version.clone()), request((0..6).collect(), vec![], 999));
+    let scan = TableScan::new(Arc::clone(&version), request((0..6).collect(), vec![], 999));
     assert_eq!(read(&scan, 999).columns(), all.columns());
     placement.columns.insert(0, "nowhere".into());
     assert_eq!(version.row_groups[0].place(&placement, &spaces).unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
@@ -353,10 +446,12 @@ fn statistics_cover_main_and_delta() {
     assert_eq!((word.unique, word.distinct_count), (false, Some(4)));
     assert_eq!(word.null_count, 385 + 385 + 4);
     assert!(word.value_bytes_avg > 16.0 && word.value_bytes_avg < 32.0, "{}", word.value_bytes_avg);
-    // The same ids once more: no longer unique.
-    let twice = version.with_row_groups([&version.row_groups[..], &version.row_groups[..1]].concat());
-    assert!(!twice.statistics().columns[0].unique);
-    let empty = TableVersion::new(table(&COLUMNS), placement("near")).statistics();
+    // Some of the ids once more: no longer unique.
+    let (again, mut worker, _) = build_table(&spaces, &[5_000], &[]);
+    insert(&again, &mut worker, &rows(100, 50));
+    assert!(!testing::version(&again, &mut worker).statistics().columns[0].unique);
+    let (empty, mut worker) = stored(&spaces, table(&COLUMNS), placement("near"));
+    let empty = testing::version(&empty, &mut worker).statistics();
     assert_eq!((empty.rows, empty.columns.len(), &empty.columns[0].min), (0, 6, &None));
 }
 
@@ -411,8 +506,6 @@ fn a_full_tablespace_refuses_and_keeps_nothing() {
     };
     let tiny = spaces.create(config).unwrap();
     let error = RowGroup::encode(RowGroupId(1), &rows(0, 20_000), &placement("tiny"), &spaces).unwrap_err();
-    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
-    let error = DeltaChunk::new(&rows(0, 20_000), &tiny).unwrap_err();
     assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
     assert_eq!(tiny.ledger().iter().filter(|row| row.purpose == Purpose::Main).map(|row| row.bytes).sum::<u64>(), 0);
 }

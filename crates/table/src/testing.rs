@@ -1,17 +1,19 @@
 //! Tablespaces and data for this crate's tests.
 
+use crate::rows::{RowLayout, RowStore, VersionMemory, WriteSet};
 use crate::sketch::hash_u64;
-use crate::{ColumnDef, Placement, TableDef, arrow_type};
+use crate::{ColumnDef, Placement, RowGroup, Table, TableDef, TableVersion, arrow_type};
 use arrow_array::types::IntervalMonthDayNano;
 use arrow_array::{
     ArrayRef, BinaryViewArray, BooleanArray, Date32Array, Decimal128Array, Float32Array, Float64Array, Int16Array,
-    Int32Array, Int64Array, IntervalMonthDayNanoArray, StringViewArray, TimestampMicrosecondArray,
+    Int32Array, Int64Array, IntervalMonthDayNanoArray, RecordBatch, StringViewArray, TimestampMicrosecondArray,
 };
 use arrow_schema::Field;
 use std::sync::Arc;
-use tidepool_base::{SqlType, TableId, TablespaceId};
+use tidepool_base::{CommitTs, RowId, SqlType, TableId, TablespaceId};
 use tidepool_device::{Location, Mapping};
 use tidepool_tablespace::{Tablespace, TablespaceConfig, Tablespaces};
+use tidepool_txn::{Isolation, Transactions, View, Worker};
 
 fn config(name: &str, size_bytes: u64) -> TablespaceConfig {
     TablespaceConfig {
@@ -45,6 +47,48 @@ pub(crate) fn field(sql_type: SqlType) -> Field {
 pub(crate) fn table(columns: &[(&str, SqlType)]) -> Arc<TableDef> {
     let columns = columns.iter().map(|(name, sql_type)| ColumnDef::new(*name, *sql_type)).collect();
     Arc::new(TableDef::new(TableId(20000), "t", columns, Vec::new()))
+}
+
+/// A table without rows, and somebody to write to it.
+pub(crate) fn stored(spaces: &Tablespaces, def: Arc<TableDef>, placement: Placement) -> (Arc<Table>, Worker) {
+    let transactions = Transactions::starting_after(CommitTs(0));
+    let memory = VersionMemory::new(&spaces.get(&placement.delta).unwrap());
+    let layout = RowLayout::new(&def).unwrap();
+    let rows = RowStore::new(&transactions, layout, &memory, &spaces.near());
+    (Arc::new(Table::new(def, placement, rows)), transactions.worker().unwrap())
+}
+
+/// What a transaction that does `work` writes, committed.
+pub(crate) fn write(worker: &mut Worker, work: impl FnOnce(&Worker, &View, &mut WriteSet)) {
+    let mut writes = WriteSet::new();
+    worker.begin(Isolation::ReadCommitted).unwrap();
+    let view = worker.snapshot();
+    work(worker, &view, &mut writes);
+    drop(view);
+    worker.commit(&mut writes).unwrap();
+}
+
+pub(crate) fn insert(table: &Table, worker: &mut Worker, batch: &RecordBatch) -> Vec<RowId> {
+    let (mut ids, mut image) = (Vec::new(), Vec::new());
+    write(worker, |worker, view, writes| {
+        let rows = table.rows.layout().rows(batch).unwrap();
+        for row in 0..batch.num_rows() {
+            rows.image(row, &mut image).unwrap();
+            ids.push(table.rows.insert(worker, view, writes, &image).unwrap());
+        }
+    });
+    ids
+}
+
+pub(crate) fn load(table: &Table, worker: &mut Worker, group: RowGroup) {
+    let group = Arc::new(group);
+    write(worker, |worker, view, writes| {
+        table.rows.load(worker, view, writes, group).unwrap();
+    });
+}
+
+pub(crate) fn version(table: &Arc<Table>, worker: &mut Worker) -> Arc<TableVersion> {
+    Arc::new(TableVersion::of(table, &Arc::new(worker.hold())))
 }
 
 /// Numbers without a pattern, the same in every run.

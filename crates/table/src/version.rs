@@ -1,13 +1,16 @@
+use crate::rows::{RangeView, RowStore, VERSION_HEADER_BYTES};
+use crate::segment::statistics_of;
 use crate::sketch::Sketch;
-use crate::{ColumnStatistics, Datum, DeltaChunk, EncodingKind, ROW_GROUP_ROWS, RowGroup, TableDef, TableStatistics};
-use arrow_array::RecordBatch;
-use arrow_select::concat::concat_batches;
+use crate::{ColumnStatistics, Datum, EncodingKind, RowGroup, TableDef, TableStatistics};
+use arrow_array::ArrayRef;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
-use tidepool_base::{Error, Result, RowGroupId};
-use tidepool_tablespace::Tablespaces;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
+use tidepool_base::RowGroupId;
+use tidepool_txn::HeldSnapshot;
 
 /// Which tablespace, by name, each part of a table uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,16 +27,63 @@ impl Placement {
     }
 }
 
-/// One immutable state of a table. Cheap to share; making the next one copies two vectors of pointers.
-///
-/// The fields are for reading: a next state is made by the `with_…` methods, which forget what was worked out of the rows.
+/// A table: its rows, what its columns are, and where their parts go. Definition and placement never change; a changed table is
+/// another one, with the same rows or with others.
+#[derive(Debug)]
+pub struct Table {
+    pub def: Arc<TableDef>,
+    pub placement: Placement,
+    pub rows: Arc<RowStore>,
+    /// Transactions that wrote rows.
+    written: AtomicU64,
+    /// What was worked out last, and of which state of the rows.
+    statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
+}
+
+impl Table {
+    pub fn new(def: Arc<TableDef>, placement: Placement, rows: Arc<RowStore>) -> Table {
+        Table { def, placement, rows, written: AtomicU64::new(0), statistics: Mutex::default() }
+    }
+
+    /// The same rows under another definition, with as many columns of the same types.
+    pub fn with_def(&self, def: Arc<TableDef>) -> Table {
+        Table::new(def, self.placement.clone(), Arc::clone(&self.rows))
+    }
+
+    /// To be called when a transaction that wrote rows has committed.
+    pub fn count_write(&self) {
+        self.written.fetch_add(1, AtomicOrdering::Release);
+    }
+
+    /// Transactions that wrote rows so far.
+    pub fn writes(&self) -> u64 {
+        self.written.load(AtomicOrdering::Acquire)
+    }
+}
+
+/// What statistics depend on, as far as it can be told without looking at rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shape {
+    groups: Vec<(RowGroupId, usize)>,
+    writes: u64,
+    headed: usize,
+}
+
+/// A table as one view sees it.
 #[derive(Clone, Debug)]
 pub struct TableVersion {
     pub def: Arc<TableDef>,
     pub placement: Placement,
+    /// Main, in the order of rows' ids.
     pub row_groups: Vec<Arc<RowGroup>>,
-    pub delta: Vec<Arc<DeltaChunk>>,
-    statistics: Arc<OnceLock<Arc<TableStatistics>>>,
+    /// Of each row group.
+    pub(crate) ranges: Vec<u64>,
+    /// Rows of each row group that are not deleted, but for what delta says.
+    live: Vec<usize>,
+    /// Ranges, and of each the rows that may have versions.
+    pub(crate) headed: Vec<(u64, usize)>,
+    table: Arc<Table>,
+    view: Arc<HeldSnapshot>,
 }
 
 /// What one column's main takes.
@@ -50,56 +100,177 @@ pub struct ColumnUsage {
 }
 
 impl TableVersion {
-    pub fn new(def: Arc<TableDef>, placement: Placement) -> TableVersion {
-        TableVersion { def, placement, row_groups: Vec::new(), delta: Vec::new(), statistics: Arc::default() }
+    pub fn of(table: &Arc<Table>, view: &Arc<HeldSnapshot>) -> TableVersion {
+        let mut version = TableVersion {
+            def: Arc::clone(&table.def),
+            placement: table.placement.clone(),
+            row_groups: Vec::new(),
+            ranges: Vec::new(),
+            live: Vec::new(),
+            headed: Vec::new(),
+            table: Arc::clone(table),
+            view: Arc::clone(view),
+        };
+        for number in 0..table.rows.ranges() {
+            let Some(range) = table.rows.range(view, number) else { break };
+            if let Some(group) = range.group() {
+                version.row_groups.push(Arc::clone(group));
+                version.ranges.push(number);
+                version.live.push(range.live_rows());
+            }
+            let headed = range.headed_rows();
+            if headed > 0 {
+                version.headed.push((number, headed));
+            }
+        }
+        version
     }
 
-    /// The same table with other main rows.
-    pub fn with_row_groups(&self, row_groups: Vec<Arc<RowGroup>>) -> TableVersion {
-        TableVersion { row_groups, statistics: Arc::default(), ..self.clone() }
+    /// The numbers of ranges that have rows, in order.
+    pub fn parts(&self) -> Vec<u64> {
+        let mut parts: Vec<u64> =
+            self.ranges.iter().copied().chain(self.headed.iter().map(|(number, _)| *number)).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
     }
 
-    /// The same table with other unmerged rows.
-    pub fn with_delta(&self, delta: Vec<Arc<DeltaChunk>>) -> TableVersion {
-        TableVersion { delta, statistics: Arc::default(), ..self.clone() }
+    /// One range alone.
+    pub fn part(&self, number: u64) -> TableVersion {
+        let mut part = self.clone();
+        let keep: Vec<bool> = self.ranges.iter().map(|range| *range == number).collect();
+        let mut kept = keep.iter();
+        part.row_groups.retain(|_| *kept.next().expect("one for each row group"));
+        let mut kept = keep.iter();
+        part.live.retain(|_| *kept.next().expect("one for each row group"));
+        part.ranges.retain(|range| *range == number);
+        part.headed.retain(|(range, _)| *range == number);
+        part
     }
 
-    /// The same table whose rows go elsewhere from now on. Moves nothing.
-    pub fn with_placement(&self, placement: Placement) -> TableVersion {
-        TableVersion { placement, ..self.clone() }
+    /// The row group, if it is all that there is and all its rows are there.
+    pub fn whole_group(&self) -> Option<&Arc<RowGroup>> {
+        let [group] = self.row_groups.as_slice() else { return None };
+        (self.headed.is_empty() && self.live == [group.rows()]).then_some(group)
     }
 
-    /// The same rows under another definition, with as many columns of the same types.
-    pub fn with_def(&self, def: Arc<TableDef>) -> TableVersion {
-        TableVersion { def, ..self.clone() }
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
     }
 
-    pub fn rows(&self) -> u64 {
-        let main: u64 = self.row_groups.iter().map(|group| group.rows() as u64).sum();
-        main + self.delta_rows()
+    pub fn rows(&self) -> &Arc<RowStore> {
+        &self.table.rows
     }
 
+    /// The range of each row group.
+    pub fn ranges(&self) -> &[u64] {
+        &self.ranges
+    }
+
+    /// Ranges of main with rows that are gone.
+    pub fn ranges_with_dead(&self) -> impl Iterator<Item = u64> {
+        let groups = self.row_groups.iter().zip(&self.live).zip(&self.ranges);
+        groups.filter(|((group, live), _)| group.rows() != **live).map(|(_, range)| *range)
+    }
+
+    /// Ranges with rows that may have versions, and how many.
+    pub fn headed(&self) -> &[(u64, usize)] {
+        &self.headed
+    }
+
+    pub fn view(&self) -> &Arc<HeldSnapshot> {
+        &self.view
+    }
+
+    /// Rows, at most: those of main, and those that may have versions.
+    pub fn rows_max(&self) -> u64 {
+        self.main_rows() + self.delta_rows()
+    }
+
+    /// Rows of main that are not deleted, but for what delta says.
+    pub fn main_rows(&self) -> u64 {
+        self.live.iter().map(|rows| *rows as u64).sum()
+    }
+
+    /// Rows that may have versions: not merged yet, changed or deleted since, or about to be.
     pub fn delta_rows(&self) -> u64 {
-        self.delta.iter().map(|chunk| chunk.batch().num_rows() as u64).sum()
+        self.headed.iter().map(|(_, rows)| *rows as u64).sum()
     }
 
-    /// Over main and delta; computed once a version and kept.
+    /// Estimated: what the versions of delta take.
+    pub fn delta_bytes(&self) -> u64 {
+        self.statistics().delta_bytes
+    }
+
+    /// Main has all that the view sees, and all that it has is seen.
+    pub fn is_settled(&self) -> bool {
+        self.headed.is_empty()
+    }
+
+    /// Over main, and over some of delta. Worked out once for each state of the rows; exact if `is_settled` and main has no deleted rows.
     pub fn statistics(&self) -> Arc<TableStatistics> {
-        Arc::clone(self.statistics.get_or_init(|| {
-            let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column)).collect();
-            Arc::new(TableStatistics { rows: self.rows(), columns })
-        }))
+        let shape = Shape {
+            groups: self.row_groups.iter().zip(&self.live).map(|(group, live)| (group.id(), *live)).collect(),
+            writes: self.table.writes(),
+            headed: self.delta_rows() as usize,
+        };
+        if let Some((known, statistics)) = &*self.table.statistics.lock()
+            && *known == shape
+        {
+            return Arc::clone(statistics);
+        }
+        let delta = self.delta_statistics();
+        let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta)).collect();
+        let rows = self.main_rows() + delta.rows - self.hidden_rows().min(self.main_rows() + delta.rows);
+        let exact =
+            self.is_settled() && self.row_groups.iter().zip(&self.live).all(|(group, live)| group.rows() == *live);
+        let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns });
+        *self.table.statistics.lock() = Some((shape, Arc::clone(&statistics)));
+        statistics
     }
 
-    fn column_statistics(&self, column: usize) -> ColumnStatistics {
+    /// About the rows of main that versions stand for.
+    fn hidden_rows(&self) -> u64 {
+        let of = |number: u64| self.headed.binary_search_by_key(&number, |(range, _)| *range).map(|i| self.headed[i].1);
+        let hidden = |(number, live): (&u64, &usize)| of(*number).map_or(0, |headed| headed.min(*live) as u64);
+        self.ranges.iter().zip(&self.live).map(hidden).sum()
+    }
+
+    /// Of what a look at some rows of delta tells about all.
+    fn delta_statistics(&self) -> DeltaStatistics {
+        let mut images = Vec::new();
+        let (mut looked_at, mut versions) = (0, Vec::new());
+        'ranges: for (number, _) in &self.headed {
+            let Some(range) = self.rows().range(&self.view, *number) else { break };
+            for window in 0..RangeView::WINDOWS {
+                looked_at += range.headed(window).count_ones() as u64;
+                range.window(window, &mut versions);
+                images.extend(versions.drain(..).map(|(_, image)| image));
+                if images.len() >= DELTA_ROWS_SAMPLED {
+                    break 'ranges;
+                }
+            }
+        }
+        let all: Vec<usize> = (0..self.def.columns.len()).collect();
+        let columns = self.rows().layout().decode(&images, &all).unwrap_or_default();
+        let share = if looked_at == 0 { 0.0 } else { images.len() as f64 / looked_at as f64 };
+        let rows = (self.delta_rows() as f64 * share).round() as u64;
+        let scale = if images.is_empty() { 0.0 } else { rows as f64 / images.len() as f64 };
+        let of = |column: &ArrayRef| {
+            let (mut statistics, sketch) = statistics_of(column).unwrap_or_default();
+            statistics.null_count = (statistics.null_count as f64 * scale).round() as u64;
+            (statistics, sketch)
+        };
+        let bytes = images.iter().map(|image| image.len() + VERSION_HEADER_BYTES).sum::<usize>() as f64 * scale;
+        DeltaStatistics { rows, bytes: bytes.round() as u64, columns: columns.iter().map(of).collect() }
+    }
+
+    fn column_statistics(&self, column: usize, delta: &DeltaStatistics) -> ColumnStatistics {
         let main = self.row_groups.iter().map(|group| {
             let segment = &group.segments()[column];
             (group.rows(), segment.statistics(), segment.sketch())
         });
-        let delta = self.delta.iter().map(|chunk| {
-            let (statistics, sketch) = &chunk.statistics()[column];
-            (chunk.batch().num_rows(), statistics, sketch)
-        });
+        let delta = delta.columns.get(column).map(|(statistics, sketch)| (delta.rows as usize, statistics, sketch));
         merge_statistics(main.chain(delta).filter(|(rows, _, _)| *rows > 0))
     }
 
@@ -123,50 +294,15 @@ impl TableVersion {
             })
             .collect()
     }
-
-    /// The same rows, all of them in main. A last row group that is less than half full is filled up. `ids` hands out an
-    /// id for each new row group. Holds one row group's rows unencoded at a time.
-    pub fn merge_delta(&self, ids: &mut dyn FnMut() -> RowGroupId, spaces: &Tablespaces) -> Result<TableVersion> {
-        if self.delta.is_empty() {
-            return Ok(self.clone());
-        }
-        let schema = self.def.arrow_schema();
-        let mut row_groups = self.row_groups.clone();
-        let mut pending: Vec<RecordBatch> = Vec::new();
-        if let Some(last) = row_groups.pop_if(|group| group.rows() < ROW_GROUP_ROWS / 2) {
-            let columns = last.segments().iter().map(|s| s.decode(0..s.rows())).collect::<Result<Vec<_>>>()?;
-            pending.push(RecordBatch::try_new(Arc::clone(&schema), columns).map_err(broken)?);
-        }
-        let mut encode = |pending: &mut Vec<RecordBatch>| -> Result<()> {
-            let rows = concat_batches(&schema, pending.iter()).map_err(broken)?;
-            pending.clear();
-            row_groups.push(Arc::new(RowGroup::encode(ids(), &rows, &self.placement, spaces)?));
-            Ok(())
-        };
-        let mut rows: usize = pending.iter().map(RecordBatch::num_rows).sum();
-        for chunk in &self.delta {
-            let batch = chunk.batch().clone().with_schema(Arc::clone(&schema)).map_err(broken)?;
-            let mut start = 0;
-            while start < batch.num_rows() {
-                let len = (batch.num_rows() - start).min(ROW_GROUP_ROWS - rows);
-                pending.push(batch.slice(start, len));
-                start += len;
-                rows += len;
-                if rows == ROW_GROUP_ROWS {
-                    encode(&mut pending)?;
-                    rows = 0;
-                }
-            }
-        }
-        if rows > 0 {
-            encode(&mut pending)?;
-        }
-        Ok(self.with_row_groups(row_groups).with_delta(Vec::new()))
-    }
 }
 
-fn broken(error: arrow_schema::ArrowError) -> Error {
-    Error::internal(format!("a table's rows do not fit its schema: {error}"))
+/// Rows of delta that statistics look at.
+const DELTA_ROWS_SAMPLED: usize = 16 * 1024;
+
+struct DeltaStatistics {
+    rows: u64,
+    bytes: u64,
+    columns: Vec<(ColumnStatistics, Sketch)>,
 }
 
 fn merge_statistics<'a>(parts: impl Iterator<Item = (usize, &'a ColumnStatistics, &'a Sketch)>) -> ColumnStatistics {

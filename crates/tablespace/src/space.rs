@@ -643,6 +643,11 @@ impl Tablespace {
         self.is_run_closing(bytes.as_ptr().addr(), bytes.len())
     }
 
+    /// As `is_closing`, of a page at an address that may be another tablespace's.
+    pub fn is_page_closing(&self, address: usize) -> bool {
+        self.is_run_closing(address, PAGE_BYTES)
+    }
+
     pub(crate) fn is_run_closing(&self, address: usize, len: usize) -> bool {
         if len == 0 || !self.is_shrinking.load(Ordering::Acquire) {
             return false;

@@ -237,7 +237,15 @@ impl Worker {
 
     /// As `snapshot`, to be used apart from the worker.
     pub fn hold(&self) -> HeldSnapshot {
-        let snapshot = self.snapshot();
+        self.held(&self.snapshot())
+    }
+
+    /// As `snapshot_now`, to be used apart from the worker.
+    pub fn hold_now(&self) -> HeldSnapshot {
+        self.held(&self.snapshot_now())
+    }
+
+    fn held(&self, snapshot: &View) -> HeldSnapshot {
         self.slot().hold(snapshot.ts().0);
         HeldSnapshot {
             view: View::new(&self.transactions, snapshot.ts().0, self.tag(), self.command.get()),

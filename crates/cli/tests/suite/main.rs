@@ -12,6 +12,7 @@ mod raw;
 mod robustness;
 mod server;
 mod slt;
+mod transactions;
 mod wire;
 mod witness;
 

@@ -120,7 +120,7 @@ impl Table {
     }
 
     fn delta_bytes(&self) -> u64 {
-        self.version.delta.iter().map(|chunk| chunk.bytes()).sum()
+        self.version.delta_bytes()
     }
 }
 
@@ -174,7 +174,7 @@ impl Advisor {
             (Some(_), None) => {}
         }
         let version = database.version();
-        let tables = version.tables.values().filter(|table| !table.row_groups.is_empty()).map(|table| Table {
+        let tables = version.versions().filter(|table| !table.row_groups.is_empty()).map(|table| Table {
             record: workload.tables.get(&table.def.id).cloned().unwrap_or_default(),
             usage: table.column_usage(),
             schema: (table.def.schema != SchemaId::PUBLIC).then(|| version.schema_name(table.def.schema).to_owned()),

@@ -35,7 +35,7 @@ fn to(column: Option<&str>, tablespace: &str) -> Move {
 
 fn apply(database: &Arc<Database>, moves: &[Move]) {
     for step in moves {
-        let mut transaction = database.begin();
+        let mut transaction = database.begin().unwrap();
         transaction.lock_table(&step.table, &|| Ok(())).unwrap();
         transaction.set_tablespace(&step.table, step.column.as_deref(), &step.tablespace).unwrap();
         transaction.commit().unwrap();

@@ -117,6 +117,9 @@ pub(crate) struct SavedTable {
 pub(crate) struct SavedFile {
     pub id: u64,
     pub rows: u64,
+    /// Of a row group: the range that delta calls its rows by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<u64>,
 }
 
 impl Manifest {

@@ -6,7 +6,7 @@
 //! ACCESS                   the recorded workload, for the placement advisor: JSON
 //! SEQUENCES                how far sequences' values may have been given (`positions.rs`)
 //! rows/main-<id>.rows      one row group each (`row_file.rs`)
-//! rows/delta-<id>.rows     one delta chunk each
+//! rows/delta-<id>.rows     what of a table main does not show (`delta.rs`)
 //! ```
 //!
 //! Invariants:
@@ -18,6 +18,7 @@
 //! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken under
 //! `saving`, and `Storage::positions` under that.
 
+mod delta;
 mod files;
 mod manifest;
 mod positions;
@@ -28,9 +29,7 @@ pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, Saved
 
 use crate::sequence::Position;
 use crate::{DatabaseVersion, ViewDef, Workload};
-use arrow_array::RecordBatch;
-use arrow_ipc::reader::StreamReader;
-use arrow_ipc::writer::StreamWriter;
+use delta::Delta;
 use parking_lot::{Mutex, MutexGuard};
 use row_file::{Identity, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -38,9 +37,11 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use tidepool_base::{Error, Result, RowGroupId, SqlState};
-use tidepool_table::{DeltaChunk, RowGroup, Segment, TableDef, TableVersion};
+use tidepool_base::{Error, Result, RowGroupId, SqlState, TableId};
+use tidepool_table::rows::{RowStore, WriteSet};
+use tidepool_table::{RowGroup, Segment, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespaces;
+use tidepool_txn::Worker;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FileKey {
@@ -68,32 +69,23 @@ struct State {
     stored: HashSet<FileKey>,
     /// Those of them that the manifest on disk names.
     named: BTreeSet<FileKey>,
-    /// Chunks have no ids of their own: by address, with a weak pointer that keeps the address from meaning another.
-    chunks: HashMap<usize, (Weak<DeltaChunk>, u64)>,
+    /// By table, what its delta was when it was written last.
+    deltas: HashMap<TableId, StoredDelta>,
     next_chunk_id: u64,
 }
 
-impl State {
-    fn chunk_id(&mut self, chunk: &Arc<DeltaChunk>) -> u64 {
-        let address = Arc::as_ptr(chunk) as usize;
-        if let Some((known, id)) = self.chunks.get(&address)
-            && known.ptr_eq(&Arc::downgrade(chunk))
-        {
-            return *id;
-        }
-        self.chunks.retain(|_, (known, _)| known.strong_count() > 0);
-        let id = self.next_chunk_id;
-        self.next_chunk_id += 1;
-        self.chunks.insert(address, (Arc::downgrade(chunk), id));
-        id
-    }
+#[derive(Debug)]
+struct StoredDelta {
+    rows: Weak<RowStore>,
+    /// As `Table::writes` counts, from before the view was drawn.
+    writes: u64,
+    groups: Vec<RowGroupId>,
+    /// `None` when there was nothing.
+    file: Option<SavedFile>,
 }
 
-/// One of a table's files to be: where its bytes come from.
-enum Rows<'a> {
-    Main(&'a RowGroup),
-    Delta(&'a DeltaChunk),
-}
+/// As `Table::writes` counts, by table; taken before the view was drawn that is saved.
+pub(crate) type Writes = HashMap<TableId, u64>;
 
 impl Storage {
     /// Opens the folder, or makes it. 55006 when another process has it, 55000 when it holds something else, XX001 when its
@@ -171,7 +163,7 @@ impl Storage {
             state: Mutex::new(State {
                 stored: named.iter().copied().collect(),
                 named,
-                chunks: HashMap::new(),
+                deltas: HashMap::new(),
                 next_chunk_id: manifest.next_chunk_id,
             }),
             saving: Mutex::new(()),
@@ -212,33 +204,59 @@ impl Storage {
 
     // ------------------------------------------------------------------------------------------------------- reading
 
-    /// Reads a table back, `threads` files at a time.
-    pub fn load_table(&self, saved: &SavedTable, spaces: &Tablespaces, threads: usize) -> Result<TableVersion> {
-        let mut def = saved.def.clone();
-        def.number_columns();
-        let def = Arc::new(def);
-        let mut table = TableVersion::new(def.clone(), saved.placement.clone());
-        table.row_groups = parallel(&saved.row_groups, threads, |file| {
-            let identity = identity(Kind::Main, &def, file);
+    /// Reads a table's rows back, `threads` files at a time. Who writes them is a transaction of its own.
+    pub fn load_table(
+        &self,
+        saved: &SavedTable,
+        spaces: &Tablespaces,
+        threads: usize,
+        rows: &Arc<RowStore>,
+        worker: &Worker,
+        writes: &mut WriteSet,
+    ) -> Result<()> {
+        let def = &saved.def;
+        let groups = parallel(&saved.row_groups, threads, |file| {
+            let identity = identity(Kind::Main, def, file);
             let (path, bytes) = self.read_rows(&identity)?;
             let group = row_file::parts(&bytes, &identity)
-                .and_then(|parts| load_row_group(&def, saved, &parts, file, spaces))
+                .and_then(|parts| load_row_group(def, saved, &parts, file, spaces))
                 .map_err(|error| in_file(&path, &error))?;
             Ok(Arc::new(group))
         })?;
-        table.delta = parallel(&saved.delta, threads, |file| {
-            let identity = identity(Kind::Delta, &def, file);
-            let (path, bytes) = self.read_rows(&identity)?;
-            let chunk = row_file::parts(&bytes, &identity)
-                .and_then(|parts| load_chunk(&def, saved, &parts, file, spaces))
-                .map_err(|error| in_file(&path, &error))?;
-            Ok(Arc::new(chunk))
-        })?;
-        let mut state = self.state.lock();
-        for (file, chunk) in saved.delta.iter().zip(&table.delta) {
-            state.chunks.insert(Arc::as_ptr(chunk) as usize, (Arc::downgrade(chunk), file.id));
+        let view = worker.snapshot_now();
+        let mut ranges = HashMap::new();
+        for (group, file) in groups.into_iter().zip(&saved.row_groups) {
+            let number = rows.load(worker, &view, writes, group)?;
+            ranges.extend(file.range.map(|saved| (saved, number)));
         }
-        Ok(table)
+        for file in &saved.delta {
+            let identity = identity(Kind::Delta, def, file);
+            let (path, bytes) = self.read_rows(&identity)?;
+            let delta = row_file::parts(&bytes, &identity)
+                .and_then(|parts| Delta::read(def, &parts, file.rows))
+                .map_err(|error| in_file(&path, &error))?;
+            delta.put(rows, &ranges, worker, &view, writes)?;
+        }
+        Ok(())
+    }
+
+    /// A table is as `saved` says: its delta need not be written until it changes.
+    pub fn loaded(&self, table: &Table, saved: &SavedTable) {
+        // Several files, or row groups without ranges: by an earlier version, and to be written anew.
+        if saved.delta.len() > 1 || saved.row_groups.iter().any(|file| file.range.is_none()) {
+            return;
+        }
+        // Ranges have other numbers now.
+        if saved.row_groups.iter().enumerate().any(|(number, file)| file.range != Some(number as u64)) {
+            return;
+        }
+        let stored = StoredDelta {
+            rows: Arc::downgrade(&table.rows),
+            writes: table.writes(),
+            groups: saved.row_groups.iter().map(|file| RowGroupId(file.id)).collect(),
+            file: saved.delta.first().copied(),
+        };
+        self.state.lock().deltas.insert(table.def.id, stored);
     }
 
     fn read_rows(&self, identity: &Identity) -> Result<(PathBuf, Vec<u8>)> {
@@ -254,28 +272,37 @@ impl Storage {
 
     // ------------------------------------------------------------------------------------------------------- writing
 
-    /// Writes the row files of `tables` that are not there yet, before a commit. Returns them, to be discarded if it fails.
-    pub fn prepare<'a>(&self, tables: impl Iterator<Item = &'a Arc<TableVersion>>) -> Result<Vec<FileKey>> {
+    /// Writes the row groups of a version that are not there yet, before a commit. Returns them, to be discarded if it fails.
+    pub fn prepare(&self, version: &DatabaseVersion) -> Result<Vec<FileKey>> {
         let mut written = Vec::new();
-        for table in tables {
-            if let Err(error) = self.write_missing(table, &mut written) {
+        for table in version.versions() {
+            let result =
+                table.row_groups.iter().try_for_each(|group| self.write_group(&table.def, group, &mut written));
+            if let Err(error) = result {
                 self.discard(&written);
                 return Err(error);
             }
         }
-        if !written.is_empty() {
-            let folder = self.folder.join("rows");
-            self.files.sync_folder(&folder).map_err(|error| {
-                self.discard(&written);
-                Error::io(format_args!("sync folder \"{}\"", folder.display()), &error)
-            })?;
-        }
+        self.sync_rows(&written)?;
         Ok(written)
+    }
+
+    fn sync_rows(&self, written: &[FileKey]) -> Result<()> {
+        if written.is_empty() {
+            return Ok(());
+        }
+        let folder = self.folder.join("rows");
+        self.files.sync_folder(&folder).map_err(|error| {
+            self.discard(written);
+            Error::io(format_args!("sync folder \"{}\"", folder.display()), &error)
+        })
     }
 
     /// Removes files that no manifest names.
     pub fn discard(&self, keys: &[FileKey]) {
         let mut state = self.state.lock();
+        let goes = |file: SavedFile| keys.contains(&FileKey { kind: Kind::Delta, id: file.id });
+        state.deltas.retain(|_, stored| !stored.file.is_some_and(goes));
         for key in keys {
             if !state.named.contains(key) && state.stored.remove(key) {
                 self.remove(&self.path(*key));
@@ -283,45 +310,59 @@ impl Storage {
         }
     }
 
-    fn write_missing(&self, table: &TableVersion, written: &mut Vec<FileKey>) -> Result<()> {
-        let main = table.row_groups.iter().map(|group| Rows::Main(group));
-        for rows in main {
-            self.write_if_missing(&table.def, None, rows, written)?;
-        }
-        for chunk in &table.delta {
-            let id = self.state.lock().chunk_id(chunk);
-            self.write_if_missing(&table.def, Some(id), Rows::Delta(chunk), written)?;
-        }
-        Ok(())
-    }
-
-    fn write_if_missing(
-        &self,
-        def: &TableDef,
-        chunk_id: Option<u64>,
-        rows: Rows<'_>,
-        written: &mut Vec<FileKey>,
-    ) -> Result<()> {
-        let key = match &rows {
-            Rows::Main(group) => FileKey { kind: Kind::Main, id: group.id().0 },
-            Rows::Delta(_) => FileKey { kind: Kind::Delta, id: chunk_id.unwrap_or(0) },
-        };
+    fn write_group(&self, def: &TableDef, group: &RowGroup, written: &mut Vec<FileKey>) -> Result<()> {
+        let key = FileKey { kind: Kind::Main, id: group.id().0 };
         if self.state.lock().stored.contains(&key) {
             return Ok(());
         }
-        match rows {
-            Rows::Main(group) => {
-                let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.read_whole()).collect();
-                self.write_rows(key, def, group.rows(), &parts)?;
-            }
-            Rows::Delta(chunk) => {
-                let batch = chunk.read_whole();
-                self.write_rows(key, def, batch.num_rows(), &[&ipc_bytes(batch)?])?;
-            }
-        }
+        let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.read_whole()).collect();
+        self.write_rows(key, def, group.rows(), &parts)?;
         self.state.lock().stored.insert(key);
         written.push(key);
         Ok(())
+    }
+
+    /// Writes what main does not show of a table, unless the file is there. `None` when there is nothing.
+    fn write_delta(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<Option<SavedFile>> {
+        let groups: Vec<RowGroupId> = table.row_groups.iter().map(|group| group.id()).collect();
+        if let Some(stored) = self.state.lock().deltas.get(&table.def.id)
+            && (stored.writes, &stored.groups) == (writes, &groups)
+            && stored.rows.ptr_eq(&Arc::downgrade(table.rows()))
+        {
+            return Ok(stored.file);
+        }
+        let delta = Delta::of(table)?;
+        let file = if delta.is_empty() {
+            None
+        } else {
+            let id = {
+                let mut state = self.state.lock();
+                state.next_chunk_id += 1;
+                state.next_chunk_id - 1
+            };
+            let key = FileKey { kind: Kind::Delta, id };
+            let parts = delta.parts()?;
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            self.write_rows(key, &table.def, delta.rows(), &parts)?;
+            self.state.lock().stored.insert(key);
+            written.push(key);
+            Some(SavedFile { id, rows: delta.rows() as u64, range: None })
+        };
+        let stored = StoredDelta { rows: Arc::downgrade(table.rows()), writes, groups, file };
+        self.state.lock().deltas.insert(table.def.id, stored);
+        Ok(file)
+    }
+
+    fn saved_table(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<SavedTable> {
+        let groups = table.row_groups.iter().zip(table.ranges());
+        let saved =
+            groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
+        Ok(SavedTable {
+            def: TableDef::clone(&table.def),
+            placement: table.placement.clone(),
+            row_groups: saved.collect(),
+            delta: self.write_delta(table, writes, written)?.into_iter().collect(),
+        })
     }
 
     fn write_rows(&self, key: FileKey, def: &TableDef, rows: usize, parts: &[&[u8]]) -> Result<()> {
@@ -377,15 +418,26 @@ impl Storage {
 
     /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files that
     /// it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has.
-    pub fn save(&self, version: &DatabaseVersion, mut manifest: Manifest) -> Result<()> {
-        let mut written = self.prepare(version.tables.values())?;
+    pub fn save(&self, version: &DatabaseVersion, writes: &Writes, mut manifest: Manifest) -> Result<()> {
+        let mut written = self.prepare(version)?;
+        let mut deltas = Vec::new();
+        let tables: Result<Vec<SavedTable>> = version
+            .versions()
+            .map(|table| {
+                let writes = writes.get(&table.def.id).copied().unwrap_or(0);
+                self.saved_table(&table, writes, &mut deltas)
+            })
+            .collect();
+        written.append(&mut deltas);
+        let tables = tables.and_then(|tables| self.sync_rows(&written).map(|()| tables));
+        manifest.tables = tables.inspect_err(|_| self.discard(&written))?;
         {
             let mut state = self.state.lock();
+            state.deltas.retain(|_, stored| stored.rows.strong_count() > 0);
             manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
             manifest.sequences =
                 version.catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
             manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
-            manifest.tables = version.tables.values().map(|table| saved_table(table, &mut state)).collect();
             manifest.next_chunk_id = state.next_chunk_id;
         }
         let path = self.folder.join("MANIFEST");
@@ -414,20 +466,6 @@ fn restrict(folder: &Path) {
     use std::os::unix::fs::PermissionsExt;
     if let Err(error) = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)) {
         tracing::warn!("could not restrict access to \"{}\": {error}", folder.display());
-    }
-}
-
-fn saved_table(table: &TableVersion, state: &mut State) -> SavedTable {
-    let row_groups = table.row_groups.iter().map(|group| SavedFile { id: group.id().0, rows: group.rows() as u64 });
-    SavedTable {
-        def: TableDef::clone(&table.def),
-        placement: table.placement.clone(),
-        row_groups: row_groups.collect(),
-        delta: table
-            .delta
-            .iter()
-            .map(|chunk| SavedFile { id: state.chunk_id(chunk), rows: chunk.batch().num_rows() as u64 })
-            .collect(),
     }
 }
 
@@ -481,44 +519,6 @@ fn load_row_group(
         return Err(Error::corrupted(format!("it has {} rows, the manifest says {}", group.rows(), file.rows)));
     }
     Ok(group)
-}
-
-fn ipc_bytes(batch: &RecordBatch) -> Result<Vec<u8>> {
-    let internal = |error: arrow_schema::ArrowError| Error::internal(format!("delta cannot be written: {error}"));
-    let mut bytes = Vec::new();
-    let mut writer = StreamWriter::try_new(&mut bytes, &batch.schema()).map_err(internal)?;
-    writer.write(batch).and_then(|()| writer.finish()).map_err(internal)?;
-    drop(writer);
-    Ok(bytes)
-}
-
-fn load_chunk(
-    def: &TableDef,
-    saved: &SavedTable,
-    parts: &[&[u8]],
-    file: &SavedFile,
-    spaces: &Tablespaces,
-) -> Result<DeltaChunk> {
-    let damaged = |what: String| Error::corrupted(what);
-    let [part] = parts else { return Err(damaged(format!("it has {} parts instead of one", parts.len()))) };
-    // The checksum held, so these bytes are what was written; errors here are bugs rather than damage.
-    let mut reader = StreamReader::try_new(std::io::Cursor::new(*part), None)
-        .map_err(|error| damaged(format!("it cannot be understood: {error}")))?;
-    let batch = match reader.next() {
-        Some(Ok(batch)) => batch,
-        Some(Err(error)) => return Err(damaged(format!("it cannot be understood: {error}"))),
-        None => return Err(damaged("it has no rows".to_owned())),
-    };
-    let schema = def.arrow_schema();
-    let same = batch.num_columns() == schema.fields().len()
-        && batch.columns().iter().zip(schema.fields()).all(|(array, field)| array.data_type() == field.data_type());
-    if !same || batch.num_rows() as u64 != file.rows {
-        return Err(damaged("its columns or rows are not the table's".to_owned()));
-    }
-    // The table may have been renamed since: names come from its definition.
-    let batch = RecordBatch::try_new(schema, batch.columns().to_vec())
-        .map_err(|error| damaged(format!("it does not fit its table: {error}")))?;
-    DeltaChunk::new(&batch, &spaces.get(&saved.placement.delta)?)
 }
 
 /// `work` on each item, on up to `threads` threads; results in order, or the first error.

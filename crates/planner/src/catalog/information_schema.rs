@@ -8,7 +8,7 @@ use crate::facts::SessionFacts;
 use std::sync::Arc;
 use tidepool_base::SqlType;
 use tidepool_database::Sequence;
-use tidepool_table::{Identity, TableVersion};
+use tidepool_table::{Identity, Table};
 
 /// Fills `rows` with what the view named `name` holds.
 pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
@@ -205,7 +205,7 @@ fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
-    let mut push = |table: &TableVersion, name: String, kind: &'static str| {
+    let mut push = |table: &Table, name: String, kind: &'static str| {
         rows.push([
             ("constraint_catalog", facts.database.into()),
             ("constraint_schema", table_schema(facts, table).into()),
@@ -234,7 +234,7 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 /// As PostgreSQL 15 names the check that stands for NOT NULL.
-fn not_null_name(table: &TableVersion, index: usize) -> String {
+fn not_null_name(table: &Table, index: usize) -> String {
     format!("{}_{}_{}_not_null", table.def.schema, table.def.id, table.def.columns[index].number)
 }
 

@@ -9,7 +9,7 @@ use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use std::sync::Arc;
 use tidepool_base::{SchemaId, TableId};
-use tidepool_table::{CheckDef, TableVersion};
+use tidepool_table::{CheckDef, Table, TableVersion};
 
 pub const PG_CATALOG: u32 = 11;
 pub const PG_TOAST: u32 = 99;
@@ -69,7 +69,7 @@ pub fn schema_name(facts: &SessionFacts, oid: u32) -> Option<String> {
 }
 
 /// The name of a table's schema.
-pub fn table_schema(facts: &SessionFacts, table: &TableVersion) -> String {
+pub fn table_schema(facts: &SessionFacts, table: &Table) -> String {
     facts.version.schema_name(table.def.schema).to_owned()
 }
 
@@ -101,14 +101,14 @@ pub fn primary_key_name(table: &str) -> String {
 }
 
 /// The table whose primary key an index oid stands for.
-pub fn table_of_index(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+pub fn table_of_index(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {
     (oid & INDEX_BASE != 0)
         .then(|| table_by_oid(facts, oid & !INDEX_BASE))
         .flatten()
         .filter(|table| !table.def.primary_key.is_empty())
 }
 
-pub fn table_of_constraint(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+pub fn table_of_constraint(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {
     (oid & CONSTRAINT_BASE == CONSTRAINT_BASE)
         .then(|| table_by_oid(facts, oid & !CONSTRAINT_BASE))
         .flatten()
@@ -120,7 +120,7 @@ pub fn check_by_oid(facts: &SessionFacts, oid: u32) -> Option<&CheckDef> {
     facts.version.tables.values().flat_map(|table| &table.def.checks).find(|check| check.oid == oid)
 }
 
-pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<TableVersion>> {
+pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {
     facts.version.tables.values().find(|table| table.def.id.0 == oid)
 }
 
@@ -228,7 +228,7 @@ pub fn role_oid(facts: &SessionFacts, name: &str) -> Option<u32> {
 pub fn table_bytes(table: &TableVersion) -> (u64, u64) {
     let main =
         table.row_groups.iter().flat_map(|group| group.segments()).map(|segment| segment.bytes().len() as u64).sum();
-    let delta = table.delta.iter().map(|chunk| chunk.bytes()).sum();
+    let delta = table.delta_bytes();
     (main, delta)
 }
 

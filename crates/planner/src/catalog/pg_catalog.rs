@@ -12,7 +12,7 @@ use datafusion::common::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::SqlType;
-use tidepool_table::{Identity, TableVersion};
+use tidepool_table::{Identity, Table};
 
 /// PostgreSQL's number for UTF8.
 pub const ENCODING_UTF8: i32 = 6;
@@ -185,12 +185,12 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         ]),
         "pg_stat_progress_copy" => progress(facts, rows),
         "pg_stat_all_tables" | "pg_stat_user_tables" => {
-            for table in facts.version.tables.values() {
+            for table in facts.version.versions() {
                 rows.push([
                     ("relid", table.def.id.0.into()),
-                    ("schemaname", table_schema(facts, table).into()),
+                    ("schemaname", table_schema(facts, table.table()).into()),
                     ("relname", table.def.name.clone().into()),
-                    ("n_live_tup", table.rows().into()),
+                    ("n_live_tup", table.statistics().rows.into()),
                     ("n_dead_tup", 0.into()),
                 ]);
             }
@@ -260,7 +260,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
 }
 
 /// Tables with a declared primary key.
-fn keyed(facts: &SessionFacts) -> impl Iterator<Item = &Arc<TableVersion>> {
+fn keyed(facts: &SessionFacts) -> impl Iterator<Item = &Arc<Table>> {
     facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty())
 }
 
@@ -296,7 +296,7 @@ fn default_tablespace(facts: &SessionFacts) -> u32 {
 }
 
 /// The oid of the tablespace of a table's main.
-fn placed(facts: &SessionFacts, table: &TableVersion) -> u32 {
+fn placed(facts: &SessionFacts, table: &Table) -> u32 {
     facts.planner.database().tablespaces().get(&table.placement.main).map_or(0, |space| tablespace_oid(space.id()))
 }
 
@@ -317,9 +317,10 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         ]);
     }
     let default = default_tablespace(facts);
-    for table in facts.version.tables.values() {
-        let tablespace = placed(facts, table);
-        let (main, delta) = table_bytes(table);
+    for table in facts.version.versions() {
+        let tablespace = placed(facts, table.table());
+        let (main, delta) = table_bytes(&table);
+        let row_count = table.statistics().rows;
         let key = &table.def.primary_key;
         rows.push([
             ("oid", table.def.id.0.into()),
@@ -330,7 +331,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relfilenode", table.def.id.0.into()),
             ("reltablespace", if tablespace == default { 0 } else { tablespace }.into()),
             ("relpages", (main + delta).div_ceil(PAGE_BYTES).min(i32::MAX as u64).into()),
-            ("reltuples", (table.rows() as f64).into()),
+            ("reltuples", (row_count as f64).into()),
             ("relhasindex", (!key.is_empty()).into()),
             ("relpersistence", "p".into()),
             ("relkind", "r".into()),
@@ -346,7 +347,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
                 ("relnamespace", table.def.schema.0.into()),
                 ("relowner", OWNER.into()),
                 ("relam", INDEX_ACCESS_METHOD.into()),
-                ("reltuples", (table.rows() as f64).into()),
+                ("reltuples", (row_count as f64).into()),
                 ("relpersistence", "p".into()),
                 ("relkind", "i".into()),
                 ("relnatts", key.len().into()),
@@ -499,7 +500,7 @@ fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-fn key_columns(table: &TableVersion) -> Vec<Value> {
+fn key_columns(table: &Table) -> Vec<Value> {
     table.def.primary_key.iter().map(|&position| table.def.columns[position].number.into()).collect()
 }
 
@@ -567,14 +568,14 @@ fn constraints(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 /// The primary key's columns in parentheses.
-pub fn key_list(table: &TableVersion) -> String {
+pub fn key_list(table: &Table) -> String {
     let names: Vec<String> =
         table.def.primary_key.iter().map(|&position| quote_identifier(&table.def.columns[position].name)).collect();
     format!("({})", names.join(", "))
 }
 
 /// The statement that would make the index which stands for the primary key.
-pub fn index_definition(facts: &SessionFacts, table: &TableVersion) -> String {
+pub fn index_definition(facts: &SessionFacts, table: &Table) -> String {
     format!(
         "CREATE UNIQUE INDEX {} ON {}.{} USING btree {}",
         quote_identifier(&primary_key_name(&table.def.name)),
@@ -748,7 +749,7 @@ fn progress(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn statistics(facts: &SessionFacts, rows: &mut Rows) {
-    for table in facts.version.tables.values() {
+    for table in facts.version.versions() {
         let statistics = table.statistics();
         for (column, column_statistics) in table.def.columns.iter().zip(&statistics.columns) {
             let row_count = statistics.rows.max(1) as f64;
@@ -758,7 +759,7 @@ fn statistics(facts: &SessionFacts, rows: &mut Rows) {
                 None => 0.0,
             };
             rows.push([
-                ("schemaname", table_schema(facts, table).into()),
+                ("schemaname", table_schema(facts, table.table()).into()),
                 ("tablename", table.def.name.clone().into()),
                 ("attname", column.name.clone().into()),
                 ("inherited", false.into()),

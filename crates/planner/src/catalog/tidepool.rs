@@ -154,7 +154,7 @@ impl Sizes {
 }
 
 fn tables(facts: &SessionFacts, rows: &mut Rows) {
-    for table in facts.version.tables.values() {
+    for table in facts.version.versions() {
         let mut total = Sizes::default();
         let mut columns: Vec<Sizes> = table.def.columns.iter().map(|_| Sizes::default()).collect();
         for group in &table.row_groups {
@@ -163,10 +163,10 @@ fn tables(facts: &SessionFacts, rows: &mut Rows) {
                 total.add(segment);
             }
         }
-        let delta_rows: usize = table.delta.iter().map(|chunk| chunk.batch().num_rows()).sum();
-        push_table(facts, rows, table, None, delta_rows, &total);
+        let delta_rows = table.delta_rows() as usize;
+        push_table(facts, rows, &table, None, delta_rows, &total);
         for (index, sizes) in columns.iter().enumerate() {
-            push_table(facts, rows, table, Some(index), delta_rows, sizes);
+            push_table(facts, rows, &table, Some(index), delta_rows, sizes);
         }
     }
 }
@@ -187,14 +187,14 @@ fn push_table(
         ("type", definition.map(|column| column.sql_type.to_string()).into()),
         ("tablespace", tablespace.to_owned().into()),
         ("delta_tablespace", table.placement.delta.clone().into()),
-        ("rows", table.rows().into()),
+        ("rows", table.statistics().rows.into()),
         ("rows_delta", delta_rows.into()),
         ("row_groups", table.row_groups.len().into()),
         ("bytes_raw", sizes.raw.into()),
         ("bytes_encoded", sizes.encoded.into()),
         ("bytes_delta", column.is_none().then(|| table_bytes(table).1).into()),
         ("encodings", sizes.encodings().into()),
-        ("schema_name", table_schema(facts, table).into()),
+        ("schema_name", table_schema(facts, table.table()).into()),
     ]);
 }
 
@@ -303,7 +303,7 @@ fn time(micros: i64) -> Option<DateTime<Utc>> {
 
 fn access(facts: &SessionFacts, rows: &mut Rows) {
     let workload = facts.planner.database().access_log().workload();
-    for table in facts.version.tables.values() {
+    for table in facts.version.versions() {
         let record = workload.tables.get(&table.def.id).cloned().unwrap_or_default();
         let columns: Vec<ColumnRecord> = (0..table.def.columns.len()).map(|column| record.column(column)).collect();
         let usage = table.column_usage();
@@ -325,7 +325,7 @@ fn access(facts: &SessionFacts, rows: &mut Rows) {
                 ("bytes_encoded", bytes_encoded.into()),
                 ("tablespace", tablespace.to_owned().into()),
                 ("last_access", time(record.last_us).into()),
-                ("schema_name", table_schema(facts, table).into()),
+                ("schema_name", table_schema(facts, table.table()).into()),
             ]);
         };
         push(None, &total, usage.iter().map(|column| column.encoded_bytes).sum());

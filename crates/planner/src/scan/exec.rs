@@ -99,7 +99,7 @@ impl TidepoolScanExec {
         if let Some(predicate) = conjuncts.residual.first() {
             return plan_err!("{predicate} reads more than one column, which a scan cannot filter by");
         }
-        let morsels = version.row_groups.len() + version.delta.len();
+        let morsels = version.row_groups.len() + version.headed().len();
         let partitions = threads.min(morsels).max(1);
         let schema = Arc::new(table_schema.project(&projection)?);
         Ok(TidepoolScanExec {
@@ -202,7 +202,7 @@ impl TidepoolScanExec {
         if !self.version.row_groups.is_empty() {
             names.extend(self.projection.iter().copied().chain(filtered).map(|column| placement.column(column)));
         }
-        if !self.version.delta.is_empty() || names.is_empty() {
+        if !self.version.is_settled() || names.is_empty() {
             names.insert(&placement.delta);
         }
         names

@@ -14,20 +14,21 @@ pub use filter::{datum_scalar, scalar_f64};
 
 use crate::optimizer::estimate::{self, Estimate};
 use async_trait::async_trait;
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::{Session, TableProvider as DataFusionTable};
 use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, DFSchema, Result, Statistics};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use std::sync::Arc;
-use tidepool_table::{Datum, TableVersion};
+use tidepool_table::{Datum, ROW_ID, TableVersion};
 
 /// One version of a table. Declared keys are not told to DataFusion: nothing enforces them, and it would drop grouping
 /// columns and duplicates on their word.
 #[derive(Debug)]
 pub struct TableProvider {
     version: Arc<TableVersion>,
+    /// The table's columns, and perhaps the rows' ids after them.
     schema: SchemaRef,
 }
 
@@ -35,6 +36,13 @@ impl TableProvider {
     #[expect(clippy::new_ret_no_self, reason = "all that take one take the trait's object")]
     pub fn new(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
         Arc::new(TableProvider { schema: version.def.arrow_schema(), version })
+    }
+
+    /// With one column more, `ROW_ID`: what a change refers to rows by.
+    pub fn with_row_ids(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
+        let mut fields = version.def.arrow_schema().fields().to_vec();
+        fields.push(Arc::new(Field::new(ROW_ID, DataType::UInt64, false)));
+        Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), version })
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -111,10 +119,11 @@ fn table_statistics(
     let statistics = version.statistics();
     let rows = match (estimate, filtered) {
         (Some(estimate), true) => Precision::Inexact(estimate.rows.ceil() as usize),
-        _ => Precision::Exact(statistics.rows as usize),
+        _ if statistics.exact => Precision::Exact(statistics.rows as usize),
+        _ => Precision::Inexact(statistics.rows as usize),
     };
     let row_count = rows.get_value().copied().unwrap_or(0) as f64;
-    let columns: Vec<ColumnStatistics> = statistics
+    let mut columns: Vec<ColumnStatistics> = statistics
         .columns
         .iter()
         .zip(schema.fields())
@@ -123,6 +132,7 @@ fn table_statistics(
             let data_type = field.data_type();
             // Bounds of text may be shortened, and NaN has no place among bounds: estimates only.
             let exact = !filtered
+                && statistics.exact
                 && !matches!(
                     data_type,
                     DataType::Utf8View | DataType::BinaryView | DataType::Float32 | DataType::Float64
@@ -139,7 +149,8 @@ fn table_statistics(
             let nulls = column.null_count as usize;
             ColumnStatistics {
                 null_count: match filtered {
-                    false => Precision::Exact(nulls),
+                    false if statistics.exact => Precision::Exact(nulls),
+                    false => Precision::Inexact(nulls),
                     true if statistics.rows == 0 => Precision::Inexact(0),
                     true => Precision::Inexact((nulls as f64 * row_count / statistics.rows as f64).round() as usize),
                 },
@@ -151,6 +162,7 @@ fn table_statistics(
             }
         })
         .collect();
+    columns.resize_with(schema.fields().len(), ColumnStatistics::new_unknown);
     let bytes = columns.iter().filter_map(|column| column.byte_size.get_value()).sum();
     Statistics { num_rows: rows, total_byte_size: Precision::Inexact(bytes), column_statistics: columns }
 }

@@ -66,9 +66,9 @@ impl Altering<'_> {
     /// The table as this transaction has it, locked.
     fn locked(&mut self) -> Result<Arc<TableVersion>> {
         let gone = || Error::new(SqlState::UNDEFINED_TABLE, "the table was dropped by another transaction");
-        let before = self.transaction.version().table_by_id(self.table).cloned().ok_or_else(gone)?;
+        let before = self.transaction.version().table_by_id(self.table).ok_or_else(gone)?;
         self.transaction.lock_table(&*before.def, &self.interrupt.lock_wait())?;
-        self.transaction.version().table_by_id(self.table).cloned().ok_or_else(gone)
+        self.transaction.version().table_by_id(self.table).ok_or_else(gone)
     }
 
     fn skip(&mut self, code: SqlState, message: String) {

@@ -1,5 +1,6 @@
 //! What a statement takes and returns, before it runs.
 
+use super::change::Source;
 use super::settings::spelled;
 use super::{Description, ResultColumn, Session};
 use crate::execute::joined;
@@ -8,8 +9,11 @@ use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{Command, Statement};
 use crate::types;
-use arrow::datatypes::DataType;
+use arrow::array::ArrayRef;
+use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use chrono::Utc;
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::LogicalPlan;
 use std::sync::Arc;
 use tidepool_base::Result;
 
@@ -27,7 +31,7 @@ impl Session {
         self.check_not_failed(statement)?;
         let none = |columns| Ok(Description { parameters: given.to_vec(), columns });
         match statement.command() {
-            Command::Query(_) | Command::Insert(..) => {}
+            Command::Query(_) | Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Show { name: None } => {
@@ -80,31 +84,46 @@ fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> 
             } else {
                 query::logical_plan(&state, facts, ast_query.clone(), query::fields_of_oids(&parameters), None)?
             };
-            let nulls = query::fields_of_oids(&parameters)
-                .into_iter()
-                .map(|field| {
-                    let data_type = field.map_or(DataType::Utf8View, |field| field.data_type().clone());
-                    arrow::array::new_null_array(&data_type, 1)
-                })
-                .collect::<Vec<_>>();
-            let plan = query::bind(plan, &nulls)?;
-            let analyzed = state
-                .analyzer()
-                .execute_and_check(plan, state.config_options(), |_, _| {})
-                .map_err(crate::errors::from_datafusion)?;
-            let schema = types::canonical_schema(analyzed.schema().as_arrow());
+            let plan = query::bind(plan, &nulls_of(&parameters))?;
+            let schema = analyzed_schema(&state, plan)?;
             Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
         }
-        Command::Insert(insert, overriding) => {
-            let given = crate::parameters::settled(insert.as_ref(), given);
-            let given = given.as_slice();
-            let target = crate::insert::read(facts, insert.as_ref().clone(), *overriding)?;
-            let types: Vec<u32> =
-                target.columns.iter().map(|&column| target.version.def.columns[column].sql_type.oid()).collect();
-            let fields = crate::insert::value_parameters(insert, &types, given);
-            let plan = target.plan(&state, facts, query::fields_of_oids(&fields))?;
-            Ok(Description { parameters: query::parameter_oids(&plan, &fields)?, columns: None })
+        command @ (Command::Insert(..) | Command::Update { .. } | Command::Delete { .. }) => {
+            let given = match command {
+                Command::Insert(insert, _) => crate::parameters::settled(insert.as_ref(), given),
+                Command::Update { update, .. } => crate::parameters::settled(update.as_ref(), given),
+                Command::Delete { delete, .. } => crate::parameters::settled(delete.as_ref(), given),
+                _ => given.to_vec(),
+            };
+            let (reading, fields) = Source::read(facts, command, &given)?;
+            let source = reading.plan(&state, facts, query::fields_of_oids(&fields))?;
+            let parameters = query::parameter_oids(&source.plan, &fields)?;
+            if !source.returns() {
+                return Ok(Description { parameters, columns: None });
+            }
+            let (reading, _) = Source::read(facts, command, &parameters)?;
+            let mut source = reading.plan(&state, facts, query::fields_of_oids(&parameters))?;
+            source.plan = query::bind(source.plan, &nulls_of(&parameters))?;
+            let schema = analyzed_schema(&state, source.plan.clone())?;
+            Ok(Description { parameters, columns: source.columns(&schema) })
         }
         _ => Ok(Description { parameters: given.to_vec(), columns: None }),
     }
+}
+
+fn nulls_of(parameters: &[u32]) -> Vec<ArrayRef> {
+    let null = |field: Option<FieldRef>| {
+        let data_type = field.map_or(DataType::Utf8View, |field| field.data_type().clone());
+        arrow::array::new_null_array(&data_type, 1)
+    };
+    query::fields_of_oids(parameters).into_iter().map(null).collect()
+}
+
+/// A plan's outputs after coercion.
+fn analyzed_schema(state: &SessionState, plan: LogicalPlan) -> Result<SchemaRef> {
+    let analyzed = state
+        .analyzer()
+        .execute_and_check(plan, state.config_options(), |_, _| {})
+        .map_err(crate::errors::from_datafusion)?;
+    Ok(types::canonical_schema(analyzed.schema().as_arrow()))
 }

@@ -1,11 +1,10 @@
 //! Statements that make, fill, change and drop tables.
 
-use super::{Outcome, Running, Session};
+use super::{Outcome, Session};
 use crate::ddl::NewTable;
 use crate::execute::{Batches, joined};
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
-use crate::names::OutputNames;
 use crate::query;
 use crate::resolve;
 use crate::row_expressions::Checks;
@@ -21,55 +20,6 @@ use tidepool_database::{RelationName, SequenceDef, SequenceOwner, TableWriter, T
 use tidepool_table::{ColumnDef, TableDef};
 
 impl Session {
-    pub(super) async fn insert(
-        &mut self,
-        text: &str,
-        statement: &Statement,
-        parameters: &[ArrayRef],
-    ) -> Result<Outcome> {
-        self.check_writable("INSERT")?;
-        let running = self.running(text);
-        let facts = running.facts.clone();
-        let parameters = parameters.to_vec();
-        let statement = statement.clone();
-        let planning = self.planner.workers().spawn(async move {
-            let state = facts.planner.state(&facts);
-            let Command::Insert(insert, overriding) = statement.command() else {
-                return Err(Error::internal("not an INSERT"));
-            };
-            let target = crate::insert::read(&facts, insert.as_ref().clone(), *overriding)?;
-            let version = target.version.clone();
-            let logical = target.plan(&state, &facts, query::parameter_fields(&parameters))?;
-            let logical = query::bind(logical, &parameters)?;
-            let plan = query::physical_plan(&state, &logical).await?;
-            let names = OutputNames::none();
-            Ok((version, query::planned(state, plan, &names)))
-        });
-        let (version, planned) = joined(planning.await)?;
-        let rows = self.insert_planned(running, version.def.clone(), planned).await?;
-        Ok(Outcome::command(format!("INSERT 0 {rows}")))
-    }
-
-    async fn insert_planned(&self, running: Running, table: Arc<TableDef>, planned: query::Planned) -> Result<u64> {
-        let schema = planned.schema.clone();
-        let settings = running.facts.settings.text_settings();
-        let interrupt = running.interrupt.clone();
-        let facts = running.facts.clone();
-        let mut batches = self.run(running, planned)?;
-        let written = self.begin_write(interrupt, move |transaction, interrupt| {
-            transaction.lock_table(&*table, &interrupt.lock_wait())?;
-            if transaction.version().table(&*table).is_none_or(|now| now.def != table) {
-                return Err(Error::new(
-                    SqlState::SERIALIZATION_FAILURE,
-                    format!("table \"{}\" was altered while the statement waited for it", table.name),
-                )
-                .with_hint("Try again."));
-            }
-            fill(transaction, &facts, &RelationName::from(&*table), &mut batches, &schema, settings)
-        });
-        joined(written.await)
-    }
-
     pub(super) async fn create_table(
         &mut self,
         text: &str,

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::{DatabaseVersion, Transaction};
+use tidepool_database::{DatabaseVersion, Isolation, Transaction};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {
@@ -141,9 +141,11 @@ impl Session {
             }
         }
         settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
+        // Refused only where there are too many: whoever writes then gets the error.
+        let transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
         self.settings = Arc::new(settings);
         self.block = Some(Block {
-            slot: Slot::default(),
+            slot: Arc::new(Mutex::new(transaction)),
             explicit,
             failed: Arc::default(),
             read_only,
@@ -165,6 +167,10 @@ impl Session {
         self.show_status();
         let transaction = block.slot.lock().take();
         let Some(transaction) = transaction else { return Ok(()) };
+        if !transaction.has_changes() {
+            transaction.rollback();
+            return Ok(());
+        }
         let ended = self.planner.workers().spawn_blocking(move || {
             if commit && transaction.has_changes() {
                 transaction.commit().map(drop)
@@ -190,7 +196,23 @@ impl Session {
         let mut settings = self.settings.as_ref().clone();
         for mode in modes {
             match mode {
-                TransactionMode::Isolation(level) => settings.set_own("transaction_isolation", level),
+                TransactionMode::Isolation(level) => {
+                    settings.set_own("transaction_isolation", level);
+                    let mut slot = block.slot.lock();
+                    let wanted = isolation_of(&settings);
+                    if let Some(transaction) = slot.as_ref()
+                        && transaction.isolation() != wanted
+                    {
+                        if transaction.has_begun() {
+                            return Err(Error::new(
+                                SqlState::ACTIVE_SQL_TRANSACTION,
+                                "SET TRANSACTION ISOLATION LEVEL must be called before any query",
+                            ));
+                        }
+                        *slot = None;
+                        *slot = Some(self.planner.database().begin_at(wanted)?);
+                    }
+                }
                 TransactionMode::ReadOnly(only) => {
                     if !only && block.read_only && !begin && block.slot.lock().is_some() {
                         return Err(Error::new(
@@ -211,9 +233,13 @@ impl Session {
     /// What the next statement reads.
     pub(super) fn snapshot(&self) -> Arc<DatabaseVersion> {
         if let Some(block) = &self.block
-            && let Some(transaction) = block.slot.lock().as_ref()
+            && let Some(transaction) = block.slot.lock().as_mut()
         {
-            return transaction.version();
+            match transaction.begin_statement() {
+                Ok(version) => return version,
+                // After four billion statements: nothing is to be seen of the transaction any more.
+                Err(error) => tracing::error!("a statement could not begin: {error}"),
+            }
         }
         self.planner.database().version()
     }
@@ -275,10 +301,11 @@ impl Session {
         let database = self.planner.database().clone();
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
-            let mut transaction = lent.unwrap_or_else(|| database.begin());
+            let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             let canceled = interrupt.clone();
             transaction.set_interrupted(Some(Arc::new(move || canceled.check())));
             let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
+            transaction.end_statement();
             match (written, slot) {
                 (Ok(value), Some(slot)) => {
                     *slot.lock() = Some(transaction);
@@ -310,6 +337,15 @@ impl Session {
             running.query.succeeded();
         }
         written
+    }
+}
+
+/// The level that a block's settings ask for.
+fn isolation_of(settings: &Settings) -> Isolation {
+    match settings.get("transaction_isolation").unwrap_or_default().to_lowercase().as_str() {
+        "serializable" => Isolation::Serializable,
+        "repeatable read" => Isolation::RepeatableRead,
+        _ => Isolation::ReadCommitted,
     }
 }
 

@@ -98,6 +98,14 @@ pub enum Command {
     Empty,
     Query(Box<ast::Query>),
     Insert(Box<ast::Insert>, Overriding),
+    Update {
+        update: Box<ast::Update>,
+        with: Option<Box<ast::With>>,
+    },
+    Delete {
+        delete: Box<ast::Delete>,
+        with: Option<Box<ast::With>>,
+    },
     /// `CREATE TABLE`, with or without `AS`.
     CreateTable {
         table: Box<ast::CreateTable>,
@@ -434,12 +442,15 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     }
     crate::catalog::rewrite(&mut statement);
     Ok(match statement {
-        ast::Statement::Query(query) => match *query.body {
-            ast::SetExpr::Insert(ast::Statement::Insert(_))
-            | ast::SetExpr::Update(_)
-            | ast::SetExpr::Delete(_)
-            | ast::SetExpr::Merge(_) => {
-                Command::Unsupported(Error::unsupported("data-modifying statements in WITH are not supported"))
+        ast::Statement::Query(mut query) => match *query.body {
+            ast::SetExpr::Update(ast::Statement::Update(update)) => {
+                Command::Update { update: Box::new(update), with: query.with.take().map(Box::new) }
+            }
+            ast::SetExpr::Delete(ast::Statement::Delete(delete)) => {
+                Command::Delete { delete: Box::new(delete), with: query.with.take().map(Box::new) }
+            }
+            ast::SetExpr::Insert(_) | ast::SetExpr::Merge(_) => {
+                Command::Unsupported(Error::unsupported("INSERT and MERGE after WITH are not supported"))
             }
             _ => Command::Query(query),
         },
@@ -447,8 +458,8 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
         ast::Statement::CreateTable(table) => {
             Command::CreateTable { table: Box::new(table), tablespace, with_data: with_data.unwrap_or(true) }
         }
-        ast::Statement::Update(_) => Command::Unsupported(unsupported_change("UPDATE")),
-        ast::Statement::Delete(_) => Command::Unsupported(unsupported_change("DELETE")),
+        ast::Statement::Update(update) => Command::Update { update: Box::new(update), with: None },
+        ast::Statement::Delete(delete) => Command::Delete { delete: Box::new(delete), with: None },
         ast::Statement::Merge(_) => Command::Unsupported(unsupported_change("MERGE")),
         other => {
             let text = other.to_string();
@@ -459,8 +470,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
 }
 
 fn unsupported_change(verb: &str) -> Error {
-    Error::unsupported(format!("{verb} is not supported yet"))
-        .with_hint("Rows can be added with INSERT and COPY, and all rows of a table removed with TRUNCATE.")
+    Error::unsupported(format!("{verb} is not supported yet")).with_hint("INSERT, UPDATE and DELETE are.")
 }
 
 fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {

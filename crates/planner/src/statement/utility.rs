@@ -251,11 +251,11 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
         "vacuum" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do"
-        | "load" | "refresh" | "security" | "reassign" | "import" | "update" | "delete" | "merge" => {
+        | "load" | "refresh" | "security" | "reassign" | "import" | "merge" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(match verb.as_str() {
-                "UPDATE" | "DELETE" | "MERGE" => super::unsupported_change(&verb),
+                "MERGE" => super::unsupported_change(&verb),
                 "VACUUM" => Error::unsupported(format!("{verb} is not supported")).with_hint(
                     "Statistics are kept with the data; CALL tidepool.merge('table') moves new rows into main.",
                 ),

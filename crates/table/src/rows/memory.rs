@@ -318,6 +318,16 @@ impl VersionMemory {
         for home in self.shards.iter() {
             let mut shard = home.0.lock();
             for books in &mut shard.classes {
+                if books.current != 0 {
+                    // What is claimed of the present one goes back to it, and it to the others.
+                    let slab = self.slab(books.current);
+                    slab.free.fetch_add(books.claimed.count_ones(), Ordering::AcqRel);
+                    slab.bits[books.word].fetch_or(std::mem::take(&mut books.claimed), Ordering::Release);
+                    if slab.free.load(Ordering::Acquire) >= slab.list_at() {
+                        slab.listed.store(true, Ordering::Relaxed);
+                        books.listed.push(std::mem::take(&mut books.current));
+                    }
+                }
                 books.listed.retain(|number| {
                     let slab = self.slab(*number);
                     let blocks = slab.blocks();

@@ -48,6 +48,7 @@ pub use merge::{ChangeGroup, Merged, RangeUsage};
 pub use range::MainPart;
 pub use reclaim::Gone;
 pub use store::{RowRef, RowStore};
-pub use window::RangeView;
+pub(crate) use version::HEADER_BYTES as VERSION_HEADER_BYTES;
+pub use window::{Apart, RangeView};
 pub use write::Outcome;
 pub use write_set::{Change, Savepoint, WriteSet};

@@ -69,6 +69,11 @@ impl MainPart {
         self.live(position / 64) >> (position % 64) & 1 != 0
     }
 
+    /// No row is dead.
+    pub fn is_whole(&self) -> bool {
+        self.dead.is_empty()
+    }
+
     pub fn live_rows(&self) -> usize {
         (0..words_for(self.group.rows())).map(|word| self.live(word).count_ones() as usize).sum()
     }
@@ -200,6 +205,12 @@ impl Range {
         }
     }
 
+    /// Heads lie in memory that `space` is to give up.
+    pub fn must_move(&self, space: &Tablespace) -> bool {
+        let pages = self.pages.iter().map(|page| page.load(Ordering::Acquire).addr());
+        pages.into_iter().any(|address| address != 0 && space.is_page_closing(address))
+    }
+
     fn marks(&self) -> &[AtomicU64] {
         self.headed.get_or_init(|| (0..WORDS).map(|_| AtomicU64::new(0)).collect())
     }
@@ -218,6 +229,12 @@ impl Range {
     #[inline]
     pub fn headed(&self, word: usize) -> u64 {
         self.headed.get().map_or(0, |marks| marks[word].load(Ordering::Acquire))
+    }
+
+    /// A row had a version at some time.
+    #[inline]
+    pub fn has_marks(&self) -> bool {
+        self.headed.get().is_some()
     }
 
     pub fn headed_rows(&self) -> usize {

@@ -151,7 +151,7 @@ impl RowStore {
     }
 
     /// The range's end as far as ids were given out.
-    pub(super) fn used_rows(&self, number: u64) -> usize {
+    pub(crate) fn used_rows(&self, number: u64) -> usize {
         match *self.open.lock() {
             Some(next) if next.range() == number => next.position(),
             _ => RowId::RANGE_ROWS,
@@ -187,20 +187,26 @@ impl RowStore {
 
     /// What `view` sees of a chain whose first version was in a head under it.
     #[inline]
-    pub(super) fn seen<'v>(&self, view: &'v View, mut version: Version) -> Seen<'v> {
+    pub(super) fn seen<'v>(&self, view: &'v View, version: Version) -> Seen<'v> {
+        self.seen_charging(view, version, |bytes| self.memory.charge_read(bytes))
+    }
+
+    /// As `seen`; `charge` is told of the bytes read of each version.
+    #[inline]
+    pub(super) fn seen_charging<'v>(&self, view: &'v View, mut version: Version, charge: impl Fn(usize)) -> Seen<'v> {
         loop {
             // SAFETY: from a head under the view, and then from versions that it does not see: see the module.
             let header = unsafe { version.header::<'v>() };
             let kind = header.kind();
             if kind != Kind::Lock && view.sees(&self.transactions, &header.begin, header.command()) {
-                self.memory.charge_read(header.bytes());
+                charge(header.bytes());
                 if kind == Kind::Deleted {
                     return Seen::Deleted;
                 }
                 // SAFETY: as above.
                 return Seen::Image(unsafe { version.image() });
             }
-            self.memory.charge_read(size_of_val(header));
+            charge(size_of_val(header));
             match header.older() {
                 Some(older) => version = older,
                 None => return Seen::Main,

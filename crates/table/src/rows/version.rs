@@ -26,7 +26,7 @@ pub(crate) struct Header {
     meta: u32,
 }
 
-const HEADER_BYTES: usize = size_of::<Header>();
+pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const LEN_MASK: u32 = (1 << 28) - 1;
 const _: () = assert!(HEADER_BYTES == 24 && super::IMAGE_BYTES_MAX <= 1 << 28);
 

@@ -167,8 +167,8 @@ pub fn functions() -> Vec<Function> {
         .alias("pg_total_relation_size")
         .stable(),
         Function::new("pg_database_size", &[&[Oid], &[Text]], "int8", |call, _| {
-            let sizes = call.facts()?.version.tables.values().map(|table| {
-                let (main, delta) = table_bytes(table);
+            let sizes = call.facts()?.version.versions().map(|table| {
+                let (main, delta) = table_bytes(&table);
                 main + delta
             });
             Ok(sizes.sum::<u64>().into())
@@ -447,8 +447,8 @@ fn relation_size(call: &Call<'_>, relation: &Value) -> Result<Value> {
     let facts = call.facts()?;
     let find = |name: &str| find_relation(facts, name);
     let oid = oid_of(&reg_in(relation, find, SqlState::UNDEFINED_TABLE, "relation")?);
-    if let Some(table) = table_by_oid(facts, oid) {
-        let (main, delta) = table_bytes(table);
+    if let Some(table) = facts.version.table_by_id(tidepool_base::TableId(oid)) {
+        let (main, delta) = table_bytes(&table);
         return Ok((main + delta).into());
     }
     // System relations and the indexes that stand for keys hold no bytes of their own.

@@ -1,0 +1,134 @@
+//! Transactions of several sessions over the same rows.
+
+use crate::server::{TestServer, code};
+use std::time::Duration;
+use tokio_postgres::Client;
+
+async fn cell(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+async fn accounts(server: &TestServer) -> Client {
+    let client = server.connect().await;
+    client
+        .batch_execute(
+            "CREATE TABLE account (id int, balance bigint); INSERT INTO account SELECT i, 100 FROM generate_series(1, 8) AS g(i)",
+        )
+        .await
+        .unwrap();
+    client
+}
+
+/// Each session moves money between accounts, all the same few: nothing is lost, and the sum holds at every moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sums_hold_while_sessions_write_the_same_rows() {
+    let server = TestServer::start().await;
+    let client = accounts(&server).await;
+    let movers: Vec<_> = (0..4)
+        .map(|mover: i64| {
+            let config = server.config();
+            tokio::spawn(async move {
+                let client = crate::server::connect(&config).await.unwrap();
+                for step in 0..40 {
+                    let (from, to) = ((mover + step) % 8 + 1, (mover * 3 + step * 5 + 1) % 8 + 1);
+                    // In the order of ids, so that nobody waits for ever.
+                    let change = |id: i64| match (id == from, id == to) {
+                        (true, false) => "- 7",
+                        (false, true) => "+ 7",
+                        _ => "+ 0",
+                    };
+                    let (first, second) = (from.min(to), from.max(to));
+                    let sql = format!(
+                        "BEGIN; UPDATE account SET balance = balance {} WHERE id = {first}; \
+                         UPDATE account SET balance = balance {} WHERE id = {second}; COMMIT",
+                        change(first),
+                        if first == second { "+ 0" } else { change(second) },
+                    );
+                    client.batch_execute(&sql).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(cell(&client, "SELECT sum(balance)::bigint FROM account").await, 800);
+        client.batch_execute("CALL tidepool.merge('account')").await.unwrap();
+    }
+    for mover in movers {
+        mover.await.unwrap();
+    }
+    assert_eq!(cell(&client, "SELECT sum(balance)::bigint FROM account").await, 800);
+    assert_eq!(cell(&client, "SELECT count(*) FROM account").await, 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_writer_waits_for_the_rows_writer_and_looks_again() {
+    let server = TestServer::start().await;
+    let first = accounts(&server).await;
+    let second = server.connect().await;
+    first.batch_execute("BEGIN; UPDATE account SET balance = balance + 1 WHERE id = 1").await.unwrap();
+    // Readers do not wait, nor do writers of other rows.
+    assert_eq!(cell(&second, "SELECT balance FROM account WHERE id = 1").await, 100);
+    second.batch_execute("UPDATE account SET balance = 50 WHERE id = 2").await.unwrap();
+    let waiting = tokio::spawn(async move {
+        second.batch_execute("UPDATE account SET balance = balance * 2 WHERE id = 1").await.unwrap();
+        second
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished());
+    first.batch_execute("COMMIT").await.unwrap();
+    waiting.await.unwrap();
+    assert_eq!(cell(&first, "SELECT balance FROM account WHERE id = 1").await, 202);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_snapshot_holds_and_the_first_writer_wins() {
+    let server = TestServer::start().await;
+    let first = accounts(&server).await;
+    let second = server.connect().await;
+    first.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    assert_eq!(cell(&first, "SELECT sum(balance)::bigint FROM account").await, 800);
+    second
+        .batch_execute("UPDATE account SET balance = 0 WHERE id = 3; DELETE FROM account WHERE id = 4")
+        .await
+        .unwrap();
+    assert_eq!(cell(&second, "SELECT sum(balance)::bigint FROM account").await, 600);
+    assert_eq!(cell(&first, "SELECT sum(balance)::bigint FROM account").await, 800);
+    first.batch_execute("UPDATE account SET balance = 1 WHERE id = 5").await.unwrap();
+    let error = first.batch_execute("UPDATE account SET balance = 1 WHERE id = 3").await.unwrap_err();
+    assert_eq!(code(&error), "40001");
+    first.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(cell(&first, "SELECT balance FROM account WHERE id = 5").await, 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_two_that_read_what_the_other_writes_one_gives_up() {
+    let server = TestServer::start().await;
+    let first = accounts(&server).await;
+    let second = server.connect().await;
+    for client in [&first, &second] {
+        client.batch_execute("BEGIN ISOLATION LEVEL SERIALIZABLE").await.unwrap();
+        assert_eq!(cell(client, "SELECT sum(balance)::bigint FROM account WHERE id IN (1, 2)").await, 200);
+    }
+    first.batch_execute("UPDATE account SET balance = balance - 200 WHERE id = 1").await.unwrap();
+    second.batch_execute("UPDATE account SET balance = balance - 200 WHERE id = 2").await.unwrap();
+    first.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(code(&second.batch_execute("COMMIT").await.unwrap_err()), "40001");
+    assert_eq!(cell(&first, "SELECT sum(balance)::bigint FROM account WHERE id IN (1, 2)").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_deadlock_ends_one_of_two() {
+    let server = TestServer::start().await;
+    let first = accounts(&server).await;
+    let second = server.connect().await;
+    first.batch_execute("BEGIN; UPDATE account SET balance = 1 WHERE id = 1").await.unwrap();
+    second.batch_execute("BEGIN; UPDATE account SET balance = 2 WHERE id = 2").await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let ended = first.batch_execute("UPDATE account SET balance = 1 WHERE id = 2; COMMIT").await;
+        ended.map_err(|error| code(&error).to_owned())
+    });
+    let other = second.batch_execute("UPDATE account SET balance = 2 WHERE id = 1; COMMIT").await;
+    let ended = [waiting.await.unwrap(), other.map_err(|error| code(&error).to_owned())];
+    assert_eq!(ended.iter().filter(|ended| **ended == Err("40P01".to_owned())).count(), 1, "{ended:?}");
+    assert_eq!(ended.iter().filter(|ended| ended.is_ok()).count(), 1, "{ended:?}");
+}

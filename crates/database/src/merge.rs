@@ -1,0 +1,97 @@
+//! Merging: rows of delta into main, while everybody goes on.
+
+use crate::catalog::RelationName;
+use crate::{Database, TableSize};
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::QueryHeap;
+use tidepool_table::rows::{Merged, RowStore};
+use tidepool_table::{ROW_GROUP_ROWS, RowGroup, Table, TableVersion};
+use tidepool_txn::Worker;
+
+/// Rows of delta from which on a table is merged without being told to.
+const MERGE_ROWS: u64 = ROW_GROUP_ROWS as u64;
+
+/// How long a merge waits for those who still look at what was before. Then the background thread does.
+const LOOKS: u32 = 10;
+const LOOK_SLICE: Duration = Duration::from_millis(2);
+
+impl Database {
+    /// Moves the rows of a table's delta into main that were committed before anybody's snapshot. Not transactional. Returns how many.
+    /// Others read and write meanwhile; only who changes the table itself is waited for, and waits.
+    pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
+        let name = table.into();
+        let mut transaction = self.begin()?;
+        transaction.lock_rows_of(&name, &|| Ok(()))?;
+        let state = transaction.state();
+        let table = state.table(&name).ok_or_else(|| {
+            Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name))
+        })?;
+        QueryHeap::outside(|| {
+            let mut worker = self.transactions().worker()?;
+            let merged = self.merge_rows(&mut worker, table, &state.shown_name(&table.def));
+            worker.rest();
+            merged
+        })
+    }
+
+    fn merge_rows(&self, worker: &mut Worker, table: &Arc<Table>, shown: &str) -> Result<u64> {
+        let version = TableVersion::of(table, &Arc::new(worker.hold_now()));
+        if version.is_settled() {
+            return Ok(0);
+        }
+        let progress = self.progress().start("MERGE", shown, TableSize::of(&version).delta_bytes);
+        let headed = version.headed().to_vec();
+        // It would keep the horizon where it is.
+        drop(version);
+        table.rows.seal();
+        let (mut moved, mut unfinished) = (0, Vec::new());
+        for (number, rows) in headed {
+            let merged = table.rows.merge_range(worker, number, &mut |batch| {
+                RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces())
+            })?;
+            if let Merged::Replaced { .. } = merged {
+                moved += rows as u64;
+                unfinished.push((table.rows.clone(), number));
+                progress.add(0, rows as u64);
+            }
+        }
+        if moved > 0 {
+            self.rows_changed();
+        }
+        for _ in 0..LOOKS {
+            unfinished.retain(|(rows, number)| !rows.finish_merge(worker, *number));
+            if unfinished.is_empty() {
+                break;
+            }
+            std::thread::sleep(LOOK_SLICE);
+        }
+        self.unfinished.lock().append(&mut unfinished);
+        Ok(moved)
+    }
+
+    /// What the background thread does of it: ends merges that waited for somebody, frees what nobody looks at any more, and merges tables
+    /// whose delta is large.
+    pub(crate) fn tend_rows(self: &Arc<Self>) {
+        {
+            let keeper = self.keeper.lock();
+            let mut unfinished = std::mem::take(&mut *self.unfinished.lock());
+            unfinished.retain(|(rows, number): &(Arc<RowStore>, u64)| !rows.finish_merge(&keeper, *number));
+            self.unfinished.lock().append(&mut unfinished);
+            keeper.collect();
+        }
+        self.memories.lock().values().for_each(|memory| memory.trim());
+        let version = self.version();
+        let is_large = |table: &Arc<TableVersion>| table.delta_rows() >= MERGE_ROWS;
+        let large: Vec<RelationName> = version.versions().filter(is_large).map(|table| (&*table.def).into()).collect();
+        drop(version);
+        for name in large {
+            if let Err(error) = self.merge(&name)
+                && error.code() != SqlState::UNDEFINED_TABLE
+            {
+                tracing::warn!("table \"{}\" could not be merged: {error}", name.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Rows that a transaction writes, and tables' rows that it copies to elsewhere.
+
+use crate::catalog::RelationName;
+use crate::progress::Progress;
+use crate::transaction::column_position;
+use crate::{Database, TableWriter, Transaction};
+use arrow_array::{BooleanArray, RecordBatch};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId, SqlState};
+use tidepool_heap::QueryHeap;
+use tidepool_table::rows::{Apart, Outcome, RowLayout, RowStore, VersionMemory};
+use tidepool_table::{Placement, RowGroup, Table, TableDef, TableVersion};
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::Isolation;
+
+/// What came of changing rows.
+#[derive(Debug)]
+pub enum Changed {
+    /// Of each row whether it was written: not those that are there no more, or that the statement changed before.
+    Rows(BooleanArray),
+    /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the statement is
+    /// to be run again, as of now. (`READ COMMITTED` alone.)
+    Again,
+}
+
+impl Database {
+    /// Rows of a new table.
+    pub(crate) fn new_rows(&self, def: &TableDef, placement: &Placement) -> Result<Arc<RowStore>> {
+        let memory = self.version_memory(&placement.delta)?;
+        Ok(RowStore::new(self.transactions(), RowLayout::new(def)?, &memory, &self.tablespaces().near()))
+    }
+
+    /// Where versions of rows are kept in a tablespace.
+    pub(crate) fn version_memory(&self, tablespace: &str) -> Result<Arc<VersionMemory>> {
+        let space = self.tablespaces().get(tablespace)?;
+        let mut memories = self.memories.lock();
+        Ok(memories.entry(space.id()).or_insert_with(|| VersionMemory::new(&space)).clone())
+    }
+}
+
+impl Transaction {
+    /// Appends rows; they belong to this transaction once `absorb` returns.
+    pub fn writer(&mut self, table: impl Into<RelationName>) -> Result<TableWriter> {
+        let name = table.into();
+        self.lock_rows(&name)?;
+        let table = self.version().table(&name).ok_or_else(|| Error::internal("a locked table is gone"))?;
+        Ok(TableWriter::new(self.database.clone(), table))
+    }
+
+    /// Takes a writer's rows in. Returns how many.
+    pub fn absorb(&mut self, writer: TableWriter) -> Result<u64> {
+        QueryHeap::outside(|| self.absorb_outside(writer))
+    }
+
+    fn absorb_outside(&mut self, writer: TableWriter) -> Result<u64> {
+        let rows = writer.rows();
+        let name = RelationName::from(&*writer.table().def);
+        let (groups, rest) = writer.finish()?;
+        let table = self.table(&name).map_err(|_| Error::internal("rows for a table that this transaction dropped"))?;
+        if !self.locked.contains_key(&name) {
+            return Err(Error::internal("rows for a table that this transaction has not locked"));
+        }
+        if rows == 0 {
+            return Ok(0);
+        }
+        self.durable |= !groups.is_empty();
+        self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
+        let statement = self.statement()?;
+        self.written.insert(table.def.id, table.clone());
+        for group in groups {
+            let (worker, writes) = self.writing();
+            table.rows.load(worker, statement.view(), writes, group)?;
+        }
+        let mut image = Vec::new();
+        for batch in &rest {
+            let images = table.rows.layout().rows(batch)?;
+            let (worker, writes) = self.writing();
+            for row in 0..batch.num_rows() {
+                images.image(row, &mut image)?;
+                table.rows.insert(worker, statement.view(), writes, &image)?;
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Puts whole new rows in the place of those with these ids. They are as `TableWriter::checked` gives them.
+    pub fn update(&mut self, table: impl Into<RelationName>, ids: &[RowId], rows: &RecordBatch) -> Result<Changed> {
+        let name = table.into();
+        QueryHeap::outside(|| self.change_rows(&name, ids, Some(rows)))
+    }
+
+    pub fn delete(&mut self, table: impl Into<RelationName>, ids: &[RowId]) -> Result<Changed> {
+        let name = table.into();
+        QueryHeap::outside(|| self.change_rows(&name, ids, None))
+    }
+
+    fn change_rows(&mut self, name: &RelationName, ids: &[RowId], rows: Option<&RecordBatch>) -> Result<Changed> {
+        self.lock_rows(name)?;
+        let table = self.table(name)?;
+        let statement = self.statement()?;
+        if statement.state().table(name).is_none_or(|seen| !Arc::ptr_eq(&seen.rows, &table.rows)) {
+            // Moved or emptied since.
+            return self.again();
+        }
+        self.written.insert(table.def.id, table.clone());
+        let images = rows.map(|rows| table.rows.layout().rows(rows)).transpose()?;
+        let mut image = Vec::new();
+        let mut done = Vec::with_capacity(ids.len());
+        for (place, row) in ids.iter().enumerate() {
+            if let Some(images) = &images {
+                images.image(place, &mut image)?;
+            }
+            loop {
+                let (worker, writes) = self.writing();
+                let view = statement.view();
+                let outcome = match &images {
+                    Some(_) => table.rows.update(worker, view, writes, *row, &image, false)?,
+                    None => table.rows.delete(worker, view, writes, *row)?,
+                };
+                match outcome {
+                    Outcome::Written => done.push(true),
+                    Outcome::SelfModified | Outcome::Deleted => done.push(false),
+                    Outcome::Newer { .. } => return self.again(),
+                    Outcome::Conflict(tag) => {
+                        let interrupted = self.interrupted();
+                        self.worker().wait_for(tag, &|| interrupted.as_ref().map_or(Ok(()), |asked| asked()))?;
+                        continue;
+                    }
+                }
+                break;
+            }
+        }
+        Ok(Changed::Rows(done.into()))
+    }
+
+    /// A row that is to be written is newer than what the statement sees.
+    fn again(&self) -> Result<Changed> {
+        match self.isolation() {
+            Isolation::ReadCommitted => Ok(Changed::Again),
+            Isolation::RepeatableRead | Isolation::Serializable => {
+                Err(Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update"))
+            }
+        }
+    }
+
+    /// Moves the whole table's main and delta, or one column's main. Readers go on with what they have.
+    pub fn set_tablespace(
+        &mut self,
+        table: impl Into<RelationName>,
+        column: Option<&str>,
+        tablespace: &str,
+    ) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| self.set_tablespace_outside(&table, column, tablespace))
+    }
+
+    fn set_tablespace_outside(&mut self, name: &RelationName, column: Option<&str>, tablespace: &str) -> Result<()> {
+        self.database.tablespaces().get(tablespace)?;
+        let table = self.locked_table(name)?;
+        let mut placement = table.placement.clone();
+        match column {
+            None => {
+                placement.main = tablespace.to_owned();
+                placement.delta = tablespace.to_owned();
+                placement.columns.clear();
+            }
+            Some(column) => {
+                let position = column_position(&table, column)?;
+                placement.columns.remove(&position);
+                if placement.main != tablespace {
+                    placement.columns.insert(position, tablespace.to_owned());
+                }
+            }
+        }
+        let database = self.database.clone();
+        let spaces = database.tablespaces();
+        let moves = |group: &RowGroup| -> u64 {
+            let segments = group.segments().iter().enumerate();
+            segments
+                .filter(|(position, segment)| segment.tablespace().name() != placement.column(*position))
+                .map(|(_, segment)| segment.bytes().len() as u64)
+                .sum()
+        };
+        let version = self.newest(&table);
+        let bytes_total = version.row_groups.iter().map(|group| moves(group)).sum::<u64>() + version.delta_bytes();
+        let progress = self.start_progress("SET TABLESPACE", &table.def, bytes_total);
+        let interrupted = self.interrupted();
+        let mut place = |group: &Arc<RowGroup>| {
+            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            let placed = Arc::new(group.place(&placement, spaces)?);
+            progress.add(moves(group), group.rows() as u64);
+            Ok(placed)
+        };
+        self.copy_rows(&version, placement.clone(), &mut place)?;
+        self.durable = true;
+        Ok(())
+    }
+
+    /// Copies what a table has in memory that `space` is to give up, within the same tablespace.
+    pub(crate) fn vacate(
+        &mut self,
+        table: &RelationName,
+        space: &Tablespace,
+        progress: &Progress,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        QueryHeap::outside(|| {
+            let table = self.locked_table(table)?;
+            let version = self.newest(&table);
+            let mut place = |group: &Arc<RowGroup>| {
+                interrupted()?;
+                let moved = group.moved(space)?.map_or_else(|| group.clone(), Arc::new);
+                progress.add(group.segments().iter().map(|segment| segment.bytes().len() as u64).sum(), 0);
+                Ok(moved)
+            };
+            self.copy_rows(&version, table.placement.clone(), &mut place)
+        })
+    }
+
+    /// All that is committed of a table that nobody else writes to, and what this transaction wrote.
+    pub(crate) fn newest(&self, table: &Arc<Table>) -> TableVersion {
+        // Also what the present statement wrote.
+        let _ = self.worker().next_command();
+        let view = self.worker().hold_now();
+        TableVersion::of(table, &Arc::new(view))
+    }
+
+    /// Puts a table with the same rows in a table's place; `place` says where its row groups go.
+    fn copy_rows(
+        &mut self,
+        version: &TableVersion,
+        placement: Placement,
+        place: &mut dyn FnMut(&Arc<RowGroup>) -> Result<Arc<RowGroup>>,
+    ) -> Result<()> {
+        let rows = self.database.new_rows(&version.def, &placement)?;
+        let (worker, writes) = self.writing();
+        let view = worker.snapshot_now();
+        for (group, number) in version.row_groups.iter().zip(version.ranges()) {
+            let new = rows.load(worker, &view, writes, place(group)?)?;
+            for (row, apart) in version.rows().apart(version.view(), *number) {
+                let row = RowId::new(new, row.position());
+                match apart {
+                    Apart::Image(image) => rows.put(worker, &view, writes, row, Some(image))?,
+                    Apart::Deleted => rows.put(worker, &view, writes, row, None)?,
+                }
+            }
+        }
+        for (number, _) in version.headed().iter().filter(|(number, _)| !version.ranges().contains(number)) {
+            for (_, apart) in version.rows().apart(version.view(), *number) {
+                if let Apart::Image(image) = apart {
+                    rows.insert(worker, &view, writes, image)?;
+                }
+            }
+        }
+        drop(view);
+        let table = Table::new(version.def.clone(), placement, rows);
+        self.written
+            .insert(table.def.id, Arc::new(Table::new(table.def.clone(), table.placement.clone(), table.rows.clone())));
+        self.change(table);
+        Ok(())
+    }
+}

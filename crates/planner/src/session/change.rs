@@ -1,0 +1,330 @@
+//! `INSERT`, `UPDATE` and `DELETE`: rows of a plan written, and given back where `RETURNING` asks for them.
+
+use super::tables::checked_writer;
+use super::{Outcome, ResultColumn, Session};
+use crate::change::Change;
+use crate::execute::{Batches, joined};
+use crate::facts::SessionFacts;
+use crate::insert::Conform;
+use crate::names::OutputNames;
+use crate::query;
+use crate::statement::{Command, Statement};
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{Int64Type, Schema, SchemaRef};
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use futures::StreamExt;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId, SqlState};
+use tidepool_database::text::TextSettings;
+use tidepool_database::{Changed, RelationName, Transaction};
+use tidepool_heap::QueryHeap;
+use tidepool_table::TableVersion;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Insert,
+    Update,
+    Delete,
+}
+
+impl Verb {
+    pub fn of(command: &Command) -> Option<Verb> {
+        match command {
+            Command::Insert(..) => Some(Verb::Insert),
+            Command::Update { .. } => Some(Verb::Update),
+            Command::Delete { .. } => Some(Verb::Delete),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Verb::Insert => "INSERT",
+            Verb::Update => "UPDATE",
+            Verb::Delete => "DELETE",
+        }
+    }
+
+    /// The command tag before its number of rows.
+    fn tag(self) -> &'static str {
+        match self {
+            Verb::Insert => "INSERT 0",
+            Verb::Update => "UPDATE",
+            Verb::Delete => "DELETE",
+        }
+    }
+}
+
+/// A statement that writes, as a plan of the rows.
+pub(super) struct Source {
+    pub version: Arc<TableVersion>,
+    pub plan: LogicalPlan,
+    /// Columns before those of `RETURNING`.
+    width: usize,
+    /// Names of the columns that `RETURNING` gives back.
+    returning: Option<Vec<String>>,
+}
+
+impl Source {
+    /// Type oids of the parameters, as far as the syntax tells: those given, and of columns that a parameter fills as it stands.
+    pub fn read(facts: &Arc<SessionFacts>, command: &Command, given: &[u32]) -> Result<(Reading, Vec<u32>)> {
+        match command {
+            Command::Insert(insert, overriding) => {
+                let target = crate::insert::read(facts, insert.as_ref().clone(), *overriding)?;
+                let columns = &target.version.def.columns;
+                let types: Vec<u32> = target.columns.iter().map(|&column| columns[column].sql_type.oid()).collect();
+                let oids = crate::insert::value_parameters(insert, &types, given);
+                Ok((Reading::Insert(target), oids))
+            }
+            Command::Update { update, with } => {
+                let with = with.as_deref().cloned();
+                let change = Change::of_update(facts, update.as_ref().clone(), with)?;
+                let oids = change.parameters(given);
+                Ok((Reading::Change(Box::new(change)), oids))
+            }
+            Command::Delete { delete, with } => {
+                let with = with.as_deref().cloned();
+                let change = Change::of_delete(facts, delete.as_ref().clone(), with)?;
+                Ok((Reading::Change(Box::new(change)), given.to_vec()))
+            }
+            _ => Err(Error::internal("not a statement that writes")),
+        }
+    }
+
+    pub fn returns(&self) -> bool {
+        self.returning.is_some()
+    }
+
+    /// The columns that `RETURNING` gives back. `schema` is the plan's, coerced.
+    pub fn columns(&self, schema: &Schema) -> Option<Vec<ResultColumn>> {
+        let names = self.returning.as_ref()?;
+        let mut columns = query::columns(schema, &OutputNames::none()).split_off(self.width);
+        for (column, name) in columns.iter_mut().zip(names) {
+            column.name.clone_from(name);
+        }
+        Some(columns)
+    }
+}
+
+/// A statement that writes, read off its syntax.
+pub(super) enum Reading {
+    Insert(crate::insert::Target),
+    Change(Box<Change>),
+}
+
+impl Reading {
+    pub fn plan(
+        self,
+        state: &SessionState,
+        facts: &Arc<SessionFacts>,
+        parameters: query::ParameterFields,
+    ) -> Result<Source> {
+        match self {
+            Reading::Insert(target) => {
+                let version = target.version.clone();
+                let (plan, returning) = target.plan(state, facts, parameters)?;
+                let width = version.def.columns.len();
+                Ok(Source { version, plan, width, returning })
+            }
+            Reading::Change(change) => {
+                let version = change.version.clone();
+                let planned = change.plan(state, facts, parameters)?;
+                Ok(Source { version, plan: planned.plan, width: planned.width, returning: planned.returning })
+            }
+        }
+    }
+}
+
+/// What a statement wrote.
+struct Written {
+    rows: u64,
+    /// Nothing was written: somebody else changed a row meanwhile, so the statement is to be run again, as of now.
+    again: bool,
+    /// What `RETURNING` gives back. Their buffers may lie in the statement's heap.
+    returned: Vec<RecordBatch>,
+}
+
+impl Session {
+    pub(super) async fn change(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Outcome> {
+        let verb = Verb::of(statement.command()).ok_or_else(|| Error::internal("not a statement that writes"))?;
+        self.check_writable(verb.name())?;
+        // What it reads and what it writes over is of one transaction.
+        let own_block = self.block.is_none();
+        self.begin_implicit_block();
+        let changed = loop {
+            match self.try_change(verb, text, statement, parameters).await {
+                Ok(None) => {}
+                Ok(Some(outcome)) => break Ok(outcome),
+                Err(error) => break Err(error),
+            }
+        };
+        if !own_block {
+            return changed;
+        }
+        if changed.is_err() {
+            self.fail();
+        }
+        let ended = self.end_implicit_block().await;
+        let outcome = changed?;
+        ended.map(|()| outcome)
+    }
+
+    /// `None`: to be tried again, as of now.
+    async fn try_change(
+        &mut self,
+        verb: Verb,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Option<Outcome>> {
+        let running = self.running(text);
+        let facts = running.facts.clone();
+        let parameters = parameters.to_vec();
+        let statement = statement.clone();
+        let planning = self.planner.workers().spawn(async move {
+            let state = facts.planner.state(&facts);
+            let (reading, _) = Source::read(&facts, statement.command(), &[])?;
+            let mut source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
+            source.plan = query::bind(source.plan, &parameters)?;
+            let plan = query::physical_plan(&state, &source.plan).await?;
+            Ok((source, query::planned(state, plan, &OutputNames::none())))
+        });
+        let (source, planned) = joined(planning.await)?;
+        let schema = planned.schema.clone();
+        let columns = source.columns(&schema);
+        let settings = running.facts.settings.text_settings();
+        let interrupt = running.interrupt.clone();
+        let facts = running.facts.clone();
+        let mut batches = self.run(running, planned)?;
+        let heap = batches.heap().clone();
+        let (def, width) = (source.version.def.clone(), source.width);
+        let table = RelationName::from(&*def);
+        let returns = columns.is_some();
+        let written = self.begin_write(interrupt, move |transaction, interrupt| {
+            transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
+            if transaction.version().table(&table).is_none_or(|now| now.def != def) {
+                return Err(Error::new(
+                    SqlState::SERIALIZATION_FAILURE,
+                    format!("table \"{}\" was altered while the statement waited for it", def.name),
+                )
+                .with_hint("Try again."));
+            }
+            let before = transaction.savepoint();
+            let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns };
+            let written = match verb {
+                Verb::Insert => rows.insert(transaction, &table),
+                Verb::Update => rows.update(transaction, &table),
+                Verb::Delete => rows.delete(transaction, &table),
+            }?;
+            if written.again {
+                transaction.roll_back_to(&before);
+            }
+            Ok(written)
+        });
+        let Written { rows, again, returned } = joined(written.await)?;
+        if again {
+            return Ok(None);
+        }
+        let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
+        Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))
+    }
+}
+
+/// The batches, which keep the heap that they lie in.
+fn returned_stream(
+    batches: Vec<RecordBatch>,
+    heap: Arc<QueryHeap>,
+) -> impl futures::Stream<Item = Result<RecordBatch>> + Send {
+    futures::stream::iter(batches.into_iter().map(Ok)).map(move |batch| {
+        let _heap = &heap;
+        batch
+    })
+}
+
+/// Rows of a plan on their way into a table.
+struct Rows<'a> {
+    facts: &'a Arc<SessionFacts>,
+    batches: &'a mut Batches,
+    schema: &'a SchemaRef,
+    settings: TextSettings,
+    /// Columns before those of `RETURNING`.
+    width: usize,
+    returns: bool,
+}
+
+impl Rows<'_> {
+    /// The columns from `first` to `width` as a table takes them.
+    fn conform(&self, transaction: &Transaction, table: &RelationName, first: usize) -> Result<Conform> {
+        let version = transaction.version();
+        let def = version.table(table).ok_or_else(|| Error::internal("the table is gone"))?.def.clone();
+        let schema = Schema::new(self.schema.fields()[first..self.width].to_vec());
+        Ok(Conform::new(&def, &schema, self.settings.clone()))
+    }
+
+    fn insert(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
+        let conform = self.conform(transaction, table, 0)?;
+        let mut writer = checked_writer(transaction, self.facts, table)?;
+        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        while let Some(batch) = self.batches.blocking_next() {
+            let batch = batch?;
+            writer.write(&conform.apply(&part(&batch, 0..self.width)?)?)?;
+            if self.returns {
+                written.returned.push(part(&batch, self.width..batch.num_columns())?);
+            }
+        }
+        written.rows = transaction.absorb(writer)?;
+        Ok(written)
+    }
+
+    fn update(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
+        let conform = self.conform(transaction, table, 1)?;
+        let values = 1..self.width;
+        let checks = checked_writer(transaction, self.facts, table)?;
+        self.change(|batch, ids| {
+            let rows = checks.checked(&conform.apply(&part(batch, values.clone())?)?)?;
+            transaction.update(table, ids, &rows)
+        })
+    }
+
+    fn delete(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
+        self.change(|_, ids| transaction.delete(table, ids))
+    }
+
+    /// `change` says of each row whether it was written.
+    fn change(self, mut change: impl FnMut(&RecordBatch, &[RowId]) -> Result<Changed>) -> Result<Written> {
+        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        while let Some(batch) = self.batches.blocking_next() {
+            let batch = batch?;
+            let ids = batch.column(0).as_primitive_opt::<Int64Type>();
+            let ids = ids.ok_or_else(|| Error::internal("a change's rows have no ids"))?;
+            let ids: Vec<RowId> = ids.values().iter().map(|id| RowId(*id as u64)).collect();
+            let done = match change(&batch, &ids)? {
+                Changed::Rows(done) => done,
+                Changed::Again => return Ok(Written { again: true, ..written }),
+            };
+            written.rows += done.true_count() as u64;
+            if self.returns {
+                let returned = part(&batch, self.width..batch.num_columns())?;
+                let returned = if done.true_count() == done.len() {
+                    returned
+                } else {
+                    filter_record_batch(&returned, &done).map_err(crate::errors::from_arrow)?
+                };
+                written.returned.push(returned);
+            }
+        }
+        Ok(written)
+    }
+}
+
+fn part(batch: &RecordBatch, columns: std::ops::Range<usize>) -> Result<RecordBatch> {
+    let columns: Vec<usize> = columns.collect();
+    batch.project(&columns).map_err(crate::errors::from_arrow)
+}
