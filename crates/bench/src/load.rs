@@ -1,5 +1,5 @@
-//! Making the tables and filling them: rows go from the generator straight into table writers (or Arrow batches, for plain
-//! DataFusion), several parts at once, and nothing is held but what the tables hold and a bounded buffer.
+//! Making the tables and filling them: rows go from the generator straight into table writers (or Arrow batches, for
+//! plain DataFusion), several parts at once, and nothing is held but what the tables hold and a bounded buffer.
 
 use crate::engine::Engine;
 use crate::progress::Bar;
@@ -118,7 +118,8 @@ fn fill_baseline(baseline: &Baseline, workload: &Workload, threads: usize, bar: 
     Ok(facts)
 }
 
-/// Runs the jobs on `threads` threads, in order, and hands their sinks back in that order. `end`: a sink has all its rows.
+/// Runs the jobs on `threads` threads, in order, and hands their sinks back in that order. `end`: a sink has all its
+/// rows.
 fn run_jobs<S: Send>(
     workload: &Workload,
     jobs: Vec<Job<S>>,

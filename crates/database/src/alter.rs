@@ -1,7 +1,7 @@
 //! Tables rewritten: columns added, dropped and computed anew.
 //!
-//! Rows never change, so a rewrite makes others. What a column keeps of a row group is shared, not copied: dropping a column reads
-//! nothing, but for rows that main alone does not show.
+//! Rows never change, so a rewrite makes others. What a column keeps of a row group is shared, not copied: dropping a
+//! column reads nothing, but for rows that main alone does not show.
 
 use crate::Transaction;
 use crate::catalog::RelationName;
@@ -26,7 +26,8 @@ pub enum ColumnSource {
 pub type Compute<'a> = &'a dyn Fn(&RecordBatch) -> Result<Vec<ArrayRef>>;
 
 impl Transaction {
-    /// Puts a table under another definition, its columns made as `sources` say; `compute` is given the columns at positions
+    /// Puts a table under another definition, its columns made as `sources` say; `compute` is given the columns at
+    /// positions
     /// `reads` of the table as it was. 23502 when a column has NULLs that may have none.
     pub fn rewrite_table(
         &mut self,

@@ -277,9 +277,9 @@ impl DatabaseState {
         self.tables.keys().chain(self.catalog.views.keys()).chain(self.catalog.sequences.keys())
     }
 
-    /// Whether what this state has still stands on what it needs, after `changes` that were made over an earlier one. Locks
-    /// keep two transactions off the same name; what an object depends on is not locked for it. 3F000 for a schema that
-    /// another transaction dropped, 2BP01 where another made something that depends on what this one drops.
+    /// Whether what this state has still stands on what it needs, after `changes` that were made over an earlier one.
+    /// Locks keep two transactions off the same name; what an object depends on is not locked for it. 3F000 for a
+    /// schema that another transaction dropped, 2BP01 where another made something that depends on what this one drops.
     pub(crate) fn check_dependencies(&self, changes: &Changes) -> Result<()> {
         let schema_dropped = |name: &str| {
             Error::new(

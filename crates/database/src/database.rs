@@ -254,8 +254,8 @@ impl Database {
         &self.encode_pool
     }
 
-    /// Commits a transaction that changes what exists, or made row groups. With `durable`, or not at all, its changes are in the
-    /// data folder first.
+    /// Commits a transaction that changes what exists, or made row groups. With `durable`, or not at all, its changes
+    /// are in the data folder first.
     pub(crate) fn publish(
         &self,
         worker: &mut Worker,
@@ -493,8 +493,8 @@ impl Database {
         self.checkpoint()
     }
 
-    /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial` fewer
-    /// where the sequence ends, but one at least. 2200H when there are no more.
+    /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`
+    /// fewer where the sequence ends, but one at least. 2200H when there are no more.
     pub fn next_values(&self, sequence: &Sequence, count: u64, partial: bool) -> Result<Vec<i64>> {
         QueryHeap::outside(|| sequence.take(self.storage.as_ref(), count, partial))
     }
@@ -555,8 +555,8 @@ impl Database {
         &self.progress
     }
 
-    /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its own;
-    /// and gives the process's back that was of no use lately.
+    /// Halves each tablespace's free memory, so that what a burst took is gone within a minute and steady use keeps its
+    /// own; and gives the process's back that was of no use lately.
     fn trim(&self) {
         tidepool_heap::release(Release::Stale);
         for space in self.spaces.list() {

@@ -75,8 +75,8 @@ impl Transaction {
 
     // ----------------------------------------------------------------------------------------------------------- views
 
-    /// Makes a view, or with `replace` puts it in the place of the one of its name, whose id it takes. 42P07 when the name
-    /// is taken, 42809 when it is by something other than a view.
+    /// Makes a view, or with `replace` puts it in the place of the one of its name, whose id it takes. 42P07 when the
+    /// name is taken, 42809 when it is by something other than a view.
     pub fn create_view(&mut self, mut view: ViewDef, replace: bool) -> Result<TableId> {
         QueryHeap::outside(|| {
             let name = RelationName::from(&view);
@@ -157,8 +157,8 @@ impl Transaction {
         })
     }
 
-    /// Gives a sequence another definition. With `restart` it goes on with that value, once this transaction has committed.
-    /// 42P07 when the new name is taken.
+    /// Gives a sequence another definition. With `restart` it goes on with that value, once this transaction has
+    /// committed. 42P07 when the new name is taken.
     pub fn alter_sequence(&mut self, name: &RelationName, mut def: SequenceDef, restart: Option<i64>) -> Result<()> {
         QueryHeap::outside(|| {
             let new_name = RelationName::from(&def);

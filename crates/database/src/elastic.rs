@@ -1,9 +1,9 @@
 //! Tablespaces that change while they are in use.
 //!
-//! A tablespace closes the memory that is to go ([`tidepool_tablespace::Reshape`]); this module empties it: rows of tables
-//! are copied to where there is room in the same tablespace, a table at a time, and the next version names the copies.
-//! Readers go on with the version they have. What is left then belongs to statements under way (their heaps, versions that
-//! they read, rows not committed yet), and is waited for.
+//! A tablespace closes the memory that is to go ([`tidepool_tablespace::Reshape`]); this module empties it: rows of
+//! tables are copied to where there is room in the same tablespace, a table at a time, and the next version names the
+//! copies. Readers go on with the version they have. What is left then belongs to statements under way (their heaps,
+//! versions that they read, rows not committed yet), and is waited for.
 
 use crate::storage::SavedTablespace;
 use crate::{Database, TableSize};
@@ -38,8 +38,8 @@ pub trait Patience: Send + Sync {
     /// An error when the command is to end.
     fn check(&self) -> Result<()>;
 
-    /// A wait for what others hold begins. What is returned is called during it, and ends it with an error when it takes too
-    /// long (`lock_timeout`), or as `check` does.
+    /// A wait for what others hold begins. What is returned is called during it, and ends it with an error when it
+    /// takes too long (`lock_timeout`), or as `check` does.
     fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_>;
 }
 
@@ -56,8 +56,9 @@ impl Patience for () {
 
 impl Database {
     /// Changes a tablespace while it is in use; not transactional. All of the change is made, and recorded in the data
-    /// folder, or nothing. Codes are those of [`Tablespace::resize`] and its like; 53200 as well when tables' rows find no room in what
-    /// would remain, 55P03 when statements under way keep the memory that is to go for longer than `patience` has.
+    /// folder, or nothing. Codes are those of [`Tablespace::resize`] and its like; 53200 as well when tables' rows find
+    /// no room in what would remain, 55P03 when statements under way keep the memory that is to go for longer than
+    /// `patience` has.
     pub fn alter_tablespace(
         self: &Arc<Self>,
         name: &str,
@@ -169,7 +170,8 @@ impl Database {
     }
 }
 
-/// What a tablespace of the configuration is to be: as it was altered, if the configuration says of it what it said then.
+/// What a tablespace of the configuration is to be: as it was altered, if the configuration says of it what it said
+/// then.
 pub(crate) fn altered_config(
     configured: &TablespaceConfig,
     name: &str,

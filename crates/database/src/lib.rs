@@ -1,8 +1,10 @@
-//! The database: configuration, catalogue, transactions over tables, loading, text forms of values, and the data folder.
+//! The database: configuration, catalogue, transactions over tables, loading, text forms of values, and the data
+//! folder.
 //!
-//! A [`DatabaseState`] is what exists; it never changes, and another one takes its place. A [`DatabaseVersion`] is a state under a view
-//! of its tables' rows: what a statement reads. Readers hold one and are never blocked. A [`Transaction`] writes versions of rows, and
-//! builds the next state where it changes what exists; both are seen by others once it has committed.
+//! A [`DatabaseState`] is what exists; it never changes, and another one takes its place. A [`DatabaseVersion`] is a
+//! state under a view of its tables' rows: what a statement reads. Readers hold one and are never blocked. A
+//! [`Transaction`] writes versions of rows, and builds the next state where it changes what exists; both are seen by
+//! others once it has committed.
 
 pub mod advice;
 pub mod config;

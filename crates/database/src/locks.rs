@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //!   * A name has one exclusive holder and no others, or any number of shared ones.
-//!   * A transaction waits for another transaction's end, through [`Transactions::wait_for`], as it does for rows: so a cycle of
+//!   * A transaction waits for another transaction's end, through [`Transactions::wait_for`], as it does for rows: so a
+//! cycle of
 //!     both kinds of waits is found there. A lock that is given up earlier, by going back to a savepoint, lets waiters
 //!     go on after a slice of their wait.
 //!
@@ -85,8 +86,8 @@ impl LockManager {
         LockManager { transactions, state: Mutex::default() }
     }
 
-    /// Returns the mode in which `locker` held the name before. `interrupted` is asked while it waits; its error ends that, as
-    /// does 40P01 where waiting would be for ever.
+    /// Returns the mode in which `locker` held the name before. `interrupted` is asked while it waits; its error ends
+    /// that, as does 40P01 where waiting would be for ever.
     pub fn lock(
         &self,
         locker: Locker,

@@ -18,8 +18,8 @@ const LOOKS: u32 = 10;
 const LOOK_SLICE: Duration = Duration::from_millis(2);
 
 impl Database {
-    /// Moves the rows of a table's delta into main that were committed before anybody's snapshot. Not transactional. Returns how many.
-    /// Others read and write meanwhile; only who changes the table itself is waited for, and waits.
+    /// Moves the rows of a table's delta into main that were committed before anybody's snapshot. Not transactional.
+    /// Returns how many. Others read and write meanwhile; only who changes the table itself is waited for, and waits.
     pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
         let name = table.into();
         let mut transaction = self.begin()?;
@@ -71,8 +71,8 @@ impl Database {
         Ok(moved)
     }
 
-    /// What the background thread does of it: ends merges that waited for somebody, frees what nobody looks at any more, and merges tables
-    /// whose delta is large.
+    /// What the background thread does of it: ends merges that waited for somebody, frees what nobody looks at any
+    /// more, and merges tables whose delta is large.
     pub(crate) fn tend_rows(self: &Arc<Self>) {
         {
             let keeper = self.keeper.lock();

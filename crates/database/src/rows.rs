@@ -18,8 +18,8 @@ use tidepool_txn::Isolation;
 pub enum Changed {
     /// Of each row whether it was written: not those that are there no more, or that the statement changed before.
     Rows(BooleanArray),
-    /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the statement is
-    /// to be run again, as of now. (`READ COMMITTED` alone.)
+    /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the
+    /// statement is to be run again, as of now. (`READ COMMITTED` alone.)
     Again,
 }
 

@@ -121,14 +121,15 @@ impl Transaction {
         Locker { tag: self.worker().tag_to_write(), id: self.id }
     }
 
-    /// What exists as this transaction sees it: the latest committed, or what did at its snapshot, with its changes over it.
+    /// What exists as this transaction sees it: the latest committed, or what did at its snapshot, with its changes
+    /// over it.
     pub(crate) fn state(&self) -> Arc<DatabaseState> {
         let base = self.base.clone().unwrap_or_else(|| self.database.state());
         if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
     }
 
-    /// Begins the next statement: it sees what earlier ones wrote, and nothing of what it writes itself. Returns what it reads:
-    /// as of now, or as of the transaction's snapshot.
+    /// Begins the next statement: it sees what earlier ones wrote, and nothing of what it writes itself. Returns what
+    /// it reads: as of now, or as of the transaction's snapshot.
     pub fn begin_statement(&mut self) -> Result<Arc<DatabaseVersion>> {
         QueryHeap::outside(|| {
             self.end_statement();
@@ -442,8 +443,8 @@ impl Transaction {
         self.database.progress().start(command, &name, bytes_total)
     }
 
-    /// Publishes everything at once. 40001 where a serializable transaction's reads do not hold still. On an error nothing
-    /// remains: 53100 when the data folder's disk is full.
+    /// Publishes everything at once. 40001 where a serializable transaction's reads do not hold still. On an error
+    /// nothing remains: 53100 when the data folder's disk is full.
     pub fn commit(mut self) -> Result<CommitTs> {
         self.end_statement();
         QueryHeap::outside(|| {

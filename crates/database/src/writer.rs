@@ -28,10 +28,10 @@ pub trait RowChecks: Send + Sync {
     fn violation(&self, batch: &RecordBatch) -> Result<Option<(usize, String)>>;
 }
 
-/// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database together
-/// one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on another
-/// thread; `Transaction::absorb` takes its rows in. Dropped instead, it leaves nothing: its drop waits for what is being
-/// encoded, so that the tablespace has its memory back when the statement ends.
+/// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database
+/// together one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on
+/// another thread; `Transaction::absorb` takes its rows in. Dropped instead, it leaves nothing: its drop waits for what
+/// is being encoded, so that the tablespace has its memory back when the statement ends.
 pub struct TableWriter {
     database: Arc<Database>,
     table: Arc<TableVersion>,
@@ -142,8 +142,8 @@ impl TableWriter {
         self.rows
     }
 
-    /// Encodes what is left of the rows now, if they are worth a row group: for a writer that gets no more of them and is
-    /// absorbed later.
+    /// Encodes what is left of the rows now, if they are worth a row group: for a writer that gets no more of them and
+    /// is absorbed later.
     pub fn seal(&mut self) -> Result<()> {
         QueryHeap::outside(|| if self.buffered_rows >= SHORT_ROW_GROUP_ROWS { self.encode_buffer() } else { Ok(()) })
     }

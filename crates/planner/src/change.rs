@@ -1,8 +1,8 @@
 //! `UPDATE` and `DELETE`: which rows change, and into what, as a plan.
 //!
-//! The plan is that of a query over the target and the relations after `FROM` or `USING`: the row's id, then, for an `UPDATE`, the
-//! whole new row in the table's types, then what `RETURNING` asks for, which is evaluated over the new row (of a `DELETE`,
-//! the old one) and the other relations' columns.
+//! The plan is that of a query over the target and the relations after `FROM` or `USING`: the row's id, then, for an
+//! `UPDATE`, the whole new row in the table's types, then what `RETURNING` asks for, which is evaluated over the new
+//! row (of a `DELETE`, the old one) and the other relations' columns.
 
 use crate::errors::from_datafusion;
 use crate::facts::SessionFacts;
@@ -204,7 +204,8 @@ fn names_of(table: &ast::TableWithJoins) -> Vec<ast::Ident> {
     name(&table.relation).into_iter().chain(joined).collect()
 }
 
-/// The expression of each assigned column, by position. 42703 when there is no such column, 42601 when one is assigned to twice.
+/// The expression of each assigned column, by position. 42703 when there is no such column, 42601 when one is assigned
+/// to twice.
 fn assignments(version: &TableVersion, list: Vec<ast::Assignment>) -> Result<BTreeMap<usize, ast::Expr>> {
     let def = &version.def;
     let mut assigned = BTreeMap::new();

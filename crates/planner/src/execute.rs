@@ -1,5 +1,5 @@
-//! A physical plan into a stream of batches: on the planner's workers, inside the statement's heap, to be canceled at any
-//! time.
+//! A physical plan into a stream of batches: on the planner's workers, inside the statement's heap, to be canceled at
+//! any time.
 
 use crate::errors::from_datafusion;
 use crate::interrupt::Interrupt;

@@ -157,8 +157,8 @@ fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
 }
 
 impl Target {
-    /// The plan of the rows, all of the table's columns in order and in its types, then what `RETURNING` asks for, with its
-    /// columns' names.
+    /// The plan of the rows, all of the table's columns in order and in its types, then what `RETURNING` asks for, with
+    /// its columns' names.
     pub fn plan(
         mut self,
         state: &SessionState,
@@ -234,7 +234,8 @@ impl Target {
     }
 }
 
-/// A plan's outputs from `first` on, each as its column of the table takes it. 42804 where PostgreSQL casts nothing by itself.
+/// A plan's outputs from `first` on, each as its column of the table takes it. 42804 where PostgreSQL casts nothing by
+/// itself.
 pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &TableDef) -> Result<Vec<Expr>> {
     let assign = |(index, &column): (usize, &usize)| {
         let expr = Expr::Column(source.schema().qualified_field(index).into());

@@ -252,8 +252,8 @@ pub fn logical_plan_over(
     plan_query(&names, query, parameters, None)
 }
 
-/// A plan whose first `width` outputs are followed by the items of a `RETURNING` list, over what it has from `first` on; with their
-/// names.
+/// A plan whose first `width` outputs are followed by the items of a `RETURNING` list, over what it has from `first`
+/// on; with their names.
 pub fn returning(
     state: &SessionState,
     facts: &Arc<SessionFacts>,

@@ -1,7 +1,8 @@
 //! A connection's state, and what each statement does to it.
 //!
-//! Outside a transaction block a statement commits by itself. Inside one, the block's transaction is lent to the statement
-//! that writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is end.
+//! Outside a transaction block a statement commits by itself. Inside one, the block's transaction is lent to the
+//! statement that writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is
+//! end.
 
 mod alter;
 mod change;

@@ -1,7 +1,7 @@
 //! Tables: rows not yet merged, main with its encodings, statistics, and scans over both.
 //!
-//! Nouns, outside in: a [`Table`] has rows, a [`rows::RowStore`]; a [`TableVersion`] is what one view sees of them. Its main is
-//! [`RowGroup`]s, each one [`Segment`] a column; its delta is versions of rows.
+//! Nouns, outside in: a [`Table`] has rows, a [`rows::RowStore`]; a [`TableVersion`] is what one view sees of them. Its
+//! main is [`RowGroup`]s, each one [`Segment`] a column; its delta is versions of rows.
 //!
 //! [`rows`] is the table as transactions write it: row ids, versions, and ranges whose main is replaced online.
 //!

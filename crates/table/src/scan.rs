@@ -1,9 +1,9 @@
 //! Scans: projection, filters and limit pushed down, row groups skipped by statistics, filters evaluated on encoded
-//! data where the encoding allows, main and delta alike. Readers share a queue of morsels (a row group each, or a part of
-//! one in a small table).
+//! data where the encoding allows, main and delta alike. Readers share a queue of morsels (a row group each, or a part
+//! of one in a small table).
 //!
-//! What main shows and what versions show of a range are morsels of their own. Rows of main that have versions, or are dead,
-//! are left out 64 at a time; the versions that the view sees are put into arrays, which are filtered like any.
+//! What main shows and what versions show of a range are morsels of their own. Rows of main that have versions, or are
+//! dead, are left out 64 at a time; the versions that the view sees are put into arrays, which are filtered like any.
 //!
 //! A reader works through a morsel in windows of `batch_rows`. In each it tests the filters, cheapest first, every one
 //! only where rows are left; it collects the rows that pass over as many windows as it takes to fill a batch, and only
@@ -30,8 +30,8 @@ use tidepool_device::{Access, PacingCounters, PacingTotals, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 pub struct ScanRequest {
-    /// Columns to produce, in order. May be empty (only row counts). One more than there are columns stands for the rows' ids
-    /// (`ROW_ID`, UInt64).
+    /// Columns to produce, in order. May be empty (only row counts). One more than there are columns stands for the
+    /// rows' ids (`ROW_ID`, UInt64).
     pub projection: Vec<usize>,
     /// All must hold. Exact: no row that fails one is produced.
     pub filters: Vec<ColumnFilter>,
@@ -53,8 +53,8 @@ pub struct ScanMetrics {
     pub tablespaces: Vec<(String, u64, u64)>,
     /// Every column of the table, by position.
     pub columns: Vec<ColumnAccess>,
-    /// Time that the readers' threads took, stalls of the scan left out: their own work and that of operators that took the
-    /// batches from them. What is transferred meanwhile, nobody waits for.
+    /// Time that the readers' threads took, stalls of the scan left out: their own work and that of operators that took
+    /// the batches from them. What is transferred meanwhile, nobody waits for.
     pub threads_ns: u64,
     pub readers: u64,
 }
@@ -379,8 +379,8 @@ pub struct ScanReader {
     batch_end: Option<Instant>,
 }
 
-/// What a reader has been charged for of one segment. It comes by once, so what it has read of a row group is taken to be in
-/// the cache when it comes back to it for the next predicate, or for the rows that passed.
+/// What a reader has been charged for of one segment. It comes by once, so what it has read of a row group is taken to
+/// be in the cache when it comes back to it for the next predicate, or for the rows that passed.
 #[derive(Clone, Copy, Default)]
 struct Charged {
     /// A bit a block.
@@ -585,8 +585,8 @@ impl Tally {
         if bytes == 0 {
             return;
         }
-        // Rows that were written one after the other lie so. Of others the heads say where they are, so that they do not
-        // wait for one another.
+        // Rows that were written one after the other lie so. Of others the heads say where they are, so that they do
+        // not wait for one another.
         if runs * 4 <= lines {
             self.sequential(tablespace, Purpose::Delta, bytes, runs);
         } else {

@@ -18,8 +18,8 @@ pub enum Datum {
 }
 
 impl Datum {
-    /// The order of a column's values: floats as PostgreSQL orders them, text by its bytes. `None` for two kinds that no
-    /// one column holds.
+    /// The order of a column's values: floats as PostgreSQL orders them, text by its bytes. `None` for two kinds that
+    /// no one column holds.
     pub fn compare(&self, other: &Datum) -> Option<Ordering> {
         match (self, other) {
             (Datum::Boolean(a), Datum::Boolean(b)) => Some(a.cmp(b)),

@@ -27,8 +27,8 @@ impl Placement {
     }
 }
 
-/// A table: its rows, what its columns are, and where their parts go. Definition and placement never change; a changed table is
-/// another one, with the same rows or with others.
+/// A table: its rows, what its columns are, and where their parts go. Definition and placement never change; a changed
+/// table is another one, with the same rows or with others.
 #[derive(Debug)]
 pub struct Table {
     pub def: Arc<TableDef>,
@@ -207,7 +207,8 @@ impl TableVersion {
         self.headed.is_empty()
     }
 
-    /// Over main, and over some of delta. Worked out once for each state of the rows; exact if `is_settled` and main has no deleted rows.
+    /// Over main, and over some of delta. Worked out once for each state of the rows; exact if `is_settled` and main
+    /// has no deleted rows.
     pub fn statistics(&self) -> Arc<TableStatistics> {
         let shape = Shape {
             groups: self.row_groups.iter().zip(&self.live).map(|(group, live)| (group.id(), *live)).collect(),

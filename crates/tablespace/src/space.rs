@@ -28,7 +28,8 @@ pub struct TablespaceConfig {
     pub size_bytes: Option<u64>,
     /// Pace accesses as this device; for paged memory: the network that pages come over. `None`: the real thing.
     pub profile: Option<Profile>,
-    /// Of several locations that differ in this: one for each, in their order. Otherwise empty, and `profile` is for all.
+    /// Of several locations that differ in this: one for each, in their order. Otherwise empty, and `profile` is for
+    /// all.
     pub profiles: Vec<Option<Profile>>,
     pub huge_pages: bool,
 }
@@ -71,9 +72,9 @@ pub struct PageRun {
 
 /// A place in which data can live.
 ///
-/// What counts as resident: a page from its first owner on (with huge pages: its whole 2 MiB), until it is given back to
-/// the system. An owner that never touches a page makes this an upper bound. The page table of paged memory knows better:
-/// mapped pages and copies, which a page may have both.
+/// What counts as resident: a page from its first owner on (with huge pages: its whole 2 MiB), until it is given back
+/// to the system. An owner that never touches a page makes this an upper bound. The page table of paged memory knows
+/// better: mapped pages and copies, which a page may have both.
 ///
 /// The books (0.1 % of what was ever touched) are the process's memory, not the tablespace's.
 ///
@@ -129,8 +130,8 @@ impl Tablespace {
         Ok(space)
     }
 
-    /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`. It stays as large
-    /// as it is.
+    /// A tablespace over any mapping, without a superblock: for Miri and for tests, with `Mapping::heap`. It stays as
+    /// large as it is.
     pub fn over(id: TablespaceId, config: TablespaceConfig, mapping: Mapping) -> Result<Arc<Tablespace>> {
         let pages = mapping.len() / PAGE_BYTES;
         let space = Tablespace::new(id, config, Window::fixed(mapping), Shape::fixed())?;
@@ -194,8 +195,9 @@ impl Tablespace {
         *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(config);
     }
 
-    /// Accounts accesses that this thread has just made side by side, and spends here what the device that the tablespace
-    /// stands for would have cost. Returns the nanoseconds accounted; none when the tablespace names no profile.
+    /// Accounts accesses that this thread has just made side by side, and spends here what the device that the
+    /// tablespace stands for would have cost. Returns the nanoseconds accounted; none when the tablespace names no
+    /// profile.
     #[inline]
     pub fn charge(&self, purpose: Purpose, accesses: &[Access]) -> u64 {
         match self.pacers.current() {
@@ -297,11 +299,11 @@ impl Tablespace {
         self.take(len, align, purpose, 0)
     }
 
-    /// As `allocate_run`, for the query heap's arena `tag` (from one to [`crate::TAG_MAX`]), which [`crate::page_tag`] then
-    /// answers for these pages.
+    /// As `allocate_run`, for the query heap's arena `tag` (from one to [`crate::TAG_MAX`]), which [`crate::page_tag`]
+    /// then answers for these pages.
     ///
-    /// A run never ends where the middle of another arena's run begins: jemalloc would take the two for neighbours of one
-    /// arena and join them (see `tidepool_heap`'s arenas).
+    /// A run never ends where the middle of another arena's run begins: jemalloc would take the two for neighbours of
+    /// one arena and join them (see `tidepool_heap`'s arenas).
     pub fn allocate_tagged(&self, len: usize, align: usize, tag: u16) -> Option<PageRun> {
         self.take(len, align, Purpose::Heap, tag)
     }
@@ -335,8 +337,8 @@ impl Tablespace {
             return None;
         }
         if tag != 0 {
-            // Not under the lock: until this is done the pages have no tag, as if each started a run. For the first that
-            // is true, and nobody can end at another while all of them are in use.
+            // Not under the lock: until this is done the pages have no tag, as if each started a run. For the first
+            // that is true, and nobody can end at another while all of them are in use.
             self.owners.set(run.clone(), tag);
         }
         self.set_page_owner(&run, purpose);
@@ -411,12 +413,13 @@ impl Tablespace {
     }
 
     /// # Safety
-    /// `[address, address + len)` came from `allocate_pages` (whole or part of a run) with the same purpose and is no longer used.
+    /// `[address, address + len)` came from `allocate_pages` (whole or part of a run) with the same purpose and is no
+    /// longer used.
     pub unsafe fn free_pages(&self, address: NonNull<u8>, len: usize, purpose: Purpose) {
         let run = self.pages_of(address, len);
         self.give_back(run.clone(), purpose);
-        // Main comes and goes with tables. Delta is rewritten all the time, as heaps are: small pieces of both stay for the
-        // next use, until they are trimmed.
+        // Main comes and goes with tables. Delta is rewritten all the time, as heaps are: small pieces of both stay for
+        // the next use, until they are trimmed.
         if purpose == Purpose::Main || (purpose == Purpose::Delta && run.len() >= CHUNK_PAGES) {
             self.release_chunks(&run);
         }
@@ -444,7 +447,8 @@ impl Tablespace {
     }
 
     /// # Safety
-    /// `[address, address + len)` came from `allocate_tagged` (whole or part of a run) with the same tag and is no longer used.
+    /// `[address, address + len)` came from `allocate_tagged` (whole or part of a run) with the same tag and is no
+    /// longer used.
     pub unsafe fn free_tagged(&self, address: NonNull<u8>, len: usize, tag: u16) {
         let run = self.pages_of(address, len);
         // First: from the moment they are given back the pages may be another's.
@@ -462,7 +466,8 @@ impl Tablespace {
 
     fn give_back(&self, run: Range<usize>, purpose: Purpose) {
         let bytes = (run.len() * PAGE_BYTES) as u64;
-        // Before they may be another's. Not under the lock: the page table makes its caller wait for pages on their way.
+        // Before they may be another's. Not under the lock: the page table makes its caller wait for pages on their
+        // way.
         self.set_page_owner(&run, Purpose::Free);
         let mut extents = self.lock();
         extents.give_back(run);
@@ -520,7 +525,8 @@ impl Tablespace {
         self.ledger.rows(&self.name)
     }
 
-    /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident. Returns the bytes given back.
+    /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident. Returns the bytes
+    /// given back.
     ///
     /// From the top down, whole huge pages first. What is being given back cannot be taken meanwhile.
     pub fn trim(&self, keep_bytes: u64) -> Result<u64> {

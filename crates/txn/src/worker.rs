@@ -4,15 +4,20 @@
 //!
 //! 1. The state becomes committing (*m*), *m* being the time; then a full fence.
 //! 2. Room in the log is reserved.
-//! 3. When the clock is not before *m* any more, *c* is the next nanosecond. A serializable transaction is validated as of
-//!    *c*. Then the state becomes committed (*c*) by compare-and-swap; if somebody raised *m* meanwhile, step 3 is repeated.
+//! 3. When the clock is not before *m* any more, *c* is the next nanosecond. A serializable transaction is validated as
+//! of
+//!    *c*. Then the state becomes committed (*c*) by compare-and-swap; if somebody raised *m* meanwhile, step 3 is
+//! repeated.
 //! 4. The redo record is appended, the versions are stamped, and the slot's sequence number moves on.
 //!
-//! Let a reader have drawn *s*, and meet a version of the transaction. Between drawing and meeting there is a full fence.
+//! Let a reader have drawn *s*, and meet a version of the transaction. Between drawing and meeting there is a full
+//! fence.
 //!
-//! * It finds the transaction running: then its fence is before that of step 1, and *c* > *s*, as the clock is read after
+//! * It finds the transaction running: then its fence is before that of step 1, and *c* > *s*, as the clock is read
+//! after
 //!   the latter and *c* is after what is read. It does not see the version, and never will.
-//! * It finds it committing (*m*) and raises *m* to *s*, or finds *m* >= *s*: the compare-and-swap of step 3 succeeds only
+//! * It finds it committing (*m*) and raises *m* to *s*, or finds *m* >= *s*: the compare-and-swap of step 3 succeeds
+//! only
 //!   for a *c* > *m*.
 //! * It finds it committed: *c* tells.
 //!
@@ -62,9 +67,9 @@ pub trait Commit {
     fn end_reading(&mut self) {}
 }
 
-/// A slot, of a session or a thread that keeps it for long: one transaction after another. Dropping it gives the slot back;
-/// a transaction that is still open must have been ended by then: if it wrote anything, nobody will see it, but whoever
-/// wants to write there waits in vain.
+/// A slot, of a session or a thread that keeps it for long: one transaction after another. Dropping it gives the slot
+/// back; a transaction that is still open must have been ended by then: if it wrote anything, nobody will see it, but
+/// whoever wants to write there waits in vain.
 #[derive(Debug)]
 pub struct Worker {
     transactions: Arc<Transactions>,
@@ -272,9 +277,9 @@ impl Worker {
         self.transactions.wait_for(self.tag(), target, interrupted)
     }
 
-    /// Commits. On an error (of `reserve`: no room in the log; of `validate`: 40001) the transaction is running as before,
-    /// and is to be aborted. A transaction that wrote nothing has no timestamp of its own: everything in it was as of its
-    /// snapshot.
+    /// Commits. On an error (of `reserve`: no room in the log; of `validate`: 40001) the transaction is running as
+    /// before, and is to be aborted. A transaction that wrote nothing has no timestamp of its own: everything in it was
+    /// as of its snapshot.
     pub fn commit(&mut self, work: &mut impl Commit) -> Result<Option<CommitTs>> {
         debug_assert!(self.is_active);
         if !self.wrote.get() {
@@ -311,7 +316,8 @@ impl Worker {
         let mut round = 0;
         loop {
             let seen = slot.state.load(Ordering::Acquire);
-            // Not ahead of the clock by more than this nanosecond: whoever is found running now will draw no earlier one.
+            // Not ahead of the clock by more than this nanosecond: whoever is found running now will draw no earlier
+            // one.
             let c = self.transactions.clock().wait_until(ts_of(seen)) + 1;
             if self.isolation == Isolation::Serializable && self.transaction_ts.get() != 0 {
                 // Between drawing and looking, as a reader.
@@ -368,7 +374,8 @@ impl Worker {
         if self.transaction_ts.replace(0) != 0 {
             self.close_snapshot();
         }
-        // While the sequence number stays, commands go on: a held snapshot must not see the next transaction's as its own.
+        // While the sequence number stays, commands go on: a held snapshot must not see the next transaction's as its
+        // own.
         self.command.set(self.command.get().saturating_add(1));
     }
 

@@ -1,11 +1,11 @@
-//! The placement advisor: which columns of main to keep near, given how much near memory they may take, so that the recorded
-//! workload would have waited least.
+//! The placement advisor: which columns of main to keep near, given how much near memory they may take, so that the
+//! recorded workload would have waited least.
 //!
-//! What a column costs in a tablespace is what the cost model makes of its recorded accesses there, beyond local memory:
-//! waits for first lines and for single rows always; the link's time as far as the scanning threads' own work does not
-//! cover it. That last part depends on which other columns share the link; each column is taken to wait for its share of
-//! what would be waited for if all of its table were there, so that columns can be weighed one by one. Totals are then made
-//! by the exact rule.
+//! What a column costs in a tablespace is what the cost model makes of its recorded accesses there, beyond local
+//! memory: waits for first lines and for single rows always; the link's time as far as the scanning threads' own work
+//! does not cover it. That last part depends on which other columns share the link; each column is taken to wait for
+//! its share of what would be waited for if all of its table were there, so that columns can be weighed one by one.
+//! Totals are then made by the exact rule.
 
 mod knapsack;
 #[cfg(test)]
@@ -124,7 +124,8 @@ impl Table {
     }
 }
 
-/// What a tablespace costs: its own profile, or local memory (which paged memory is taken for while the cache holds it).
+/// What a tablespace costs: its own profile, or local memory (which paged memory is taken for while the cache holds
+/// it).
 pub fn model_of(space: &Tablespace) -> Result<CostModel> {
     match space.pacer() {
         Some(pacer) => Ok(pacer.model().clone()),
@@ -232,8 +233,8 @@ impl Advisor {
         self.tables.iter().flat_map(|table| (0..table.usage.len()).map(move |column| (table, column)))
     }
 
-    /// The placement that fills `near` by falling score, column by column as they fit; the rest is far. For comparison with
-    /// [`Advisor::advise`]: a score sees bytes, and rows and bytes read of a column.
+    /// The placement that fills `near` by falling score, column by column as they fit; the rest is far. For comparison
+    /// with [`Advisor::advise`]: a score sees bytes, and rows and bytes read of a column.
     pub fn place_by(&self, near_bytes: u64, far: &str, score: impl Fn(ColumnFacts) -> f64) -> Placements {
         let mut order: Vec<(f64, &Table, usize)> = (self.columns())
             .map(|(table, column)| {
@@ -297,8 +298,9 @@ impl Advisor {
         moves
     }
 
-    /// The placement that stalls least with at most `near_limit_bytes` of tables in `near`. A column that would wait for
-    /// nothing goes far: near memory is what is scarce. Rows not yet merged stay where they are and count against the limit.
+    /// The placement that stalls least with at most `near_limit_bytes` of tables in `near`. A column that would wait
+    /// for nothing goes far: near memory is what is scarce. Rows not yet merged stay where they are and count against
+    /// the limit.
     pub fn advise(&self, near_limit_bytes: u64, far: &str) -> Result<Advice> {
         let (near_model, far_model) = (self.model(NEAR)?, self.model(far)?);
         let all: Vec<(&Table, usize)> = self.columns().collect();

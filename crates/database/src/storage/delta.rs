@@ -1,7 +1,8 @@
 //! What of a table main does not show: rows in versions, and rows of main that are gone.
 //!
-//! A file of kind delta has two parts: an Arrow IPC stream of one batch, the table's columns and then the rows' ids (UInt64); and the
-//! ids of the rows of main that are gone, 8 bytes each. (Earlier files have one part, without ids: rows in versions alone.)
+//! A file of kind delta has two parts: an Arrow IPC stream of one batch, the table's columns and then the rows' ids
+//! (UInt64); and the ids of the rows of main that are gone, 8 bytes each. (Earlier files have one part, without ids:
+//! rows in versions alone.)
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;

@@ -12,10 +12,12 @@
 //! Invariants:
 //!   * Row files never change. A file is durable before a manifest that names it is.
 //!   * The manifest is replaced by renaming, so that a crash leaves the old or the new one, whole.
-//!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way, kept
+//!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way,
+//! kept
 //!     until it ends.
 //!
-//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken under
+//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken
+//! under
 //! `saving`, and `Storage::positions` under that.
 
 mod delta;
@@ -88,8 +90,8 @@ struct StoredDelta {
 pub(crate) type Writes = HashMap<TableId, u64>;
 
 impl Storage {
-    /// Opens the folder, or makes it. 55006 when another process has it, 55000 when it holds something else, XX001 when its
-    /// manifest is damaged.
+    /// Opens the folder, or makes it. 55006 when another process has it, 55000 when it holds something else, XX001 when
+    /// its manifest is damaged.
     pub fn open(folder: &Path, files: Arc<dyn Files>) -> Result<(Storage, Manifest)> {
         let shown = folder.display();
         let rows = folder.join("rows");
@@ -272,7 +274,8 @@ impl Storage {
 
     // ------------------------------------------------------------------------------------------------------- writing
 
-    /// Writes the row groups of a version that are not there yet, before a commit. Returns them, to be discarded if it fails.
+    /// Writes the row groups of a version that are not there yet, before a commit. Returns them, to be discarded if it
+    /// fails.
     pub fn prepare(&self, version: &DatabaseVersion) -> Result<Vec<FileKey>> {
         let mut written = Vec::new();
         for table in version.versions() {
@@ -416,8 +419,8 @@ impl Storage {
         self.saving.lock()
     }
 
-    /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files that
-    /// it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has.
+    /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files
+    /// that it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has.
     pub fn save(&self, version: &DatabaseVersion, writes: &Writes, mut manifest: Manifest) -> Result<()> {
         let mut written = self.prepare(version)?;
         let mut deltas = Vec::new();

@@ -1,8 +1,8 @@
 //! Which oid every object of the catalogue has, and back.
 //!
-//! System relations have PostgreSQL's oids and a user's table has its `TableId`. What belongs to a table without an id of
-//! its own (the index that stands for its primary key, the constraint, a default) has an oid derived from the table's, in
-//! ranges far above any table's. Nothing is stored.
+//! System relations have PostgreSQL's oids and a user's table has its `TableId`. What belongs to a table without an id
+//! of its own (the index that stands for its primary key, the constraint, a default) has an oid derived from the
+//! table's, in ranges far above any table's. Nothing is stored.
 
 use super::relations;
 use crate::facts::SessionFacts;

@@ -1,9 +1,10 @@
 //! Tables as DataFusion sees them: the provider and its scan operator, with filters, limits and run-time filters pushed
 //! into the storage's own scan.
 //!
-//! A condition on one column is the storage's to evaluate ([`filter`]), exactly, so no operator above looks at it again.
-//! Conditions that joins and top-N sorts learn while they run reach the scan as a filter source ([`runtime`]). The
-//! operator itself ([`exec`]) hands out batches to as many streams as there are threads; all share one queue of row groups.
+//! A condition on one column is the storage's to evaluate ([`filter`]), exactly, so no operator above looks at it
+//! again. Conditions that joins and top-N sorts learn while they run reach the scan as a filter source ([`runtime`]).
+//! The operator itself ([`exec`]) hands out batches to as many streams as there are threads; all share one queue of row
+//! groups.
 
 mod exec;
 mod filter;

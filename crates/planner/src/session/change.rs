@@ -68,7 +68,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Type oids of the parameters, as far as the syntax tells: those given, and of columns that a parameter fills as it stands.
+    /// Type oids of the parameters, as far as the syntax tells: those given, and of columns that a parameter fills as
+    /// it stands.
     pub fn read(facts: &Arc<SessionFacts>, command: &Command, given: &[u32]) -> Result<(Reading, Vec<u32>)> {
         match command {
             Command::Insert(insert, overriding) => {

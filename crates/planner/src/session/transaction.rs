@@ -1,5 +1,5 @@
-//! Transaction blocks: those that `BEGIN` makes, those around the statements of one query text, and the transaction that a
-//! statement writes with.
+//! Transaction blocks: those that `BEGIN` makes, those around the statements of one query text, and the transaction
+//! that a statement writes with.
 
 use super::savepoint::Savepoint;
 use super::{Outcome, Running, Session};
@@ -41,7 +41,8 @@ pub(super) struct Block {
 impl Session {
     /// From here to `end_implicit_block`, statements outside a transaction block share one transaction instead of
     /// committing one by one: several statements in one simple query, or a pipeline up to its Sync. As in PostgreSQL,
-    /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far, and
+    /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far,
+    /// and
     /// `transaction_status` does not show it. Does nothing inside a transaction block.
     pub fn begin_implicit_block(&mut self) {
         if self.block.is_none() {
@@ -288,8 +289,8 @@ impl Session {
         Ok(())
     }
 
-    /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block. An
-    /// error undoes all of the transaction's work, unless there is a savepoint to go back to.
+    /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block.
+    /// An error undoes all of the transaction's work, unless there is a savepoint to go back to.
     pub(crate) fn begin_write<T: Send + 'static>(
         &self,
         interrupt: Arc<Interrupt>,

@@ -29,8 +29,8 @@ pub use utility::{
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive
-/// walks takes tens of KiB in the worst of them, and planning runs on stacks of `WORKER_STACK_BYTES`. Planning time also
-/// grows faster than the depth.
+/// walks takes tens of KiB in the worst of them, and planning runs on stacks of `WORKER_STACK_BYTES`. Planning time
+/// also grows faster than the depth.
 pub const NESTING_MAX: usize = 1_000;
 
 /// Statements nested deeper than this are parsed and dropped on a thread with a stack of its own.
@@ -484,7 +484,8 @@ fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {
     Error::new(SqlState::SYNTAX_ERROR, message).with_position(source.position(error.location))
 }
 
-/// sqlparser says `Expected: an expression, found: FROM at Line: 1, Column: 8`; PostgreSQL says which token it stumbled on.
+/// sqlparser says `Expected: an expression, found: FROM at Line: 1, Column: 8`; PostgreSQL says which token it stumbled
+/// on.
 fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserError) -> Error {
     let message = match error {
         ParserError::RecursionLimitExceeded => {

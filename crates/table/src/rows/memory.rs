@@ -2,12 +2,13 @@
 //!
 //! A *slab* is 64 KiB of blocks of one size. Which blocks are free is in a bitmap in the process's own memory, so that
 //! taking and freeing touch nothing far. A slab has a *home*, one of the shards, whose threads alone take blocks of it:
-//! they claim the free bits of a word at a time, under the shard's lock, which nobody else wants. Anybody frees, by setting
-//! a bit.
+//! they claim the free bits of a word at a time, under the shard's lock, which nobody else wants. Anybody frees, by
+//! setting a bit.
 //!
-//! A slab is *current* (its shard takes from it), *listed* (its shard may take it next) or neither (few blocks are free).
-//! All of that changes under the shard's lock. Whoever frees the block that makes a slab worth listing, or wholly free,
-//! sees to it; a slab that ceases to be current is looked at again, as what was freed meanwhile was passed over.
+//! A slab is *current* (its shard takes from it), *listed* (its shard may take it next) or neither (few blocks are
+//! free). All of that changes under the shard's lock. Whoever frees the block that makes a slab worth listing, or
+//! wholly free, sees to it; a slab that ceases to be current is looked at again, as what was freed meanwhile was passed
+//! over.
 //!
 //! What is larger than a slab's blocks has pages of its own.
 
@@ -163,8 +164,8 @@ impl VersionMemory {
         &self.slabs[index / CHUNK].get_or_init(|| (0..CHUNK).map(|_| new()).collect())[index % CHUNK]
     }
 
-    /// A block of at least `len` bytes, aligned to `BLOCK_ALIGN`, of any content. Threads with different `shard`s, below
-    /// 64, share nothing. 53200 when the tablespace is full.
+    /// A block of at least `len` bytes, aligned to `BLOCK_ALIGN`, of any content. Threads with different `shard`s,
+    /// below 64, share nothing. 53200 when the tablespace is full.
     pub(crate) fn allocate(&self, shard: usize, len: usize) -> Result<NonNull<u8>> {
         let Some(class) = class_of(len) else {
             let pages = len.next_multiple_of(PAGE_BYTES);

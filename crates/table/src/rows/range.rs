@@ -4,12 +4,12 @@
 //!
 //! A writer marks a row as *headed* before it commits what it put in the head. The mark is taken off by whoever takes a
 //! version out for good (`take_out`), between two changes of the head: to *taking out*, when no writer can put anything
-//! there, and to null. So a row with a committed version that some snapshot must find is marked at all times, and a scan
-//! may pass over rows that are not: a snapshot is drawn before it looks at the marks, a writer marks before it draws its
-//! timestamp, and full fences between make one of the two see the other.
+//! there, and to null. So a row with a committed version that some snapshot must find is marked at all times, and a
+//! scan may pass over rows that are not: a snapshot is drawn before it looks at the marks, a writer marks before it
+//! draws its timestamp, and full fences between make one of the two see the other.
 //!
-//! A page of heads that are all null goes the same way: all of them are set to *taking out*, then the page is unlinked and
-//! retired. Who was about to put a version there finds that it cannot, and looks for the page again.
+//! A page of heads that are all null goes the same way: all of them are set to *taking out*, then the page is unlinked
+//! and retired. Who was about to put a version there finds that it cannot, and looks for the page again.
 //!
 //! # How main is replaced
 //!
@@ -243,8 +243,8 @@ impl Range {
             .map_or(0, |marks| marks.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum())
     }
 
-    /// Takes `version` out of the head if it is there, so that main has the row. Everybody who looks at it from now on finds
-    /// main to show the same.
+    /// Takes `version` out of the head if it is there, so that main has the row. Everybody who looks at it from now on
+    /// finds main to show the same.
     pub fn take_out(&self, view: &View, position: usize, version: Version) -> bool {
         let Some(head) = self.head(view, position) else { return false };
         if !head.begin_taking_out(version) {
@@ -258,7 +258,8 @@ impl Range {
     /// As of the view, which keeps it from being freed.
     #[inline]
     pub fn main<'v>(&'v self, _view: &'v View) -> Option<&'v MainPart> {
-        // SAFETY: null, or from `replace_main`: it is retired when it is replaced, and the view was drawn before this look.
+        // SAFETY: null, or from `replace_main`: it is retired when it is replaced, and the view was drawn before this
+        // look.
         unsafe { self.main.load(Ordering::Acquire).as_ref() }
     }
 

@@ -71,7 +71,8 @@ pub(super) enum Seen<'v> {
 impl RowStore {
     /// An empty table, with versions in `memory` and heads in `near`.
     ///
-    /// Heads are near, as each read of a row goes through one, and so that a row in delta costs one access to far memory.
+    /// Heads are near, as each read of a row goes through one, and so that a row in delta costs one access to far
+    /// memory.
     pub fn new(
         transactions: &Arc<Transactions>,
         layout: RowLayout,
@@ -142,7 +143,8 @@ impl RowStore {
         self.directory.push(range)
     }
 
-    /// Rows that are inserted from now on go to a new range, but for what threads have begun. For merging what there is.
+    /// Rows that are inserted from now on go to a new range, but for what threads have begun. For merging what there
+    /// is.
     pub fn seal(&self) {
         *self.open.lock() = None;
         for ids in &self.ids {
@@ -214,8 +216,8 @@ impl RowStore {
         }
     }
 
-    /// Whether `wanted` is true of the row as some snapshot may see it, or as somebody is about to write it. Under a view
-    /// of the horizon (`Worker::pin_horizon`).
+    /// Whether `wanted` is true of the row as some snapshot may see it, or as somebody is about to write it. Under a
+    /// view of the horizon (`Worker::pin_horizon`).
     pub fn any_version(&self, horizon: &View, row: RowId, wanted: &mut dyn FnMut(RowRef<'_>) -> bool) -> bool {
         self.check_view(horizon);
         let Some(range) = self.directory.get(row.range()) else { return false };
@@ -238,7 +240,8 @@ impl RowStore {
         })
     }
 
-    /// Whether the row is as of a serializable transaction's commit what it was as of its snapshot, which is still open.
+    /// Whether the row is as of a serializable transaction's commit what it was as of its snapshot, which is still
+    /// open.
     pub(super) fn row_holds(&self, check: &Validation<'_>, row: RowId) -> bool {
         let Some(range) = self.directory.get(row.range()) else { return true };
         // SAFETY: the transaction's snapshot is open.

@@ -8,8 +8,8 @@
 //! 24  image
 //! ```
 //!
-//! Only `begin` ever changes: to a timestamp, once. A version is taken out of reach by what points at it, and `older` is
-//! not followed from a version that every snapshot sees, so what it points at then may be gone.
+//! Only `begin` ever changes: to a timestamp, once. A version is taken out of reach by what points at it, and `older`
+//! is not followed from a version that every snapshot sees, so what it points at then may be gone.
 
 use super::memory::{BLOCK_ALIGN, VersionMemory};
 use std::ptr::NonNull;
@@ -52,8 +52,8 @@ unsafe impl Send for Version {}
 unsafe impl Sync for Version {}
 
 impl Version {
-    /// Writes a new version, which nobody else can reach yet. `leaves_key`: the row's key columns are as they were, which
-    /// those who locked only the key do not mind. 53200 when the memory is full.
+    /// Writes a new version, which nobody else can reach yet. `leaves_key`: the row's key columns are as they were,
+    /// which those who locked only the key do not mind. 53200 when the memory is full.
     pub fn write(
         memory: &VersionMemory,
         shard: usize,
@@ -68,7 +68,8 @@ impl Version {
         let block = memory.allocate(shard, len)?;
         let header = block.cast::<Header>();
         let meta = image.len() as u32 | (kind as u32) << 28 | u32::from(leaves_key) << 30;
-        // SAFETY: the block was just taken: it is this function's alone, aligned to 32, and as long as header and image.
+        // SAFETY: the block was just taken: it is this function's alone, aligned to 32, and as long as header and
+        // image.
         unsafe {
             header.write(Header {
                 begin: AtomicU64::new(begin.word()),
@@ -83,8 +84,8 @@ impl Version {
     }
 
     /// # Safety
-    /// The version is alive for `'v`: the caller found it under a view that lasts as long, or wrote it and has not retired
-    /// it.
+    /// The version is alive for `'v`: the caller found it under a view that lasts as long, or wrote it and has not
+    /// retired it.
     #[inline]
     pub unsafe fn header<'v>(self) -> &'v Header {
         // SAFETY: written before it was published, and alive.

@@ -39,7 +39,8 @@ pub enum Apart<'v> {
 }
 
 impl RowStore {
-    /// Every row of a range that main does not show as `view` sees it: those in versions, and those of main that are gone. By position.
+    /// Every row of a range that main does not show as `view` sees it: those in versions, and those of main that are
+    /// gone. By position.
     pub fn apart<'v>(&'v self, view: &'v View, number: u64) -> Vec<(RowId, Apart<'v>)> {
         let Some(range) = self.range(view, number) else { return Vec::new() };
         let rows = range.group().map_or(0, |group| group.rows());
@@ -130,8 +131,8 @@ impl<'v> RangeView<'v> {
         self.main.map_or(0, |main| main.live(window))
     }
 
-    /// The rows of the window that main shows, a bit each; and appends those that are in versions, as position in the range
-    /// and image. What is read is the caller's to charge for.
+    /// The rows of the window that main shows, a bit each; and appends those that are in versions, as position in the
+    /// range and image. What is read is the caller's to charge for.
     pub fn window(&self, window: usize, versions: &mut Vec<(u32, &'v [u8])>) -> u64 {
         let mut shown = self.main(window);
         let mut headed = self.range.headed(window);
