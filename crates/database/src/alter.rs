@@ -67,12 +67,12 @@ impl Transaction {
         let progress = self.start_progress("ALTER TABLE", &table.def, if computes { bytes_total } else { 0 });
         let rows = self.database.new_rows(&def, &placement)?;
         let database = self.database.clone();
-        let interrupted = self.interrupted();
+        let patience = self.patience();
         let (worker, writes) = self.writing();
         let view = worker.snapshot_now();
         let mut image = Vec::new();
         for number in version.parts() {
-            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            patience.check()?;
             let part = version.part(number);
             if let Some(group) = part.whole_group() {
                 let computed = match computes {
@@ -133,7 +133,8 @@ impl Transaction {
         }
         drop(view);
         self.durable = true;
-        self.change(Table::new(def, placement, rows));
+        let table = self.change(Table::new(def, placement, rows));
+        self.written.insert(table.def.id, table);
         Ok(())
     }
 
@@ -145,9 +146,9 @@ impl Transaction {
         check: &dyn Fn(&RecordBatch) -> Result<()>,
     ) -> Result<()> {
         let table = self.locked_table(name)?;
-        let interrupted = self.interrupted();
+        let patience = self.patience();
         each_batch(self.newest(&table), reads, &mut |batch| {
-            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            patience.check()?;
             check(batch)
         })
     }

@@ -309,9 +309,10 @@ impl Database {
         let committed = match worker.commit(writes) {
             Ok(ts) => ts.unwrap_or(next.commit_ts),
             Err(error) => {
-                drop(saving);
-                // The folder has what is not to be.
-                if durable {
+                if let Some((storage, saving)) = saving {
+                    // The folder has what is not to be.
+                    storage.forget_deltas();
+                    drop(saving);
                     self.save()?;
                 }
                 return Err(error);

@@ -41,7 +41,7 @@ pub use locks::{LockInfo, LockMode};
 pub use rows::Changed;
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use tidepool_txn::Isolation;
-pub use transaction::{Interrupted, Savepoint, Transaction};
+pub use transaction::{Savepoint, Transaction};
 pub use writer::{RowChecks, TableWriter};
 
 #[cfg(test)]

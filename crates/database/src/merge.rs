@@ -21,9 +21,13 @@ impl Database {
     /// Moves the rows of a table's delta into main that were committed before anybody's snapshot. Not transactional.
     /// Returns how many. Others read and write meanwhile; only who changes the table itself is waited for, and waits.
     pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
-        let name = table.into();
+        self.merge_unless(table.into(), &|| Ok(()))
+    }
+
+    /// As `merge`; the error of `interrupted` ends the wait for who changes the table.
+    fn merge_unless(self: &Arc<Self>, name: RelationName, interrupted: &dyn Fn() -> Result<()>) -> Result<u64> {
         let mut transaction = self.begin()?;
-        transaction.lock_rows_of(&name, &|| Ok(()))?;
+        transaction.lock_rows_of(&name, interrupted)?;
         let state = transaction.state();
         let table = state.table(&name).ok_or_else(|| {
             Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name))
@@ -86,11 +90,14 @@ impl Database {
         let is_large = |table: &Arc<TableVersion>| table.delta_rows() >= MERGE_ROWS;
         let large: Vec<RelationName> = version.versions().filter(is_large).map(|table| (&*table.def).into()).collect();
         drop(version);
+        // Whoever changes the table may take long, and there is more to tend to: next time, then.
+        let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));
         for name in large {
-            if let Err(error) = self.merge(&name)
-                && error.code() != SqlState::UNDEFINED_TABLE
-            {
-                tracing::warn!("table \"{}\" could not be merged: {error}", name.name);
+            match self.merge_unless(name.clone(), &busy) {
+                Err(error) if !matches!(error.code(), SqlState::UNDEFINED_TABLE | SqlState::LOCK_NOT_AVAILABLE) => {
+                    tracing::warn!("table \"{}\" could not be merged: {error}", name.name);
+                }
+                _ => {}
             }
         }
     }

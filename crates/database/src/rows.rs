@@ -122,8 +122,8 @@ impl Transaction {
                     Outcome::SelfModified | Outcome::Deleted => done.push(false),
                     Outcome::Newer { .. } => return self.again(),
                     Outcome::Conflict(tag) => {
-                        let interrupted = self.interrupted();
-                        self.worker().wait_for(tag, &|| interrupted.as_ref().map_or(Ok(()), |asked| asked()))?;
+                        let patience = self.patience();
+                        self.worker().wait_for(tag, &*patience.begin_wait())?;
                         continue;
                     }
                 }
@@ -184,9 +184,9 @@ impl Transaction {
         let version = self.newest(&table);
         let bytes_total = version.row_groups.iter().map(|group| moves(group)).sum::<u64>() + version.delta_bytes();
         let progress = self.start_progress("SET TABLESPACE", &table.def, bytes_total);
-        let interrupted = self.interrupted();
+        let patience = self.patience();
         let mut place = |group: &Arc<RowGroup>| {
-            interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted())?;
+            patience.check()?;
             let placed = Arc::new(group.place(&placement, spaces)?);
             progress.add(moves(group), group.rows() as u64);
             Ok(placed)
@@ -253,10 +253,8 @@ impl Transaction {
             }
         }
         drop(view);
-        let table = Table::new(version.def.clone(), placement, rows);
-        self.written
-            .insert(table.def.id, Arc::new(Table::new(table.def.clone(), table.placement.clone(), table.rows.clone())));
-        self.change(table);
+        let table = self.change(Table::new(version.def.clone(), placement, rows));
+        self.written.insert(table.def.id, table);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::storage::{Files, SystemFiles};
 use crate::text::{TextReader, TextSettings, TextWriter};
-use crate::{Config, Database, TableSize, TablespaceChange, Transaction};
+use crate::{Config, Database, Isolation, Patience, TableSize, TablespaceChange, Transaction};
 use arrow_array::RecordBatch;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -394,7 +394,7 @@ fn tables_and_columns_move_between_tablespaces() {
     // A move that is interrupted leaves the table where it was.
     let before = (main_in("near"), main_in("far"));
     let mut transaction = database.begin().unwrap();
-    transaction.set_interrupted(Some(Arc::new(|| Err(Error::new(SqlState::QUERY_CANCELED, "cancelled")))));
+    transaction.set_patience(Arc::new(Cancelled));
     assert_eq!(transaction.set_tablespace("t", None, "near").unwrap_err().code().code(), "57014");
     drop(transaction);
     assert_eq!((main_in("near"), main_in("far")), before);
@@ -759,4 +759,50 @@ fn a_change_that_cannot_be_recorded_is_not_made() {
     disk.full.store(false, Ordering::SeqCst);
     database.alter_tablespace("far", &TablespaceChange::Size { bytes: 16 * MIB }, &()).unwrap();
     assert_eq!(database.tablespaces().far().size_bytes(), 16 * MIB);
+}
+
+struct Cancelled;
+
+impl Patience for Cancelled {
+    fn check(&self) -> Result<()> {
+        Err(Error::new(SqlState::QUERY_CANCELED, "cancelled"))
+    }
+
+    fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_> {
+        Box::new(|| self.check())
+    }
+}
+
+/// Rows that were committed but not saved yet are saved with a table that is renamed meanwhile.
+#[test]
+fn a_renamed_table_keeps_rows_that_were_not_saved_yet() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    insert_and_commit(&database, "t", 0..10);
+    database.checkpoint().unwrap();
+    drop(database);
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    insert_and_commit(&database, "t", 10..20);
+    let mut transaction = database.begin().unwrap();
+    transaction.rename_table("t", "u").unwrap();
+    transaction.commit().unwrap();
+    database.close().unwrap();
+    drop(database);
+    let database = Database::open(in_folder(folder.path())).unwrap();
+    assert_eq!(rows(&database, "u"), expected(0..20));
+}
+
+/// A snapshot from before a table was moved does not write to where it was.
+#[test]
+fn rows_are_not_written_to_where_a_table_was() {
+    let database = database_with_table(memory());
+    insert_and_commit(&database, "t", 0..10);
+    let mut late = database.begin_at(Isolation::RepeatableRead).unwrap();
+    late.begin_statement().unwrap();
+    let mut mover = database.begin().unwrap();
+    mover.set_tablespace("t", None, "far").unwrap();
+    mover.commit().unwrap();
+    assert_eq!(insert(&mut late, "t", 10..20).unwrap_err().code(), SqlState::SERIALIZATION_FAILURE);
+    drop(late);
+    assert_eq!(rows(&database, "t"), expected(0..10));
 }

@@ -3,7 +3,7 @@
 use crate::catalog::{Changes, DatabaseState, RelationName};
 use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
-use crate::{Database, DatabaseVersion};
+use crate::{Database, DatabaseVersion, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
@@ -21,9 +21,6 @@ const LOAD_ROWS: u64 = 8 * ROW_GROUP_ROWS as u64;
 
 /// Rows written after which a rollback gives their memory back at once.
 const MANY_ROWS: usize = 1_000;
-
-/// Asked while a transaction waits or copies for long; its error ends the work.
-pub type Interrupted = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Writes rows and changes what exists. What it makes outlives the statement that asked for it, so every change is made
 /// outside the statement's heap. Rows it writes are its own until it ends, as are tables that it changes; readers see
@@ -47,7 +44,7 @@ pub struct Transaction {
     pub(crate) durable: bool,
     /// Rows of row groups made.
     pub(crate) encoded_rows: u64,
-    interrupted: Option<Interrupted>,
+    patience: Arc<dyn Patience>,
 }
 
 /// What a transaction had done at one moment, for going back to it.
@@ -85,7 +82,7 @@ impl Transaction {
             locked: BTreeMap::new(),
             durable: false,
             encoded_rows: 0,
-            interrupted: None,
+            patience: Arc::new(()),
         }
     }
 
@@ -94,9 +91,9 @@ impl Transaction {
         self.id
     }
 
-    /// What methods that take no such function ask while they wait for a lock or copy rows.
-    pub fn set_interrupted(&mut self, interrupted: Option<Interrupted>) {
-        self.interrupted = interrupted;
+    /// What methods that take no function for it ask while they wait for others or copy rows.
+    pub fn set_patience(&mut self, patience: Arc<dyn Patience>) {
+        self.patience = patience;
     }
 
     pub fn isolation(&self) -> Isolation {
@@ -112,8 +109,8 @@ impl Transaction {
         (self.worker.as_ref().expect("a transaction has a worker until it is dropped"), &mut self.writes)
     }
 
-    pub(crate) fn interrupted(&self) -> Option<Interrupted> {
-        self.interrupted.clone()
+    pub(crate) fn patience(&self) -> Arc<dyn Patience> {
+        self.patience.clone()
     }
 
     /// Its tag ends with the transaction, so others can wait for it.
@@ -203,7 +200,8 @@ impl Transaction {
     /// Undoes what was done since the savepoint, and gives up the locks taken since.
     pub fn roll_back_to(&mut self, savepoint: &Savepoint) {
         QueryHeap::outside(|| {
-            self.statement = None;
+            // What was read stays read.
+            self.end_statement();
             if let Some(worker) = &self.worker {
                 // What is undone is reached under it.
                 let _view = worker.snapshot_now();
@@ -234,7 +232,21 @@ impl Transaction {
         self.table(table)?;
         self.lock_name_in(table, mode, interrupted)?;
         // Whoever held it may have dropped or renamed the table.
-        self.table(table).map(drop)
+        let table = self.table(table)?;
+        self.check_current(&table)
+    }
+
+    /// 40001 for a table of the transaction's snapshot that another has taken the place of since: its rows are nobody's.
+    fn check_current(&self, table: &Arc<Table>) -> Result<()> {
+        if self.base.is_none() || self.changes.tables.contains_key(&table.def.id) {
+            return Ok(());
+        }
+        let now = self.database.state();
+        if now.tables.values().any(|now| Arc::ptr_eq(now, table)) {
+            return Ok(());
+        }
+        Err(Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
+            .with_detail(format!("Table \"{}\" was altered since the transaction's snapshot.", table.def.name)))
     }
 
     /// As `lock_table`, for a name that no table has yet.
@@ -259,13 +271,13 @@ impl Transaction {
     }
 
     pub(crate) fn lock_rows(&mut self, name: &RelationName) -> Result<()> {
-        let interrupted = self.interrupted.clone();
-        self.lock_rows_of(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
+        let patience = self.patience();
+        self.lock_rows_of(name, &*patience.begin_wait())
     }
 
     pub(crate) fn lock(&mut self, name: &RelationName) -> Result<()> {
-        let interrupted = self.interrupted.clone();
-        self.lock_name(name, &|| interrupted.as_ref().map_or(Ok(()), |interrupted| interrupted()))
+        let patience = self.patience();
+        self.lock_name(name, &*patience.begin_wait())
     }
 
     /// Locks a table and returns what this transaction has of it. 42P01 when there is none.
@@ -282,8 +294,10 @@ impl Transaction {
             .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name)))
     }
 
-    pub(crate) fn change(&mut self, next: Table) {
-        self.changes.tables.insert(next.def.id, Some(Arc::new(next)));
+    pub(crate) fn change(&mut self, next: Table) -> Arc<Table> {
+        let next = Arc::new(next);
+        self.changes.tables.insert(next.def.id, Some(next.clone()));
+        next
     }
 
     /// A table of this definition without rows.
@@ -338,9 +352,8 @@ impl Transaction {
         let id = self.database.next_table_id();
         let def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
         self.durable = true;
-        let table = Arc::new(self.empty_table(Arc::new(def), placement)?);
-        self.changes.tables.insert(table.def.id, Some(table.clone()));
-        Ok(table)
+        let table = self.empty_table(Arc::new(def), placement)?;
+        Ok(self.change(table))
     }
 
     fn check_placement(&self, placement: &Placement) -> Result<()> {

@@ -8,6 +8,8 @@ use crate::errors::from_datafusion;
 use crate::facts::SessionFacts;
 use crate::insert::{self, object_name};
 use crate::query::{self, ParameterFields};
+use crate::resolve::BY_ID;
+use crate::row_expressions::ROW;
 use crate::statement::{fold, parse_expression, parse_query};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider as DataFusionTable;
@@ -19,10 +21,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_table::{ROW_ID, TableVersion};
-
-/// Stands for the target in the query that is planned. No client can write it: texts have no control characters
-/// that PostgreSQL's lexer takes for letters.
-const TARGET: &str = "\u{1}target";
 
 /// An `UPDATE` or `DELETE`, read off its syntax.
 pub struct Change {
@@ -121,7 +119,7 @@ impl Change {
         let row = if is_update || returning.is_some() { def.columns.len() } else { 0 };
         let provider: Arc<dyn DataFusionTable> = crate::scan::TableProvider::with_row_ids(self.version.clone());
         let query = self.query(row, returning.is_some())?;
-        let source = query::logical_plan_over(state, facts, query, parameters.clone(), (TARGET, provider))?;
+        let source = query::logical_plan_of_rows(state, facts, query, parameters.clone(), provider)?;
 
         let input = |index: usize| Expr::Column(Column::from(source.schema().qualified_field(index)));
         let alias = fold(&self.alias);
@@ -151,7 +149,7 @@ impl Change {
 
     /// The row's id, the first `row` columns of the new row, and with `all` those of the other relations.
     fn query(&mut self, row: usize, all: bool) -> Result<Box<ast::Query>> {
-        let mut query = parse_query(&format!("SELECT NULL FROM \"{TARGET}\" AS t"))?;
+        let mut query = parse_query(&format!("SELECT NULL FROM {BY_ID}.\"{ROW}\" AS t"))?;
         let ast::SetExpr::Select(select) = query.body.as_mut() else {
             return Err(Error::internal("a SELECT that is none"));
         };

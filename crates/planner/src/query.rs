@@ -45,14 +45,10 @@ struct Names<'a> {
     state: &'a SessionState,
     facts: &'a Arc<SessionFacts>,
     within: Option<Within<'a>>,
-    /// What `pg_oid.row` stands for: the rows of an expression that is evaluated outside of queries.
+    /// What `pg_oid.row` stands for: the rows of an expression that is evaluated outside of queries, or of the table that
+    /// a statement changes.
     rows: Option<Arc<dyn TableProvider>>,
-    /// A relation that only this statement has.
-    own: Option<Own<'a>>,
 }
-
-/// A relation under a name that no client can write.
-type Own<'a> = (&'a str, Arc<dyn TableProvider>);
 
 impl Names<'_> {
     /// The table, view or system table that a name means.
@@ -94,10 +90,7 @@ impl ContextProvider for Names<'_> {
         {
             return Err(carry(cross_database(name)));
         }
-        let provider = match &self.own {
-            Some((own, provider)) if *own == name.table() => provider.clone(),
-            _ => self.table(name.schema(), name.table()).map_err(carry)?,
-        };
+        let provider = self.table(name.schema(), name.table()).map_err(carry)?;
         Ok(provider_as_source(provider))
     }
 
@@ -207,7 +200,7 @@ pub fn logical_plan_within(
     table_schema: Option<Schema>,
     within: Option<Within<'_>>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within, rows: None, own: None }, query, parameters, table_schema)
+    planned_by(&Names { state, facts, within, rows: None }, query, parameters, table_schema)
 }
 
 /// The plan of a query that reads `pg_oid.row`.
@@ -215,9 +208,10 @@ pub fn logical_plan_of_rows(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     query: Box<ast::Query>,
+    parameters: ParameterFields,
     rows: Arc<dyn TableProvider>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within: None, rows: Some(rows), own: None }, query, Vec::new(), None)
+    planned_by(&Names { state, facts, within: None, rows: Some(rows) }, query, parameters, None)
 }
 
 fn planned_by(
@@ -236,20 +230,6 @@ fn planned_by(
         }
         planned => planned,
     }
-}
-
-/// As `logical_plan`, with a relation of the statement's own among those that the query names.
-pub fn logical_plan_over(
-    state: &SessionState,
-    facts: &Arc<SessionFacts>,
-    mut query: Box<ast::Query>,
-    parameters: ParameterFields,
-    own: Own<'_>,
-) -> Result<LogicalPlan> {
-    crate::names::prepare(&mut query, false);
-    crate::numbers::type_numbers(&mut query, false);
-    let names = Names { state, facts, within: None, rows: None, own: Some(own) };
-    plan_query(&names, query, parameters, None)
 }
 
 /// A plan whose first `width` outputs are followed by the items of a `RETURNING` list, over what it has from `first`
@@ -291,7 +271,7 @@ fn returned(
     let ast::SetExpr::Select(select) = *query.body else {
         return Err(Error::internal("a SELECT that is none"));
     };
-    let names = Names { state, facts, within: None, rows: None, own: None };
+    let names = Names { state, facts, within: None, rows: None };
     let planner = SqlToRel::new_with_options(&names, parser_options());
     let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
     let schema = plan.schema();

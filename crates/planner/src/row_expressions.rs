@@ -96,7 +96,7 @@ fn plan_over(
         Some(Command::Query(query)) => query.clone(),
         _ => return Err(Error::internal("an expression makes no query")),
     };
-    let plan = query::logical_plan_of_rows(state, facts, query, rows_of(columns)?)?;
+    let plan = query::logical_plan_of_rows(state, facts, query, Vec::new(), rows_of(columns)?)?;
     let LogicalPlan::Projection(mut projection) = plan else {
         return Err(Error::unsupported(format!("this {what} is not supported")));
     };

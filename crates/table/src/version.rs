@@ -34,20 +34,21 @@ pub struct Table {
     pub def: Arc<TableDef>,
     pub placement: Placement,
     pub rows: Arc<RowStore>,
-    /// Transactions that wrote rows.
-    written: AtomicU64,
+    /// Transactions that wrote rows. Of the rows, whatever the definition.
+    written: Arc<AtomicU64>,
     /// What was worked out last, and of which state of the rows.
     statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
 }
 
 impl Table {
     pub fn new(def: Arc<TableDef>, placement: Placement, rows: Arc<RowStore>) -> Table {
-        Table { def, placement, rows, written: AtomicU64::new(0), statistics: Mutex::default() }
+        Table { def, placement, rows, written: Arc::default(), statistics: Mutex::default() }
     }
 
     /// The same rows under another definition, with as many columns of the same types.
     pub fn with_def(&self, def: Arc<TableDef>) -> Table {
-        Table::new(def, self.placement.clone(), Arc::clone(&self.rows))
+        let written = Arc::clone(&self.written);
+        Table { written, ..Table::new(def, self.placement.clone(), Arc::clone(&self.rows)) }
     }
 
     /// To be called when a transaction that wrote rows has committed.

@@ -69,6 +69,10 @@ async fn a_writer_waits_for_the_rows_writer_and_looks_again() {
     // Readers do not wait, nor do writers of other rows.
     assert_eq!(cell(&second, "SELECT balance FROM account WHERE id = 1").await, 100);
     second.batch_execute("UPDATE account SET balance = 50 WHERE id = 2").await.unwrap();
+    second.batch_execute("SET lock_timeout = '50ms'").await.unwrap();
+    let error = second.batch_execute("UPDATE account SET balance = 0 WHERE id = 1").await.unwrap_err();
+    assert_eq!(code(&error), "55P03");
+    second.batch_execute("RESET lock_timeout").await.unwrap();
     let waiting = tokio::spawn(async move {
         second.batch_execute("UPDATE account SET balance = balance * 2 WHERE id = 1").await.unwrap();
         second

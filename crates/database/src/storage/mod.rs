@@ -414,6 +414,11 @@ impl Storage {
         self.replace(&self.folder.join("ACCESS"), &[text.as_bytes()])
     }
 
+    /// Every table's delta is to be written anew: what was written last did not come to be.
+    pub fn forget_deltas(&self) {
+        self.state.lock().deltas.clear();
+    }
+
     /// Keeps others from writing a manifest until the guard drops.
     pub fn saving(&self) -> MutexGuard<'_, ()> {
         self.saving.lock()

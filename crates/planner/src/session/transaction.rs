@@ -303,8 +303,7 @@ impl Session {
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
-            let canceled = interrupt.clone();
-            transaction.set_interrupted(Some(Arc::new(move || canceled.check())));
+            transaction.set_patience(interrupt.clone());
             let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
             transaction.end_statement();
             match (written, slot) {
