@@ -27,8 +27,7 @@ pub type Compute<'a> = &'a dyn Fn(&RecordBatch) -> Result<Vec<ArrayRef>>;
 
 impl Transaction {
     /// Puts a table under another definition, its columns made as `sources` say; `compute` is given the columns at
-    /// positions
-    /// `reads` of the table as it was. 23502 when a column has NULLs that may have none.
+    /// positions `reads` of the table as it was. 23502 when a column has NULLs that may have none.
     pub fn rewrite_table(
         &mut self,
         name: &RelationName,

@@ -5,9 +5,8 @@
 //! Invariants:
 //!   * A name has one exclusive holder and no others, or any number of shared ones.
 //!   * A transaction waits for another transaction's end, through [`Transactions::wait_for`], as it does for rows: so a
-//! cycle of
-//!     both kinds of waits is found there. A lock that is given up earlier, by going back to a savepoint, lets waiters
-//!     go on after a slice of their wait.
+//!     cycle of both kinds of waits is found there. A lock that is given up earlier, by going back to a savepoint, lets
+//!     waiters go on after a slice of their wait.
 //!
 //! Names, not tables, are locked: creating and renaming must also keep others off a name that no table has yet.
 

@@ -5,20 +5,17 @@
 //! 1. The state becomes committing (*m*), *m* being the time; then a full fence.
 //! 2. Room in the log is reserved.
 //! 3. When the clock is not before *m* any more, *c* is the next nanosecond. A serializable transaction is validated as
-//! of
-//!    *c*. Then the state becomes committed (*c*) by compare-and-swap; if somebody raised *m* meanwhile, step 3 is
-//! repeated.
+//!    of *c*. Then the state becomes committed (*c*) by compare-and-swap; if somebody raised *m* meanwhile, step 3 is
+//!    repeated.
 //! 4. The redo record is appended, the versions are stamped, and the slot's sequence number moves on.
 //!
 //! Let a reader have drawn *s*, and meet a version of the transaction. Between drawing and meeting there is a full
 //! fence.
 //!
 //! * It finds the transaction running: then its fence is before that of step 1, and *c* > *s*, as the clock is read
-//! after
-//!   the latter and *c* is after what is read. It does not see the version, and never will.
+//!   after the latter and *c* is after what is read. It does not see the version, and never will.
 //! * It finds it committing (*m*) and raises *m* to *s*, or finds *m* >= *s*: the compare-and-swap of step 3 succeeds
-//! only
-//!   for a *c* > *m*.
+//!   only for a *c* > *m*.
 //! * It finds it committed: *c* tells.
 //!
 //! So all of a transaction's versions are in a snapshot or none is. A commit returns when the clock has reached *c*, so

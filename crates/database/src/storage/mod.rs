@@ -13,12 +13,10 @@
 //!   * Row files never change. A file is durable before a manifest that names it is.
 //!   * The manifest is replaced by renaming, so that a crash leaves the old or the new one, whole.
 //!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way,
-//! kept
-//!     until it ends.
+//!     kept until it ends.
 //!
 //! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken
-//! under
-//! `saving`, and `Storage::positions` under that.
+//! under `saving`, and `Storage::positions` under that.
 
 mod delta;
 mod files;

@@ -42,8 +42,7 @@ impl Session {
     /// From here to `end_implicit_block`, statements outside a transaction block share one transaction instead of
     /// committing one by one: several statements in one simple query, or a pipeline up to its Sync. As in PostgreSQL,
     /// `BEGIN` turns it into an ordinary block (which outlives it), `COMMIT` and `ROLLBACK` end what was done so far,
-    /// and
-    /// `transaction_status` does not show it. Does nothing inside a transaction block.
+    /// and `transaction_status` does not show it. Does nothing inside a transaction block.
     pub fn begin_implicit_block(&mut self) {
         if self.block.is_none() {
             self.begin(false, &[]);

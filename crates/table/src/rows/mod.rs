@@ -10,16 +10,12 @@
 //! *s*.
 //!
 //! * A version that a head or another version pointed at when it was looked at stays until the view ends, if it is
-//! reached
-//!   so: from the head on, and from a version to its older one only if the view does not see the former. For a version
-//! is
-//!   retired when one that replaced it is committed, as of that commit's timestamp *c*; and who goes past the newer one
-//!   has *s* < *c*. (From an aborted version, or a lock, one goes on to what was the newest then: had that been
-//! replaced
-//!   and retired at a *c* <= *s*, the head would have shown the replacement already.)
+//!   reached so: from the head on, and from a version to its older one only if the view does not see the former. For a
+//!   version is retired when one that replaced it is committed, as of that commit's timestamp *c*; and who goes past
+//!   the newer one has *s* < *c*. (From an aborted version, or a lock, one goes on to what was the newest then: had
+//!   that been replaced and retired at a *c* <= *s*, the head would have shown the replacement already.)
 //! * A version that is taken out of a head otherwise (it was aborted, merged, or only a lock) is retired as of a time
-//! after
-//!   that; whoever found it in the head had drawn *s* before.
+//!   after that; whoever found it in the head had drawn *s* before.
 //! * A [`MainPart`] is retired as of a time after it was replaced.
 //!
 //! What is retired is freed when the horizon is past it.
@@ -28,10 +24,9 @@
 //!
 //! * A session has a [`Worker`](tidepool_txn::Worker) and a [`WriteSet`]. Its statements take a snapshot, and turn an
 //!   [`Outcome`] into waiting, looking again, or an error. Its part in a commit wraps the write set's, with a log
-//! between.
+//!   between.
 //! * Somebody calls `Worker::collect` now and then, and [`RowStore::finish_merge`] after a merge; a session that rests
-//! calls
-//!   `Worker::rest`.
+//!   calls `Worker::rest`.
 //! * What is allocated here lasts longer than a statement: a thread inside a query heap writes rows outside of it.
 
 mod layout;
