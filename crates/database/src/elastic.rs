@@ -10,7 +10,7 @@ use crate::{Database, TableSize};
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_device::{Location, Stripe};
+use tidepool_device::{CacheSize, Location, Stripe};
 use tidepool_table::TableVersion;
 use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig};
 
@@ -22,6 +22,11 @@ const WAIT_SLICE: Duration = Duration::from_millis(10);
 pub enum TablespaceChange {
     Size {
         bytes: u64,
+    },
+    /// Of paged memory, perhaps along with its size.
+    Cache {
+        cache: CacheSize,
+        size_bytes: Option<u64>,
     },
     /// `profile`: the name of one, or `none`. Left out: the one that all others have, if they have the same.
     AddLocation {
@@ -68,6 +73,7 @@ impl Database {
         let space = self.tablespaces().get(name)?;
         let reshape = match change {
             TablespaceChange::Size { bytes } => space.resize(*bytes)?,
+            TablespaceChange::Cache { cache, size_bytes } => space.resize_cache(*cache, *size_bytes)?,
             TablespaceChange::AddLocation { stripe, profile } => {
                 let profile = match profile.as_deref() {
                     None => space.config().profile.clone(),

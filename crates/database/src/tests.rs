@@ -746,6 +746,37 @@ fn altered_tablespaces_are_found_again() {
 }
 
 #[test]
+fn altered_paged_tablespaces_are_found_again() {
+    if let Err(error) = tidepool_device::paged::available() {
+        println!("skipped: {error}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let configured = || {
+        let mut config = in_folder(folder.path());
+        config.far.location = "paged:25%:anon:".parse().unwrap();
+        config
+    };
+    let state = |database: &Database| -> Vec<(u64, u64)> {
+        let spaces = ["far", "pool"].map(|name| database.tablespaces().get(name).unwrap());
+        spaces.map(|space| (space.size_bytes() / MIB, space.paged().unwrap().cache_bytes() / MIB)).to_vec()
+    };
+    {
+        let database = Database::open(configured()).unwrap();
+        let location = "paged:4MB:anon:".parse().unwrap();
+        database.create_tablespace(TablespaceConfig { location, ..space("pool") }).unwrap();
+        database.alter_tablespace("far", &TablespaceChange::Size { bytes: 64 * MIB }, &()).unwrap();
+        let change = TablespaceChange::Cache { cache: "10%".parse().unwrap(), size_bytes: Some(80 * MIB) };
+        database.alter_tablespace("pool", &change, &()).unwrap();
+        assert_eq!(state(&database), [(64, 16), (80, 8)]);
+    }
+    assert_eq!(state(&Database::open(configured()).unwrap()), [(64, 16), (80, 8)]);
+    let mut anew = configured();
+    anew.far.location = "paged:50%:anon:".parse().unwrap();
+    assert_eq!(state(&Database::open(anew).unwrap()), [(256, 128), (80, 8)]);
+}
+
+#[test]
 fn a_change_that_cannot_be_recorded_is_not_made() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Arc::new(FullDisk::default());

@@ -70,24 +70,17 @@ impl Device {
     /// Opens `size` bytes (rounded up to the device's unit) of `location`. For a DAX device or an existing file of fixed
     /// size, `None` takes all of it. A file or device that existed before is shown to `check` first, and nothing of it is
     /// changed when that fails.
-    pub fn open(
-        location: &Location,
-        size: Option<u64>,
-        options: MapOptions<'_>,
-        check: HeaderCheck<'_>,
-    ) -> Result<Device> {
+    pub fn open(location: &Location, size: Option<u64>, options: MapOptions, check: HeaderCheck<'_>) -> Result<Device> {
         if size == Some(0) {
             return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the size of a device cannot be zero"));
         }
         match location {
-            Location::Anon => open_anonymous(location, required(location, size)?, options, None),
-            Location::Numa(node) => open_anonymous(location, required(location, size)?, options, Some(*node)),
+            Location::Anon => open_anonymous(location, location.require_size(size)?, options, None),
+            Location::Numa(node) => open_anonymous(location, location.require_size(size)?, options, Some(*node)),
             Location::File(path) => open_file(path, size, options, check),
             Location::Dax(path) => open_dax(path, size, check),
             Location::Striped(_) => Err(Error::internal(format!("\"{location}\" is not one device"))),
-            Location::Paged { .. } => {
-                Err(Error::unsupported(format!("\"{location}\" is mapped page by page, and only as a whole")))
-            }
+            Location::Paged { .. } => Err(Error::internal(format!("\"{location}\" is mapped page by page"))),
         }
     }
 
@@ -412,13 +405,6 @@ impl Device {
     }
 }
 
-pub(crate) fn required(location: &Location, size: Option<u64>) -> Result<u64> {
-    size.ok_or_else(|| {
-        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("a size is required for device \"{location}\""))
-            .with_hint("Write it as in size=4GB.")
-    })
-}
-
 /// `size` in whole units, as an address-space length.
 fn rounded(size: u64, unit: usize) -> Result<usize> {
     usize::try_from(size)
@@ -443,7 +429,7 @@ fn unit_of_anonymous(size: u64) -> usize {
     if size >= HUGE_PAGE_BYTES as u64 { HUGE_PAGE_BYTES } else { PAGE_BYTES }
 }
 
-fn open_anonymous(location: &Location, size: u64, options: MapOptions<'_>, node: Option<u32>) -> Result<Device> {
+fn open_anonymous(location: &Location, size: u64, options: MapOptions, node: Option<u32>) -> Result<Device> {
     let len = rounded(size, unit_of_anonymous(size))?;
     check_memory(len, node)?;
     Ok(Device {
@@ -503,7 +489,7 @@ fn bind(address: NonNull<u8>, len: usize, node: u32) -> Result<()> {
     }
 }
 
-fn open_file(path: &Path, size: Option<u64>, options: MapOptions<'_>, check: HeaderCheck<'_>) -> Result<Device> {
+fn open_file(path: &Path, size: Option<u64>, options: MapOptions, check: HeaderCheck<'_>) -> Result<Device> {
     let shown = path.display();
     let open_error = |error: &io::Error| Error::io(format_args!("open file \"{shown}\""), error);
     let mut created = false;
@@ -537,7 +523,7 @@ fn prepare_file(
     file: File,
     path: &Path,
     size: Option<u64>,
-    options: MapOptions<'_>,
+    options: MapOptions,
     check: HeaderCheck<'_>,
 ) -> Result<Device> {
     let shown = path.display();
@@ -556,7 +542,7 @@ fn prepare_file(
     let unit = system.page_bytes();
     let len = match size {
         Some(size) => rounded(size, unit)?,
-        None if metadata.len() == 0 => required(&Location::File(path.to_owned()), None)? as usize,
+        None if metadata.len() == 0 => Location::File(path.to_owned()).require_size(None)? as usize,
         None => rounded(metadata.len() / unit as u64 * unit as u64, unit)?,
     };
     if len == 0 {

@@ -52,6 +52,14 @@ impl Location {
         }
     }
 
+    /// The size that is given for it, which it cannot do without. 22023 when there is none.
+    pub fn require_size(&self, size: Option<u64>) -> Result<u64> {
+        size.ok_or_else(|| {
+            Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("a size is required for device \"{self}\""))
+                .with_hint("Write it as in size=4GB.")
+        })
+    }
+
     /// All of several, or the one.
     pub fn stripes(&self) -> Vec<Stripe> {
         match self {

@@ -3,9 +3,9 @@
 //! The start of a mapping is aligned to 2 MiB (or to the device's page where that is larger), so that offsets and
 //! addresses agree about huge pages.
 
-use crate::device::{Device, required};
+use crate::Location;
+use crate::device::Device;
 use crate::paged::Paged;
-use crate::{Location, Profile};
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -24,11 +24,9 @@ pub const HEADER_BYTES: usize = PAGE_BYTES;
 pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
-pub struct MapOptions<'a> {
+pub struct MapOptions {
     /// Ask for huge pages where the device has them.
     pub huge_pages: bool,
-    /// What stands between paged memory and its remote node; `None`: nothing that takes time. Of no meaning elsewhere.
-    pub network: Option<&'a Profile>,
 }
 
 /// Looks at the first [`HEADER_BYTES`] of a file or device that is not new (zeroes past its end).
@@ -47,6 +45,7 @@ enum Backing {
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
+    /// Of paged memory: with what it can grow by.
     len: usize,
     page_size: usize,
     backing: Backing,
@@ -60,7 +59,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `size` bytes (rounded up to the device's unit) of `location`. For a DAX device or an existing file of fixed
     /// size, `None` takes all of it.
-    pub fn open(location: &Location, size: Option<u64>, options: MapOptions<'_>) -> Result<Mapping> {
+    pub fn open(location: &Location, size: Option<u64>, options: MapOptions) -> Result<Mapping> {
         Mapping::open_checked(location, size, options, &|_| Ok(()))
     }
 
@@ -69,15 +68,9 @@ impl Mapping {
     pub fn open_checked(
         location: &Location,
         size: Option<u64>,
-        options: MapOptions<'_>,
+        options: MapOptions,
         check: HeaderCheck<'_>,
     ) -> Result<Mapping> {
-        if let Location::Paged { cache, remote } = location {
-            let size = required(location, size)?;
-            let paged = Paged::open(remote, size, cache.bytes_of(size), options.network)?;
-            let (base, len) = (paged.base(), paged.len());
-            return Ok(Mapping { base, len, page_size: PAGE_BYTES, backing: Backing::Paged(Box::new(paged)) });
-        }
         let device = Device::open(location, size, options, check)?;
         let (len, page_size) = (device.len(), device.page_size());
         let mapped = reserve(len, page_size.max(HUGE_PAGE_BYTES))
@@ -117,6 +110,7 @@ impl Mapping {
         self.base
     }
 
+    /// Bytes of addresses. All of them are mapped, except of paged memory, which may have fewer ([`Paged::len`]).
     pub fn len(&self) -> usize {
         self.len
     }
@@ -256,6 +250,34 @@ impl Drop for Mapping {
     }
 }
 
+impl From<Paged> for Mapping {
+    fn from(paged: Paged) -> Mapping {
+        let (base, len) = (paged.base(), paged.reserved_bytes());
+        Mapping { base, len, page_size: PAGE_BYTES, backing: Backing::Paged(Box::new(paged)) }
+    }
+}
+
+fn addresses_are_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a live structure to fill.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// As `reserve`, or as much less as there is where addresses are scarce (under valgrind, for one), but `least` bytes. No
+/// more than those where the process's addresses are limited (`ulimit -v`): all of its other memory needs some too. Both
+/// are multiples of `unit`, and so is the length that is returned.
+pub(crate) fn reserve_some(wanted: usize, least: usize, unit: usize) -> io::Result<(NonNull<u8>, usize)> {
+    let mut len = if addresses_are_limited() { least } else { wanted.max(least) };
+    loop {
+        match reserve(len, unit) {
+            Ok(base) => return Ok((base, len)),
+            Err(_) if len > least => len = (len / 2 / unit * unit).max(least),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Addresses of the process's own in which nothing is mapped: `len` bytes from a multiple of `alignment` on. Both are
 /// multiples of a page.
 pub(crate) fn reserve(len: usize, alignment: usize) -> io::Result<NonNull<u8>> {
@@ -387,7 +409,7 @@ mod tests {
     use std::path::Path;
     use tidepool_base::SqlState;
 
-    const OPTIONS: MapOptions<'static> = MapOptions { huge_pages: true, network: None };
+    const OPTIONS: MapOptions = MapOptions { huge_pages: true };
 
     fn bytes(mapping: &mut Mapping) -> &mut [u8] {
         // SAFETY: the mapping is readable and writable memory, borrowed exclusively.

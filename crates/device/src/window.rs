@@ -13,7 +13,7 @@
 //! `commit` and `release` are called inside the global allocator: they allocate nothing, and wait for nothing but a lock
 //! under which nothing is done but looking up or changing an entry.
 
-use crate::mapping::{HUGE_PAGE_BYTES, Mapping, reserve, unmap};
+use crate::mapping::{HUGE_PAGE_BYTES, Mapping, reserve_some, unmap};
 use crate::paged::Paged;
 use crate::{Device, stop};
 use std::io;
@@ -70,32 +70,14 @@ struct Piece {
     offset: usize,
 }
 
-fn addresses_are_limited() -> bool {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a live structure to fill.
-    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
-    limit.rlim_cur != libc::RLIM_INFINITY
-}
-
 impl Window {
-    /// As `reserve`, or as much less as there is where addresses are scarce (under valgrind, for one), but `least` bytes. No
-    /// more than those where the process's addresses are limited (`ulimit -v`): all of its other memory needs some too.
+    /// Reserves `wanted` bytes of addresses in stripes of `stripe_bytes`, a multiple of 2 MiB, or as much less as there is
+    /// where addresses are scarce, but `least` bytes. `wanted` is a multiple of a stripe.
     pub fn reserve_some(wanted: usize, least: usize, stripe_bytes: usize) -> Result<Window> {
+        debug_assert!(stripe_bytes.is_multiple_of(HUGE_PAGE_BYTES) && wanted.is_multiple_of(stripe_bytes));
         let least = least.next_multiple_of(stripe_bytes);
-        let mut len = if addresses_are_limited() { least } else { wanted.max(least) };
-        loop {
-            match Window::reserve(len, stripe_bytes) {
-                Err(_) if len > least => len = (len / 2 / stripe_bytes * stripe_bytes).max(least),
-                reserved => return reserved,
-            }
-        }
-    }
-
-    /// Reserves `len` bytes of addresses in stripes of `stripe_bytes`, a multiple of 2 MiB; `len` is a multiple of that.
-    pub fn reserve(len: usize, stripe_bytes: usize) -> Result<Window> {
-        debug_assert!(stripe_bytes.is_multiple_of(HUGE_PAGE_BYTES) && len.is_multiple_of(stripe_bytes));
-        let base = reserve(len, stripe_bytes)
-            .map_err(|error| Error::io(format_args!("reserve addresses for {}", ByteSize(len as u64)), &error))?;
+        let (base, len) = reserve_some(wanted, least, stripe_bytes)
+            .map_err(|error| Error::io(format_args!("reserve addresses for {}", ByteSize(least as u64)), &error))?;
         Ok(Window {
             base,
             len,
@@ -108,7 +90,13 @@ impl Window {
         })
     }
 
-    /// A window that is one mapping, for ever.
+    /// Exactly `len` bytes of addresses.
+    #[cfg(test)]
+    fn reserve(len: usize, stripe_bytes: usize) -> Result<Window> {
+        Window::reserve_some(len, len, stripe_bytes)
+    }
+
+    /// A window that is one mapping, for ever. Paged memory may be mapped in part.
     pub fn fixed(mapping: Mapping) -> Window {
         Window {
             base: mapping.base(),
@@ -383,8 +371,7 @@ mod tests {
     const STRIPE: usize = HUGE_PAGE_BYTES;
 
     fn device(bytes: usize) -> Device {
-        Device::open(&Location::Anon, Some(bytes as u64), MapOptions { huge_pages: false, network: None }, &|_| Ok(()))
-            .unwrap()
+        Device::open(&Location::Anon, Some(bytes as u64), MapOptions { huge_pages: false }, &|_| Ok(())).unwrap()
     }
 
     fn write(window: &Window, offset: usize, byte: u8) {

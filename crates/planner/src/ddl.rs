@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
 use tidepool_database::{Config, RelationName, TablespaceChange};
+use tidepool_device::CacheSize;
 use tidepool_table::{CheckDef, ColumnDef, Identity, Placement};
 use tidepool_tablespace::TablespaceConfig;
 
@@ -424,17 +425,24 @@ pub fn check_default(
 /// Reads an `ALTER TABLESPACE`.
 pub fn tablespace_change(action: &AlterTablespaceAction) -> Result<TablespaceChange> {
     match action {
-        AlterTablespaceAction::Set { options } => match options.as_slice() {
-            [(option, size)] if option == "size" => Ok(TablespaceChange::Size { bytes: size.parse::<ByteSize>()?.0 }),
-            _ => Err(Error::new(
-                SqlState::INVALID_PARAMETER_VALUE,
-                match options.iter().find(|(option, _)| option != "size") {
-                    Some((option, _)) => format!("tablespace parameter \"{option}\" cannot be changed"),
-                    None => "tablespace parameter \"size\" is given twice".to_owned(),
-                },
-            )
-            .with_hint("The size of a tablespace can be set: ALTER TABLESPACE far SET (size = '8GB').")),
-        },
+        AlterTablespaceAction::Set { options } => {
+            let (mut size, mut cache) = (None, None);
+            for (option, value) in options {
+                let twice = match option.as_str() {
+                    "size" => size.replace(value.parse::<ByteSize>()?.0).is_some(),
+                    "cache" => cache.replace(value.parse::<CacheSize>()?).is_some(),
+                    _ => return Err(unsettable(format!("tablespace parameter \"{option}\" cannot be changed"))),
+                };
+                if twice {
+                    return Err(unsettable(format!("tablespace parameter \"{option}\" is given twice")));
+                }
+            }
+            match (size, cache) {
+                (size_bytes, Some(cache)) => Ok(TablespaceChange::Cache { cache, size_bytes }),
+                (Some(bytes), None) => Ok(TablespaceChange::Size { bytes }),
+                (None, None) => Err(unsettable("no tablespace parameter is given".to_owned())),
+            }
+        }
         AlterTablespaceAction::AddLocation { location, options } => {
             let mut profile = None;
             for (option, value) in options {
@@ -453,6 +461,13 @@ pub fn tablespace_change(action: &AlterTablespaceAction) -> Result<TablespaceCha
             Ok(TablespaceChange::DropLocation { location: location.parse()? })
         }
     }
+}
+
+fn unsettable(message: String) -> Error {
+    Error::new(SqlState::INVALID_PARAMETER_VALUE, message).with_hint(
+        "What can be set is the size of a tablespace, and the cache of a paged one: \
+         ALTER TABLESPACE far SET (size = '8GB', cache = '25%').",
+    )
 }
 
 /// Reads a `CREATE TABLESPACE`, whose profile is one of the configuration's or a preset.

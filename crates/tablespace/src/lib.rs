@@ -12,6 +12,7 @@ mod layout;
 mod ledger;
 mod owners;
 mod pacers;
+mod paged;
 mod region;
 mod shape;
 mod space;

@@ -9,12 +9,14 @@
 //! 3. *finished*: memory that is to go is unmapped and given back, new memory is opened. Or *dropped*, which undoes step 1.
 //!
 //! A tablespace of one location is *plain*: byte n of the window is byte n of the device, and it grows and shrinks at the
-//! end by any number of pages. One of several is *striped* (`striped.rs`), and consists of whole stripes.
+//! end by any number of pages. One of several is *striped* (`striped.rs`), and consists of whole stripes. A *paged* one
+//! (`paged.rs`) grows and shrinks at its end too.
 //!
 //! A device's superblock never promises more than the device has: it is written after the device has grown, and before it
 //! shrinks.
 
 use crate::layout;
+use crate::paged::Paging;
 use crate::space::bytes_of;
 use crate::superblock::Superblock;
 use crate::{Tablespace, TablespaceConfig};
@@ -42,12 +44,23 @@ const STRIPES_MIN: u64 = 1024;
 /// Stripes that a tablespace of several locations can have.
 const STRIPES_MAX: usize = 16 << 10;
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One mapping that never changes.
+    #[default]
+    Fixed,
+    Plain,
+    Striped,
+    Paged,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Shape {
+    pub kind: Kind,
+    /// None of fixed and of paged ones.
     pub parts: Vec<Part>,
-    /// Of a plain one: bytes mapped, from the window's start on.
+    /// Of plain and paged ones: bytes mapped, from the window's start on.
     pub len: usize,
-    pub striped: bool,
 }
 
 #[derive(Debug)]
@@ -65,13 +78,12 @@ pub(crate) struct Part {
 }
 
 impl Shape {
-    /// One mapping that never changes.
     pub fn fixed() -> Shape {
         Shape::default()
     }
 
-    pub fn is_fixed(&self) -> bool {
-        self.parts.is_empty()
+    pub fn paged(len: usize) -> Shape {
+        Shape { kind: Kind::Paged, len, ..Shape::default() }
     }
 
     /// Opens what `config` names, and reserves addresses to map it at.
@@ -106,7 +118,7 @@ impl Shape {
         let len = device.len();
         let stripe_bytes = stripe_bytes(len as u64, device.page_size());
         let window = Window::reserve_some(reserved_bytes(len, stripe_bytes)?, len, stripe_bytes)?;
-        Ok((window, Shape { parts, len, striped: false }))
+        Ok((window, Shape { kind: Kind::Plain, parts, len }))
     }
 
     fn open_striped(
@@ -159,7 +171,7 @@ impl Shape {
         let len = counts.iter().sum::<usize>() * stripe;
         let most = (STRIPES_MAX * stripe).max(len);
         let window = Window::reserve_some(reserved_bytes(len, stripe)?.min(most), len, stripe)?;
-        Ok((window, Shape { parts, len: 0, striped: true }))
+        Ok((window, Shape { kind: Kind::Striped, parts, len: 0 }))
     }
 
     /// Puts devices back as they were found, when nothing came of opening the tablespace.
@@ -212,7 +224,7 @@ pub(crate) fn clear(device: &Device, name: &str) {
 fn open_device(location: &Location, size: Option<u64>, huge_pages: bool) -> Result<(Device, Option<Superblock>)> {
     let found = Cell::new(None);
     let name = location.to_string();
-    let device = Device::open(location, size, MapOptions { huge_pages, network: None }, &|header| {
+    let device = Device::open(location, size, MapOptions { huge_pages }, &|header| {
         found.set(Superblock::read(header, &name)?);
         Ok(())
     })?;
@@ -252,7 +264,8 @@ fn stripe_bytes(len: u64, page_size: usize) -> usize {
     (share as usize).max(HUGE_PAGE_BYTES).max(page_size)
 }
 
-fn reserved_bytes(len: usize, stripe: usize) -> Result<usize> {
+/// Addresses for a tablespace of `len` bytes, in whole stripes.
+pub(crate) fn reserved_bytes(len: usize, stripe: usize) -> Result<usize> {
     let machine = memory_total_bytes().unwrap_or(0);
     let most = PAGES_MAX * PAGE_BYTES as u64 / stripe as u64 * stripe as u64;
     let wanted =
@@ -271,7 +284,7 @@ impl Tablespace {
     /// Maps all that a new tablespace has.
     pub(crate) fn map_all(&self) -> Result<()> {
         let mut shape = self.lock_shape();
-        if shape.striped {
+        if shape.kind == Kind::Striped {
             return self.lay_all(&mut shape);
         }
         let Shape { parts, len, .. } = &mut *shape;
@@ -366,14 +379,17 @@ impl Tablespace {
 
     /// Prepares to grow or shrink to `size_bytes`, rounded up to whole units of the device, or stripes where there are
     /// several. 54000 beyond the addresses that were reserved; 53100 when a device has no room; 53200 when what tables
-    /// hold does not fit; 55006 while another change is under way; 0A000 for memory that cannot change.
+    /// hold does not fit; 55006 while another change is under way; 0A000 for memory that cannot change; 22023 when the
+    /// cache of paged memory would be too small or too large.
     pub fn resize(&self, size_bytes: u64) -> Result<Reshape<'_>> {
         let shape = self.changeable_shape()?;
         if size_bytes == 0 {
             return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the size of a tablespace cannot be zero"));
         }
-        if shape.striped {
-            return self.resize_striped(shape, size_bytes);
+        match shape.kind {
+            Kind::Striped => return self.resize_striped(shape, size_bytes),
+            Kind::Paged => return self.resize_paged(shape, Some(size_bytes), None),
+            Kind::Plain | Kind::Fixed => {}
         }
         let device = self.device_of(&shape.parts[0])?;
         let (from, to) = (shape.len, device.rounded_len(size_bytes)?);
@@ -397,14 +413,14 @@ impl Tablespace {
     /// Prepares to take in another location, with room for its weight: each unit of weight holds the same. Codes as of
     /// `resize`, and those of opening a device.
     pub fn add_location(&self, stripe: Stripe, profile: Option<Profile>) -> Result<Reshape<'_>> {
-        let shape = self.changeable_shape()?;
+        let shape = self.divisible_shape()?;
         self.add_striped(shape, stripe, profile)
     }
 
     /// Prepares to do without a location and the room that it brought. 42704 when there is no such, 55000 for the only
     /// one, else as `resize`.
     pub fn drop_location(&self, location: &Location) -> Result<Reshape<'_>> {
-        let shape = self.changeable_shape()?;
+        let shape = self.divisible_shape()?;
         self.drop_striped(shape, location)
     }
 
@@ -438,14 +454,27 @@ impl Tablespace {
         .with_hint("Move tables elsewhere with ALTER TABLE … SET TABLESPACE first."))
     }
 
-    fn changeable_shape(&self) -> Result<MutexGuard<'_, Shape>> {
+    /// Of memory that can have several locations; 0A000 for paged memory.
+    fn divisible_shape(&self) -> Result<MutexGuard<'_, Shape>> {
+        let shape = self.changeable_shape()?;
+        if shape.kind == Kind::Paged {
+            return Err(Error::unsupported(format!(
+                "\"{}\" of tablespace \"{}\" cannot be one of several locations",
+                self.config().location,
+                self.name()
+            )));
+        }
+        Ok(shape)
+    }
+
+    pub(crate) fn changeable_shape(&self) -> Result<MutexGuard<'_, Shape>> {
         let Some(shape) = self.try_lock_shape() else {
             return Err(Error::new(
                 SqlState::OBJECT_IN_USE,
                 format!("tablespace \"{}\" is being altered by another session", self.name()),
             ));
         };
-        if shape.is_fixed() {
+        if shape.kind == Kind::Fixed {
             return Err(Error::unsupported(format!(
                 "tablespace \"{}\" at {} keeps the size and the place it was made with",
                 self.name(),
@@ -544,6 +573,7 @@ pub(crate) enum Step {
         from: usize,
         to: usize,
     },
+    Paging(Paging),
     /// Of a striped one, or one that is about to be. Boxed: a rare step, larger than the others.
     Grow(Box<Growth>),
     Shrink(Box<Shrinking>),
@@ -580,8 +610,11 @@ impl Reshape<'_> {
     pub fn left_bytes(&self) -> u64 {
         match &self.step {
             Step::ShrinkEnd { from, to } => self.space.used_bytes_in(to / PAGE_BYTES..from / PAGE_BYTES),
+            Step::Paging(paging) if paging.to < paging.from => {
+                self.space.used_bytes_in(paging.to / PAGE_BYTES..paging.from / PAGE_BYTES)
+            }
             Step::Shrink(shrinking) => self.left_in_stripes(shrinking),
-            Step::Done | Step::GrowEnd { .. } | Step::Grow(_) => 0,
+            Step::Done | Step::GrowEnd { .. } | Step::Paging(_) | Step::Grow(_) => 0,
         }
     }
 
@@ -609,6 +642,7 @@ impl Reshape<'_> {
                 space.note_superblock(&mut self.shape.parts[0], to);
                 back_to(&*space.device_of(&self.shape.parts[0])?, to);
             }
+            Step::Paging(paging) => space.finish_paging(&mut self.shape, &paging),
             Step::Grow(growth) => self.finish_growth(*growth)?,
             Step::Shrink(shrinking) => self.finish_shrinking(*shrinking),
         }
@@ -633,6 +667,7 @@ impl Drop for Reshape<'_> {
                 space.is_shrinking.store(false, Ordering::Release);
                 space.open_pages(to / PAGE_BYTES..from / PAGE_BYTES);
             }
+            Step::Paging(paging) => space.undo_paging(&paging),
             Step::Grow(growth) => self.undo_growth(*growth),
             Step::Shrink(shrinking) => self.undo_shrinking(*shrinking),
         }

@@ -2,7 +2,7 @@ use crate::extents::{CHUNK_PAGES, Extents};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
 use crate::pacers::Pacers;
-use crate::shape::Shape;
+use crate::shape::{Kind, Shape};
 use crate::{LedgerRow, Purpose, Region};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::paged::{OWNERS_MAX, Paged};
 use tidepool_device::{
-    Access, CostModel, Location, MapOptions, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals, Profile, Window,
-    stop,
+    Access, CostModel, Location, Mapping, PAGE_BYTES, Pacer, PacingCounters, PacingTotals, Profile, Window, stop,
 };
 
 const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
@@ -120,9 +119,7 @@ impl Tablespace {
 
     fn try_open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
         if let Location::Paged { .. } = config.location {
-            let options = MapOptions { huge_pages: config.huge_pages, network: config.profile.as_ref() };
-            let mapping = Mapping::open(&config.location, config.size_bytes, options)?;
-            return Tablespace::over(id, config, mapping);
+            return Tablespace::open_paged(id, config);
         }
         let (window, shape) = Shape::open(&config)?;
         let space = Tablespace::new(id, config, window, shape)?;
@@ -139,11 +136,16 @@ impl Tablespace {
         Ok(space)
     }
 
-    fn new(id: TablespaceId, config: TablespaceConfig, window: Window, shape: Shape) -> Result<Arc<Tablespace>> {
+    pub(crate) fn new(
+        id: TablespaceId,
+        config: TablespaceConfig,
+        window: Window,
+        shape: Shape,
+    ) -> Result<Arc<Tablespace>> {
         let pacers = Pacers::new(match &config.profile {
             // A fault waits for the network by itself: nothing may be charged twice.
             Some(_) if window.paged().is_some() => None,
-            Some(profile) if shape.is_fixed() => Some(CostModel::on_this_machine(profile.clone())?),
+            Some(profile) if shape.kind == Kind::Fixed => Some(CostModel::on_this_machine(profile.clone())?),
             _ => shape.cost_model()?,
         });
         let extents = Extents::new(window.len() / PAGE_BYTES)?;

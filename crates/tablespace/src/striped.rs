@@ -10,7 +10,8 @@
 
 use crate::layout;
 use crate::shape::{
-    Growth, Part, Reshape, Shape, Shrinking, Step, back_to, clear, stripes_max, too_many_locations, too_many_stripes,
+    Growth, Kind, Part, Reshape, Shape, Shrinking, Step, back_to, clear, stripes_max, too_many_locations,
+    too_many_stripes,
 };
 use crate::{Tablespace, TablespaceConfig};
 use std::collections::{BTreeMap, BTreeSet};
@@ -315,7 +316,7 @@ impl Tablespace {
             return Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", stripe.location)));
         }
         let stripe_bytes = self.window.stripe_bytes();
-        let now = if shape.striped {
+        let now = if shape.kind == Kind::Striped {
             shape.parts.iter().map(|part| self.slots(&shape, part.device)).sum()
         } else {
             shape.len.div_ceil(stripe_bytes)
@@ -335,7 +336,7 @@ impl Tablespace {
         let places = (0..more as u32).map(|slot| Place { device: part.device, slot }).collect();
         let mut growth = Growth { fresh: Vec::new(), filled: 0..0, before: Vec::new(), part: Some(part) };
         let prepared = config.and_then(|config| {
-            if !shape.striped {
+            if shape.kind != Kind::Striped {
                 growth.filled = self.fill_last_stripe(&shape)?;
             }
             self.map_fresh(places, &mut growth)?;
@@ -392,7 +393,7 @@ impl Reshape<'_> {
             space.open_pages(growth.filled.start / PAGE_BYTES..growth.filled.end / PAGE_BYTES);
         }
         if let Some(part) = growth.part {
-            self.shape.striped = true;
+            self.shape.kind = Kind::Striped;
             self.shape.parts.push(part);
         }
         for stripe in growth.fresh {

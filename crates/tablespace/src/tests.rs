@@ -348,6 +348,86 @@ fn paged_memory_is_counted_by_purpose_and_place() {
     assert!(refused("paged:5%:anon:", None).contains("too small"));
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn paged_memory_grows_and_shrinks_and_so_does_its_cache() {
+    if let Err(error) = paged::available() {
+        println!("skipped: {error}");
+        return;
+    }
+    let paged_config =
+        TablespaceConfig { location: "paged:4MB:anon:".parse().unwrap(), size_bytes: Some(16 << 20), ..config("p", 0) };
+    let space = Tablespace::open(TablespaceId(1), paged_config).unwrap();
+    let paging = space.paged().unwrap();
+    let location = || space.config().location.to_string();
+    let mut low = space.allocate(10 * MIB, Purpose::Main).unwrap();
+    low.fill(1);
+    // What is prepared and dropped leaves nothing.
+    let change = space.resize(64 << 20).unwrap();
+    assert_eq!((space.size_bytes(), change.left_bytes()), (16 << 20, 0));
+    drop(change);
+    assert_eq!((space.size_bytes(), paging.len()), (16 << 20, 16 * MIB));
+    space.resize((64 << 20) - 1).unwrap().finish().unwrap();
+    assert_eq!((space.size_bytes(), space.config().size_bytes), (64 << 20, Some(64 << 20)));
+    assert_eq!((paging.cache_bytes(), location()), (4 << 20, "paged:4MB:anon:".to_owned()));
+    let mut high = space.allocate(40 * MIB, Purpose::Main).unwrap();
+    high.fill(2);
+    assert_eq!(space.resize(44 << 20).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    drop(low);
+    // What lies behind the end is kept until it is moved.
+    let change = space.resize(44 << 20).unwrap();
+    assert_eq!((space.size_bytes(), change.left_bytes()), (44 << 20, 6 << 20));
+    assert!(space.is_closing(&high) && !space.is_closing(&high[..MIB]));
+    assert_eq!(space.resize_cache("2MB".parse().unwrap(), None).unwrap_err().code(), SqlState::OBJECT_IN_USE);
+    drop(change);
+    assert_eq!((space.size_bytes(), space.is_closing(&high)), (64 << 20, false));
+    let change = space.resize(44 << 20).unwrap();
+    drop(high);
+    assert_eq!(change.left_bytes(), 0);
+    let mut moved = space.allocate(40 * MIB, Purpose::Main).unwrap();
+    moved.fill(3);
+    change.finish().unwrap();
+    assert_eq!((space.size_bytes(), paging.len()), (44 << 20, 44 * MIB));
+    assert!(moved.iter().all(|byte| *byte == 3));
+    assert!(space.allocate(5 * MIB, Purpose::Main).is_err());
+    // The cache, alone and with the size; a share follows the size.
+    for (cache, size, now, shown) in [
+        ("1MB", None, 1, "paged:1MB:anon:"),
+        ("8MB", None, 8, "paged:8MB:anon:"),
+        ("25%", Some(48 << 20), 12, "paged:25%:anon:"),
+        ("50%", Some(64 << 20), 32, "paged:50%:anon:"),
+    ] {
+        space.resize_cache(cache.parse().unwrap(), size).unwrap().finish().unwrap();
+        assert_eq!((paging.cache_bytes(), location()), (now << 20, shown.to_owned()));
+        assert!(paging.local_bytes() <= now << 20 && moved.iter().all(|byte| *byte == 3));
+    }
+    space.resize(48 << 20).unwrap().finish().unwrap();
+    assert_eq!(paging.cache_bytes(), 24 << 20);
+    space.resize_cache("24MB".parse().unwrap(), None).unwrap().finish().unwrap();
+    // Dropped, it is given back at once.
+    drop(moved);
+    assert_eq!((paging.local_bytes(), space.usage().resident_bytes, resident(&space.address_range())), (0, 0, 0));
+    let error = space.resize(16 << 20).unwrap_err();
+    assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
+    assert!(error.message().contains("larger than the paged memory"), "{error:?}");
+    space.resize_cache("2MB".parse().unwrap(), Some(2 << 20)).unwrap().finish().unwrap();
+    assert_eq!((space.size_bytes(), paging.cache_bytes()), (2 << 20, 2 << 20));
+    for (size, cache, code) in [
+        (Some(0), "2MB", SqlState::INVALID_PARAMETER_VALUE),
+        (None, "512kB", SqlState::INVALID_PARAMETER_VALUE),
+        (None, "4MB", SqlState::INVALID_PARAMETER_VALUE),
+        (Some(1 << 43), "2MB", SqlState::PROGRAM_LIMIT_EXCEEDED),
+    ] {
+        assert_eq!(space.resize_cache(cache.parse().unwrap(), size).unwrap_err().code(), code, "{size:?} {cache}");
+    }
+    // Nor can it be one of several.
+    let stripe = "anon:".parse().unwrap();
+    assert_eq!(space.add_location(stripe, None).unwrap_err().code(), SqlState::FEATURE_NOT_SUPPORTED);
+    let plain = Tablespace::open(TablespaceId(2), config("t", 4 << 20)).unwrap();
+    let error = plain.resize_cache("1MB".parse().unwrap(), None).unwrap_err();
+    assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+}
+
 /// `TIDEPOOL_TEST_DEVICES='dax:/dev/dax0.0 numa:1 file:/mnt/far/x' cargo test -- --ignored devices`
 #[test]
 #[ignore = "needs devices, named in TIDEPOOL_TEST_DEVICES"]

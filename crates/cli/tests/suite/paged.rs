@@ -117,12 +117,90 @@ async fn nonsense_about_paged_memory_is_refused() {
             ],
         )
         .await;
-        let error = client.batch_execute("ALTER TABLESPACE p SET (size = '128MB')").await.unwrap_err();
-        assert_eq!(code(&error), "0A000", "{error:?}");
+        for (statement, expected, message) in [
+            ("ALTER TABLESPACE p ADD LOCATION 'anon:'", "0A000", "cannot be one of several locations"),
+            ("ALTER TABLESPACE p DROP LOCATION 'anon:'", "0A000", "cannot be one of several locations"),
+            ("ALTER TABLESPACE p SET (size = '8MB')", "22023", "a cache of 819.2 kB is too small"),
+            ("ALTER TABLESPACE p SET (cache = '65MB')", "22023", "is larger than the paged memory of 64 MB"),
+            ("ALTER TABLESPACE p SET (cache = 'much')", "22023", "invalid"),
+            ("ALTER TABLESPACE p SET (cache = '0%')", "22023", "invalid share"),
+            ("ALTER TABLESPACE p SET (cache = '2MB', cache = '3MB')", "22023", "given twice"),
+            ("ALTER TABLESPACE p SET (profile = 'infiniswap')", "22023", "cannot be changed"),
+            ("ALTER TABLESPACE p SET (size = '30TB')", "22023", "is too large"),
+            ("ALTER TABLESPACE near SET (cache = '2MB')", "55000", "has no cache"),
+        ] {
+            let error = client.batch_execute(statement).await.unwrap_err();
+            assert_eq!(code(&error), expected, "{statement}: {error:?}");
+            let said = error.as_db_error().unwrap().message().to_owned();
+            assert!(said.contains(message), "{statement}: {said}");
+        }
         let error = client.batch_execute("CALL tidepool.advise('1MB', 'p')").await.unwrap_err();
         assert_eq!(code(&error), "55000", "{error:?}");
         assert!(error.as_db_error().unwrap().message().contains("is paged"), "{error:?}");
     }
+    server.stop().await;
+}
+
+/// Size and cache change under queries, separately and at once; what is local, remote and resident follows at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn size_and_cache_change_while_queries_run() {
+    if !available() {
+        return;
+    }
+    let (server, client) = TestServer::start_connected().await;
+    run(
+        &client,
+        &[
+            "CREATE TABLESPACE p LOCATION 'paged:2MB:anon:' WITH (size = '16MB')",
+            "CREATE TABLE filler (a text) TABLESPACE p",
+            "CREATE TABLE rows TABLESPACE p AS SELECT x AS a, md5(x::text) AS b FROM generate_series(1, 200000) AS t(x)",
+        ],
+    )
+    .await;
+    let fill = "INSERT INTO filler SELECT md5(x::text) || md5((x + 1)::text) FROM generate_series(1, 700000) AS t(x)";
+    assert_eq!(code(&client.batch_execute(fill).await.unwrap_err()), "53200");
+    let stop = Arc::new(AtomicBool::new(false));
+    let reader = tokio::spawn({
+        let (stop, client) = (stop.clone(), server.connect().await);
+        async move {
+            let mut asked = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let found = value(&client, "SELECT count(*) || ' ' || sum(a) || ' ' || max(b) FROM rows").await;
+                assert_eq!(found, "200000 20000100000 fffffe98d0963d27015c198262d97221");
+                asked += 1;
+            }
+            asked
+        }
+    });
+    let state = async || {
+        value(
+            &client,
+            "SELECT t.bytes_size / 1048576 || ' ' || bytes_cache / 1048576 || ' ' || (bytes_local <= bytes_cache) || ' ' || location \
+             FROM tidepool.tablespaces AS t JOIN tidepool.paging AS p ON p.tablespace = t.name",
+        )
+        .await
+    };
+    run(&client, &["ALTER TABLESPACE p SET (size = '128MB')", fill]).await;
+    assert_eq!(state().await, "128 2 true paged:2MB:anon:");
+    run(&client, &["ALTER TABLESPACE p SET (cache = '25%')", "SELECT max(a) FROM filler"]).await;
+    assert_eq!(state().await, "128 32 true paged:25%:anon:");
+    // What tables hold does not fit.
+    assert_eq!(code(&client.batch_execute("ALTER TABLESPACE p SET (size = '16MB')").await.unwrap_err()), "53200");
+    run(&client, &["DROP TABLE filler"]).await;
+    // Who still reads what it was, or merges it, keeps it until then.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = client.batch_execute("ALTER TABLESPACE p SET (size = '16MB', cache = '1MB')").await {
+        assert!(code(&error) == "53200" && Instant::now() < deadline, "{error:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(state().await, "16 1 true paged:1MB:anon:");
+    stop.store(true, Ordering::Relaxed);
+    assert!(reader.await.unwrap() > 0);
+    let space = server.database.tablespaces().get("p").unwrap();
+    let (usage, paging) = (space.usage(), space.paged().unwrap());
+    assert_eq!(paging.len() as u64, 16 * MIB);
+    // Each page is there once or twice.
+    assert!(usage.resident_bytes <= 17 * MIB, "{usage:?}");
     server.stop().await;
 }
 
@@ -248,6 +326,9 @@ fn a_killed_server_leaves_paged_tables_in_its_folder() {
         assert!(output.status.success(), "{statement}: {}", text(&output.stderr));
     };
     run(&server.url, "CREATE TABLESPACE q LOCATION 'paged:5%:anon:' WITH (size = '64MB', profile = 'infiniswap')");
+    // What both are at the end, after a kill, is what they were altered to.
+    run(&server.url, "ALTER TABLESPACE q SET (cache = '3MB', size = '96MB')");
+    run(&server.url, "ALTER TABLESPACE far SET (size = '192MB')");
     let rows = "SELECT x AS a, 'row ' || x AS b FROM generate_series(1, 500000) AS t(x)";
     run(&server.url, &format!("CREATE TABLE kept TABLESPACE far AS {rows}"));
     run(&server.url, &format!("CREATE TABLE other TABLESPACE q AS {rows}"));
@@ -290,7 +371,9 @@ fn a_killed_server_leaves_paged_tables_in_its_folder() {
     busy.join().unwrap();
 
     let server = serve(&data, &far);
-    assert_eq!(answer(&server.url, "SELECT location FROM tidepool.tablespaces WHERE name = 'q'"), "paged:5%:anon:");
+    let found = "SELECT location || ' ' || bytes_size / 1048576 FROM tidepool.tablespaces WHERE name = ";
+    assert_eq!(answer(&server.url, &format!("{found}'q'")), "paged:3MB:anon: 96");
+    assert_eq!(answer(&server.url, &format!("{found}'far'")), "paged:2MB:anon: 192");
     for table in ["kept", "other"] {
         let found =
             answer(&server.url, &format!("SELECT count(*) || ' ' || sum(a) || ' ' || max(b) FROM {table} WHERE a > 0"));

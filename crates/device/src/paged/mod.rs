@@ -5,7 +5,7 @@
 //! long as the network would take, has the page mapped, and goes on. So whatever allocates in the window is paged, without
 //! knowing it. A second mapping of this machine's memory, the *copy*, stands for the remote node.
 //!
-//! [`table`] says which pages are where and why no write is lost, [`Link`] what the network takes, [`signal`] how faults
+//! [`backing`] has the addresses of both, [`table`] says which pages are where and why no write is lost, [`Link`] what the network takes, [`signal`] how faults
 //! come in, [`kernel`] what the kernel is asked for.
 //!
 //! A fault costs something by itself: a signal and a few system calls. That time counts towards what the network would
@@ -20,32 +20,37 @@
 //! libraries' loops around futex(2) touch the lock after each call.) Nor may the kernel or a device keep writing to a page
 //! that was handed over before, as with O_DIRECT or RDMA: the page table would not know of it.
 
+mod backing;
 mod kernel;
 mod link;
 mod signal;
+mod space;
 mod storage;
 mod table;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use kernel::Handling;
 pub use table::{OWNERS_MAX, Places};
 
-use crate::{HUGE_PAGE_BYTES, Location, MapOptions, Mapping, PAGE_BYTES, Profile, mapping, stop};
+use crate::{Location, PAGE_BYTES, Profile};
+use backing::Backing;
 use kernel::Userfault;
 use link::Link;
-use std::cell::Cell;
+use space::{Counters, Space, now_ns, process_for_advice};
+use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::panic::RefUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::{io, ptr};
 use storage::SystemBox;
-use table::{Memory, Resolution, Table, Touch};
+use table::{Memory, Table};
+use threads::HandlerThreads;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
+
+/// Bytes of pages that paged memory has numbers for.
+pub const BYTES_MAX: u64 = (u32::MAX - 1) as u64 * PAGE_BYTES as u64;
 
 /// Smaller caches are refused: one instruction can touch tens of pages, on every thread, and needs all of its own at once.
 pub const CACHE_BYTES_MIN: u64 = 1 << 20;
@@ -133,7 +138,8 @@ impl Mechanism {
     fn measure(handling: Handling) -> Result<Mechanism> {
         let pages = 2 * FAULTS_MEASURED;
         let cache = pages / 2;
-        let paged = Paged::new(&Location::Anon, pages * PAGE_BYTES, cache, None, handling, Mechanism::NONE)?;
+        let len = pages * PAGE_BYTES;
+        let paged = Paged::new(&Location::Anon, len, len, cache, None, handling, Mechanism::NONE)?;
         let page = |index: usize| paged.base().as_ptr().wrapping_add(index * PAGE_BYTES);
         for index in 0..pages {
             // SAFETY: a page of the window, which nobody else knows of.
@@ -164,202 +170,6 @@ fn median(values: &mut [u64; FAULTS_MEASURED]) -> u64 {
     values[FAULTS_MEASURED / 2]
 }
 
-fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a structure to fill. Usable in a signal handler; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    faults: AtomicU64,
-    fetched: AtomicU64,
-    zeroed: AtomicU64,
-    soft: AtomicU64,
-    unprotected: AtomicU64,
-    evicted: AtomicU64,
-    written_back: AtomicU64,
-    modelled_ns: AtomicU64,
-    mechanism_ns: AtomicU64,
-    waited_ns: AtomicU64,
-    shared_ns: AtomicU64,
-}
-
-/// What a handler needs. In memory of the system's allocator, all of it.
-#[derive(Debug)]
-struct Space {
-    window: usize,
-    /// Where the copies are.
-    copy: usize,
-    userfault: Userfault,
-    /// This process, for `process_madvise`; `None` where the kernel lets nobody advise itself so.
-    process: Option<OwnedFd>,
-    handling: Handling,
-    mechanism: Mechanism,
-    table: Table,
-    link: Option<Link>,
-    counters: Counters,
-}
-
-thread_local! {
-    // Constant and without a destructor: reading it is one instruction, also in a signal handler.
-    /// What this thread spent beyond what the network takes; below zero what it still owes.
-    static CREDIT_NS: Cell<i64> = const { Cell::new(0) };
-}
-
-#[repr(align(4096))]
-struct ZeroPage([u8; PAGE_BYTES]);
-
-static ZERO_PAGE: ZeroPage = ZeroPage([0; PAGE_BYTES]);
-
-impl Space {
-    fn resolve(&self, address: usize, touch: Touch) {
-        let entered_ns = now_ns();
-        let page = ((address - self.window) / PAGE_BYTES) as u32;
-        // A handler thread waits for whoever faults: nothing of one fault may be credited against another's.
-        let credit_ns = if self.handling == Handling::FaultingThread { CREDIT_NS.get() } else { 0 };
-        let (mut modelled_ns, mut waited_ns, mut shared_ns) = (0, 0, 0);
-        let outcome = self.table.fault(page, touch, self, |fetched, written_back| {
-            let Some(link) = &self.link else { return };
-            modelled_ns = link.charge(entered_ns, fetched, written_back);
-            let before_ns = now_ns();
-            let saved_ns = credit_ns + (self.mechanism.delivery_ns + self.mechanism.map_ns) as i64;
-            let until_ns = (entered_ns + modelled_ns).saturating_add_signed(-saved_ns);
-            let mut after_ns = before_ns;
-            while after_ns < until_ns {
-                std::hint::spin_loop();
-                after_ns = now_ns();
-            }
-            waited_ns = after_ns - before_ns;
-        });
-        let inside_ns = now_ns() - entered_ns;
-        let counters = &self.counters;
-        let count = |counter: &AtomicU64, by: u64| {
-            if by > 0 {
-                counter.fetch_add(by, Ordering::Relaxed);
-            }
-        };
-        let mut mechanism_ns = inside_ns - waited_ns + self.mechanism.delivery_ns;
-        match outcome.resolution {
-            Resolution::Already => {
-                // Whoever comes second to a page on its way waits for it as well.
-                mechanism_ns = self.mechanism.delivery_ns;
-                shared_ns = inside_ns;
-                if self.handling == Handling::HandlerThreads {
-                    self.userfault.wake(self.window + page as usize * PAGE_BYTES);
-                }
-            }
-            Resolution::Unprotected => count(&counters.unprotected, 1),
-            Resolution::Soft => count(&counters.soft, 1),
-            Resolution::Zeroed => count(&counters.zeroed, 1),
-            Resolution::Fetched => count(&counters.fetched, 1),
-        }
-        // A first touch costs as much in any other memory.
-        if modelled_ns > 0 || matches!(outcome.resolution, Resolution::Unprotected | Resolution::Soft) {
-            let spent_ns = (waited_ns + mechanism_ns) as i64;
-            CREDIT_NS.set((credit_ns + spent_ns - modelled_ns as i64).min(CREDIT_NS_MAX));
-        }
-        count(&counters.faults, 1);
-        count(&counters.evicted, outcome.evicted.into());
-        count(&counters.written_back, outcome.written_back.into());
-        count(&counters.modelled_ns, modelled_ns);
-        count(&counters.mechanism_ns, mechanism_ns);
-        count(&counters.waited_ns, waited_ns);
-        count(&counters.shared_ns, shared_ns);
-    }
-
-    fn address(&self, page: u32) -> usize {
-        self.window + page as usize * PAGE_BYTES
-    }
-
-    fn copy_of(&self, page: u32) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(self.copy + page as usize * PAGE_BYTES)
-    }
-
-    /// Drops the pages of `run` in the mapping that starts at `base`.
-    fn drop_pages(&self, base: usize, run: &Range<u32>) {
-        let start = ptr::with_exposed_provenance_mut::<libc::c_void>(base + run.start as usize * PAGE_BYTES);
-        // SAFETY: pages of a private anonymous mapping of this module's, of which the table says that nobody needs them.
-        let rc = unsafe { libc::madvise(start, run.len() * PAGE_BYTES, libc::MADV_DONTNEED) };
-        if rc != 0 {
-            // SAFETY: the calling thread's own.
-            stop(format_args!("pages could not be dropped (error {})", unsafe { *libc::__errno_location() }));
-        }
-    }
-
-    /// As `drop_pages`, of several runs of the window at once. False where that is not possible.
-    fn drop_runs(&self, runs: &[Range<u32>]) -> bool {
-        let Some(process) = &self.process else { return false };
-        let none = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-        let mut ranges = [none; table::BATCH_MAX];
-        for (range, run) in ranges.iter_mut().zip(runs) {
-            range.iov_base = ptr::with_exposed_provenance_mut(self.address(run.start));
-            range.iov_len = run.len() * PAGE_BYTES;
-        }
-        advise_process(process.as_raw_fd(), &ranges[..runs.len()])
-    }
-}
-
-/// False unless the kernel dropped all of it. What it did drop may be dropped again.
-fn advise_process(process: RawFd, ranges: &[libc::iovec]) -> bool {
-    let bytes: usize = ranges.iter().map(|range| range.iov_len).sum();
-    // SAFETY: as in `Space::drop_pages`; the ranges are live.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_process_madvise,
-            process,
-            ranges.as_ptr(),
-            ranges.len(),
-            libc::MADV_DONTNEED,
-            0 as libc::c_uint,
-        )
-    };
-    rc == bytes as libc::c_long
-}
-
-impl Memory for Space {
-    fn map(&self, page: u32, stored: bool, writable: bool) {
-        let from = if stored { self.copy_of(page).cast_const() } else { ZERO_PAGE.0.as_ptr() };
-        self.userfault.copy(self.address(page), from, writable);
-    }
-
-    fn unprotect(&self, page: u32) {
-        self.userfault.write_protect(self.address(page), PAGE_BYTES, false);
-    }
-
-    fn protect(&self, run: Range<u32>) {
-        self.userfault.write_protect(self.address(run.start), run.len() * PAGE_BYTES, true);
-    }
-
-    fn copy_out(&self, page: u32) {
-        let from = ptr::with_exposed_provenance::<u8>(self.address(page));
-        // SAFETY: a page of the window that is mapped and protected: nobody writes it. Its copy is the page table's alone
-        // while the page is locked.
-        unsafe { ptr::copy_nonoverlapping(from, self.copy_of(page), PAGE_BYTES) };
-    }
-
-    fn unmap(&self, runs: &[Range<u32>]) {
-        if runs.len() < 2 || !self.drop_runs(runs) {
-            runs.iter().for_each(|run| self.drop_pages(self.window, run));
-        }
-    }
-
-    fn discard(&self, run: Range<u32>) {
-        self.drop_pages(self.window, &run);
-        self.drop_pages(self.copy, &run);
-    }
-
-    fn pause(&self, tries: u32) {
-        if tries < SPINS {
-            std::hint::spin_loop();
-        } else {
-            // SAFETY: a system call without arguments.
-            unsafe { libc::sched_yield() };
-        }
-    }
-}
-
 /// Who handles faults on this machine, and at what cost. 42501 or 0A000 where the kernel refuses.
 pub fn available() -> Result<(Handling, Mechanism)> {
     match Mechanism::measured(Handling::FaultingThread) {
@@ -381,35 +191,17 @@ pub struct Paged {
     // Dropped in this order: from then on no fault is resolved.
     _threads: Option<HandlerThreads>,
     _registration: signal::Registration,
-    window: Window,
+    backing: Backing,
     space: SystemBox<Space>,
-    _copy: Mapping,
-}
-
-#[derive(Debug)]
-struct Window {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: an address range, unmapped by its owner alone.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `Paged::new`, and nothing refers to it once its owner is dropped.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
 }
 
 impl Paged {
-    /// `size` bytes in whole pages, at most `cache` of them local. `remote` is the memory that stands for the remote
-    /// node, `anon:` or `numa:N`. Without a profile the network takes no time.
+    /// `size` bytes in whole pages, at most `cache` of them local. It can grow to `most` bytes, or less where addresses are
+    /// scarce. `remote` is the memory that stands for the remote node, `anon:` or `numa:N`. Without a profile the network
+    /// takes no time.
     ///
     /// 22023 for sizes that make no sense and for a profile that moves less than a page; 42501 or 0A000 where the kernel refuses.
-    pub fn open(remote: &Location, size: u64, cache: u64, profile: Option<&Profile>) -> Result<Paged> {
+    pub fn open(remote: &Location, size: u64, most: u64, cache: u64, profile: Option<&Profile>) -> Result<Paged> {
         if !matches!(remote, Location::Anon | Location::Numa(_)) {
             return Err(invalid(format!("the pages of a paged tablespace cannot be held in \"{remote}\""))
                 .with_hint("Write paged:CACHE:anon: or paged:CACHE:numa:NODE."));
@@ -427,6 +219,15 @@ impl Paged {
                     ));
             }
         }
+        Paged::check_sizes(size, cache)?;
+        let len = page_bytes(size);
+        let most = page_bytes(most.min(BYTES_MAX)).max(len);
+        let (handling, mechanism) = available()?;
+        Paged::new(remote, len, most, cache as usize / PAGE_BYTES, profile, handling, mechanism)
+    }
+
+    /// Whether there can be paged memory of `size` bytes with a cache of `cache`; 22023 if not.
+    pub fn check_sizes(size: u64, cache: u64) -> Result<()> {
         if cache < CACHE_BYTES_MIN {
             return Err(invalid(format!("a cache of {} is too small for paged memory", ByteSize(cache)))
                 .with_detail(format!("It takes {} at least.", ByteSize(CACHE_BYTES_MIN)))
@@ -440,47 +241,35 @@ impl Paged {
             ))
             .with_hint("Write a share of it, as in paged:25%:anon:, or a larger size."));
         }
-        let page = PAGE_BYTES as u64;
-        if size > (u32::MAX - 1) as u64 * page {
+        if size > BYTES_MAX {
             return Err(invalid(format!("paged memory of {} is too large", ByteSize(size)))
-                .with_detail(format!("It can be {} at most.", ByteSize((u32::MAX - 1) as u64 * page))));
+                .with_detail(format!("It can be {} at most.", ByteSize(BYTES_MAX))));
         }
-        let size = size.next_multiple_of(page) as usize;
-        let (handling, mechanism) = available()?;
-        Paged::new(remote, size, (cache / page) as usize, profile, handling, mechanism)
+        Ok(())
     }
 
     fn new(
         remote: &Location,
         len: usize,
+        most: usize,
         cache_pages: usize,
         profile: Option<&Profile>,
         handling: Handling,
         mechanism: Mechanism,
     ) -> Result<Paged> {
-        let pages = (len / PAGE_BYTES) as u32;
-        let copy = Mapping::open(remote, Some(len as u64), MapOptions { huge_pages: false, network: None })?;
         let userfault = Userfault::open(handling)?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let map_failed = |error: &io::Error| Error::io(format_args!("map {} of memory", ByteSize(len as u64)), error);
-        let window = mapping::map(len, HUGE_PAGE_BYTES, flags, -1).map_err(|error| map_failed(&error))?;
-        let window = Window { base: window, len };
-        let start = window.base.as_ptr().expose_provenance();
-        // Pages come and go one by one. A child process has no handler for them and must not see zeroes instead.
-        for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTFORK] {
-            // SAFETY: advice on a live mapping; it changes no content. A kernel without huge pages refuses the first.
-            unsafe { libc::madvise(window.base.as_ptr().cast(), len, advice) };
-        }
-        userfault.register(start, len).map_err(|error| kernel::refused(&error))?;
+        let backing = Backing::new(remote, len, most, &userfault)?;
+        let (start, reserved) = (backing.base().as_ptr().expose_provenance(), backing.reserved());
         let no_memory = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory for the books of paged memory");
+        let pages = (reserved as u64).min(BYTES_MAX) / PAGE_BYTES as u64;
         let space = Space {
             window: start,
-            copy: copy.base().as_ptr().expose_provenance(),
+            copy: backing.copy().as_ptr().expose_provenance(),
             userfault,
-            process: process_for_advice(&window),
+            process: process_for_advice(backing.base()),
             handling,
             mechanism,
-            table: Table::new(pages, cache_pages as u32).ok_or_else(no_memory)?,
+            table: Table::new(pages as u32, cache_pages as u32).ok_or_else(no_memory)?,
             link: profile.map(Link::new),
             counters: Counters::default(),
         };
@@ -489,24 +278,57 @@ impl Paged {
             signal::install()?;
         }
         // SAFETY: the registration is dropped before the space, which does not move.
-        let registration = unsafe { signal::register(space.as_ptr(), start, len) }?;
+        let registration = unsafe { signal::register(space.as_ptr(), start, reserved) }?;
         let threads = match handling {
             Handling::FaultingThread => None,
             Handling::HandlerThreads => Some(HandlerThreads::start(&space)?),
         };
-        Ok(Paged { _threads: threads, _registration: registration, window, space, _copy: copy })
+        Ok(Paged { _threads: threads, _registration: registration, backing, space })
     }
 
     pub fn base(&self) -> NonNull<u8> {
-        self.window.base
+        self.backing.base()
     }
 
+    /// Bytes that there are, in whole pages.
     pub fn len(&self) -> usize {
-        self.window.len
+        self.backing.len()
+    }
+
+    /// Bytes that it can grow to.
+    pub fn reserved_bytes(&self) -> usize {
+        (self.backing.reserved() as u64).min(BYTES_MAX) as usize
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Adds empty pages at the end: `len` bytes in all, rounded up to whole pages. After an error it is as large as before.
+    ///
+    /// # Panics
+    /// When that is less than it has, or more than it has addresses for.
+    pub fn grow(&self, len: usize) -> Result<()> {
+        self.backing.grow(page_bytes(len as u64), &self.space.userfault)
+    }
+
+    /// Cuts it off after `len` bytes, rounded up to whole pages: memory and addresses behind are the system's again. A cache
+    /// that is larger shrinks with it. After an error the memory is given back, and some addresses are not.
+    ///
+    /// # Safety
+    /// Nobody uses the bytes behind, nor calls another method for them.
+    ///
+    /// # Panics
+    /// When that is more than it has.
+    pub unsafe fn shrink(&self, len: usize) -> Result<()> {
+        let len = page_bytes(len as u64);
+        self.release(len..self.len());
+        // SAFETY: the caller's promise, and nothing is left there.
+        let unmapped = unsafe { self.backing.shrink(len) };
+        if self.cache_bytes() > len as u64 {
+            self.set_cache_bytes(len as u64);
+        }
+        unmapped
     }
 
     /// Empties the whole pages inside of `range` (byte offsets), which nobody uses: they read as zeroes afterwards.
@@ -616,84 +438,15 @@ impl<W: io::Write> io::Write for Writer<W> {
     }
 }
 
+/// `len` in whole pages, as bytes.
+fn page_bytes(len: u64) -> usize {
+    len.next_multiple_of(PAGE_BYTES as u64) as usize
+}
+
 fn bytes(pages: u32) -> u64 {
     u64::from(pages) * PAGE_BYTES as u64
 }
 
 fn invalid(message: String) -> Error {
     Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
-}
-
-/// A descriptor of this process, if the kernel lets it drop pages of its own by it (from Linux 6.13 on).
-fn process_for_advice(window: &Window) -> Option<OwnedFd> {
-    // SAFETY: a system call that makes a descriptor.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
-    // SAFETY: a descriptor that was just made.
-    let process = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })?;
-    // Nothing is mapped there yet.
-    let page = libc::iovec { iov_base: window.base.as_ptr().cast(), iov_len: PAGE_BYTES };
-    advise_process(process.as_raw_fd(), &[page]).then_some(process)
-}
-
-/// Threads that resolve what others fault on.
-#[derive(Debug)]
-struct HandlerThreads {
-    /// Readable when they shall end.
-    end: OwnedFd,
-    threads: Vec<JoinHandle<()>>,
-}
-
-/// The handles are touched on drop alone.
-impl RefUnwindSafe for HandlerThreads {}
-
-impl HandlerThreads {
-    fn start(space: &SystemBox<Space>) -> Result<HandlerThreads> {
-        let failed = |error: &io::Error| Error::io("start threads for page faults", error);
-        // SAFETY: a system call that makes a descriptor.
-        let end = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if end < 0 {
-            return Err(failed(&io::Error::last_os_error()));
-        }
-        // SAFETY: a descriptor that was just made.
-        let mut all = HandlerThreads { end: unsafe { OwnedFd::from_raw_fd(end) }, threads: Vec::new() };
-        // As many faults can wait for the network at a time.
-        let count = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
-        for _ in 0..count {
-            let address = space.as_ptr().expose_provenance();
-            let thread = std::thread::Builder::new().name("page faults".into()).spawn(move || {
-                // SAFETY: the threads end before the space is dropped.
-                let space: &Space = unsafe { &*ptr::with_exposed_provenance(address) };
-                handle_faults(space, end);
-            });
-            all.threads.push(thread.map_err(|error| failed(&error))?);
-        }
-        Ok(all)
-    }
-}
-
-impl Drop for HandlerThreads {
-    fn drop(&mut self) {
-        let one = 1u64;
-        // SAFETY: a live number of the length that is given.
-        unsafe { libc::write(self.end.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
-        for thread in self.threads.drain(..) {
-            // It panics in none of its steps.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn handle_faults(space: &Space, end: RawFd) {
-    let mut polled = [space.userfault.as_raw_fd(), end].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    loop {
-        // SAFETY: live structures, as many as said.
-        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
-        if polled[1].revents != 0 {
-            return;
-        }
-        while let Some(fault) = space.userfault.read() {
-            let touch = if fault.write { Touch::Write } else { Touch::Read };
-            space.resolve(fault.address, touch);
-        }
-    }
 }

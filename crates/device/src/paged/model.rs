@@ -230,6 +230,20 @@ mod interleavings {
             assert_eq!(machine.read(1), 1);
         });
     }
+
+    /// The cache is made smaller while a page comes that had room.
+    #[test]
+    fn a_cache_shrinks_while_pages_come() {
+        explore(|| {
+            let machine = Machine::new(2, 2);
+            machine.add(0);
+            let thread = other(&machine, |machine| machine.add(1));
+            machine.table.set_capacity(1, &*machine);
+            thread.join().unwrap();
+            machine.check();
+            assert_eq!((machine.read(0), machine.read(1)), (1, 1));
+        });
+    }
 }
 
 #[cfg(not(loom))]

@@ -4,7 +4,7 @@
 //! and all that it calls use system calls, atomics and memory of their own only; they allocate nothing, take no lock but
 //! the page table's (which nobody holds while touching a page), and leave `errno` as it was. Other signals wait meanwhile.
 
-use super::Space;
+use super::space::Space;
 use super::table::Touch;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock};

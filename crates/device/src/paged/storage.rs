@@ -4,6 +4,10 @@
 use std::ops::Deref;
 use std::ptr::NonNull;
 
+/// Below, the allocator's own bookkeeping is the smaller waste.
+#[cfg(not(all(test, loom)))]
+const MAPPED_BYTES_MIN: usize = 64 << 10;
+
 /// Types for which all bits zero is a value.
 ///
 /// # Safety
@@ -35,10 +39,23 @@ impl<T: Zeroable> Slots<T> {
     pub fn zeroed(len: usize) -> Option<Slots<T>> {
         use std::alloc::{GlobalAlloc, Layout, System};
         let layout = Layout::array::<T>(len).ok().filter(|layout| layout.size() > 0)?;
-        // SAFETY: the size is not zero.
-        let base = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
+        let base = if layout.size() >= MAPPED_BYTES_MIN {
+            map(layout.size())?
+        } else {
+            // SAFETY: the size is not zero.
+            NonNull::new(unsafe { System.alloc_zeroed(layout) })?
+        };
         Some(Slots { base: base.cast(), len })
     }
+}
+
+/// Zeroed memory from the system. An allocator may instead hand out memory that was in use, and clear all of it.
+#[cfg(not(all(test, loom)))]
+fn map(len: usize) -> Option<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
 }
 
 #[cfg(not(all(test, loom)))]
@@ -56,8 +73,14 @@ impl<T: Zeroable> Drop for Slots<T> {
     fn drop(&mut self) {
         use std::alloc::{GlobalAlloc, Layout, System};
         if let Ok(layout) = Layout::array::<T>(self.len) {
-            // SAFETY: allocated by `System` with this layout.
-            unsafe { System.dealloc(self.base.as_ptr().cast(), layout) };
+            // SAFETY: mapped with this length, or allocated by `System` with this layout, by the same rule.
+            unsafe {
+                if layout.size() >= MAPPED_BYTES_MIN {
+                    libc::munmap(self.base.as_ptr().cast(), layout.size());
+                } else {
+                    System.dealloc(self.base.as_ptr().cast(), layout);
+                }
+            }
         }
     }
 }

@@ -48,10 +48,10 @@
 
 use super::storage::Slots;
 #[cfg(all(test, loom))]
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::ops::Range;
 #[cfg(not(all(test, loom)))]
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Who owns pages, for counting: any number below this.
 pub const OWNERS_MAX: usize = 8;
@@ -228,9 +228,11 @@ impl Table {
         Places { local: self.local[owner].load(Ordering::Relaxed), remote: self.remote[owner].load(Ordering::Relaxed) }
     }
 
-    /// Changes how many pages the cache holds, and evicts what is too much. Returns what left.
+    /// Changes how many pages the cache holds, and evicts what is too much. Returns what left. One caller at a time.
     pub fn set_capacity(&self, capacity: u32, memory: &impl Memory) -> Outcome {
         self.capacity.store(capacity.max(1), Ordering::Relaxed);
+        // Pairs with the one in `take_frame`: either a frame that is being taken is seen here, or this capacity there.
+        fence(Ordering::SeqCst);
         let mut outcome = Outcome { resolution: Resolution::Already, evicted: 0, written_back: 0, demoted: 0 };
         let mut tries = 0;
         while self.resident() > self.capacity() {
@@ -294,7 +296,12 @@ impl Table {
                 let taken =
                     self.resident.compare_exchange(resident, resident + 1, Ordering::Relaxed, Ordering::Relaxed);
                 if taken.is_ok() {
-                    return;
+                    fence(Ordering::SeqCst);
+                    if self.resident() <= self.capacity() {
+                        return;
+                    }
+                    // The cache was made smaller meanwhile.
+                    self.resident.fetch_sub(1, Ordering::Relaxed);
                 }
             } else if !self.evict(memory, outcome) {
                 // All pages are on their way in or out.
@@ -384,6 +391,10 @@ impl Table {
         let mut start = run.start;
         while start < run.end {
             let part = start..run.end.min(start + BATCH_MAX as u32 * 2);
+            start = part.end;
+            if part.clone().all(|page| self.is_empty(page)) {
+                continue;
+            }
             for page in part.clone() {
                 let state = self.lock(page, memory);
                 if is_local(state) {
@@ -405,8 +416,14 @@ impl Table {
                     self.resident.fetch_sub(1, Ordering::Relaxed);
                 }
             }
-            start = part.end;
         }
+    }
+
+    /// Whether a page that nobody touches has neither content nor memory.
+    fn is_empty(&self, page: u32) -> bool {
+        // Relaxed: what the caller knows of the page was ordered when it came to own it. No other thread makes an empty
+        // page anything else.
+        self.states[page as usize].load(Ordering::Relaxed) & !OWNER == EMPTY
     }
 
     /// Notes whose pages these are from now on.

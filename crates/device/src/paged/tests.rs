@@ -1,6 +1,8 @@
 use super::*;
-use crate::Mapping;
+use crate::{HUGE_PAGE_BYTES, Mapping, mapping};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -9,13 +11,13 @@ const MIB: u64 = 1 << 20;
 /// `None`, with the reason printed, where the kernel refuses userfaultfd(2).
 fn paged(size: u64, cache: u64, profile: Option<&str>) -> Option<Paged> {
     let profile = profile.map(|name| Profile::preset(name).unwrap());
-    accepted(Paged::open(&Location::Anon, size, cache, profile.as_ref()))
+    accepted(Paged::open(&Location::Anon, size, 4 * size, cache, profile.as_ref()))
 }
 
 fn with_threads(size: u64, cache: u64) -> Option<Paged> {
     let pages = |bytes: u64| bytes as usize / PAGE_BYTES;
-    let handling = Handling::HandlerThreads;
-    accepted(Paged::new(&Location::Anon, size as usize, pages(cache), None, handling, Mechanism::NONE))
+    let (handling, most) = (Handling::HandlerThreads, 4 * size as usize);
+    accepted(Paged::new(&Location::Anon, size as usize, most, pages(cache), None, handling, Mechanism::NONE))
 }
 
 fn accepted(result: Result<Paged>) -> Option<Paged> {
@@ -143,6 +145,40 @@ fn the_cache_changes_its_size() {
 }
 
 #[test]
+fn it_grows_and_shrinks_at_its_end() {
+    for paged in [paged(4 * MIB, MIB, None), with_threads(4 * MIB, MIB)].into_iter().flatten() {
+        fill_and_check(&paged);
+        assert_eq!(paged.reserved_bytes(), 16 << 20);
+        paged.grow(16 << 20).unwrap();
+        assert_eq!((paged.len(), paged.cache_bytes()), (16 << 20, MIB));
+        for page in 1024..4096 {
+            let slot = slot(&paged, page * PAGE_BYTES);
+            assert_eq!(slot.load(Ordering::Relaxed), 0);
+            slot.store(page as u64, Ordering::Relaxed);
+        }
+        paged.set_owner(0..paged.len(), 3);
+        assert!((1024..4096).all(|page| slot(&paged, page * PAGE_BYTES).load(Ordering::Relaxed) == page as u64));
+        assert_eq!(paged.places(3), Places { local: MIB, remote: 15 * MIB });
+        // What is behind the new end is gone, here and remotely; what comes there later is zeroed.
+        // SAFETY: used by this test alone.
+        unsafe { paged.shrink((3 << 20) - 1).unwrap() };
+        assert_eq!((paged.len(), paged.local_bytes() + paged.places(3).remote), (3 << 20, 3 << 20));
+        assert!(paged.resident_bytes() <= 4 * MIB);
+        paged.grow(5 << 20).unwrap();
+        assert!((0..256).all(|page| slot(&paged, (768 + page) * PAGE_BYTES + 8).load(Ordering::Relaxed) == 0));
+        for page in 0..768 {
+            let expected = if page % 3 == 0 { page as u64 + 7 } else { page as u64 };
+            assert_eq!(slot(&paged, page * PAGE_BYTES + 8).load(Ordering::Relaxed), expected);
+        }
+        // The cache is no larger than what it is for.
+        paged.set_cache_bytes(4 * MIB);
+        // SAFETY: as above.
+        unsafe { paged.shrink(2 << 20).unwrap() };
+        assert_eq!(paged.cache_bytes(), 2 * MIB);
+    }
+}
+
+#[test]
 fn a_fetched_page_takes_as_long_as_the_network() {
     let Some(paged) = paged(8 * MIB, MIB, Some("infiniswap")) else { return };
     for page in pages(&paged) {
@@ -202,7 +238,7 @@ impl Random {
 }
 
 /// Threads count up in pages that they share, in pages of their own, and give these back, while the cache is far too small
-/// and changes its size. `TIDEPOOL_STRESS_SECONDS` and `TIDEPOOL_STRESS_SEED` make it longer and another.
+/// and changes its size, and the memory grows and shrinks. `TIDEPOOL_STRESS_SECONDS` and `TIDEPOOL_STRESS_SEED` make it longer and another.
 #[test]
 fn no_write_is_lost_under_stress() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -252,6 +288,16 @@ fn stress(paged: &Paged, seconds: u64, seed: u64) {
                     }
                     _ if number == 0 && random.below(64) == 0 => {
                         paged.set_cache_bytes(MIB + random.below(4 << 20) as u64)
+                    }
+                    _ if number == 1 && random.below(64) == 0 => {
+                        let (end, count) = (paged.len() / PAGE_BYTES, 1 + random.below(600));
+                        paged.grow((end + count) * PAGE_BYTES).unwrap();
+                        for tail in (0..count).chain(0..count) {
+                            at(end + tail, 9).fetch_add(1, Ordering::Relaxed);
+                        }
+                        assert!((0..count).all(|tail| at(end + tail, 9).load(Ordering::Relaxed) == 2));
+                        // SAFETY: no other thread uses what was behind the end.
+                        unsafe { paged.shrink(end * PAGE_BYTES).unwrap() };
                     }
                     _ => {}
                 }
@@ -375,7 +421,7 @@ fn a_foreign_sigbus_does_what_it_did() {
 #[test]
 fn nonsense_is_refused() {
     let open = |location: &str, size, cache| {
-        Paged::open(&location.parse().unwrap(), size, cache, None).err().map(|error| (error.code(), error))
+        Paged::open(&location.parse().unwrap(), size, size, cache, None).err().map(|error| (error.code(), error))
     };
     for (location, size, cache, text) in [
         ("anon:", 4 * MIB, 8 * MIB, "larger than the paged memory"),

@@ -617,8 +617,7 @@ mod tests {
 
     fn with_memory<T>(settings: &Settings, work: impl FnOnce(&mut [u8]) -> T) -> T {
         let size = settings.memory_bytes() as u64;
-        let mapping =
-            Mapping::open(&Location::Anon, Some(size), MapOptions { huge_pages: true, network: None }).unwrap();
+        let mapping = Mapping::open(&Location::Anon, Some(size), MapOptions { huge_pages: true }).unwrap();
         // SAFETY: as long as the mapping, which nothing else borrows from.
         work(unsafe { std::slice::from_raw_parts_mut(mapping.base().as_ptr(), mapping.len()) })
     }

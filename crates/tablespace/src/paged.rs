@@ -1,0 +1,122 @@
+//! Paged tablespaces: one run of pages behind a cache, which grow and shrink at their end as plain ones do. Their cache
+//! changes its size beside.
+
+use crate::shape::{Reshape, Shape, Step, reserved_bytes};
+use crate::space::page_bytes;
+use crate::{Tablespace, TablespaceConfig};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
+use tidepool_device::paged::Paged;
+use tidepool_device::{CacheSize, HUGE_PAGE_BYTES, Location, Mapping, PAGE_BYTES, Window};
+
+/// A change of a paged tablespace, in bytes.
+#[derive(Debug)]
+pub(crate) struct Paging {
+    pub from: usize,
+    pub to: usize,
+    /// What the cache will hold.
+    pub cache: u64,
+}
+
+impl Tablespace {
+    pub(crate) fn open_paged(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        let Location::Paged { cache, remote } = &config.location else {
+            return Err(Error::internal(format!("\"{}\" is not paged", config.location)));
+        };
+        let size = config.location.require_size(config.size_bytes)?;
+        let cache = cache.bytes_of(size);
+        Paged::check_sizes(size, cache)?;
+        let most = reserved_bytes(size as usize, HUGE_PAGE_BYTES)? as u64;
+        let paged = Paged::open(remote, size, most, cache, config.profile.as_ref())?;
+        let len = paged.len();
+        let space = Tablespace::new(id, config, Window::fixed(Mapping::from(paged)), Shape::paged(len))?;
+        space.open_pages(0..len / PAGE_BYTES);
+        Ok(space)
+    }
+
+    /// Prepares a paged tablespace for a cache of another size, and itself for another size too. 55000 when it is not
+    /// paged, 22023 for sizes that make no sense, otherwise as `resize`.
+    pub fn resize_cache(&self, cache: CacheSize, size_bytes: Option<u64>) -> Result<Reshape<'_>> {
+        let shape = self.changeable_shape()?;
+        self.resize_paged(shape, size_bytes, Some(cache))
+    }
+
+    /// A cache that is not given stays as large as it is, or the share that it is.
+    pub(crate) fn resize_paged<'a>(
+        &'a self,
+        shape: MutexGuard<'a, Shape>,
+        size_bytes: Option<u64>,
+        cache: Option<CacheSize>,
+    ) -> Result<Reshape<'a>> {
+        let before = self.config();
+        let (Some(paged), Location::Paged { cache: cache_before, remote }) = (self.paged(), &before.location) else {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("tablespace \"{}\" at {} is not paged and has no cache", self.name(), before.location),
+            ));
+        };
+        let from = shape.len;
+        let size = size_bytes.unwrap_or(from as u64);
+        let cache = cache.unwrap_or(*cache_before);
+        Paged::check_sizes(size, cache.bytes_of(size)).map_err(|error| {
+            if size < cache.bytes_of(size) {
+                return error.with_hint("A smaller cache can be set along with the size: SET (size = …, cache = …).");
+            }
+            error
+        })?;
+        self.check_addresses(size)?;
+        let to = page_bytes(size as usize);
+        if to > from {
+            paged.grow(to)?;
+        } else if to < from {
+            self.check_fits(to as u64, 0)?;
+            self.is_shrinking.store(true, Ordering::Release);
+            self.close_pages(to / PAGE_BYTES..from / PAGE_BYTES);
+        }
+        let config = TablespaceConfig {
+            location: Location::Paged { cache, remote: remote.clone() },
+            size_bytes: Some(to as u64),
+            ..(*before).clone()
+        };
+        let step = Step::Paging(Paging { from, to, cache: cache.bytes_of(to as u64) });
+        Ok(Reshape { space: self, shape, config, step })
+    }
+
+    pub(crate) fn finish_paging(&self, shape: &mut Shape, paging: &Paging) {
+        let Some(paged) = self.paged() else { return };
+        let Paging { from, to, cache } = *paging;
+        shape.len = to;
+        if to > from {
+            self.open_pages(from / PAGE_BYTES..to / PAGE_BYTES);
+        } else if to < from {
+            let pages = to / PAGE_BYTES..from / PAGE_BYTES;
+            self.give_up(pages.clone());
+            // SAFETY: these pages are closed, and nobody owns one.
+            self.note_shrunk(unsafe { paged.shrink(to) });
+            self.cut(pages.start);
+            self.is_shrinking.store(false, Ordering::Release);
+        }
+        paged.set_cache_bytes(cache);
+        tracing::debug!(tablespace = self.name(), size = %ByteSize(to as u64), cache = %ByteSize(cache), "paged anew");
+    }
+
+    pub(crate) fn undo_paging(&self, paging: &Paging) {
+        let Some(paged) = self.paged() else { return };
+        let Paging { from, to, .. } = *paging;
+        if to > from {
+            // SAFETY: mapped by `resize_paged`, and never opened.
+            self.note_shrunk(unsafe { paged.shrink(from) });
+        } else if to < from {
+            self.is_shrinking.store(false, Ordering::Release);
+            self.open_pages(to / PAGE_BYTES..from / PAGE_BYTES);
+        }
+    }
+
+    fn note_shrunk(&self, shrunk: Result<()>) {
+        if let Err(error) = shrunk {
+            // The memory itself was given back; what stays is a mapping that nobody uses.
+            tracing::warn!(tablespace = self.name(), %error, "addresses were not given back");
+        }
+    }
+}
