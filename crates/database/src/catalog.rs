@@ -234,6 +234,7 @@ impl DatabaseState {
         self.tables.contains_key(name)
             || self.catalog.views.contains_key(name)
             || self.catalog.sequences.contains_key(name)
+            || self.index(name).is_some()
     }
 
     /// A table's name for people: alone in schema `public`, elsewhere with its schema's.

@@ -4,6 +4,7 @@ use crate::access::AccessLog;
 use crate::catalog::{Catalog, Changes, RelationName};
 use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
+use crate::index::add_declared_keys;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
 use crate::storage::{Files, Manifest, SavedSequence, SavedTable, SavedTablespace, Storage, SystemFiles, Writes};
@@ -103,7 +104,7 @@ impl Database {
     }
 
     pub(crate) fn open_with(config: Config, files: Arc<dyn Files>) -> Result<Arc<Database>> {
-        let (storage, manifest) = match &config.data_dir {
+        let (storage, mut manifest) = match &config.data_dir {
             None => (None, Manifest::new()),
             Some(folder) => {
                 let (storage, manifest) = Storage::open(folder, files)?;
@@ -179,7 +180,9 @@ impl Database {
             dirty: AtomicBool::new(false),
             background: Arc::default(),
         });
+        add_declared_keys(&mut manifest.tables, || database.next_table_id().0);
         database.load_tables(&manifest.tables)?;
+        database.index_tables()?;
         if database.storage.is_some() {
             // So that a new folder is recognised as ours from now on, and cannot be written to only later.
             database.save()?;
@@ -291,7 +294,9 @@ impl Database {
         for table in changes.tables.values().flatten() {
             // Dropped since: possible while none of the table's rows lived in it.
             let placement = &table.placement;
-            for name in [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()) {
+            let own = table.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
+            let names = [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()).chain(own);
+            for name in names {
                 self.spaces.get(name)?;
             }
         }
@@ -349,6 +354,11 @@ impl Database {
         let state = self.state();
         *self.current.write() = Arc::new(DatabaseState { tables, ..DatabaseState::clone(&state) });
         Ok(())
+    }
+
+    /// Before anybody is at work.
+    pub(crate) fn replace_state(&self, state: DatabaseState) {
+        *self.current.write() = Arc::new(state);
     }
 
     /// Everything but the tables.
@@ -437,7 +447,10 @@ impl Database {
         let version = self.state();
         let uses = |table: &&Arc<Table>| {
             let placement = &table.placement;
-            placement.main == name || placement.delta == name || placement.columns.values().any(|space| space == name)
+            let own = table.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
+            placement.main == name
+                || placement.delta == name
+                || placement.columns.values().chain(own).any(|space| space == name)
         };
         let shown = |table: &Arc<Table>| version.shown_name(&table.def);
         let users: Vec<String> = version.tables.values().filter(uses).map(shown).collect();
@@ -458,6 +471,7 @@ impl Database {
             self.keeper.lock().collect();
             memory.trim();
         }
+        self.reclaim_indexes();
         self.spaces.drop(name)?;
         self.memories.lock().remove(&id);
         self.altered.lock().remove(name);

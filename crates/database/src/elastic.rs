@@ -102,6 +102,7 @@ impl Database {
             }
             // Statements' free blocks, which they keep for a while.
             tidepool_heap::release_heaps();
+            self.reclaim_indexes();
             let now = reshape.left_bytes();
             if now < left {
                 left = now;
@@ -144,7 +145,7 @@ impl Database {
             transaction.vacate(name, space, &progress, &|| patience.check())?;
             transaction.commit()?;
         }
-        Ok(())
+        self.move_indexes(space, patience)
     }
 
     fn waited_in_vain(&self, space: &Tablespace, error: Error, left: u64) -> Error {

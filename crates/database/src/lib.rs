@@ -20,6 +20,7 @@ mod database;
 mod ddl;
 mod elastic;
 mod encode_pool;
+mod index;
 mod locks;
 mod merge;
 mod rows;
@@ -37,6 +38,7 @@ pub use catalog::{
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
+pub use index::NewIndex;
 pub use locks::{LockInfo, LockMode};
 pub use rows::Changed;
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};

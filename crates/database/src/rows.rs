@@ -1,6 +1,7 @@
 //! Rows that a transaction writes, and tables' rows that it copies to elsewhere.
 
 use crate::catalog::RelationName;
+use crate::index::ChangedKeys;
 use crate::progress::Progress;
 use crate::transaction::column_position;
 use crate::{Database, TableWriter, Transaction};
@@ -69,15 +70,17 @@ impl Transaction {
         self.written.insert(table.def.id, table.clone());
         for group in groups {
             let (worker, writes) = self.writing();
-            table.rows.load(worker, statement.view(), writes, group)?;
+            let number = table.rows.load(worker, statement.view(), writes, group.clone())?;
+            self.enter_group(&table, statement.view(), number, &group)?;
         }
         let mut image = Vec::new();
         for batch in &rest {
             let images = table.rows.layout().rows(batch)?;
-            let (worker, writes) = self.writing();
             for row in 0..batch.num_rows() {
                 images.image(row, &mut image)?;
-                table.rows.insert(worker, statement.view(), writes, &image)?;
+                let (worker, writes) = self.writing();
+                let row = table.rows.insert(worker, statement.view(), writes, &image)?;
+                self.enter_row(&table, statement.view(), row, &image)?;
             }
         }
         Ok(rows)
@@ -105,20 +108,33 @@ impl Transaction {
         self.written.insert(table.def.id, table.clone());
         let images = rows.map(|rows| table.rows.layout().rows(rows)).transpose()?;
         let mut image = Vec::new();
+        let mut keys = ChangedKeys::default();
         let mut done = Vec::with_capacity(ids.len());
         for (place, row) in ids.iter().enumerate() {
             if let Some(images) = &images {
                 images.image(place, &mut image)?;
             }
             loop {
-                let (worker, writes) = self.writing();
                 let view = statement.view();
                 let outcome = match &images {
-                    Some(_) => table.rows.update(worker, view, writes, *row, &image, false)?,
-                    None => table.rows.delete(worker, view, writes, *row)?,
+                    // Of a row that is not there the row store says why.
+                    Some(_) => {
+                        let leaves_key = keys.look(&table, view, *row, &image)? && keys.leaves_unique(&table);
+                        let (worker, writes) = self.writing();
+                        table.rows.update(worker, view, writes, *row, &image, leaves_key)?
+                    }
+                    None => {
+                        let (worker, writes) = self.writing();
+                        table.rows.delete(worker, view, writes, *row)?
+                    }
                 };
                 match outcome {
-                    Outcome::Written => done.push(true),
+                    Outcome::Written => {
+                        if images.is_some() {
+                            self.enter_changed(&table, view, *row, &keys)?;
+                        }
+                        done.push(true);
+                    }
                     Outcome::SelfModified | Outcome::Deleted => done.push(false),
                     Outcome::Newer { .. } => return self.again(),
                     Outcome::Conflict(tag) => {
@@ -253,7 +269,8 @@ impl Transaction {
             }
         }
         drop(view);
-        let table = self.change(Table::new(version.def.clone(), placement, rows));
+        let table = self.indexed(Table::new(version.def.clone(), placement, rows))?;
+        let table = self.change(table);
         self.written.insert(table.def.id, table);
         Ok(())
     }

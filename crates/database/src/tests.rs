@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_device::Location;
-use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, ScanRequest, TableScan, TableVersion};
+use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, ScanRequest, TableDef, TableScan, TableVersion};
 use tidepool_tablespace::TablespaceConfig;
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ fn in_folder(folder: &Path) -> Config {
     Config { data_dir: Some(folder.to_owned()), ..memory() }
 }
 
-fn near() -> Placement {
+pub(crate) fn near() -> Placement {
     placement("near")
 }
 
@@ -54,6 +54,22 @@ fn batch(table: &TableVersion, numbers: std::ops::Range<usize>) -> RecordBatch {
         if number % 7 == 3 { b.append_null() } else { b.append(&format!("row {number}")).unwrap() }
     }
     RecordBatch::try_new(table.def.arrow_schema(), vec![a.finish(), b.finish()]).unwrap()
+}
+
+/// Rows of texts.
+pub(crate) fn batch_of(def: &TableDef, rows: &[Vec<Option<String>>]) -> RecordBatch {
+    let settings = TextSettings::default();
+    let columns = def.columns.iter().enumerate().map(|(place, column)| {
+        let mut reader = TextReader::new(column.sql_type, &settings);
+        for row in rows {
+            match &row[place] {
+                Some(text) => reader.append(text).unwrap(),
+                None => reader.append_null(),
+            }
+        }
+        reader.finish()
+    });
+    RecordBatch::try_new(def.arrow_schema(), columns.collect()).unwrap()
 }
 
 fn insert(transaction: &mut Transaction, table: &str, numbers: std::ops::Range<usize>) -> Result<u64> {

@@ -3,13 +3,13 @@
 use crate::catalog::{Changes, DatabaseState, RelationName};
 use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
-use crate::{Database, DatabaseVersion, Patience};
+use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::rows::WriteSet;
-use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, Table, TableDef};
+use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
 use tidepool_txn::{Isolation, Worker};
 
 /// PostgreSQL's limits, which its clients rely on.
@@ -34,6 +34,8 @@ pub struct Transaction {
     /// Tables that rows were written of.
     pub(crate) written: BTreeMap<TableId, Arc<Table>>,
     pub(crate) changes: Changes,
+    /// Indexes that it dropped, or put others in the place of.
+    left: Vec<Arc<TableIndex>>,
     /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
     base: Option<Arc<DatabaseState>>,
     /// What the statement that runs reads.
@@ -55,6 +57,7 @@ pub struct Savepoint {
     writes: tidepool_table::rows::Savepoint,
     locked: BTreeMap<RelationName, LockMode>,
     durable: bool,
+    left: usize,
 }
 
 impl std::fmt::Debug for Transaction {
@@ -76,6 +79,7 @@ impl Transaction {
             writes: WriteSet::new(),
             written: BTreeMap::new(),
             changes: Changes::default(),
+            left: Vec::new(),
             base: None,
             statement: None,
             begun: false,
@@ -135,8 +139,10 @@ impl Transaction {
             if self.isolation() != Isolation::ReadCommitted && self.base.is_none() {
                 self.base = Some(self.database.state());
             }
+            // First: what exists is as it was when the view is drawn, or was until then.
+            let state = self.state();
             let view = Arc::new(self.worker().hold());
-            let version = Arc::new(DatabaseVersion::new(self.state(), view));
+            let version = Arc::new(DatabaseVersion::new(state, view));
             self.statement = Some(version.clone());
             Ok(version)
         })
@@ -194,6 +200,7 @@ impl Transaction {
             writes: self.writes.savepoint(),
             locked: self.locked.clone(),
             durable: self.durable,
+            left: self.left.len(),
         })
     }
 
@@ -210,6 +217,7 @@ impl Transaction {
             self.changes.clone_from(&savepoint.changes);
             self.written.clone_from(&savepoint.written);
             self.durable = savepoint.durable;
+            self.left.drain(savepoint.left..).for_each(|index| index.set_left(false));
             let before = |name: &RelationName| savepoint.locked.get(name).copied();
             let changed = self.locked.iter().filter(|(name, mode)| before(name) != Some(**mode));
             self.database.locks.restore(self.locker(), changed.map(|(name, _)| (name, before(name))));
@@ -296,6 +304,18 @@ impl Transaction {
 
     pub(crate) fn change(&mut self, next: Table) -> Arc<Table> {
         let next = Arc::new(next);
+        let name = RelationName::from(&*next.def);
+        let known = |state: &DatabaseState| match state.table(&name).filter(|table| table.def.id == next.def.id) {
+            Some(table) => Some(table.clone()),
+            // Renamed.
+            None => state.tables.values().find(|table| table.def.id == next.def.id).cloned(),
+        };
+        if let Some(before) = known(&self.state()).filter(|before| Arc::ptr_eq(&before.rows, &next.rows)) {
+            let stays = |index: &&Arc<TableIndex>| next.indexes().iter().any(|other| Arc::ptr_eq(index, other));
+            let left: Vec<_> = before.indexes().iter().filter(|index| !stays(index)).cloned().collect();
+            left.iter().for_each(|index| index.set_left(true));
+            self.left.extend(left);
+        }
         self.changes.tables.insert(next.def.id, Some(next.clone()));
         next
     }
@@ -303,7 +323,7 @@ impl Transaction {
     /// A table of this definition without rows.
     fn empty_table(&self, def: Arc<TableDef>, placement: Placement) -> Result<Table> {
         let rows = self.database.new_rows(&def, &placement)?;
-        Ok(Table::new(def, placement, rows))
+        self.indexed(Table::new(def, placement, rows))
     }
 
     /// 42P07 when it exists, 42704 when a tablespace does not.
@@ -350,7 +370,12 @@ impl Transaction {
             return Err(exists(&name.name));
         }
         let id = self.database.next_table_id();
-        let def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
+        let mut def = TableDef { schema: name.schema, ..TableDef::new(id, &name.name, columns, primary_key) };
+        if !def.primary_key.is_empty() {
+            let numbers: Vec<u16> = def.primary_key.iter().map(|column| def.columns[*column].number).collect();
+            let index = self.define(&def, NewIndex::primary_key(numbers))?;
+            def.indexes.push(index);
+        }
         self.durable = true;
         let table = self.empty_table(Arc::new(def), placement)?;
         Ok(self.change(table))
@@ -481,6 +506,7 @@ impl Transaction {
         };
         self.worker = Some(worker);
         let committed = committed?;
+        self.left.clear();
         for table in self.written.values() {
             table.count_write();
         }
@@ -499,6 +525,7 @@ impl Drop for Transaction {
             self.statement = None;
             self.base = None;
             self.changes = Changes::default();
+            self.left.drain(..).for_each(|index| index.set_left(false));
             let Some(mut worker) = self.worker.take() else { return };
             // Who waits looks when the tag has ended; after a commit, it has, and looks again a moment later.
             self.database.locks.forget(self.id, self.locked.keys());

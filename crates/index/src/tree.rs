@@ -5,7 +5,7 @@ use crate::content::{Content, write_payload};
 use crate::lock::{self, Restart, Version};
 use crate::node::{Extras, HEADER_WORDS, Node, SMALL_WORDS, Shape, Side, Slot, Target, Words, code, payload_words};
 use crate::pace::{Spaces, Touched};
-use crate::sync::{AtomicU64, Backoff, Ordering};
+use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_tablespace::Tablespace;
@@ -247,15 +247,29 @@ impl Index {
 
     /// Takes an entry out. False if there is none.
     pub fn remove(&self, view: &View, key: &[u8], row: RowId) -> bool {
+        self.remove_unless(view, key, row, || false)
+    }
+
+    /// Takes an entry out, unless `is_wanted`. False if there is none, or it stays.
+    ///
+    /// `is_wanted` is asked under the leaf's lock, after a full fence: it must be quick, wait for nobody and leave this index
+    /// alone. So whoever first makes what it looks for visible, then passes a full fence, and then inserts the entry (and
+    /// perhaps finds that it is there) can rely on it: either `is_wanted` saw it, or the insertion comes after the removal.
+    pub fn remove_unless(&self, view: &View, key: &[u8], row: RowId, mut is_wanted: impl FnMut() -> bool) -> bool {
         let target = Target::before(key, row.0);
-        let (removed, is_small) = self.retry(view, |touched| self.try_remove(&target, touched));
+        let (removed, is_small) = self.retry(view, |touched| self.try_remove(&target, &mut is_wanted, touched));
         if is_small {
             self.tidy(&target, 0);
         }
         removed
     }
 
-    fn try_remove(&self, target: &Target<'_>, touched: &mut Touched) -> Result<(bool, bool), Restart> {
+    fn try_remove(
+        &self,
+        target: &Target<'_>,
+        is_wanted: &mut impl FnMut() -> bool,
+        touched: &mut Touched,
+    ) -> Result<(bool, bool), Restart> {
         let Spot { node, version, .. } = self.descend(target, Side::Right, 0, Wait::Yes, touched)?;
         let shape = node.shape();
         let position = node.position(shape, target);
@@ -264,6 +278,10 @@ impl Index {
             return Ok((false, false));
         }
         let mut leaf = Locked::new(node, version)?;
+        fence(Ordering::SeqCst);
+        if is_wanted() {
+            return Ok((false, false));
+        }
         touched.write();
         leaf.take_out(position);
         Ok((true, node.is_small()))

@@ -2,6 +2,7 @@
 
 use crate::facts::SessionFacts;
 use crate::insert;
+use crate::keys::KeyClause;
 use crate::resolve;
 use crate::row_expressions;
 use crate::sequences::{Generated, SequenceOptions};
@@ -29,7 +30,7 @@ pub struct NewTable {
     pub name: RelationName,
     pub if_not_exists: bool,
     pub columns: Vec<ColumnDef>,
-    pub primary_key: Vec<usize>,
+    pub keys: Vec<KeyClause>,
     pub checks: Vec<CheckDef>,
     /// Columns with sequences of their own, which are still to be made.
     pub generated: Vec<Generated>,
@@ -92,7 +93,7 @@ pub fn new_table(
             name,
             if_not_exists: table.if_not_exists,
             columns: Vec::new(),
-            primary_key: Vec::new(),
+            keys: Vec::new(),
             checks: Vec::new(),
             generated: Vec::new(),
             placement,
@@ -101,59 +102,38 @@ pub fn new_table(
     }
 
     let mut columns: Vec<ColumnDef> = Vec::with_capacity(table.columns.len());
-    let mut primary_key: Option<Vec<usize>> = None;
+    let mut keys: Vec<KeyClause> = Vec::new();
     let mut generated = Vec::new();
     let mut conditions: Vec<Condition> = Vec::new();
     for column in table.columns {
         let (column, own) = take_checks(column);
         conditions.extend(own);
         let position = columns.len();
-        let (definition, primary, sequence) = column_def(facts, &name.name, column)?;
+        let (definition, own_keys, sequence) = column_def(facts, &name.name, column)?;
         generated.extend(sequence.map(|(options, identity)| Generated { column: position, options, identity }));
-        if primary && primary_key.replace(vec![position]).is_some() {
-            return Err(multiple_keys(&name.name));
-        }
+        keys.extend(own_keys);
         columns.push(definition);
     }
     check_columns(&columns)?;
     for constraint in table.constraints {
         match constraint {
-            TableConstraint::PrimaryKey(key) => {
-                let mut positions = Vec::with_capacity(key.columns.len());
-                for column in &key.columns {
-                    let ast::Expr::Identifier(ident) = &column.column.expr else {
-                        return Err(Error::unsupported("a primary key takes plain columns only"));
-                    };
-                    let column = fold(ident);
-                    match columns.iter().position(|definition| definition.name == column) {
-                        Some(position) if positions.contains(&position) => {
-                            return Err(Error::new(
-                                SqlState::DUPLICATE_COLUMN,
-                                format!("column \"{column}\" appears twice in primary key constraint"),
-                            ));
-                        }
-                        Some(position) => positions.push(position),
-                        None => {
-                            return Err(Error::new(
-                                SqlState::UNDEFINED_COLUMN,
-                                format!("column \"{column}\" named in key does not exist"),
-                            ));
-                        }
-                    }
-                }
-                if primary_key.replace(positions).is_some() {
-                    return Err(multiple_keys(&name.name));
-                }
-            }
-            TableConstraint::Unique(_) | TableConstraint::UniqueUsingIndex(_) => return Err(no_constraint("UNIQUE")),
+            TableConstraint::PrimaryKey(key) => keys.push(KeyClause::of_primary_key(&key)?),
+            TableConstraint::Unique(key) => keys.push(KeyClause::of_unique(&key)?),
             TableConstraint::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
             TableConstraint::Check(check) => conditions.push((check.name.as_ref().map(fold), *check.expr)),
             _ => return Err(Error::unsupported("this table constraint is not supported")),
         }
     }
-    let primary_key = primary_key.unwrap_or_default();
-    for &position in &primary_key {
-        columns[position].nullable = false;
+    keys.iter().try_for_each(|key| key.check(&columns))?;
+    if keys.iter().filter(|key| key.is_primary()).count() > 1 {
+        return Err(multiple_keys(&name.name));
+    }
+    // As PostgreSQL makes and lists them; those with a name keep it from those without.
+    keys.sort_by_key(|key| (!key.is_primary(), key.name.is_none()));
+    for key in keys.iter().filter(|key| key.is_primary()) {
+        for column in &mut columns {
+            column.nullable &= !key.columns.iter().any(|of_key| of_key.name == column.name);
+        }
     }
     // Conditions name columns by number, which the table gives in order.
     for (column, number) in columns.iter_mut().zip(1..) {
@@ -172,16 +152,7 @@ pub fn new_table(
         }
         checks.push(row_expressions::check(facts, &name.name, &columns, &others, constraint, &condition)?);
     }
-    Ok(NewTable {
-        name,
-        if_not_exists: table.if_not_exists,
-        columns,
-        primary_key,
-        checks,
-        generated,
-        placement,
-        query: None,
-    })
+    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, keys, checks, generated, placement, query: None })
 }
 
 /// Refuses too many columns and names that are taken twice.
@@ -211,7 +182,7 @@ fn multiple_keys(table: &str) -> Error {
 
 fn no_constraint(kind: &str) -> Error {
     Error::unsupported(format!("{kind} constraints are not supported yet"))
-        .with_hint("PRIMARY KEY can be declared (it is not enforced); CHECK and NOT NULL are enforced.")
+        .with_hint("PRIMARY KEY, UNIQUE, CHECK and NOT NULL are enforced.")
 }
 
 fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
@@ -255,19 +226,19 @@ pub fn take_checks(mut column: ast::ColumnDef) -> (ast::ColumnDef, Vec<Condition
 /// The options of a column's own sequence, and whether it is an identity column's.
 type OwnSequence = Option<(SequenceOptions, bool)>;
 
-/// A column, whether it is the primary key, and the sequence to be made for it.
+/// A column, the keys that it is by itself, and the sequence to be made for it.
 pub fn column_def(
     facts: &Arc<SessionFacts>,
     table: &str,
     column: ast::ColumnDef,
-) -> Result<(ColumnDef, bool, OwnSequence)> {
+) -> Result<(ColumnDef, Vec<KeyClause>, OwnSequence)> {
     let name = fold(&column.name);
     let serial = serial_type(&column.data_type);
     let sql_type = serial.map_or_else(|| sql_type(&column.data_type), Ok)?;
     let mut nullable = serial.map(|_| false);
     let mut default = None;
     let mut identity: Option<(Identity, SequenceOptions)> = None;
-    let mut primary = false;
+    let mut keys: Vec<KeyClause> = Vec::new();
     for option in column.options {
         match option.option {
             ColumnOption::Null => set_nullable(&mut nullable, true, &name)?,
@@ -280,8 +251,14 @@ pub fn column_def(
                     ));
                 }
             }
-            ColumnOption::PrimaryKey(_) => primary = true,
-            ColumnOption::Unique(_) => return Err(no_constraint("UNIQUE")),
+            ColumnOption::PrimaryKey(key) => {
+                keys.push(KeyClause::of_column(true, option.name.as_ref(), &name, key.characteristics.as_ref())?);
+            }
+            ColumnOption::Unique(key) => {
+                let clause = KeyClause::of_column(false, option.name.as_ref(), &name, key.characteristics.as_ref())?;
+                let nulls_not_distinct = key.nulls_distinct == ast::NullsDistinctOption::NotDistinct;
+                keys.push(KeyClause { nulls_not_distinct, ..clause });
+            }
             ColumnOption::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
             ColumnOption::Generated {
                 generated_as: kind @ (GeneratedAs::Always | GeneratedAs::ByDefault),
@@ -336,6 +313,7 @@ pub fn column_def(
         Some(expr) => Some(check_default(facts, &name, sql_type, expr)?),
         None => None,
     };
+    let primary = keys.iter().any(KeyClause::is_primary);
     let nullable = nullable.unwrap_or(!primary);
     if primary && nullable {
         return Err(Error::new(
@@ -343,7 +321,7 @@ pub fn column_def(
             format!("conflicting NULL/NOT NULL declarations for column \"{name}\""),
         ));
     }
-    Ok((ColumnDef { nullable, default, identity: kind, ..ColumnDef::new(name, sql_type) }, primary, own))
+    Ok((ColumnDef { nullable, default, identity: kind, ..ColumnDef::new(name, sql_type) }, keys, own))
 }
 
 /// The type of a `serial` column.

@@ -1,6 +1,6 @@
 //! `GROUP BY` a table's primary key, which lets a query name the table's other columns without grouping by them.
 //!
-//! Keys are declared and not enforced, so a key may stand for several rows. There is still one group a key, and of the
+//! Of a folder from before keys were enforced, a key may stand for several rows. There is still one group a key, and of the
 //! other columns it shows one of its rows' values.
 
 use crate::facts::SessionFacts;

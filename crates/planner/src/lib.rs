@@ -26,6 +26,7 @@ mod guard;
 mod heap;
 mod insert;
 mod interrupt;
+mod keys;
 mod names;
 mod numbers;
 mod operators;

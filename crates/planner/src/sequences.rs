@@ -11,12 +11,9 @@ use datafusion::sql::sqlparser::ast::{
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState, SqlType, TableId};
+use tidepool_base::{Error, Result, SqlState, SqlType, TableId};
 use tidepool_database::{DatabaseVersion, RelationName, Sequence, SequenceDef, SequenceOwner};
 use tidepool_table::Table;
-
-/// Bytes of a name.
-const NAME_LEN_MAX: usize = 63;
 
 /// The options of a sequence, as far as they were written. `Some(None)` for `NO …`, and for `RESTART` alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -165,25 +162,6 @@ pub fn owner(
             SqlState::UNDEFINED_COLUMN,
             format!("column \"{column}\" of relation \"{}\" does not exist", table.def.name),
         )),
-    }
-}
-
-/// PostgreSQL's `ChooseRelationName`: `table_column_seq`, cut where it is too long, numbered where it is taken.
-pub fn free_name(version: &DatabaseVersion, schema: SchemaId, table: &str, column: &str, label: &str) -> String {
-    let cut = |text: &str, length: usize| text[..text.floor_char_boundary(length)].to_owned();
-    let mut number = 0;
-    loop {
-        let label = if number == 0 { label.to_owned() } else { format!("{label}{number}") };
-        let room = NAME_LEN_MAX - label.len() - 2;
-        let (mut first, mut second) = (table.len(), column.len());
-        while first + second > room {
-            if first > second { first -= 1 } else { second -= 1 }
-        }
-        let name = format!("{}_{}_{label}", cut(table, first), cut(column, second));
-        if !version.is_taken(&RelationName::new(schema, &name)) {
-            return name;
-        }
-        number += 1;
     }
 }
 

@@ -14,6 +14,7 @@ mod conformance;
 
 mod encoding;
 mod filter;
+mod index;
 mod logical;
 mod row_group;
 pub mod rows;
@@ -30,9 +31,13 @@ mod version;
 
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
+pub use index::{BuildRequest, Entered, IndexKey, TableIndex, build_indexes};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
-pub use schema::{CheckDef, ColumnDef, Identity, ROW_ID, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field};
+pub use schema::{
+    CheckDef, ColumnDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, SQL_TYPE_METADATA, TableDef,
+    arrow_type, sql_type_of_field,
+};
 pub use segment::Segment;
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};
 pub use version::{ColumnUsage, Placement, Table, TableVersion};

@@ -54,7 +54,7 @@ pub struct TableDef {
     pub id: TableId,
     pub name: String,
     pub columns: Vec<ColumnDef>,
-    /// Positions of the declared primary key's columns; empty without one. Declared, not enforced yet.
+    /// Positions of the primary key's columns; empty without one.
     pub primary_key: Vec<usize>,
     #[serde(default)]
     pub schema: SchemaId,
@@ -63,6 +63,65 @@ pub struct TableDef {
     pub column_numbers: u16,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<CheckDef>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub indexes: Vec<IndexDef>,
+}
+
+/// An index. Its schema is its table's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexDef {
+    pub id: TableId,
+    pub name: String,
+    pub columns: Vec<IndexColumn>,
+    pub unique: bool,
+    /// NULLs count as equal: only where `unique`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub nulls_not_distinct: bool,
+    /// The constraint that it serves, which has its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<KeyConstraint>,
+    /// `None`: where the table's delta is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tablespace: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexColumn {
+    /// The column's.
+    pub number: u16,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub descending: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub nulls_first: bool,
+}
+
+impl IndexColumn {
+    /// `ASC NULLS LAST`.
+    pub fn ascending(number: u16) -> IndexColumn {
+        IndexColumn { number, descending: false, nulls_first: false }
+    }
+}
+
+/// `PRIMARY KEY` or `UNIQUE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyConstraint {
+    /// From the same numbers as tables' ids.
+    pub oid: u32,
+    pub primary: bool,
+}
+
+impl IndexDef {
+    pub fn is_primary(&self) -> bool {
+        self.constraint.is_some_and(|constraint| constraint.primary)
+    }
+
+    pub fn has_column(&self, number: u16) -> bool {
+        self.columns.iter().any(|column| column.number == number)
+    }
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A `CHECK` constraint.
@@ -80,8 +139,16 @@ pub struct CheckDef {
 impl TableDef {
     /// A table of schema `public`. Columns without a number get theirs.
     pub fn new(id: TableId, name: impl Into<String>, columns: Vec<ColumnDef>, primary_key: Vec<usize>) -> TableDef {
-        let (schema, checks) = (SchemaId::PUBLIC, Vec::new());
-        let mut def = TableDef { id, name: name.into(), columns, primary_key, schema, column_numbers: 0, checks };
+        let mut def = TableDef {
+            id,
+            name: name.into(),
+            columns,
+            primary_key,
+            schema: SchemaId::PUBLIC,
+            column_numbers: 0,
+            checks: Vec::new(),
+            indexes: Vec::new(),
+        };
         def.number_columns();
         def
     }
@@ -98,6 +165,16 @@ impl TableDef {
 
     pub fn column_by_number(&self, number: u16) -> Option<(usize, &ColumnDef)> {
         self.columns.iter().enumerate().find(|(_, column)| column.number == number)
+    }
+
+    /// Positions of an index's columns.
+    pub fn index_positions(&self, index: &IndexDef) -> Vec<usize> {
+        let position = |column: &IndexColumn| self.column_by_number(column.number).map(|(position, _)| position);
+        index.columns.iter().filter_map(position).collect()
+    }
+
+    pub fn index(&self, name: &str) -> Option<&IndexDef> {
+        self.indexes.iter().find(|index| index.name == name)
     }
 
     /// The schema that scans produce. Boolean, Int16/32/64, Float32/64, Decimal128(p, s), Utf8View (text, varchar, char

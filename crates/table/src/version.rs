@@ -1,7 +1,8 @@
+use crate::index::{Entries, TableIndex};
 use crate::rows::{RangeView, RowStore, VERSION_HEADER_BYTES};
 use crate::segment::statistics_of;
 use crate::sketch::Sketch;
-use crate::{ColumnStatistics, Datum, EncodingKind, RowGroup, TableDef, TableStatistics};
+use crate::{ColumnStatistics, Datum, EncodingKind, IndexDef, RowGroup, TableDef, TableStatistics};
 use arrow_array::ArrayRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
-use tidepool_base::RowGroupId;
+use tidepool_base::{RowGroupId, TableId};
 use tidepool_txn::HeldSnapshot;
 
 /// Which tablespace, by name, each part of a table uses.
@@ -34,6 +35,9 @@ pub struct Table {
     pub def: Arc<TableDef>,
     pub placement: Placement,
     pub rows: Arc<RowStore>,
+    /// Those of its definition, once they are made.
+    indexes: Vec<Arc<TableIndex>>,
+    entries: Arc<Entries>,
     /// Transactions that wrote rows. Of the rows, whatever the definition.
     written: Arc<AtomicU64>,
     /// What was worked out last, and of which state of the rows.
@@ -41,14 +45,59 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table whose indexes are still to be made.
     pub fn new(def: Arc<TableDef>, placement: Placement, rows: Arc<RowStore>) -> Table {
-        Table { def, placement, rows, written: Arc::default(), statistics: Mutex::default() }
+        Table {
+            def,
+            placement,
+            rows,
+            indexes: Vec::new(),
+            entries: Arc::default(),
+            written: Arc::default(),
+            statistics: Mutex::default(),
+        }
     }
 
-    /// The same rows under another definition, with as many columns of the same types.
+    /// The same rows under another definition, with as many columns of the same types, and those of the indexes that it
+    /// has, too.
     pub fn with_def(&self, def: Arc<TableDef>) -> Table {
-        let written = Arc::clone(&self.written);
-        Table { written, ..Table::new(def, self.placement.clone(), Arc::clone(&self.rows)) }
+        let stays = |index: &&Arc<TableIndex>| def.indexes.iter().any(|known| known.id == index.id());
+        Table {
+            indexes: self.indexes.iter().filter(stays).cloned().collect(),
+            entries: Arc::clone(&self.entries),
+            written: Arc::clone(&self.written),
+            ..Table::new(Arc::clone(&def), self.placement.clone(), Arc::clone(&self.rows))
+        }
+    }
+
+    /// With indexes of its definition that were made of its rows.
+    pub fn with_indexes(mut self, made: impl IntoIterator<Item = TableIndex>) -> Table {
+        for index in made {
+            let index = Arc::new(index);
+            self.entries.add(&self.rows, &index);
+            self.indexes.retain(|known| known.id() != index.id());
+            self.indexes.push(index);
+        }
+        self
+    }
+
+    /// Without some indexes, which are to be made anew.
+    pub fn without_indexes(mut self, without: impl Fn(TableId) -> bool) -> Table {
+        self.indexes.retain(|index| !without(index.id()));
+        self
+    }
+
+    pub fn indexes(&self) -> &[Arc<TableIndex>] {
+        &self.indexes
+    }
+
+    pub fn index(&self, id: TableId) -> Option<&Arc<TableIndex>> {
+        self.indexes.iter().find(|index| index.id() == id)
+    }
+
+    /// The tablespace of an index, by name.
+    pub fn index_tablespace<'t>(&'t self, def: &'t IndexDef) -> &'t str {
+        def.tablespace.as_deref().unwrap_or(&self.placement.delta)
     }
 
     /// To be called when a transaction that wrote rows has committed.

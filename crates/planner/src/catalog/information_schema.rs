@@ -95,11 +95,16 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                         ]);
                     }
                 }
-                for (index, &position) in table.def.primary_key.iter().enumerate() {
+                let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
+                let columns = keys.flat_map(|key| {
+                    let positions = table.def.index_positions(key);
+                    positions.into_iter().enumerate().map(move |(place, position)| (key, place, position))
+                });
+                for (key, index, position) in columns {
                     let shared = [
                         ("constraint_catalog", Value::from(facts.database)),
                         ("constraint_schema", table_schema(facts, table).into()),
-                        ("constraint_name", primary_key_name(&table.def.name).into()),
+                        ("constraint_name", key.name.clone().into()),
                         ("table_catalog", facts.database.into()),
                         ("table_schema", table_schema(facts, table).into()),
                         ("table_name", table.def.name.clone().into()),
@@ -115,14 +120,18 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         "constraint_table_usage" => {
-            for table in facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty()) {
+            let keys = facts.version.tables.values().flat_map(|table| {
+                let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
+                keys.map(move |key| (table, key))
+            });
+            for (table, key) in keys {
                 rows.push([
                     ("table_catalog", facts.database.into()),
                     ("table_schema", table_schema(facts, table).into()),
                     ("table_name", table.def.name.clone().into()),
                     ("constraint_catalog", facts.database.into()),
                     ("constraint_schema", table_schema(facts, table).into()),
-                    ("constraint_name", primary_key_name(&table.def.name).into()),
+                    ("constraint_name", key.name.clone().into()),
                 ]);
             }
         }
@@ -205,7 +214,7 @@ fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
-    let mut push = |table: &Table, name: String, kind: &'static str| {
+    let mut push = |table: &Table, name: String, kind: &'static str, nulls_distinct: Option<bool>| {
         rows.push([
             ("constraint_catalog", facts.database.into()),
             ("constraint_schema", table_schema(facts, table).into()),
@@ -217,18 +226,20 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
             ("is_deferrable", "NO".into()),
             ("initially_deferred", "NO".into()),
             ("enforced", "YES".into()),
-            ("nulls_distinct", (kind == "PRIMARY KEY").then_some("YES").into()),
+            ("nulls_distinct", nulls_distinct.map(|distinct| if distinct { "YES" } else { "NO" }).into()),
         ]);
     };
     for table in facts.version.tables.values() {
-        if !table.def.primary_key.is_empty() {
-            push(table, primary_key_name(&table.def.name), "PRIMARY KEY");
+        for key in &table.def.indexes {
+            let Some(constraint) = key.constraint else { continue };
+            let kind = if constraint.primary { "PRIMARY KEY" } else { "UNIQUE" };
+            push(table, key.name.clone(), kind, Some(!key.nulls_not_distinct));
         }
         for check in &table.def.checks {
-            push(table, check.name.clone(), "CHECK");
+            push(table, check.name.clone(), "CHECK", None);
         }
         for (index, _) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
-            push(table, not_null_name(table, index), "CHECK");
+            push(table, not_null_name(table, index), "CHECK", None);
         }
     }
 }

@@ -10,6 +10,7 @@
 mod apply;
 mod functions;
 mod information_schema;
+mod keys;
 mod objects;
 mod pg_catalog;
 mod relations;
@@ -21,7 +22,7 @@ mod types;
 mod value;
 
 pub use functions::{SessionSequences, add_interval, find_relation};
-pub use objects::{is_visible, primary_key_name, quote_identifier, relation_text, schema_oid};
+pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use relations::Relation as SystemRelation;
 pub use rewrite::{rewrite, rewrite_expression};
 pub use types::format_type;

@@ -1,15 +1,16 @@
 //! Which oid every object of the catalogue has, and back.
 //!
-//! System relations have PostgreSQL's oids and a user's table has its `TableId`. What belongs to a table without an id
-//! of its own (the index that stands for its primary key, the constraint, a default) has an oid derived from the
-//! table's, in ranges far above any table's. Nothing is stored.
+//! System relations have PostgreSQL's oids; a user's table has its `TableId`, and indexes and constraints have numbers of
+//! the same kind. What belongs to an object without a number of its own (a default, a view's rule) has an oid derived
+//! from the object's, in ranges far above any object's.
 
 use super::relations;
 use crate::facts::SessionFacts;
-use crate::resolve::{self, Relation};
+use crate::resolve;
 use std::sync::Arc;
 use tidepool_base::{SchemaId, TableId};
-use tidepool_table::{CheckDef, Table, TableVersion};
+use tidepool_database::RelationName;
+use tidepool_table::{CheckDef, IndexDef, Table, TableVersion};
 
 pub const PG_CATALOG: u32 = 11;
 pub const PG_TOAST: u32 = 99;
@@ -40,8 +41,7 @@ pub const INDEX_ACCESS_METHOD: u32 = 403;
 pub const PG_CLASS: u32 = 1259;
 pub const PG_ATTRDEF: u32 = 2604;
 
-const INDEX_BASE: u32 = 0x4000_0000;
-const CONSTRAINT_BASE: u32 = 0x6000_0000;
+const RULE_BASE: u32 = 0x6000_0000;
 const DEFAULT_BASE: u32 = 0x8000_0000;
 
 /// Oid and name of each schema.
@@ -78,14 +78,6 @@ pub fn tablespace_oid(id: tidepool_base::TablespaceId) -> u32 {
     1663 + u32::from(id.0)
 }
 
-pub fn primary_key_index_oid(table: u32) -> u32 {
-    INDEX_BASE | table
-}
-
-pub fn primary_key_constraint_oid(table: u32) -> u32 {
-    CONSTRAINT_BASE | table
-}
-
 /// `attribute` counts from 1. Unique as long as no table has more than 1,600 columns, PostgreSQL's own limit.
 pub fn default_oid(table: u32, attribute: usize) -> u32 {
     DEFAULT_BASE.wrapping_add(table.wrapping_mul(2048)).wrapping_add(attribute as u32) | DEFAULT_BASE
@@ -93,26 +85,18 @@ pub fn default_oid(table: u32, attribute: usize) -> u32 {
 
 /// The rule that makes a view of a relation.
 pub fn rule_oid(view: u32) -> u32 {
-    CONSTRAINT_BASE | view
+    RULE_BASE | view
 }
 
-pub fn primary_key_name(table: &str) -> String {
-    format!("{table}_pkey")
+/// An index, and its table.
+pub fn index_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, &IndexDef)> {
+    facts.version.index_by_id(TableId(oid))
 }
 
-/// The table whose primary key an index oid stands for.
-pub fn table_of_index(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {
-    (oid & INDEX_BASE != 0)
-        .then(|| table_by_oid(facts, oid & !INDEX_BASE))
-        .flatten()
-        .filter(|table| !table.def.primary_key.is_empty())
-}
-
-pub fn table_of_constraint(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {
-    (oid & CONSTRAINT_BASE == CONSTRAINT_BASE)
-        .then(|| table_by_oid(facts, oid & !CONSTRAINT_BASE))
-        .flatten()
-        .filter(|table| !table.def.primary_key.is_empty())
+/// The index that serves a `PRIMARY KEY` or `UNIQUE` constraint, and its table.
+pub fn key_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, &IndexDef)> {
+    let serves = |index: &&IndexDef| index.constraint.is_some_and(|constraint| constraint.oid == oid);
+    facts.version.tables.values().find_map(|table| table.def.indexes.iter().find(serves).map(|index| (table, index)))
 }
 
 /// The table of a `CHECK`, and the constraint.
@@ -138,7 +122,7 @@ pub fn relation_by_oid(facts: &SessionFacts, oid: u32) -> Option<(String, String
     if let Some(sequence) = facts.version.catalog.sequence_by_id(TableId(oid)) {
         return Some((facts.version.schema_name(sequence.def.schema).to_owned(), sequence.def.name.clone()));
     }
-    table_of_index(facts, oid).map(|table| (table_schema(facts, table), primary_key_name(&table.def.name)))
+    index_by_oid(facts, oid).map(|(table, index)| (table_schema(facts, table), index.name.clone()))
 }
 
 /// The oid of a relation by name; without a schema, the first in the search path.
@@ -147,10 +131,8 @@ pub fn relation_oid(facts: &SessionFacts, schema: Option<&str>, name: &str) -> O
         if let Some(relation) = resolve::in_schema(facts, schema, name) {
             return Some(relation.oid());
         }
-        match resolve::in_schema(facts, schema, name.strip_suffix("_pkey")?)? {
-            Relation::Table(table) if !table.def.primary_key.is_empty() => Some(primary_key_index_oid(table.def.id.0)),
-            _ => None,
-        }
+        let name = RelationName::new(facts.version.schema(schema)?.id, name);
+        facts.version.index(&name).map(|(_, index)| index.id.0)
     };
     match schema {
         Some(schema) => find(schema),

@@ -1,6 +1,7 @@
 //! The rows of `pg_catalog`'s relations. Those that nothing of Tidepool's can be in (triggers, policies, …) have none.
 
 use super::functions::procedures;
+use super::keys::{index_definition, index_tablespace, indexed};
 use super::objects::*;
 use super::relations::{self, Rows};
 use super::types;
@@ -9,7 +10,6 @@ use crate::QueryState;
 use crate::facts::SessionFacts;
 use crate::session::TransactionStatus;
 use datafusion::common::Result;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::SqlType;
 use tidepool_table::{Identity, Table};
@@ -69,6 +69,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_class" => {
             classes(facts, rows);
+            super::keys::classes(facts, rows);
             view_classes(facts, rows);
             super::sequences::classes(facts, rows);
         }
@@ -122,14 +123,17 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 ]);
             }
         }
-        "pg_index" => indexes(facts, rows),
+        "pg_index" => super::keys::indexes(facts, rows),
         "pg_indexes" => {
-            for table in keyed(facts) {
+            for (table, index) in indexed(facts) {
+                let space = index_tablespace(table, index);
+                let shown = (tablespace_of(facts, space) != default_tablespace(facts)).then(|| space.to_owned());
                 rows.push([
                     ("schemaname", table_schema(facts, table).into()),
                     ("tablename", table.def.name.clone().into()),
-                    ("indexname", primary_key_name(&table.def.name).into()),
-                    ("indexdef", index_definition(facts, table).into()),
+                    ("indexname", index.name.clone().into()),
+                    ("tablespace", shown.into()),
+                    ("indexdef", index_definition(facts, table, index).into()),
                 ]);
             }
         }
@@ -216,7 +220,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                     ("tablename", table.def.name.clone().into()),
                     ("tableowner", OWNER_NAME.into()),
                     ("tablespace", elsewhere.then(|| table.placement.main.clone()).into()),
-                    ("hasindexes", (!table.def.primary_key.is_empty()).into()),
+                    ("hasindexes", (!table.def.indexes.is_empty()).into()),
                     ("hasrules", false.into()),
                     ("hastriggers", false.into()),
                     ("rowsecurity", false.into()),
@@ -259,11 +263,6 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
     Ok(())
 }
 
-/// Tables with a declared primary key.
-fn keyed(facts: &SessionFacts) -> impl Iterator<Item = &Arc<Table>> {
-    facts.version.tables.values().filter(|table| !table.def.primary_key.is_empty())
-}
-
 fn role_list(facts: &SessionFacts) -> Vec<(u32, String)> {
     let mut list = vec![(OWNER, OWNER_NAME.to_owned())];
     list.extend(role_name(facts, OTHER_ROLE).map(|name| (OTHER_ROLE, name)));
@@ -290,14 +289,18 @@ fn roles(relation: &str, facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-fn default_tablespace(facts: &SessionFacts) -> u32 {
+pub(super) fn default_tablespace(facts: &SessionFacts) -> u32 {
     let database = facts.planner.database();
     database.tablespaces().get(&database.config().default_tablespace).map_or(1663, |space| tablespace_oid(space.id()))
 }
 
 /// The oid of the tablespace of a table's main.
 fn placed(facts: &SessionFacts, table: &Table) -> u32 {
-    facts.planner.database().tablespaces().get(&table.placement.main).map_or(0, |space| tablespace_oid(space.id()))
+    tablespace_of(facts, &table.placement.main)
+}
+
+pub(super) fn tablespace_of(facts: &SessionFacts, name: &str) -> u32 {
+    facts.planner.database().tablespaces().get(name).map_or(0, |space| tablespace_oid(space.id()))
 }
 
 fn classes(facts: &SessionFacts, rows: &mut Rows) {
@@ -321,7 +324,6 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         let tablespace = placed(facts, table.table());
         let (main, delta) = table_bytes(&table);
         let row_count = table.statistics().rows;
-        let key = &table.def.primary_key;
         rows.push([
             ("oid", table.def.id.0.into()),
             ("relname", table.def.name.clone().into()),
@@ -332,7 +334,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("reltablespace", if tablespace == default { 0 } else { tablespace }.into()),
             ("relpages", (main + delta).div_ceil(PAGE_BYTES).min(i32::MAX as u64).into()),
             ("reltuples", (row_count as f64).into()),
-            ("relhasindex", (!key.is_empty()).into()),
+            ("relhasindex", (!table.def.indexes.is_empty()).into()),
             ("relpersistence", "p".into()),
             ("relkind", "r".into()),
             ("relchecks", table.def.checks.len().into()),
@@ -340,21 +342,6 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relispopulated", true.into()),
             ("relreplident", "d".into()),
         ]);
-        if !key.is_empty() {
-            rows.push([
-                ("oid", primary_key_index_oid(table.def.id.0).into()),
-                ("relname", primary_key_name(&table.def.name).into()),
-                ("relnamespace", table.def.schema.0.into()),
-                ("relowner", OWNER.into()),
-                ("relam", INDEX_ACCESS_METHOD.into()),
-                ("reltuples", (row_count as f64).into()),
-                ("relpersistence", "p".into()),
-                ("relkind", "i".into()),
-                ("relnatts", key.len().into()),
-                ("relispopulated", true.into()),
-                ("relreplident", "n".into()),
-            ]);
-        }
     }
 }
 
@@ -426,21 +413,23 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                 },
             );
         }
-        for (index, &position) in table.def.primary_key.iter().enumerate() {
-            let column = &table.def.columns[position];
-            attribute(
-                rows,
-                &Attribute {
-                    relation: primary_key_index_oid(table.def.id.0),
-                    name: &column.name,
-                    type_oid: column.sql_type.oid(),
-                    modifier: column.sql_type.type_modifier(),
-                    number: index + 1,
-                    not_null: false,
-                    has_default: false,
-                    identity: "",
-                },
-            );
+        for index in &table.def.indexes {
+            for (place, position) in table.def.index_positions(index).into_iter().enumerate() {
+                let column = &table.def.columns[position];
+                attribute(
+                    rows,
+                    &Attribute {
+                        relation: index.id.0,
+                        name: &column.name,
+                        type_oid: column.sql_type.oid(),
+                        modifier: column.sql_type.type_modifier(),
+                        number: place + 1,
+                        not_null: false,
+                        has_default: false,
+                        identity: "",
+                    },
+                );
+            }
         }
     }
 }
@@ -500,35 +489,6 @@ fn attribute_defaults(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-fn key_columns(table: &Table) -> Vec<Value> {
-    table.def.primary_key.iter().map(|&position| table.def.columns[position].number.into()).collect()
-}
-
-fn indexes(facts: &SessionFacts, rows: &mut Rows) {
-    for table in keyed(facts) {
-        let columns = table.def.primary_key.iter().map(|&position| &table.def.columns[position]);
-        let collations = columns.clone().map(|column| types::by_oid(column.sql_type.oid()).map_or(0, |t| t.collation));
-        let classes = columns.map(|column| operator_class(column.sql_type));
-        let count = table.def.primary_key.len();
-        rows.push([
-            ("indexrelid", primary_key_index_oid(table.def.id.0).into()),
-            ("indrelid", table.def.id.0.into()),
-            ("indnatts", count.into()),
-            ("indnkeyatts", count.into()),
-            ("indisunique", true.into()),
-            ("indisprimary", true.into()),
-            ("indimmediate", true.into()),
-            ("indisvalid", true.into()),
-            ("indisready", true.into()),
-            ("indislive", true.into()),
-            ("indkey", Value::List(key_columns(table))),
-            ("indcollation", collations.collect::<Vec<u32>>().into()),
-            ("indclass", classes.collect::<Vec<u32>>().into()),
-            ("indoption", vec![0i16; count].into()),
-        ]);
-    }
-}
-
 fn constraints(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.tables.values() {
         for check in &table.def.checks {
@@ -548,41 +508,7 @@ fn constraints(facts: &SessionFacts, rows: &mut Rows) {
             ]);
         }
     }
-    for table in keyed(facts) {
-        rows.push([
-            ("oid", primary_key_constraint_oid(table.def.id.0).into()),
-            ("conname", primary_key_name(&table.def.name).into()),
-            ("connamespace", table.def.schema.0.into()),
-            ("contype", "p".into()),
-            ("convalidated", true.into()),
-            ("conrelid", table.def.id.0.into()),
-            ("conindid", primary_key_index_oid(table.def.id.0).into()),
-            ("confupdtype", " ".into()),
-            ("confdeltype", " ".into()),
-            ("confmatchtype", " ".into()),
-            ("conislocal", true.into()),
-            ("connoinherit", true.into()),
-            ("conkey", Value::List(key_columns(table))),
-        ]);
-    }
-}
-
-/// The primary key's columns in parentheses.
-pub fn key_list(table: &Table) -> String {
-    let names: Vec<String> =
-        table.def.primary_key.iter().map(|&position| quote_identifier(&table.def.columns[position].name)).collect();
-    format!("({})", names.join(", "))
-}
-
-/// The statement that would make the index which stands for the primary key.
-pub fn index_definition(facts: &SessionFacts, table: &Table) -> String {
-    format!(
-        "CREATE UNIQUE INDEX {} ON {}.{} USING btree {}",
-        quote_identifier(&primary_key_name(&table.def.name)),
-        quote_identifier(&table_schema(facts, table)),
-        quote_identifier(&table.def.name),
-        key_list(table)
-    )
+    super::keys::constraints(facts, rows);
 }
 
 /// PostgreSQL's default btree operator class by type: oid, name, family, input type.
@@ -603,7 +529,7 @@ const OPERATOR_CLASSES: [(u32, &str, u32, u32); 14] = [
     (3127, "timestamptz_ops", 434, 1184),
 ];
 
-fn operator_class(sql_type: SqlType) -> u32 {
+pub(super) fn operator_class(sql_type: SqlType) -> u32 {
     let input = match sql_type {
         SqlType::Varchar { .. } | SqlType::Json => 25,
         SqlType::Timestamp => 1184,

@@ -24,8 +24,8 @@ use datafusion::physical_plan::ExecutionPlan;
 use std::sync::Arc;
 use tidepool_table::{Datum, ROW_ID, TableVersion};
 
-/// One version of a table. Declared keys are not told to DataFusion: nothing enforces them, and it would drop grouping
-/// columns and duplicates on their word.
+/// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
+/// twice, and it would drop grouping columns and duplicates on their word.
 #[derive(Debug)]
 pub struct TableProvider {
     version: Arc<TableVersion>,

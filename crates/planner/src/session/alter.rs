@@ -7,6 +7,7 @@ use crate::dependents::Object;
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::interrupt::Interrupt;
+use crate::keys::{constraint_names, taken};
 use crate::resolve;
 use crate::row_expressions::{self, Checks, RowExpressions};
 use crate::sequences;
@@ -112,11 +113,18 @@ impl Altering<'_> {
                 self.check_existing(&def, &def.checks[def.checks.len() - 1..])?;
                 self.transaction.set_table_def(&name, def)
             }
+            AlterAction::AddKey(key) => {
+                let new = key.resolve(&table.def)?;
+                self.transaction.create_index(&name, new).map(drop)
+            }
             AlterAction::DropConstraint { name, if_exists } => self.drop_constraint(&table, name, *if_exists),
             AlterAction::RenameConstraint { name: old, new_name } => {
                 let mut def = TableDef::clone(&table.def);
                 if constraint_names(&def).contains(new_name) {
                     return Err(taken(new_name, &def.name));
+                }
+                if def.index(old).is_some_and(|index| index.constraint.is_some()) {
+                    return self.transaction.rename_index(&RelationName::new(def.schema, old), new_name);
                 }
                 match def.checks.iter_mut().find(|check| check.name == *old) {
                     Some(check) => check.name.clone_from(new_name),
@@ -173,7 +181,7 @@ impl Altering<'_> {
                 crate::catalog::rewrite_expression(expr);
             }
         }
-        let (mut added, primary, own) = ddl::column_def(self.facts, &table.def.name, column)?;
+        let (mut added, keys, own) = ddl::column_def(self.facts, &table.def.name, column)?;
         if table.def.column_index(&added.name).is_some() {
             let message = format!("column \"{}\" of relation \"{}\" already exists", added.name, table.def.name);
             if if_not_exists {
@@ -182,13 +190,10 @@ impl Altering<'_> {
             }
             return Err(Error::new(SqlState::DUPLICATE_COLUMN, message));
         }
-        if primary {
-            return Err(Error::unsupported("a primary key cannot be added to a table"));
-        }
         let mut sequence = None;
         if let Some((options, identity)) = own {
             let version = self.transaction.version();
-            let free = sequences::free_name(&version, name.schema, &name.name, &added.name, "seq");
+            let free = version.free_name(name.schema, [&name.name, &added.name], "seq", &[]);
             let free = RelationName::new(name.schema, free);
             let (def, _) = sequences::define(&free, None, &options)?;
             let id = self.transaction.create_sequence(def)?;
@@ -218,6 +223,10 @@ impl Altering<'_> {
         self.transaction
             .rewrite_table(&name, def.clone(), &sources, &[], &|batch| conform(expressions.evaluate(batch)?))?;
         self.check_existing(&def, &new_checks)?;
+        for key in &keys {
+            let now = self.locked()?;
+            self.transaction.create_index(&name, key.resolve(&now.def)?)?;
+        }
         if let Some((free, identity)) = sequence {
             let version = self.transaction.version();
             if let Some(sequence) = version.catalog.sequences.get(&free)
@@ -258,6 +267,7 @@ impl Altering<'_> {
         let mut def = TableDef::clone(&table.def);
         def.columns.remove(position);
         def.checks.retain(|check| !check.columns.contains(&number));
+        def.indexes.retain(|index| !index.has_column(number));
         if def.primary_key.contains(&position) {
             def.primary_key.clear();
         }
@@ -386,8 +396,8 @@ impl Altering<'_> {
         let mut def = TableDef::clone(&table.def);
         if let Some(position) = def.checks.iter().position(|check| check.name == constraint) {
             def.checks.remove(position);
-        } else if !def.primary_key.is_empty() && constraint == crate::catalog::primary_key_name(&def.name) {
-            def.primary_key.clear();
+        } else if def.index(constraint).is_some_and(|index| index.constraint.is_some()) {
+            return self.transaction.drop_index(&RelationName::new(def.schema, constraint));
         } else {
             let error = no_constraint(constraint, &def.name);
             if if_exists {
@@ -419,21 +429,8 @@ fn conform(facts: &SessionFacts, column: &ColumnDef) -> impl Fn(Vec<ArrayRef>) -
     }
 }
 
-/// Names of a table's constraints.
-pub(super) fn constraint_names(def: &TableDef) -> Vec<String> {
-    let key = (!def.primary_key.is_empty()).then(|| crate::catalog::primary_key_name(&def.name));
-    def.checks.iter().map(|check| check.name.clone()).chain(key).collect()
-}
-
 fn quote_all(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-fn taken(constraint: &str, table: &str) -> Error {
-    Error::new(
-        SqlState::DUPLICATE_OBJECT,
-        format!("constraint \"{constraint}\" for relation \"{table}\" already exists"),
-    )
 }
 
 fn no_constraint(constraint: &str, table: &str) -> Error {

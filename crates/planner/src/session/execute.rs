@@ -44,6 +44,10 @@ impl Session {
             Command::DropSequences { names, if_exists, cascade } => {
                 self.drop_relations(text, Kind::Sequence, names, *if_exists, *cascade).await
             }
+            Command::CreateIndex(clause) => self.create_index(text, clause).await,
+            Command::AlterIndex { name, if_exists, action } => self.alter_index(text, name, *if_exists, action).await,
+            Command::DropIndexes { names, if_exists } => self.drop_indexes(text, names, *if_exists).await,
+            Command::Reindex(what) => self.reindex(text, what).await,
             Command::CreateView { name, or_replace, columns, query } => {
                 self.create_view(text, name, *or_replace, columns, query).await
             }

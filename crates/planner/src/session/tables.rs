@@ -77,7 +77,7 @@ impl Session {
         let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
         let written = self.begin_write(interrupt, move |transaction, _| {
             let name = table.name.clone();
-            transaction.create_table(&name, table.columns, table.primary_key, table.placement)?;
+            transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
             let Some(batches) = &mut batches else { return Ok(0) };
             fill(transaction, &facts, &name, batches, &schema, settings)
         });
@@ -118,18 +118,23 @@ fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> 
     for generated in &table.generated {
         let column = &mut table.columns[generated.column];
         let version = transaction.version();
-        let name = sequences::free_name(&version, table.name.schema, &table.name.name, &column.name, "seq");
+        let name = version.free_name(table.name.schema, [&table.name.name, &column.name], "seq", &[]);
         let name = RelationName::new(table.name.schema, name);
         let (def, _) = sequences::define(&name, None, &generated.options)?;
         let id = transaction.create_sequence(def)?;
         column.default = Some(sequences::default_of(id));
         made.push((generated.column, generated.identity, name));
     }
-    let created = transaction.create_table(&table.name, table.columns, table.primary_key, table.placement)?;
+    let created = transaction.create_table(&table.name, table.columns, Vec::new(), table.placement)?;
     if !table.checks.is_empty() {
         let mut def = TableDef::clone(&created.def);
         def.checks = table.checks;
         transaction.set_table_def(&table.name, def)?;
+    }
+    for key in &table.keys {
+        let version = transaction.version();
+        let now = version.table(&table.name).ok_or_else(|| Error::internal("a new table is gone"))?;
+        transaction.create_index(&table.name, key.resolve(&now.def)?)?;
     }
     for (column, identity, name) in made {
         let version = transaction.version();

@@ -59,7 +59,12 @@ fn add(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
         }
         return Ok(Ok(AlterAction::AddCheck { name, condition }));
     }
-    let keys = [&["primary", "key"][..], &["unique"], &["foreign", "key"], &["exclude"]];
+    if cursor.are_keywords(&["primary", "key"])
+        || cursor.is_keyword("unique") && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_))))
+    {
+        return Ok(super::indexes::key(cursor, name)?.map(|key| AlterAction::AddKey(Box::new(key))));
+    }
+    let keys = [&["foreign", "key"][..], &["exclude"]];
     if let Some(key) = keys.iter().find(|words| cursor.are_keywords(words))
         && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_))))
     {

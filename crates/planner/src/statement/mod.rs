@@ -9,6 +9,7 @@
 
 mod alter;
 mod cursor;
+mod indexes;
 mod objects;
 mod utility;
 
@@ -23,6 +24,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
+pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
     FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
@@ -138,6 +140,17 @@ pub enum Command {
         if_exists: bool,
         cascade: bool,
     },
+    CreateIndex(Box<IndexClause>),
+    AlterIndex {
+        name: QualifiedName,
+        if_exists: bool,
+        action: IndexAction,
+    },
+    DropIndexes {
+        names: Vec<QualifiedName>,
+        if_exists: bool,
+    },
+    Reindex(Reindexed),
     CreateView {
         name: QualifiedName,
         or_replace: bool,

@@ -64,6 +64,8 @@ pub enum AlterAction {
         column: String,
         not_null: bool,
     },
+    /// `PRIMARY KEY` or `UNIQUE`.
+    AddKey(Box<crate::keys::KeyClause>),
     AddCheck {
         name: Option<String>,
         condition: Box<ast::Expr>,
@@ -187,6 +189,10 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             Command::Close { name: name_or_all(cursor)? }
         }
         "copy" => copy(cursor)?,
+        "reindex" => match super::indexes::reindex(cursor)? {
+            Some(command) => command,
+            None => return Err(cursor.error()),
+        },
         "truncate" => {
             cursor.advance();
             cursor.keyword("table");
@@ -202,6 +208,8 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             if cursor.keywords(&["create", "tablespace"]) {
                 create_tablespace(cursor)?
             } else if let Some(command) = super::objects::create(cursor)? {
+                command
+            } else if let Some(command) = super::indexes::create(cursor)? {
                 command
             } else {
                 return create_unsupported(cursor);
@@ -250,8 +258,8 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
-        "vacuum" | "cluster" | "reindex" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do"
-        | "load" | "refresh" | "security" | "reassign" | "import" | "merge" => {
+        "vacuum" | "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do" | "load"
+        | "refresh" | "security" | "reassign" | "import" | "merge" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(match verb.as_str() {
@@ -759,6 +767,9 @@ fn drop_statement(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     if let Some(command) = super::objects::drop(cursor)? {
         return Ok(Some(command));
     }
+    if let Some(command) = super::indexes::drop(cursor)? {
+        return Ok(Some(command));
+    }
     if cursor.keyword("tablespace") {
         let if_exists = cursor.keywords(&["if", "exists"]);
         return Ok(Some(Command::DropTablespace { name: cursor.ident()?, if_exists }));
@@ -883,6 +894,9 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
         return alter_tablespace(cursor);
     }
     if let Some(command) = super::objects::alter(cursor)? {
+        return Ok(command);
+    }
+    if let Some(command) = super::indexes::alter(cursor)? {
         return Ok(command);
     }
     if cursor.one_of(&["role", "user"]).is_some() {

@@ -29,6 +29,7 @@
 //!   calls `Worker::rest`.
 //! * What is allocated here lasts longer than a statement: a thread inside a query heap writes rows outside of it.
 
+mod claim;
 mod layout;
 mod locks;
 mod memory;
@@ -43,6 +44,7 @@ mod window;
 mod write;
 mod write_set;
 
+pub use claim::Claim;
 pub use layout::{BatchRows, IMAGE_BYTES_MAX, RowLayout, Value};
 pub use locks::RowLock;
 pub use memory::VersionMemory;

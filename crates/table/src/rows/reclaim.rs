@@ -2,6 +2,7 @@
 
 use super::version::Version;
 use super::{RowRef, RowStore};
+use crate::RowGroup;
 use tidepool_base::RowId;
 use tidepool_txn::{Reclaim, Retired, View, Worker};
 
@@ -22,6 +23,9 @@ pub trait Gone: Send + Sync {
     /// `was` is gone, and will be freed. Entries of other versions of the row (`RowStore::any_version`) stay. Called under
     /// no lock. `horizon` is a view of the oldest that anybody can see.
     fn gone(&self, store: &RowStore, horizon: &View, row: RowId, was: RowRef<'_>);
+
+    /// As `gone`, of all rows of a range that was loaded by a transaction which takes it back. Nobody else ever saw one.
+    fn gone_range(&self, store: &RowStore, horizon: &View, number: u64, was: &RowGroup);
 }
 
 impl Reclaim for RowStore {

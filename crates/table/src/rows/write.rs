@@ -338,7 +338,12 @@ impl RowStore {
     pub(super) fn drop_range(&self, number: u64, worker: &Worker) {
         if let Some(range) = self.directory.get(number) {
             range.begin.store(NEVER.0, Ordering::Release);
+            let horizon = worker.pin_horizon();
+            let group = range.main(&horizon).map(|main| Arc::clone(&main.group));
             range.replace_main(None, worker);
+            if let (Some(gone), Some(group)) = (self.gone.get(), group) {
+                gone.gone_range(self, &horizon, number, &group);
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Functions that ask the session, the catalogue or the server.
 
 use super::{Call, Function, Type, procedures, sql_error};
+use crate::catalog::keys::{index_column, index_definition, key_definition};
 use crate::catalog::objects::*;
-use crate::catalog::pg_catalog::{index_definition, key_list};
 use crate::catalog::value::Value;
 use crate::catalog::{relations, tidepool, types};
 use crate::facts::SessionFacts;
@@ -98,14 +98,14 @@ pub fn functions() -> Vec<Function> {
         })
         .stable(),
         Function::new("pg_get_indexdef", &[&[Oid], &[Oid, Int4, Bool]], "text", |call, args| {
-            let Some(table) = table_of_index(call.facts()?, oid_of(&args[0])) else {
+            let Some((table, index)) = index_by_oid(call.facts()?, oid_of(&args[0])) else {
                 return Ok(Value::Null);
             };
             match args.get(1).map_or(0, Value::as_int) {
-                0 => Ok(index_definition(call.facts()?, table).into()),
+                0 => Ok(index_definition(call.facts()?, table, index).into()),
                 number => {
-                    let position = usize::try_from(number - 1).ok().and_then(|index| table.def.primary_key.get(index));
-                    Ok(position.map(|&position| quote_identifier(&table.def.columns[position].name)).into())
+                    let column = usize::try_from(number - 1).ok().and_then(|place| index.columns.get(place));
+                    Ok(column.map(|column| index_column(&table.def, column)).into())
                 }
             }
         })
@@ -122,8 +122,7 @@ pub fn functions() -> Vec<Function> {
                 }
                 .into());
             }
-            let table = table_of_constraint(facts, oid);
-            Ok(table.map(|table| format!("PRIMARY KEY {}", key_list(table))).into())
+            Ok(key_by_oid(facts, oid).map(|(table, index)| key_definition(&table.def, index)).into())
         })
         .stable(),
         Function::new("pg_get_function_result", &[&[Oid]], "text", |_, args| {

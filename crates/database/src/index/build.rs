@@ -1,0 +1,135 @@
+//! Indexes made of the rows that a table has.
+
+use super::text::key_text;
+use crate::catalog::{DatabaseState, RelationName};
+use crate::storage::SavedTable;
+use crate::{Database, Patience, Transaction};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_table::{BuildRequest, IndexColumn, IndexDef, KeyConstraint, Table, TableDef, TableIndex, TableVersion};
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::HeldSnapshot;
+
+type Duplicate<'a> = &'a (dyn Fn(&TableDef, &IndexDef, &TableIndex, &[u8]) -> Result<()> + Sync);
+
+impl Database {
+    /// The table with those of its indexes made that are not there yet. Nobody else writes to it.
+    fn with_indexes(
+        &self,
+        table: Table,
+        view: &Arc<HeldSnapshot>,
+        duplicate: Duplicate<'_>,
+        check: &(dyn Fn() -> Result<()> + Sync),
+    ) -> Result<Table> {
+        let missing = table.def.indexes.iter().filter(|def| table.index(def.id).is_none());
+        let requests = missing
+            .map(|def| {
+                let space = self.tablespaces().get(table.index_tablespace(def))?;
+                Ok(BuildRequest { def: def.clone(), space })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        if requests.is_empty() {
+            return Ok(table);
+        }
+        let table = Arc::new(table);
+        let version = Arc::new(TableVersion::of(&table, view));
+        let told =
+            |place: usize, index: &TableIndex, key: &[u8]| duplicate(&table.def, &requests[place].def, index, key);
+        let threads = self.config().threads;
+        let made = tidepool_table::build_indexes(&version, self.transactions(), &requests, threads, &told, check)?;
+        Ok(table.with_def(table.def.clone()).with_indexes(made))
+    }
+
+    /// Makes the indexes of all tables, when the tables' rows are there and nobody is at work yet.
+    pub(crate) fn index_tables(&self) -> Result<()> {
+        let version = self.version();
+        let mut tables = version.tables.clone();
+        for table in tables.values_mut() {
+            // Keys of folders from before they were enforced may be there twice. That is told, and stays so.
+            let was_told = AtomicBool::new(false);
+            let duplicate = |table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]| {
+                if !was_told.swap(true, Ordering::Relaxed) {
+                    let key = key_text(table, def, index, key)?;
+                    tracing::warn!("table \"{}\" has rows with the same key in \"{}\": {key}", table.name, def.name);
+                }
+                Ok(())
+            };
+            let with = table.with_def(table.def.clone());
+            *table = Arc::new(self.with_indexes(with, version.view(), &duplicate, &|| Ok(()))?);
+        }
+        let state = DatabaseState { tables, ..DatabaseState::clone(version.state()) };
+        self.replace_state(state);
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Moves what indexes have in memory that `space` is to give up, within the same tablespace, beside all other work.
+    pub(crate) fn move_indexes(&self, space: &Tablespace, patience: &dyn Patience) -> Result<()> {
+        let version = self.version();
+        for index in version.tables.values().flat_map(|table| table.indexes()) {
+            patience.check()?;
+            if index.tree().tablespace().id() == space.id() {
+                index.tree().relocate(version.view())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives memory of indexes back that nobody reads any more.
+    pub(crate) fn reclaim_indexes(&self) {
+        for index in self.state().tables.values().flat_map(|table| table.indexes()) {
+            index.tree().reclaim();
+        }
+    }
+}
+
+impl Transaction {
+    /// The table with those of its indexes made that are not there yet, of its rows as this transaction has them. It has
+    /// the table to itself. 23505 where a key that is to be unique is there twice.
+    pub(crate) fn indexed(&self, table: Table) -> Result<Table> {
+        if table.def.indexes.iter().all(|def| table.index(def.id).is_some()) {
+            return Ok(table);
+        }
+        // Also what the present statement wrote.
+        let _ = self.worker().next_command();
+        let view = Arc::new(self.worker().hold_now());
+        let duplicate = |table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]| {
+            let error =
+                Error::new(SqlState::UNIQUE_VIOLATION, format!("could not create unique index \"{}\"", def.name));
+            Err(error.with_detail(format!("Key {} is duplicated.", key_text(table, def, index, key)?)))
+        };
+        let patience = self.patience();
+        self.database.with_indexes(table, &view, &duplicate, &|| patience.check())
+    }
+}
+
+/// Primary keys that were declared before they were enforced get their indexes. `next_id` gives numbers of objects.
+pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnMut() -> u32) {
+    let mut taken: BTreeSet<RelationName> = tables.iter().map(|table| RelationName::from(&table.def)).collect();
+    for table in tables {
+        let def = &mut table.def;
+        def.number_columns();
+        if def.primary_key.is_empty() || def.indexes.iter().any(IndexDef::is_primary) {
+            continue;
+        }
+        let name = (0..)
+            .map(|number| match number {
+                0 => format!("{}_pkey", def.name),
+                _ => format!("{}_pkey{number}", def.name),
+            })
+            .find(|name| taken.insert(RelationName::new(def.schema, name)));
+        let columns = def.primary_key.iter().map(|column| IndexColumn::ascending(def.columns[*column].number));
+        def.indexes.push(IndexDef {
+            id: tidepool_base::TableId(next_id()),
+            name: name.unwrap_or_default(),
+            columns: columns.collect(),
+            unique: true,
+            nulls_not_distinct: false,
+            constraint: Some(KeyConstraint { oid: next_id(), primary: true }),
+            tablespace: None,
+        });
+    }
+}

@@ -1,0 +1,209 @@
+//! Indexes made, renamed, moved and dropped. Each takes the table for itself: others' writes wait, reads go on.
+
+use crate::Transaction;
+use crate::catalog::RelationName;
+use crate::transaction::{check_name, exists};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState, TableId};
+use tidepool_heap::QueryHeap;
+use tidepool_table::{IndexColumn, IndexDef, KeyConstraint, Table, TableDef};
+
+/// An index to be made.
+#[derive(Clone, Debug)]
+pub struct NewIndex {
+    /// `None`: one that is free, as PostgreSQL makes them: `t_pkey`, `t_a_b_key`, `t_a_b_idx`.
+    pub name: Option<String>,
+    pub columns: Vec<IndexColumn>,
+    pub unique: bool,
+    pub nulls_not_distinct: bool,
+    /// It serves a constraint: whether a `PRIMARY KEY`, otherwise `UNIQUE`.
+    pub primary: Option<bool>,
+    pub tablespace: Option<String>,
+}
+
+impl NewIndex {
+    /// Of `PRIMARY KEY`, by columns' numbers.
+    pub fn primary_key(columns: impl IntoIterator<Item = u16>) -> NewIndex {
+        NewIndex {
+            name: None,
+            columns: columns.into_iter().map(IndexColumn::ascending).collect(),
+            unique: true,
+            nulls_not_distinct: false,
+            primary: Some(true),
+            tablespace: None,
+        }
+    }
+}
+
+impl Transaction {
+    /// Makes an index. Returns its name. 42P07 when that is taken, 42P16 for a second primary key, 23502 where a primary
+    /// key has NULLs, 23505 where a key that is to be unique is there twice, 42704 for a tablespace that is not there or a
+    /// type without an order.
+    pub fn create_index(&mut self, table: impl Into<RelationName>, new: NewIndex) -> Result<String> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            let before = self.locked_table(&table)?;
+            let mut def = TableDef::clone(&before.def);
+            if new.primary == Some(true) {
+                if !def.primary_key.is_empty() {
+                    return Err(Error::new(
+                        SqlState::INVALID_TABLE_DEFINITION,
+                        format!("multiple primary keys for table \"{}\" are not allowed", def.name),
+                    ));
+                }
+                for column in &new.columns {
+                    let Some((position, of_table)) = def.column_by_number(column.number) else { continue };
+                    if of_table.nullable {
+                        self.check_not_null(&table, position)?;
+                    }
+                    def.primary_key.push(position);
+                }
+                for position in def.primary_key.clone() {
+                    def.columns[position].nullable = false;
+                }
+            }
+            let index = self.define(&def, new)?;
+            let name = index.name.clone();
+            def.indexes.push(index);
+            let made = self.indexed(before.with_def(Arc::new(def)))?;
+            self.durable = true;
+            self.change(made);
+            Ok(name)
+        })
+    }
+
+    /// The definition of a table's new index, its name locked.
+    pub(crate) fn define(&mut self, def: &TableDef, new: NewIndex) -> Result<IndexDef> {
+        if let Some(space) = &new.tablespace {
+            self.database.tablespaces().get(space)?;
+        }
+        let name = match new.name {
+            Some(name) => name,
+            None => {
+                let label = match new.primary {
+                    Some(true) => "pkey",
+                    Some(false) => "key",
+                    None => "idx",
+                };
+                let names = new.columns.iter().filter_map(|column| def.column_by_number(column.number));
+                let names: Vec<&str> = names.map(|(_, column)| column.name.as_str()).collect();
+                let names = if new.primary == Some(true) { String::new() } else { names.join("_") };
+                let mut avoid: Vec<&str> = def.checks.iter().map(|check| check.name.as_str()).collect();
+                avoid.extend(def.indexes.iter().map(|index| index.name.as_str()));
+                self.state().free_name(def.schema, [&def.name, &names], label, &avoid)
+            }
+        };
+        check_name(&name)?;
+        let full = RelationName::new(def.schema, &name);
+        self.lock(&full)?;
+        if self.state().is_taken(&full) || def.index(&name).is_some() || name == def.name {
+            return Err(exists(&name));
+        }
+        let id = self.database.next_table_id();
+        let constraint = new.primary.map(|primary| KeyConstraint { oid: self.database.next_table_id().0, primary });
+        Ok(IndexDef {
+            id,
+            name,
+            columns: new.columns,
+            unique: new.unique,
+            nulls_not_distinct: new.nulls_not_distinct,
+            constraint,
+            tablespace: new.tablespace,
+        })
+    }
+
+    /// Drops an index, with the constraint that it serves. 42704 when there is none.
+    pub fn drop_index(&mut self, name: &RelationName) -> Result<()> {
+        QueryHeap::outside(|| {
+            let (table, index) = self.locked_index(name)?;
+            let mut def = TableDef::clone(&table.def);
+            def.indexes.retain(|known| known.id != index.id);
+            if index.is_primary() {
+                def.primary_key.clear();
+            }
+            self.durable = true;
+            self.change(table.with_def(Arc::new(def)));
+            Ok(())
+        })
+    }
+
+    /// Gives an index, and the constraint that it serves, another name. 42P07 when it is taken.
+    pub fn rename_index(&mut self, name: &RelationName, new_name: &str) -> Result<()> {
+        QueryHeap::outside(|| {
+            check_name(new_name)?;
+            let (table, index) = self.locked_index(name)?;
+            let full = RelationName::new(name.schema, new_name);
+            self.lock(&full)?;
+            if self.state().is_taken(&full) {
+                return Err(exists(new_name));
+            }
+            self.change_index(&table, index.id, |def| new_name.clone_into(&mut def.name));
+            Ok(())
+        })
+    }
+
+    /// Makes an index anew in another tablespace; `None`: where its table's delta is. 42704 when there is none.
+    pub fn set_index_tablespace(&mut self, name: &RelationName, tablespace: Option<&str>) -> Result<()> {
+        QueryHeap::outside(|| {
+            let space = tablespace.map(|space| self.database.tablespaces().get(space)).transpose()?;
+            let (table, index) = self.locked_index(name)?;
+            let mut def = TableDef::clone(&table.def);
+            for known in def.indexes.iter_mut().filter(|known| known.id == index.id) {
+                known.tablespace = space.as_ref().map(|space| space.name().to_owned());
+            }
+            self.remake(&table, def, &BTreeSet::from([index.id]))
+        })
+    }
+
+    /// Makes an index anew.
+    pub fn reindex(&mut self, name: &RelationName) -> Result<()> {
+        QueryHeap::outside(|| {
+            let (table, index) = self.locked_index(name)?;
+            self.remake(&table, TableDef::clone(&table.def), &BTreeSet::from([index.id]))
+        })
+    }
+
+    /// Makes all of a table's indexes anew.
+    pub fn reindex_table(&mut self, name: &RelationName) -> Result<()> {
+        QueryHeap::outside(|| {
+            let table = self.locked_table(name)?;
+            let all = table.def.indexes.iter().map(|index| index.id).collect();
+            self.remake(&table, TableDef::clone(&table.def), &all)
+        })
+    }
+
+    fn remake(&mut self, table: &Table, def: TableDef, which: &BTreeSet<TableId>) -> Result<()> {
+        let without = table.with_def(Arc::new(def)).without_indexes(|id| which.contains(&id));
+        let made = self.indexed(without)?;
+        self.durable = true;
+        self.change(made);
+        Ok(())
+    }
+
+    fn change_index(&mut self, table: &Table, id: TableId, change: impl FnOnce(&mut IndexDef)) {
+        let mut def = TableDef::clone(&table.def);
+        if let Some(index) = def.indexes.iter_mut().find(|index| index.id == id) {
+            change(index);
+        }
+        self.durable = true;
+        self.change(table.with_def(Arc::new(def)));
+    }
+
+    /// An index, and its table as this transaction has it, locked. 42704 when there is none.
+    fn locked_index(&mut self, name: &RelationName) -> Result<(Arc<Table>, IndexDef)> {
+        let missing = || Error::new(SqlState::UNDEFINED_OBJECT, format!("index \"{}\" does not exist", name.name));
+        let find = |state: &crate::DatabaseState| state.index(name).map(|(table, _)| RelationName::from(&*table.def));
+        loop {
+            let table = find(&self.state()).ok_or_else(missing)?;
+            self.lock(name)?;
+            self.locked_table(&table)?;
+            // Whoever had the table may have renamed it, or the index.
+            let state = self.state();
+            let Some((found, index)) = state.index(name) else { return Err(missing()) };
+            if RelationName::from(&*found.def) == table {
+                return Ok((found.clone(), index.clone()));
+            }
+        }
+    }
+}

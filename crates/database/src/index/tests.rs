@@ -1,0 +1,281 @@
+//! Unique keys between transactions, and indexes through what is done to tables.
+
+use crate::tests::{batch_of, memory, near};
+use crate::{Changed, Config, Database, NewIndex, RelationName, Transaction};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use tidepool_base::{Error, Result, RowId, SqlState, SqlType};
+use tidepool_table::{ColumnDef, IndexColumn, TableDef};
+
+fn table(config: Config) -> Arc<Database> {
+    let database = Database::open(config).unwrap();
+    let mut transaction = database.begin().unwrap();
+    let columns = vec![ColumnDef::new("id", SqlType::BigInt), ColumnDef::new("name", SqlType::Text)];
+    let columns = columns.into_iter().map(|column| ColumnDef { nullable: column.name != "id", ..column }).collect();
+    transaction.create_table("t", columns, vec![0], near()).unwrap();
+    transaction.commit().unwrap();
+    database
+}
+
+fn insert(transaction: &mut Transaction, rows: &[(i64, &str)]) -> Result<u64> {
+    let texts: Vec<Vec<Option<String>>> =
+        rows.iter().map(|(id, name)| vec![Some(id.to_string()), Some((*name).to_owned())]).collect();
+    let mut writer = transaction.writer("t")?;
+    let batch = batch_of(&writer.table().def.clone(), &texts);
+    writer.write(&batch)?;
+    let savepoint = transaction.savepoint();
+    transaction.absorb(writer).inspect_err(|_| transaction.roll_back_to(&savepoint))
+}
+
+/// The rows with this key, through the index: id and name.
+fn find(database: &Database, id: i64) -> Vec<(RowId, String)> {
+    let version = database.version();
+    let seen = version.table("t").unwrap();
+    let index = &seen.table().indexes()[0];
+    let key = index.codec().encode([tidepool_index::key::KeyValue::BigInt(id)]).unwrap();
+    let rows = index.tree().get(seen.view(), &key);
+    let mut own = tidepool_table::IndexKey::default();
+    let read = |row: &RowId| {
+        let found = seen.rows().read(seen.view(), *row)?;
+        index.key_of(seen.rows(), found, &mut own).unwrap();
+        if own.bytes() != key {
+            return None;
+        }
+        use tidepool_table::rows::{RowRef, Value};
+        Some(match found {
+            RowRef::Version(image) => match seen.rows().layout().value(image, 1) {
+                Value::Bytes(text) => (*row, String::from_utf8(text.to_vec()).unwrap()),
+                _ => panic!(),
+            },
+            RowRef::Main { group, position } => match group.segments()[1].value(position).unwrap() {
+                Some(tidepool_table::Datum::Text(text)) => (*row, text),
+                _ => panic!(),
+            },
+        })
+    };
+    rows.iter().filter_map(read).collect()
+}
+
+fn update(transaction: &mut Transaction, row: RowId, id: i64, name: &str) -> Result<Changed> {
+    let def = transaction.version().table("t").unwrap().def.clone();
+    let batch = batch_of(&def, &[vec![Some(id.to_string()), Some(name.to_owned())]]);
+    transaction.update("t", &[row], &batch)
+}
+
+fn code(error: &Error) -> SqlState {
+    error.code()
+}
+
+#[test]
+fn a_key_is_there_once() {
+    let database = table(memory());
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, &[(1, "one"), (2, "two")]).unwrap();
+    let error = insert(&mut transaction, &[(3, "three"), (1, "again")]).unwrap_err();
+    assert_eq!(code(&error), SqlState::UNIQUE_VIOLATION);
+    assert_eq!(error.message(), "duplicate key value violates unique constraint \"t_pkey\"");
+    assert_eq!(error.detail(), Some("Key (id)=(1) already exists."));
+    transaction.commit().unwrap();
+    assert_eq!(find(&database, 1).len(), 1);
+    assert_eq!(find(&database, 3), []);
+    // Whoever deletes it frees it for himself at once.
+    let mut transaction = database.begin().unwrap();
+    let row = find(&database, 1)[0].0;
+    transaction.delete("t", &[row]).unwrap();
+    insert(&mut transaction, &[(1, "anew")]).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(find(&database, 1)[0].1, "anew");
+    // A row keeps its own key.
+    let mut transaction = database.begin().unwrap();
+    let row = find(&database, 1)[0].0;
+    update(&mut transaction, row, 1, "changed").unwrap();
+    let error = update(&mut transaction, row, 2, "moved").unwrap_err();
+    assert_eq!(code(&error), SqlState::UNIQUE_VIOLATION);
+}
+
+/// Two transactions insert one key: the second waits for the first.
+fn race(first_commits: bool) -> Result<u64> {
+    let database = table(memory());
+    let mut first = database.begin().unwrap();
+    insert(&mut first, &[(7, "first")]).unwrap();
+    let other = {
+        let database = database.clone();
+        thread::spawn(move || {
+            let mut second = database.begin().unwrap();
+            let inserted = insert(&mut second, &[(7, "second")]);
+            inserted.and_then(|rows| second.commit().map(|_| rows))
+        })
+    };
+    while database.transactions().waits().is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    if first_commits {
+        first.commit().unwrap();
+    } else {
+        first.rollback();
+    }
+    let second = other.join().unwrap();
+    let name = if first_commits { "first" } else { "second" };
+    assert_eq!(find(&database, 7).iter().map(|row| &*row.1).collect::<Vec<_>>(), [name]);
+    second
+}
+
+#[test]
+fn who_inserts_a_key_that_another_has_inserted_waits_for_its_end() {
+    assert_eq!(code(&race(true).unwrap_err()), SqlState::UNIQUE_VIOLATION);
+    assert_eq!(race(false).unwrap(), 1);
+}
+
+#[test]
+fn who_inserts_a_key_that_another_has_deleted_waits_for_its_end() {
+    for commits in [true, false] {
+        let database = table(memory());
+        let mut transaction = database.begin().unwrap();
+        insert(&mut transaction, &[(7, "old")]).unwrap();
+        transaction.commit().unwrap();
+        let mut first = database.begin().unwrap();
+        first.delete("t", &[find(&database, 7)[0].0]).unwrap();
+        let other = {
+            let database = database.clone();
+            thread::spawn(move || {
+                let mut second = database.begin().unwrap();
+                let inserted = insert(&mut second, &[(7, "new")]);
+                inserted.and_then(|rows| second.commit().map(|_| rows))
+            })
+        };
+        while database.transactions().waits().is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if commits {
+            first.commit().unwrap();
+        } else {
+            first.rollback();
+        }
+        let second = other.join().unwrap();
+        assert_eq!(second.is_ok(), commits, "{second:?}");
+        let name = if commits { "new" } else { "old" };
+        assert_eq!(find(&database, 7).iter().map(|row| &*row.1).collect::<Vec<_>>(), [name]);
+    }
+}
+
+#[test]
+fn waits_for_keys_that_would_last_for_ever_are_ended() {
+    let database = table(memory());
+    let mut first = database.begin().unwrap();
+    insert(&mut first, &[(1, "first")]).unwrap();
+    let other = {
+        let database = database.clone();
+        thread::spawn(move || {
+            let mut second = database.begin().unwrap();
+            insert(&mut second, &[(2, "second")]).unwrap();
+            insert(&mut second, &[(1, "second")]).map(|_| drop(second.commit()))
+        })
+    };
+    while database.transactions().waits().is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let closed = insert(&mut first, &[(2, "first")]);
+    assert_eq!(code(&closed.unwrap_err()), SqlState::DEADLOCK_DETECTED);
+    first.rollback();
+    other.join().unwrap().unwrap();
+    assert_eq!(find(&database, 1)[0].1, "second");
+}
+
+#[test]
+fn an_index_is_made_of_what_is_there_and_dropped_again() {
+    let database = table(memory());
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, &[(1, "a"), (2, "b"), (3, "b")]).unwrap();
+    transaction.commit().unwrap();
+    let by_name = |unique: bool| NewIndex {
+        name: None,
+        columns: vec![IndexColumn::ascending(2)],
+        unique,
+        nulls_not_distinct: false,
+        primary: None,
+        tablespace: Some("far".to_owned()),
+    };
+    let mut transaction = database.begin().unwrap();
+    let error = transaction.create_index("t", by_name(true)).unwrap_err();
+    assert_eq!(code(&error), SqlState::UNIQUE_VIOLATION);
+    assert_eq!(error.detail(), Some("Key (name)=(b) is duplicated."));
+    let name = transaction.create_index("t", by_name(false)).unwrap();
+    assert_eq!(name, "t_name_idx");
+    insert(&mut transaction, &[(4, "d")]).unwrap();
+    transaction.commit().unwrap();
+    let version = database.version();
+    let table = version.table("t").unwrap().table().clone();
+    assert_eq!(table.indexes().len(), 2);
+    assert_eq!(table.indexes()[1].tree().check(version.view()).unwrap().entries, 4);
+    assert!(table.indexes()[1].is_complete_for(version.view()));
+    drop(version);
+    let name = RelationName::from("t_name_idx");
+    let mut transaction = database.begin().unwrap();
+    transaction.drop_index(&name).unwrap();
+    assert!(!table.indexes()[1].is_complete_for(database.version().view()), "rows may be written without it now");
+    transaction.rollback();
+    assert!(table.indexes()[1].is_complete_for(database.version().view()));
+    drop(table);
+    let busy = database.drop_tablespace("far").unwrap_err();
+    assert_ne!(code(&busy), SqlState::UNDEFINED_OBJECT);
+    let mut transaction = database.begin().unwrap();
+    transaction.drop_index(&name).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(database.version().table("t").unwrap().table().indexes().len(), 1);
+}
+
+#[test]
+fn indexes_survive_a_restart_and_follow_their_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = || Config { data_dir: Some(folder.path().to_owned()), ..memory() };
+    let database = table(config());
+    let mut transaction = database.begin().unwrap();
+    let rows: Vec<(i64, &str)> = (0..3000).map(|id| (id, "x")).collect();
+    insert(&mut transaction, &rows).unwrap();
+    transaction.commit().unwrap();
+    database.merge("t").unwrap();
+    let row = find(&database, 5)[0].0;
+    let mut transaction = database.begin().unwrap();
+    update(&mut transaction, row, 5000, "moved").unwrap();
+    transaction.commit().unwrap();
+    let check = |database: &Arc<Database>| {
+        assert_eq!(find(database, 5), []);
+        assert_eq!(find(database, 5000)[0].1, "moved");
+        assert_eq!(find(database, 2999).len(), 1);
+        let mut transaction = database.begin().unwrap();
+        assert_eq!(code(&insert(&mut transaction, &[(5000, "")]).unwrap_err()), SqlState::UNIQUE_VIOLATION);
+        assert_eq!(code(&insert(&mut transaction, &[(17, "")]).unwrap_err()), SqlState::UNIQUE_VIOLATION);
+    };
+    check(&database);
+    let mut transaction = database.begin().unwrap();
+    transaction.set_tablespace("t", None, "far").unwrap();
+    transaction.commit().unwrap();
+    check(&database);
+    assert_eq!(database.version().table("t").unwrap().table().indexes()[0].tree().tablespace().name(), "far");
+    database.close().unwrap();
+    drop(database);
+    let database = Database::open(config()).unwrap();
+    check(&database);
+    let mut transaction = database.begin().unwrap();
+    transaction.truncate("t").unwrap();
+    insert(&mut transaction, &[(17, "only")]).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(find(&database, 17)[0].1, "only");
+    assert_eq!(find(&database, 18), []);
+}
+
+#[test]
+fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
+    let columns = vec![ColumnDef { number: 0, ..ColumnDef::new("id", SqlType::BigInt) }];
+    let def = TableDef::new(tidepool_base::TableId(16_384), "t", columns, vec![0]);
+    let mut saved = [crate::storage::SavedTable { def, placement: near(), row_groups: Vec::new(), delta: Vec::new() }];
+    let mut next = 20_000;
+    super::add_declared_keys(&mut saved, || {
+        next += 1;
+        next
+    });
+    let index = &saved[0].def.indexes[0];
+    assert_eq!((index.name.as_str(), index.unique, index.is_primary()), ("t_pkey", true, true));
+    assert_eq!(saved[0].def.index_positions(index), [0]);
+}

@@ -1,0 +1,106 @@
+//! Entries of rows that a transaction writes.
+//!
+//! The row comes first, then its entries: whoever finds an entry finds its row, and whoever drops entries of what is gone
+//! sees that the row has the key anew.
+
+use super::text::duplicate_key;
+use crate::Transaction;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId};
+use tidepool_table::rows::RowRef;
+use tidepool_table::{Entered, IndexKey, RowGroup, Table, TableIndex};
+use tidepool_txn::View;
+
+/// Keys of a row before and after a change, by the places of the table's indexes.
+#[derive(Default)]
+pub(crate) struct ChangedKeys {
+    before: IndexKey,
+    after: Vec<(bool, IndexKey)>,
+}
+
+impl ChangedKeys {
+    /// Looks at what is to become of a row. False: it is not there, as the view sees it.
+    pub fn look(&mut self, table: &Table, view: &View, row: RowId, image: &[u8]) -> Result<bool> {
+        self.after.resize_with(table.indexes().len(), Default::default);
+        if self.after.is_empty() {
+            return Ok(true);
+        }
+        let Some(before) = table.rows.read(view, row) else { return Ok(false) };
+        for (index, (changes, after)) in table.indexes().iter().zip(&mut self.after) {
+            index.key_of(&table.rows, before, &mut self.before)?;
+            index.key_of(&table.rows, RowRef::Version(image), after)?;
+            *changes = *after != self.before;
+        }
+        Ok(true)
+    }
+
+    /// No key changes that others may refer to.
+    pub fn leaves_unique(&self, table: &Table) -> bool {
+        !table.indexes().iter().zip(&self.after).any(|(index, (changes, _))| *changes && index.is_unique())
+    }
+}
+
+impl Transaction {
+    /// Puts a row that was inserted into all indexes. 23505 where another has its key; waits for those who may come to.
+    pub(crate) fn enter_row(&mut self, table: &Table, view: &View, row: RowId, image: &[u8]) -> Result<()> {
+        let mut key = IndexKey::default();
+        for index in table.indexes() {
+            index.key_of(&table.rows, RowRef::Version(image), &mut key)?;
+            self.enter(table, index, view, row, &key)?;
+        }
+        Ok(())
+    }
+
+    /// As `enter_row`, for a row that was changed.
+    pub(crate) fn enter_changed(&mut self, table: &Table, view: &View, row: RowId, keys: &ChangedKeys) -> Result<()> {
+        for (index, (changes, after)) in table.indexes().iter().zip(&keys.after) {
+            if *changes {
+                self.enter(table, index, view, row, after)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As `enter_row`, for all rows of a range.
+    pub(crate) fn enter_group(&mut self, table: &Table, view: &View, number: u64, group: &RowGroup) -> Result<()> {
+        let patience = self.patience();
+        for index in table.indexes() {
+            let column = |column: &usize| group.segments()[*column].decode(0..group.rows());
+            let columns = index.positions().iter().map(column).collect::<Result<Vec<_>>>()?;
+            // In the order of keys: one that is near another goes where that went, which is in the caches.
+            let mut keys = vec![IndexKey::default(); group.rows()];
+            for (row, key) in keys.iter_mut().enumerate() {
+                index.key_at(&columns, row, key)?;
+            }
+            let mut order: Vec<u32> = (0..group.rows() as u32).collect();
+            order.sort_unstable_by(|a, b| keys[*a as usize].bytes().cmp(keys[*b as usize].bytes()));
+            for (count, row) in order.into_iter().enumerate() {
+                if count.is_multiple_of(1 << 12) {
+                    patience.check()?;
+                }
+                self.enter(table, index, view, RowId::new(number, row as usize), &keys[row as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, table: &Table, index: &Arc<TableIndex>, view: &View, row: RowId, key: &IndexKey) -> Result<()> {
+        loop {
+            match index.enter(&table.rows, view, row, key)? {
+                Entered::Done => return Ok(()),
+                Entered::Taken(_) => return Err(taken(table, index, key)),
+                Entered::Wait(tag) => {
+                    let patience = self.patience();
+                    self.worker().wait_for(tag, &*patience.begin_wait())?;
+                }
+            }
+        }
+    }
+}
+
+fn taken(table: &Table, index: &TableIndex, key: &IndexKey) -> Error {
+    match table.def.indexes.iter().find(|def| def.id == index.id()) {
+        Some(def) => duplicate_key(&table.def, def, index, key.bytes()),
+        None => Error::internal("an index is in no definition"),
+    }
+}

@@ -1,0 +1,148 @@
+//! What the catalogue says of indexes and of the keys that they serve.
+
+use super::objects::{INDEX_ACCESS_METHOD, OWNER, quote_identifier, table_schema};
+use super::pg_catalog::{default_tablespace, operator_class, tablespace_of};
+use super::relations::Rows;
+use super::types;
+use super::value::Value;
+use crate::facts::SessionFacts;
+use std::sync::Arc;
+use tidepool_table::{IndexColumn, IndexDef, Table, TableDef};
+
+/// `pg_index.indoption`: bits of a column that is not `ASC NULLS LAST`.
+const OPTION_DESCENDING: i16 = 1;
+const OPTION_NULLS_FIRST: i16 = 2;
+
+/// All indexes, each with its table.
+pub fn indexed(facts: &SessionFacts) -> impl Iterator<Item = (&Arc<Table>, &IndexDef)> {
+    facts.version.tables.values().flat_map(|table| table.def.indexes.iter().map(move |index| (table, index)))
+}
+
+/// The tablespace that an index lives in.
+pub fn index_tablespace<'t>(table: &'t Table, index: &'t IndexDef) -> &'t str {
+    table.index_tablespace(index)
+}
+
+/// The rows of `pg_class`.
+pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
+    let default = default_tablespace(facts);
+    for (table, index) in indexed(facts) {
+        let space = tablespace_of(facts, table.index_tablespace(index));
+        let row_count = facts.version.table_by_id(table.def.id).map_or(0, |version| version.statistics().rows);
+        rows.push([
+            ("oid", index.id.0.into()),
+            ("relname", index.name.clone().into()),
+            ("relnamespace", table.def.schema.0.into()),
+            ("relowner", OWNER.into()),
+            ("relam", INDEX_ACCESS_METHOD.into()),
+            ("relfilenode", index.id.0.into()),
+            ("reltablespace", if space == default { 0 } else { space }.into()),
+            ("reltuples", (row_count as f64).into()),
+            ("relpersistence", "p".into()),
+            ("relkind", "i".into()),
+            ("relnatts", index.columns.len().into()),
+            ("relispopulated", true.into()),
+            ("relreplident", "n".into()),
+        ]);
+    }
+}
+
+fn numbers(index: &IndexDef) -> Value {
+    Value::List(index.columns.iter().map(|column| column.number.into()).collect())
+}
+
+/// The rows of `pg_index`.
+pub fn indexes(facts: &SessionFacts, rows: &mut Rows) {
+    for (table, index) in indexed(facts) {
+        let columns: Vec<_> =
+            table.def.index_positions(index).into_iter().map(|position| &table.def.columns[position]).collect();
+        let collations =
+            columns.iter().map(|column| types::by_oid(column.sql_type.oid()).map_or(0, |entry| entry.collation));
+        let classes = columns.iter().map(|column| operator_class(column.sql_type));
+        let option = |column: &IndexColumn| {
+            i16::from(column.descending) * OPTION_DESCENDING + i16::from(column.nulls_first) * OPTION_NULLS_FIRST
+        };
+        let count = index.columns.len();
+        rows.push([
+            ("indexrelid", index.id.0.into()),
+            ("indrelid", table.def.id.0.into()),
+            ("indnatts", count.into()),
+            ("indnkeyatts", count.into()),
+            ("indisunique", index.unique.into()),
+            ("indnullsnotdistinct", index.nulls_not_distinct.into()),
+            ("indisprimary", index.is_primary().into()),
+            ("indimmediate", true.into()),
+            ("indisvalid", true.into()),
+            ("indisready", true.into()),
+            ("indislive", true.into()),
+            ("indkey", numbers(index)),
+            ("indcollation", collations.collect::<Vec<u32>>().into()),
+            ("indclass", classes.collect::<Vec<u32>>().into()),
+            ("indoption", index.columns.iter().map(option).collect::<Vec<i16>>().into()),
+        ]);
+    }
+}
+
+/// The rows of `pg_constraint` for keys.
+pub fn constraints(facts: &SessionFacts, rows: &mut Rows) {
+    for (table, index) in indexed(facts) {
+        let Some(constraint) = index.constraint else { continue };
+        rows.push([
+            ("oid", constraint.oid.into()),
+            ("conname", index.name.clone().into()),
+            ("connamespace", table.def.schema.0.into()),
+            ("contype", if constraint.primary { "p" } else { "u" }.into()),
+            ("convalidated", true.into()),
+            ("conrelid", table.def.id.0.into()),
+            ("conindid", index.id.0.into()),
+            ("confupdtype", " ".into()),
+            ("confdeltype", " ".into()),
+            ("confmatchtype", " ".into()),
+            ("conislocal", true.into()),
+            ("connoinherit", true.into()),
+            ("conkey", numbers(index)),
+        ]);
+    }
+}
+
+/// A column of an index as its definition names it.
+pub fn index_column(table: &TableDef, column: &IndexColumn) -> String {
+    quote_identifier(table.column_by_number(column.number).map_or("", |(_, column)| &column.name))
+}
+
+fn column_list(table: &TableDef, index: &IndexDef, with_order: bool) -> String {
+    let one = |column: &IndexColumn| {
+        let order = match (column.descending, column.nulls_first) {
+            _ if !with_order => "",
+            (false, false) => "",
+            (false, true) => " NULLS FIRST",
+            (true, true) => " DESC",
+            (true, false) => " DESC NULLS LAST",
+        };
+        format!("{}{order}", index_column(table, column))
+    };
+    index.columns.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// The statement that makes an index.
+pub fn index_definition(facts: &SessionFacts, table: &Table, index: &IndexDef) -> String {
+    format!(
+        "CREATE {}INDEX {} ON {}.{} USING btree ({}){}",
+        if index.unique { "UNIQUE " } else { "" },
+        quote_identifier(&index.name),
+        quote_identifier(&table_schema(facts, table)),
+        quote_identifier(&table.def.name),
+        column_list(&table.def, index, true),
+        if index.nulls_not_distinct { " NULLS NOT DISTINCT" } else { "" },
+    )
+}
+
+/// The constraint that an index serves, as `ALTER TABLE` takes it.
+pub fn key_definition(table: &TableDef, index: &IndexDef) -> String {
+    let kind = match (index.is_primary(), index.nulls_not_distinct) {
+        (true, _) => "PRIMARY KEY",
+        (false, false) => "UNIQUE",
+        (false, true) => "UNIQUE NULLS NOT DISTINCT",
+    };
+    format!("{kind} ({})", column_list(table, index, false))
+}

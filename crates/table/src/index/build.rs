@@ -1,0 +1,183 @@
+//! Indexes made of the rows that there are: read and sorted by several threads, then put in node by node.
+
+use super::{IndexKey, TableIndex, codec};
+use crate::{BATCH_ROWS, IndexDef, ScanRequest, TableScan, TableVersion};
+use arrow_array::cast::AsArray;
+use arrow_array::types::UInt64Type;
+use parking_lot::Mutex;
+use std::cmp::Ordering;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId};
+use tidepool_index::{Index, IndexBuilder};
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::Transactions;
+
+/// Part of a node that is filled: the rest is for rows to come, as in PostgreSQL.
+const FILL_PERCENT: u8 = 90;
+
+/// An index to be made.
+#[derive(Clone, Debug)]
+pub struct BuildRequest {
+    pub def: IndexDef,
+    pub space: Arc<Tablespace>,
+}
+
+/// Told of a key that is there twice: by the index's place, the index and the key.
+pub type Duplicate<'a> = &'a (dyn Fn(usize, &TableIndex, &[u8]) -> Result<()> + Sync);
+
+/// Keys that a thread read, in order in the end.
+#[derive(Default)]
+struct Run {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    /// The key's first bytes, which mostly decide.
+    start: u64,
+    at: usize,
+    len: u32,
+    has_null: bool,
+    row: RowId,
+}
+
+impl Run {
+    fn push(&mut self, key: &IndexKey, row: RowId) {
+        let bytes = key.bytes();
+        let mut start = [0; 8];
+        let len = bytes.len().min(8);
+        start[..len].copy_from_slice(&bytes[..len]);
+        self.entries.push(Entry {
+            start: u64::from_be_bytes(start),
+            at: self.bytes.len(),
+            len: bytes.len() as u32,
+            has_null: key.has_null(),
+            row,
+        });
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn key(&self, entry: &Entry) -> &[u8] {
+        &self.bytes[entry.at..entry.at + entry.len as usize]
+    }
+
+    fn sort(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        let key = |entry: &Entry| &bytes[entry.at..entry.at + entry.len as usize];
+        self.entries.sort_unstable_by(|a, b| {
+            a.start.cmp(&b.start).then_with(|| key(a).cmp(key(b))).then_with(|| a.row.cmp(&b.row))
+        });
+        self.bytes = bytes;
+    }
+}
+
+/// Indexes over the rows that the version has, which nobody else writes meanwhile. `duplicate` is told of keys that are in
+/// an index twice and may be there once only: the index's place among `requests`, and the key. `check` ends it with an
+/// error.
+pub fn build_indexes(
+    version: &Arc<TableVersion>,
+    transactions: &Arc<Transactions>,
+    requests: &[BuildRequest],
+    threads: usize,
+    duplicate: Duplicate<'_>,
+    check: &(dyn Fn() -> Result<()> + Sync),
+) -> Result<Vec<TableIndex>> {
+    // One after the other: a table's keys of one index are what is held.
+    (requests.iter().enumerate())
+        .map(|(place, request)| {
+            let def = &request.def;
+            let complete_from = version.view().ts();
+            let tree = Index::create(Arc::clone(&request.space), Arc::clone(transactions))?;
+            let shape = TableIndex::over(&version.def, def, tree, complete_from)?;
+            if version.rows_max() == 0 {
+                return Ok(shape);
+            }
+            let runs = read(version, &shape, threads, check)?;
+            let mut builder = IndexBuilder::new(Arc::clone(&request.space), Arc::clone(transactions), FILL_PERCENT)?;
+            merge(&runs, check, &mut |key, entry| {
+                let again = builder.push(key, entry.row)?;
+                if again && def.unique && (def.nulls_not_distinct || !entry.has_null) {
+                    duplicate(place, &shape, key)?;
+                }
+                Ok(())
+            })?;
+            let codec = codec(&version.def, def)?;
+            Ok(TableIndex { tree: builder.finish()?, codec, ..shape })
+        })
+        .collect()
+}
+
+/// A sorted run a thread.
+fn read(
+    version: &Arc<TableVersion>,
+    index: &TableIndex,
+    threads: usize,
+    check: &(dyn Fn() -> Result<()> + Sync),
+) -> Result<Vec<Run>> {
+    let ids = version.def.columns.len();
+    let projection = index.positions().iter().copied().chain([ids]).collect();
+    let request = ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
+    let scan = TableScan::new(Arc::clone(version), request);
+    let read_one = || -> Result<Run> {
+        let mut run = Run::default();
+        let mut reader = scan.reader();
+        let mut key = IndexKey::default();
+        while let Some(batch) = reader.next_batch()? {
+            check()?;
+            let (rows, columns) = batch.columns().split_last().ok_or_else(|| Error::internal("rows without ids"))?;
+            let rows = rows.as_primitive::<UInt64Type>().values();
+            for (place, row) in rows.iter().enumerate() {
+                index.key_at(columns, place, &mut key)?;
+                run.push(&key, RowId(*row));
+            }
+        }
+        run.sort();
+        Ok(run)
+    };
+    let threads = threads.min(version.parts().len()).max(1);
+    if threads == 1 {
+        return Ok(vec![read_one()?]);
+    }
+    let runs = Mutex::new(Vec::with_capacity(threads));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let run = read_one();
+                runs.lock().push(run);
+            });
+        }
+    });
+    runs.into_inner().into_iter().collect()
+}
+
+/// All entries in order.
+fn merge(
+    runs: &[Run],
+    check: &(dyn Fn() -> Result<()> + Sync),
+    take: &mut dyn FnMut(&[u8], &Entry) -> Result<()>,
+) -> Result<()> {
+    let mut next = vec![0; runs.len()];
+    let mut taken = 0usize;
+    loop {
+        // Runs are as few as threads.
+        let mut first: Option<(usize, &Entry)> = None;
+        for (number, run) in runs.iter().enumerate() {
+            let Some(entry) = run.entries.get(next[number]) else { continue };
+            let is_before = first.is_none_or(|(other, best)| {
+                let order = entry.start.cmp(&best.start);
+                let order = order.then_with(|| run.key(entry).cmp(runs[other].key(best)));
+                order.then_with(|| entry.row.cmp(&best.row)) == Ordering::Less
+            });
+            if is_before {
+                first = Some((number, entry));
+            }
+        }
+        let Some((number, entry)) = first else { return Ok(()) };
+        next[number] += 1;
+        take(runs[number].key(entry), entry)?;
+        taken += 1;
+        if taken.is_multiple_of(1 << 16) {
+            check()?;
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Indexes of a table: which rows have which keys.
+//!
+//! An entry says that some version of the row has the key, or had it until lately; who follows it looks at the version
+//! that he sees, and whether that has it. So every version that anybody can see has an entry in each index, from when its
+//! transaction commits at the latest until it is gone:
+//!
+//! * A writer puts its version into the row's head, then the entry into the index. It need not if the version that it
+//!   replaces has the same key.
+//! * When a version is gone for everybody (`rows::Gone`), its entry goes, unless another version of the row has the same
+//!   key. That is asked under the leaf's lock, so that a writer who comes just then either is seen or comes after, and
+//!   puts the entry in anew.
+//!
+//! An index that is made later has entries of the versions that its maker saw. Views from before it cannot use it
+//! ([`TableIndex::is_complete_for`]).
+
+mod build;
+mod gone;
+mod keys;
+#[cfg(test)]
+mod tests;
+
+pub use build::{BuildRequest, build_indexes};
+pub(crate) use gone::Entries;
+pub use keys::IndexKey;
+
+use crate::rows::{Claim, RowRef, RowStore};
+use crate::{IndexDef, TableDef};
+use arrow_array::ArrayRef;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use tidepool_base::{CommitTs, Error, Result, RowId, SqlType, TableId};
+use tidepool_index::key::{KeyCodec, KeyColumn};
+use tidepool_index::{Index, UniqueInsert, Verdict};
+use tidepool_tablespace::Tablespace;
+use tidepool_txn::{Tag, Transactions, View};
+
+/// A tree over a table's rows, and what its keys are made of. What it is called is in the table's definition.
+#[derive(Debug)]
+pub struct TableIndex {
+    id: TableId,
+    tree: Index,
+    codec: KeyCodec,
+    /// Of the key's columns.
+    positions: Vec<usize>,
+    unique: bool,
+    nulls_not_distinct: bool,
+    complete_from: CommitTs,
+    /// A transaction under way, or one that has committed, puts no entries in any more.
+    is_left: AtomicBool,
+}
+
+/// What came of putting an entry in. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Entered {
+    Done,
+    /// This row has the key, and only one may.
+    Taken(RowId),
+    /// This transaction may come to have it: wait for its end, then try again.
+    Wait(Tag),
+}
+
+impl TableIndex {
+    /// An index without entries. 42704 where a column's type has no order.
+    pub fn create(
+        table: &TableDef,
+        def: &IndexDef,
+        space: Arc<Tablespace>,
+        transactions: &Arc<Transactions>,
+    ) -> Result<TableIndex> {
+        let tree = Index::create(space, Arc::clone(transactions))?;
+        TableIndex::over(table, def, tree, CommitTs(0))
+    }
+
+    fn over(table: &TableDef, def: &IndexDef, tree: Index, complete_from: CommitTs) -> Result<TableIndex> {
+        Ok(TableIndex {
+            id: def.id,
+            tree,
+            codec: codec(table, def)?,
+            positions: table.index_positions(def),
+            unique: def.unique,
+            nulls_not_distinct: def.nulls_not_distinct,
+            complete_from,
+            is_left: AtomicBool::new(false),
+        })
+    }
+
+    pub fn id(&self) -> TableId {
+        self.id
+    }
+
+    pub fn tree(&self) -> &Index {
+        &self.tree
+    }
+
+    pub fn codec(&self) -> &KeyCodec {
+        &self.codec
+    }
+
+    /// Positions of the key's columns in the table.
+    pub fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    pub fn is_unique(&self) -> bool {
+        self.unique
+    }
+
+    /// Whether every row that the view sees has an entry.
+    pub fn is_complete_for(&self, view: &View) -> bool {
+        view.ts() >= self.complete_from && !self.is_left.load(Ordering::Acquire)
+    }
+
+    /// To be called by who drops it, before he writes rows; and with false when that comes to nothing.
+    pub fn set_left(&self, left: bool) {
+        self.is_left.store(left, Ordering::Release);
+    }
+
+    /// The key of a row. 54000 from [`TableIndex::enter`] when it is too long.
+    pub fn key_of(&self, rows: &RowStore, row: RowRef<'_>, key: &mut IndexKey) -> Result<()> {
+        key.clear();
+        match row {
+            RowRef::Version(image) => keys::of_image(self, rows.layout(), image, key),
+            RowRef::Main { group, position } => {
+                for (place, column) in self.positions.iter().enumerate() {
+                    let value = group.segments()[*column].take(&[position as u32])?;
+                    keys::push(self, place, &value, 0, key)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The key of one row of arrays, which are the key's columns.
+    pub fn key_at(&self, arrays: &[ArrayRef], row: usize, key: &mut IndexKey) -> Result<()> {
+        key.clear();
+        arrays.iter().enumerate().try_for_each(|(place, array)| keys::push(self, place, array, row, key))
+    }
+
+    /// Whether no other row may have this key.
+    pub fn is_exclusive(&self, key: &IndexKey) -> bool {
+        self.unique && (self.nulls_not_distinct || !key.has_null())
+    }
+
+    /// Puts the entry of a row in whose version with this key is in the row's head, of the view's transaction.
+    pub fn enter(&self, rows: &RowStore, view: &View, row: RowId, key: &IndexKey) -> Result<Entered> {
+        // Between putting the version in the head and looking for the entry: see `Index::remove_unless`.
+        fence(Ordering::SeqCst);
+        if !self.is_exclusive(key) {
+            self.tree.insert(view, key.bytes(), row)?;
+            return Ok(Entered::Done);
+        }
+        let waits = Cell::new(None);
+        let failed = Cell::new(None);
+        let mut other_key = IndexKey::default();
+        let judge = |other: RowId| match self.claim(rows, view, other, key, &mut other_key) {
+            Ok(Claim::Free) => Verdict::Free,
+            Ok(Claim::Has) => Verdict::Taken,
+            Ok(Claim::Undecided(tag)) => {
+                waits.set(Some(tag));
+                Verdict::Wait
+            }
+            Err(error) => {
+                failed.set(Some(error));
+                Verdict::Taken
+            }
+        };
+        let inserted = self.tree.insert_unique(view, key.bytes(), row, judge)?;
+        if let Some(error) = failed.take() {
+            return Err(error);
+        }
+        Ok(match inserted {
+            UniqueInsert::Inserted | UniqueInsert::Present => Entered::Done,
+            UniqueInsert::Taken(other) => Entered::Taken(other),
+            UniqueInsert::Wait(other) => match waits.get() {
+                Some(tag) => Entered::Wait(tag),
+                None => return Err(Error::internal(format!("row {other} is waited for without a transaction"))),
+            },
+        })
+    }
+
+    /// Whether a row has a key, or may come to.
+    pub fn claim(
+        &self,
+        rows: &RowStore,
+        view: &View,
+        row: RowId,
+        key: &IndexKey,
+        other_key: &mut IndexKey,
+    ) -> Result<Claim> {
+        let mut failed = None;
+        let claim = rows.claim(view, row, &mut |other| match self.key_of(rows, other, other_key) {
+            Ok(()) => other_key.bytes() == key.bytes(),
+            Err(error) => {
+                failed = Some(error);
+                true
+            }
+        });
+        failed.map_or(Ok(claim), Err)
+    }
+}
+
+/// How an index's keys are made.
+fn codec(table: &TableDef, def: &IndexDef) -> Result<KeyCodec> {
+    let columns = (def.columns.iter())
+        .map(|column| {
+            let (_, of_table) = table
+                .column_by_number(column.number)
+                .ok_or_else(|| Error::internal("an index has a column that its table does not"))?;
+            let key = KeyColumn::new(of_table.sql_type)?;
+            let key = if column.descending { key.descending() } else { key };
+            // Other columns may come to be nullable while there is the index.
+            let key = key.nulls_first(column.nulls_first);
+            Ok(if def.is_primary() { key.not_null() } else { key })
+        })
+        .collect::<Result<_>>()?;
+    Ok(KeyCodec::new(columns))
+}
+
+impl TableIndex {
+    fn sql_type(&self, place: usize) -> SqlType {
+        self.codec.columns()[place].sql_type()
+    }
+}

@@ -1,0 +1,320 @@
+//! Indexes after histories of several sessions: what a scan finds, they find.
+
+use super::*;
+use crate::rows::{Outcome, Savepoint, WriteSet};
+use crate::schema::{IndexColumn, IndexDef};
+use crate::testing::{noise, placement, spaces, stored, table};
+use crate::{BATCH_ROWS, RowGroup, ScanRequest, Table, TableScan, TableVersion};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int64Type, UInt64Type};
+use arrow_array::{Array, Int64Array, RecordBatch, StringViewArray};
+use std::collections::{BTreeMap, BTreeSet};
+use tidepool_base::RowGroupId;
+use tidepool_tablespace::Tablespaces;
+use tidepool_txn::{HeldSnapshot, Isolation, Worker};
+
+fn index_def(id: u32, columns: Vec<IndexColumn>, unique: bool) -> IndexDef {
+    IndexDef {
+        id: TableId(id),
+        name: format!("i{id}"),
+        columns,
+        unique,
+        nulls_not_distinct: false,
+        constraint: None,
+        tablespace: None,
+    }
+}
+
+type Row = (i64, Option<i64>, String);
+
+struct Fixture {
+    spaces: Tablespaces,
+    table: Arc<Table>,
+    transactions: Arc<Transactions>,
+    worker: Worker,
+}
+
+fn text(value: i64) -> String {
+    "é".repeat(value.rem_euclid(5) as usize)
+}
+
+fn batch_of(table: &Table, rows: &[Row]) -> RecordBatch {
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(rows.iter().map(|row| Some(row.0)).collect::<Int64Array>()),
+        Arc::new(rows.iter().map(|row| row.1).collect::<Int64Array>()),
+        Arc::new(rows.iter().map(|row| Some(&*row.2)).collect::<StringViewArray>()),
+    ];
+    RecordBatch::try_new(table.def.arrow_schema(), columns).unwrap()
+}
+
+/// Unique on `id`, and two that are not.
+fn fixture() -> Fixture {
+    let spaces = spaces();
+    let mut def =
+        TableDef::clone(&table(&[("id", SqlType::BigInt), ("value", SqlType::BigInt), ("name", SqlType::Text)]));
+    let falling = IndexColumn { number: 2, descending: true, nulls_first: false };
+    def.indexes = vec![
+        index_def(1, vec![IndexColumn::ascending(1)], true),
+        index_def(2, vec![falling, IndexColumn::ascending(3)], false),
+    ];
+    let (table, worker) = stored(&spaces, Arc::new(def), placement("near"));
+    let transactions = Arc::clone(worker.transactions());
+    let made: Vec<TableIndex> = (table.def.indexes.iter())
+        .map(|def| TableIndex::create(&table.def, def, spaces.far(), &transactions).unwrap())
+        .collect();
+    let table = Arc::new(table.with_def(table.def.clone()).with_indexes(made));
+    Fixture { spaces, table, transactions, worker }
+}
+
+impl Fixture {
+    fn encode(&self, batch: &RecordBatch, id: u64) -> RowGroup {
+        RowGroup::encode(RowGroupId(id), batch, &self.table.placement, &self.spaces).unwrap()
+    }
+
+    fn version(&self, view: HeldSnapshot) -> Arc<TableVersion> {
+        Arc::new(TableVersion::of(&self.table, &Arc::new(view)))
+    }
+
+    /// Every row that the view sees has its entries, and following entries finds nothing else.
+    fn check(&self, view: HeldSnapshot, what: &str) -> BTreeMap<RowId, Row> {
+        let version = self.version(view);
+        let rows = scan(&version);
+        for index in self.table.indexes() {
+            index.tree().check(version.view()).unwrap();
+            let mut key = IndexKey::default();
+            for (id, row) in &rows {
+                let batch = batch_of(&self.table, std::slice::from_ref(row));
+                let columns: Vec<ArrayRef> =
+                    index.positions().iter().map(|column| batch.column(*column).clone()).collect();
+                index.key_at(&columns, 0, &mut key).unwrap();
+                let found = index.tree().get(version.view(), key.bytes());
+                assert!(found.contains(id), "{what}: row {id} of {row:?} is not in index {}", index.id());
+                let read = self.table.rows.read(version.view(), *id).unwrap();
+                let mut again = IndexKey::default();
+                index.key_of(&self.table.rows, read, &mut again).unwrap();
+                assert_eq!(again, key, "{what}");
+                if index.is_unique() {
+                    let with_key = |other: &&RowId| {
+                        let Some(read) = self.table.rows.read(version.view(), **other) else { return false };
+                        index.key_of(&self.table.rows, read, &mut again).unwrap();
+                        again == key
+                    };
+                    assert_eq!(found.iter().filter(with_key).count(), 1, "{what}: key of {row:?}");
+                }
+            }
+        }
+        rows
+    }
+}
+
+fn scan(version: &Arc<TableVersion>) -> BTreeMap<RowId, Row> {
+    let request = ScanRequest {
+        projection: vec![0, 1, 2, 3],
+        filters: Vec::new(),
+        dynamic: None,
+        limit: None,
+        batch_rows: BATCH_ROWS,
+    };
+    let mut reader = TableScan::new(version.clone(), request).reader();
+    let mut rows = BTreeMap::new();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        let numbers = |column: usize| batch.column(column).as_primitive::<Int64Type>();
+        for place in 0..batch.num_rows() {
+            let value = numbers(1);
+            let row = (
+                numbers(0).value(place),
+                (!value.is_null(place)).then(|| value.value(place)),
+                batch.column(2).as_string_view().value(place).to_owned(),
+            );
+            rows.insert(RowId(batch.column(3).as_primitive::<UInt64Type>().value(place)), row);
+        }
+    }
+    rows
+}
+
+struct Session {
+    worker: Worker,
+    writes: WriteSet,
+    savepoints: Vec<Savepoint>,
+}
+
+impl Session {
+    fn abort(&mut self) {
+        let writes = &mut self.writes;
+        self.worker.abort(|worker| writes.undo(worker));
+        self.savepoints.clear();
+    }
+
+    /// Puts a row's entries in. False: the transaction is to be aborted.
+    fn enter(&self, table: &Table, view: &View, id: RowId, row: &Row) -> bool {
+        let batch = batch_of(table, std::slice::from_ref(row));
+        let mut key = IndexKey::default();
+        table.indexes().iter().all(|index| {
+            let columns: Vec<ArrayRef> = index.positions().iter().map(|column| batch.column(*column).clone()).collect();
+            index.key_at(&columns, 0, &mut key).unwrap();
+            index.enter(&table.rows, view, id, &key).unwrap() == Entered::Done
+        })
+    }
+}
+
+fn run(seed: u64, steps: usize) {
+    let fixture = fixture();
+    let table = Arc::clone(&fixture.table);
+    let mut next = noise(seed);
+    let mut known: Vec<RowId> = Vec::new();
+    let mut sessions: Vec<Session> = (0..4)
+        .map(|_| Session {
+            worker: fixture.transactions.worker().unwrap(),
+            writes: WriteSet::new(),
+            savepoints: Vec::new(),
+        })
+        .collect();
+    let merger = fixture.transactions.worker().unwrap();
+    let mut groups = 1;
+    let mut held: Vec<HeldSnapshot> = Vec::new();
+    for step in 0..steps {
+        let who = next() as usize % sessions.len();
+        let me = &mut sessions[who];
+        if !me.worker.is_active() {
+            let isolation = if next().is_multiple_of(2) { Isolation::ReadCommitted } else { Isolation::RepeatableRead };
+            me.worker.begin(isolation).unwrap();
+        }
+        // Few, so that they meet.
+        let id = next() as i64 % 60;
+        let value = (!next().is_multiple_of(5)).then(|| next() as i64 % 7);
+        let row: Row = (id, value, text(next() as i64 % 50));
+        let mut image = Vec::new();
+        let batch = batch_of(&table, std::slice::from_ref(&row));
+        table.rows.layout().rows(&batch).unwrap().image(0, &mut image).unwrap();
+        match next() % 32 {
+            0..=7 => {
+                let view = me.worker.snapshot();
+                let id = table.rows.insert(&me.worker, &view, &mut me.writes, &image).unwrap();
+                known.push(id);
+                let entered = me.enter(&table, &view, id, &row);
+                drop(view);
+                if entered { me.worker.next_command().unwrap() } else { me.abort() }
+            }
+            8..=18 if !known.is_empty() => {
+                let id = known[next() as usize % known.len()];
+                let view = me.worker.snapshot();
+                let outcome = table.rows.update(&me.worker, &view, &mut me.writes, id, &image, false).unwrap();
+                let fails = outcome == Outcome::Written && !me.enter(&table, &view, id, &row);
+                drop(view);
+                if fails { me.abort() } else { me.worker.next_command().unwrap() }
+            }
+            19..=21 if !known.is_empty() => {
+                let id = known[next() as usize % known.len()];
+                let view = me.worker.snapshot();
+                let _ = table.rows.delete(&me.worker, &view, &mut me.writes, id).unwrap();
+                drop(view);
+                me.worker.next_command().unwrap();
+            }
+            22 => me.savepoints.push(me.writes.savepoint()),
+            23 => {
+                if let Some(savepoint) = me.savepoints.pop() {
+                    me.writes.undo_to(savepoint, &me.worker);
+                }
+            }
+            24 => {
+                // A row group, of which one key may be taken.
+                let rows: Vec<Row> = (0..40).map(|place| (1000 * step as i64 + place, value, text(place))).collect();
+                let mut rows = rows;
+                if next().is_multiple_of(2) {
+                    rows[17].0 = id;
+                }
+                let group = Arc::new(fixture.encode(&batch_of(&table, &rows), groups));
+                groups += 1;
+                let view = me.worker.snapshot();
+                let number = table.rows.load(&me.worker, &view, &mut me.writes, group).unwrap();
+                let all = rows.iter().zip(0..).all(|(row, position)| {
+                    known.push(RowId::new(number, position));
+                    me.enter(&table, &view, RowId::new(number, position), row)
+                });
+                drop(view);
+                if all { me.worker.next_command().unwrap() } else { me.abort() }
+            }
+            25..=27 => {
+                me.worker.commit(&mut me.writes).unwrap();
+                me.savepoints.clear();
+            }
+            28 => me.abort(),
+            29 => {
+                for number in 0..table.rows.ranges() {
+                    groups += 1;
+                    let id = groups;
+                    table.rows.merge_range(&merger, number, &mut |batch| Ok(fixture.encode(batch, id))).unwrap();
+                }
+            }
+            30 => {
+                for number in 0..table.rows.ranges() {
+                    table.rows.finish_merge(&merger, number);
+                }
+                merger.collect();
+            }
+            _ => {
+                let mine = me.worker.hold();
+                fixture.check(mine, &format!("seed {seed}, step {step}"));
+                if held.len() < 3 {
+                    held.push(merger.hold());
+                } else {
+                    let old = held.swap_remove(next() as usize % 3);
+                    fixture.check(old, &format!("seed {seed}, step {step}, a view from before"));
+                }
+            }
+        }
+        if next().is_multiple_of(100) {
+            table.rows.seal();
+        }
+    }
+    held.clear();
+    sessions.iter_mut().for_each(Session::abort);
+    drop(sessions);
+    // When nobody looks any more, nothing is left but what there is.
+    for _ in 0..2 {
+        for number in 0..table.rows.ranges() {
+            groups += 1;
+            let id = groups;
+            table.rows.merge_range(&merger, number, &mut |batch| Ok(fixture.encode(batch, id))).unwrap();
+            table.rows.finish_merge(&merger, number);
+        }
+        while fixture.worker.collect() + merger.collect() > 0 {}
+    }
+    let rows = fixture.check(fixture.worker.hold(), &format!("seed {seed}, at the end"));
+    let ids: BTreeSet<i64> = rows.values().map(|row| row.0).collect();
+    assert_eq!(ids.len(), rows.len(), "seed {seed}: a key is there twice");
+    for index in table.indexes() {
+        let report = index.tree().check(&fixture.worker.hold()).unwrap();
+        assert_eq!(report.entries, rows.len() as u64, "seed {seed}: index {} has entries of nothing", index.id());
+    }
+    // Made anew of the same rows, they are the same.
+    let version = fixture.version(fixture.worker.hold());
+    let requests: Vec<BuildRequest> =
+        table.def.indexes.iter().map(|def| BuildRequest { def: def.clone(), space: fixture.spaces.near() }).collect();
+    let twice = |_: usize, _: &TableIndex, _: &[u8]| Err(Error::internal("a key is there twice"));
+    for threads in [1, 3] {
+        let made = build_indexes(&version, &fixture.transactions, &requests, threads, &twice, &|| Ok(())).unwrap();
+        for (made, kept) in made.iter().zip(table.indexes()) {
+            assert_eq!(entries(made, version.view()), entries(kept, version.view()), "seed {seed}");
+        }
+    }
+    fixture.worker.rest();
+}
+
+fn entries(index: &TableIndex, view: &View) -> Vec<(Vec<u8>, RowId)> {
+    use std::ops::Bound::Unbounded;
+    let mut cursor = tidepool_index::Cursor::new((Unbounded, Unbounded), tidepool_index::Direction::Forward);
+    let mut all = Vec::new();
+    while let Some((key, row)) = cursor.next(index.tree(), view) {
+        all.push((key.to_vec(), row));
+    }
+    all
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn indexes_agree_with_scans_after_any_history() {
+    for seed in 0..8 {
+        run(seed, 1500);
+    }
+}
