@@ -450,8 +450,13 @@ impl Tablespace {
             SqlState::OUT_OF_MEMORY,
             format!("tablespace \"{}\" holds more than {}", self.name(), ByteSize(size)),
         )
-        .with_detail(format!("Tables and headers take {} of it.", ByteSize(held)))
-        .with_hint("Move tables elsewhere with ALTER TABLE … SET TABLESPACE first."))
+        .with_detail(format!(
+            "Tables and headers take {} of it, with what was dropped or moved and statements under way still read.",
+            ByteSize(held)
+        ))
+        .with_hint(
+            "Move tables elsewhere with ALTER TABLE … SET TABLESPACE first, or try again when statements have ended.",
+        ))
     }
 
     /// Of memory that can have several locations; 0A000 for paged memory.

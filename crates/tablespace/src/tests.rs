@@ -494,7 +494,8 @@ fn a_tablespace_grows_and_shrinks_while_it_is_in_use() {
     check(&space);
     // What tables hold does not fit.
     let error = space.resize(30 << 20).unwrap_err();
-    assert_eq!((error.code(), error.detail()), (SqlState::OUT_OF_MEMORY, Some("Tables and headers take 43 MB of it.")));
+    assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+    assert!(error.detail().unwrap().starts_with("Tables and headers take 43 MB of it,"), "{error:?}");
     // It fits, but lies in the way. Undone, all is as it was.
     drop(low);
     let change = space.resize(41 << 20).unwrap();
