@@ -231,6 +231,7 @@ fn questions() -> Vec<(String, String)> {
             order[150_000].1.to_string(),
         ),
         ("SELECT max(c) || min(c) FROM numbers WHERE a > 199990".to_owned(), "row 200000row 199991".to_owned()),
+        ("SELECT v::text FROM parts WHERE k = 777".to_owned(), "1554".to_owned()),
     ]
 }
 
@@ -259,7 +260,7 @@ impl Changer {
         let location = &locations[random.random_range(0..3)];
         let targets = || ["near"].iter().chain(spaces).copied();
         let target = targets().nth(random.random_range(0..targets().count())).unwrap_or("near");
-        let (kind, sql) = match random.random_range(0..10) {
+        let (kind, sql) = match random.random_range(0..11) {
             0 if space == "paged" => {
                 let (cache, mib) = (random.random_range(1..20), random.random_range(16..128));
                 let size = if random.random_bool(0.5) { format!(", size = '{mib}MB'") } else { String::new() };
@@ -279,6 +280,10 @@ impl Changer {
             7 | 8 => {
                 let table = ["numbers", "parts", "grown"][random.random_range(0..3)];
                 ("move", format!("ALTER TABLE {table} SET TABLESPACE {target}"))
+            }
+            9 => {
+                let index = ["parts_key", "grown_a"][random.random_range(0..2)];
+                ("index", format!("ALTER INDEX {index} SET TABLESPACE {target}"))
             }
             _ => ("column", format!("ALTER TABLE numbers ALTER COLUMN c SET TABLESPACE {target}")),
         };
@@ -320,7 +325,9 @@ async fn soak() {
             "CREATE TABLE numbers TABLESPACE far AS SELECT x AS a, x % 1000 AS b, 'row ' || x AS c \
                  FROM generate_series(1, {ROWS}) AS t(x); \
              CREATE TABLE parts TABLESPACE pool AS SELECT x AS k, 2 * x AS v FROM generate_series(0, 999) AS t(x); \
-             CREATE TABLE grown (a bigint, b text) TABLESPACE pool; SET lock_timeout = '5s'"
+             ALTER TABLE parts ADD CONSTRAINT parts_key PRIMARY KEY (k); \
+             CREATE TABLE grown (a bigint, b text) TABLESPACE pool; \
+             CREATE UNIQUE INDEX grown_a ON grown (a) TABLESPACE far; SET lock_timeout = '5s'"
         ))
         .await
         .unwrap();
