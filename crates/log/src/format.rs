@@ -39,13 +39,17 @@
 //! | 32 | 8 | *life*: a random number that each opening of the log draws |
 //! | 40 | 8 | *durable*: a position; all before it was durable when this block was written |
 //! | 48 | 8 | greatest timestamp in the block, 0 if there is none |
-//! | 56 | 8 | zero |
+//! | 56 | 8 | *floor*: a timestamp; every commit at or below it is in the log up to the end of this block |
 //! | 64 | | frames |
 //!
 //! The next block starts where this one ends, rounded up to 64, or to 4,096 from there. A block *follows* another if and
 //! only if it lies in one of these two places, its checksum is right, it names its own position, and its chain is the
 //! other's checksum. So neither bytes of a segment's earlier use, nor what a crash left behind the end of the log, are ever
 //! taken for what was written after it.
+//!
+//! A thread may have its record written while one with an earlier timestamp is yet to come. What a crash leaves of that is
+//! no prefix of history: so of the blocks of one life, records above the greatest floor that one of them names are no
+//! records. Nobody was told that they are.
 //!
 //! # End of the log
 //!
@@ -241,6 +245,7 @@ pub(crate) struct BlockHeader {
     pub life: u64,
     pub durable: LogPosition,
     pub ts_max: CommitTs,
+    pub floor: CommitTs,
 }
 
 impl BlockHeader {
@@ -253,7 +258,7 @@ impl BlockHeader {
         put(bytes, 32, self.life);
         put(bytes, 40, self.durable.0);
         put(bytes, 48, self.ts_max.0);
-        put(bytes, 56, 0);
+        put(bytes, 56, self.floor.0);
         let end = BLOCK_HEADER_BYTES + self.frames_bytes;
         let checksum = xxh3_64_with_seed(&bytes[8..end], identity.seed());
         put(bytes, 0, checksum);
@@ -273,6 +278,7 @@ impl BlockHeader {
             life: get(bytes, 32),
             durable: LogPosition(get(bytes, 40)),
             ts_max: CommitTs(get(bytes, 48)),
+            floor: CommitTs(get(bytes, 56)),
         })
     }
 
@@ -385,6 +391,7 @@ mod tests {
             life: 2,
             durable: LogPosition::new(3, 4096),
             ts_max: CommitTs(77),
+            floor: CommitTs(70),
         };
         let mut bytes = vec![0; BLOCK_HEADER_BYTES + 24];
         let frame = FrameHeader { payload_bytes: 5, kind: 3, flags: 0, ts: CommitTs(77) };

@@ -31,6 +31,9 @@ const SPILL_STEP_BYTES: usize = 1 << 20;
 /// Room that an appender takes at a time, so that the books of room are no business of a commit's.
 const LEASE_BYTES: u64 = 256 << 10;
 
+/// How often a leader looks whether the floor has come to what it waits for.
+const FLOOR_LOOKS: u32 = 100;
+
 /// How often a thread that waits for room looks whether it is to give up.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -136,6 +139,11 @@ impl Log {
         self.group.wait(
             ts,
             || {
+                // Another commit with a lower timestamp is about to be appended: a round before that would be in vain.
+                (0..FLOOR_LOOKS).any(|_| {
+                    std::hint::spin_loop();
+                    (self.floor)() >= ts
+                });
                 let delay = self.config.commit_delay;
                 if !delay.is_zero() && self.participants.load(Ordering::Relaxed) >= self.config.commit_siblings {
                     std::thread::sleep(delay);
@@ -164,13 +172,11 @@ impl Log {
 
     /// A round of group commit.
     fn round(&self) -> Result<CommitTs> {
-        // First: what is in the buffers after this answer has all that it speaks of.
-        let floor = (self.floor)();
         let mut writer = lock(&self.writer);
-        writer.receivers.append(&mut lock(&self.receivers));
-        let participants = writer.drain(&self.room).map_err(|error| self.failed(error))?;
+        let drained = writer.drain(&self.receivers, &self.room, &self.floor);
+        let (participants, durable) = drained.map_err(|error| self.failed(error))?;
         self.participants.store(participants, Ordering::Relaxed);
-        Ok(floor)
+        Ok(durable)
     }
 
     /// What everybody is told who waits from now on.

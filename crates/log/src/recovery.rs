@@ -67,6 +67,9 @@ pub struct Recovery {
     life: u64,
     /// What the last block said.
     durable: LogPosition,
+    floor: CommitTs,
+    /// By life, the greatest floor of all its blocks; once they have been looked at.
+    floors: Option<HashMap<u64, CommitTs>>,
     streams: HashMap<u64, Stream>,
     ts_max: CommitTs,
     tail: Option<Tail>,
@@ -189,6 +192,8 @@ impl Recovery {
             chain: 0,
             life: 0,
             durable: LogPosition::default(),
+            floor: CommitTs(0),
+            floors: None,
             streams: HashMap::new(),
             ts_max: CommitTs(0),
             tail: None,
@@ -217,14 +222,22 @@ impl Recovery {
         self.tail
     }
 
-    /// The next record. XX001, with the place, where the log is damaged.
+    /// The next record. XX001, with the place, where the log is damaged. Records are left out that nobody was told of and that
+    /// may build upon others that are lost; which those are takes a first look at all blocks.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>> {
+        if self.floors.is_none() {
+            self.floors = Some(Recovery::open(self.device.clone(), self.config.clone())?.find_floors()?);
+        }
         loop {
-            if self.tail.is_some() || (self.frame == self.block.end && !self.next_block()?) {
-                return Ok(None);
+            // A block may have no frames.
+            while self.frame == self.block.end {
+                if self.tail.is_some() || !self.next_block()? {
+                    return Ok(None);
+                }
             }
             let Some((ts, kind, frames)) = self.next_frame()? else { continue };
-            if ts <= self.after {
+            let floor = self.floors.as_ref().and_then(|floors| floors.get(&self.life).copied()).unwrap_or(CommitTs(0));
+            if ts <= self.after || ts > floor {
                 continue;
             }
             let position = LogPosition::new(self.number(), self.block.start);
@@ -236,9 +249,20 @@ impl Recovery {
     /// commit at or below it has been appended, as the caller can see (with acquire ordering) when it returns.
     pub fn into_log(mut self, floor: Floor) -> Result<Arc<Log>> {
         self.skip_to(CommitTs(u64::MAX));
+        // None is wanted, so it does not matter which are to be left out.
+        self.floors.get_or_insert_default();
         while self.next_record()?.is_some() {}
         let start = self.settle()?;
         Log::start(self.device, self.config, start, floor)
+    }
+
+    fn find_floors(mut self) -> Result<HashMap<u64, CommitTs>> {
+        let mut floors = HashMap::new();
+        while self.next_block()? {
+            let floor: &mut CommitTs = floors.entry(self.life).or_insert(CommitTs(0));
+            *floor = self.floor.max(*floor);
+        }
+        Ok(floors)
     }
 
     fn number(&self) -> u64 {
@@ -291,7 +315,7 @@ impl Recovery {
                     self.life = header.life;
                 }
                 self.chain = checksum;
-                self.durable = header.durable;
+                (self.durable, self.floor) = (header.durable, header.floor);
                 self.block = start..header.end();
                 self.frame = start + BLOCK_HEADER_BYTES;
                 return Ok(true);

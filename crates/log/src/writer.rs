@@ -68,6 +68,10 @@ pub(crate) struct Writer {
     durable: LogPosition,
     /// Of records with bytes in the current segment.
     segment_ts_max: CommitTs,
+    /// The greatest that a block of this life names.
+    floor: CommitTs,
+    /// Of all records of this life.
+    ts_max: CommitTs,
 
     // What is not written yet.
     buffer: AlignedBuffer,
@@ -108,6 +112,8 @@ impl Writer {
             durable: start.end,
             end: start.end,
             segment_ts_max: ts_max,
+            floor: CommitTs(0),
+            ts_max: CommitTs(0),
             buffer,
             filled: 0,
             is_open: false,
@@ -120,16 +126,41 @@ impl Writer {
         }
     }
 
-    /// Writes out all that was appended, and makes it durable. Returns the number of buffers that held something.
-    pub fn drain(&mut self, room: &Mutex<Room>) -> Result<usize> {
+    /// Writes out all that was appended, and makes it durable. `added`: buffers that no leader has seen yet. `floor` answers
+    /// with a timestamp such that every commit at or below it has been appended. Returns the number of buffers that held
+    /// something, and the timestamp up to which everything is durable.
+    pub fn drain(
+        &mut self,
+        added: &Mutex<Vec<Receiver>>,
+        room: &Mutex<Room>,
+        floor: &dyn Fn() -> CommitTs,
+    ) -> Result<(usize, CommitTs)> {
         let mut receivers = std::mem::take(&mut self.receivers);
-        let outcome = self.drain_all(&mut receivers, room);
+        let outcome = self.drain_all(&mut receivers, added, room, floor);
         receivers.retain_mut(|receiver| !receiver.is_done());
         self.receivers = receivers;
         outcome
     }
 
-    fn drain_all(&mut self, receivers: &mut [Receiver], room: &Mutex<Room>) -> Result<usize> {
+    fn drain_all(
+        &mut self,
+        receivers: &mut Vec<Receiver>,
+        added: &Mutex<Vec<Receiver>>,
+        room: &Mutex<Room>,
+        floor: &dyn Fn() -> CommitTs,
+    ) -> Result<(usize, CommitTs)> {
+        receivers.append(&mut lock(added));
+        let participants = self.drain_buffers(receivers, room)?;
+        // What is in the buffers after this answer has all that it speaks of: so they are looked at once more. Asked before
+        // the first look, it would leave out most of what that found.
+        let floor = floor();
+        receivers.append(&mut lock(added));
+        self.drain_buffers(receivers, room)?;
+        let durable = self.finish(room, floor)?;
+        Ok((participants, durable))
+    }
+
+    fn drain_buffers(&mut self, receivers: &mut [Receiver], room: &Mutex<Room>) -> Result<usize> {
         let mut participants = 0;
         for receiver in receivers.iter_mut() {
             let mut is_empty = true;
@@ -148,7 +179,6 @@ impl Writer {
                 receiver.report();
             }
         }
-        self.finish(room)?;
         Ok(participants)
     }
 
@@ -166,7 +196,7 @@ impl Writer {
     fn put(&mut self, header: &FrameHeader, frame: &[AtomicU64], room: &Mutex<Room>) -> Result<()> {
         let bytes = frame.len() * 8;
         if self.is_open && self.block_bytes() + bytes > BLOCK_HEADER_BYTES + self.block_bytes_max {
-            self.close();
+            self.close(self.floor);
             self.write_out()?;
         }
         let fits = match (&self.current, self.is_open) {
@@ -177,11 +207,7 @@ impl Writer {
         if !fits {
             self.begin_segment(room)?;
         }
-        if !self.is_open {
-            self.is_open = true;
-            self.block_ts_max = CommitTs(0);
-            self.filled = self.offset - self.buffer_start + BLOCK_HEADER_BYTES;
-        }
+        self.open();
         let target = &mut self.buffer.bytes_mut()[self.filled..self.filled + bytes];
         let (slots, _) = target.as_chunks_mut::<8>();
         for (slot, word) in slots.iter_mut().zip(frame) {
@@ -191,6 +217,15 @@ impl Writer {
         self.cost += frame_cost(frame.len());
         self.note(header, frame);
         Ok(())
+    }
+
+    /// Begins a block where the last one ended, if none is open.
+    fn open(&mut self) {
+        if !self.is_open {
+            self.is_open = true;
+            self.block_ts_max = CommitTs(0);
+            self.filled = self.offset - self.buffer_start + BLOCK_HEADER_BYTES;
+        }
     }
 
     /// Keeps track of timestamps and streams.
@@ -210,6 +245,7 @@ impl Writer {
         if header.flags & (PART | ABANDONED) == 0 {
             self.block_ts_max = self.block_ts_max.max(header.ts);
             self.segment_ts_max = self.segment_ts_max.max(header.ts);
+            self.ts_max = self.ts_max.max(header.ts);
         }
     }
 
@@ -218,13 +254,14 @@ impl Writer {
         self.buffer_start + self.filled - self.offset
     }
 
-    /// Seals the open block.
-    fn close(&mut self) {
+    /// Seals the open block, with this floor.
+    fn close(&mut self, floor: CommitTs) {
         let Some((number, _)) = self.current else { return };
         if !self.is_open {
             return;
         }
         self.is_open = false;
+        self.floor = floor;
         let header = BlockHeader {
             frames_bytes: self.block_bytes() - BLOCK_HEADER_BYTES,
             position: LogPosition::new(number, self.offset),
@@ -232,6 +269,7 @@ impl Writer {
             life: self.life,
             durable: self.durable,
             ts_max: self.block_ts_max,
+            floor,
         };
         let start = self.offset - self.buffer_start;
         self.chain = header.seal(&mut self.buffer.bytes_mut()[start..self.filled], self.identity);
@@ -279,7 +317,7 @@ impl Writer {
 
     /// Ends this segment, durably, and goes on in the next.
     fn begin_segment(&mut self, room: &Mutex<Room>) -> Result<()> {
-        self.close();
+        self.close(self.floor);
         self.write_out()?;
         self.sync()?;
         let previous_end = self.end;
@@ -313,9 +351,23 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends a round.
-    fn finish(&mut self, room: &Mutex<Room>) -> Result<()> {
-        self.close();
+    /// Ends a round. Returns the timestamp up to which everything is durable.
+    fn finish(&mut self, room: &Mutex<Room>, floor: CommitTs) -> Result<CommitTs> {
+        let floor = floor.max(self.floor);
+        // Records that were written above the floor of their time want a later one to be known, in a block of its own if
+        // there is nothing else to write.
+        if self.ts_max > self.floor && floor > self.floor && !self.is_open {
+            let cost = frame_cost(0);
+            if lock(room).lease(&*self.device, cost, 0).is_none() {
+                return Ok(self.floor);
+            }
+            self.cost += cost;
+            if self.offset + BLOCK_HEADER_BYTES > self.device.segment_bytes() {
+                self.begin_segment(room)?;
+            }
+            self.open();
+        }
+        self.close(floor);
         let alignment = self.device.block_alignment();
         let page = alignment as u64;
         // Skipping to the next page takes room that others may need more.
@@ -331,7 +383,7 @@ impl Writer {
             self.filled = 0;
         }
         self.tell(&mut lock(room));
-        Ok(())
+        Ok(floor)
     }
 
     /// Brings the books of room up to date.
