@@ -35,6 +35,11 @@ id!(
     RowGroupId(u64)
 );
 id!(
+    /// The rows of a table, as long as they keep their ids: a table that is emptied or moved has others. Unique within the
+    /// database and never used twice.
+    StoreId(u64)
+);
+id!(
     /// A statement being executed, for the life of the process.
     StatementId(u64)
 );

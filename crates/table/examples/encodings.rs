@@ -9,7 +9,7 @@ use arrow_select::concat::concat_batches;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::{CommitTs, RowGroupId, TableId};
+use tidepool_base::{CommitTs, RowGroupId, StoreId, TableId};
 use tidepool_device::Location;
 use tidepool_table::rows::{RowLayout, RowStore, VersionMemory, WriteSet};
 use tidepool_table::{
@@ -154,7 +154,7 @@ fn measure(table: &str, scale: f64, spaces: &Tablespaces) -> (u64, u64) {
 fn stored(def: TableDef, placement: &Placement, spaces: &Tablespaces, groups: Vec<Arc<RowGroup>>) -> Arc<TableVersion> {
     let transactions = Transactions::starting_after(CommitTs(0));
     let layout = RowLayout::new(&def).expect("all types are a column's");
-    let rows = RowStore::new(&transactions, layout, &VersionMemory::new(&spaces.near()), &spaces.near());
+    let rows = RowStore::new(StoreId(1), &transactions, layout, &VersionMemory::new(&spaces.near()), &spaces.near());
     let mut worker = transactions.worker().expect("the first of thousands");
     let mut writes = WriteSet::new();
     worker.begin(Isolation::ReadCommitted).expect("none runs");

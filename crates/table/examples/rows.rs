@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
-use tidepool_base::{CommitTs, Error, Result, RowId, SqlState, SqlType, TableId, TablespaceId};
+use tidepool_base::{CommitTs, Error, Result, RowId, SqlState, SqlType, StoreId, TableId, TablespaceId};
 use tidepool_device::{Location, Profile};
 use tidepool_table::rows::{Outcome, RowLayout, RowRef, RowStore, Value, VersionMemory, WriteSet};
 use tidepool_table::{ColumnDef, TableDef};
@@ -201,7 +201,7 @@ fn run() -> Result<()> {
     let all = Transactions::starting_after(CommitTs(0));
     let (near, delta) = (space(0, "near", None)?, space(1, "delta", profile)?);
     let layout = RowLayout::new(&table())?;
-    let store = RowStore::new(&all, layout, &VersionMemory::new(&delta), &near);
+    let store = RowStore::new(StoreId(1), &all, layout, &VersionMemory::new(&delta), &near);
     let mut bench = Bench { all, store, rows: Vec::with_capacity(rows) };
     {
         let mut worker = bench.all.worker()?;

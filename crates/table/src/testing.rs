@@ -10,7 +10,7 @@ use arrow_array::{
 };
 use arrow_schema::Field;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, RowId, SqlType, TableId, TablespaceId};
+use tidepool_base::{CommitTs, RowId, SqlType, StoreId, TableId, TablespaceId};
 use tidepool_device::{Location, Mapping};
 use tidepool_tablespace::{Tablespace, TablespaceConfig, Tablespaces};
 use tidepool_txn::{Isolation, Transactions, View, Worker};
@@ -54,7 +54,7 @@ pub(crate) fn stored(spaces: &Tablespaces, def: Arc<TableDef>, placement: Placem
     let transactions = Transactions::starting_after(CommitTs(0));
     let memory = VersionMemory::new(&spaces.get(&placement.delta).unwrap());
     let layout = RowLayout::new(&def).unwrap();
-    let rows = RowStore::new(&transactions, layout, &memory, &spaces.near());
+    let rows = RowStore::new(StoreId(1), &transactions, layout, &memory, &spaces.near());
     (Arc::new(Table::new(def, placement, rows)), transactions.worker().unwrap())
 }
 

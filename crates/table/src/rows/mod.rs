@@ -36,6 +36,7 @@ mod memory;
 mod merge;
 mod range;
 mod reclaim;
+mod restore;
 mod store;
 #[cfg(test)]
 mod tests;

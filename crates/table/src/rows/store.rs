@@ -8,7 +8,7 @@ use super::{RowLayout, VersionMemory};
 use crate::RowGroup;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock, Weak};
-use tidepool_base::RowId;
+use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Standing, Transactions, Validation, View};
 
@@ -39,6 +39,7 @@ struct Ids {
 
 /// A table's rows.
 pub struct RowStore {
+    id: StoreId,
     pub(super) transactions: Arc<Transactions>,
     layout: RowLayout,
     pub(super) memory: Arc<VersionMemory>,
@@ -47,7 +48,7 @@ pub struct RowStore {
     ids: Box<[Line<Mutex<Ids>>]>,
     /// The first row id that was given to no shard; at a range's start, the range is still to be made. Locked before
     /// `directory.adding`.
-    open: Mutex<Option<RowId>>,
+    pub(super) open: Mutex<Option<RowId>>,
     pub(super) locks: RowLocks,
     pub(super) gone: OnceLock<Box<dyn Gone>>,
     /// For what it retires itself.
@@ -74,12 +75,14 @@ impl RowStore {
     /// Heads are near, as each read of a row goes through one, and so that a row in delta costs one access to far
     /// memory.
     pub fn new(
+        id: StoreId,
         transactions: &Arc<Transactions>,
         layout: RowLayout,
         memory: &Arc<VersionMemory>,
         near: &Arc<Tablespace>,
     ) -> Arc<RowStore> {
         Arc::new_cyclic(|me| RowStore {
+            id,
             me: Weak::clone(me),
             transactions: Arc::clone(transactions),
             layout,
@@ -91,6 +94,10 @@ impl RowStore {
             locks: RowLocks::new(),
             gone: OnceLock::new(),
         })
+    }
+
+    pub fn id(&self) -> StoreId {
+        self.id
     }
 
     pub fn layout(&self) -> &RowLayout {

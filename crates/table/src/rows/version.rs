@@ -15,7 +15,6 @@ use super::memory::{BLOCK_ALIGN, VersionMemory};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use tidepool_base::Result;
-use tidepool_txn::Tag;
 
 #[repr(C)]
 #[derive(Debug)]
@@ -52,12 +51,12 @@ unsafe impl Send for Version {}
 unsafe impl Sync for Version {}
 
 impl Version {
-    /// Writes a new version, which nobody else can reach yet. `leaves_key`: the row's key columns are as they were,
+    /// Writes a new version, which nobody else can reach yet. `begin`: a tag's word, or a timestamp. `leaves_key`: the row's key columns are as they were,
     /// which those who locked only the key do not mind. 53200 when the memory is full.
     pub fn write(
         memory: &VersionMemory,
         shard: usize,
-        begin: Tag,
+        begin: u64,
         command: u32,
         (kind, leaves_key): (Kind, bool),
         older: Option<Version>,
@@ -72,7 +71,7 @@ impl Version {
         // image.
         unsafe {
             header.write(Header {
-                begin: AtomicU64::new(begin.word()),
+                begin: AtomicU64::new(begin),
                 older: older.map_or(std::ptr::null_mut(), |older| older.0.as_ptr()),
                 command,
                 meta,

@@ -173,7 +173,7 @@ impl RowStore {
             return Err(Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long"));
         }
         let (shard, tag) = (worker.index(), worker.tag_to_write());
-        Version::write(&self.memory, shard, tag, view.command(), (kind, leaves_key), older, image)
+        Version::write(&self.memory, shard, tag.word(), view.command(), (kind, leaves_key), older, image)
     }
 
     fn write(

@@ -37,6 +37,8 @@ pub struct Savepoint(usize);
 pub enum Change<'w> {
     Put(&'w [u8]),
     Deleted,
+    /// A whole range that was loaded; the row is its first.
+    Loaded,
 }
 
 /// A session's: of one transaction after another. Empty between them. It must be told of a transaction's end, by `stamp` or
@@ -137,18 +139,20 @@ impl WriteSet {
         Savepoint(self.writes.len())
     }
 
-    /// Each change of a row, in order; a row that was changed twice comes twice. What a redo record is made of. A whole
-    /// range that was loaded is not among them.
+    /// Each change, in order; a row that was changed twice comes twice. What a redo record is made of.
     pub fn changes(&self) -> impl Iterator<Item = (&Arc<RowStore>, RowId, Change<'_>)> {
         self.writes.iter().filter_map(|(table, row, write)| {
-            let Write::Version { version, .. } = write else { return None };
-            // SAFETY: written by this transaction, which is not over, so it was not retired.
-            let change = unsafe {
-                match version.header().kind() {
-                    Kind::Row => Change::Put(version.image()),
-                    Kind::Deleted => Change::Deleted,
-                    Kind::Lock => return None,
-                }
+            let change = match write {
+                // SAFETY: written by this transaction, which is not over, so it was not retired.
+                Write::Version { version, .. } => unsafe {
+                    match version.header().kind() {
+                        Kind::Row => Change::Put(version.image()),
+                        Kind::Deleted => Change::Deleted,
+                        Kind::Lock => return None,
+                    }
+                },
+                Write::Range => Change::Loaded,
+                Write::Lock { .. } | Write::Shared => return None,
             };
             Some((&self.tables[*table as usize].store, *row, change))
         })

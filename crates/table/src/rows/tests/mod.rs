@@ -13,7 +13,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringViewArray};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tidepool_base::{CommitTs, Result, RowGroupId, RowId, SqlState, SqlType};
+use tidepool_base::{CommitTs, Result, RowGroupId, RowId, SqlState, SqlType, StoreId};
 use tidepool_tablespace::{Purpose, Tablespace};
 use tidepool_txn::{Isolation, Tag, Transactions, View, Worker};
 
@@ -47,7 +47,7 @@ impl Fixture {
     fn over(near: &Arc<Tablespace>, delta: &Arc<Tablespace>) -> Fixture {
         let all = Transactions::starting_after(CommitTs(0));
         let memory = VersionMemory::new(delta);
-        let store = RowStore::new(&all, layout(), &memory, near);
+        let store = RowStore::new(StoreId(1), &all, layout(), &memory, near);
         Fixture { all, memory, near: Arc::clone(near), store }
     }
 

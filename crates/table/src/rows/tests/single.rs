@@ -351,7 +351,7 @@ fn an_index_is_told_what_is_gone() {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
-fn a_log_is_replayed_by_row_id() {
+fn rows_are_put_by_id() {
     let fixture = Fixture::new();
     let mut session = fixture.session();
     let mut expected: HashMap<RowId, i64> = HashMap::new();
@@ -380,4 +380,74 @@ fn a_log_is_replayed_by_row_id() {
     session.abort();
     drop(session);
     fixture.check_empty();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn a_store_is_restored_from_rows_in_any_order() {
+    for seed in 0..50u64 {
+        let fixture = Fixture::new();
+        let mut session = fixture.session();
+        let mut random = seed * 2 + 1;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % limit
+        };
+        // Range 1 has main, of which row 3 is dead.
+        let rows: Vec<(i64, i64, String)> = (0..10).map(|id| (id, 1_000 + id, note_of(1_000 + id))).collect();
+        let rows: Vec<(i64, i64, &str)> = rows.iter().map(|(id, value, note)| (*id, *value, note.as_str())).collect();
+        let group = Arc::new(fixture.encode(&batch(&rows)).unwrap());
+        let mut expected: BTreeMap<RowId, (u64, Option<i64>)> =
+            (0..10).filter(|id| *id != 3).map(|id| (RowId::new(1, id), (0, Some(1_000 + id as i64)))).collect();
+        let mut events: Vec<(RowId, u64, Option<i64>)> = (0..200)
+            .map(|value| {
+                let row = RowId::new(below(3), below(12) as usize);
+                (row, 1 + below(40), (below(3) > 0).then_some(value))
+            })
+            .collect();
+        // No two changes of a row have one time.
+        events.sort_by_key(|(row, ts, _)| (*row, *ts));
+        events.dedup_by_key(|(row, ts, _)| (*row, *ts));
+        for (row, ts, value) in &events {
+            expected.insert(*row, (*ts, *value));
+        }
+        for place in (1..events.len()).rev() {
+            events.swap(place, below(place as u64 + 1) as usize);
+        }
+        let load = |session: &Session| {
+            fixture.store.restore_main(&session.worker, 1, Arc::clone(&group), &[3]).unwrap();
+            let again = fixture.store.restore_main(&session.worker, 1, Arc::clone(&group), &[]);
+            assert_eq!(again.unwrap_err().code(), SqlState::DATA_CORRUPTED);
+        };
+        let load_at = below(events.len() as u64) as usize;
+        for (place, (row, ts, value)) in events.iter().enumerate() {
+            if place == load_at {
+                load(&session);
+            }
+            let image = value.map(|value| {
+                session.set(row.0 as i64, value);
+                session.image.clone()
+            });
+            let view = session.worker.snapshot();
+            fixture.store.restore_row(&view, *row, image.as_deref(), CommitTs(*ts)).unwrap();
+        }
+        fixture.store.end_restoring(&session.worker.snapshot());
+        session.begin(Isolation::ReadCommitted);
+        let found: BTreeMap<RowId, i64> = session.scan().into_iter().map(|(row, (_, value))| (row, value)).collect();
+        let expected: BTreeMap<RowId, i64> =
+            expected.into_iter().filter_map(|(row, (_, value))| Some((row, value?))).collect();
+        assert_eq!(found, expected, "seed {seed}");
+        // The last range has free ids behind what was there.
+        let new = session.insert(1, 1).unwrap();
+        assert_eq!(new, RowId::new(2, 512), "seed {seed}");
+        session.abort();
+        let view = session.worker.snapshot();
+        assert_eq!(
+            fixture.store.restore_row(&view, new, Some(b"?"), CommitTs(1)).unwrap_err().code(),
+            SqlState::DATA_CORRUPTED
+        );
+        drop(view);
+        drop((session, group));
+        fixture.check_empty();
+    }
 }
