@@ -131,7 +131,6 @@ impl Transaction {
             }
         }
         drop(view);
-        self.durable = true;
         let table = self.indexed(Table::new(def, placement, rows))?;
         let table = self.change(table);
         self.written.insert(table.def.id, table);

@@ -49,6 +49,12 @@
 //! tls_key = "server.key"
 //! connections_max = 250
 //!
+//! [log]
+//! folder = "/disk2/tidepool-log"   # of its own; without it `log` in the data folder
+//! size = "1GB"                     # a checkpoint is made before it takes more
+//! segment_size = "16MB"
+//! checkpoint_timeout = "5min"      # and at least so often, if there is something to write
+//!
 //! [settings]
 //! temp_tablespaces = "near, far"
 //! default_tablespace = "near"
@@ -59,6 +65,7 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::{Location, Profile, Stripe};
 use tidepool_tablespace::TablespaceConfig;
@@ -79,6 +86,8 @@ const FAR_PERCENT: u64 = 35;
 pub struct Config {
     /// `None`: nothing is kept (demo, tests, benchmarks).
     pub data_dir: Option<PathBuf>,
+    /// Of the data folder's log.
+    pub log: LogSettings,
     pub near: TablespaceConfig,
     pub far: TablespaceConfig,
     /// Tablespaces of the file beyond `near` and `far`.
@@ -96,6 +105,29 @@ pub struct Config {
     pub statement_memory_bytes: Option<u64>,
     pub threads: usize,
     pub server: ServerConfig,
+}
+
+/// Where the log is, and how much of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// `None`: `log` in the data folder.
+    pub folder: Option<PathBuf>,
+    /// From half of this on a checkpoint is made. A log that needs more takes more.
+    pub bytes_max: u64,
+    pub segment_bytes: usize,
+    /// The longest time between checkpoints, if there is anything to write.
+    pub checkpoint_timeout: Duration,
+}
+
+impl Default for LogSettings {
+    fn default() -> LogSettings {
+        LogSettings {
+            folder: None,
+            bytes_max: 1 << 30,
+            segment_bytes: 16 << 20,
+            checkpoint_timeout: Duration::from_secs(300),
+        }
+    }
 }
 
 /// What `serve` needs beyond the database.
@@ -121,6 +153,7 @@ impl Config {
         };
         Config {
             data_dir: None,
+            log: LogSettings::default(),
             near: space("near", near_bytes),
             far: space("far", far_bytes),
             tablespaces: Vec::new(),
@@ -277,6 +310,7 @@ fn invalid(message: String) -> Error {
 #[derive(Clone, Debug)]
 pub struct ConfigBuilder {
     data_dir: Option<PathBuf>,
+    log: LogSettings,
     near: SpaceSpec,
     far: SpaceSpec,
     tablespaces: Vec<(String, SpaceSpec)>,
@@ -302,6 +336,7 @@ impl ConfigBuilder {
     pub fn new() -> ConfigBuilder {
         ConfigBuilder {
             data_dir: None,
+            log: LogSettings::default(),
             near: SpaceSpec::default(),
             far: SpaceSpec::default(),
             tablespaces: Vec::new(),
@@ -397,6 +432,15 @@ impl ConfigBuilder {
             };
             self.tablespaces.push((space.name, spec));
         }
+        let FileLog { folder, size, segment_size, checkpoint_timeout } = file.log;
+        self.log.folder = folder.or(self.log.folder);
+        self.log.bytes_max = size.map_or(self.log.bytes_max, |size| size.0);
+        if let Some(size) = segment_size {
+            self.log.segment_bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
+        }
+        if let Some(text) = checkpoint_timeout {
+            self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
+        }
         let FileServer { listen, metrics, tls_certificate, tls_key, connections_max } = file.server;
         if let Some(listen) = listen {
             self.server.listen = listen;
@@ -415,7 +459,7 @@ impl ConfigBuilder {
         Ok(self)
     }
 
-    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
+    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_SIZE`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
     /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
@@ -429,6 +473,8 @@ impl ConfigBuilder {
                 "DATA" => self.data_dir = Some(value.into()),
                 "NEAR" => self = self.near(&value).map_err(wrong)?,
                 "FAR" => self = self.far(&value).map_err(wrong)?,
+                "LOG_FOLDER" => self.log.folder = Some(value.into()),
+                "LOG_SIZE" => self.log.bytes_max = value.parse::<ByteSize>().map_err(wrong)?.0,
                 "LISTEN" => self.server.listen = value,
                 "METRICS" => self.server.metrics_listen = Some(value),
                 "TLS_CERTIFICATE" => self.server.tls_certificate = Some(value.into()),
@@ -540,6 +586,16 @@ impl ConfigBuilder {
         if self.server.tls_certificate.is_some() != self.server.tls_key.is_some() {
             return Err(config_error("tls_certificate and tls_key must be given together"));
         }
+        let segment = self.log.segment_bytes;
+        if !segment.is_multiple_of(4096) || !(64 << 10..=1 << 30).contains(&segment) {
+            return Err(config_error("log.segment_size must be between 64kB and 1GB, in steps of 4kB"));
+        }
+        if self.log.bytes_max < 4 * segment as u64 {
+            return Err(config_error("log.size must be at least four times log.segment_size"));
+        }
+        if self.log.checkpoint_timeout < Duration::from_secs(1) {
+            return Err(config_error("log.checkpoint_timeout must be at least 1s"));
+        }
         if self.temp_tablespaces.is_empty() {
             return Err(config_error("temp_tablespaces must name at least one tablespace"));
         }
@@ -551,6 +607,7 @@ impl ConfigBuilder {
         };
         Ok(Config {
             data_dir: self.data_dir,
+            log: self.log,
             near,
             far,
             tablespaces,
@@ -587,6 +644,21 @@ pub fn profile_toml(profile: &Profile) -> String {
     }
     lines.push_str(&format!("source = {}\n", text(&profile.source)));
     lines
+}
+
+/// A number and `ms`, `s`, `min` or `h`, as PostgreSQL writes them.
+fn duration(text: &str) -> Result<Duration> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = match text[digits..].trim() {
+        "ms" => 1,
+        "s" => 1_000,
+        "min" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(invalid(format!("\"{text}\" is not a time")).with_hint("Write 30s, 5min or 1h.")),
+    };
+    let number = text[..digits].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    number.map(Duration::from_millis).ok_or_else(|| invalid(format!("\"{text}\" is not a time")))
 }
 
 fn config_error(message: impl Into<String>) -> Error {
@@ -646,9 +718,20 @@ struct FileConfig {
     #[serde(default)]
     profile: Vec<Profile>,
     #[serde(default)]
+    log: FileLog,
+    #[serde(default)]
     server: FileServer,
     #[serde(default)]
     settings: FileSettings,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileLog {
+    folder: Option<PathBuf>,
+    size: Option<Size>,
+    segment_size: Option<Size>,
+    checkpoint_timeout: Option<String>,
 }
 
 #[derive(Default, Deserialize)]

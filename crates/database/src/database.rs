@@ -1,30 +1,32 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
-use crate::catalog::{Catalog, Changes, RelationName};
+use crate::catalog::Catalog;
+use crate::durability::{LogWriter, open_log};
 use crate::elastic::{SavedAlteration, altered_config};
 use crate::encode_pool::EncodePool;
-use crate::index::add_declared_keys;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
-use crate::storage::{Files, Manifest, SavedSequence, SavedTable, SavedTablespace, Storage, SystemFiles, Writes};
-use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction, ViewDef};
+use crate::redo::Redo;
+use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
+use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, TablespaceId};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId};
 use tidepool_heap::{QueryHeap, Release};
+use tidepool_log::Log;
 use tidepool_table::Table;
-use tidepool_table::rows::{RowStore, VersionMemory, WriteSet};
+use tidepool_table::rows::{RowStore, VersionMemory};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
 use tidepool_txn::{Isolation, Transactions, Worker};
 
 /// How long `DROP TABLESPACE` waits for memory of statements that have ended.
 const HEAP_LINGERS_MAX: Duration = Duration::from_secs(2);
 
-/// How often what small commits left is written to the data folder, and idle memory given back.
+/// How often rows are tended to, and idle memory given back.
 const BACKGROUND_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Free memory that a tablespace keeps for the next use however long it is idle.
@@ -32,16 +34,20 @@ const FREE_BYTES_KEPT: u64 = 64 << 20;
 
 /// One a process and data folder.
 ///
-/// Lock order: `commit`, then the storage's own; `current` and the rest are held for moments only.
+/// Lock order: the storage's `saving`, then `commit`, then the storage's others; `current` and the rest are held for moments
+/// only.
 pub struct Database {
     config: Config,
     spaces: Tablespaces,
     current: RwLock<Arc<DatabaseState>>,
     /// Held while the next version is made of the current one.
-    commit: Mutex<()>,
+    pub(crate) commit: Mutex<()>,
     transactions: Arc<Transactions>,
-    /// Workers that no transaction has.
-    workers: Mutex<Vec<Worker>>,
+    /// What transactions need that none has.
+    seats: Mutex<Vec<Seat>>,
+    /// Of a data folder, once it is recovered.
+    pub(crate) log: OnceLock<Arc<Log>>,
+    pub(crate) log_writer: OnceLock<LogWriter>,
     /// Draws views, and frees what was retired. Held for moments only.
     pub(crate) keeper: Mutex<Worker>,
     /// Merges whose versions somebody may still look at: rows, and range.
@@ -49,8 +55,9 @@ pub struct Database {
     /// By tablespace, where versions of rows are.
     pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
-    next_table_id: AtomicU32,
-    next_row_group_id: AtomicU64,
+    pub(crate) next_table_id: AtomicU32,
+    pub(crate) next_row_group_id: AtomicU64,
+    pub(crate) next_store_id: AtomicU64,
     next_transaction_id: AtomicU64,
     passwords: Mutex<BTreeMap<String, String>>,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
@@ -58,10 +65,11 @@ pub struct Database {
     encode_pool: EncodePool,
     progress: ProgressRegistry,
     access: Arc<AccessLog>,
-    storage: Option<Storage>,
-    /// Something committed is not in the data folder yet.
-    dirty: AtomicBool,
-    background: Arc<Background>,
+    pub(crate) storage: Option<Storage>,
+    /// Something was committed since the last checkpoint began.
+    pub(crate) dirty: AtomicBool,
+    pub(crate) last_checkpoint: Mutex<Instant>,
+    pub(crate) background: Arc<Background>,
 }
 
 impl std::fmt::Debug for Database {
@@ -73,8 +81,15 @@ impl std::fmt::Debug for Database {
     }
 }
 
+/// What a transaction takes, and gives back.
+pub(crate) struct Seat {
+    pub worker: Worker,
+    /// Without a log none.
+    pub redo: Option<Redo>,
+}
+
 #[derive(Default)]
-struct Background {
+pub(crate) struct Background {
     state: Mutex<BackgroundState>,
     changed: Condvar,
 }
@@ -84,6 +99,8 @@ struct BackgroundState {
     stopped: bool,
     /// The thread is at work, and holds the database.
     busy: bool,
+    /// There is work before the next interval.
+    is_called: bool,
 }
 
 /// What goes on in a database, for views.
@@ -91,7 +108,7 @@ struct BackgroundState {
 pub struct DatabaseStats {
     pub commit_ts: CommitTs,
     pub tables: usize,
-    /// Committed rows wait to be written to the data folder.
+    /// The log has something that no checkpoint has.
     pub dirty: bool,
     pub locks: Vec<LockInfo>,
     pub progress: Vec<Arc<Progress>>,
@@ -140,19 +157,10 @@ impl Database {
         for name in names {
             spaces.get(name)?;
         }
-        if let Some(storage) = &storage {
-            storage.remove_leftovers()?;
-        }
-        let view = |view: &ViewDef| (RelationName::from(view), Arc::new(view.clone()));
-        let views = manifest.views.iter().map(view).collect();
-        let sequence = |saved: &SavedSequence| {
-            let written = storage.as_ref().and_then(|storage| storage.position(saved.def.position_id));
-            let sequence = Sequence::at(saved.def.clone(), written.unwrap_or(saved.position));
-            (RelationName::from(&saved.def), Arc::new(sequence))
-        };
-        let sequences = manifest.sequences.iter().map(sequence).collect();
-        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), views, sequences });
-        let transactions = Transactions::starting_after(manifest.commit_ts);
+        let mut log = storage.as_ref().map(|storage| open_log(&config, storage, &manifest)).transpose()?;
+        let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.look_ahead())?;
+        let transactions = Transactions::starting_after(manifest.commit_ts.max(last));
+        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), ..Catalog::default() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,
@@ -164,28 +172,28 @@ impl Database {
             })),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),
-            workers: Mutex::default(),
+            seats: Mutex::default(),
+            log: OnceLock::new(),
+            log_writer: OnceLock::new(),
             memories: Mutex::default(),
             keeper: Mutex::new(transactions.worker()?),
             unfinished: Mutex::default(),
             transactions,
             next_table_id: AtomicU32::new(manifest.next_table_id),
             next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
+            next_store_id: AtomicU64::new(manifest.next_store_id.max(1)),
             next_transaction_id: AtomicU64::new(1),
-            passwords: Mutex::new(manifest.passwords),
+            passwords: Mutex::new(manifest.passwords.clone()),
             altered: Mutex::new(altered),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
             storage,
             dirty: AtomicBool::new(false),
+            last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
         });
-        add_declared_keys(&mut manifest.tables, || database.next_table_id().0);
-        database.load_tables(&manifest.tables)?;
-        database.index_tables()?;
-        if database.storage.is_some() {
-            // So that a new folder is recognised as ours from now on, and cannot be written to only later.
-            database.save()?;
+        if let Some(log) = log {
+            database.start_log(manifest, log)?;
         }
         let (weak, background) = (Arc::downgrade(&database), database.background.clone());
         std::thread::Builder::new()
@@ -230,23 +238,32 @@ impl Database {
 
     pub fn begin_at(self: &Arc<Self>, isolation: Isolation) -> Result<Transaction> {
         QueryHeap::outside(|| {
-            let idle = self.workers.lock().pop();
-            let mut worker = idle.map_or_else(|| self.transactions.worker(), Ok)?;
-            worker.begin(isolation)?;
-            Ok(Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed), worker))
+            let idle = self.seats.lock().pop();
+            let mut seat = idle.map_or_else(|| self.new_seat(), Ok)?;
+            seat.worker.begin(isolation)?;
+            Ok(Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed), seat))
         })
     }
 
-    pub(crate) fn give_back(&self, worker: Worker) {
-        worker.rest();
-        self.workers.lock().push(worker);
+    fn new_seat(&self) -> Result<Seat> {
+        let redo = self.log.get().map(Redo::new).transpose()?;
+        Ok(Seat { worker: self.transactions.worker()?, redo })
+    }
+
+    pub(crate) fn give_back(&self, seat: Seat) {
+        seat.worker.rest();
+        self.seats.lock().push(seat);
+    }
+
+    pub(crate) fn set_state(&self, state: DatabaseState) {
+        *self.current.write() = Arc::new(state);
     }
 
     pub(crate) fn transactions(&self) -> &Arc<Transactions> {
         &self.transactions
     }
 
-    /// Committed rows are to be written to the data folder.
+    /// The next checkpoint has something to do.
     pub(crate) fn rows_changed(&self) {
         if self.storage.is_some() {
             self.dirty.store(true, Ordering::Release);
@@ -257,112 +274,8 @@ impl Database {
         &self.encode_pool
     }
 
-    /// Commits a transaction that changes what exists, or made row groups. With `durable`, or not at all, its changes
-    /// are in the data folder first.
-    pub(crate) fn publish(
-        &self,
-        worker: &mut Worker,
-        writes: &mut WriteSet,
-        changes: &Changes,
-        durable: bool,
-    ) -> Result<CommitTs> {
-        worker.next_command()?;
-        // Row files are written before anybody else has to wait.
-        let prepared = match &self.storage {
-            Some(storage) if durable => {
-                let next = Arc::new(self.state().with(CommitTs(0), changes));
-                storage.prepare(&DatabaseVersion::new(next, Arc::new(worker.hold_now())))?
-            }
-            _ => Vec::new(),
-        };
-        let commit = self.commit.lock();
-        let published = self.publish_locked(worker, writes, changes, durable);
-        drop(commit);
-        if let (Err(_), Some(storage)) = (&published, &self.storage) {
-            storage.discard(&prepared);
-        }
-        published
-    }
-
-    fn publish_locked(
-        &self,
-        worker: &mut Worker,
-        writes: &mut WriteSet,
-        changes: &Changes,
-        durable: bool,
-    ) -> Result<CommitTs> {
-        for table in changes.tables.values().flatten() {
-            // Dropped since: possible while none of the table's rows lived in it.
-            let placement = &table.placement;
-            let own = table.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
-            let names = [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()).chain(own);
-            for name in names {
-                self.spaces.get(name)?;
-            }
-        }
-        let base = self.state();
-        let mut next = base.with(self.transactions.clock().now(), changes);
-        next.check_dependencies(changes)?;
-        let saving = self.storage.as_ref().filter(|_| durable).map(|storage| (storage, storage.saving()));
-        if let Some((storage, _)) = &saving {
-            let counts = counts(&next);
-            let view = Arc::new(worker.hold_now());
-            // What others commit meanwhile is not in it, so it stays dirty if it was.
-            let version = DatabaseVersion::new(Arc::new(next.clone()), view);
-            storage.save(&version, &counts, self.manifest(next.commit_ts))?;
-        }
-        let committed = match worker.commit(writes) {
-            Ok(ts) => ts.unwrap_or(next.commit_ts),
-            Err(error) => {
-                if let Some((storage, saving)) = saving {
-                    // The folder has what is not to be.
-                    storage.forget_deltas();
-                    drop(saving);
-                    self.save()?;
-                }
-                return Err(error);
-            }
-        };
-        next.commit_ts = committed;
-        *self.current.write() = Arc::new(next);
-        if saving.is_none() {
-            self.rows_changed();
-        }
-        Ok(committed)
-    }
-
-    /// Makes the tables that a data folder has.
-    fn load_tables(&self, saved: &[SavedTable]) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
-        let mut tables = BTreeMap::new();
-        for saved in saved {
-            let def = Arc::new(saved.def.clone());
-            let rows = self.new_rows(&def, &saved.placement)?;
-            let mut keeper = self.keeper.lock();
-            keeper.begin(Isolation::ReadCommitted)?;
-            let mut writes = WriteSet::new();
-            let loaded = storage.load_table(saved, &self.spaces, self.config.threads, &rows, &keeper, &mut writes);
-            if let Err(error) = loaded {
-                keeper.abort(|worker| writes.undo(worker));
-                return Err(error);
-            }
-            keeper.commit(&mut writes)?;
-            let table = Arc::new(Table::new(def, saved.placement.clone(), rows));
-            storage.loaded(&table, saved);
-            tables.insert(RelationName::from(&*table.def), table);
-        }
-        let state = self.state();
-        *self.current.write() = Arc::new(DatabaseState { tables, ..DatabaseState::clone(&state) });
-        Ok(())
-    }
-
-    /// Before anybody is at work.
-    pub(crate) fn replace_state(&self, state: DatabaseState) {
-        *self.current.write() = Arc::new(state);
-    }
-
-    /// Everything but the tables.
-    fn manifest(&self, commit_ts: CommitTs) -> Manifest {
+    /// Everything but what a state has.
+    pub(crate) fn manifest(&self, commit_ts: CommitTs) -> Manifest {
         let configured = |name: &str| self.config.tablespaces.iter().any(|space| space.name == name);
         let created = self.spaces.list().into_iter().skip(2).filter(|space| !configured(space.name()));
         let mut altered = self.altered.lock().clone();
@@ -377,6 +290,8 @@ impl Database {
             commit_ts,
             next_table_id: self.next_table_id.load(Ordering::Relaxed),
             next_row_group_id: self.next_row_group_id.load(Ordering::Relaxed),
+            next_store_id: self.next_store_id.load(Ordering::Relaxed),
+            identity: self.storage.as_ref().and_then(Storage::identity).map(|identity| identity.to_string()),
             tablespaces: created
                 .map(|space| match altered.remove(space.name()) {
                     Some(config) => SavedTablespace::new(&config),
@@ -389,19 +304,6 @@ impl Database {
         }
     }
 
-    /// Writes the current version, whether or not it changed.
-    pub(crate) fn save(&self) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
-        let _saving = storage.saving();
-        // Cleared first: a commit from here on sets it again.
-        let dirty = self.dirty.swap(false, Ordering::AcqRel);
-        let counts = counts(&self.state());
-        let version = self.version();
-        storage.save(&version, &counts, self.manifest(version.view().ts())).inspect_err(|_| {
-            self.dirty.fetch_or(dirty, Ordering::AcqRel);
-        })
-    }
-
     /// Not transactional, as in PostgreSQL. Remembered in the data folder.
     pub fn create_tablespace(&self, config: TablespaceConfig) -> Result<()> {
         let name = config.name.clone();
@@ -412,7 +314,7 @@ impl Database {
         self.spaces.create(config)?;
         // Of one with this name that was dropped while it was being altered.
         self.altered.lock().remove(&name);
-        self.save().inspect_err(|_| {
+        self.save_settings().inspect_err(|_| {
             if let Err(error) = self.spaces.drop(&name) {
                 tracing::warn!("tablespace \"{name}\" was not recorded and could not be dropped: {error}");
             }
@@ -442,7 +344,7 @@ impl Database {
     }
 
     fn try_drop_tablespace(&self, name: &str) -> Result<()> {
-        let _commit = self.commit.lock();
+        let commit = self.commit.lock();
         self.spaces.get(name)?;
         let version = self.state();
         let uses = |table: &&Arc<Table>| {
@@ -475,20 +377,9 @@ impl Database {
         self.spaces.drop(name)?;
         self.memories.lock().remove(&id);
         self.altered.lock().remove(name);
+        drop(commit);
+        // Tables of the last checkpoint may be in it: they have gone elsewhere since, and the log says so.
         self.save()
-    }
-
-    /// Writes everything committed, and the recorded workload, to the data folder. A no-op without one.
-    pub fn checkpoint(&self) -> Result<()> {
-        self.save_if_dirty()?;
-        let Some(storage) = &self.storage else { return Ok(()) };
-        let version = self.version();
-        self.access.forget_missing(|table| version.table_by_id(table).is_some());
-        storage.save_workload(&self.access.workload())
-    }
-
-    fn save_if_dirty(&self) -> Result<()> {
-        if self.dirty.load(Ordering::Acquire) { self.save() } else { Ok(()) }
     }
 
     /// What statements read, since the record began.
@@ -496,11 +387,14 @@ impl Database {
         &self.access
     }
 
-    /// Ends the background work and writes what is left. The database can still be read.
+    /// Ends the background work and makes a checkpoint. The database can still be read.
     pub fn close(&self) -> Result<()> {
         self.background.stop();
         self.background.wait();
         let Some(storage) = &self.storage else { return Ok(()) };
+        if let Some(log) = self.log.get() {
+            log.flush()?;
+        }
         let sequences = &self.version().catalog.sequences;
         let settled: Vec<_> =
             sequences.values().map(|sequence| (sequence.def.position_id, sequence.settle())).collect();
@@ -521,6 +415,10 @@ impl Database {
 
     pub fn next_table_id(&self) -> TableId {
         TableId(self.next_table_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn next_store_id(&self) -> StoreId {
+        StoreId(self.next_store_id.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(crate) fn next_row_group_id(&self) -> RowGroupId {
@@ -546,7 +444,7 @@ impl Database {
             }
         };
         let before = exchange(verifier);
-        self.save().inspect_err(|_| drop(exchange(before)))
+        self.save_settings().inspect_err(|_| drop(exchange(before)))
     }
 
     /// Write locks held and waited for.
@@ -586,15 +484,14 @@ impl Database {
     }
 }
 
-/// How often tables were written to. To be asked before a view is drawn that is saved: what it lacks is counted later.
-fn counts(state: &DatabaseState) -> Writes {
-    state.tables.values().map(|table| (table.def.id, table.writes())).collect()
-}
-
 impl Drop for Database {
     fn drop(&mut self) {
         // The thread holds no pointer that keeps the database alive, so it is only told.
         self.background.stop();
+        // Before the folder is unlocked: nothing of this process writes to it any more.
+        drop(self.log_writer.take());
+        self.seats.get_mut().clear();
+        drop(self.log.take());
         // What was retired keeps its tables.
         self.unfinished.lock().clear();
         self.keeper.lock().collect();
@@ -604,6 +501,12 @@ impl Drop for Database {
 impl Background {
     fn stop(&self) {
         self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Has the thread work at once.
+    pub fn call(&self) {
+        self.state.lock().is_called = true;
         self.changed.notify_all();
     }
 
@@ -619,18 +522,21 @@ impl Background {
         let mut state = self.state.lock();
         let mut failing = false;
         while !state.stopped && database.strong_count() > 0 {
-            self.changed.wait_for(&mut state, BACKGROUND_INTERVAL);
+            if !state.is_called {
+                self.changed.wait_for(&mut state, BACKGROUND_INTERVAL);
+            }
             if state.stopped {
                 return;
             }
+            state.is_called = false;
             state.busy = true;
             parking_lot::MutexGuard::unlocked(&mut state, || {
                 let Some(database) = database.upgrade() else { return };
                 database.tend_rows();
                 database.trim();
-                match database.save_if_dirty() {
+                match database.checkpoint_if_due() {
                     Ok(()) => failing = false,
-                    // Once until it works again: a full disk would fill the log every few seconds.
+                    // Once until it works again: a full disk would fill the server's messages.
                     Err(error) if !failing => {
                         tracing::error!("could not write to the data folder: {error}");
                         failing = true;

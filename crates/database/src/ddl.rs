@@ -68,7 +68,6 @@ impl Transaction {
     }
 
     fn change_schema(&mut self, id: SchemaId, name: Option<&str>) {
-        self.durable = true;
         let schema = name.map(|name| Arc::new(SchemaDef { id, name: name.to_owned() }));
         self.changes.schemas.insert(id, schema);
     }
@@ -134,7 +133,6 @@ impl Transaction {
     }
 
     fn change_view(&mut self, id: TableId, view: Option<ViewDef>) {
-        self.durable = true;
         self.changes.views.insert(id, view.map(Arc::new));
     }
 
@@ -203,7 +201,6 @@ impl Transaction {
     }
 
     fn change_sequence(&mut self, id: TableId, sequence: Option<Sequence>) {
-        self.durable = true;
         self.changes.sequences.insert(id, sequence.map(Arc::new));
     }
 
@@ -211,7 +208,6 @@ impl Transaction {
     pub fn set_table_def(&mut self, name: &RelationName, def: TableDef) -> Result<()> {
         QueryHeap::outside(|| {
             let table = self.locked_table(name)?;
-            self.durable = true;
             self.change(table.with_def(Arc::new(def)));
             Ok(())
         })

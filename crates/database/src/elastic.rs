@@ -165,7 +165,7 @@ impl Database {
     fn record_tablespace(&self, config: TablespaceConfig, finish: impl FnOnce() -> Result<()>) -> Result<()> {
         let name = config.name.clone();
         let before = self.altered.lock().insert(name.clone(), config);
-        let recorded = self.save().and_then(|()| finish());
+        let recorded = self.save_settings().and_then(|()| finish());
         if recorded.is_err() {
             let mut altered = self.altered.lock();
             match before {

@@ -18,11 +18,14 @@ mod alter;
 mod catalog;
 mod database;
 mod ddl;
+mod durability;
 mod elastic;
 mod encode_pool;
 mod index;
 mod locks;
 mod merge;
+mod recovery;
+mod redo;
 mod rows;
 mod sequence;
 mod storage;
@@ -46,5 +49,7 @@ pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};
 pub use writer::{RowChecks, TableWriter};
 
+#[cfg(test)]
+mod log_tests;
 #[cfg(test)]
 mod tests;

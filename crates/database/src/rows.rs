@@ -7,7 +7,7 @@ use crate::transaction::column_position;
 use crate::{Database, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId, SqlState};
+use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Apart, Outcome, RowLayout, RowStore, VersionMemory};
 use tidepool_table::{Placement, RowGroup, Table, TableDef, TableVersion};
@@ -27,8 +27,13 @@ pub enum Changed {
 impl Database {
     /// Rows of a new table.
     pub(crate) fn new_rows(&self, def: &TableDef, placement: &Placement) -> Result<Arc<RowStore>> {
+        self.rows_of_store(self.next_store_id(), def, placement)
+    }
+
+    /// As `new_rows`, of a store that was there before.
+    pub(crate) fn rows_of_store(&self, id: StoreId, def: &TableDef, placement: &Placement) -> Result<Arc<RowStore>> {
         let memory = self.version_memory(&placement.delta)?;
-        Ok(RowStore::new(self.transactions(), RowLayout::new(def)?, &memory, &self.tablespaces().near()))
+        Ok(RowStore::new(id, self.transactions(), RowLayout::new(def)?, &memory, &self.tablespaces().near()))
     }
 
     /// Where versions of rows are kept in a tablespace.
@@ -64,7 +69,7 @@ impl Transaction {
         if rows == 0 {
             return Ok(0);
         }
-        self.durable |= !groups.is_empty();
+        self.loaded |= !groups.is_empty();
         self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
         let statement = self.statement()?;
         self.written.insert(table.def.id, table.clone());
@@ -207,9 +212,7 @@ impl Transaction {
             progress.add(moves(group), group.rows() as u64);
             Ok(placed)
         };
-        self.copy_rows(&version, placement.clone(), &mut place)?;
-        self.durable = true;
-        Ok(())
+        self.copy_rows(&version, placement.clone(), &mut place)
     }
 
     /// Copies what a table has in memory that `space` is to give up, within the same tablespace.

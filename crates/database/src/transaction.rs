@@ -1,8 +1,11 @@
 //! Transactions: what they write of rows, and what they change of what exists.
 
 use crate::catalog::{Changes, DatabaseState, RelationName};
+use crate::database::Seat;
+use crate::durability::Committing;
 use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
+use crate::redo::Redo;
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +33,7 @@ pub struct Transaction {
     id: u64,
     /// Back to the database when the transaction is over.
     worker: Option<Worker>,
+    redo: Option<Redo>,
     pub(crate) writes: WriteSet,
     /// Tables that rows were written of.
     pub(crate) written: BTreeMap<TableId, Arc<Table>>,
@@ -42,8 +46,10 @@ pub struct Transaction {
     statement: Option<Arc<DatabaseVersion>>,
     begun: bool,
     pub(crate) locked: BTreeMap<RelationName, LockMode>,
-    /// Definitions or places changed, or row groups were made: kept in the data folder at commit.
-    pub(crate) durable: bool,
+    /// Row groups were made.
+    pub(crate) loaded: bool,
+    /// The commit returns when it is durable.
+    is_synchronous: bool,
     /// Rows of row groups made.
     pub(crate) encoded_rows: u64,
     patience: Arc<dyn Patience>,
@@ -56,7 +62,6 @@ pub struct Savepoint {
     written: BTreeMap<TableId, Arc<Table>>,
     writes: tidepool_table::rows::Savepoint,
     locked: BTreeMap<RelationName, LockMode>,
-    durable: bool,
     left: usize,
 }
 
@@ -71,11 +76,12 @@ impl std::fmt::Debug for Transaction {
 }
 
 impl Transaction {
-    pub(crate) fn new(database: Arc<Database>, id: u64, worker: Worker) -> Transaction {
+    pub(crate) fn new(database: Arc<Database>, id: u64, seat: Seat) -> Transaction {
         Transaction {
             database,
             id,
-            worker: Some(worker),
+            worker: Some(seat.worker),
+            redo: seat.redo,
             writes: WriteSet::new(),
             written: BTreeMap::new(),
             changes: Changes::default(),
@@ -84,7 +90,8 @@ impl Transaction {
             statement: None,
             begun: false,
             locked: BTreeMap::new(),
-            durable: false,
+            loaded: false,
+            is_synchronous: true,
             encoded_rows: 0,
             patience: Arc::new(()),
         }
@@ -98,6 +105,12 @@ impl Transaction {
     /// What methods that take no function for it ask while they wait for others or copy rows.
     pub fn set_patience(&mut self, patience: Arc<dyn Patience>) {
         self.patience = patience;
+    }
+
+    /// Whether `commit` waits until the log has it on its device, as it does unless told otherwise (PostgreSQL's
+    /// `synchronous_commit`). Where it does not, a crash may take the last commits away, and leaves none in part.
+    pub fn set_synchronous(&mut self, synchronous: bool) {
+        self.is_synchronous = synchronous;
     }
 
     pub fn isolation(&self) -> Isolation {
@@ -199,7 +212,6 @@ impl Transaction {
             written: self.written.clone(),
             writes: self.writes.savepoint(),
             locked: self.locked.clone(),
-            durable: self.durable,
             left: self.left.len(),
         })
     }
@@ -216,7 +228,6 @@ impl Transaction {
             }
             self.changes.clone_from(&savepoint.changes);
             self.written.clone_from(&savepoint.written);
-            self.durable = savepoint.durable;
             self.left.drain(savepoint.left..).for_each(|index| index.set_left(false));
             let before = |name: &RelationName| savepoint.locked.get(name).copied();
             let changed = self.locked.iter().filter(|(name, mode)| before(name) != Some(**mode));
@@ -376,7 +387,6 @@ impl Transaction {
             let index = self.define(&def, NewIndex::primary_key(numbers))?;
             def.indexes.push(index);
         }
-        self.durable = true;
         let table = self.empty_table(Arc::new(def), placement)?;
         Ok(self.change(table))
     }
@@ -396,7 +406,6 @@ impl Transaction {
 
     fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
-        self.durable = true;
         self.changes.tables.insert(table.def.id, None);
         Ok(())
     }
@@ -408,7 +417,6 @@ impl Transaction {
 
     fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
-        self.durable = true;
         let empty = self.empty_table(table.def.clone(), table.placement.clone())?;
         self.change(empty);
         Ok(())
@@ -447,7 +455,6 @@ impl Transaction {
         }
         let RelationName { schema, name } = new_name.clone();
         let def = TableDef { schema, name, ..TableDef::clone(&table.def) };
-        self.durable = true;
         self.change(table.with_def(Arc::new(def)));
         Ok(())
     }
@@ -470,7 +477,6 @@ impl Transaction {
         }
         let mut def = TableDef::clone(&table.def);
         def.columns[position].name = new_name.to_owned();
-        self.durable = true;
         self.change(table.with_def(Arc::new(def)));
         Ok(())
     }
@@ -481,8 +487,9 @@ impl Transaction {
         self.database.progress().start(command, &name, bytes_total)
     }
 
-    /// Publishes everything at once. 40001 where a serializable transaction's reads do not hold still. On an error
-    /// nothing remains: 53100 when the data folder's disk is full.
+    /// Publishes everything at once, and waits until it is durable. 40001 where a serializable transaction's reads do not
+    /// hold still, 53100 when the log's device is full: nothing remains then. 58030 when the log has failed: what became of
+    /// the transaction is known after the next start.
     pub fn commit(mut self) -> Result<CommitTs> {
         self.end_statement();
         QueryHeap::outside(|| {
@@ -499,19 +506,30 @@ impl Transaction {
         let Some(mut worker) = self.worker.take() else {
             return Err(Error::internal("a transaction without a worker"));
         };
-        let committed = if changes.is_empty() && !self.durable {
-            worker.commit(&mut self.writes).map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts))
-        } else {
-            self.database.publish(&mut worker, &mut self.writes, &changes, self.durable)
+        let patience = self.patience();
+        let commit = Committing {
+            worker: &mut worker,
+            writes: &mut self.writes,
+            redo: self.redo.as_mut(),
+            written: &self.written,
+            interrupted: &*patience.begin_wait(),
+        };
+        let wrote = !commit.writes.is_empty();
+        let committed = match changes.is_empty() && !self.loaded {
+            true => commit.rows().map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts)),
+            false => commit.publish(&self.database, &changes),
         };
         self.worker = Some(worker);
         let committed = committed?;
         self.left.clear();
-        for table in self.written.values() {
-            table.count_write();
-        }
-        if !self.written.is_empty() {
+        if wrote || !changes.is_empty() {
+            self.written.values().for_each(|table| table.count_write());
             self.database.rows_changed();
+            if self.is_synchronous
+                && let Some(log) = self.database.log.get()
+            {
+                log.wait_durable(committed, || Ok(()))?;
+            }
         }
         Ok(committed)
     }
@@ -535,7 +553,10 @@ impl Drop for Transaction {
                 worker.collect();
                 self.written.values().for_each(|table| table.rows.memory().trim());
             }
-            self.database.give_back(worker);
+            if let Some(redo) = &mut self.redo {
+                redo.abandon();
+            }
+            self.database.give_back(Seat { worker, redo: self.redo.take() });
         });
     }
 }

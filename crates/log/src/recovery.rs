@@ -68,6 +68,7 @@ pub struct Recovery {
     /// What the last block said.
     durable: LogPosition,
     floor: CommitTs,
+    block_ts_max: CommitTs,
     /// By life, the greatest floor of all its blocks; once they have been looked at.
     floors: Option<HashMap<u64, CommitTs>>,
     streams: HashMap<u64, Stream>,
@@ -193,6 +194,7 @@ impl Recovery {
             life: 0,
             durable: LogPosition::default(),
             floor: CommitTs(0),
+            block_ts_max: CommitTs(0),
             floors: None,
             streams: HashMap::new(),
             ts_max: CommitTs(0),
@@ -212,6 +214,13 @@ impl Recovery {
         self.after = ts;
     }
 
+    /// Looks at all blocks, and returns the greatest timestamp of any record, of those too that are left out.
+    pub fn look_ahead(&mut self) -> Result<CommitTs> {
+        let (floors, ts_max) = Recovery::open(self.device.clone(), self.config.clone())?.find_floors()?;
+        self.floors = Some(floors);
+        Ok(ts_max)
+    }
+
     /// Greatest timestamp that was read so far.
     pub fn ts_max(&self) -> CommitTs {
         self.ts_max
@@ -226,7 +235,7 @@ impl Recovery {
     /// may build upon others that are lost; which those are takes a first look at all blocks.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>> {
         if self.floors.is_none() {
-            self.floors = Some(Recovery::open(self.device.clone(), self.config.clone())?.find_floors()?);
+            self.look_ahead()?;
         }
         loop {
             // A block may have no frames.
@@ -256,13 +265,14 @@ impl Recovery {
         Log::start(self.device, self.config, start, floor)
     }
 
-    fn find_floors(mut self) -> Result<HashMap<u64, CommitTs>> {
-        let mut floors = HashMap::new();
+    fn find_floors(mut self) -> Result<(HashMap<u64, CommitTs>, CommitTs)> {
+        let (mut floors, mut ts_max) = (HashMap::new(), CommitTs(0));
         while self.next_block()? {
             let floor: &mut CommitTs = floors.entry(self.life).or_insert(CommitTs(0));
             *floor = self.floor.max(*floor);
+            ts_max = ts_max.max(self.block_ts_max);
         }
-        Ok(floors)
+        Ok((floors, ts_max))
     }
 
     fn number(&self) -> u64 {
@@ -315,7 +325,7 @@ impl Recovery {
                     self.life = header.life;
                 }
                 self.chain = checksum;
-                (self.durable, self.floor) = (header.durable, header.floor);
+                (self.durable, self.floor, self.block_ts_max) = (header.durable, header.floor, header.ts_max);
                 self.block = start..header.end();
                 self.frame = start + BLOCK_HEADER_BYTES;
                 return Ok(true);

@@ -60,7 +60,7 @@ impl Database {
             *table = Arc::new(self.with_indexes(with, version.view(), &duplicate, &|| Ok(()))?);
         }
         let state = DatabaseState { tables, ..DatabaseState::clone(version.state()) };
-        self.replace_state(state);
+        self.set_state(state);
         Ok(())
     }
 }
@@ -106,8 +106,10 @@ impl Transaction {
     }
 }
 
-/// Primary keys that were declared before they were enforced get their indexes. `next_id` gives numbers of objects.
-pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnMut() -> u32) {
+/// Primary keys that were declared before they were enforced get their indexes. `next_id` gives numbers of objects. True
+/// if there were any.
+pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnMut() -> u32) -> bool {
+    let mut added = false;
     let mut taken: BTreeSet<RelationName> = tables.iter().map(|table| RelationName::from(&table.def)).collect();
     for table in tables {
         let def = &mut table.def;
@@ -131,5 +133,7 @@ pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnM
             constraint: Some(KeyConstraint { oid: next_id(), primary: true }),
             tablespace: None,
         });
+        added = true;
     }
+    added
 }

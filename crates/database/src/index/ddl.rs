@@ -67,7 +67,6 @@ impl Transaction {
             let name = index.name.clone();
             def.indexes.push(index);
             let made = self.indexed(before.with_def(Arc::new(def)))?;
-            self.durable = true;
             self.change(made);
             Ok(name)
         })
@@ -122,7 +121,6 @@ impl Transaction {
             if index.is_primary() {
                 def.primary_key.clear();
             }
-            self.durable = true;
             self.change(table.with_def(Arc::new(def)));
             Ok(())
         })
@@ -176,7 +174,6 @@ impl Transaction {
     fn remake(&mut self, table: &Table, def: TableDef, which: &BTreeSet<TableId>) -> Result<()> {
         let without = table.with_def(Arc::new(def)).without_indexes(|id| which.contains(&id));
         let made = self.indexed(without)?;
-        self.durable = true;
         self.change(made);
         Ok(())
     }
@@ -186,7 +183,6 @@ impl Transaction {
         if let Some(index) = def.indexes.iter_mut().find(|index| index.id == id) {
             change(index);
         }
-        self.durable = true;
         self.change(table.with_def(Arc::new(def)));
     }
 

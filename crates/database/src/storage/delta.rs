@@ -10,12 +10,11 @@ use arrow_array::{Array, ArrayRef, RecordBatch, UInt64Array};
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use std::collections::HashMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId};
-use tidepool_table::rows::{Apart, RowStore, WriteSet};
+use tidepool_base::{CommitTs, Error, Result, RowId};
+use tidepool_table::rows::{Apart, RowStore};
 use tidepool_table::{ROW_ID, TableDef, TableVersion};
-use tidepool_txn::{View, Worker};
+use tidepool_txn::View;
 
 pub(super) struct Delta {
     rows: RecordBatch,
@@ -110,27 +109,21 @@ impl Delta {
         Ok(Delta { rows, ids, gone: gone.chunks_exact(8).map(id).collect() })
     }
 
-    /// `ranges`: by number as it was written, the number of a range of main.
-    pub fn put(
-        &self,
-        rows: &Arc<RowStore>,
-        ranges: &HashMap<u64, u64>,
-        worker: &Worker,
-        view: &View,
-        writes: &mut WriteSet,
-    ) -> Result<()> {
-        let now = |row: &RowId| ranges.get(&row.range()).map(|number| RowId::new(*number, row.position()));
+    /// Positions of a range's main that are gone.
+    pub fn gone_of(&self, range: u64) -> impl Iterator<Item = usize> {
+        self.gone.iter().filter(move |row| row.range() == range).map(|row| row.position())
+    }
+
+    /// Puts the rows into their places, as of `ts`.
+    pub fn restore(&self, rows: &Arc<RowStore>, view: &View, ts: CommitTs) -> Result<()> {
         let images = rows.layout().rows(&self.rows)?;
         let mut image = Vec::new();
         for place in 0..self.rows.num_rows() {
             images.image(place, &mut image)?;
-            match self.ids.get(place).and_then(now) {
-                Some(row) => rows.put(worker, view, writes, row, Some(&image))?,
-                None => drop(rows.insert(worker, view, writes, &image)?),
+            match self.ids.get(place) {
+                Some(row) => rows.restore_row(view, *row, Some(&image), ts)?,
+                None => rows.restore_new(view, &image, ts)?,
             }
-        }
-        for row in self.gone.iter().filter_map(now) {
-            rows.put(worker, view, writes, row, None)?;
         }
         Ok(())
     }

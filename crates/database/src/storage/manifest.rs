@@ -8,8 +8,9 @@ use crate::{SchemaDef, Sequence, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState};
+use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, StoreId};
 use tidepool_device::Profile;
+use tidepool_log::DatabaseIdentity;
 use tidepool_table::{Placement, TableDef};
 use tidepool_tablespace::TablespaceConfig;
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,7 +24,12 @@ pub(crate) struct Manifest {
     pub commit_ts: CommitTs,
     pub next_table_id: u32,
     pub next_row_group_id: u64,
+    #[serde(default)]
+    pub next_store_id: u64,
     pub next_chunk_id: u64,
+    /// Whose log it is; `None` in folders from before the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     pub tablespaces: Vec<SavedTablespace>,
     /// Tablespaces of the configuration that were altered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -108,6 +114,9 @@ impl SavedTablespace {
 pub(crate) struct SavedTable {
     pub def: TableDef,
     pub placement: Placement,
+    /// `None` in folders from before rows kept their ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<StoreId>,
     pub row_groups: Vec<SavedFile>,
     pub delta: Vec<SavedFile>,
 }
@@ -129,7 +138,9 @@ impl Manifest {
             // Below are PostgreSQL's own objects.
             next_table_id: 16_384,
             next_row_group_id: 1,
+            next_store_id: 1,
             next_chunk_id: 1,
+            identity: None,
             tablespaces: Vec::new(),
             altered: Vec::new(),
             passwords: BTreeMap::new(),
@@ -146,6 +157,14 @@ impl Manifest {
             None => [schema(SchemaId::PUBLIC, "public")].into(),
             Some(saved) => saved.iter().map(|saved| schema(saved.id, &saved.name)).collect(),
         }
+    }
+
+    /// Whose log it is, if there may be one. XX001 when that is no identity.
+    pub fn identity(&self) -> Result<Option<DatabaseIdentity>> {
+        let Some(text) = &self.identity else { return Ok(None) };
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
+        let number = number.ok_or_else(|| Error::corrupted(format!("\"{text}\" is not a database's identity")))?;
+        Ok(Some(DatabaseIdentity(number.to_be_bytes())))
     }
 
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
@@ -192,6 +211,7 @@ mod tests {
         manifest.tables.push(SavedTable {
             def: TableDef::new(TableId(16_384), "t", columns, vec![0]),
             placement,
+            store: None,
             row_groups: Vec::new(),
             delta: Vec::new(),
         });

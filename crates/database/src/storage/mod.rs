@@ -5,17 +5,20 @@
 //! MANIFEST                 what is in force (`manifest.rs`)
 //! ACCESS                   the recorded workload, for the placement advisor: JSON
 //! SEQUENCES                how far sequences' values may have been given (`positions.rs`)
+//! log/                     what was committed since the manifest was written (`tidepool_log`, `redo.rs`)
 //! rows/main-<id>.rows      one row group each (`row_file.rs`)
 //! rows/delta-<id>.rows     what of a table main does not show (`delta.rs`)
 //! ```
 //!
 //! Invariants:
-//!   * Row files never change. A file is durable before a manifest that names it is.
+//!   * Row files never change. A file is durable before a manifest or a record of the log that names it is.
+//!   * The manifest is a checkpoint as of its `commit_ts`: it has all that was committed up to then, and the log has the
+//!     rest.
 //!   * The manifest is replaced by renaming, so that a crash leaves the old or the new one, whole.
-//!   * Files that no manifest names are leftovers: of a crash, removed at the next start; of a transaction under way,
+//!   * Files that neither names are leftovers: of a crash, removed at the next start; of a transaction under way,
 //!     kept until it ends.
 //!
-//! Lock order: `Database::commit`, then `Storage::saving`, then `Storage::files`. A sequence's own lock may be taken
+//! Lock order: `Storage::saving`, then `Database::commit`, then `Storage::state`. A sequence's own lock may be taken
 //! under `saving`, and `Storage::positions` under that.
 
 mod delta;
@@ -28,7 +31,7 @@ pub(crate) use files::{Files, SystemFiles};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
 use crate::sequence::Position;
-use crate::{DatabaseVersion, ViewDef, Workload};
+use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
 use parking_lot::{Mutex, MutexGuard};
 use row_file::{Identity, Kind};
@@ -36,12 +39,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use tidepool_base::{Error, Result, RowGroupId, SqlState, TableId};
-use tidepool_table::rows::{RowStore, WriteSet};
-use tidepool_table::{RowGroup, Segment, Table, TableDef, TableVersion};
+use std::sync::{Arc, OnceLock, Weak};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, crash_point};
+use tidepool_log::DatabaseIdentity;
+use tidepool_table::rows::RowStore;
+use tidepool_table::{Placement, RowGroup, Segment, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespaces;
-use tidepool_txn::Worker;
+use tidepool_txn::{View, Worker};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FileKey {
@@ -56,8 +60,12 @@ pub(crate) struct Storage {
     state: Mutex<State>,
     /// By `SequenceDef::position_id`, as file `SEQUENCES` has them.
     positions: Mutex<BTreeMap<u32, Position>>,
-    /// Held while a manifest is written and the state it describes is published.
+    /// Held while a manifest is written.
     saving: Mutex<()>,
+    /// The one in force, if it has all that this release writes.
+    manifest: Mutex<Option<Manifest>>,
+    /// Whose log it is, once that is known.
+    identity: OnceLock<DatabaseIdentity>,
     next_temporary: AtomicU64,
     /// Unlocks the folder when it closes.
     _lock: File,
@@ -67,7 +75,7 @@ pub(crate) struct Storage {
 struct State {
     /// Row files that are whole and durable.
     stored: HashSet<FileKey>,
-    /// Those of them that the manifest on disk names.
+    /// Those of them that the manifest on disk names, or the log.
     named: BTreeSet<FileKey>,
     /// By table, what its delta was when it was written last.
     deltas: HashMap<TableId, StoredDelta>,
@@ -82,6 +90,14 @@ struct StoredDelta {
     groups: Vec<RowGroupId>,
     /// `None` when there was nothing.
     file: Option<SavedFile>,
+}
+
+/// Files of row groups that a transaction loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// For it.
+    written: Vec<FileKey>,
+    all: Vec<FileKey>,
 }
 
 /// As `Table::writes` counts, by table; taken before the view was drawn that is saved.
@@ -107,7 +123,7 @@ impl Storage {
             let name = name.to_string_lossy();
             name == "LOCK"
                 || name == "rows"
-                || ["MANIFEST", "ACCESS", "SEQUENCES"].iter().any(|own| name.starts_with(own))
+                || ["MANIFEST", "ACCESS", "SEQUENCES", "log"].iter().any(|own| name.starts_with(own))
         };
         let is_new = !manifest_path.exists();
         if is_new && entries.iter().any(|entry| !ours(&entry.file_name())) {
@@ -155,7 +171,7 @@ impl Storage {
             Manifest::from_bytes(&bytes).map_err(|error| in_file(&manifest_path, &error))?
         };
         let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
-        let positions = positions::read(folder, &*files, &manifest)?;
+        let positions = positions::read(folder, &*files)?;
         let storage = Storage {
             positions: Mutex::new(positions),
             folder: folder.to_owned(),
@@ -167,10 +183,31 @@ impl Storage {
                 next_chunk_id: manifest.next_chunk_id,
             }),
             saving: Mutex::new(()),
+            manifest: Mutex::new(None),
+            identity: OnceLock::new(),
             next_temporary: AtomicU64::new(0),
             _lock: lock,
         };
         Ok((storage, manifest))
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn identity(&self) -> Option<DatabaseIdentity> {
+        self.identity.get().copied()
+    }
+
+    /// Once, before anything is saved.
+    pub fn set_identity(&self, identity: DatabaseIdentity) {
+        let set = self.identity.set(identity);
+        debug_assert!(set.is_ok());
+    }
+
+    /// The manifest that was found is the one in force.
+    pub fn opened(&self, manifest: Manifest) {
+        *self.manifest.lock() = Some(manifest);
     }
 
     fn path(&self, key: FileKey) -> PathBuf {
@@ -204,7 +241,8 @@ impl Storage {
 
     // ------------------------------------------------------------------------------------------------------- reading
 
-    /// Reads a table's rows back, `threads` files at a time. Who writes them is a transaction of its own.
+    /// Reads a table's rows back as of `ts`, `threads` files at a time. Nobody else uses them yet.
+    #[expect(clippy::too_many_arguments, reason = "what a start has at hand")]
     pub fn load_table(
         &self,
         saved: &SavedTable,
@@ -212,42 +250,48 @@ impl Storage {
         threads: usize,
         rows: &Arc<RowStore>,
         worker: &Worker,
-        writes: &mut WriteSet,
+        view: &View,
+        ts: CommitTs,
     ) -> Result<()> {
         let def = &saved.def;
-        let groups = parallel(&saved.row_groups, threads, |file| {
-            let identity = identity(Kind::Main, def, file);
-            let (path, bytes) = self.read_rows(&identity)?;
-            let group = row_file::parts(&bytes, &identity)
-                .and_then(|parts| load_row_group(def, saved, &parts, file, spaces))
-                .map_err(|error| in_file(&path, &error))?;
-            Ok(Arc::new(group))
-        })?;
-        let view = worker.snapshot_now();
-        let mut ranges = HashMap::new();
-        for (group, file) in groups.into_iter().zip(&saved.row_groups) {
-            let number = rows.load(worker, &view, writes, group)?;
-            ranges.extend(file.range.map(|saved| (saved, number)));
+        let groups = parallel(&saved.row_groups, threads, |file| self.load_group(def, &saved.placement, file, spaces))?;
+        let deltas = saved
+            .delta
+            .iter()
+            .map(|file| {
+                let identity = identity(Kind::Delta, def, file);
+                let (path, bytes) = self.read_rows(&identity)?;
+                let parts = row_file::parts(&bytes, &identity);
+                parts.and_then(|parts| Delta::read(def, &parts, file.rows)).map_err(|error| in_file(&path, &error))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        for (place, (group, file)) in groups.into_iter().zip(&saved.row_groups).enumerate() {
+            let number = file.range.unwrap_or(place as u64);
+            let dead: Vec<usize> = deltas.iter().flat_map(|delta| delta.gone_of(number)).collect();
+            rows.restore_main(worker, number, Arc::new(group), &dead)?;
         }
-        for file in &saved.delta {
-            let identity = identity(Kind::Delta, def, file);
-            let (path, bytes) = self.read_rows(&identity)?;
-            let delta = row_file::parts(&bytes, &identity)
-                .and_then(|parts| Delta::read(def, &parts, file.rows))
-                .map_err(|error| in_file(&path, &error))?;
-            delta.put(rows, &ranges, worker, &view, writes)?;
-        }
-        Ok(())
+        deltas.iter().try_for_each(|delta| delta.restore(rows, view, ts))
+    }
+
+    /// Reads one row group.
+    pub fn load_group(
+        &self,
+        def: &TableDef,
+        placement: &Placement,
+        file: &SavedFile,
+        spaces: &Tablespaces,
+    ) -> Result<RowGroup> {
+        let identity = identity(Kind::Main, def, file);
+        let (path, bytes) = self.read_rows(&identity)?;
+        row_file::parts(&bytes, &identity)
+            .and_then(|parts| load_row_group(def, placement, &parts, file, spaces))
+            .map_err(|error| in_file(&path, &error))
     }
 
     /// A table is as `saved` says: its delta need not be written until it changes.
     pub fn loaded(&self, table: &Table, saved: &SavedTable) {
         // Several files, or row groups without ranges: by an earlier version, and to be written anew.
         if saved.delta.len() > 1 || saved.row_groups.iter().any(|file| file.range.is_none()) {
-            return;
-        }
-        // Ranges have other numbers now.
-        if saved.row_groups.iter().enumerate().any(|(number, file)| file.range != Some(number as u64)) {
             return;
         }
         let stored = StoredDelta {
@@ -272,20 +316,56 @@ impl Storage {
 
     // ------------------------------------------------------------------------------------------------------- writing
 
-    /// Writes the row groups of a version that are not there yet, before a commit. Returns them, to be discarded if it
-    /// fails.
-    pub fn prepare(&self, version: &DatabaseVersion) -> Result<Vec<FileKey>> {
-        let mut written = Vec::new();
-        for table in version.versions() {
-            let result =
-                table.row_groups.iter().try_for_each(|group| self.write_group(&table.def, group, &mut written));
-            if let Err(error) = result {
+    /// Writes row groups that are not there yet, before a commit whose record names them. Returns their files, to be
+    /// discarded if it fails.
+    pub fn prepare<'g>(&self, groups: impl Iterator<Item = (&'g TableDef, &'g RowGroup)>) -> Result<Prepared> {
+        let (mut written, mut all) = (Vec::new(), Vec::new());
+        for (def, group) in groups {
+            if let Err(error) = self.write_group(def, group, &mut written) {
                 self.discard(&written);
                 return Err(error);
             }
+            all.push(FileKey { kind: Kind::Main, id: group.id().0 });
         }
         self.sync_rows(&written)?;
-        Ok(written)
+        Ok(Prepared { written, all })
+    }
+
+    /// The log is about to name these: no checkpoint of before knows of them, and the next one does.
+    pub fn name(&self, prepared: &Prepared) {
+        self.state.lock().named.extend(&prepared.all);
+    }
+
+    /// The transaction has failed.
+    pub fn give_up(&self, prepared: &Prepared) {
+        {
+            let mut state = self.state.lock();
+            for key in &prepared.written {
+                state.named.remove(key);
+            }
+        }
+        self.discard(&prepared.written);
+    }
+
+    /// What the log names by now. To be asked while nobody commits such a thing, with the view that is saved.
+    pub fn named(&self) -> BTreeSet<FileKey> {
+        self.state.lock().named.clone()
+    }
+
+    /// What was found at a start is there, and named; also what is nobody's any more, until a checkpoint makes the log
+    /// that names it superfluous.
+    pub fn recovered(&self, state: &DatabaseState, view: &View, loaded: &[RowGroupId]) {
+        let mut known = self.state.lock();
+        known.named.extend(loaded.iter().map(|group| FileKey { kind: Kind::Main, id: group.0 }));
+        for table in state.tables.values() {
+            for number in 0..table.rows.ranges() {
+                if let Some(group) = table.rows.range(view, number).and_then(|range| range.group().cloned()) {
+                    let key = FileKey { kind: Kind::Main, id: group.id().0 };
+                    known.stored.insert(key);
+                    known.named.insert(key);
+                }
+            }
+        }
     }
 
     fn sync_rows(&self, written: &[FileKey]) -> Result<()> {
@@ -361,6 +441,7 @@ impl Storage {
         Ok(SavedTable {
             def: TableDef::clone(&table.def),
             placement: table.placement.clone(),
+            store: Some(table.rows().id()),
             row_groups: saved.collect(),
             delta: self.write_delta(table, writes, written)?.into_iter().collect(),
         })
@@ -412,31 +493,35 @@ impl Storage {
         self.replace(&self.folder.join("ACCESS"), &[text.as_bytes()])
     }
 
-    /// Every table's delta is to be written anew: what was written last did not come to be.
-    pub fn forget_deltas(&self) {
-        self.state.lock().deltas.clear();
-    }
-
     /// Keeps others from writing a manifest until the guard drops.
     pub fn saving(&self) -> MutexGuard<'_, ()> {
         self.saving.lock()
     }
 
     /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files
-    /// that it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has.
-    pub fn save(&self, version: &DatabaseVersion, writes: &Writes, mut manifest: Manifest) -> Result<()> {
-        let mut written = self.prepare(version)?;
-        let mut deltas = Vec::new();
+    /// that it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has; `named` is
+    /// what was, when the version's view was drawn.
+    pub fn save(
+        &self,
+        version: &DatabaseVersion,
+        writes: &Writes,
+        named: BTreeSet<FileKey>,
+        mut manifest: Manifest,
+    ) -> Result<()> {
+        let mut written = Vec::new();
         let tables: Result<Vec<SavedTable>> = version
             .versions()
             .map(|table| {
                 let writes = writes.get(&table.def.id).copied().unwrap_or(0);
-                self.saved_table(&table, writes, &mut deltas)
+                self.saved_table(&table, writes, &mut written)
             })
             .collect();
-        written.append(&mut deltas);
-        let tables = tables.and_then(|tables| self.sync_rows(&written).map(|()| tables));
-        manifest.tables = tables.inspect_err(|_| self.discard(&written))?;
+        let tables = tables.inspect_err(|_| self.discard(&written)).and_then(|tables| {
+            self.sync_rows(&written)?;
+            Ok(tables)
+        });
+        manifest.tables = tables?;
+        crash_point("checkpoint.rows");
         {
             let mut state = self.state.lock();
             state.deltas.retain(|_, stored| stored.rows.strong_count() > 0);
@@ -446,25 +531,55 @@ impl Storage {
             manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
             manifest.next_chunk_id = state.next_chunk_id;
         }
-        let path = self.folder.join("MANIFEST");
-        if let Err(error) = manifest.to_bytes().and_then(|bytes| self.replace(&path, &[&bytes])) {
-            self.discard(&written);
+        self.replace_manifest(&manifest).inspect_err(|_| self.discard(&written))?;
+        if let Err(error) = self.sync_manifest() {
+            // Nobody knows which of the two a restart finds: both must find their files. Should it be the one before, what
+            // this one alone names is removed then.
+            self.state.lock().deltas.clear();
             return Err(error);
         }
-        written.clear();
-        // The new manifest is what a restart finds; if the folder cannot be synced now, the next save tries again.
-        if let Err(error) = self.files.sync_folder(&self.folder) {
-            tracing::error!("could not sync data folder \"{}\": {error}", self.folder.display());
-        }
+        crash_point("checkpoint.manifest");
+        let now: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
+        *self.manifest.lock() = Some(manifest);
         let mut state = self.state.lock();
-        let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
-        for key in std::mem::replace(&mut state.named, named).iter() {
-            if !state.named.contains(key) {
-                state.stored.remove(key);
-                self.remove(&self.path(*key));
-            }
+        for key in &now {
+            state.named.insert(*key);
+        }
+        for key in named.difference(&now) {
+            state.named.remove(key);
+            state.stored.remove(key);
+            self.remove(&self.path(*key));
         }
         Ok(())
+    }
+
+    fn replace_manifest(&self, manifest: &Manifest) -> Result<()> {
+        self.replace(&self.folder.join("MANIFEST"), &[&manifest.to_bytes()?])
+    }
+
+    fn sync_manifest(&self) -> Result<()> {
+        self.files
+            .sync_folder(&self.folder)
+            .map_err(|error| Error::io(format_args!("sync folder \"{}\"", self.folder.display()), &error))
+    }
+
+    /// Writes what of the manifest is not of tables and other objects, which stay as they were saved last. The caller holds
+    /// `saving`. False when nothing was saved yet.
+    pub fn save_settings(&self, settings: Manifest) -> Result<bool> {
+        let Some(last) = self.manifest.lock().clone() else { return Ok(false) };
+        let next = Manifest {
+            commit_ts: last.commit_ts,
+            next_chunk_id: self.state.lock().next_chunk_id,
+            schemas: last.schemas,
+            views: last.views,
+            sequences: last.sequences,
+            tables: last.tables,
+            ..settings
+        };
+        self.replace_manifest(&next)?;
+        self.sync_manifest()?;
+        *self.manifest.lock() = Some(next);
+        Ok(true)
     }
 }
 
@@ -506,7 +621,7 @@ fn in_file(path: &Path, error: &Error) -> Error {
 
 fn load_row_group(
     def: &TableDef,
-    saved: &SavedTable,
+    placement: &Placement,
     parts: &[&[u8]],
     file: &SavedFile,
     spaces: &Tablespaces,
@@ -517,7 +632,7 @@ fn load_row_group(
     let schema = def.arrow_schema();
     let mut segments = Vec::with_capacity(parts.len());
     for (position, part) in parts.iter().enumerate() {
-        let space = spaces.get(saved.placement.column(position))?;
+        let space = spaces.get(placement.column(position))?;
         segments.push(Arc::new(Segment::load(part, schema.field(position), &space)?));
     }
     let group = RowGroup::from_segments(RowGroupId(file.id), segments)?;

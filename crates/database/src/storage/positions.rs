@@ -3,7 +3,7 @@
 //! The first line is `TIDEPOOL SEQUENCES <format> <xxh3 of the rest, hex>`; the rest is JSON, position id to position. What
 //! it says of a sequence counts over the manifest, which is not written as often.
 
-use super::{Files, Manifest, Storage, in_file};
+use super::{Files, Storage, in_file};
 use crate::sequence::Position;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -15,23 +15,25 @@ const NAME: &str = "SEQUENCES";
 const FIRST_WORDS: &str = "TIDEPOOL SEQUENCES ";
 const FORMAT: u32 = 1;
 
-/// Those of the sequences that the manifest has: what others left would be taken for that of a later one.
-pub(super) fn read(folder: &Path, files: &dyn Files, manifest: &Manifest) -> Result<BTreeMap<u32, Position>> {
+pub(super) fn read(folder: &Path, files: &dyn Files) -> Result<BTreeMap<u32, Position>> {
     let path = folder.join(NAME);
-    let mut positions = match files.read(&path) {
-        Ok(bytes) => from_bytes(&bytes).map_err(|error| in_file(&path, &error))?,
-        Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
-        Err(error) => return Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
-    };
-    let known: BTreeSet<u32> = manifest.sequences.iter().map(|saved| saved.def.position_id).collect();
-    positions.retain(|id, _| known.contains(id));
-    Ok(positions)
+    match files.read(&path) {
+        Ok(bytes) => from_bytes(&bytes).map_err(|error| in_file(&path, &error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
+    }
 }
 
 impl Storage {
     /// What the file says of a sequence.
     pub fn position(&self, id: u32) -> Option<Position> {
         self.positions.lock().get(&id).copied()
+    }
+
+    /// Forgets all but the sequences that there are: what others left would be taken for that of a later one.
+    pub fn keep_positions(&self, known: impl Iterator<Item = u32>) {
+        let known: BTreeSet<u32> = known.collect();
+        self.positions.lock().retain(|id, _| known.contains(id));
     }
 
     /// Makes it durable that values up to `position` may have been given.

@@ -1,0 +1,282 @@
+//! What makes commits last: the log, and checkpoints of what it has.
+
+use crate::catalog::Changes;
+use crate::database::Background;
+use crate::index::add_declared_keys;
+use crate::redo::{CatalogChange, Logged, Redo};
+use crate::storage::{Manifest, Storage, Writes};
+use crate::{Config, Database, DatabaseState};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tidepool_base::{CommitTs, Error, Result, TableId};
+use tidepool_log::files::{OpenHow, SystemFiles};
+use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, Recovery};
+use tidepool_table::rows::{Change, WriteSet};
+use tidepool_table::{RowGroup, Table, TableDef};
+use tidepool_txn::Worker;
+
+/// How often commits that did not wait are written out (PostgreSQL's `wal_writer_delay`).
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A transaction at its end.
+pub(crate) struct Committing<'t> {
+    pub worker: &'t mut Worker,
+    pub writes: &'t mut WriteSet,
+    pub redo: Option<&'t mut Redo>,
+    /// Tables that rows were written of.
+    pub written: &'t BTreeMap<TableId, Arc<Table>>,
+    pub interrupted: &'t dyn Fn() -> Result<()>,
+}
+
+impl Committing<'_> {
+    /// Commits rows. `None`: there were none.
+    pub fn rows(mut self) -> Result<Option<CommitTs>> {
+        self.commit(None)
+    }
+
+    fn commit(&mut self, catalog: Option<&CatalogChange>) -> Result<Option<CommitTs>> {
+        if catalog.is_some() {
+            // It is to have a timestamp, also where no row was written.
+            self.worker.tag_to_write();
+        }
+        if let Some(redo) = &mut self.redo {
+            // What the last command wrote, too.
+            self.worker.next_command()?;
+            redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.interrupted)?;
+        }
+        let committed = self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut() });
+        if let (Err(_), Some(redo)) = (&committed, &mut self.redo) {
+            redo.abandon();
+        }
+        committed
+    }
+
+    /// Commits a transaction that changes what exists, or loaded row groups.
+    pub fn publish(mut self, database: &Database, changes: &Changes) -> Result<CommitTs> {
+        let Some(storage) = &database.storage else { return self.publish_locked(database, changes, &|| ()) };
+        self.worker.next_command()?;
+        // Files are written before anybody else has to wait.
+        let loaded = self.loaded(changes)?;
+        let prepared = storage.prepare(loaded.iter().map(|(def, group)| (&**def, &**group)))?;
+        let published = self.publish_locked(database, changes, &|| storage.name(&prepared));
+        if published.is_err() {
+            storage.give_up(&prepared);
+        }
+        published
+    }
+
+    /// The row groups that the transaction's record names.
+    fn loaded(&self, changes: &Changes) -> Result<Vec<(Arc<TableDef>, Arc<RowGroup>)>> {
+        let view = self.worker.snapshot_now();
+        let tables = || changes.tables.values().flatten().chain(self.written.values());
+        let mut loaded = Vec::new();
+        for (store, row, change) in self.writes.changes() {
+            if change != Change::Loaded {
+                continue;
+            }
+            // None: it was emptied, moved or dropped later in the same transaction.
+            let Some(table) = tables().find(|table| Arc::ptr_eq(&table.rows, store)) else { continue };
+            let group = store.range(&view, row.range()).and_then(|range| range.group().cloned());
+            let group = group.ok_or_else(|| Error::internal("a loaded range has no row group"))?;
+            loaded.push((table.def.clone(), group));
+        }
+        Ok(loaded)
+    }
+
+    fn publish_locked(&mut self, database: &Database, changes: &Changes, name: &dyn Fn()) -> Result<CommitTs> {
+        let _commit = database.commit.lock();
+        for table in changes.tables.values().flatten() {
+            // Dropped since: possible while none of the table's rows lived in it.
+            let placement = &table.placement;
+            let own = table.def.indexes.iter().filter_map(|index| index.tablespace.as_ref());
+            let names = [&placement.main, &placement.delta].into_iter().chain(placement.columns.values()).chain(own);
+            for name in names {
+                database.tablespaces().get(name)?;
+            }
+        }
+        let mut next = database.state().with(database.transactions().clock().now(), changes);
+        next.check_dependencies(changes)?;
+        let catalog = (!changes.is_empty()).then(|| CatalogChange::new(database, changes));
+        name();
+        next.commit_ts = self.commit(catalog.as_ref())?.unwrap_or(next.commit_ts);
+        let committed = next.commit_ts;
+        database.set_state(next);
+        Ok(committed)
+    }
+}
+
+/// The log of a data folder, which may be a new one, to be recovered.
+pub(crate) fn open_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Result<Recovery> {
+    let settings = &config.log;
+    let folder = settings.folder.clone().unwrap_or_else(|| storage.folder().join("log"));
+    let device = FileDevice::open(Arc::new(SystemFiles), &folder, settings.segment_bytes, OpenHow::default())?;
+    let identity = match manifest.identity()? {
+        Some(identity) => identity,
+        None if device.segments()?.is_empty() => DatabaseIdentity::random()?,
+        None => {
+            return Err(Error::corrupted(format!(
+                "folder \"{}\" has a log, of which the manifest does not know",
+                folder.display()
+            )));
+        }
+    };
+    storage.set_identity(identity);
+    let log_config = LogConfig { bytes_max: settings.bytes_max, ..LogConfig::new(identity) };
+    Log::open(Arc::new(device), log_config)
+}
+
+impl Database {
+    /// Recovers what the data folder has, and goes on with its log.
+    pub(crate) fn start_log(self: &Arc<Self>, mut manifest: Manifest, mut log: Recovery) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let keys_added = add_declared_keys(&mut manifest.tables, || self.next_table_id().0);
+        let had_records = self.recover(storage, &manifest, &mut log)?;
+        storage.remove_leftovers()?;
+        self.index_tables()?;
+        let transactions = self.transactions().clone();
+        // Below it, all have been appended.
+        let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
+        let log = log.into_log(Box::new(floor))?;
+        if keys_added || manifest.identity.is_none() || manifest.tables.iter().any(|table| table.store.is_none()) {
+            // A folder that is new, or of an earlier release: the log builds upon what it says.
+            self.save()?;
+        } else {
+            storage.opened(manifest);
+            // What the configuration says anew is remembered; and a folder that cannot be written to is noticed.
+            self.save_settings()?;
+            self.dirty.store(had_records, Ordering::Release);
+        }
+        let writer = LogWriter::start(log.clone(), self.background.clone())?;
+        let _ = self.log_writer.set(writer);
+        let _ = self.log.set(log);
+        Ok(())
+    }
+
+    /// A checkpoint: writes all that is committed to the data folder, so that the log need not have it.
+    pub(crate) fn save(&self) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let _saving = storage.saving();
+        // Before anything is looked at: a commit from here on sets it again.
+        let dirty = self.dirty.swap(false, Ordering::AcqRel);
+        let saved = self.save_all(storage);
+        if saved.is_err() {
+            self.dirty.fetch_or(dirty, Ordering::AcqRel);
+        }
+        saved
+    }
+
+    fn save_all(&self, storage: &Storage) -> Result<()> {
+        *self.last_checkpoint.lock() = Instant::now();
+        let (version, writes, named) = {
+            // No change of what exists comes between the state and the view.
+            let _commit = self.commit.lock();
+            let writes = counts(&self.state());
+            (self.version(), writes, storage.named())
+        };
+        let ts = version.view().ts();
+        storage.save(&version, &writes, named, self.manifest(ts))?;
+        drop(version);
+        if let Some(log) = self.log.get() {
+            log.recycle_below(ts)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is neither table nor another object of a schema.
+    pub(crate) fn save_settings(&self) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let saved = {
+            let _saving = storage.saving();
+            storage.save_settings(self.manifest(CommitTs(0)))?
+        };
+        if saved { Ok(()) } else { self.save() }
+    }
+
+    /// Writes everything committed, and the recorded workload, to the data folder, and makes the log short. A no-op
+    /// without one.
+    pub fn checkpoint(&self) -> Result<()> {
+        if self.dirty.load(Ordering::Acquire) {
+            self.save()?;
+        }
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let version = self.version();
+        self.access_log().forget_missing(|table| version.table_by_id(table).is_some());
+        storage.save_workload(&self.access_log().workload())
+    }
+
+    /// A checkpoint, if there is something for it and the last one was long ago, or the log is long.
+    pub(crate) fn checkpoint_if_due(&self) -> Result<()> {
+        if !self.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let is_long = self.log.get().is_some_and(|log| log.wants_checkpoint());
+        if is_long || self.last_checkpoint.lock().elapsed() >= self.config().log.checkpoint_timeout {
+            self.save()?;
+        }
+        Ok(())
+    }
+}
+
+/// How often tables were written to. To be asked before a view is drawn that is saved: what it lacks is counted later.
+fn counts(state: &DatabaseState) -> Writes {
+    state.tables.values().map(|table| (table.def.id, table.writes())).collect()
+}
+
+/// The thread that writes out commits that nobody waits for, and prepares segments.
+pub(crate) struct LogWriter {
+    shared: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LogWriter {
+    fn start(log: Arc<Log>, background: Arc<Background>) -> Result<LogWriter> {
+        let shared: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        let of_thread = shared.clone();
+        let run = move || {
+            let (stopped, changed) = &*of_thread;
+            let mut stopped = stopped.lock();
+            let mut failing = false;
+            while !*stopped {
+                changed.wait_for(&mut stopped, FLUSH_INTERVAL);
+                if *stopped {
+                    return;
+                }
+                parking_lot::MutexGuard::unlocked(&mut stopped, || {
+                    // The log says so itself when it fails.
+                    let _ = log.flush();
+                    match if log.used_bytes() > 0 { log.prepare() } else { Ok(()) } {
+                        Ok(()) => failing = false,
+                        Err(error) => {
+                            if !std::mem::replace(&mut failing, true) {
+                                tracing::warn!("the log cannot grow: {error}");
+                            }
+                        }
+                    }
+                    if log.wants_checkpoint() {
+                        background.call();
+                    }
+                });
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("log-writer".to_owned())
+            .spawn(run)
+            .map_err(|error| Error::io("start the log's thread", &error))?;
+        Ok(LogWriter { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        *self.shared.0.lock() = true;
+        self.shared.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What a data folder had when it was left: the last checkpoint, and what the log has since.
+//!
+//! Records come in the order in which they were written, which is not that of timestamps: a row goes by the newest, and
+//! changes of definitions are applied in their order at the end. Rows of a store that is made by a later record wait for it.
+
+use crate::catalog::{Catalog, DatabaseState, RelationName};
+use crate::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
+use crate::storage::{Manifest, SavedFile, Storage};
+use crate::{Database, SchemaDef, Sequence, SequenceDef};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId};
+use tidepool_log::Recovery;
+use tidepool_table::rows::RowStore;
+use tidepool_table::{Placement, Table, TableDef};
+use tidepool_txn::{View, Worker};
+
+/// Rows that a table's store is made again from.
+struct Restored {
+    def: Arc<TableDef>,
+    placement: Placement,
+    rows: Arc<RowStore>,
+    /// The log had something of it.
+    changed: bool,
+}
+
+/// A change of rows whose store is not known yet.
+enum Waiting {
+    Row(RowId, Option<Vec<u8>>, CommitTs),
+    Load { range: u64, file: SavedFile },
+}
+
+struct Replay<'d> {
+    database: &'d Database,
+    storage: &'d Storage,
+    worker: Worker,
+    stores: HashMap<StoreId, Restored>,
+    waiting: HashMap<StoreId, Vec<Waiting>>,
+    changes: Vec<(CommitTs, CatalogChange)>,
+    /// Row groups that the log names.
+    loaded: Vec<RowGroupId>,
+    records: u64,
+}
+
+impl Database {
+    /// Reads the checkpoint that `manifest` describes, then the log, and makes what is found the present state. True if the
+    /// log had anything.
+    pub(crate) fn recover(&self, storage: &Storage, manifest: &Manifest, log: &mut Recovery) -> Result<bool> {
+        let mut replay = Replay {
+            database: self,
+            storage,
+            worker: self.transactions().worker()?,
+            stores: HashMap::new(),
+            waiting: HashMap::new(),
+            changes: Vec::new(),
+            loaded: Vec::new(),
+            records: 0,
+        };
+        let tables = replay.checkpoint(manifest)?;
+        log.skip_to(manifest.commit_ts);
+        replay.log(log)?;
+        replay.finish(manifest, tables, log)
+    }
+
+    fn raise_ids(&self, table: u32, row_group: u64, store: u64) {
+        self.next_table_id.fetch_max(table, Ordering::Relaxed);
+        self.next_row_group_id.fetch_max(row_group, Ordering::Relaxed);
+        self.next_store_id.fetch_max(store, Ordering::Relaxed);
+    }
+}
+
+impl Replay<'_> {
+    /// The tables of the checkpoint, with their rows.
+    fn checkpoint(&mut self, manifest: &Manifest) -> Result<BTreeMap<TableId, StoredTable>> {
+        let mut tables = BTreeMap::new();
+        for saved in &manifest.tables {
+            let store = saved.store.unwrap_or_else(|| self.database.next_store_id());
+            let table = StoredTable { def: saved.def.clone(), placement: saved.placement.clone(), store };
+            let rows = self.make(&table)?;
+            let threads = self.database.config().threads;
+            let view = self.worker.snapshot_now();
+            let spaces = self.database.tablespaces();
+            self.storage.load_table(saved, spaces, threads, &rows, &self.worker, &view, manifest.commit_ts)?;
+            tables.insert(saved.def.id, table);
+        }
+        Ok(tables)
+    }
+
+    fn make(&mut self, table: &StoredTable) -> Result<Arc<RowStore>> {
+        let def = Arc::new(table.def.clone());
+        let rows = self.database.rows_of_store(table.store, &def, &table.placement)?;
+        let restored = Restored { def, placement: table.placement.clone(), rows: rows.clone(), changed: false };
+        self.stores.insert(table.store, restored);
+        Ok(rows)
+    }
+
+    fn log(&mut self, log: &mut Recovery) -> Result<()> {
+        while let Some(mut record) = log.next_record()? {
+            self.records += 1;
+            let (ts, kind, position) = (record.ts, record.kind, record.position);
+            let of_record = |error: Error| {
+                let detail =
+                    format!("In the log at {position}: {}", error.detail().unwrap_or("a committed transaction."));
+                Error::new(error.code(), error.message().to_owned()).with_detail(detail)
+            };
+            if kind != COMMIT {
+                return Err(of_record(Error::new(
+                    SqlState::FEATURE_NOT_SUPPORTED,
+                    format!("the log has a record of kind {}, which this release does not know", kind.0),
+                )));
+            }
+            while let Some(mut piece) = record.next_piece()? {
+                self.piece(&mut piece, ts).map_err(of_record)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, piece: &mut &[u8], ts: CommitTs) -> Result<()> {
+        let mut store = None;
+        let no_store = || Error::corrupted("a record of the log names no store");
+        let view = self.worker.hold_now();
+        while let Some(entry) = next_entry(piece)? {
+            match entry {
+                Entry::Store(id) => store = Some(id),
+                Entry::Put(row, image) => self.row(&view, store.ok_or_else(no_store)?, row, Some(image), ts)?,
+                Entry::Delete(row) => self.row(&view, store.ok_or_else(no_store)?, row, None, ts)?,
+                Entry::Load { range, group, rows } => {
+                    self.loaded.push(group);
+                    let file = SavedFile { id: group.0, rows, range: Some(range) };
+                    self.load(store.ok_or_else(no_store)?, range, file)?;
+                }
+                Entry::Catalog(change) => self.change(ts, *change)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, view: &View, store: StoreId, row: RowId, image: Option<&[u8]>, ts: CommitTs) -> Result<()> {
+        match self.stores.get_mut(&store) {
+            Some(restored) => {
+                restored.changed = true;
+                restored.rows.restore_row(view, row, image, ts)
+            }
+            None => {
+                let waiting = Waiting::Row(row, image.map(<[u8]>::to_vec), ts);
+                self.waiting.entry(store).or_default().push(waiting);
+                Ok(())
+            }
+        }
+    }
+
+    fn load(&mut self, store: StoreId, range: u64, file: SavedFile) -> Result<()> {
+        match self.stores.get_mut(&store) {
+            Some(restored) => {
+                restored.changed = true;
+                let spaces = self.database.tablespaces();
+                let group = self.storage.load_group(&restored.def, &restored.placement, &file, spaces)?;
+                restored.rows.restore_main(&self.worker, range, Arc::new(group), &[])
+            }
+            None => {
+                self.waiting.entry(store).or_default().push(Waiting::Load { range, file });
+                Ok(())
+            }
+        }
+    }
+
+    fn change(&mut self, ts: CommitTs, change: CatalogChange) -> Result<()> {
+        self.database.raise_ids(change.next_table_id, change.next_row_group_id, change.next_store_id);
+        for (_, table) in &change.tables {
+            let Some(table) = table.as_ref().filter(|table| !self.stores.contains_key(&table.store)) else { continue };
+            self.make(table)?;
+            let view = self.worker.hold_now();
+            for waiting in self.waiting.remove(&table.store).unwrap_or_default() {
+                match waiting {
+                    Waiting::Row(row, image, ts) => self.row(&view, table.store, row, image.as_deref(), ts)?,
+                    Waiting::Load { range, file } => self.load(table.store, range, file)?,
+                }
+            }
+        }
+        self.changes.push((ts, change));
+        Ok(())
+    }
+
+    fn finish(
+        mut self,
+        manifest: &Manifest,
+        mut stored: BTreeMap<TableId, StoredTable>,
+        log: &Recovery,
+    ) -> Result<bool> {
+        let mut schemas = manifest.schemas();
+        let mut views: BTreeMap<_, _> = manifest.views.iter().map(|view| (view.id, Arc::new(view.clone()))).collect();
+        let mut sequences: BTreeMap<TableId, (SequenceDef, Option<crate::sequence::Position>)> =
+            manifest.sequences.iter().map(|saved| (saved.def.id, (saved.def.clone(), Some(saved.position)))).collect();
+        self.changes.sort_by_key(|(ts, _)| *ts);
+        for (_, change) in self.changes {
+            for (id, table) in change.tables {
+                match table {
+                    Some(table) => drop(stored.insert(id, table)),
+                    None => drop(stored.remove(&id)),
+                }
+            }
+            for (id, schema) in change.schemas {
+                match schema {
+                    Some(schema) => drop(schemas.insert(id, Arc::new(SchemaDef { id, name: schema.name }))),
+                    None => drop(schemas.remove(&id)),
+                }
+            }
+            for (id, view) in change.views {
+                match view {
+                    Some(view) => drop(views.insert(id, Arc::new(view))),
+                    None => drop(views.remove(&id)),
+                }
+            }
+            for (id, def) in change.sequences {
+                let Some(def) = def else {
+                    sequences.remove(&id);
+                    continue;
+                };
+                // One that starts again stands elsewhere.
+                let before = sequences.remove(&id).filter(|(before, _)| before.position_id == def.position_id);
+                sequences.insert(id, (def, before.and_then(|(_, position)| position)));
+            }
+        }
+        let view = self.worker.hold_now();
+        let mut tables = BTreeMap::new();
+        let saved: HashMap<TableId, _> = manifest.tables.iter().map(|saved| (saved.def.id, saved)).collect();
+        let mut ranges = HashSet::new();
+        for table in stored.into_values() {
+            let restored = self.stores.remove(&table.store);
+            let restored = restored.ok_or_else(|| Error::internal("a table of the log has no rows"))?;
+            if !ranges.insert(table.store) {
+                return Err(Error::corrupted("two tables of the log have the same rows"));
+            }
+            restored.rows.end_restoring(&view);
+            let table = Arc::new(Table::new(Arc::new(table.def), table.placement, restored.rows));
+            match saved.get(&table.def.id) {
+                Some(saved) if !restored.changed && saved.store == Some(table.rows.id()) => {
+                    self.storage.loaded(&table, saved);
+                }
+                _ => table.count_write(),
+            }
+            tables.insert(RelationName::from(&*table.def), table);
+        }
+        let position = |def: &SequenceDef, position: Option<_>| {
+            let start = || crate::sequence::Position { last: def.start, called: false };
+            self.storage.position(def.position_id).or(position).unwrap_or_else(start)
+        };
+        let sequences: BTreeMap<_, _> = sequences
+            .into_values()
+            .map(|(def, saved)| {
+                let position = position(&def, saved);
+                (RelationName::from(&def), Arc::new(Sequence::at(def, position)))
+            })
+            .collect();
+        self.storage.keep_positions(sequences.values().map(|sequence| sequence.def.position_id));
+        let views = views.into_values().map(|view| (RelationName::from(&*view), view)).collect();
+        let state = DatabaseState {
+            commit_ts: manifest.commit_ts.max(log.ts_max()),
+            tables,
+            catalog: Arc::new(Catalog { schemas, views, sequences }),
+        };
+        self.storage.recovered(&state, &view, &self.loaded);
+        self.database.set_state(state);
+        if self.records > 0 {
+            tracing::info!("the log had {} transactions since the last checkpoint", self.records);
+        }
+        drop(view);
+        self.worker.rest();
+        Ok(self.records > 0)
+    }
+}
