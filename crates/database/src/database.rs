@@ -8,16 +8,18 @@ use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
 use crate::redo::Redo;
-use crate::storage::{Files, Manifest, SavedTablespace, Storage, SystemFiles};
+use crate::storage::{Manifest, SavedTablespace, Storage, lock_folder};
 use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_log::Log;
+use tidepool_log::files::{Files, SystemFiles};
 use tidepool_table::Table;
 use tidepool_table::rows::{RowStore, VersionMemory};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
@@ -117,14 +119,16 @@ pub struct DatabaseStats {
 impl Database {
     /// Opens (or makes) the data folder and reads what is in it. One process at a time: 55006 otherwise.
     pub fn open(config: Config) -> Result<Arc<Database>> {
-        Database::open_with(config, Arc::new(SystemFiles))
+        let lock = config.data_dir.as_deref().map(lock_folder).transpose()?;
+        Database::open_with(config, Arc::new(SystemFiles), lock)
     }
 
-    pub(crate) fn open_with(config: Config, files: Arc<dyn Files>) -> Result<Arc<Database>> {
-        let (storage, mut manifest) = match &config.data_dir {
+    /// `lock`: of the folder, where other processes could have it.
+    pub(crate) fn open_with(config: Config, files: Arc<dyn Files>, lock: Option<File>) -> Result<Arc<Database>> {
+        let (storage, manifest) = match &config.data_dir {
             None => (None, Manifest::new()),
             Some(folder) => {
-                let (storage, manifest) = Storage::open(folder, files)?;
+                let (storage, manifest) = Storage::open(folder, files, lock)?;
                 (Some(storage), manifest)
             }
         };
@@ -400,6 +404,13 @@ impl Database {
             sequences.values().map(|sequence| (sequence.def.position_id, sequence.settle())).collect();
         storage.write_positions(&settled)?;
         self.checkpoint()
+    }
+
+    /// Ends the background work without a checkpoint.
+    #[cfg(test)]
+    pub(crate) fn halt(&self) {
+        self.background.stop();
+        self.background.wait();
     }
 
     /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`

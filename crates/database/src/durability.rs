@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, TableId};
-use tidepool_log::files::{OpenHow, SystemFiles};
+use tidepool_log::files::OpenHow;
 use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, Recovery};
 use tidepool_table::rows::{Change, WriteSet};
 use tidepool_table::{RowGroup, Table, TableDef};
@@ -113,7 +113,7 @@ impl Committing<'_> {
 pub(crate) fn open_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Result<Recovery> {
     let settings = &config.log;
     let folder = settings.folder.clone().unwrap_or_else(|| storage.folder().join("log"));
-    let device = FileDevice::open(Arc::new(SystemFiles), &folder, settings.segment_bytes, OpenHow::default())?;
+    let device = FileDevice::open(storage.files().clone(), &folder, settings.segment_bytes, OpenHow::default())?;
     let identity = match manifest.identity()? {
         Some(identity) => identity,
         None if device.segments()?.is_empty() => DatabaseIdentity::random()?,

@@ -1,10 +1,15 @@
 //! Restarts: what the log has that no checkpoint has.
 
 use crate::tests::{columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
-use crate::{Changed, Database};
+use crate::{Changed, Config, Database, Transaction};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use tidepool_base::RowId;
+use std::time::{Duration, Instant};
+use tidepool_base::{Result, RowId, SqlState};
+use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
 use tidepool_table::ROW_GROUP_ROWS;
 
 /// Ids of the rows of `t`, in their order.
@@ -119,4 +124,155 @@ fn rows_keep_their_ids() {
     }
     let database = reopened(folder.path());
     assert_eq!(database.version().table("t").unwrap().rows().ranges(), 1, "restarts do not scatter rows");
+}
+
+/// All tables' rows, in order.
+type Content = BTreeMap<String, Vec<String>>;
+
+fn content(database: &Database) -> Content {
+    let names = database.version().tables.keys().map(|name| name.name.clone()).collect::<Vec<_>>();
+    names.into_iter().map(|name| (name.clone(), sorted(rows(database, &name)))).collect()
+}
+
+/// One transaction of a random history.
+fn step(random: &mut StdRng, database: &Arc<Database>, next: &mut usize) -> Result<Transaction> {
+    let mut transaction = database.begin()?;
+    for _ in 0..random.random_range(1..4) {
+        let names: Vec<String> = transaction.version().tables.keys().map(|name| name.name.clone()).collect();
+        let name = names.get(random.random_range(0..names.len().max(1))).cloned().unwrap_or_default();
+        let mut numbers = |count: usize| {
+            *next += count;
+            *next - count..*next
+        };
+        match random.random_range(0..20) {
+            _ if names.is_empty() => {
+                let name = format!("t{}", numbers(1).start);
+                transaction.create_table(&name, columns(), vec![], placement("near"))?;
+            }
+            0..8 => drop(insert(&mut transaction, &name, numbers(random.random_range(1..40)))?),
+            8 => drop(insert(&mut transaction, &name, numbers(9_000))?),
+            9..14 => {
+                let version = transaction.begin_statement()?;
+                let table = version.table(name.as_str()).expect("it was listed");
+                let all = (0..table.rows().ranges())
+                    .flat_map(|range| (0..600).map(move |position| RowId::new(range, position)))
+                    .filter(|row| table.rows().read(table.view(), *row).is_some());
+                let some: Vec<RowId> = all.filter(|_| random.random_range(0..10) == 0).collect();
+                assert!(matches!(transaction.delete(name.as_str(), &some)?, Changed::Rows(_)));
+            }
+            14 => {
+                let name = format!("t{}", numbers(1).start);
+                let space = if random.random() { "near" } else { "far" };
+                transaction.create_table(&name, columns(), vec![], placement(space))?;
+            }
+            15 => transaction.rename_table(&name, &format!("t{}", numbers(1).start))?,
+            16 => transaction.set_tablespace(&name, None, if random.random() { "near" } else { "far" })?,
+            17 => transaction.truncate(&name)?,
+            18 if names.len() > 1 => transaction.drop_table(&name)?,
+            _ => {}
+        }
+    }
+    Ok(transaction)
+}
+
+/// Of a history of transactions, checkpoints and merges on a disk that fails, fills up, tears and forgets, a start finds all
+/// that was acknowledged, and of what comes after that a part from the beginning on.
+fn crashes(seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let disk = SimulatedFiles::new(seed);
+    disk.create_folder("/data".as_ref()).unwrap();
+    let open = || {
+        let mut config = Config { threads: 1, ..in_folder("/data".as_ref()) };
+        config.log.segment_bytes = 64 << 10;
+        config.log.bytes_max = 512 << 10;
+        Database::open_with(config, Arc::new(disk.clone()), None)
+    };
+    let mut next = 0;
+    // What may be found, oldest first.
+    let mut possible = vec![Content::new()];
+    for round in 0..6 {
+        let database = open().unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
+        let found = content(&database);
+        assert!(
+            possible.contains(&found),
+            "seed {seed}, round {round}: {:?} is none of {:?}",
+            found.iter().map(|(name, rows)| (name, rows.len())).collect::<Vec<_>>(),
+            possible
+                .iter()
+                .map(|c| c.iter().map(|(name, rows)| (name, rows.len())).collect::<Vec<_>>())
+                .collect::<Vec<_>>(),
+        );
+        possible = vec![found];
+        if random.random_range(0..3) == 0 {
+            let operations =
+                [Operation::Write, Operation::Sync, Operation::Create, Operation::SyncFolder, Operation::Rename];
+            disk.inject(Fault {
+                operation: operations[random.random_range(0..operations.len())],
+                after: random.random_range(0..60),
+                times: if random.random() { 1 } else { u64::MAX },
+                errno: if random.random() { 28 } else { 5 },
+            });
+        }
+        for _ in 0..random.random_range(0..40) {
+            match random.random_range(0..12) {
+                0 => {
+                    if database.checkpoint().is_ok() {
+                        possible.drain(..possible.len() - 1);
+                    }
+                }
+                1 => {
+                    for name in content(&database).keys() {
+                        database.merge(name.as_str()).unwrap();
+                    }
+                    assert!(Some(&content(&database)) == possible.last(), "seed {seed}: a merge changes nothing");
+                }
+                _ => {
+                    let before = content(&database);
+                    let mut transaction = step(&mut random, &database, &mut next).unwrap();
+                    let synchronous = random.random_range(0..3) > 0;
+                    transaction.set_synchronous(synchronous);
+                    let wrote = transaction.has_changes();
+                    match transaction.commit() {
+                        Ok(_) => {
+                            possible.push(content(&database));
+                            if synchronous && wrote {
+                                possible.drain(..possible.len() - 1);
+                            }
+                        }
+                        Err(error) => {
+                            let codes = [SqlState::DISK_FULL, SqlState::IO_ERROR];
+                            assert!(codes.contains(&error.code()), "seed {seed}: {error}");
+                            let now = content(&database);
+                            // The log failed after it was decided: it may be found or not.
+                            if now != before {
+                                possible.push(now);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        database.halt();
+        match random.random_range(0..3) {
+            0 => disk.kill(),
+            _ => disk.crash(),
+        }
+        disk.clear_faults();
+        drop(database);
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_disk_that_fails_and_forgets() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (first, seconds) = (number("TIDEPOOL_STRESS_SEED", 1), number("TIDEPOOL_STRESS_SECONDS", 0));
+    let start = Instant::now();
+    let mut seed = first;
+    while seed < first + 6 || start.elapsed() < Duration::from_secs(seconds) {
+        crashes(seed);
+        seed += 1;
+    }
+    println!("seeds {first} to {}", seed - 1);
 }

@@ -1,16 +1,15 @@
 //! The database as a whole: transactions, loading, the data folder.
 
-use crate::storage::{Files, SystemFiles};
 use crate::text::{TextReader, TextSettings, TextWriter};
 use crate::{Config, Database, Isolation, Patience, TableSize, TablespaceChange, Transaction};
 use arrow_array::RecordBatch;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_device::Location;
+use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
 use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, ScanRequest, TableDef, TableScan, TableVersion};
 use tidepool_tablespace::TablespaceConfig;
 
@@ -617,78 +616,54 @@ fn damaged_files_are_named() {
     assert!(error.message().contains("of another version"));
 }
 
-/// A disk that can be full.
-#[derive(Debug, Default)]
-struct FullDisk {
-    full: AtomicBool,
-    /// Writes that still succeed once it is full.
-    left: AtomicUsize,
+/// A simulated disk, on which a fault of the kind can be injected.
+fn on_disk(disk: &SimulatedFiles) -> Arc<Database> {
+    let config = in_folder("/data".as_ref());
+    disk.create_folder("/data".as_ref()).unwrap();
+    Database::open_with(config, Arc::new(disk.clone()), None).unwrap()
 }
 
-impl Files for FullDisk {
-    fn write(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-        if self.full.load(Ordering::SeqCst) {
-            if self.left.load(Ordering::SeqCst) == 0 {
-                std::fs::write(path, &parts[0][..parts[0].len() / 2])?;
-                return Err(io::ErrorKind::StorageFull.into());
-            }
-            self.left.fetch_sub(1, Ordering::SeqCst);
-        }
-        SystemFiles.write(path, parts)
-    }
-    fn rename(&self, source: &Path, target: &Path) -> io::Result<()> {
-        SystemFiles.rename(source, target)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        SystemFiles.remove(path)
-    }
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        SystemFiles.sync_folder(path)
-    }
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        SystemFiles.read(path)
-    }
+fn fill_up(disk: &SimulatedFiles, operation: Operation, after: u64) {
+    disk.inject(Fault { operation, after, times: u64::MAX, errno: 28 });
 }
 
 #[test]
 fn a_full_disk_refuses_the_commit_and_keeps_the_rest() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = Arc::new(FullDisk::default());
-    let database = Database::open_with(in_folder(folder.path()), disk.clone()).unwrap();
+    let disk = SimulatedFiles::new(1);
+    let database = on_disk(&disk);
     let mut transaction = database.begin().unwrap();
     create(&mut transaction, "t");
     insert(&mut transaction, "t", 0..20_000).unwrap();
     transaction.commit().unwrap();
     insert_and_commit(&database, "t", 20_000..20_005);
     database.checkpoint().unwrap();
-    let (files, used, before) = (all_files(folder.path()), used_bytes(&database), database.state());
+    let rows_folder = Path::new("/data/rows");
+    let (files, used, before) = (disk.list(rows_folder).unwrap(), used_bytes(&database), database.state());
     // Whichever row group cannot be written.
-    for left in 0..2 {
-        disk.left.store(left, Ordering::SeqCst);
-        disk.full.store(true, Ordering::SeqCst);
+    for after in 0..2 {
+        fill_up(&disk, Operation::Create, after);
         let mut transaction = database.begin().unwrap();
         insert(&mut transaction, "t", 100_000..100_000 + 2 * ROW_GROUP_ROWS).unwrap();
         let error = transaction.commit().unwrap_err();
         assert_eq!(error.code().code(), "53100", "{error:?}");
         assert_eq!(database.version().commit_ts, before.commit_ts);
-        assert_eq!(all_files(folder.path()), files);
+        assert_eq!(disk.list(rows_folder).unwrap(), files);
         assert!(used_bytes(&database) <= used + (256 << 10), "{} {used}", used_bytes(&database));
-        disk.left.store(0, Ordering::SeqCst);
         assert_eq!(database.create_tablespace(space("extra")).unwrap_err().code().code(), "53100");
         assert!(database.tablespaces().get("extra").is_err());
         assert_eq!(database.set_password_verifier("ada", Some("x".to_owned())).unwrap_err().code().code(), "53100");
         assert_eq!(database.password_verifier("ada"), None);
-        disk.full.store(false, Ordering::SeqCst);
+        disk.clear_faults();
     }
     // Small commits go to the log, which has room.
-    disk.full.store(true, Ordering::SeqCst);
+    fill_up(&disk, Operation::Create, 0);
     insert_and_commit(&database, "t", 20_005..20_010);
     assert_eq!(database.checkpoint().unwrap_err().code().code(), "53100");
     assert!(database.stats().dirty);
-    disk.full.store(false, Ordering::SeqCst);
+    disk.clear_faults();
     database.checkpoint().unwrap();
     drop(database);
-    assert_eq!(rows(&Database::open(in_folder(folder.path())).unwrap(), "t"), expected(0..20_010));
+    assert_eq!(rows(&on_disk(&disk), "t"), expected(0..20_010));
 }
 
 fn space(name: &str) -> TablespaceConfig {
@@ -799,16 +774,15 @@ fn altered_paged_tablespaces_are_found_again() {
 
 #[test]
 fn a_change_that_cannot_be_recorded_is_not_made() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = Arc::new(FullDisk::default());
-    let database = Database::open_with(in_folder(folder.path()), disk.clone()).unwrap();
-    disk.full.store(true, Ordering::SeqCst);
+    let disk = SimulatedFiles::new(1);
+    let database = on_disk(&disk);
+    fill_up(&disk, Operation::Create, 0);
     for bytes in [512 * MIB, 16 * MIB] {
         let error = database.alter_tablespace("far", &TablespaceChange::Size { bytes }, &()).unwrap_err();
         assert_eq!(error.code().code(), "53100");
         assert_eq!(database.tablespaces().far().size_bytes(), 256 * MIB);
     }
-    disk.full.store(false, Ordering::SeqCst);
+    disk.clear_faults();
     database.alter_tablespace("far", &TablespaceChange::Size { bytes: 16 * MIB }, &()).unwrap();
     assert_eq!(database.tablespaces().far().size_bytes(), 16 * MIB);
 }

@@ -110,6 +110,12 @@ static DEFINITIONS: &[Definition] = &[
         "Whether backslashes in ordinary strings are just that.",
     ),
     define("statement_timeout", Kind::Time, "0", "The longest a statement may run; 0 is for ever."),
+    define(
+        "synchronous_commit",
+        Kind::OneOf(&["on", "off", "local", "remote_write", "remote_apply"]),
+        "on",
+        "Whether a commit returns only when the log has it on its device.",
+    ),
     define("temp_tablespaces", Kind::Tablespaces, "", "Where the query heap lives, in overflow order."),
     define(
         "tidepool.statement_memory",

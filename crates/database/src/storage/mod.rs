@@ -27,7 +27,7 @@ mod manifest;
 mod positions;
 mod row_file;
 
-pub(crate) use files::{Files, SystemFiles};
+pub(crate) use files::lock_folder;
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
 use crate::sequence::Position;
@@ -36,12 +36,13 @@ use delta::Delta;
 use parking_lot::{Mutex, MutexGuard};
 use row_file::{Identity, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, crash_point};
 use tidepool_log::DatabaseIdentity;
+use tidepool_log::files::Files;
 use tidepool_table::rows::RowStore;
 use tidepool_table::{Placement, RowGroup, Segment, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespaces;
@@ -68,7 +69,7 @@ pub(crate) struct Storage {
     identity: OnceLock<DatabaseIdentity>,
     next_temporary: AtomicU64,
     /// Unlocks the folder when it closes.
-    _lock: File,
+    _lock: Option<File>,
 }
 
 #[derive(Debug)]
@@ -104,60 +105,18 @@ pub(crate) struct Prepared {
 pub(crate) type Writes = HashMap<TableId, u64>;
 
 impl Storage {
-    /// Opens the folder, or makes it. 55006 when another process has it, 55000 when it holds something else, XX001 when
-    /// its manifest is damaged.
-    pub fn open(folder: &Path, files: Arc<dyn Files>) -> Result<(Storage, Manifest)> {
-        let shown = folder.display();
+    /// Reads what is in the folder, which is there. 55000 when it holds something else, XX001 when its manifest is damaged.
+    pub fn open(folder: &Path, files: Arc<dyn Files>, lock: Option<File>) -> Result<(Storage, Manifest)> {
         let rows = folder.join("rows");
-        if !folder.exists() {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| Error::io(format_args!("create data folder \"{shown}\""), &error))?;
-            restrict(folder);
-        }
         let manifest_path = folder.join("MANIFEST");
-        let lock_path = folder.join("LOCK");
-        let entries = std::fs::read_dir(folder)
-            .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
-            .map_err(|error| Error::io(format_args!("read data folder \"{shown}\""), &error))?;
-        let ours = |name: &std::ffi::OsStr| {
-            let name = name.to_string_lossy();
-            name == "LOCK"
-                || name == "rows"
-                || ["MANIFEST", "ACCESS", "SEQUENCES", "log"].iter().any(|own| name.starts_with(own))
-        };
-        let is_new = !manifest_path.exists();
-        if is_new && entries.iter().any(|entry| !ours(&entry.file_name())) {
-            return Err(Error::new(
-                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("folder \"{shown}\" is not empty and is not a data folder of Tidepool's"),
-            )
-            .with_hint("Name another folder with --data."));
-        }
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path)
-            .map_err(|error| Error::io(format_args!("open file \"{}\"", lock_path.display()), &error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::new(
-                    SqlState::OBJECT_IN_USE,
-                    format!("data folder \"{shown}\" is in use by another process"),
-                )
-                .with_hint("Connect to that process, or name another folder with --data."));
-            }
-            Err(TryLockError::Error(error)) => {
-                return Err(Error::io(format_args!("lock file \"{}\"", lock_path.display()), &error));
-            }
-        }
-        std::fs::create_dir_all(&rows)
+        let entries = list(&*files, folder)?;
+        let is_new = check_ours(folder, entries)?;
+        files
+            .create_folder(&rows)
             .map_err(|error| Error::io(format_args!("create folder \"{}\"", rows.display()), &error))?;
         let manifest = if is_new {
             // A folder with row files but no manifest lost it: starting empty over them would lose the rows too.
-            let orphans = std::fs::read_dir(&rows).is_ok_and(|mut entries| entries.next().is_some());
-            if orphans {
+            if !list(&*files, &rows)?.is_empty() {
                 return Err(Error::corrupted(format!(
                     "file \"{}\" is missing, and the folder has rows",
                     manifest_path.display()
@@ -191,6 +150,10 @@ impl Storage {
         Ok((storage, manifest))
     }
 
+    pub fn files(&self) -> &Arc<dyn Files> {
+        &self.files
+    }
+
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -214,15 +177,13 @@ impl Storage {
         self.folder.join("rows").join(format!("{}-{:016x}.rows", key.kind.name(), key.id))
     }
 
-    /// Removes row files that no manifest names. Only while nothing is being written: at start.
+    /// Removes row files that nothing names. Only while nothing is being written: at start.
     pub fn remove_leftovers(&self) -> Result<()> {
         let folder = self.folder.join("rows");
         let state = self.state.lock();
         let wanted: HashSet<PathBuf> = state.named.iter().map(|key| self.path(*key)).collect();
-        let entries = std::fs::read_dir(&folder)
-            .map_err(|error| Error::io(format_args!("read \"{}\"", folder.display()), &error))?;
-        for entry in entries.flatten() {
-            let path = entry.path();
+        for name in list(&*self.files, &folder)? {
+            let path = folder.join(name);
             if !wanted.contains(&path) {
                 self.remove(&path);
             }
@@ -435,6 +396,10 @@ impl Storage {
     }
 
     fn saved_table(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<SavedTable> {
+        for group in &table.row_groups {
+            // Of loads they are there; merges make others.
+            self.write_group(&table.def, group, written)?;
+        }
         let groups = table.row_groups.iter().zip(table.ranges());
         let saved =
             groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
@@ -462,10 +427,12 @@ impl Storage {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{number}.new"));
         let temporary = PathBuf::from(temporary);
-        self.files.write(&temporary, parts).and_then(|()| self.files.rename(&temporary, path)).map_err(|error| {
-            self.remove(&temporary);
-            Error::io(format_args!("write file \"{}\"", path.display()), &error)
-        })
+        files::write(&*self.files, &temporary, parts).and_then(|()| self.files.rename(&temporary, path)).map_err(
+            |error| {
+                self.remove(&temporary);
+                Error::io(format_args!("write file \"{}\"", path.display()), &error)
+            },
+        )
     }
 
     /// The recorded workload, if one was saved and can be read. It is no table's data: damage costs the record and a
@@ -583,11 +550,24 @@ impl Storage {
     }
 }
 
-fn restrict(folder: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    if let Err(error) = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)) {
-        tracing::warn!("could not restrict access to \"{}\": {error}", folder.display());
+fn list(files: &dyn Files, folder: &Path) -> Result<Vec<String>> {
+    files.list(folder).map_err(|error| Error::io(format_args!("read folder \"{}\"", folder.display()), &error))
+}
+
+/// Whether a folder with these entries is a new one. 55000 when it holds something else.
+fn check_ours(folder: &Path, entries: Vec<String>) -> Result<bool> {
+    let ours = |name: &String| {
+        name == "LOCK" || ["MANIFEST", "ACCESS", "SEQUENCES", "rows", "log"].iter().any(|own| name.starts_with(own))
+    };
+    let is_new = !entries.iter().any(|name| name == "MANIFEST");
+    if is_new && !entries.iter().all(ours) {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("folder \"{}\" is not empty and is not a data folder of Tidepool's", folder.display()),
+        )
+        .with_hint("Name another folder with --data."));
     }
+    Ok(is_new)
 }
 
 fn table_keys(table: &SavedTable) -> impl Iterator<Item = FileKey> + '_ {

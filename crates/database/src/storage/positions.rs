@@ -3,12 +3,13 @@
 //! The first line is `TIDEPOOL SEQUENCES <format> <xxh3 of the rest, hex>`; the rest is JSON, position id to position. What
 //! it says of a sequence counts over the manifest, which is not written as often.
 
-use super::{Files, Storage, in_file};
+use super::{Storage, in_file};
 use crate::sequence::Position;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::Path;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_log::files::Files;
 use xxhash_rust::xxh3::xxh3_64;
 
 const NAME: &str = "SEQUENCES";

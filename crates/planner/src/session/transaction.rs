@@ -163,10 +163,12 @@ impl Session {
         self.cursors.retain(|_, cursor| cursor.hold);
         self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
+        let synchronous = self.commits_synchronously();
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();
         let transaction = block.slot.lock().take();
-        let Some(transaction) = transaction else { return Ok(()) };
+        let Some(mut transaction) = transaction else { return Ok(()) };
+        transaction.set_synchronous(synchronous);
         if !transaction.has_changes() {
             transaction.rollback();
             return Ok(());
@@ -180,6 +182,10 @@ impl Session {
             }
         });
         joined(ended.await)
+    }
+
+    fn commits_synchronously(&self) -> bool {
+        self.settings.get("synchronous_commit").as_deref() != Some("off")
     }
 
     /// After `COMMIT` or `ROLLBACK`: what comes next in a query text of several statements, or `AND CHAIN`.
@@ -299,10 +305,12 @@ impl Session {
         let failed = self.block.as_ref().map(|block| block.failed.clone());
         let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
         let database = self.planner.database().clone();
+        let synchronous = self.commits_synchronously();
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             transaction.set_patience(interrupt.clone());
+            transaction.set_synchronous(synchronous);
             let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
             transaction.end_statement();
             match (written, slot) {
