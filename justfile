@@ -61,6 +61,14 @@ stress-log SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-log --test simulation --test kill -- --nocapture
 
+# Servers killed at random moments and at named crash points under a mixed workload, and the same in one process on a simulated
+# disk that tears, forgets, fails and fills up: all that was acknowledged is there, nothing is half there.
+kills SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release --workspace --test suite -- kills --nocapture
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release --workspace --lib -- log_tests --nocapture
+
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
     cargo run --release -p tidepool-log --example log_speed -- {{FOLDER}} {{SECONDS}} "{{DEVICE}}"

@@ -49,6 +49,9 @@ pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};
 pub use writer::{RowChecks, TableWriter};
 
+/// Where [`tidepool_base::crash_point`] can end the process in this crate.
+pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpoint.rows", "checkpoint.manifest"];
+
 #[cfg(test)]
 mod log_tests;
 #[cfg(test)]

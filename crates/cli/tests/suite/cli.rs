@@ -22,7 +22,13 @@ pub struct Serving {
 
 /// Starts a server on `data` and waits for its line.
 pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
+    try_serve(data, arguments, &[]).unwrap_or_else(|log| panic!("the server does not start: {log}"))
+}
+
+/// As `serve`, with more of an environment. What the server says, if it ends before it is ready.
+pub fn try_serve(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Serving, String> {
     let mut child = tidepool()
+        .envs(environment.iter().copied())
         .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--data"])
         .arg(data)
         .args(if arguments.contains(&"--far") { &[][..] } else { &["--far", "anon:,size=256MB"] })
@@ -33,12 +39,15 @@ pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
         .unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let url = line.trim().strip_prefix("tidepool is ready: ").unwrap_or_else(|| {
-        let mut log = String::new();
-        child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
-        panic!("no line but {line:?}; log: {log}")
-    });
-    Serving { url: url.to_owned(), child }
+    match line.trim().strip_prefix("tidepool is ready: ") {
+        Some(url) => Ok(Serving { url: url.to_owned(), child }),
+        None => {
+            let mut log = String::new();
+            child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+            child.wait().unwrap();
+            Err(log)
+        }
+    }
 }
 
 impl Serving {

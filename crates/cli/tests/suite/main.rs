@@ -7,6 +7,7 @@ mod cli;
 mod crash;
 mod device;
 mod elastic;
+mod kills;
 mod paged;
 mod raw;
 mod robustness;
