@@ -41,7 +41,7 @@ pub use catalog::{
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
-pub use index::NewIndex;
+pub use index::{NewIndex, OnConflict, Upserted};
 pub use locks::{LockInfo, LockMode};
 pub use rows::Changed;
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};

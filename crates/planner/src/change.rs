@@ -20,7 +20,7 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_table::{ROW_ID, TableVersion};
+use tidepool_table::{ROW_ID, TableDef, TableVersion};
 
 /// An `UPDATE` or `DELETE`, read off its syntax.
 pub struct Change {
@@ -58,7 +58,7 @@ impl Change {
             Some(ast::UpdateTableFromKind::AfterSet(tables) | ast::UpdateTableFromKind::BeforeSet(tables)) => tables,
         };
         let mut change = Change::new(facts, update.table, others, update.selection, update.returning, with)?;
-        change.assigned = Some(assignments(&change.version, update.assignments)?);
+        change.assigned = Some(assignments(&change.version.def, update.assignments)?);
         Ok(change)
     }
 
@@ -204,8 +204,7 @@ fn names_of(table: &ast::TableWithJoins) -> Vec<ast::Ident> {
 
 /// The expression of each assigned column, by position. 42703 when there is no such column, 42601 when one is assigned
 /// to twice.
-fn assignments(version: &TableVersion, list: Vec<ast::Assignment>) -> Result<BTreeMap<usize, ast::Expr>> {
-    let def = &version.def;
+pub fn assignments(def: &TableDef, list: Vec<ast::Assignment>) -> Result<BTreeMap<usize, ast::Expr>> {
     let mut assigned = BTreeMap::new();
     let mut assign = |name: &ast::ObjectName, value: ast::Expr| {
         let [part] = name.0.as_slice() else {

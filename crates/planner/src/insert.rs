@@ -7,6 +7,7 @@ use crate::query::{self, ParameterFields};
 use crate::resolve::{self, Relation};
 use crate::statement::{Overriding, QualifiedName, fold, parse_expression};
 use crate::types::{declared_type, type_of};
+use crate::upsert::{self, Clause};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -66,12 +67,20 @@ pub struct Target {
     /// What `RETURNING` may qualify columns with.
     alias: String,
     returning: Option<Vec<ast::SelectItem>>,
+    /// `ON CONFLICT`.
+    conflict: Option<Clause>,
+}
+
+/// An `INSERT`, planned.
+pub struct Planned {
+    /// The rows, all of the table's columns in order and in its types, then what `RETURNING` asks for.
+    pub plan: LogicalPlan,
+    /// Names of the columns that `RETURNING` gives back.
+    pub returning: Option<Vec<String>>,
+    pub conflict: Option<upsert::Plan>,
 }
 
 pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overriding) -> Result<Target> {
-    if insert.on.is_some() {
-        return Err(Error::unsupported("ON CONFLICT is not supported").with_hint("Uniqueness is not enforced yet."));
-    }
     if insert.overwrite || insert.replace_into || insert.partitioned.is_some() || !insert.assignments.is_empty() {
         return Err(Error::unsupported("this form of INSERT is not supported"));
     }
@@ -133,7 +142,12 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
         Some(alias) => fold(&alias.alias),
         None => version.def.name.clone(),
     };
-    Ok(Target { version, columns, source, overriding, alias, returning: insert.returning })
+    let conflict = match insert.on {
+        None => None,
+        Some(ast::OnInsert::OnConflict(clause)) => Some(Clause::read(&version.def, clause)?),
+        Some(_) => return Err(Error::new(SqlState::SYNTAX_ERROR, "this form of INSERT is not PostgreSQL's")),
+    };
+    Ok(Target { version, columns, source, overriding, alias, returning: insert.returning, conflict })
 }
 
 fn always_generated(column: &str) -> Error {
@@ -157,22 +171,34 @@ fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
 }
 
 impl Target {
-    /// The plan of the rows, all of the table's columns in order and in its types, then what `RETURNING` asks for, with
-    /// its columns' names.
+    /// Gives parameters that `ON CONFLICT` assigns types, unless they have some.
+    pub fn settle_parameters(&self, oids: &mut Vec<u32>) {
+        if let Some(conflict) = &self.conflict {
+            conflict.parameters(&self.version.def, oids);
+        }
+    }
+
     pub fn plan(
         mut self,
         state: &SessionState,
         facts: &Arc<SessionFacts>,
         parameters: ParameterFields,
-    ) -> Result<(LogicalPlan, Option<Vec<String>>)> {
+    ) -> Result<Planned> {
         let returning = self.returning.take();
-        let width = self.version.def.columns.len();
+        let def = self.version.def.clone();
+        let conflict = match self.conflict.take() {
+            None => None,
+            Some(clause) => {
+                let parameters = parameters.clone();
+                Some(clause.plan(state, facts, &def, &self.alias, returning.clone(), parameters)?)
+            }
+        };
         let plan = self.rows(state, facts, parameters.clone())?;
         match returning {
-            None => Ok((plan, None)),
+            None => Ok(Planned { plan, returning: None, conflict }),
             Some(items) => {
-                let (plan, names) = query::returning(state, facts, items, plan, 0, width, parameters)?;
-                Ok((plan, Some(names)))
+                let (plan, names) = query::returning(state, facts, items, plan, 0, def.columns.len(), parameters)?;
+                Ok(Planned { plan, returning: Some(names), conflict })
             }
         }
     }

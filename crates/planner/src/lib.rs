@@ -45,6 +45,7 @@ mod session;
 mod settings;
 mod statement;
 mod types;
+mod upsert;
 mod view;
 
 pub use placement::statement_of;

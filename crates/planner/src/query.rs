@@ -255,7 +255,7 @@ pub fn returning(
 }
 
 /// The items of a `RETURNING` list over a plan's outputs from `first` on: names and expressions.
-fn returned(
+pub fn returned(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     items: Vec<ast::SelectItem>,

@@ -14,8 +14,8 @@ use crate::encoding::ints::by_block;
 use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::logical::Logical;
-use crate::rows::{RangeView, VERSION_HEADER_BYTES};
-use crate::{ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
+use crate::rows::{RangeView, RowRef, VERSION_HEADER_BYTES};
+use crate::{BATCH_ROWS, ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
 use arrow_select::concat::concat_batches;
@@ -130,6 +130,8 @@ const SMALL_ROWS: usize = 256;
 struct Morsel {
     source: Source,
     rows: Range<usize>,
+    /// Of them, these alone, which main, or versions, are known to show.
+    picked: Option<Arc<[u32]>>,
 }
 
 #[derive(Clone)]
@@ -181,6 +183,52 @@ pub struct TableScan {
 
 impl TableScan {
     pub fn new(version: Arc<TableVersion>, request: ScanRequest) -> Arc<TableScan> {
+        let rows_total = version.rows_max() as usize;
+        let morsel_rows = (rows_total / MORSELS_WANTED).next_multiple_of(MORSEL_ROWS_MIN);
+        let morsel_rows = morsel_rows.clamp(MORSEL_ROWS_MIN, ROW_GROUP_ROWS);
+        let mut morsels = Vec::new();
+        let mut cut = |source: Source, rows: usize| {
+            for start in (0..rows).step_by(morsel_rows) {
+                let rows = start..rows.min(start + morsel_rows);
+                morsels.push(Morsel { source: source.clone(), rows, picked: None });
+            }
+        };
+        for (index, (group, range)) in version.row_groups.iter().zip(&version.ranges).enumerate() {
+            cut(Source::Main { range: *range, group: Arc::clone(group), index }, group.rows());
+        }
+        for (range, _) in &version.headed {
+            let used = version.rows().used_rows(*range);
+            cut(Source::Delta { range: *range }, used);
+        }
+        TableScan::over(version, request, morsels)
+    }
+
+    /// A scan of some rows alone: ids in ascending order, each once, of rows that need not be there.
+    pub fn picked(version: Arc<TableVersion>, request: ScanRequest, rows: &[RowId]) -> Arc<TableScan> {
+        let mut morsels = Vec::new();
+        for of_range in rows.chunk_by(|a, b| a.range() == b.range()) {
+            let number = of_range[0].range();
+            let (mut main, mut delta) = (Vec::new(), Vec::new());
+            for row in of_range {
+                match version.rows().find(version.view(), *row) {
+                    Some(RowRef::Version(_)) => delta.push(row.position() as u32),
+                    Some(RowRef::Main { .. }) => main.push(row.position() as u32),
+                    None => {}
+                }
+            }
+            if let (Some(last), Ok(index)) = (main.last(), version.ranges.binary_search(&number)) {
+                let source = Source::Main { range: number, group: Arc::clone(&version.row_groups[index]), index };
+                morsels.push(Morsel { source, rows: 0..*last as usize + 1, picked: Some(main.into()) });
+            }
+            for part in delta.chunks(BATCH_ROWS) {
+                let source = Source::Delta { range: number };
+                morsels.push(Morsel { source, rows: 0..RowId::RANGE_ROWS, picked: Some(part.into()) });
+            }
+        }
+        TableScan::over(version, request, morsels)
+    }
+
+    fn over(version: Arc<TableVersion>, request: ScanRequest, morsels: Vec<Morsel>) -> Arc<TableScan> {
         let table_schema = version.def.arrow_schema();
         let columns = table_schema.fields().len();
         let in_table = |column: usize| {
@@ -203,22 +251,6 @@ impl TableScan {
         let field = |column: &usize| Arc::clone(table_schema.fields().get(*column).unwrap_or(&row_id));
         let fields: Vec<_> = projection.iter().map(field).collect();
 
-        let rows_total = version.rows_max() as usize;
-        let morsel_rows = (rows_total / MORSELS_WANTED).next_multiple_of(MORSEL_ROWS_MIN);
-        let morsel_rows = morsel_rows.clamp(MORSEL_ROWS_MIN, ROW_GROUP_ROWS);
-        let mut morsels = Vec::new();
-        let mut cut = |source: Source, rows: usize| {
-            for start in (0..rows).step_by(morsel_rows) {
-                morsels.push(Morsel { source: source.clone(), rows: start..rows.min(start + morsel_rows) });
-            }
-        };
-        for (index, (group, range)) in version.row_groups.iter().zip(&version.ranges).enumerate() {
-            cut(Source::Main { range: *range, group: Arc::clone(group), index }, group.rows());
-        }
-        for (range, _) in &version.headed {
-            let used = version.rows().used_rows(*range);
-            cut(Source::Delta { range: *range }, used);
-        }
         Arc::new(TableScan {
             projection,
             schema: Arc::new(arrow_schema::Schema::new(fields)),
@@ -357,6 +389,7 @@ struct Work {
     source: Source,
     /// Of delta, once they are gathered, places among those.
     rows: Range<usize>,
+    picked: Option<Arc<[u32]>>,
     delta: Option<DeltaRows>,
     plan: Option<Arc<GroupPlan>>,
     dynamic_plan: Option<(u64, GroupPlan)>,
@@ -724,6 +757,7 @@ impl ScanReader {
             self.work = Some(Work {
                 source: morsel.source.clone(),
                 rows: morsel.rows.clone(),
+                picked: morsel.picked.clone(),
                 delta: None,
                 plan,
                 dynamic_plan: None,
@@ -757,7 +791,7 @@ impl ScanReader {
         let window_rows = self.scan.batch_rows.next_multiple_of(BLOCK);
         if let (Source::Delta { range }, None) = (&work.source, &work.delta) {
             self.refresh_dynamic()?;
-            let delta = self.gather_delta(*range, work.rows.clone())?;
+            let delta = self.gather_delta(*range, work.rows.clone(), work.picked.take().as_deref())?;
             work.rows = 0..delta.ids.len();
             work.delta = Some(delta);
         }
@@ -787,15 +821,24 @@ impl ScanReader {
                 }
             };
             let hides = match &source {
-                Source::Main { range, .. } => !self.range(*range)?.is_whole(),
+                Source::Main { range, .. } => work.picked.is_none() && !self.range(*range)?.is_whole(),
                 Source::Delta { .. } => false,
             };
-            if !hides && static_tests + delta_predicates == 0 && work.selected.is_empty() {
+            if !hides && work.picked.is_none() && static_tests + delta_predicates == 0 && work.selected.is_empty() {
                 let end = work.rows.end.min(work.rows.start + batch_rows);
                 let rows = std::mem::replace(&mut work.rows.start, end)..end;
                 self.tally.rows_scanned += rows.len() as u64;
                 return self.produce(work, Rows::Range(rows)).map(Some);
             }
+            if let Some(picked) = &work.picked {
+                let next = picked.partition_point(|position| (*position as usize) < work.rows.start);
+                let Some(position) = picked.get(next) else {
+                    work.rows = 0..0;
+                    continue;
+                };
+                work.rows.start = *position as usize / BLOCK * BLOCK;
+            }
+            let window_rows = if work.picked.is_some() { BLOCK } else { window_rows };
             // Windows start at a block: morsels do, and an unfiltered stretch that ended elsewhere catches up here.
             let end = work.rows.end.min((work.rows.start / BLOCK * BLOCK) + window_rows);
             let window = std::mem::replace(&mut work.rows.start, end)..end;
@@ -803,6 +846,14 @@ impl ScanReader {
             let aligned = window.start / BLOCK * BLOCK..window.end;
             let mut words = bits::ones(aligned.len());
             bits::clear(&mut words, 0, window.start - aligned.start);
+            if let Some(picked) = &work.picked {
+                words.fill(0);
+                let from = picked.partition_point(|position| (*position as usize) < window.start);
+                for position in picked[from..].iter().take_while(|position| (**position as usize) < window.end) {
+                    let bit = *position as usize - aligned.start;
+                    words[bit / 64] |= 1 << (bit % 64);
+                }
+            }
             match &source {
                 Source::Main { range, group, .. } => {
                     if hides {
@@ -866,15 +917,27 @@ impl ScanReader {
     }
 
     /// Rows at some positions of a range that are in versions, with the columns that are produced or tested.
-    fn gather_delta(&mut self, number: u64, positions: Range<usize>) -> Result<DeltaRows> {
+    fn gather_delta(&mut self, number: u64, positions: Range<usize>, picked: Option<&[u32]>) -> Result<DeltaRows> {
         let scan = Arc::clone(&self.scan);
         let version = &scan.version;
         let range = version.rows().range(version.view(), number);
         let range = range.ok_or_else(|| Error::internal("a scan's range is gone"))?;
         let mut versions = Vec::new();
-        for window in positions.start / 64..positions.end.div_ceil(64) {
-            if !range.is_clean(window) {
-                range.window(window, &mut versions);
+        match picked {
+            Some(picked) => {
+                for position in picked {
+                    let row = RowId::new(number, *position as usize);
+                    if let Some(RowRef::Version(image)) = version.rows().find(version.view(), row) {
+                        versions.push((*position, image));
+                    }
+                }
+            }
+            None => {
+                for window in positions.start / 64..positions.end.div_ceil(64) {
+                    if !range.is_clean(window) {
+                        range.window(window, &mut versions);
+                    }
+                }
             }
         }
         let images: Vec<&[u8]> = versions.iter().map(|(_, image)| *image).collect();

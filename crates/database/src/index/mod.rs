@@ -4,6 +4,7 @@
 //! table. A transaction that makes or drops one has the table to itself; readers go on with the table that they have.
 
 mod build;
+mod conflict;
 mod ddl;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ mod text;
 mod write;
 
 pub(crate) use build::add_declared_keys;
+pub use conflict::{OnConflict, Upserted};
 pub use ddl::NewIndex;
 pub(crate) use write::ChangedKeys;
 

@@ -84,7 +84,14 @@ impl Transaction {
         Ok(())
     }
 
-    fn enter(&mut self, table: &Table, index: &Arc<TableIndex>, view: &View, row: RowId, key: &IndexKey) -> Result<()> {
+    pub(super) fn enter(
+        &mut self,
+        table: &Table,
+        index: &Arc<TableIndex>,
+        view: &View,
+        row: RowId,
+        key: &IndexKey,
+    ) -> Result<()> {
         loop {
             match index.enter(&table.rows, view, row, key)? {
                 Entered::Done => return Ok(()),

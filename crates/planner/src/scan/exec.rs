@@ -38,7 +38,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_table::{
-    BATCH_ROWS, ColumnFilter, FilterSource, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
+    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
 };
 use tidepool_tablespace::Purpose;
 
@@ -56,6 +56,8 @@ pub struct TidepoolScanExec {
     /// Learnt while the plan runs; over the output's columns.
     runtime: Vec<Arc<dyn PhysicalExpr>>,
     limit: Option<usize>,
+    /// Through an index, instead of all of the table.
+    access: Option<Arc<IndexAccess>>,
     /// Of every column of the table, filters taken into account.
     table_statistics: Arc<Statistics>,
     properties: Arc<PlanProperties>,
@@ -81,14 +83,13 @@ struct Run {
 }
 
 impl TidepoolScanExec {
-    /// `filters` read one column of the table each. `statistics` are of every column of the table.
+    /// `predicates` read one column of the table each.
     pub fn try_new(
         version: Arc<TableVersion>,
         table_schema: SchemaRef,
         projection: Vec<usize>,
         predicates: Vec<Arc<dyn PhysicalExpr>>,
         limit: Option<usize>,
-        statistics: Statistics,
         threads: usize,
     ) -> Result<TidepoolScanExec> {
         let all: Vec<usize> = (0..table_schema.fields().len()).collect();
@@ -99,11 +100,17 @@ impl TidepoolScanExec {
         if let Some(predicate) = conjuncts.residual.first() {
             return plan_err!("{predicate} reads more than one column, which a scan cannot filter by");
         }
-        let morsels = version.row_groups.len() + version.headed().len();
+        let access = IndexAccess::choose(&version, &conjuncts.filters, &projection).map(Arc::new);
+        let morsels = match access {
+            Some(_) => 1,
+            None => version.row_groups.len() + version.headed().len(),
+        };
         let partitions = threads.min(morsels).max(1);
         let schema = Arc::new(table_schema.project(&projection)?);
         Ok(TidepoolScanExec {
+            table_statistics: Arc::new(Statistics::new_unknown(&table_schema)),
             properties: properties(schema, partitions),
+            access,
             version,
             table_schema,
             projection,
@@ -111,10 +118,20 @@ impl TidepoolScanExec {
             filter_expressions: conjuncts.expressions,
             runtime: Vec::new(),
             limit,
-            table_statistics: Arc::new(statistics),
             metrics: ExecutionPlanMetricsSet::new(),
             run: Arc::default(),
         })
+    }
+
+    /// `statistics` are of every column of the table, filters taken into account.
+    pub fn with_statistics(mut self, statistics: Statistics) -> TidepoolScanExec {
+        self.table_statistics = Arc::new(statistics);
+        self
+    }
+
+    /// The index that it reads through, if any.
+    pub fn access(&self) -> Option<&IndexAccess> {
+        self.access.as_deref()
     }
 
     /// A copy that has not run.
@@ -127,6 +144,7 @@ impl TidepoolScanExec {
             filter_expressions: self.filter_expressions.clone(),
             runtime: self.runtime.clone(),
             limit: self.limit,
+            access: self.access.clone(),
             table_statistics: self.table_statistics.clone(),
             properties: self.properties.clone(),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -194,6 +212,14 @@ impl TidepoolScanExec {
         sum
     }
 
+    /// The index that it reads through: its name, and the columns whose conditions it uses.
+    fn index(&self) -> Option<(&str, Vec<&str>)> {
+        let access = self.access.as_ref()?;
+        let def = self.version.def.indexes.iter().find(|def| def.id == access.index().id())?;
+        let columns = access.columns().iter().map(|column| self.version.def.columns[*column].name.as_str());
+        Some((&def.name, columns.collect()))
+    }
+
     /// The tablespaces that hold what it reads, by name.
     fn tablespaces(&self) -> BTreeSet<&str> {
         let placement = &self.version.placement;
@@ -222,7 +248,10 @@ impl TidepoolScanExec {
                 limit: self.limit,
                 batch_rows: context.session_config().batch_size().clamp(1, BATCH_ROWS),
             };
-            let scan = TableScan::new(self.version.clone(), request);
+            let scan = match &self.access {
+                Some(access) => TableScan::picked(self.version.clone(), request, &access.find(&self.version)),
+                None => TableScan::new(self.version.clone(), request),
+            };
             if let Some(query) = context.session_config().get_extension::<QueryInfo>() {
                 query.add_scan(scan.clone());
             }
@@ -274,9 +303,21 @@ impl DisplayAs for TidepoolScanExec {
         let tablespaces = self.tablespaces().into_iter().collect::<Vec<_>>().join(", ");
         if let DisplayFormatType::TreeRender = format {
             writeln!(f, "table={}", self.version.def.name)?;
+            if let Some((name, _)) = self.index() {
+                writeln!(f, "index={name}")?;
+            }
             return writeln!(f, "tablespaces={tablespaces}");
         }
-        write!(f, "TidepoolScanExec: table={}, projection=[{}]", self.version.def.name, names.join(", "))?;
+        match self.index() {
+            Some((name, columns)) => write!(
+                f,
+                "TidepoolScanExec: table={}, index={name}, key=[{}], projection=[{}]",
+                self.version.def.name,
+                columns.join(", "),
+                names.join(", ")
+            )?,
+            None => write!(f, "TidepoolScanExec: table={}, projection=[{}]", self.version.def.name, names.join(", "))?,
+        }
         if !self.filter_expressions.is_empty() {
             write!(f, ", filters=[{}]", list(&self.filter_expressions))?;
         }

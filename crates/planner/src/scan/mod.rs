@@ -78,20 +78,22 @@ impl DataFusionTable for TableProvider {
             .iter()
             .map(|filter| state.create_physical_expr(filter.clone(), &df_schema))
             .collect::<Result<Vec<_>>>()?;
-        let mut estimate = self.estimate();
-        estimate.filter(filters.iter(), &df_schema);
-        let statistics = table_statistics(&self.version, &self.schema, Some(&estimate), !filters.is_empty());
-        let config = state.config();
-        let scan = TidepoolScanExec::try_new(
-            self.version.clone(),
-            self.schema.clone(),
-            projection,
-            predicates,
-            limit,
-            statistics,
-            config.target_partitions(),
-        )?;
-        Ok(Arc::new(scan))
+        let threads = state.config().target_partitions();
+        let (version, schema) = (self.version.clone(), self.schema.clone());
+        let scan = TidepoolScanExec::try_new(version, schema, projection, predicates, limit, threads)?;
+        let statistics = match scan.access() {
+            // What a whole table's statistics take to be worked out is more than a row.
+            Some(access) if access.is_point() => {
+                let rows = Precision::Inexact(access.rows_estimated().ceil() as usize);
+                Statistics { num_rows: rows, ..Statistics::new_unknown(&self.schema) }
+            }
+            _ => {
+                let mut estimate = self.estimate();
+                estimate.filter(filters.iter(), &df_schema);
+                table_statistics(&self.version, &self.schema, Some(&estimate), !filters.is_empty())
+            }
+        };
+        Ok(Arc::new(scan.with_statistics(statistics)))
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {

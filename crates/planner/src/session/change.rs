@@ -2,13 +2,14 @@
 
 use super::tables::checked_writer;
 use super::{Outcome, ResultColumn, Session};
-use crate::change::Change;
+use crate::change::{self, Change};
 use crate::execute::{Batches, joined};
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{Command, Statement};
+use crate::upsert::{self, Upsert};
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{Int64Type, Schema, SchemaRef};
@@ -18,7 +19,7 @@ use futures::StreamExt;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{Changed, RelationName, Transaction};
+use tidepool_database::{Changed, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableVersion;
 
@@ -65,6 +66,8 @@ pub(super) struct Source {
     width: usize,
     /// Names of the columns that `RETURNING` gives back.
     returning: Option<Vec<String>>,
+    /// Of an `INSERT`.
+    conflict: Option<upsert::Plan>,
 }
 
 impl Source {
@@ -76,7 +79,8 @@ impl Source {
                 let target = crate::insert::read(facts, insert.as_ref().clone(), *overriding)?;
                 let columns = &target.version.def.columns;
                 let types: Vec<u32> = target.columns.iter().map(|&column| columns[column].sql_type.oid()).collect();
-                let oids = crate::insert::value_parameters(insert, &types, given);
+                let mut oids = crate::insert::value_parameters(insert, &types, given);
+                target.settle_parameters(&mut oids);
                 Ok((Reading::Insert(target), oids))
             }
             Command::Update { update, with } => {
@@ -125,14 +129,15 @@ impl Reading {
         match self {
             Reading::Insert(target) => {
                 let version = target.version.clone();
-                let (plan, returning) = target.plan(state, facts, parameters)?;
+                let crate::insert::Planned { plan, returning, conflict } = target.plan(state, facts, parameters)?;
                 let width = version.def.columns.len();
-                Ok(Source { version, plan, width, returning })
+                Ok(Source { version, plan, width, returning, conflict })
             }
             Reading::Change(change) => {
                 let version = change.version.clone();
                 let planned = change.plan(state, facts, parameters)?;
-                Ok(Source { version, plan: planned.plan, width: planned.width, returning: planned.returning })
+                let change::Planned { plan, width, returning } = planned;
+                Ok(Source { version, plan, width, returning, conflict: None })
             }
         }
     }
@@ -194,10 +199,14 @@ impl Session {
             let (reading, _) = Source::read(&facts, statement.command(), &[])?;
             let mut source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
             source.plan = query::bind(source.plan, &parameters)?;
+            let settings = facts.settings.text_settings();
+            let conflict = source.conflict.take();
+            let ready = |conflict: upsert::Plan| conflict.ready(&state, &source.version.def, &parameters, settings);
+            let upsert = conflict.map(ready).transpose()?;
             let plan = query::physical_plan(&state, &source.plan).await?;
-            Ok((source, query::planned(state, plan, &OutputNames::none())))
+            Ok((source, upsert, query::planned(state, plan, &OutputNames::none())))
         });
-        let (source, planned) = joined(planning.await)?;
+        let (source, upsert, planned) = joined(planning.await)?;
         let schema = planned.schema.clone();
         let columns = source.columns(&schema);
         let settings = running.facts.settings.text_settings();
@@ -220,6 +229,7 @@ impl Session {
             let before = transaction.savepoint();
             let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns };
             let written = match verb {
+                Verb::Insert if let Some(upsert) = &upsert => rows.upsert(transaction, &table, upsert),
                 Verb::Insert => rows.insert(transaction, &table),
                 Verb::Update => rows.update(transaction, &table),
                 Verb::Delete => rows.delete(transaction, &table),
@@ -281,6 +291,47 @@ impl Rows<'_> {
             }
         }
         written.rows = transaction.absorb(writer)?;
+        Ok(written)
+    }
+
+    fn upsert(self, transaction: &mut Transaction, table: &RelationName, upsert: &Upsert) -> Result<Written> {
+        let conform = self.conform(transaction, table, 0)?;
+        let checks = checked_writer(transaction, self.facts, table)?;
+        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        while let Some(batch) = self.batches.blocking_next() {
+            let batch = batch?;
+            let rows = checks.checked(&conform.apply(&part(&batch, 0..self.width)?)?)?;
+            let mut update = upsert.update.as_ref().map(|update| {
+                let rows = &rows;
+                let checks = &checks;
+                move |place: usize, existing: &RecordBatch| update.apply(existing, &rows.slice(place, 1), checks)
+            });
+            let action = update.as_mut().map(|update| update as tidepool_database::OnConflict<'_>);
+            let done = transaction.upsert(table, &rows, &upsert.arbiters, action)?;
+            written.rows += done.iter().filter(|done| !matches!(done, Upserted::Skipped)).count() as u64;
+            if !self.returns {
+                continue;
+            }
+            let returned = part(&batch, self.width..batch.num_columns())?;
+            let schema = returned.schema();
+            let mut inserted = 0..0;
+            for (place, done) in done.iter().enumerate() {
+                if let Upserted::Inserted = done {
+                    inserted = if inserted.is_empty() { place..place + 1 } else { inserted.start..place + 1 };
+                    continue;
+                }
+                if !inserted.is_empty() {
+                    written.returned.push(returned.slice(inserted.start, inserted.len()));
+                    inserted = 0..0;
+                }
+                if let (Upserted::Updated(row), Some(update)) = (done, &upsert.update) {
+                    written.returned.extend(update.returned(row, &schema)?);
+                }
+            }
+            if !inserted.is_empty() {
+                written.returned.push(returned.slice(inserted.start, inserted.len()));
+            }
+        }
         Ok(written)
     }
 

@@ -13,12 +13,14 @@
 //! An index that is made later has entries of the versions that its maker saw. Views from before it cannot use it
 //! ([`TableIndex::is_complete_for`]).
 
+mod access;
 mod build;
 mod gone;
 mod keys;
 #[cfg(test)]
 mod tests;
 
+pub use access::IndexAccess;
 pub use build::{BuildRequest, build_indexes};
 pub(crate) use gone::Entries;
 pub use keys::IndexKey;
@@ -156,7 +158,7 @@ impl TableIndex {
         let mut other_key = IndexKey::default();
         let judge = |other: RowId| match self.claim(rows, view, other, key, &mut other_key) {
             Ok(Claim::Free) => Verdict::Free,
-            Ok(Claim::Has) => Verdict::Taken,
+            Ok(Claim::Has | Claim::Own) => Verdict::Taken,
             Ok(Claim::Undecided(tag)) => {
                 waits.set(Some(tag));
                 Verdict::Wait

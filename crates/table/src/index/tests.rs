@@ -4,7 +4,7 @@ use super::*;
 use crate::rows::{Outcome, Savepoint, WriteSet};
 use crate::schema::{IndexColumn, IndexDef};
 use crate::testing::{noise, placement, spaces, stored, table};
-use crate::{BATCH_ROWS, RowGroup, ScanRequest, Table, TableScan, TableVersion};
+use crate::{BATCH_ROWS, ColumnFilter, CompareOp, Datum, RowGroup, ScanRequest, Table, TableScan, TableVersion};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
 use arrow_array::{Array, Int64Array, RecordBatch, StringViewArray};
@@ -103,19 +103,36 @@ impl Fixture {
                 }
             }
         }
+        // Through an index as by a scan.
+        for (column, op) in [(0, CompareOp::Eq), (0, CompareOp::Ge), (1, CompareOp::Eq), (1, CompareOp::Lt)] {
+            for value in [0, 3, 29, 58] {
+                let filters = vec![ColumnFilter::Compare { column, op, value: Datum::Int(value) }];
+                let filters = match (column, value) {
+                    (1, 58) => vec![ColumnFilter::IsNull { column }],
+                    (0, 58) => vec![ColumnFilter::In { column, values: (0..9).map(Datum::Int).collect() }],
+                    _ => filters,
+                };
+                let access = IndexAccess::of_any(&version, &filters).expect("an index on either");
+                let found = access.find(&version);
+                let by_index = TableScan::picked(version.clone(), request(filters.clone()), &found);
+                let by_scan = TableScan::new(version.clone(), request(filters));
+                assert_eq!(collect(&by_index), collect(&by_scan), "{what}: #{column} {op:?} {value}");
+            }
+        }
         rows
     }
 }
 
+fn request(filters: Vec<ColumnFilter>) -> ScanRequest {
+    ScanRequest { projection: vec![0, 1, 2, 3], filters, dynamic: None, limit: None, batch_rows: BATCH_ROWS }
+}
+
 fn scan(version: &Arc<TableVersion>) -> BTreeMap<RowId, Row> {
-    let request = ScanRequest {
-        projection: vec![0, 1, 2, 3],
-        filters: Vec::new(),
-        dynamic: None,
-        limit: None,
-        batch_rows: BATCH_ROWS,
-    };
-    let mut reader = TableScan::new(version.clone(), request).reader();
+    collect(&TableScan::new(version.clone(), request(Vec::new())))
+}
+
+fn collect(scan: &Arc<TableScan>) -> BTreeMap<RowId, Row> {
+    let mut reader = scan.reader();
     let mut rows = BTreeMap::new();
     while let Some(batch) = reader.next_batch().unwrap() {
         let numbers = |column: usize| batch.column(column).as_primitive::<Int64Type>();

@@ -11,8 +11,10 @@ use tidepool_txn::{NEVER, Status, Tag, View};
 pub enum Claim {
     /// The row does not have it, and will not unless somebody writes the row anew.
     Free,
-    /// It has it: committed, or by the view's own transaction.
+    /// It has it, and that is committed.
     Has,
+    /// It has it, as the view's own transaction wrote it.
+    Own,
     /// It has it if this transaction commits, or if it does not.
     Undecided(Tag),
 }
@@ -83,7 +85,7 @@ impl RowStore {
             let is = header.kind() == Kind::Row && has(RowRef::Version(unsafe { version.image() }));
             match begin {
                 Begin::Settled => return Some(settled(open, is)),
-                Begin::Own => return Some(if is { Claim::Has } else { Claim::Free }),
+                Begin::Own => return Some(if is { Claim::Own } else { Claim::Free }),
                 Begin::Open(tag) => open = Some((tag, is || open.is_some_and(|(_, may)| may))),
                 Begin::Changing => return None,
                 Begin::Never => {}
@@ -95,6 +97,7 @@ impl RowStore {
         });
         match begin {
             Begin::Settled => Some(settled(open, is)),
+            Begin::Own if is && open.is_none() => Some(Claim::Own),
             Begin::Own => Some(settled(open, is)),
             Begin::Never => Some(settled(open, false)),
             Begin::Open(tag) => Some(if is { Claim::Undecided(tag) } else { settled(open, false) }),

@@ -44,16 +44,19 @@ pub struct MainPart {
     pub group: Arc<RowGroup>,
     /// Positions that are no rows: deleted, or never used. Where a word is missing, none.
     dead: Vec<u64>,
+    live_rows: usize,
 }
 
 impl MainPart {
     /// `dead` has a bit for each row of the group, or is empty when none is dead.
     pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>) -> MainPart {
-        MainPart { group, dead }
+        let mut part = MainPart { group, dead, live_rows: 0 };
+        part.live_rows = (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum();
+        part
     }
 
     pub(crate) fn with_group(&self, group: Arc<RowGroup>) -> MainPart {
-        MainPart { group, dead: self.dead.clone() }
+        MainPart { group, dead: self.dead.clone(), live_rows: self.live_rows }
     }
 
     /// The rows of word `word` that are there.
@@ -75,7 +78,7 @@ impl MainPart {
     }
 
     pub fn live_rows(&self) -> usize {
-        (0..words_for(self.group.rows())).map(|word| self.live(word).count_ones() as usize).sum()
+        self.live_rows
     }
 
     pub fn dead_rows(&self) -> usize {

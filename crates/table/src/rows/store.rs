@@ -187,6 +187,20 @@ impl RowStore {
         self.read_main(view, range, row.position())
     }
 
+    /// As `read`; what it reads is the caller's to charge for.
+    pub(crate) fn find<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
+        self.check_view(view);
+        let range = self.directory.get(row.range())?;
+        if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
+            match self.seen_charging(view, version, |_| ()) {
+                Seen::Image(image) => return Some(RowRef::Version(image)),
+                Seen::Deleted => return None,
+                Seen::Main => {}
+            }
+        }
+        self.read_main(view, range, row.position())
+    }
+
     pub(super) fn read_main<'v>(&self, view: &'v View, range: &'v Range, position: usize) -> Option<RowRef<'v>> {
         let main = range.main(view)?;
         let there = main.has(position)

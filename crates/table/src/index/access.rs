@@ -1,0 +1,237 @@
+//! Rows that conditions leave, found through an index instead of a scan.
+//!
+//! The conditions on an index's first columns become ranges of keys. What is found there are candidates: a scan of these
+//! rows alone ([`TableScan::picked`](crate::TableScan::picked)) looks at the version that its view sees, and tests all conditions again.
+
+use super::TableIndex;
+use crate::filter::{ColumnFilter, CompareOp};
+use crate::{Datum, TableVersion};
+use std::borrow::Cow;
+use std::ops::Bound;
+use std::sync::Arc;
+use tidepool_base::{RowId, SqlType};
+use tidepool_device::Access;
+use tidepool_index::key::{KeyBounds, KeyValue};
+use tidepool_index::{Cursor, Direction};
+use tidepool_tablespace::Tablespace;
+
+/// Ranges that `IN` lists may make.
+const RANGES_MAX: usize = 1_000;
+
+/// What a row costs that is looked up by its id, where nothing is far, in nanoseconds: an index's entry, the row's head,
+/// and its values one by one.
+const ROW_NS: f64 = 400.0;
+
+/// What a row of main, and one of delta, costs a scan.
+const SCANNED_NS: f64 = 1.0;
+const SCANNED_DELTA_NS: f64 = 25.0;
+
+/// Rows that are looked up whatever a scan costs: it reads no less than a block of each column.
+const FEW_ROWS: f64 = 8.0;
+
+/// A way to a table's rows through one of its indexes.
+#[derive(Debug)]
+pub struct IndexAccess {
+    index: Arc<TableIndex>,
+    ranges: Vec<KeyBounds>,
+    /// Columns of the key that conditions are on.
+    columns: usize,
+    rows: f64,
+    is_point: bool,
+}
+
+impl IndexAccess {
+    /// The way that costs least, if it costs less than a scan that tests the filters, all of which must hold. `reads` are
+    /// the columns that are produced.
+    pub fn choose(version: &TableVersion, filters: &[ColumnFilter], reads: &[usize]) -> Option<IndexAccess> {
+        let indexes = version.table().indexes().iter().filter(|index| index.is_complete_for(version.view()));
+        let ways = indexes.filter_map(|index| IndexAccess::of(version, index, filters));
+        let best = ways.min_by(|a, b| a.rows.total_cmp(&b.rows).then(b.columns.cmp(&a.columns)))?;
+        (best.rows <= FEW_ROWS || best.cost_ns(version, reads) < scan_ns(version, filters)).then_some(best)
+    }
+
+    /// The first index that the conditions can use, whatever it costs.
+    #[cfg(test)]
+    pub(crate) fn of_any(version: &TableVersion, filters: &[ColumnFilter]) -> Option<IndexAccess> {
+        version.table().indexes().iter().find_map(|index| IndexAccess::of(version, index, filters))
+    }
+
+    fn of(version: &TableVersion, index: &Arc<TableIndex>, filters: &[ColumnFilter]) -> Option<IndexAccess> {
+        let mut prefixes: Vec<Vec<KeyValue<'static>>> = vec![Vec::new()];
+        let mut columns = 0;
+        for (place, position) in index.positions().iter().enumerate() {
+            let Some(values) = equal_to(filters, *position, index.sql_type(place)) else { break };
+            if prefixes.len() * values.len() > RANGES_MAX {
+                break;
+            }
+            let longer = |prefix: &Vec<KeyValue<'static>>| {
+                let prefix = prefix.clone();
+                values.iter().map(move |value| prefix.iter().cloned().chain([value.clone()]).collect())
+            };
+            prefixes = prefixes.iter().flat_map(longer).collect();
+            columns += 1;
+        }
+        let is_point = columns == index.positions().len();
+        let (mut lower, mut upper) = (Bound::Unbounded, Bound::Unbounded);
+        if !is_point {
+            (lower, upper) = within(filters, index.positions()[columns], index.sql_type(columns));
+        }
+        let is_bounded = (&lower, &upper) != (&Bound::Unbounded, &Bound::Unbounded);
+        if columns == 0 && !is_bounded {
+            return None;
+        }
+        let bounds =
+            |prefix: &Vec<KeyValue<'static>>| index.codec().bounds(prefix, lower.as_ref(), upper.as_ref()).ok();
+        let ranges = prefixes.iter().map(bounds).collect::<Option<Vec<_>>>()?;
+        let has_null = prefixes.iter().flatten().any(|value| *value == KeyValue::Null);
+        let is_one = is_point && index.is_unique() && !has_null;
+        let rows = match is_one {
+            true => ranges.len() as f64,
+            false => ranges.iter().map(|range| index.tree().estimate(version.view(), range.range())).sum(),
+        };
+        let columns = columns + usize::from(is_bounded);
+        Some(IndexAccess { index: Arc::clone(index), ranges, columns, rows, is_point: is_one })
+    }
+
+    pub fn index(&self) -> &TableIndex {
+        &self.index
+    }
+
+    /// Positions in the table of the columns whose conditions it uses.
+    pub fn columns(&self) -> &[usize] {
+        &self.index.positions()[..self.columns]
+    }
+
+    /// Estimated: the rows that it finds.
+    pub fn rows_estimated(&self) -> f64 {
+        self.rows
+    }
+
+    /// It finds a row for each of some keys, or none.
+    pub fn is_point(&self) -> bool {
+        self.is_point
+    }
+
+    fn cost_ns(&self, version: &TableVersion, reads: &[usize]) -> f64 {
+        let space = self.index.tree().tablespace();
+        let leaf = latency_ns(Some(&space));
+        let delta_share = version.delta_rows() as f64 / version.rows_max().max(1) as f64;
+        let delta = latency_ns(Some(version.rows().memory().tablespace()));
+        let main = match version.row_groups.first() {
+            Some(group) => reads
+                .iter()
+                .filter_map(|column| group.segments().get(*column))
+                .map(|segment| {
+                    // Its block is read from the first row on that is wanted.
+                    ROW_NS / 4.0 + latency_ns(Some(segment.tablespace()))
+                })
+                .sum(),
+            None => 0.0,
+        };
+        self.ranges.len() as f64 * leaf + self.rows * (ROW_NS + delta_share * delta + (1.0 - delta_share) * main)
+    }
+
+    /// Ids of the rows that may meet the conditions, each once, in order.
+    pub fn find(&self, version: &TableVersion) -> Vec<RowId> {
+        let (tree, view) = (self.index.tree(), &**version.view());
+        let mut rows = Vec::new();
+        for range in &self.ranges {
+            match (&range.lower, self.is_point) {
+                (Bound::Included(key), true) => rows.extend_from_slice(&tree.get(view, key)),
+                _ => {
+                    let mut cursor = Cursor::new(range.range(), Direction::Forward);
+                    while let Some(row) = cursor.next_row(tree, view) {
+                        rows.push(row);
+                    }
+                }
+            }
+        }
+        rows.sort_unstable();
+        // Several versions of a row may have entries.
+        rows.dedup();
+        rows
+    }
+}
+
+fn latency_ns(space: Option<&Arc<Tablespace>>) -> f64 {
+    space.and_then(|space| space.pacer()).map_or(0.0, |pacer| pacer.model().read_latency_ns())
+}
+
+fn scan_ns(version: &TableVersion, filters: &[ColumnFilter]) -> f64 {
+    let mut total = version.delta_rows() as f64 * SCANNED_DELTA_NS;
+    let mut columns: Vec<usize> = filters.iter().map(ColumnFilter::column).collect();
+    columns.sort_unstable();
+    columns.dedup();
+    for segment in version.row_groups.iter().flat_map(|group| columns.iter().map(|column| &group.segments()[*column])) {
+        total += segment.rows() as f64 * SCANNED_NS;
+        if let Some(pacer) = segment.tablespace().pacer() {
+            total += pacer.model().device_ns(&Access::read_sequential(segment.bytes().len() as u64));
+        }
+    }
+    total
+}
+
+/// The values that the column may have, of those conditions that leave some single ones.
+fn equal_to(filters: &[ColumnFilter], position: usize, sql_type: SqlType) -> Option<Vec<KeyValue<'static>>> {
+    filters.iter().find_map(|filter| match filter {
+        ColumnFilter::Compare { column, op: CompareOp::Eq, value } if *column == position => {
+            Some(vec![key_value(value, sql_type)?])
+        }
+        ColumnFilter::In { column, values } if *column == position => {
+            values.iter().map(|value| key_value(value, sql_type)).collect()
+        }
+        ColumnFilter::IsNull { column } if *column == position => Some(vec![KeyValue::Null]),
+        _ => None,
+    })
+}
+
+/// The bounds that conditions give a column; of several on one side the first, as all are tested again.
+fn within(
+    filters: &[ColumnFilter],
+    position: usize,
+    sql_type: SqlType,
+) -> (Bound<KeyValue<'static>>, Bound<KeyValue<'static>>) {
+    let (mut lower, mut upper) = (Bound::Unbounded, Bound::Unbounded);
+    for filter in filters {
+        let ColumnFilter::Compare { column, op, value } = filter else { continue };
+        if *column != position {
+            continue;
+        }
+        let Some(value) = key_value(value, sql_type) else { continue };
+        match op {
+            CompareOp::Gt if lower == Bound::Unbounded => lower = Bound::Excluded(value),
+            CompareOp::Ge if lower == Bound::Unbounded => lower = Bound::Included(value),
+            CompareOp::Lt if upper == Bound::Unbounded => upper = Bound::Excluded(value),
+            CompareOp::Le if upper == Bound::Unbounded => upper = Bound::Included(value),
+            _ => {}
+        }
+    }
+    (lower, upper)
+}
+
+/// `None` for a value that the column's type does not have, which the scan's own test then deals with.
+fn key_value(value: &Datum, sql_type: SqlType) -> Option<KeyValue<'static>> {
+    Some(match (sql_type, value) {
+        (SqlType::Boolean, Datum::Boolean(value)) => KeyValue::Boolean(*value),
+        (SqlType::SmallInt, Datum::Int(value)) => KeyValue::SmallInt(i16::try_from(*value).ok()?),
+        (SqlType::Integer, Datum::Int(value)) => KeyValue::Integer(i32::try_from(*value).ok()?),
+        (SqlType::BigInt, Datum::Int(value)) => KeyValue::BigInt(*value),
+        (SqlType::Date, Datum::Int(value)) => KeyValue::Date(i32::try_from(*value).ok()?),
+        (SqlType::Timestamp | SqlType::TimestampTz, Datum::Int(value)) => KeyValue::Timestamp(*value),
+        (SqlType::Numeric { .. }, Datum::Decimal(value)) => KeyValue::Numeric(*value),
+        (SqlType::Real, Datum::Float(value)) => {
+            let narrow = *value as f32;
+            if f64::from(narrow) != *value && !value.is_nan() {
+                return None;
+            }
+            KeyValue::Real(narrow)
+        }
+        (SqlType::DoublePrecision, Datum::Float(value)) => KeyValue::DoublePrecision(*value),
+        (SqlType::Uuid, Datum::Text(text)) => KeyValue::uuid(text).ok()?,
+        (SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. }, Datum::Text(text)) => {
+            KeyValue::Text(Cow::Owned(text.clone()))
+        }
+        (SqlType::Bytea, Datum::Bytes(bytes)) => KeyValue::Bytea(Cow::Owned(bytes.clone())),
+        _ => return None,
+    })
+}
