@@ -136,3 +136,97 @@ async fn a_deadlock_ends_one_of_two() {
     assert_eq!(ended.iter().filter(|ended| **ended == Err("40P01".to_owned())).count(), 1, "{ended:?}");
     assert_eq!(ended.iter().filter(|ended| ended.is_ok()).count(), 1, "{ended:?}");
 }
+
+async fn keyed(server: &TestServer) -> Client {
+    let client = server.connect().await;
+    client
+        .batch_execute("CREATE TABLE keyed (id int PRIMARY KEY, n int); INSERT INTO keyed VALUES (1, 10)")
+        .await
+        .unwrap();
+    client
+}
+
+/// What `sql` comes to in a session that has to wait for `first`, which then ends by `end`.
+async fn after(server: &TestServer, first: &Client, end: &str, sql: &'static str) -> Result<(), String> {
+    let second = server.connect().await;
+    let waiting = tokio::spawn(async move { second.batch_execute(sql).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "{sql}");
+    first.batch_execute(end).await.unwrap();
+    waiting.await.unwrap().map_err(|error| code(&error).to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_two_that_insert_a_key_the_second_waits_for_the_first() {
+    let server = TestServer::start().await;
+    let first = keyed(&server).await;
+    let insert = "INSERT INTO keyed VALUES (2, 0)";
+    first.batch_execute("BEGIN; INSERT INTO keyed VALUES (2, 20)").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", insert).await, Err("23505".to_owned()));
+    first.batch_execute("BEGIN; DELETE FROM keyed WHERE id = 2").await.unwrap();
+    assert_eq!(after(&server, &first, "ROLLBACK", insert).await, Err("23505".to_owned()));
+    first.batch_execute("BEGIN; DELETE FROM keyed WHERE id = 2").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", insert).await, Ok(()));
+    first.batch_execute("BEGIN; INSERT INTO keyed VALUES (3, 30)").await.unwrap();
+    assert_eq!(after(&server, &first, "ROLLBACK", "INSERT INTO keyed VALUES (3, 33)").await, Ok(()));
+    first.batch_execute("BEGIN; UPDATE keyed SET id = 4 WHERE id = 3").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "UPDATE keyed SET id = 4 WHERE id = 2").await, Err("23505".to_owned()));
+    assert_eq!(cell(&first, "SELECT sum(id)::bigint FROM keyed").await, 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_conflict_with_a_row_that_was_committed_meanwhile_is_one() {
+    let server = TestServer::start().await;
+    let first = keyed(&server).await;
+    first.batch_execute("BEGIN; INSERT INTO keyed VALUES (2, 20)").await.unwrap();
+    let add = "INSERT INTO keyed VALUES (2, 1) ON CONFLICT (id) DO UPDATE SET n = keyed.n + excluded.n";
+    assert_eq!(after(&server, &first, "COMMIT", add).await, Ok(()));
+    assert_eq!(cell(&first, "SELECT n::bigint FROM keyed WHERE id = 2").await, 21);
+    first.batch_execute("BEGIN; UPDATE keyed SET n = 100 WHERE id = 2").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", add).await, Ok(()));
+    assert_eq!(cell(&first, "SELECT n::bigint FROM keyed WHERE id = 2").await, 101);
+    first.batch_execute("BEGIN; DELETE FROM keyed WHERE id = 2").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", add).await, Ok(()));
+    assert_eq!(cell(&first, "SELECT n::bigint FROM keyed WHERE id = 2").await, 1);
+    // Who has one snapshot cannot go by a row that it does not show.
+    let other = server.connect().await;
+    for sql in [
+        "INSERT INTO keyed VALUES (3, 1) ON CONFLICT DO NOTHING",
+        "INSERT INTO keyed VALUES (3, 1) ON CONFLICT (id) DO UPDATE SET n = 1",
+    ] {
+        other.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT * FROM keyed").await.unwrap();
+        first.batch_execute("INSERT INTO keyed VALUES (3, 30)").await.unwrap();
+        assert_eq!(code(&other.batch_execute(sql).await.unwrap_err()), "40001");
+        other.batch_execute("ROLLBACK").await.unwrap();
+        first.batch_execute("DELETE FROM keyed WHERE id = 3").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn counters_lose_nothing_when_many_sessions_insert_or_add() {
+    let server = TestServer::start().await;
+    let client = keyed(&server).await;
+    let adders: Vec<_> = (0..4)
+        .map(|_| {
+            let config = server.config();
+            tokio::spawn(async move {
+                let client = crate::server::connect(&config).await.unwrap();
+                for step in 0..60 {
+                    let sql = format!(
+                        "INSERT INTO keyed VALUES ({}, 1) ON CONFLICT (id) DO UPDATE SET n = keyed.n + 1",
+                        100 + step % 7
+                    );
+                    client.batch_execute(&sql).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..5 {
+        client.batch_execute("CALL tidepool.merge('keyed')").await.unwrap();
+    }
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    assert_eq!(cell(&client, "SELECT sum(n)::bigint FROM keyed WHERE id >= 100").await, 240);
+    assert_eq!(cell(&client, "SELECT count(*) FROM keyed WHERE id >= 100").await, 7);
+}
