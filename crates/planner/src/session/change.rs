@@ -81,7 +81,7 @@ impl Source {
                 let types: Vec<u32> = target.columns.iter().map(|&column| columns[column].sql_type.oid()).collect();
                 let mut oids = crate::insert::value_parameters(insert, &types, given);
                 target.settle_parameters(&mut oids);
-                Ok((Reading::Insert(target), oids))
+                Ok((Reading::Insert(Box::new(target)), oids))
             }
             Command::Update { update, with } => {
                 let with = with.as_deref().cloned();
@@ -115,7 +115,7 @@ impl Source {
 
 /// A statement that writes, read off its syntax.
 pub(super) enum Reading {
-    Insert(crate::insert::Target),
+    Insert(Box<crate::insert::Target>),
     Change(Box<Change>),
 }
 
