@@ -2,8 +2,10 @@
 //!
 //! Each of these, taken out, makes a look-up fail here: the acquire fence of `lock::check`, the release fence of `lock::lock`,
 //! the acquire of `lock::read`, the release of `lock::unlock_changed`, the second look at a parent in `descend_by`, the second
-//! look at the root, the check of the leaf in `get`; and `a_node_that_is_used_again` the version that goes on in `lock::reuse`.
+//! look at the root, the check of the leaf in `get`; and `a_node_that_is_used_again` the version that goes on in `lock::reuse`, and
+//! `an_entry_that_is_wanted_again` the full fence in `remove_unless`, or in who inserts.
 
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::testing::{space, transactions};
 use crate::{Cursor, Direction, Index, Verdict};
 use loom::thread;
@@ -159,5 +161,26 @@ fn of_two_that_insert_a_key_one_wins() {
         thread.join().unwrap();
         let alive = machine.index.get(&machine.view, &[5]).iter().filter(|row| row.0 % 10 > 0).count();
         assert_eq!(alive, 1);
+    });
+}
+
+/// Whoever makes a row's key visible, and then finds its entry there, can rely on it: also when it was on its way out.
+#[test]
+fn an_entry_that_is_wanted_again_stays_or_comes_after() {
+    explore(2, || {
+        let machine = Machine::new(&[1, 3, 5]);
+        let visible = Arc::new(AtomicU64::new(0));
+        let thread = {
+            let visible = visible.clone();
+            machine.other(move |machine| {
+                let is_wanted = || visible.load(Ordering::Relaxed) == 1;
+                machine.index.remove_unless(&machine.view, &[3], RowId(3), is_wanted);
+            })
+        };
+        visible.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        machine.index.insert(&machine.view, &[3], RowId(3)).unwrap();
+        thread.join().unwrap();
+        machine.assert_has(3);
     });
 }

@@ -1,12 +1,14 @@
 //! Unique keys between transactions, and indexes through what is done to tables.
 
 use crate::tests::{batch_of, memory, near};
-use crate::{Changed, Config, Database, NewIndex, RelationName, Transaction};
+use crate::{Changed, Config, Database, NewIndex, RelationName, TablespaceChange, Transaction};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use tidepool_base::{Error, Result, RowId, SqlState, SqlType};
+use tidepool_device::Location;
 use tidepool_table::{ColumnDef, IndexColumn, TableDef};
+use tidepool_tablespace::TablespaceConfig;
 
 fn table(config: Config) -> Arc<Database> {
     let database = Database::open(config).unwrap();
@@ -279,4 +281,54 @@ fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
     let index = &saved[0].def.indexes[0];
     assert_eq!((index.name.as_str(), index.unique, index.is_primary()), ("t_pkey", true, true));
     assert_eq!(saved[0].def.index_positions(index), [0]);
+}
+
+#[test]
+fn an_index_makes_way_when_its_tablespace_loses_a_device() {
+    let database = table(memory());
+    let space = TablespaceConfig {
+        name: "pool".to_owned(),
+        location: "anon:*1, anon:*1".parse().unwrap(),
+        size_bytes: Some(64 << 20),
+        profile: None,
+        profiles: Vec::new(),
+        huge_pages: false,
+    };
+    database.create_tablespace(space).unwrap();
+    let mut transaction = database.begin().unwrap();
+    transaction.set_index_tablespace(&RelationName::from("t_pkey"), Some("pool")).unwrap();
+    transaction.commit().unwrap();
+    let rows: Vec<(i64, &str)> = (0..20_000).map(|id| (id * 7_919 % 20_011, "x")).collect();
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, &rows).unwrap();
+    transaction.commit().unwrap();
+    let refused = database.drop_tablespace("pool").unwrap_err();
+    assert_eq!(code(&refused), SqlState::OBJECT_IN_USE);
+    // Somebody goes on writing meanwhile.
+    let writer = {
+        let database = database.clone();
+        thread::spawn(move || {
+            for id in 30_000..30_200 {
+                let mut transaction = database.begin().unwrap();
+                insert(&mut transaction, &[(id, "y")]).unwrap();
+                transaction.commit().unwrap();
+            }
+        })
+    };
+    let change = TablespaceChange::DropLocation { location: Location::Anon };
+    database.alter_tablespace("pool", &change, &()).unwrap();
+    writer.join().unwrap();
+    let version = database.version();
+    let index = version.table("t").unwrap().table().indexes()[0].clone();
+    assert_eq!(index.tree().tablespace().name(), "pool");
+    assert_eq!(index.tree().check(version.view()).unwrap().entries, 20_200);
+    drop((version, index));
+    assert_eq!(find(&database, 7_919).len(), 1);
+    let mut transaction = database.begin().unwrap();
+    assert_eq!(code(&insert(&mut transaction, &[(30_100, "")]).unwrap_err()), SqlState::UNIQUE_VIOLATION);
+    drop(transaction);
+    let mut transaction = database.begin().unwrap();
+    transaction.set_index_tablespace(&RelationName::from("t_pkey"), None).unwrap();
+    transaction.commit().unwrap();
+    database.drop_tablespace("pool").unwrap();
 }
