@@ -54,6 +54,8 @@ pub struct Database {
     pub(crate) keeper: Mutex<Worker>,
     /// Merges whose versions somebody may still look at: rows, and range.
     pub(crate) unfinished: Mutex<Vec<(Arc<RowStore>, u64)>>,
+    /// By table, transactions that wrote to it when it was last looked at, and since when it has been so many.
+    pub(crate) quiet: Mutex<HashMap<TableId, (u64, Instant)>>,
     /// By tablespace, where versions of rows are.
     pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
@@ -180,6 +182,7 @@ impl Database {
             log: OnceLock::new(),
             log_writer: OnceLock::new(),
             memories: Mutex::default(),
+            quiet: Mutex::default(),
             keeper: Mutex::new(transactions.worker()?),
             unfinished: Mutex::default(),
             transactions,

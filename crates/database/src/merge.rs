@@ -3,15 +3,19 @@
 use crate::catalog::RelationName;
 use crate::{Database, TableSize};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Merged, RowStore};
-use tidepool_table::{ROW_GROUP_ROWS, RowGroup, Table, TableVersion};
+use tidepool_table::{MergePolicy, ROW_GROUP_ROWS, RowGroup, Table, TableVersion};
 use tidepool_txn::Worker;
 
 /// Rows of delta from which on a table is merged without being told to.
 const MERGE_ROWS: u64 = ROW_GROUP_ROWS as u64;
+
+/// As `MERGE_ROWS`, of a table that nobody has written to for `COLD_AFTER`.
+const MERGE_ROWS_COLD: u64 = ROW_GROUP_ROWS as u64 / 16;
+const COLD_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a merge waits for those who still look at what was before. Then the background thread does.
 const LOOKS: u32 = 10;
@@ -75,9 +79,8 @@ impl Database {
         Ok(moved)
     }
 
-    /// What the background thread does of it: ends merges that waited for somebody, frees what nobody looks at any
-    /// more, and merges tables whose delta is large.
-    pub(crate) fn tend_rows(self: &Arc<Self>) {
+    /// Frees what nobody sees any more: versions, what merges left, nodes of indexes.
+    pub fn vacuum(&self) {
         {
             let keeper = self.keeper.lock();
             let mut unfinished = std::mem::take(&mut *self.unfinished.lock());
@@ -86,10 +89,37 @@ impl Database {
             keeper.collect();
         }
         self.memories.lock().values().for_each(|memory| memory.trim());
+        self.reclaim_indexes();
+    }
+
+    /// Tables whose delta is to be moved into main, as their policies have it.
+    fn to_be_merged(&self) -> Vec<RelationName> {
         let version = self.version();
-        let is_large = |table: &Arc<TableVersion>| table.delta_rows() >= MERGE_ROWS;
-        let large: Vec<RelationName> = version.versions().filter(is_large).map(|table| (&*table.def).into()).collect();
-        drop(version);
+        let mut quiet = self.quiet.lock();
+        let now = Instant::now();
+        let due = |table: &Arc<TableVersion>| {
+            let writes = table.table().writes();
+            let (before, since) = quiet.entry(table.def.id).or_insert((writes, now));
+            if *before != writes {
+                (*before, *since) = (writes, now);
+            }
+            match table.def.parameters.merge_policy() {
+                MergePolicy::Never => false,
+                MergePolicy::Immediate => table.delta_rows() > 0,
+                MergePolicy::Auto if since.elapsed() >= COLD_AFTER => table.delta_rows() >= MERGE_ROWS_COLD,
+                MergePolicy::Auto => table.delta_rows() >= MERGE_ROWS,
+            }
+        };
+        let due = version.versions().filter(due).map(|table| (&*table.def).into()).collect();
+        quiet.retain(|table, _| version.table_by_id(*table).is_some());
+        due
+    }
+
+    /// What the background thread does of it: ends merges that waited for somebody, frees what nobody looks at any
+    /// more, and merges tables whose delta is large.
+    pub(crate) fn tend_rows(self: &Arc<Self>) {
+        self.vacuum();
+        let large = self.to_be_merged();
         // Whoever changes the table may take long, and there is more to tend to: next time, then.
         let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));
         for name in large {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::rows::WriteSet;
-use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
+use tidepool_table::{ColumnDef, MergePolicy, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
 use tidepool_txn::{Isolation, Worker};
 
 /// PostgreSQL's limits, which its clients rely on.
@@ -524,6 +524,9 @@ impl Transaction {
         self.left.clear();
         if wrote || !changes.is_empty() {
             self.written.values().for_each(|table| table.count_write());
+            if self.written.values().any(|table| table.def.parameters.merge_policy() == MergePolicy::Immediate) {
+                self.database.background.call();
+            }
             self.database.rows_changed();
             if self.is_synchronous
                 && let Some(log) = self.database.log.get()

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
 use tidepool_database::{Config, RelationName, TablespaceChange};
 use tidepool_device::CacheSize;
-use tidepool_table::{CheckDef, ColumnDef, Identity, Placement};
+use tidepool_table::{CheckDef, ColumnDef, Identity, Placement, StorageParameters};
 use tidepool_tablespace::TablespaceConfig;
 
 /// Columns of a table: PostgreSQL's limit.
@@ -35,6 +35,7 @@ pub struct NewTable {
     /// Columns with sequences of their own, which are still to be made.
     pub generated: Vec<Generated>,
     pub placement: Placement,
+    pub parameters: StorageParameters,
     /// `CREATE TABLE AS`: the query, and the names that its columns take.
     pub query: Option<(Box<ast::Query>, Vec<String>)>,
 }
@@ -75,7 +76,7 @@ pub fn new_table(
         return Err(Error::unsupported("this form of CREATE TABLE is not supported")
             .with_hint("Inheritance, partitions and LIKE are not supported; CREATE TABLE AS is."));
     }
-    storage_parameters(&table.table_options)?;
+    let parameters = storage_parameters(&table.table_options)?;
 
     let tablespace = tablespace.unwrap_or_else(|| facts.settings.default_tablespace().to_owned());
     facts.planner.database().tablespaces().get(&tablespace)?;
@@ -97,6 +98,7 @@ pub fn new_table(
             checks: Vec::new(),
             generated: Vec::new(),
             placement,
+            parameters,
             query: Some((query, names)),
         });
     }
@@ -152,7 +154,17 @@ pub fn new_table(
         }
         checks.push(row_expressions::check(facts, &name.name, &columns, &others, constraint, &condition)?);
     }
-    Ok(NewTable { name, if_not_exists: table.if_not_exists, columns, keys, checks, generated, placement, query: None })
+    Ok(NewTable {
+        name,
+        if_not_exists: table.if_not_exists,
+        columns,
+        keys,
+        checks,
+        generated,
+        placement,
+        parameters,
+        query: None,
+    })
 }
 
 /// Refuses too many columns and names that are taken twice.
@@ -185,25 +197,31 @@ fn no_constraint(kind: &str) -> Error {
         .with_hint("PRIMARY KEY, UNIQUE, CHECK and NOT NULL are enforced.")
 }
 
-fn storage_parameters(options: &ast::CreateTableOptions) -> Result<()> {
-    let first = match options {
-        ast::CreateTableOptions::None => None,
+fn storage_parameters(options: &ast::CreateTableOptions) -> Result<StorageParameters> {
+    let options = match options {
+        ast::CreateTableOptions::None => &[][..],
         ast::CreateTableOptions::With(options)
         | ast::CreateTableOptions::Options(options)
         | ast::CreateTableOptions::Plain(options)
-        | ast::CreateTableOptions::TableProperties(options) => options.first(),
+        | ast::CreateTableOptions::TableProperties(options) => options,
     };
-    match first {
-        None => Ok(()),
-        Some(option) => {
-            let name = match option {
-                ast::SqlOption::KeyValue { key, .. } => fold(key),
-                other => other.to_string(),
-            };
-            Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("unrecognized parameter \"{name}\""))
-                .with_hint("Tables have no storage parameters yet; TABLESPACE says where one lives."))
+    let mut parameters = StorageParameters::default();
+    for option in options {
+        match option {
+            ast::SqlOption::KeyValue { key, value } => {
+                let value = match value {
+                    ast::Expr::Value(value) => {
+                        value.value.clone().into_string().unwrap_or_else(|| value.value.to_string())
+                    }
+                    other => other.to_string(),
+                };
+                parameters.set(&fold(key), Some(&value))?;
+            }
+            ast::SqlOption::Ident(name) => parameters.set(&fold(name), Some("true"))?,
+            other => parameters.set(&other.to_string(), None)?,
         }
     }
+    Ok(parameters)
 }
 
 /// A `CHECK`'s name, if it was given one, and its condition.

@@ -16,6 +16,7 @@ mod encoding;
 mod filter;
 mod index;
 mod logical;
+mod parameters;
 mod row_group;
 pub mod rows;
 mod scan;
@@ -32,6 +33,7 @@ mod version;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, TableIndex, build_indexes};
+pub use parameters::{MergePolicy, StorageParameters};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{

@@ -1,5 +1,6 @@
 //! How a table is declared, and how each SQL type is held as Arrow.
 
+use crate::StorageParameters;
 use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -65,6 +66,8 @@ pub struct TableDef {
     pub checks: Vec<CheckDef>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indexes: Vec<IndexDef>,
+    #[serde(default, skip_serializing_if = "StorageParameters::is_empty")]
+    pub parameters: StorageParameters,
 }
 
 /// An index. Its schema is its table's.
@@ -148,6 +151,7 @@ impl TableDef {
             column_numbers: 0,
             checks: Vec::new(),
             indexes: Vec::new(),
+            parameters: StorageParameters::default(),
         };
         def.number_columns();
         def

@@ -9,6 +9,7 @@ mod device;
 mod elastic;
 mod kills;
 mod paged;
+mod pgbench;
 mod raw;
 mod robustness;
 mod server;

@@ -341,6 +341,13 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relnatts", table.def.columns.len().into()),
             ("relispopulated", true.into()),
             ("relreplident", "d".into()),
+            (
+                "reloptions",
+                match table.def.parameters.list() {
+                    none if none.is_empty() => Value::Null,
+                    some => Value::List(some.into_iter().map(Value::text).collect()),
+                },
+            ),
         ]);
     }
 }

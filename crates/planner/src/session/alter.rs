@@ -83,6 +83,13 @@ impl Altering<'_> {
             AlterAction::SetTablespace { column, tablespace } => {
                 self.transaction.set_tablespace(&name, column.as_deref(), tablespace)
             }
+            AlterAction::SetParameters { parameters } => {
+                let mut def = TableDef::clone(&table.def);
+                for (name, value) in parameters {
+                    def.parameters.set(name, value.as_deref())?;
+                }
+                self.transaction.set_table_def(&name, def)
+            }
             AlterAction::Rename { name: new_name } => {
                 ddl::check_table_name(new_name)?;
                 self.transaction.rename_table(&name, new_name)

@@ -97,6 +97,7 @@ impl Session {
             Command::Explain { options, statement } => self.explain(text, *options, statement, parameters).await,
             Command::Analyze { names } => self.analyze(text, names),
             Command::Checkpoint => self.checkpoint().await,
+            Command::Vacuum { full, names } => self.vacuum(*full, names).await,
             Command::Merge { table } => self.merge(table).await,
             Command::ResetAccess => {
                 self.planner.database().access_log().reset();

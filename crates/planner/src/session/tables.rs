@@ -77,7 +77,11 @@ impl Session {
         let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
         let written = self.begin_write(interrupt, move |transaction, _| {
             let name = table.name.clone();
-            transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
+            let created = transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
+            if !table.parameters.is_empty() {
+                let def = TableDef { parameters: table.parameters, ..TableDef::clone(&created.def) };
+                transaction.set_table_def(&name, def)?;
+            }
             let Some(batches) = &mut batches else { return Ok(0) };
             fill(transaction, &facts, &name, batches, &schema, settings)
         });
@@ -126,9 +130,10 @@ fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> 
         made.push((generated.column, generated.identity, name));
     }
     let created = transaction.create_table(&table.name, table.columns, Vec::new(), table.placement)?;
-    if !table.checks.is_empty() {
+    if !table.checks.is_empty() || !table.parameters.is_empty() {
         let mut def = TableDef::clone(&created.def);
         def.checks = table.checks;
+        def.parameters = table.parameters;
         transaction.set_table_def(&table.name, def)?;
     }
     for key in &table.keys {

@@ -76,6 +76,36 @@ impl Session {
         Ok(Outcome::command("ANALYZE"))
     }
 
+    /// Frees what nobody sees any more; `FULL` moves delta into main, too. Statistics need no gathering.
+    pub(super) async fn vacuum(&self, full: bool, names: &[QualifiedName]) -> Result<Outcome> {
+        self.refuse_in_block("VACUUM")?;
+        self.check_writable("VACUUM")?;
+        let facts = self.facts(Utc::now());
+        let mut tables = names
+            .iter()
+            .map(|name| crate::resolve::table(&facts, name).map(|version| RelationName::from(&*version.def)))
+            .collect::<Result<Vec<_>>>()?;
+        if names.is_empty() {
+            tables = facts.version.tables.keys().cloned().collect();
+        }
+        // What it sees would be kept.
+        drop(facts);
+        let database = self.planner.database().clone();
+        let vacuuming = self.planner.workers().spawn_blocking(move || {
+            for table in tables.iter().filter(|_| full) {
+                match database.merge(table) {
+                    // Dropped since.
+                    Err(error) if error.code() == SqlState::UNDEFINED_TABLE => {}
+                    merged => drop(merged?),
+                }
+            }
+            database.vacuum();
+            Ok(())
+        });
+        joined(vacuuming.await)?;
+        Ok(Outcome::command("VACUUM"))
+    }
+
     pub(super) async fn merge(&self, table: &QualifiedName) -> Result<Outcome> {
         self.refuse_in_block("CALL tidepool.merge")?;
         self.check_writable("CALL tidepool.merge")?;

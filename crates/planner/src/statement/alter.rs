@@ -16,6 +16,9 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     if cursor.keywords(&["set", "tablespace"]) {
         return Ok(Ok(AlterAction::SetTablespace { column: None, tablespace: cursor.ident()? }));
     }
+    if matches!(cursor.second(), Some(Token::LParen)) && (cursor.is_keyword("set") || cursor.is_keyword("reset")) {
+        return Ok(Ok(AlterAction::SetParameters { parameters: parameters(cursor)? }));
+    }
     if let Some(action) = naming(cursor)? {
         return Ok(Ok(action));
     }
@@ -40,8 +43,35 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
         return of_column(cursor, column);
     }
     Ok(Err(Error::unsupported("this form of ALTER TABLE is not supported").with_hint(
-        "Supported: ADD and DROP COLUMN, ALTER COLUMN, ADD and DROP CONSTRAINT, RENAME, SET SCHEMA and SET TABLESPACE.",
+        "Supported: ADD and DROP COLUMN, ALTER COLUMN, ADD and DROP CONSTRAINT, RENAME, SET SCHEMA, SET TABLESPACE, SET (…) and RESET (…).",
     )))
+}
+
+/// `SET (name = value, …)` or `RESET (name, …)`.
+fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<(String, Option<String>)>> {
+    let resets = cursor.is_keyword("reset");
+    cursor.advance();
+    cursor.expect_token(&Token::LParen)?;
+    let mut parameters = Vec::new();
+    loop {
+        let name = cursor.ident()?;
+        let value = if resets {
+            None
+        } else if cursor.token(&Token::Eq) {
+            Some(match cursor.number_if() {
+                Some(number) => number,
+                None => cursor.string_if().map_or_else(|| cursor.ident(), Ok)?,
+            })
+        } else {
+            Some("true".to_owned())
+        };
+        parameters.push((name, value));
+        if !cursor.token(&Token::Comma) {
+            break;
+        }
+    }
+    cursor.expect_token(&Token::RParen)?;
+    Ok(parameters)
 }
 
 /// Past `ADD`.

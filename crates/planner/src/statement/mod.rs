@@ -280,6 +280,10 @@ pub enum Command {
     Analyze {
         names: Vec<QualifiedName>,
     },
+    Vacuum {
+        full: bool,
+        names: Vec<QualifiedName>,
+    },
     Merge {
         table: QualifiedName,
     },

@@ -31,6 +31,10 @@ pub enum AlterAction {
         column: Option<String>,
         tablespace: String,
     },
+    /// Storage parameters, and what each is set to; `None` puts it back to its default.
+    SetParameters {
+        parameters: Vec<(String, Option<String>)>,
+    },
     Rename {
         name: String,
     },
@@ -228,21 +232,38 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             } else {
                 cursor.keyword("verbose");
             }
-            let mut names = Vec::new();
-            while !cursor.at_end() {
-                names.push(qualified_name(cursor)?);
-                if cursor.token(&Token::LParen) {
-                    cursor.ident()?;
-                    while cursor.token(&Token::Comma) {
-                        cursor.ident()?;
+            Command::Analyze { names: tables_with_columns(cursor)? }
+        }
+        "vacuum" => {
+            cursor.advance();
+            let mut full = false;
+            if cursor.token(&Token::LParen) {
+                loop {
+                    let option = cursor.ident()?;
+                    let value = match cursor.number_if() {
+                        Some(number) => number,
+                        None if matches!(cursor.peek(), Some(Token::Comma | Token::RParen)) => "on".to_owned(),
+                        None => cursor.string_if().map_or_else(|| cursor.ident(), Ok)?,
+                    };
+                    let known = ["full", "freeze", "verbose", "analyze", "disable_page_skipping", "skip_locked"];
+                    let others = ["index_cleanup", "process_toast", "truncate", "parallel"];
+                    if !known.iter().chain(&others).any(|known| *known == option) {
+                        let message = format!("unrecognized VACUUM option \"{option}\"");
+                        return Err(Error::new(SqlState::SYNTAX_ERROR, message));
                     }
-                    cursor.expect_token(&Token::RParen)?;
+                    full |= option == "full" && !matches!(value.as_str(), "off" | "false" | "0");
+                    if !cursor.token(&Token::Comma) {
+                        break;
+                    }
                 }
-                if !cursor.token(&Token::Comma) {
-                    break;
-                }
+                cursor.expect_token(&Token::RParen)?;
+            } else {
+                full = cursor.keyword("full");
+                cursor.keyword("freeze");
+                cursor.keyword("verbose");
+                cursor.keyword("analyze");
             }
-            Command::Analyze { names }
+            Command::Vacuum { full, names: tables_with_columns(cursor)? }
         }
         "checkpoint" => {
             cursor.advance();
@@ -258,21 +279,37 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
-        "vacuum" | "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do" | "load"
-        | "refresh" | "security" | "reassign" | "import" | "merge" => {
+        "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do" | "load" | "refresh"
+        | "security" | "reassign" | "import" | "merge" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(match verb.as_str() {
                 "MERGE" => super::unsupported_change(&verb),
-                "VACUUM" => Error::unsupported(format!("{verb} is not supported")).with_hint(
-                    "Statistics are kept with the data; CALL tidepool.merge('table') moves new rows into main.",
-                ),
                 _ => Error::unsupported(format!("{verb} is not supported")),
             })
         }
         _ => return Ok(None),
     };
     Ok(Some(command))
+}
+
+/// `table [(column, …)], …`, without the columns: what `ANALYZE` and `VACUUM` take.
+fn tables_with_columns(cursor: &mut Cursor<'_>) -> Result<Vec<QualifiedName>> {
+    let mut names = Vec::new();
+    while !cursor.at_end() {
+        names.push(qualified_name(cursor)?);
+        if cursor.token(&Token::LParen) {
+            cursor.ident()?;
+            while cursor.token(&Token::Comma) {
+                cursor.ident()?;
+            }
+            cursor.expect_token(&Token::RParen)?;
+        }
+        if !cursor.token(&Token::Comma) {
+            break;
+        }
+    }
+    Ok(names)
 }
 
 pub fn qualified_name(cursor: &mut Cursor<'_>) -> Result<QualifiedName> {
