@@ -1,21 +1,27 @@
-//! What the transactional core costs by itself: nanoseconds for a point read and for transactions of one row, without an
-//! index, a log or SQL, on one thread and on several.
+//! What the transactional core costs by itself, without SQL: nanoseconds for a point read and for transactions of one row, by row
+//! id and by key, without a log and with one that is not waited for, on one thread and on several.
 //!
 //! `cargo run --release -p tidepool-table --example rows -- [ROWS [THREADS [PROFILE]]]`; with a profile, delta is paced as
-//! that device.
+//! that device. The log is in a folder of its own in `TMPDIR`, written out every 200 ms and by whoever has appended 4 MB; what
+//! was written is recycled as if a checkpoint had it.
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringViewArray};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowId, SqlState, SqlType, StoreId, TableId, TablespaceId};
 use tidepool_device::{Location, Profile};
-use tidepool_table::rows::{Outcome, RowLayout, RowRef, RowStore, Value, VersionMemory, WriteSet};
+use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
+use tidepool_index::{Index, IndexBuilder};
+use tidepool_log::files::{OpenHow, SystemFiles};
+use tidepool_log::{Appender, DatabaseIdentity, FileDevice, Log, LogConfig, RecordKind};
+use tidepool_table::rows::{Change, Outcome, RowLayout, RowRef, RowStore, Value, VersionMemory, WriteSet};
 use tidepool_table::{ColumnDef, TableDef};
 use tidepool_tablespace::{Tablespace, TablespaceConfig};
-use tidepool_txn::{Isolation, Transactions, Worker};
+use tidepool_txn::{Commit, Isolation, Transactions, Validation, Worker};
 
 /// Enough that some run is not interrupted on a busy machine.
 const RUNS: usize = 300;
@@ -51,6 +57,48 @@ struct Bench {
     all: Arc<Transactions>,
     store: Arc<RowStore>,
     rows: Vec<RowId>,
+    /// From `id` to rows.
+    index: Index,
+    codec: KeyCodec,
+    log: Arc<Log>,
+}
+
+/// A transaction's record: rows' ids and images.
+struct Logged<'t> {
+    writes: &'t mut WriteSet,
+    appender: &'t mut Appender,
+    record: &'t mut Vec<u8>,
+}
+
+impl Commit for Logged<'_> {
+    fn reserve(&mut self) -> Result<()> {
+        self.record.clear();
+        for (store, row, change) in self.writes.changes() {
+            self.record.extend(store.id().0.to_le_bytes());
+            self.record.extend(row.0.to_le_bytes());
+            if let Change::Put(image) = change {
+                self.record.extend((image.len() as u32).to_le_bytes());
+                self.record.extend(image);
+            }
+        }
+        self.appender.reserve(self.record.len(), &|| Ok(()))
+    }
+
+    fn validate(&mut self, check: &Validation<'_>) -> Result<()> {
+        self.writes.validate(check)
+    }
+
+    fn append(&mut self, ts: CommitTs) {
+        self.appender.append(ts, RecordKind(1), self.record);
+    }
+
+    fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        self.writes.stamp(ts, worker);
+    }
+
+    fn end_reading(&mut self) {
+        self.writes.end_reading();
+    }
 }
 
 fn table() -> TableDef {
@@ -102,6 +150,9 @@ struct Session<'b> {
     writes: WriteSet,
     image: Vec<u8>,
     state: u64,
+    key: Vec<u8>,
+    appender: Appender,
+    record: Vec<u8>,
 }
 
 impl Session<'_> {
@@ -123,6 +174,40 @@ impl Session<'_> {
         let row = self.row();
         let view = self.worker.snapshot();
         black_box(self.value(self.bench.store.read(&view, row)));
+    }
+
+    /// The key of some row.
+    fn draw_key(&mut self) {
+        let id = noise(&mut self.state) as usize % self.bench.rows.len();
+        self.key.clear();
+        self.bench.codec.encode_into([KeyValue::BigInt(id as i64)], &mut self.key).expect("a key");
+    }
+
+    fn read_by_key(&mut self) {
+        self.draw_key();
+        let view = self.worker.snapshot();
+        for row in self.bench.index.get(&view, &self.key).iter() {
+            black_box(self.value(self.bench.store.read(&view, *row)));
+        }
+    }
+
+    /// With the log, which is not waited for.
+    fn update_by_key(&mut self) {
+        self.draw_key();
+        self.worker.begin(Isolation::ReadCommitted).expect("no transaction is open");
+        let outcome = {
+            let view = self.worker.snapshot();
+            let row = self.bench.index.get(&view, &self.key)[0];
+            self.bench.store.update(&self.worker, &view, &mut self.writes, row, &self.image, true)
+        };
+        match outcome.expect("there is room") {
+            Outcome::Written => {
+                let mut commit =
+                    Logged { writes: &mut self.writes, appender: &mut self.appender, record: &mut self.record };
+                black_box(self.worker.commit(&mut commit).expect("the log has room"));
+            }
+            _ => self.worker.abort(|worker| self.writes.undo(worker)),
+        }
     }
 
     fn update(&mut self) {
@@ -164,6 +249,9 @@ fn measure(bench: &Bench, threads: usize, operation: impl Fn(&mut Session<'_>) +
                         worker: bench.all.worker().expect("there is a slot"),
                         writes: WriteSet::new(),
                         image: image_of(bench.store.layout(), 1, thread as i64).expect("an image"),
+                        key: Vec::new(),
+                        appender: bench.log.appender().expect("memory"),
+                        record: Vec::new(),
                         state: 0x9e37_79b9_7f4a_7c15 ^ (thread as u64 + 1),
                     };
                     (0..RUNS)
@@ -202,7 +290,14 @@ fn run() -> Result<()> {
     let (near, delta) = (space(0, "near", None)?, space(1, "delta", profile)?);
     let layout = RowLayout::new(&table())?;
     let store = RowStore::new(StoreId(1), &all, layout, &VersionMemory::new(&delta), &near);
-    let mut bench = Bench { all, store, rows: Vec::with_capacity(rows) };
+    let codec = KeyCodec::new(vec![KeyColumn::new(SqlType::BigInt)?]);
+    let folder = tempfile::tempdir().map_err(|error| Error::io("make a folder for the log", &error))?;
+    let device = FileDevice::open(Arc::new(SystemFiles), folder.path(), 64 << 20, OpenHow::default())?;
+    let floor = all.clone();
+    let log = Log::open(Arc::new(device), LogConfig::new(DatabaseIdentity([1; 16])))?
+        .into_log(Box::new(move || CommitTs(floor.floor().0 - 1)))?;
+    let index = Index::create(near.clone(), all.clone())?;
+    let mut bench = Bench { all, store, rows: Vec::with_capacity(rows), index, codec, log };
     {
         let mut worker = bench.all.worker()?;
         let mut writes = WriteSet::new();
@@ -213,12 +308,30 @@ fn run() -> Result<()> {
             bench.rows.push(bench.store.insert(&worker, &view, &mut writes, &image)?);
         }
         worker.commit(&mut writes)?;
+        let mut builder = IndexBuilder::new(near, bench.all.clone(), 90)?;
+        for (id, row) in bench.rows.iter().enumerate() {
+            builder.push(&bench.codec.encode([KeyValue::BigInt(id as i64)])?, *row)?;
+        }
+        bench.index = builder.finish()?;
     }
+    let done = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (log, done) = (bench.log.clone(), done.clone());
+        std::thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(200));
+                let kept = log.flush().and_then(|()| log.prepare()).and_then(|()| log.recycle_below(log.durable()));
+                kept.expect("the log can be written");
+            }
+        })
+    };
     println!("{rows} rows in delta, {threads} threads, ns an operation");
     println!("{:<34} {:>10} {:>12} {:>12} {:>14}", "", "1 thread", "all threads", "speedup", "allocations");
-    let operations: [(&str, Operation); 3] = [
+    let operations: [(&str, Operation); 5] = [
         ("point read, a snapshot each", |session| session.read()),
+        ("point read by key", |session| session.read_by_key()),
         ("transaction that updates a row", |session| session.update()),
+        ("the same by key, with the log", |session| session.update_by_key()),
         ("transaction that inserts a row", |session| session.insert()),
     ];
     for (name, operation) in operations {
@@ -227,6 +340,8 @@ fn run() -> Result<()> {
         let speedup = one * threads as f64 / each;
         println!("{name:<34} {one:>10.1} {each:>12.1} {speedup:>12.2} {allocations:>14.4}");
     }
+    done.store(true, Ordering::Relaxed);
+    writer.join().expect("the log's thread ends");
     Ok(())
 }
 

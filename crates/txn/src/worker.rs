@@ -18,6 +18,9 @@
 //!   only for a *c* > *m*.
 //! * It finds it committed: *c* tells.
 //!
+//! Between steps 3 and 4 others see what was written as committed: they may replace it, commit, and retire it. So a snapshot
+//! from before step 1 is in use until the versions are stamped; the horizon does not pass what replaced them.
+//!
 //! So all of a transaction's versions are in a snapshot or none is. A commit returns when the clock has reached *c*, so
 //! whatever begins after that sees it.
 
@@ -284,6 +287,8 @@ impl Worker {
             self.end();
             return Ok(None);
         }
+        // Until the versions are stamped.
+        self.draw();
         let clock = self.transactions.clock();
         let slot = self.slot();
         let m = clock.now().0.max(self.lower.get() + 1);
@@ -296,11 +301,13 @@ impl Worker {
                 // Whoever raised the bound relies on it even if this is tried again.
                 let before = slot.state.swap(RUNNING, Ordering::AcqRel);
                 self.lower.set(self.lower.get().max(ts_of(before)));
+                self.close_snapshot();
                 return Err(error);
             }
         };
         work.append(CommitTs(c));
         work.stamp(CommitTs(c), self);
+        self.close_snapshot();
         self.lower.set(c);
         self.end_writing();
         self.transactions.clock().wait_until(c);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tidepool_base::{CommitTs, Result, RowGroupId, RowId, SqlState, SqlType, StoreId};
 use tidepool_tablespace::{Purpose, Tablespace};
-use tidepool_txn::{Isolation, Tag, Transactions, View, Worker};
+use tidepool_txn::{Commit, Isolation, Tag, Transactions, View, Worker};
 
 /// A half-full table costs Miri minutes.
 const STEPS: usize = if cfg!(miri) { 150 } else { 2500 };

@@ -451,3 +451,62 @@ fn a_store_is_restored_from_rows_in_any_order() {
         fixture.check_empty();
     }
 }
+
+/// Does something between the decision to commit and the stamping of versions.
+struct Interrupted<'t, F: FnMut()> {
+    writes: &'t mut WriteSet,
+    meanwhile: F,
+}
+
+impl<F: FnMut()> Commit for Interrupted<'_, F> {
+    fn reserve(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn append(&mut self, _: CommitTs) {
+        (self.meanwhile)();
+    }
+
+    fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        self.writes.stamp(ts, worker);
+    }
+}
+
+/// A thread that loses its processor between its decision to commit and the stamping of its versions: others replace them,
+/// and what they retire must stay until it is back.
+#[test]
+fn what_is_committed_and_not_stamped_stays() {
+    let fixture = Fixture::tiny();
+    let mut setup = fixture.session();
+    setup.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..400).map(|id| setup.insert(id, 0).unwrap()).collect();
+    setup.commit().unwrap();
+    let mut slow = fixture.session();
+    // So that both take memory from the same slabs.
+    let between: Vec<Session> = (0..63).map(|_| fixture.session()).collect();
+    let mut quick = fixture.session();
+    slow.begin(Isolation::ReadCommitted);
+    assert_eq!(slow.update(rows[0], 0, 1).unwrap(), Outcome::Written);
+    let meanwhile = || {
+        quick.begin(Isolation::ReadCommitted);
+        assert_eq!(quick.read(rows[0]), Some((0, 1)), "it is committed");
+        assert_eq!(quick.update(rows[0], 0, 2).unwrap(), Outcome::Written);
+        quick.commit().unwrap();
+        quick.worker.collect();
+        // Takes the memory of what was freed.
+        quick.begin(Isolation::ReadCommitted);
+        for (id, row) in rows.iter().enumerate().skip(1) {
+            assert_eq!(quick.update(*row, id as i64, 1).unwrap(), Outcome::Written);
+        }
+    };
+    slow.worker.commit(&mut Interrupted { writes: &mut slow.writes, meanwhile }).unwrap();
+    setup.begin(Isolation::ReadCommitted);
+    assert_eq!(setup.read(rows[0]), Some((0, 2)));
+    for (id, row) in rows.iter().enumerate().skip(1) {
+        assert_eq!(setup.read(*row), Some((id as i64, 0)), "what is not committed is not seen");
+    }
+    setup.abort();
+    quick.abort();
+    drop((setup, slow, quick, between));
+    fixture.check_empty();
+}
