@@ -67,7 +67,7 @@ kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release --workspace --test suite -- kills --nocapture
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
-        cargo test --release --workspace --lib -- log_tests --nocapture
+        cargo test --release --workspace --lib -- log_tests transfer_tests --nocapture
 
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":

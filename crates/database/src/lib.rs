@@ -56,3 +56,5 @@ pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpo
 mod log_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod transfer_tests;

@@ -1,0 +1,120 @@
+//! Sessions that move money between the same few accounts while the table is merged: sums hold at every moment.
+
+use crate::tests::{batch_of, memory, placement};
+use crate::{Changed, Config, Database, Isolation};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int64Type, UInt64Type};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidepool_base::{RowId, SqlType};
+use tidepool_table::{ColumnDef, ScanRequest, TableScan, TableVersion};
+
+const ACCOUNTS: i64 = 8;
+
+/// Ids, accounts and balances.
+fn read(version: Arc<TableVersion>) -> Vec<(RowId, i64, i64)> {
+    // The column behind the table's is that of row ids.
+    let request =
+        ScanRequest { projection: vec![0, 1, 2], filters: vec![], dynamic: None, limit: None, batch_rows: 4096 };
+    let mut reader = TableScan::new(version, request).reader();
+    let mut rows = Vec::new();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        let (id, account, balance) = (batch.column(2), batch.column(0), batch.column(1));
+        for row in 0..batch.num_rows() {
+            rows.push((
+                RowId(id.as_primitive::<UInt64Type>().value(row)),
+                account.as_primitive::<Int64Type>().value(row),
+                balance.as_primitive::<Int64Type>().value(row),
+            ));
+        }
+    }
+    rows
+}
+
+fn check(database: &Arc<Database>, about: &str) {
+    let rows = read(database.version().table("account").unwrap());
+    assert_eq!(rows.len() as i64, ACCOUNTS, "{about}: {rows:?}");
+    assert_eq!(rows.iter().map(|(_, _, balance)| balance).sum::<i64>(), 100 * ACCOUNTS, "{about}: {rows:?}");
+}
+
+/// `UPDATE account SET balance = balance + amount WHERE id = account`, as a session runs it.
+fn add(transaction: &mut crate::Transaction, account: i64, amount: i64) {
+    loop {
+        let version = transaction.begin_statement().unwrap();
+        let table = version.table("account").unwrap();
+        let found: Vec<(RowId, i64, i64)> =
+            read(table.clone()).into_iter().filter(|(_, of, _)| *of == account).collect();
+        let [(row, _, balance)] = found[..] else { panic!("account {account} is there {} times", found.len()) };
+        let before = transaction.savepoint();
+        let new = batch_of(&table.def, &[vec![Some(account.to_string()), Some((balance + amount).to_string())]]);
+        drop((version, table));
+        match transaction.update("account", &[row], &new).unwrap() {
+            Changed::Rows(done) => {
+                assert!(done.value(0), "account {account} was not written");
+                transaction.end_statement();
+                return;
+            }
+            Changed::Again => transaction.roll_back_to(&before),
+        }
+    }
+}
+
+#[test]
+fn sums_hold_while_sessions_write_the_same_rows() {
+    let variable = |name: &str, default: u64| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (seed, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 2));
+    let database = Database::open(Config { threads: 1, ..memory() }).unwrap();
+    let mut transaction = database.begin().unwrap();
+    let columns = vec![ColumnDef::new("id", SqlType::BigInt), ColumnDef::new("balance", SqlType::BigInt)];
+    let table = transaction.create_table("account", columns, vec![], placement("near")).unwrap();
+    let mut writer = transaction.writer("account").unwrap();
+    let rows: Vec<_> = (1..=ACCOUNTS).map(|id| vec![Some(id.to_string()), Some("100".to_owned())]).collect();
+    writer.write(&batch_of(&table.def, &rows)).unwrap();
+    transaction.absorb(writer).unwrap();
+    transaction.commit().unwrap();
+    drop(table);
+    let (done, moved) = (AtomicBool::new(false), AtomicU64::new(0));
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let (database, done, moved) = (&database, &done, &moved);
+        for mover in 0..4 {
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(seed * 10 + mover);
+                while !done.load(Ordering::Relaxed) {
+                    let (from, to) = (random.random_range(1..=ACCOUNTS), random.random_range(1..=ACCOUNTS));
+                    if from == to {
+                        continue;
+                    }
+                    let mut transaction = database.begin_at(Isolation::ReadCommitted).unwrap();
+                    // In the order of accounts, so that nobody waits for ever.
+                    for account in [from.min(to), from.max(to)] {
+                        add(&mut transaction, account, if account == from { -7 } else { 7 });
+                    }
+                    if random.random_range(0..8) == 0 {
+                        transaction.rollback();
+                    } else {
+                        transaction.commit().unwrap();
+                    }
+                    moved.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                database.merge("account").unwrap();
+                database.vacuum();
+            }
+        });
+        while start.elapsed() < Duration::from_secs(seconds) {
+            check(database, "meanwhile");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    check(&database, "at the end");
+    println!("{} transfers", moved.load(Ordering::Relaxed));
+}
