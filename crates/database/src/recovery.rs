@@ -239,7 +239,10 @@ impl Replay<'_> {
                 Some(saved) if !restored.changed && saved.store == Some(table.rows.id()) => {
                     self.storage.loaded(&table, saved);
                 }
-                _ => table.count_write(),
+                _ => {
+                    table.begin_write();
+                    table.end_write();
+                }
             }
             tables.insert(RelationName::from(&*table.def), table);
         }

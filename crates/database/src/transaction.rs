@@ -515,15 +515,16 @@ impl Transaction {
             interrupted: &*patience.begin_wait(),
         };
         let wrote = !commit.writes.is_empty();
+        self.written.values().for_each(|table| table.begin_write());
         let committed = match changes.is_empty() && !self.loaded {
             true => commit.rows().map(|ts| ts.unwrap_or_else(|| self.database.state().commit_ts)),
             false => commit.publish(&self.database, &changes),
         };
+        self.written.values().for_each(|table| table.end_write());
         self.worker = Some(worker);
         let committed = committed?;
         self.left.clear();
         if wrote || !changes.is_empty() {
-            self.written.values().for_each(|table| table.count_write());
             if self.written.values().any(|table| table.def.parameters.merge_policy() == MergePolicy::Immediate) {
                 self.database.background.call();
             }

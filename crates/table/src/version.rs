@@ -39,9 +39,16 @@ pub struct Table {
     indexes: Vec<Arc<TableIndex>>,
     entries: Arc<Entries>,
     /// Transactions that wrote rows. Of the rows, whatever the definition.
-    written: Arc<AtomicU64>,
+    written: Arc<WriteCounts>,
     /// What was worked out last, and of which state of the rows.
     statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
+}
+
+/// How many transactions have begun to commit rows, and how many are over.
+#[derive(Debug, Default)]
+struct WriteCounts {
+    begun: AtomicU64,
+    ended: AtomicU64,
 }
 
 impl Table {
@@ -100,14 +107,24 @@ impl Table {
         def.tablespace.as_deref().unwrap_or(&self.placement.delta)
     }
 
-    /// To be called when a transaction that wrote rows has committed.
-    pub fn count_write(&self) {
-        self.written.fetch_add(1, AtomicOrdering::Release);
+    /// To be called before a transaction that wrote rows draws its timestamp; and `end_write` once it is over.
+    pub fn begin_write(&self) {
+        self.written.begun.fetch_add(1, AtomicOrdering::Relaxed);
     }
 
-    /// Transactions that wrote rows so far.
+    /// What is told by it is also told by every later view.
+    pub fn end_write(&self) {
+        self.written.ended.fetch_add(1, AtomicOrdering::Release);
+    }
+
+    /// Transactions that had begun to commit rows. Asked after a view was drawn, it counts all that the view sees.
+    pub fn writes_begun(&self) -> u64 {
+        self.written.begun.load(AtomicOrdering::Acquire)
+    }
+
+    /// Transactions that wrote rows and are over. Asked before a view is drawn, it counts none that the view does not see.
     pub fn writes(&self) -> u64 {
-        self.written.load(AtomicOrdering::Acquire)
+        self.written.ended.load(AtomicOrdering::Acquire)
     }
 }
 

@@ -86,7 +86,8 @@ struct State {
 #[derive(Debug)]
 struct StoredDelta {
     rows: Weak<RowStore>,
-    /// As `Table::writes` counts, from before the view was drawn.
+    /// As `Table::writes` counts, from before the view was drawn. It has all that a later view sees if no more than these had
+    /// begun after that was drawn.
     writes: u64,
     groups: Vec<RowGroupId>,
     /// `None` when there was nothing.
@@ -368,7 +369,7 @@ impl Storage {
     fn write_delta(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<Option<SavedFile>> {
         let groups: Vec<RowGroupId> = table.row_groups.iter().map(|group| group.id()).collect();
         if let Some(stored) = self.state.lock().deltas.get(&table.def.id)
-            && (stored.writes, &stored.groups) == (writes, &groups)
+            && (stored.writes, &stored.groups) == (table.table().writes_begun(), &groups)
             && stored.rows.ptr_eq(&Arc::downgrade(table.rows()))
         {
             return Ok(stored.file);
