@@ -31,7 +31,10 @@ impl Delta {
         ranges.sort_unstable();
         ranges.dedup();
         for number in ranges {
-            for (row, apart) in table.rows().apart(table.view(), number) {
+            // Of the main that is saved with it.
+            let place = table.ranges().binary_search(&number).ok();
+            let rows = place.map_or(0, |place| table.row_groups[place].rows());
+            for (row, apart) in table.rows().apart(table.view(), number, rows) {
                 match apart {
                     Apart::Image(image) => {
                         ids.push(row);

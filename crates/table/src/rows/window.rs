@@ -39,11 +39,11 @@ pub enum Apart<'v> {
 }
 
 impl RowStore {
-    /// Every row of a range that main does not show as `view` sees it: those in versions, and those of main that are
-    /// gone. By position.
-    pub fn apart<'v>(&'v self, view: &'v View, number: u64) -> Vec<(RowId, Apart<'v>)> {
+    /// Every row of a range that a main of `rows` rows does not show as `view` sees it: those in versions, and those of main that
+    /// are gone. By position. The main is one that was there under the view; a merge may have put a shorter or longer one in its
+    /// place since, with the same rows for the view.
+    pub fn apart<'v>(&'v self, view: &'v View, number: u64, rows: usize) -> Vec<(RowId, Apart<'v>)> {
         let Some(range) = self.range(view, number) else { return Vec::new() };
-        let rows = range.group().map_or(0, |group| group.rows());
         let mut apart = Vec::new();
         let mut versions = Vec::new();
         for window in 0..WORDS {

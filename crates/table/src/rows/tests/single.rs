@@ -510,3 +510,39 @@ fn what_is_committed_and_not_stamped_stays() {
     drop((setup, slow, quick, between));
     fixture.check_empty();
 }
+
+/// What a main does not show is told of the main that was there under the view, whatever a merge puts in its place.
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
+fn what_a_main_does_not_show_does_not_depend_on_merges_since() {
+    let fixture = Fixture::new();
+    let mut session = fixture.session();
+    session.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..10).map(|id| session.insert(id, id).unwrap()).collect();
+    session.commit().unwrap();
+    let mut merger = fixture.session();
+    assert!(matches!(fixture.merge(&merger.worker, 0).unwrap(), Merged::Replaced { rows: 10, .. }));
+    while !fixture.store.finish_merge(&merger.worker, 0) {}
+    // The last rows go, so that the next main is shorter, and the first one changes.
+    session.begin(Isolation::ReadCommitted);
+    for row in &rows[7..] {
+        assert_eq!(session.delete(*row).unwrap(), Outcome::Written);
+    }
+    assert_eq!(session.update(rows[0], 0, 100).unwrap(), Outcome::Written);
+    session.commit().unwrap();
+    let view = session.worker.hold_now();
+    let told = |view: &View| -> Vec<(usize, bool)> {
+        let apart = fixture.store.apart(view, 0, 10);
+        apart.iter().map(|(row, apart)| (row.position(), matches!(apart, Apart::Deleted))).collect()
+    };
+    let before = told(&view);
+    assert_eq!(before, [(0, false), (7, true), (8, true), (9, true)]);
+    merger.begin(Isolation::ReadCommitted);
+    merger.abort();
+    assert!(matches!(fixture.merge(&merger.worker, 0).unwrap(), Merged::Replaced { rows: 7, .. }));
+    assert_eq!(told(&view), before);
+    drop(view);
+    while !fixture.store.finish_merge(&merger.worker, 0) {}
+    drop((session, merger));
+    fixture.check_empty();
+}
