@@ -256,7 +256,7 @@ impl Transaction {
         let view = worker.snapshot_now();
         for (group, number) in version.row_groups.iter().zip(version.ranges()) {
             let new = rows.load(worker, &view, writes, place(group)?)?;
-            for (row, apart) in version.rows().apart(version.view(), *number, group.rows()) {
+            for (row, apart) in version.apart(*number) {
                 let row = RowId::new(new, row.position());
                 match apart {
                     Apart::Image(image) => rows.put(worker, &view, writes, row, Some(image))?,
@@ -265,7 +265,7 @@ impl Transaction {
             }
         }
         for (number, _) in version.headed().iter().filter(|(number, _)| !version.ranges().contains(number)) {
-            for (_, apart) in version.rows().apart(version.view(), *number, 0) {
+            for (_, apart) in version.apart(*number) {
                 if let Apart::Image(image) = apart {
                     rows.insert(worker, &view, writes, image)?;
                 }

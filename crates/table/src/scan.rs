@@ -14,7 +14,7 @@ use crate::encoding::ints::by_block;
 use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::logical::Logical;
-use crate::rows::{RangeView, RowRef, VERSION_HEADER_BYTES};
+use crate::rows::{RangeView, VERSION_HEADER_BYTES};
 use crate::{BATCH_ROWS, ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
@@ -208,12 +208,13 @@ impl TableScan {
         let mut morsels = Vec::new();
         for of_range in rows.chunk_by(|a, b| a.range() == b.range()) {
             let number = of_range[0].range();
+            let Some(range) = version.range(number) else { continue };
             let (mut main, mut delta) = (Vec::new(), Vec::new());
             for row in of_range {
-                match version.rows().find(version.view(), *row) {
-                    Some(RowRef::Version(_)) => delta.push(row.position() as u32),
-                    Some(RowRef::Main { .. }) => main.push(row.position() as u32),
-                    None => {}
+                if range.image(row.position()).is_some() {
+                    delta.push(row.position() as u32);
+                } else if range.is_in_main(row.position()) {
+                    main.push(row.position() as u32);
                 }
             }
             if let (Some(last), Ok(index)) = (main.last(), version.ranges.binary_search(&number)) {
@@ -912,24 +913,18 @@ impl ScanReader {
     }
 
     fn range(&self, number: u64) -> Result<RangeView<'_>> {
-        let version = &self.scan.version;
-        version.rows().range(version.view(), number).ok_or_else(|| Error::internal("a scan's range is gone"))
+        self.scan.version.range(number).ok_or_else(|| Error::internal("a scan's range is gone"))
     }
 
     /// Rows at some positions of a range that are in versions, with the columns that are produced or tested.
     fn gather_delta(&mut self, number: u64, positions: Range<usize>, picked: Option<&[u32]>) -> Result<DeltaRows> {
         let scan = Arc::clone(&self.scan);
-        let version = &scan.version;
-        let range = version.rows().range(version.view(), number);
-        let range = range.ok_or_else(|| Error::internal("a scan's range is gone"))?;
+        let range = scan.version.range(number).ok_or_else(|| Error::internal("a scan's range is gone"))?;
         let mut versions = Vec::new();
         match picked {
             Some(picked) => {
                 for position in picked {
-                    let row = RowId::new(number, *position as usize);
-                    if let Some(RowRef::Version(image)) = version.rows().find(version.view(), row) {
-                        versions.push((*position, image));
-                    }
+                    versions.extend(range.image(*position as usize).map(|image| (*position, image)));
                 }
             }
             None => {

@@ -407,6 +407,52 @@ fn rows_of_main_that_were_changed_or_deleted_are_found_as_each_view_sees_them() 
     assert!(!after.statistics().exact && testing::version(&table, &mut worker).rows_max() >= 8_000);
 }
 
+/// What main holds is taken out of heads when nobody looks at the main before, be there a scan of the present one or not.
+#[test]
+fn a_scan_finds_each_row_once_while_versions_are_taken_out() {
+    let spaces = spaces();
+    // After so many batches; and whether the rows are scanned, or picked.
+    for (after, picked) in (0..4).flat_map(|after| [(after, false), (after, true)]) {
+        let (table, mut worker, _) = build_table(&spaces, &[3_000], &[]);
+        let ids: Vec<RowId> = (0..3_000).map(|position| RowId::new(0, position)).collect();
+        let others = rows(50_000, 3_000);
+        write(&mut worker, |worker, view, writes| {
+            let (images, mut image) = (table.rows.layout().rows(&others).unwrap(), Vec::new());
+            for (place, row) in ids.iter().enumerate().filter(|(place, _)| place % 3 > 0) {
+                images.image(place, &mut image).unwrap();
+                let outcome = if place % 3 == 1 {
+                    table.rows.update(worker, view, writes, *row, &image, false)
+                } else {
+                    table.rows.delete(worker, view, writes, *row)
+                };
+                assert_eq!(outcome.unwrap(), Outcome::Written);
+            }
+        });
+        let encode = &mut |batch: &RecordBatch| RowGroup::encode(RowGroupId(7), batch, &table.placement, &spaces);
+        let merged = table.rows.merge_range(&worker, 0, encode).unwrap();
+        assert_eq!(merged, Merged::Replaced { rows: 2_000, dead: 999 });
+        let version = testing::version(&table, &mut worker);
+        let request = request(vec![0], vec![], 300);
+        let scan = match picked {
+            true => TableScan::picked(Arc::clone(&version), request, &ids),
+            false => TableScan::new(Arc::clone(&version), request),
+        };
+        let (mut reader, mut found) = (scan.reader(), Vec::new());
+        for batch in 0.. {
+            if batch == after {
+                assert!(table.rows.finish_merge(&worker, 0));
+                assert_eq!(table.rows.range(version.view(), 0).unwrap().apart(0).len(), 999, "what is not there");
+            }
+            let Some(batch) = reader.next_batch().unwrap() else { break };
+            found.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
+        }
+        found.sort_unstable();
+        let expected = (0..3_000).step_by(3).chain((50_001..53_000).step_by(3));
+        assert_eq!(found.len(), 2_000, "after {after} batches, picked {picked}");
+        assert!(expected.eq(found), "after {after} batches, picked {picked}");
+    }
+}
+
 #[test]
 fn a_row_group_moves_by_column() {
     let spaces = spaces();

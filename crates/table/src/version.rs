@@ -1,5 +1,5 @@
 use crate::index::{Entries, TableIndex};
-use crate::rows::{RangeView, RowStore, VERSION_HEADER_BYTES};
+use crate::rows::{Apart, MainPart, RangeView, RowStore, VERSION_HEADER_BYTES};
 use crate::segment::statistics_of;
 use crate::sketch::Sketch;
 use crate::{ColumnStatistics, Datum, EncodingKind, IndexDef, RowGroup, TableDef, TableStatistics};
@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
-use tidepool_base::{RowGroupId, TableId};
+use tidepool_base::{RowGroupId, RowId, TableId};
 use tidepool_txn::HeldSnapshot;
 
 /// Which tablespace, by name, each part of a table uses.
@@ -157,8 +157,8 @@ pub struct TableVersion {
     pub row_groups: Vec<Arc<RowGroup>>,
     /// Of each row group.
     pub(crate) ranges: Vec<u64>,
-    /// Rows of each row group that are not deleted, but for what delta says.
-    live: Vec<usize>,
+    /// As they were found first, each with its row group: by them every look at a range goes.
+    mains: Vec<Arc<MainPart>>,
     /// Ranges, and of each the rows that may have versions.
     pub(crate) headed: Vec<(u64, usize)>,
     table: Arc<Table>,
@@ -185,17 +185,18 @@ impl TableVersion {
             placement: table.placement.clone(),
             row_groups: Vec::new(),
             ranges: Vec::new(),
-            live: Vec::new(),
+            mains: Vec::new(),
             headed: Vec::new(),
             table: Arc::clone(table),
             view: Arc::clone(view),
         };
         for number in 0..table.rows.ranges() {
-            let Some(range) = table.rows.range(view, number) else { break };
-            if let Some(group) = range.group() {
-                version.row_groups.push(Arc::clone(group));
+            let main = table.rows.main(view, number);
+            let Some(range) = table.rows.range_by(view, number, main.as_deref()) else { break };
+            if let Some(main) = &main {
+                version.row_groups.push(Arc::clone(&main.group));
                 version.ranges.push(number);
-                version.live.push(range.live_rows());
+                version.mains.push(Arc::clone(main));
             }
             let headed = range.headed_rows();
             if headed > 0 {
@@ -221,7 +222,7 @@ impl TableVersion {
         let mut kept = keep.iter();
         part.row_groups.retain(|_| *kept.next().expect("one for each row group"));
         let mut kept = keep.iter();
-        part.live.retain(|_| *kept.next().expect("one for each row group"));
+        part.mains.retain(|_| *kept.next().expect("one for each row group"));
         part.ranges.retain(|range| *range == number);
         part.headed.retain(|(range, _)| *range == number);
         part
@@ -230,7 +231,7 @@ impl TableVersion {
     /// The row group, if it is all that there is and all its rows are there.
     pub fn whole_group(&self) -> Option<&Arc<RowGroup>> {
         let [group] = self.row_groups.as_slice() else { return None };
-        (self.headed.is_empty() && self.live == [group.rows()]).then_some(group)
+        (self.headed.is_empty() && self.main_rows() == group.rows() as u64).then_some(group)
     }
 
     pub fn table(&self) -> &Arc<Table> {
@@ -241,6 +242,17 @@ impl TableVersion {
         &self.table.rows
     }
 
+    /// What the view sees of a range. `None` when there is no range of that number.
+    pub fn range(&self, number: u64) -> Option<RangeView<'_>> {
+        let main = self.ranges.binary_search(&number).ok().map(|place| &*self.mains[place]);
+        self.table.rows.range_by(&self.view, number, main)
+    }
+
+    /// Every row of a range that its row group does not show as the view sees it, by position.
+    pub fn apart(&self, number: u64) -> Vec<(RowId, Apart<'_>)> {
+        self.range(number).map_or_else(Vec::new, |range| range.apart(number))
+    }
+
     /// The range of each row group.
     pub fn ranges(&self) -> &[u64] {
         &self.ranges
@@ -248,8 +260,8 @@ impl TableVersion {
 
     /// Ranges of main with rows that are gone.
     pub fn ranges_with_dead(&self) -> impl Iterator<Item = u64> {
-        let groups = self.row_groups.iter().zip(&self.live).zip(&self.ranges);
-        groups.filter(|((group, live), _)| group.rows() != **live).map(|(_, range)| *range)
+        let mains = self.mains.iter().zip(&self.ranges);
+        mains.filter(|(main, _)| main.dead_rows() > 0).map(|(_, range)| *range)
     }
 
     /// Ranges with rows that may have versions, and how many.
@@ -268,7 +280,7 @@ impl TableVersion {
 
     /// Rows of main that are not deleted, but for what delta says.
     pub fn main_rows(&self) -> u64 {
-        self.live.iter().map(|rows| *rows as u64).sum()
+        self.mains.iter().map(|main| main.live_rows() as u64).sum()
     }
 
     /// Rows that may have versions: not merged yet, changed or deleted since, or about to be.
@@ -290,7 +302,7 @@ impl TableVersion {
     /// has no deleted rows.
     pub fn statistics(&self) -> Arc<TableStatistics> {
         let shape = Shape {
-            groups: self.row_groups.iter().zip(&self.live).map(|(group, live)| (group.id(), *live)).collect(),
+            groups: self.mains.iter().map(|main| (main.group.id(), main.live_rows())).collect(),
             writes: self.table.writes(),
             headed: self.delta_rows() as usize,
         };
@@ -302,8 +314,7 @@ impl TableVersion {
         let delta = self.delta_statistics();
         let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta)).collect();
         let rows = self.main_rows() + delta.rows - self.hidden_rows().min(self.main_rows() + delta.rows);
-        let exact =
-            self.is_settled() && self.row_groups.iter().zip(&self.live).all(|(group, live)| group.rows() == *live);
+        let exact = self.is_settled() && self.mains.iter().all(|main| main.dead_rows() == 0);
         let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns });
         *self.table.statistics.lock() = Some((shape, Arc::clone(&statistics)));
         statistics
@@ -312,8 +323,10 @@ impl TableVersion {
     /// About the rows of main that versions stand for.
     fn hidden_rows(&self) -> u64 {
         let of = |number: u64| self.headed.binary_search_by_key(&number, |(range, _)| *range).map(|i| self.headed[i].1);
-        let hidden = |(number, live): (&u64, &usize)| of(*number).map_or(0, |headed| headed.min(*live) as u64);
-        self.ranges.iter().zip(&self.live).map(hidden).sum()
+        let hidden = |(number, main): (&u64, &Arc<MainPart>)| {
+            of(*number).map_or(0, |headed| headed.min(main.live_rows()) as u64)
+        };
+        self.ranges.iter().zip(&self.mains).map(hidden).sum()
     }
 
     /// Of what a look at some rows of delta tells about all.
@@ -321,7 +334,7 @@ impl TableVersion {
         let mut images = Vec::new();
         let (mut looked_at, mut versions) = (0, Vec::new());
         'ranges: for (number, _) in &self.headed {
-            let Some(range) = self.rows().range(&self.view, *number) else { break };
+            let Some(range) = self.range(*number) else { break };
             for window in 0..RangeView::WINDOWS {
                 looked_at += range.headed(window).count_ones() as u64;
                 range.window(window, &mut versions);

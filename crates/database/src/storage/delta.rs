@@ -31,10 +31,7 @@ impl Delta {
         ranges.sort_unstable();
         ranges.dedup();
         for number in ranges {
-            // Of the main that is saved with it.
-            let place = table.ranges().binary_search(&number).ok();
-            let rows = place.map_or(0, |place| table.row_groups[place].rows());
-            for (row, apart) in table.rows().apart(table.view(), number, rows) {
+            for (row, apart) in table.apart(number) {
                 match apart {
                     Apart::Image(image) => {
                         ids.push(row);

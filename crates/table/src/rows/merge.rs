@@ -4,7 +4,8 @@
 //!    older one, now or later.
 //! 2. They are encoded, and the new main takes the old one's place. Every snapshot finds the same rows before and after: a
 //!    row that has a version goes by its versions, and one that has none is the same in both.
-//! 3. When the horizon has passed the replacement, everybody looks at the new main. Heads that are still what was encoded
+//! 3. When the horizon has passed the replacement, everybody looks at the new main, and goes by it for what it has
+//!    (`RangeView`). Heads that are still what was encoded
 //!    are taken out; a row that was written meanwhile keeps its versions, with main beneath them.
 //!
 //! A version that is found in its head at step 3 is the one that was encoded if it has a timestamp up to *h*: another one at
@@ -152,7 +153,7 @@ impl RowStore {
             debug_assert!(group.rows() <= RowId::RANGE_ROWS);
             // Behind the last row that there is, an old row group may have some that are gone.
             dead_bits.resize(words_for(group.rows()), u64::MAX);
-            MainPart::new(group, if dead == 0 { Vec::new() } else { dead_bits })
+            MainPart::new(group, if dead == 0 { Vec::new() } else { dead_bits }, horizon)
         });
         let after = range.replace_main(part, worker);
         drop(pin);

@@ -15,6 +15,11 @@
 //!
 //! A [`MainPart`] never changes. Another one takes its place at once, the old one is retired. Versions that the new one
 //! holds are taken out when the horizon is past the replacement: whoever looks by then looks at the new one.
+//!
+//! They may be taken out while a scan is at the range. So it does not ask heads which of main's rows are in versions, once
+//! for the rows that main shows and once more for the others: it keeps the main that it found first, and takes a version
+//! up to that main's timestamp for what main shows, be it in its head or not. A later version stays as long as the scan's
+//! view, as only a merge after the view was drawn can have put it into a main.
 
 use super::version::{Found, Head, Version};
 use crate::bits::words_for;
@@ -45,18 +50,24 @@ pub struct MainPart {
     /// Positions that are no rows: deleted, or never used. Where a word is missing, none.
     dead: Vec<u64>,
     live_rows: usize,
+    /// Of every row it has the newest version up to this timestamp. Zero: it has been there before all versions.
+    upto: u64,
 }
 
 impl MainPart {
     /// `dead` has a bit for each row of the group, or is empty when none is dead.
-    pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>) -> MainPart {
-        let mut part = MainPart { group, dead, live_rows: 0 };
+    pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>, upto: u64) -> MainPart {
+        let mut part = MainPart { group, dead, live_rows: 0, upto };
         part.live_rows = (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum();
         part
     }
 
     pub(crate) fn with_group(&self, group: Arc<RowGroup>) -> MainPart {
-        MainPart { group, dead: self.dead.clone(), live_rows: self.live_rows }
+        MainPart { group, dead: self.dead.clone(), live_rows: self.live_rows, upto: self.upto }
+    }
+
+    pub(super) fn upto(&self) -> u64 {
+        self.upto
     }
 
     /// The rows of word `word` that are there.
@@ -95,7 +106,7 @@ pub(crate) struct Range {
     pages: Box<[AtomicPtr<HeadPage>]>,
     /// Made with the first head.
     headed: OnceLock<Box<[AtomicU64]>>,
-    /// From `Box::into_raw`, or null.
+    /// From `Arc::into_raw`, or null.
     main: AtomicPtr<MainPart>,
     /// Since when main is there at all: zero, unless the range was loaded by a transaction.
     pub begin: AtomicU64,
@@ -121,7 +132,7 @@ impl Range {
 
     pub fn loaded(near: &Arc<Tablespace>, main: MainPart, tag: Tag, command: u32) -> Range {
         let range = Range::new(near);
-        range.main.store(Box::into_raw(Box::new(main)), Ordering::Relaxed);
+        range.main.store(Arc::into_raw(Arc::new(main)).cast_mut(), Ordering::Relaxed);
         range.begin.store(tag.word(), Ordering::Relaxed);
         range.command.store(command, Ordering::Relaxed);
         range
@@ -266,15 +277,25 @@ impl Range {
         unsafe { self.main.load(Ordering::Acquire).as_ref() }
     }
 
+    /// As `main`, to be kept beyond the view.
+    pub fn main_to_keep(&self, view: &View) -> Option<Arc<MainPart>> {
+        let main = std::ptr::from_ref(self.main(view)?);
+        // SAFETY: from `Arc::into_raw`, whose count is given up when what was replaced is freed: not under the view.
+        unsafe {
+            Arc::increment_strong_count(main);
+            Some(Arc::from_raw(main))
+        }
+    }
+
     /// Puts another main in place, and retires the old one. Only under `merging`, or by whoever loaded the range and
     /// aborts. Returns the time of the replacement.
     pub fn replace_main(&self, new: Option<MainPart>, worker: &Worker) -> tidepool_base::CommitTs {
-        let new = new.map_or(std::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
+        let new = new.map_or(std::ptr::null_mut(), |new| Arc::into_raw(Arc::new(new)).cast_mut());
         let old = NonNull::new(self.main.swap(new, Ordering::AcqRel));
         let ts = worker.retirement_ts();
         if let Some(old) = old {
-            // SAFETY: from `Box::into_raw`, and replaced once.
-            let old = unsafe { Box::from_raw(old.as_ptr()) };
+            // SAFETY: from `Arc::into_raw`, and replaced once.
+            let old = unsafe { Arc::from_raw(old.as_ptr().cast_const()) };
             worker.retire_with(ts, move || drop(old));
         }
         ts
@@ -301,8 +322,8 @@ impl Drop for Range {
             }
         }
         if let Some(main) = NonNull::new(*self.main.get_mut()) {
-            // SAFETY: from `Box::into_raw`, and not replaced.
-            drop(unsafe { Box::from_raw(main.as_ptr()) });
+            // SAFETY: from `Arc::into_raw`, and not replaced.
+            drop(unsafe { Arc::from_raw(main.as_ptr().cast_const()) });
         }
     }
 }

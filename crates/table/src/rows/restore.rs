@@ -31,7 +31,7 @@ impl RowStore {
             *bits.get_mut(position / 64).ok_or_else(|| Error::corrupted("a row is gone that is not there"))? |=
                 1u64 << (position % 64);
         }
-        range.replace_main(Some(MainPart::new(group, bits)), worker);
+        range.replace_main(Some(MainPart::new(group, bits, 0)), worker);
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::version::{Found, Kind, Version};
 use super::{RowLayout, VersionMemory};
 use crate::RowGroup;
 use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
@@ -187,41 +188,37 @@ impl RowStore {
         self.read_main(view, range, row.position())
     }
 
-    /// As `read`; what it reads is the caller's to charge for.
-    pub(crate) fn find<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
-        self.check_view(view);
-        let range = self.directory.get(row.range())?;
-        if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
-            match self.seen_charging(view, version, |_| ()) {
-                Seen::Image(image) => return Some(RowRef::Version(image)),
-                Seen::Deleted => return None,
-                Seen::Main => {}
-            }
-        }
-        self.read_main(view, range, row.position())
-    }
-
     pub(super) fn read_main<'v>(&self, view: &'v View, range: &'v Range, position: usize) -> Option<RowRef<'v>> {
         let main = range.main(view)?;
-        let there = main.has(position)
-            && view.sees(&self.transactions, &range.begin, range.command.load(std::sync::atomic::Ordering::Relaxed));
+        let there =
+            main.has(position) && view.sees(&self.transactions, &range.begin, range.command.load(Ordering::Relaxed));
         there.then_some(RowRef::Main { group: &main.group, position })
     }
 
     /// What `view` sees of a chain whose first version was in a head under it.
     #[inline]
     pub(super) fn seen<'v>(&self, view: &'v View, version: Version) -> Seen<'v> {
-        self.seen_charging(view, version, |bytes| self.memory.charge_read(bytes))
+        self.seen_charging(view, version, 0, |bytes| self.memory.charge_read(bytes))
     }
 
-    /// As `seen`; `charge` is told of the bytes read of each version.
+    /// As `seen`; main has what was written up to `upto`. `charge` is told of the bytes read of each version.
     #[inline]
-    pub(super) fn seen_charging<'v>(&self, view: &'v View, mut version: Version, charge: impl Fn(usize)) -> Seen<'v> {
+    pub(super) fn seen_charging<'v>(
+        &self,
+        view: &'v View,
+        mut version: Version,
+        upto: u64,
+        charge: impl Fn(usize),
+    ) -> Seen<'v> {
         loop {
             // SAFETY: from a head under the view, and then from versions that it does not see: see the module.
             let header = unsafe { version.header::<'v>() };
             let kind = header.kind();
             if kind != Kind::Lock && view.sees(&self.transactions, &header.begin, header.command()) {
+                // A tag is above all timestamps; and what is not stamped yet is in no main.
+                if header.begin.load(Ordering::Relaxed) <= upto {
+                    return Seen::Main;
+                }
                 charge(header.bytes());
                 if kind == Kind::Deleted {
                     return Seen::Deleted;

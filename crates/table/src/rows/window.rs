@@ -3,7 +3,7 @@
 use super::RowStore;
 use super::range::{MainPart, Range, WORDS};
 use super::store::Seen;
-use super::version::Found;
+use super::version::{Found, Version};
 use crate::RowGroup;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use tidepool_base::RowId;
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::View;
 
-/// A range as a view sees it.
+/// A range as a view sees it, by a main that was there under the view. Any number of looks agree with one another: see `range`.
 #[derive(Clone, Copy)]
 pub struct RangeView<'v> {
     store: &'v RowStore,
@@ -25,8 +25,25 @@ impl RowStore {
     pub fn range<'v>(&'v self, view: &'v View, number: u64) -> Option<RangeView<'v>> {
         self.check_view(view);
         let range = self.directory.get(number)?;
-        let seen = view.sees(&self.transactions, &range.begin, range.command.load(Ordering::Relaxed));
-        Some(RangeView { store: self, view, range, main: if seen { range.main(view) } else { None } })
+        let main = if self.sees_main(view, range) { range.main(view) } else { None };
+        Some(RangeView { store: self, view, range, main })
+    }
+
+    /// The main of a range as the view sees it, if it does.
+    pub fn main(&self, view: &View, number: u64) -> Option<Arc<MainPart>> {
+        self.check_view(view);
+        let range = self.directory.get(number)?;
+        if self.sees_main(view, range) { range.main_to_keep(view) } else { None }
+    }
+
+    fn sees_main(&self, view: &View, range: &Range) -> bool {
+        view.sees(&self.transactions, &range.begin, range.command.load(Ordering::Relaxed))
+    }
+
+    /// As `range`, by the main that `main` once returned for the view.
+    pub fn range_by<'v>(&'v self, view: &'v View, number: u64, main: Option<&'v MainPart>) -> Option<RangeView<'v>> {
+        self.check_view(view);
+        Some(RangeView { store: self, view, range: self.directory.get(number)?, main })
     }
 }
 
@@ -39,11 +56,20 @@ pub enum Apart<'v> {
 }
 
 impl RowStore {
-    /// Every row of a range that a main of `rows` rows does not show as `view` sees it: those in versions, and those of main that
-    /// are gone. By position. The main is one that was there under the view; a merge may have put a shorter or longer one in its
-    /// place since, with the same rows for the view.
-    pub fn apart<'v>(&'v self, view: &'v View, number: u64, rows: usize) -> Vec<(RowId, Apart<'v>)> {
-        let Some(range) = self.range(view, number) else { return Vec::new() };
+    /// Heads lie in memory that `space` is to give up.
+    pub fn heads_must_move(&self, space: &Tablespace) -> bool {
+        (0..self.directory.len()).filter_map(|number| self.directory.get(number)).any(|range| range.must_move(space))
+    }
+}
+
+impl<'v> RangeView<'v> {
+    /// Windows of 64 rows that a range has.
+    pub const WINDOWS: usize = WORDS;
+
+    /// Every row of the range that main does not show as the view sees it: those in versions, and those of main that are gone.
+    /// By position.
+    pub fn apart(&self, number: u64) -> Vec<(RowId, Apart<'v>)> {
+        let rows = self.main.map_or(0, |main| main.group.rows());
         let mut apart = Vec::new();
         let mut versions = Vec::new();
         for window in 0..WORDS {
@@ -51,7 +77,7 @@ impl RowStore {
                 left @ 0..64 => (1u64 << left) - 1,
                 _ => u64::MAX,
             };
-            let shown = range.window(window, &mut versions);
+            let shown = self.window(window, &mut versions);
             let mut gone = in_group & !shown;
             for (position, image) in versions.drain(..) {
                 gone &= !(1 << (position % 64));
@@ -66,16 +92,6 @@ impl RowStore {
         apart
     }
 
-    /// Heads lie in memory that `space` is to give up.
-    pub fn heads_must_move(&self, space: &Tablespace) -> bool {
-        (0..self.directory.len()).filter_map(|number| self.directory.get(number)).any(|range| range.must_move(space))
-    }
-}
-
-impl<'v> RangeView<'v> {
-    /// Windows of 64 rows that a range has.
-    pub const WINDOWS: usize = WORDS;
-
     /// The row group that positions of main are in.
     pub fn group(&self) -> Option<&'v Arc<RowGroup>> {
         self.main.map(|main| &main.group)
@@ -87,13 +103,9 @@ impl<'v> RangeView<'v> {
         self.range.headed(window) == 0
     }
 
-    /// Rows that may have versions, and those of main that are not dead.
+    /// Rows that may have versions.
     pub(crate) fn headed_rows(&self) -> usize {
         self.range.headed_rows()
-    }
-
-    pub(crate) fn live_rows(&self) -> usize {
-        self.main.map_or(0, MainPart::live_rows)
     }
 
     /// Of 64 rows, those that may have versions.
@@ -108,6 +120,30 @@ impl<'v> RangeView<'v> {
         !self.range.has_marks() && self.main.is_some_and(MainPart::is_whole)
     }
 
+    /// Of a chain whose first version is in a head. What is read is the caller's to charge for.
+    fn seen(&self, version: Version) -> Seen<'v> {
+        self.store.seen_charging(self.view, version, self.main.map_or(0, MainPart::upto), |_| ())
+    }
+
+    /// The image of a row that is in a version.
+    pub fn image(&self, position: usize) -> Option<&'v [u8]> {
+        let Found::Version(version) = self.range.head(self.view, position)?.load() else { return None };
+        match self.seen(version) {
+            Seen::Image(image) => Some(image),
+            Seen::Deleted | Seen::Main => None,
+        }
+    }
+
+    /// Whether main shows a row.
+    pub fn is_in_main(&self, position: usize) -> bool {
+        let is_there = self.main.is_some_and(|main| main.has(position));
+        is_there
+            && match self.range.head(self.view, position).map(|head| head.load()) {
+                Some(Found::Version(version)) => matches!(self.seen(version), Seen::Main),
+                _ => true,
+            }
+    }
+
     /// As `window`, without the versions.
     pub(crate) fn shown(&self, window: usize) -> u64 {
         let mut shown = self.main(window);
@@ -117,7 +153,7 @@ impl<'v> RangeView<'v> {
             headed &= headed - 1;
             let position = window * 64 + bit.trailing_zeros() as usize;
             if let Some(Found::Version(version)) = self.range.head(self.view, position).map(|head| head.load())
-                && !matches!(self.store.seen_charging(self.view, version, |_| ()), Seen::Main)
+                && !matches!(self.seen(version), Seen::Main)
             {
                 shown &= !bit;
             }
@@ -143,7 +179,7 @@ impl<'v> RangeView<'v> {
             let Some(Found::Version(version)) = self.range.head(self.view, position).map(|head| head.load()) else {
                 continue;
             };
-            match self.store.seen_charging(self.view, version, |_| ()) {
+            match self.seen(version) {
                 Seen::Main => {}
                 Seen::Deleted => shown &= !bit,
                 Seen::Image(image) => {

@@ -321,7 +321,7 @@ impl RowStore {
         group: Arc<RowGroup>,
     ) -> Result<u64> {
         self.check_view(view);
-        let main = MainPart::new(group, Vec::new());
+        let main = MainPart::new(group, Vec::new(), 0);
         let range = Range::loaded(self.near(), main, worker.tag_to_write(), view.command());
         let number = self.add_range(range);
         writes.loaded(self, number);

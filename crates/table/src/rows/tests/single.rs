@@ -531,8 +531,9 @@ fn what_a_main_does_not_show_does_not_depend_on_merges_since() {
     assert_eq!(session.update(rows[0], 0, 100).unwrap(), Outcome::Written);
     session.commit().unwrap();
     let view = session.worker.hold_now();
+    let main = fixture.store.main(&view, 0);
     let told = |view: &View| -> Vec<(usize, bool)> {
-        let apart = fixture.store.apart(view, 0, 10);
+        let apart = fixture.store.range_by(view, 0, main.as_deref()).unwrap().apart(0);
         apart.iter().map(|(row, apart)| (row.position(), matches!(apart, Apart::Deleted))).collect()
     };
     let before = told(&view);
