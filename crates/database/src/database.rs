@@ -8,7 +8,7 @@ use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
 use crate::progress::{Progress, ProgressRegistry};
 use crate::redo::Redo;
-use crate::storage::{Manifest, SavedTablespace, Storage, lock_folder};
+use crate::storage::{Finds, Manifest, SavedTablespace, Storage, lock_folder};
 use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
@@ -149,16 +149,18 @@ impl Database {
             Ok(now)
         };
         let near = as_altered(&config.near, "near")?;
-        let spaces = Tablespaces::open(near, as_altered(&config.far, "far")?)?;
+        let finds = Finds::new(&manifest.contents, &manifest.tables);
+        let spaces = Tablespaces::open_found(near, as_altered(&config.far, "far")?, &|name| finds.of(name))?;
         for space in &config.tablespaces {
-            spaces.create(as_altered(space, &space.name)?)?;
+            spaces.create_found(as_altered(space, &space.name)?, finds.of(&space.name))?;
         }
         for saved in &manifest.tablespaces {
             // The configuration file's word counts over what was recorded.
             if spaces.get(&saved.name).is_err() {
-                spaces.create(saved.config()?)?;
+                spaces.create_found(saved.config()?, finds.of(&saved.name))?;
             }
         }
+        finds.keep(&spaces);
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
         for name in names {
             spaces.get(name)?;

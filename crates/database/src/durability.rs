@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, TableId};
+use tidepool_base::{CommitTs, Error, Result, StoreId, TableId};
 use tidepool_log::files::OpenHow;
 use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, Recovery};
 use tidepool_table::rows::{Change, WriteSet};
@@ -104,7 +104,16 @@ impl Committing<'_> {
         name();
         next.commit_ts = self.commit(catalog.as_ref())?.unwrap_or(next.commit_ts);
         let committed = next.commit_ts;
+        let before = database.state();
         database.set_state(next);
+        if let Some(storage) = &database.storage {
+            let stays =
+                |id: &TableId, rows: StoreId| changes.tables[id].as_ref().is_some_and(|table| table.rows.id() == rows);
+            let gone = before.tables.values().filter(|table| changes.tables.contains_key(&table.def.id));
+            for table in gone.filter(|table| !stays(&table.def.id, table.rows.id())) {
+                storage.let_go_of(table.rows.id());
+            }
+        }
         Ok(committed)
     }
 }
@@ -148,7 +157,8 @@ impl Database {
             storage.opened(manifest);
             // What the configuration says anew is remembered; and a folder that cannot be written to is noticed.
             self.save_settings()?;
-            self.dirty.store(had_records, Ordering::Release);
+            let finds_more = storage.would_find_more(&self.version());
+            self.dirty.store(had_records || finds_more, Ordering::Release);
         }
         let writer = LogWriter::start(log.clone(), self.background.clone())?;
         let _ = self.log_writer.set(writer);
@@ -178,7 +188,7 @@ impl Database {
             (self.version(), writes, storage.named())
         };
         let ts = version.view().ts();
-        storage.save(&version, &writes, named, self.manifest(ts))?;
+        storage.save(&version, &writes, named, self.manifest(ts), self.tablespaces())?;
         drop(version);
         if let Some(log) = self.log.get() {
             log.recycle_below(ts)?;

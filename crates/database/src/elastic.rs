@@ -102,6 +102,10 @@ impl Database {
             }
             // Statements' free blocks, which they keep for a while.
             tidepool_heap::release_heaps();
+            if let Some(storage) = &self.storage {
+                storage.let_go_of_all_in(space);
+                space.keep([]);
+            }
             self.reclaim_indexes();
             let now = reshape.left_bytes();
             if now < left {
@@ -166,6 +170,8 @@ impl Database {
         let name = config.name.clone();
         let before = self.altered.lock().insert(name.clone(), config);
         let recorded = self.save_settings().and_then(|()| finish());
+        // What was recorded of the places of row groups there is out of date.
+        self.dirty.store(true, std::sync::atomic::Ordering::Release);
         if recorded.is_err() {
             let mut altered = self.altered.lock();
             match before {

@@ -53,6 +53,8 @@ pub use writer::{RowChecks, TableWriter};
 pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpoint.rows", "checkpoint.manifest"];
 
 #[cfg(test)]
+mod found_tests;
+#[cfg(test)]
 mod log_tests;
 #[cfg(test)]
 mod tests;

@@ -57,7 +57,11 @@ impl Database {
         let (mut moved, mut unfinished) = (0, Vec::new());
         for (number, rows) in headed {
             let merged = table.rows.merge_range(worker, number, &mut |batch| {
-                RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces())
+                let encode = || RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces());
+                match encode() {
+                    Err(full) if full.code() == SqlState::OUT_OF_MEMORY && self.let_go_of_unused() => encode(),
+                    encoded => encoded,
+                }
             })?;
             if let Merged::Replaced { .. } = merged {
                 moved += rows as u64;
@@ -77,6 +81,11 @@ impl Database {
         }
         self.unfinished.lock().append(&mut unfinished);
         Ok(moved)
+    }
+
+    /// Lets go of what is held for a restart only and is out of date. Says whether there was anything.
+    fn let_go_of_unused(&self) -> bool {
+        self.storage.as_ref().is_some_and(|storage| storage.let_go_of_unused(&self.version()))
     }
 
     /// Frees what nobody sees any more: versions, what merges left, nodes of indexes.

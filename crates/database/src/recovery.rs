@@ -5,12 +5,12 @@
 
 use crate::catalog::{Catalog, DatabaseState, RelationName};
 use crate::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
-use crate::storage::{Manifest, SavedFile, Storage};
+use crate::storage::{FoundGroups, Manifest, SavedFile, Storage};
 use crate::{Database, SchemaDef, Sequence, SequenceDef};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::{ByteSize, CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId};
 use tidepool_log::Recovery;
 use tidepool_table::rows::RowStore;
 use tidepool_table::{Placement, Table, TableDef};
@@ -74,6 +74,7 @@ impl Replay<'_> {
     /// The tables of the checkpoint, with their rows.
     fn checkpoint(&mut self, manifest: &Manifest) -> Result<BTreeMap<TableId, StoredTable>> {
         let mut tables = BTreeMap::new();
+        let found = self.storage.find(manifest, self.database.tablespaces(), self.database.config().threads)?;
         for saved in &manifest.tables {
             let store = saved.store.unwrap_or_else(|| self.database.next_store_id());
             let table = StoredTable { def: saved.def.clone(), placement: saved.placement.clone(), store };
@@ -81,7 +82,7 @@ impl Replay<'_> {
             let threads = self.database.config().threads;
             let view = self.worker.snapshot_now();
             let spaces = self.database.tablespaces();
-            self.storage.load_table(saved, spaces, threads, &rows, &self.worker, &view, manifest.commit_ts)?;
+            self.storage.load_table(saved, spaces, threads, &rows, &self.worker, &view, manifest.commit_ts, &found)?;
             tables.insert(saved.def.id, table);
         }
         Ok(tables)
@@ -156,7 +157,13 @@ impl Replay<'_> {
             Some(restored) => {
                 restored.changed = true;
                 let spaces = self.database.tablespaces();
-                let group = self.storage.load_group(&restored.def, &restored.placement, &file, spaces)?;
+                let group = self.storage.load_group(
+                    &restored.def,
+                    &restored.placement,
+                    &file,
+                    spaces,
+                    &FoundGroups::default(),
+                )?;
                 restored.rows.restore_main(&self.worker, range, Arc::new(group), &[])
             }
             None => {
@@ -266,6 +273,15 @@ impl Replay<'_> {
         };
         self.storage.recovered(&state, &view, &self.loaded);
         self.database.set_state(state);
+        let restarted = self.storage.restarted();
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        if of(&restarted.attached) > 0 {
+            tracing::info!(
+                "{} of main were found in memory, {} read from files",
+                ByteSize(of(&restarted.attached_bytes)),
+                ByteSize(of(&restarted.read_bytes))
+            );
+        }
         if self.records > 0 {
             tracing::info!("the log had {} transactions since the last checkpoint", self.records);
         }

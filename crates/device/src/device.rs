@@ -6,7 +6,7 @@
 //! write would end the process with SIGBUS.
 
 use crate::mapping::{
-    CACHE_LINE_BYTES, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, PAGE_BYTES, flush, map,
+    CACHE_LINE_BYTES, Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, PAGE_BYTES, flush, map,
 };
 use crate::{Location, topology};
 use std::fs::{File, OpenOptions};
@@ -115,6 +115,15 @@ impl Device {
     /// Memory that outlives the process.
     pub fn persists(&self) -> bool {
         matches!(self.source, Source::File { .. } | Source::Dax { .. })
+    }
+
+    /// What was made durable on it is there when the machine was off. Once it is mapped.
+    pub fn outlives_machine(&self) -> bool {
+        match &self.source {
+            Source::Anonymous { .. } => false,
+            Source::File { direct, .. } => direct.load(Ordering::Relaxed) && flush::is_available(),
+            Source::Dax { .. } => true,
+        }
     }
 
     /// `commit` has work to do here.
@@ -534,9 +543,10 @@ fn prepare_file(
             .with_hint("For a device-DAX device write dax:PATH."));
     }
     lock(&file, path)?;
-    if metadata.len() > 0 {
-        check(&read_header(&file).map_err(|error| failed("read file", &error))?)?;
-    }
+    let content = match metadata.len() {
+        0 => Content::Goes,
+        _ => check(&read_header(&file).map_err(|error| failed("read file", &error))?)?,
+    };
 
     let system = FileSystem::of(&file).map_err(|error| failed("inspect file system of", &error))?;
     let unit = system.page_bytes();
@@ -558,7 +568,8 @@ fn prepare_file(
             ))
         })?;
     }
-    let (zeroed, fills_up) = match clear_and_reserve(&file, path, &system, len, metadata.len() == 0) {
+    let clear = content == Content::Goes && metadata.len() > 0;
+    let (cleared, fills_up) = match clear_and_reserve(&file, path, &system, len, clear) {
         Ok(reserved) => reserved,
         Err(error) => {
             if metadata.len() < len as u64 {
@@ -576,7 +587,7 @@ fn prepare_file(
         page_size: unit,
         huge_pages_wanted: options.huge_pages,
         huge_pages: AtomicBool::new(unit >= HUGE_PAGE_BYTES || options.huge_pages),
-        zeroed: AtomicBool::new(zeroed),
+        zeroed: AtomicBool::new(metadata.len() == 0 || cleared),
     })
 }
 
@@ -597,18 +608,18 @@ fn check_room(system: &FileSystem, metadata: &std::fs::Metadata, len: usize, sho
     }
 }
 
-/// Clears a file of `len` bytes, and reserves its blocks where that takes no memory: whether it is zeroed, and whether it
-/// can run out of room.
-fn clear_and_reserve(file: &File, path: &Path, system: &FileSystem, len: usize, new: bool) -> Result<(bool, bool)> {
+/// Clears a file of `len` bytes if it is to be, and reserves its blocks where that takes no memory: whether it was cleared,
+/// and whether it can run out of room.
+fn clear_and_reserve(file: &File, path: &Path, system: &FileSystem, len: usize, clear: bool) -> Result<(bool, bool)> {
     let shown = path.display();
     let failed = |action: &str, error: &io::Error| Error::io(format_args!("{action} \"{shown}\""), error);
     let unit = system.page_bytes();
     // Content of an earlier life is given back, header excepted, so that what is left reads as zeroes.
-    let mut zeroed = new;
+    let mut cleared = false;
     let rest = HEADER_BYTES.next_multiple_of(unit)..len;
-    if !zeroed && !rest.is_empty() {
+    if clear && !rest.is_empty() {
         match allocate_blocks(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, &rest) {
-            Ok(()) => zeroed = unit == PAGE_BYTES,
+            Ok(()) => cleared = unit == PAGE_BYTES,
             Err(error) if is_unsupported(&error) => {}
             Err(error) => return Err(failed("clear file", &error)),
         }
@@ -626,7 +637,7 @@ fn clear_and_reserve(file: &File, path: &Path, system: &FileSystem, len: usize, 
     if fills_up {
         allocate_blocks(file, 0, &(0..HEADER_BYTES)).map_err(|error| failed("reserve room for file", &error))?;
     }
-    Ok((zeroed, fills_up))
+    Ok((cleared, fills_up))
 }
 
 fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<Device> {

@@ -19,7 +19,7 @@ mod window;
 pub use cost::{Access, CostModel, Excess, Pattern, Share, local_profile, set_local_profile};
 pub use device::Device;
 pub use location::{CacheSize, Location, Stripe};
-pub use mapping::{HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
+pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
 pub use pacing::{Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use residency::{Miss, PoolId, Residency};

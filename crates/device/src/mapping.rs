@@ -30,7 +30,16 @@ pub struct MapOptions {
 }
 
 /// Looks at the first [`HEADER_BYTES`] of a file or device that is not new (zeroes past its end).
-pub type HeaderCheck<'a> = &'a dyn Fn(&[u8]) -> Result<()>;
+pub type HeaderCheck<'a> = &'a dyn Fn(&[u8]) -> Result<Content>;
+
+/// What becomes of what a file or device holds behind its header when it is opened. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// It is given back, or left for whoever takes the memory.
+    Goes,
+    /// Some of it is of use: nothing is changed.
+    Stays,
+}
 
 #[derive(Debug)]
 enum Backing {
@@ -60,7 +69,7 @@ impl Mapping {
     /// Maps `size` bytes (rounded up to the device's unit) of `location`. For a DAX device or an existing file of fixed
     /// size, `None` takes all of it.
     pub fn open(location: &Location, size: Option<u64>, options: MapOptions) -> Result<Mapping> {
-        Mapping::open_checked(location, size, options, &|_| Ok(()))
+        Mapping::open_checked(location, size, options, &|_| Ok(Content::Goes))
     }
 
     /// As `open`, but a file or device that existed before is shown to `check` first, and nothing of it is changed when

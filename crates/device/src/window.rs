@@ -366,12 +366,13 @@ impl Drop for Window {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use crate::{Location, MapOptions};
+    use crate::{Content, Location, MapOptions};
 
     const STRIPE: usize = HUGE_PAGE_BYTES;
 
     fn device(bytes: usize) -> Device {
-        Device::open(&Location::Anon, Some(bytes as u64), MapOptions { huge_pages: false }, &|_| Ok(())).unwrap()
+        Device::open(&Location::Anon, Some(bytes as u64), MapOptions { huge_pages: false }, &|_| Ok(Content::Goes))
+            .unwrap()
     }
 
     fn write(window: &Window, offset: usize, byte: u8) {

@@ -148,6 +148,16 @@ fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
 }
 
+/// XXH3 of all that is read to open a blob, the checksum of the whole included: where this is known to be right, the rest
+/// can be checked later. XX001 when it is no blob.
+pub(crate) fn head_checksum(blob: &[u8]) -> Result<u64> {
+    open(blob)?;
+    let mut hasher = Xxh3Default::new();
+    hasher.update(&blob[..HEADER_BYTES]);
+    hasher.update(&blob[u64_at(blob, 32) as usize..]);
+    Ok(hasher.digest())
+}
+
 /// XX001 when the checksum is not that of the bytes.
 pub(crate) fn verify_checksum(blob: &[u8]) -> Result<()> {
     if blob.len() < HEADER_BYTES || u64_at(blob, 16) != checksum(blob) {

@@ -40,7 +40,7 @@ pub use schema::{
     CheckDef, ColumnDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, SQL_TYPE_METADATA, TableDef,
     arrow_type, sql_type_of_field,
 };
-pub use segment::Segment;
+pub use segment::{Origin, Segment, SegmentPlace};
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};
 pub use version::{ColumnUsage, Placement, Table, TableVersion};
 

@@ -55,7 +55,7 @@ impl RowGroup {
 
     /// Something of it lies in memory that `space` is to give up.
     pub fn must_move(&self, space: &Tablespace) -> bool {
-        self.segments.iter().any(|segment| space.is_closing(segment.bytes()))
+        self.segments.iter().any(|segment| segment.is_closing(space))
     }
 
     /// The same rows with none of them in memory that `space` is to give up; `None` when none are.
@@ -65,7 +65,7 @@ impl RowGroup {
         }
         let segments = (self.segments.iter())
             .map(|segment| {
-                if space.is_closing(segment.bytes()) {
+                if segment.is_closing(space) {
                     segment.copy_to(segment.tablespace()).map(Arc::new)
                 } else {
                     Ok(Arc::clone(segment))

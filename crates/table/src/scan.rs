@@ -324,7 +324,7 @@ fn plan_group(predicates: &[Predicate], group: &RowGroup) -> Result<GroupPlan> {
         return Ok(plan);
     }
     for predicate in predicates {
-        let segment = &group.segments()[predicate.column];
+        let segment = group.segments()[predicate.column].sound()?;
         let has_nulls = segment.statistics().null_count > 0;
         let test = SegmentTest::new(
             predicate,
@@ -897,7 +897,7 @@ impl ScanReader {
             if blocks.peek().is_none() {
                 return Ok(());
             }
-            let segment = &group.segments()[test.column];
+            let segment = group.segments()[test.column].sound()?;
             self.tally.blocks(test.column, segment, blocks, &mut work.charged[test.column]);
             test.test.and_rows(
                 segment.payload(),

@@ -15,10 +15,10 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::NullBuffer;
 use arrow_schema::Field;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result, SqlType};
 use tidepool_device::Access;
-use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_tablespace::{Purpose, Region, Tablespace};
 
 /// One column of one row group: a self-describing blob in one region (header with magic, format version, checksum,
 /// encoding, row count, statistics; then the encoded bytes). Valid at any address.
@@ -31,6 +31,32 @@ pub struct Segment {
     sketch: Sketch,
     validity: Validity,
     payload: Payload,
+    /// Of one that was found in memory: whether its bytes are right, which is looked at when they are wanted first.
+    found: Option<Found>,
+}
+
+/// Where a segment lies in its tablespace, and what tells that it is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentPlace {
+    /// Bytes from the tablespace's first.
+    pub offset: u64,
+    pub len: u64,
+    /// XXH3 of its header and its tree.
+    pub head: u64,
+}
+
+/// From where segments that were found in memory can be had if they turn out to be damaged.
+pub trait Origin: std::fmt::Debug + Send + Sync {
+    /// Another copy of a row group's segment, checked. Allocates nothing in a query heap.
+    fn segment(&self, column: usize) -> Result<Box<Segment>>;
+}
+
+#[derive(Debug)]
+struct Found {
+    origin: Arc<dyn Origin>,
+    column: usize,
+    /// `None`: it is sound. Otherwise what takes its place.
+    checked: OnceLock<Result<Option<Box<Segment>>>>,
 }
 
 /// A longer text is cut for a lower bound and gives no upper one.
@@ -70,34 +96,110 @@ impl Segment {
         Ok(segment)
     }
 
+    /// Takes a segment that an earlier process left in memory: `region` is at the place that was recorded. Its header and its
+    /// tree are checked now; the rest when it is read first, so that attaching does not take longer for more rows. Then, if
+    /// it is damaged, `origin`'s copy of `column` takes its place. XX001 when something else is there.
+    pub fn attach(
+        region: Region,
+        place: &SegmentPlace,
+        field: &Field,
+        origin: &Arc<dyn Origin>,
+        column: usize,
+    ) -> Result<Segment> {
+        if blob::head_checksum(&region)? != place.head {
+            return Err(Error::corrupted("another segment is there"));
+        }
+        let len = region.len();
+        let segment = Segment::open(Blob::new(region, len)?)?;
+        if segment.logical != Logical::of(field.data_type())? {
+            return Err(Error::corrupted("a segment of another type is there"));
+        }
+        let found = Found { origin: Arc::clone(origin), column, checked: OnceLock::new() };
+        Ok(Segment { found: Some(found), ..segment })
+    }
+
+    /// The segment whose bytes may be read: this one, unless it was found damaged. An error of its origin's when there is no
+    /// other copy.
+    #[inline]
+    pub(crate) fn sound(&self) -> Result<&Segment> {
+        match &self.found {
+            None => Ok(self),
+            Some(found) => self.checked(found),
+        }
+    }
+
+    fn checked<'s>(&'s self, found: &'s Found) -> Result<&'s Segment> {
+        let checked = found.checked.get_or_init(|| {
+            let bytes = self.blob.bytes();
+            self.tablespace().charge(Purpose::Main, &[Access::read_sequential(bytes.len() as u64)]);
+            let checks = || {
+                blob::verify_checksum(bytes)?;
+                self.payload.check(&self.blob, self.header.rows, self.logical)
+            };
+            if checks().is_ok() { Ok(None) } else { found.origin.segment(found.column).map(Some) }
+        });
+        match checked {
+            Ok(None) => Ok(self),
+            Ok(Some(other)) => Ok(other),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The one that is read, as far as that is known.
+    fn present(&self) -> &Segment {
+        let other = self.found.as_ref().and_then(|found| found.checked.get());
+        if let Some(Ok(Some(other))) = other { other } else { self }
+    }
+
+    /// Where it lies.
+    pub fn place(&self) -> Result<SegmentPlace> {
+        let present = self.present();
+        let head = blob::head_checksum(present.bytes())?;
+        Ok(SegmentPlace { offset: present.blob.region().offset(), len: present.bytes().len() as u64, head })
+    }
+
+    /// Makes it durable where its device outlives the machine.
+    pub fn flush(&self) -> Result<()> {
+        self.present().blob.region().flush()
+    }
+
+    /// Some of it lies in memory that `space` is to give up.
+    pub fn is_closing(&self, space: &Tablespace) -> bool {
+        [self, self.present()].iter().any(|segment| space.is_closing(segment.blob.bytes()))
+    }
+
     /// The same bytes in another tablespace.
     pub fn copy_to(&self, tablespace: &Arc<Tablespace>) -> Result<Segment> {
-        Segment::store(self.read_whole(), tablespace)
+        Segment::store(self.read_whole()?, tablespace)
     }
 
     fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Segment> {
         let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
         region[..bytes.len()].copy_from_slice(bytes);
         tablespace.charge(Purpose::Main, &[Access::write_sequential(bytes.len() as u64)]);
-        let blob = Blob::new(region, bytes.len())?;
+        Segment::open(Blob::new(region, bytes.len())?)
+    }
+
+    fn open(blob: Arc<Blob>) -> Result<Segment> {
         let (header, mut reader) = blob::open(blob.bytes())?;
         let logical = logical_of(header.logical_type)?;
         let (statistics, sketch) = read_statistics(&mut reader, &header, logical)?;
         let validity = Validity::read(&mut reader, blob.bytes(), header.rows, header.null_count)?;
         let payload = Payload::read(&mut reader, blob.bytes(), header.rows, logical)?;
         reader.end()?;
-        Ok(Segment { header, logical, statistics, sketch, validity, payload, blob })
+        Ok(Segment { header, logical, statistics, sketch, validity, payload, blob, found: None })
     }
 
     /// The whole blob, to be read from end to end: the tablespace's device is charged for it.
-    pub fn read_whole(&self) -> &[u8] {
-        self.tablespace().charge(Purpose::Main, &[Access::read_sequential(self.bytes().len() as u64)]);
-        self.bytes()
+    pub fn read_whole(&self) -> Result<&[u8]> {
+        let segment = self.sound()?;
+        segment.tablespace().charge(Purpose::Main, &[Access::read_sequential(segment.bytes().len() as u64)]);
+        Ok(segment.bytes())
     }
 
     /// The whole blob, header included.
     pub fn bytes(&self) -> &[u8] {
-        self.blob.bytes()
+        self.present().blob.bytes()
     }
 
     /// Recomputes the checksum: XX001 when it differs.
@@ -164,17 +266,18 @@ impl Segment {
     }
 
     pub(crate) fn gather(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
-        let nulls = self.validity.gather(&self.blob, rows);
-        self.payload.gather(&self.blob, rows, self.logical, nulls)
+        let Segment { validity, payload, blob, .. } = self.sound()?;
+        payload.gather(blob, rows, self.logical, validity.gather(blob, rows))
     }
 
     /// The value of one row; `None` for NULL. Panics if it is past the last row.
     pub fn value(&self, row: usize) -> Result<Option<Datum>> {
         assert!(row < self.header.rows, "row {row} of {}", self.header.rows);
-        if !self.validity.is_valid(&self.blob, row) {
+        let Segment { validity, payload, blob, .. } = self.sound()?;
+        if !validity.is_valid(blob, row) {
             return Ok(None);
         }
-        let array = self.payload.gather(&self.blob, &Rows::List(&[row as u32]), self.logical, None)?;
+        let array = payload.gather(blob, &Rows::List(&[row as u32]), self.logical, None)?;
         datum_at(&array, 0, self.logical)
     }
 }

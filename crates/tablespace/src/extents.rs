@@ -157,9 +157,31 @@ impl Extents {
         Some(run)
     }
 
+    /// Takes the first run of free pages from page `from` on, at most `count_max` of them.
+    pub fn take_free_from(&mut self, from: usize, count_max: usize) -> Option<Range<usize>> {
+        let free = |page: usize| self.open[page / 64] & !self.used[page / 64] & 1 << (page % 64) != 0;
+        let mut start = from;
+        while start < self.end && !free(start) {
+            let rest = (self.open[start / 64] & !self.used[start / 64]) >> (start % 64);
+            start = if rest == 0 { (start / 64 + 1) * 64 } else { start + rest.trailing_zeros() as usize };
+        }
+        if start >= self.end {
+            return None;
+        }
+        let most = self.end.min(start.saturating_add(count_max));
+        let mut end = start + 1;
+        while end < most && free(end) {
+            let word = self.open[end / 64] & !self.used[end / 64];
+            end = if end.is_multiple_of(64) && word == u64::MAX { end + 64 } else { end + 1 };
+        }
+        let run = start..end.min(most);
+        self.mark(run.clone(), true);
+        Some(run)
+    }
+
     /// Takes these pages if all of them are free.
     pub fn take_at(&mut self, run: Range<usize>) -> bool {
-        let free = self.is_free(run.clone());
+        let free = run.end <= self.end && self.is_free(run.clone());
         if free {
             self.mark(run, true);
         }

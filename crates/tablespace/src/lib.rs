@@ -8,6 +8,7 @@
 //! (`tidepool-heap`), and when to give idle memory back ([`Tablespace::trim`] is the database's to call).
 
 mod extents;
+mod found;
 mod layout;
 mod ledger;
 mod owners;
@@ -23,6 +24,7 @@ mod superblock;
 #[cfg(test)]
 mod tests;
 
+pub use found::Contents;
 pub use ledger::{LedgerRow, Purpose};
 pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;

@@ -19,15 +19,15 @@ use crate::layout;
 use crate::paged::Paging;
 use crate::space::bytes_of;
 use crate::superblock::Superblock;
-use crate::{Tablespace, TablespaceConfig};
+use crate::{Contents, Tablespace, TablespaceConfig};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_device::{
-    CostModel, DEVICES_MAX, Device, HEADER_BYTES, HUGE_PAGE_BYTES, Location, MapOptions, PAGE_BYTES, Place, Profile,
-    Share, Stripe, Window, memory_total_bytes,
+    Content, CostModel, DEVICES_MAX, Device, HEADER_BYTES, HUGE_PAGE_BYTES, Location, MapOptions, PAGE_BYTES, Place,
+    Profile, Share, Stripe, Window, memory_total_bytes,
 };
 
 /// Most pages that a tablespace has books for.
@@ -71,6 +71,8 @@ pub(crate) struct Part {
     pub profile: Option<Profile>,
     /// As it was found, then as it was last written. `None`: the device does not persist, or is new.
     superblock: Option<Superblock>,
+    /// What it holds stays.
+    pub keeps: bool,
     /// The page of the window that holds the device's header, once it is mapped.
     header: Option<usize>,
     /// Of a striped one: slots that are mapped nowhere, in descending order.
@@ -87,11 +89,11 @@ impl Shape {
     }
 
     /// Opens what `config` names, and reserves addresses to map it at.
-    pub fn open(config: &TablespaceConfig) -> Result<(Window, Shape)> {
+    pub fn open(config: &TablespaceConfig, contents: Option<&Contents>) -> Result<(Window, Shape)> {
         let stripes = config.location.stripes();
         let mut opened = Vec::with_capacity(stripes.len());
         let result = if stripes.len() == 1 {
-            Shape::open_plain(config, stripes, &mut opened)
+            Shape::open_plain(config, stripes, contents, &mut opened)
         } else {
             Shape::open_striped(config, stripes, &mut opened)
         };
@@ -109,11 +111,14 @@ impl Shape {
     fn open_plain(
         config: &TablespaceConfig,
         stripes: Vec<Stripe>,
+        contents: Option<&Contents>,
         opened: &mut Vec<(Device, Option<Superblock>)>,
     ) -> Result<(Window, Shape)> {
-        let parts: Vec<Part> =
+        let mut parts: Vec<Part> =
             stripes.into_iter().enumerate().map(|(index, stripe)| Part::new(config, index, stripe)).collect();
-        opened.push(open_device(&parts[0].stripe.location, config.size_bytes, config.huge_pages)?);
+        let is_known = |found: &Superblock| contents.is_some_and(|known| known.is_of(found.identity, found.content));
+        opened.push(open_device(&parts[0].stripe.location, config.size_bytes, config.huge_pages, &is_known)?);
+        parts[0].keeps = opened[0].1.as_ref().is_some_and(is_known);
         let device = &opened[0].0;
         let len = device.len();
         let stripe_bytes = stripe_bytes(len as u64, device.page_size());
@@ -132,7 +137,7 @@ impl Shape {
         let weights: Vec<u32> = stripes.iter().map(|stripe| stripe.weight).collect();
         let mut parts: Vec<Part> =
             stripes.into_iter().enumerate().map(|(index, stripe)| Part::new(config, index, stripe)).collect();
-        let open = |part: &Part, size| open_device(&part.stripe.location, size, config.huge_pages);
+        let open = |part: &Part, size| open_device(&part.stripe.location, size, config.huge_pages, &|_| false);
         let (stripe, counts) = match config.size_bytes {
             Some(size) => {
                 let stripe = stripe_bytes(size, HUGE_PAGE_BYTES);
@@ -211,7 +216,7 @@ impl Shape {
 impl Part {
     fn new(config: &TablespaceConfig, index: usize, stripe: Stripe) -> Part {
         let profile = config.profile_of(index).cloned();
-        Part { device: 0, stripe, profile, superblock: None, header: None, idle: Vec::new() }
+        Part { device: 0, stripe, profile, superblock: None, keeps: false, header: None, idle: Vec::new() }
     }
 }
 
@@ -221,12 +226,19 @@ pub(crate) fn clear(device: &Device, name: &str) {
     }
 }
 
-fn open_device(location: &Location, size: Option<u64>, huge_pages: bool) -> Result<(Device, Option<Superblock>)> {
+/// `keeps`: whether what it holds is to stay.
+fn open_device(
+    location: &Location,
+    size: Option<u64>,
+    huge_pages: bool,
+    keeps: &dyn Fn(&Superblock) -> bool,
+) -> Result<(Device, Option<Superblock>)> {
     let found = Cell::new(None);
     let name = location.to_string();
     let device = Device::open(location, size, MapOptions { huge_pages }, &|header| {
-        found.set(Superblock::read(header, &name)?);
-        Ok(())
+        let superblock = Superblock::read(header, &name)?;
+        found.set(superblock);
+        Ok(if superblock.as_ref().is_some_and(keeps) { Content::Stays } else { Content::Goes })
     })?;
     Ok((device, found.get()))
 }
@@ -291,7 +303,7 @@ impl Tablespace {
         self.map_run(0..*len)?;
         self.open_pages(0..*len / PAGE_BYTES);
         for part in parts {
-            self.take_header_of(part, 0, *len)?;
+            self.take_header_of(part, 0, *len, Kind::Plain)?;
         }
         Ok(())
     }
@@ -344,34 +356,36 @@ impl Tablespace {
 
     /// Takes page `page`, which was just opened, for the header of a device that persists, and writes that `len` bytes of
     /// it are in use.
-    pub(crate) fn take_header_of(&self, part: &mut Part, page: usize, len: usize) -> Result<()> {
+    pub(crate) fn take_header_of(&self, part: &mut Part, page: usize, len: usize, kind: Kind) -> Result<()> {
         if part.header.is_some() || !self.window.device(part.device).is_some_and(|device| device.persists()) {
             return Ok(());
         }
         self.take_header(page)?;
         part.header = Some(page);
-        self.write_superblock(part, len)
+        self.write_superblock(part, len, kind, part.keeps)
     }
 
     pub(crate) fn header_of(&self, part: &Part) -> Option<usize> {
         part.header
     }
 
-    fn write_superblock(&self, part: &mut Part, len: usize) -> Result<()> {
+    fn write_superblock(&self, part: &mut Part, len: usize, kind: Kind, keeps: bool) -> Result<()> {
         let Some(page) = part.header else { return Ok(()) };
-        let superblock = Superblock::next(part.superblock, len as u64)?;
+        let superblock = Superblock::next(part.superblock, len as u64, keeps)?;
         let at = bytes_of(&(page..page + 1));
         // SAFETY: the page was taken for this when the device was mapped, and the shape, which is locked, guards it.
         let header = unsafe { std::slice::from_raw_parts_mut(self.window.base().as_ptr().add(at.start), HEADER_BYTES) };
         superblock.write(header);
         part.superblock = Some(superblock);
+        self.note_contents(kind, part.device, &superblock);
         tracing::debug!(tablespace = self.name(), superblock = superblock.describe(), "superblock written");
         self.window.persist(at)
     }
 
     /// As above, where nothing can be done about a failure.
-    pub(crate) fn note_superblock(&self, part: &mut Part, len: usize) {
-        if let Err(error) = self.write_superblock(part, len) {
+    pub(crate) fn note_superblock(&self, part: &mut Part, len: usize, kind: Kind) {
+        // Whoever owned memory that goes has moved.
+        if let Err(error) = self.write_superblock(part, len, kind, false) {
             // Nothing relies on it before the device is opened anew, which writes another.
             tracing::warn!(tablespace = self.name(), %error, "a device's header was not written");
         }
@@ -503,12 +517,12 @@ impl Tablespace {
     }
 
     pub(crate) fn new_part(&self, stripe: Stripe, profile: Option<Profile>, bytes: u64) -> Result<(Device, Part)> {
-        let (device, superblock) = open_device(&stripe.location, Some(bytes), self.config().huge_pages)?;
+        let (device, superblock) = open_device(&stripe.location, Some(bytes), self.config().huge_pages, &|_| false)?;
         if let Err(error) = check_unit(&device, self.window.stripe_bytes()) {
             device.undo_open();
             return Err(error);
         }
-        Ok((device, Part { device: 0, stripe, profile, superblock, header: None, idle: Vec::new() }))
+        Ok((device, Part { device: 0, stripe, profile, superblock, keeps: false, header: None, idle: Vec::new() }))
     }
 
     /// Prepares the end of a plain tablespace to be a whole stripe: maps what is missing. Returns the bytes, to be opened.
@@ -633,7 +647,7 @@ impl Reshape<'_> {
             Step::Done => {}
             Step::GrowEnd { from, to } => {
                 self.shape.len = to;
-                space.note_superblock(&mut self.shape.parts[0], to);
+                space.note_superblock(&mut self.shape.parts[0], to, Kind::Plain);
                 space.open_pages(from / PAGE_BYTES..to / PAGE_BYTES);
             }
             Step::ShrinkEnd { from, to } => {
@@ -644,7 +658,7 @@ impl Reshape<'_> {
                 unsafe { space.unmap_run(bytes_of(&pages)) };
                 space.cut(pages.start);
                 space.is_shrinking.store(false, Ordering::Release);
-                space.note_superblock(&mut self.shape.parts[0], to);
+                space.note_superblock(&mut self.shape.parts[0], to, Kind::Plain);
                 back_to(&*space.device_of(&self.shape.parts[0])?, to);
             }
             Step::Paging(paging) => space.finish_paging(&mut self.shape, &paging),

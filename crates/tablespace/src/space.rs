@@ -3,7 +3,7 @@ use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
 use crate::pacers::Pacers;
 use crate::shape::{Kind, Shape};
-use crate::{LedgerRow, Purpose, Region};
+use crate::{Contents, LedgerRow, Purpose, Region};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,6 +95,11 @@ pub struct Tablespace {
     ledger: Ledger,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
+    /// What an earlier owner left there can be attached.
+    pub(crate) finds: AtomicBool,
+    pub(crate) contents: Mutex<Option<Contents>>,
+    /// Pages that stay as they are when it is closed, in ascending order.
+    pub(crate) kept: Mutex<Vec<Range<usize>>>,
     /// Some pages may be closed that have owners.
     pub(crate) is_shrinking: AtomicBool,
     /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
@@ -112,17 +117,28 @@ pub(crate) fn page_bytes(len: usize) -> usize {
 
 impl Tablespace {
     pub fn open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        Tablespace::open_found(id, config, None)
+    }
+
+    /// As `open`; if the device's content is `contents`, it stays, to be attached.
+    pub fn open_found(
+        id: TablespaceId,
+        config: TablespaceConfig,
+        contents: Option<&Contents>,
+    ) -> Result<Arc<Tablespace>> {
         let context = format!("tablespace \"{}\" at {}", config.name, config.location);
-        Tablespace::try_open(id, config)
+        Tablespace::try_open(id, config, contents)
             .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
     }
 
-    fn try_open(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+    fn try_open(id: TablespaceId, config: TablespaceConfig, contents: Option<&Contents>) -> Result<Arc<Tablespace>> {
         if let Location::Paged { .. } = config.location {
             return Tablespace::open_paged(id, config);
         }
-        let (window, shape) = Shape::open(&config)?;
+        let (window, shape) = Shape::open(&config, contents)?;
+        let finds = shape.parts.iter().any(|part| part.keeps);
         let space = Tablespace::new(id, config, window, shape)?;
+        space.finds.store(finds, Ordering::Relaxed);
         space.map_all().inspect_err(|_| space.lock_shape().undo_open(&space.window))?;
         Ok(space)
     }
@@ -160,6 +176,9 @@ impl Tablespace {
             paced: Default::default(),
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
+            finds: AtomicBool::new(false),
+            contents: Mutex::default(),
+            kept: Mutex::default(),
             is_shrinking: AtomicBool::new(false),
             extents: Mutex::new(extents),
             owners,
@@ -602,6 +621,37 @@ impl Tablespace {
         Ok(())
     }
 
+    /// Takes pages that an earlier owner had, if they are free.
+    pub(crate) fn take_found(&self, run: &Range<usize>, purpose: Purpose) -> Option<NonNull<u8>> {
+        let mut extents = self.lock();
+        if self.closed.load(Ordering::Relaxed) || !extents.take_at(run.clone()) {
+            return None;
+        }
+        let bytes = (run.len() * PAGE_BYTES) as u64;
+        self.ledger.add(purpose, bytes);
+        drop(extents);
+        // What is not there any more reads as zeroes, which takes memory, too.
+        if self.window.commit(bytes_of(run)).is_err() {
+            self.give_back(run.clone(), purpose);
+            return None;
+        }
+        self.note_touched(self.lock(), run);
+        Some(self.address_of(run.start))
+    }
+
+    /// Takes free pages, the first from page `from` on, for a moment.
+    pub(crate) fn take_unused(&self, from: usize, count_max: usize) -> Option<Range<usize>> {
+        self.lock().take_free_from(from, count_max)
+    }
+
+    /// Puts back what `take_unused` took, whose content is gone.
+    pub(crate) fn put_back(&self, run: Range<usize>) {
+        let mut extents = self.lock();
+        extents.set_touched(run.clone(), false);
+        extents.give_back(run);
+        self.note_free(&extents);
+    }
+
     /// Whether all of these pages may be taken.
     pub(crate) fn is_free_and_open(&self, run: Range<usize>) -> bool {
         let extents = self.lock();
@@ -678,6 +728,7 @@ impl Tablespace {
             .collect();
         if held.is_empty() {
             self.closed.store(true, Ordering::Relaxed);
+            self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
             Ok(())
         } else {
             Err(held)
@@ -698,8 +749,8 @@ impl Tablespace {
 
 impl Drop for Tablespace {
     fn drop(&mut self) {
-        // Nothing behind the headers is kept from one run to the next: a file would hold memory for nobody.
-        self.lock_shape().clear(&self.window, &self.name);
+        // Of what is not kept a file would hold memory for nobody.
+        self.leave();
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::{LedgerRow, Tablespace, TablespaceConfig};
+use crate::{Contents, LedgerRow, Tablespace, TablespaceConfig};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
@@ -26,9 +26,21 @@ struct Created {
 impl Tablespaces {
     /// The names in the configurations do not matter: these two are `near` and `far`.
     pub fn open(near: TablespaceConfig, far: TablespaceConfig) -> Result<Tablespaces> {
+        Tablespaces::open_found(near, far, &|_| None)
+    }
+
+    /// As `open`; `contents` tells, by name, what each may find on its device.
+    pub fn open_found<'c>(
+        near: TablespaceConfig,
+        far: TablespaceConfig,
+        contents: &dyn Fn(&str) -> Option<&'c Contents>,
+    ) -> Result<Tablespaces> {
+        let open = |id, name: &str, config: TablespaceConfig| {
+            Tablespace::open_found(id, TablespaceConfig { name: name.into(), ..config }, contents(name))
+        };
         Ok(Tablespaces {
-            near: Tablespace::open(NEAR, TablespaceConfig { name: "near".into(), ..near })?,
-            far: Tablespace::open(FAR, TablespaceConfig { name: "far".into(), ..far })?,
+            near: open(NEAR, "near", near)?,
+            far: open(FAR, "far", far)?,
             created: RwLock::new(Created { spaces: Vec::new(), next_id: FAR.0 + 1 }),
         })
     }
@@ -59,6 +71,11 @@ impl Tablespaces {
 
     /// 42710 when the name is taken.
     pub fn create(&self, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        self.create_found(config, None)
+    }
+
+    /// As `create`; `contents` is what it may find on its device.
+    pub fn create_found(&self, config: TablespaceConfig, contents: Option<&Contents>) -> Result<Arc<Tablespace>> {
         // Held while the device is opened: rarely, and two of one name must not both be made.
         let mut created = self.created.write();
         let taken = matches!(config.name.as_str(), "near" | "far")
@@ -76,7 +93,7 @@ impl Tablespaces {
         let next_id = id.checked_add(1).ok_or_else(|| {
             Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "too many tablespaces were created since start")
         })?;
-        let space = Tablespace::open(TablespaceId(id), config)?;
+        let space = Tablespace::open_found(TablespaceId(id), config, contents)?;
         created.next_id = next_id;
         created.spaces.push(space.clone());
         Ok(space)

@@ -59,7 +59,8 @@ impl Tablespace {
         self.open_pages(pages.clone());
         let part = header.and_then(|place| shape.parts.iter_mut().find(|part| part.device == place.device));
         if let Some(part) = part
-            && let Err(error) = self.take_header_of(part, pages.start, slots * self.window.stripe_bytes())
+            && let Err(error) =
+                self.take_header_of(part, pages.start, slots * self.window.stripe_bytes(), Kind::Striped)
         {
             tracing::warn!(tablespace = self.name(), %error, "a device's header was not written");
         }
@@ -469,7 +470,7 @@ impl Reshape<'_> {
             let idle = self.shape.parts[index].idle.iter().copied();
             let last = space.slots_mapped(number).into_iter().chain(idle).max();
             let len = last.map_or(0, |slot| (slot as usize + 1) * stripe_bytes);
-            space.note_superblock(&mut self.shape.parts[index], len);
+            space.note_superblock(&mut self.shape.parts[index], len, Kind::Striped);
             if let Some(device) = space.window.device(number)
                 && len > 0
                 && len < device.len()

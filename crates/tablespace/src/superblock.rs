@@ -11,7 +11,7 @@
 //! | 16 | 8 | bytes of the device in use, this page included |
 //! | 24 | 16 | identity, random |
 //! | 40 | 8 | epoch: grows by one with each open and each change of size; the holder of the latest owns the device |
-//! | 48 | 8 | 0: nothing behind this page is to be kept. Otherwise the byte offset of a directory of extents (from version 2 on) |
+//! | 48 | 8 | content: the epoch since which pages that an owner relies on are not cleared, nor moved by a change of size; its own records say which those are. 0 in devices of earlier releases |
 //! | 56 | 1984 | zero |
 //! | 2040 | 8 | XXH3-64 of bytes 0 to 2039 |
 //!
@@ -34,6 +34,7 @@ pub(crate) struct Superblock {
     pub identity: [u8; 16],
     pub epoch: u64,
     pub size_bytes: u64,
+    pub content: u64,
 }
 
 impl Superblock {
@@ -67,6 +68,7 @@ impl Superblock {
                 identity: field(copy, 24),
                 epoch: u64::from_le_bytes(field(copy, 40)),
                 size_bytes: u64::from_le_bytes(field(copy, 16)),
+                content: u64::from_le_bytes(field(copy, 48)),
             };
             if newest.is_none_or(|newest| newest.epoch < found.epoch) {
                 newest = Some(found);
@@ -79,12 +81,14 @@ impl Superblock {
         })
     }
 
-    /// The next owner's: of the device as it was found, or of a new one.
-    pub fn next(found: Option<Superblock>, size_bytes: u64) -> Result<Superblock> {
-        match found {
-            Some(found) => Ok(Superblock { epoch: found.epoch + 1, size_bytes, ..found }),
-            None => Ok(Superblock { identity: random_identity()?, epoch: 1, size_bytes }),
-        }
+    /// The next owner's: of the device as it was found, or of a new one. `keeps`: what is there stays.
+    pub fn next(found: Option<Superblock>, size_bytes: u64, keeps: bool) -> Result<Superblock> {
+        let (identity, epoch) = match found {
+            Some(found) => (found.identity, found.epoch + 1),
+            None => (random_identity()?, 1),
+        };
+        let content = found.filter(|_| keeps).map_or(epoch, |found| found.content);
+        Ok(Superblock { identity, epoch, size_bytes, content })
     }
 
     /// Writes the copy whose turn it is.
@@ -98,6 +102,7 @@ impl Superblock {
         copy[16..24].copy_from_slice(&self.size_bytes.to_le_bytes());
         copy[24..40].copy_from_slice(&self.identity);
         copy[40..48].copy_from_slice(&self.epoch.to_le_bytes());
+        copy[48..56].copy_from_slice(&self.content.to_le_bytes());
         let checksum = xxh3_64(&copy[..CHECKSUM_OFFSET]);
         copy[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
     }
@@ -137,13 +142,14 @@ mod tests {
     fn the_newest_valid_copy_counts() {
         let mut header = blank();
         assert_eq!(Superblock::read(&header, "d").unwrap(), None);
-        let first = Superblock { identity: [7; 16], epoch: 1, size_bytes: 1 << 30 };
+        let first = Superblock { identity: [7; 16], epoch: 1, size_bytes: 1 << 30, content: 1 };
         first.write(&mut header);
         assert_eq!(Superblock::read(&header, "d").unwrap(), Some(first));
-        let second = Superblock::next(Some(first), 2 << 30).unwrap();
+        let second = Superblock::next(Some(first), 2 << 30, true).unwrap();
         second.write(&mut header);
         assert_eq!(Superblock::read(&header, "d").unwrap(), Some(second));
-        assert_eq!((second.identity, second.epoch), ([7; 16], 2));
+        assert_eq!((second.identity, second.epoch, second.content), ([7; 16], 2, 1));
+        assert_eq!(Superblock::next(Some(second), 2 << 30, false).unwrap().content, 3);
         // A torn write of the second leaves the first.
         header[30] ^= 1;
         assert_eq!(Superblock::read(&header, "d").unwrap(), Some(first));
@@ -158,7 +164,7 @@ mod tests {
         let error = Superblock::read(&header, "d").unwrap_err();
         assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
         let mut header = blank();
-        Superblock { identity: [7; 16], epoch: 2, size_bytes: 1 }.write(&mut header);
+        Superblock { identity: [7; 16], epoch: 2, size_bytes: 1, content: 1 }.write(&mut header);
         header[8] = 2;
         let error = Superblock::read(&header, "d").unwrap_err();
         assert_eq!(error.code(), SqlState::FEATURE_NOT_SUPPORTED);
@@ -168,8 +174,8 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn new_devices_differ() {
-        let first = Superblock::next(None, 1).unwrap();
-        assert_ne!(first.identity, Superblock::next(None, 1).unwrap().identity);
-        assert_eq!(first.epoch, 1);
+        let first = Superblock::next(None, 1, false).unwrap();
+        assert_ne!(first.identity, Superblock::next(None, 1, false).unwrap().identity);
+        assert_eq!((first.epoch, first.content), (1, 1));
     }
 }

@@ -271,8 +271,14 @@ fn indexes_survive_a_restart_and_follow_their_tables() {
 fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
     let columns = vec![ColumnDef { number: 0, ..ColumnDef::new("id", SqlType::BigInt) }];
     let def = TableDef::new(tidepool_base::TableId(16_384), "t", columns, vec![0]);
-    let mut saved =
-        [crate::storage::SavedTable { def, placement: near(), store: None, row_groups: Vec::new(), delta: Vec::new() }];
+    let mut saved = [crate::storage::SavedTable {
+        def,
+        placement: near(),
+        store: None,
+        row_groups: Vec::new(),
+        delta: Vec::new(),
+        places: Vec::new(),
+    }];
     let mut next = 20_000;
     super::add_declared_keys(&mut saved, || {
         next += 1;

@@ -2,6 +2,7 @@
 //!
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
+use super::found::SavedContents;
 use crate::elastic::SavedAlteration;
 use crate::sequence::{Position, SequenceDef};
 use crate::{SchemaDef, Sequence, ViewDef};
@@ -43,6 +44,9 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<SavedSequence>,
     pub tables: Vec<SavedTable>,
+    /// What devices held that row groups lie on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contents: Vec<SavedContents>,
 }
 
 /// A sequence, and how far its values may have been given, unless file `SEQUENCES` says more.
@@ -119,6 +123,9 @@ pub(crate) struct SavedTable {
     pub store: Option<StoreId>,
     pub row_groups: Vec<SavedFile>,
     pub delta: Vec<SavedFile>,
+    /// Where each row group lies in memory, if it stays there (`found.rs`). Empty: none does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,6 +155,7 @@ impl Manifest {
             views: Vec::new(),
             sequences: Vec::new(),
             tables: Vec::new(),
+            contents: Vec::new(),
         }
     }
 
@@ -214,6 +222,7 @@ mod tests {
             store: None,
             row_groups: Vec::new(),
             delta: Vec::new(),
+            places: Vec::new(),
         });
         let mut value = serde_json::to_value(&manifest).unwrap();
         assert_eq!(

@@ -23,16 +23,19 @@
 
 mod delta;
 mod files;
+mod found;
 mod manifest;
 mod positions;
 mod row_file;
 
 pub(crate) use files::lock_folder;
+pub(crate) use found::{Finds, FoundGroups, Restarted};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
 use crate::sequence::Position;
 use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
+use found::{Gathered, Held};
 use parking_lot::{Mutex, MutexGuard};
 use row_file::{Identity, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -44,7 +47,7 @@ use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, cras
 use tidepool_log::DatabaseIdentity;
 use tidepool_log::files::Files;
 use tidepool_table::rows::RowStore;
-use tidepool_table::{Placement, RowGroup, Segment, Table, TableDef, TableVersion};
+use tidepool_table::{RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespaces;
 use tidepool_txn::{View, Worker};
 
@@ -65,6 +68,8 @@ pub(crate) struct Storage {
     saving: Mutex<()>,
     /// The one in force, if it has all that this release writes.
     manifest: Mutex<Option<Manifest>>,
+    held: Mutex<Held>,
+    restarted: Restarted,
     /// Whose log it is, once that is known.
     identity: OnceLock<DatabaseIdentity>,
     next_temporary: AtomicU64,
@@ -144,6 +149,8 @@ impl Storage {
             }),
             saving: Mutex::new(()),
             manifest: Mutex::new(None),
+            held: Mutex::default(),
+            restarted: Restarted::default(),
             identity: OnceLock::new(),
             next_temporary: AtomicU64::new(0),
             _lock: lock,
@@ -214,9 +221,13 @@ impl Storage {
         worker: &Worker,
         view: &View,
         ts: CommitTs,
+        found: &FoundGroups,
     ) -> Result<()> {
-        let def = &saved.def;
-        let groups = parallel(&saved.row_groups, threads, |file| self.load_group(def, &saved.placement, file, spaces))?;
+        let def = &Arc::new(saved.def.clone());
+        let groups = parallel(&saved.row_groups, threads, |file| {
+            self.load_group(def, &saved.placement, file, spaces, found).map(Arc::new)
+        })?;
+        self.found(saved, rows.id(), &groups);
         let deltas = saved
             .delta
             .iter()
@@ -230,24 +241,9 @@ impl Storage {
         for (place, (group, file)) in groups.into_iter().zip(&saved.row_groups).enumerate() {
             let number = file.range.unwrap_or(place as u64);
             let dead: Vec<usize> = deltas.iter().flat_map(|delta| delta.gone_of(number)).collect();
-            rows.restore_main(worker, number, Arc::new(group), &dead)?;
+            rows.restore_main(worker, number, group, &dead)?;
         }
         deltas.iter().try_for_each(|delta| delta.restore(rows, view, ts))
-    }
-
-    /// Reads one row group.
-    pub fn load_group(
-        &self,
-        def: &TableDef,
-        placement: &Placement,
-        file: &SavedFile,
-        spaces: &Tablespaces,
-    ) -> Result<RowGroup> {
-        let identity = identity(Kind::Main, def, file);
-        let (path, bytes) = self.read_rows(&identity)?;
-        row_file::parts(&bytes, &identity)
-            .and_then(|parts| load_row_group(def, placement, &parts, file, spaces))
-            .map_err(|error| in_file(&path, &error))
     }
 
     /// A table is as `saved` says: its delta need not be written until it changes.
@@ -267,13 +263,8 @@ impl Storage {
 
     fn read_rows(&self, identity: &Identity) -> Result<(PathBuf, Vec<u8>)> {
         let path = self.path(FileKey { kind: identity.kind, id: identity.id });
-        match self.files.read(&path) {
-            Ok(bytes) => Ok((path, bytes)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Err(Error::corrupted(format!("file \"{}\" is missing", path.display())))
-            }
-            Err(error) => Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
-        }
+        let bytes = read_file(&*self.files, &path)?;
+        Ok((path, bytes))
     }
 
     // ------------------------------------------------------------------------------------------------------- writing
@@ -358,7 +349,7 @@ impl Storage {
         if self.state.lock().stored.contains(&key) {
             return Ok(());
         }
-        let parts: Vec<&[u8]> = group.segments().iter().map(|segment| segment.read_whole()).collect();
+        let parts = group.segments().iter().map(|segment| segment.read_whole()).collect::<Result<Vec<_>>>()?;
         self.write_rows(key, def, group.rows(), &parts)?;
         self.state.lock().stored.insert(key);
         written.push(key);
@@ -396,7 +387,13 @@ impl Storage {
         Ok(file)
     }
 
-    fn saved_table(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<SavedTable> {
+    fn saved_table(
+        &self,
+        table: &TableVersion,
+        writes: u64,
+        written: &mut Vec<FileKey>,
+        gathered: &mut Gathered,
+    ) -> Result<SavedTable> {
         for group in &table.row_groups {
             // Of loads they are there; merges make others.
             self.write_group(&table.def, group, written)?;
@@ -410,6 +407,7 @@ impl Storage {
             store: Some(table.rows().id()),
             row_groups: saved.collect(),
             delta: self.write_delta(table, writes, written)?.into_iter().collect(),
+            places: self.places(gathered, table.rows().id(), &table.row_groups)?,
         })
     }
 
@@ -475,13 +473,14 @@ impl Storage {
         writes: &Writes,
         named: BTreeSet<FileKey>,
         mut manifest: Manifest,
+        spaces: &Tablespaces,
     ) -> Result<()> {
-        let mut written = Vec::new();
+        let (mut written, mut gathered) = (Vec::new(), Gathered::default());
         let tables: Result<Vec<SavedTable>> = version
             .versions()
             .map(|table| {
                 let writes = writes.get(&table.def.id).copied().unwrap_or(0);
-                self.saved_table(&table, writes, &mut written)
+                self.saved_table(&table, writes, &mut written, &mut gathered)
             })
             .collect();
         let tables = tables.inspect_err(|_| self.discard(&written)).and_then(|tables| {
@@ -489,6 +488,7 @@ impl Storage {
             Ok(tables)
         });
         manifest.tables = tables?;
+        manifest.contents = gathered.contents();
         crash_point("checkpoint.rows");
         {
             let mut state = self.state.lock();
@@ -509,6 +509,7 @@ impl Storage {
         crash_point("checkpoint.manifest");
         let now: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
         *self.manifest.lock() = Some(manifest);
+        self.hold(gathered, spaces);
         let mut state = self.state.lock();
         for key in &now {
             state.named.insert(*key);
@@ -542,6 +543,7 @@ impl Storage {
             views: last.views,
             sequences: last.sequences,
             tables: last.tables,
+            contents: last.contents,
             ..settings
         };
         self.replace_manifest(&next)?;
@@ -600,27 +602,14 @@ fn in_file(path: &Path, error: &Error) -> Error {
     about
 }
 
-fn load_row_group(
-    def: &TableDef,
-    placement: &Placement,
-    parts: &[&[u8]],
-    file: &SavedFile,
-    spaces: &Tablespaces,
-) -> Result<RowGroup> {
-    if parts.len() != def.columns.len() {
-        return Err(Error::corrupted(format!("it has {} columns, the table {}", parts.len(), def.columns.len())));
+fn read_file(files: &dyn Files, path: &Path) -> Result<Vec<u8>> {
+    match files.read(path) {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::corrupted(format!("file \"{}\" is missing", path.display())))
+        }
+        Err(error) => Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
     }
-    let schema = def.arrow_schema();
-    let mut segments = Vec::with_capacity(parts.len());
-    for (position, part) in parts.iter().enumerate() {
-        let space = spaces.get(placement.column(position))?;
-        segments.push(Arc::new(Segment::load(part, schema.field(position), &space)?));
-    }
-    let group = RowGroup::from_segments(RowGroupId(file.id), segments)?;
-    if group.rows() as u64 != file.rows {
-        return Err(Error::corrupted(format!("it has {} rows, the manifest says {}", group.rows(), file.rows)));
-    }
-    Ok(group)
 }
 
 /// `work` on each item, on up to `threads` threads; results in order, or the first error.

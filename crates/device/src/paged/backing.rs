@@ -5,7 +5,7 @@
 use super::PAGE_BYTES;
 use super::kernel::{self, Userfault};
 use crate::mapping::{reserve_some, unmap};
-use crate::{Device, HUGE_PAGE_BYTES, Location, MapOptions};
+use crate::{Content, Device, HUGE_PAGE_BYTES, Location, MapOptions};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -36,7 +36,7 @@ impl Backing {
     /// `len` bytes, in whole pages, whose faults come to `userfault`; with addresses for `most`, or for less where they are
     /// scarce.
     pub fn new(remote: &Location, len: usize, most: usize, userfault: &Userfault) -> Result<Backing> {
-        let remote = Device::open(remote, Some(len as u64), MapOptions { huge_pages: false }, &|_| Ok(()))?;
+        let remote = Device::open(remote, Some(len as u64), MapOptions { huge_pages: false }, &|_| Ok(Content::Goes))?;
         let halves = |len: usize| len.next_multiple_of(HUGE_PAGE_BYTES).saturating_mul(2);
         let (base, reserved) = reserve_some(halves(most), halves(len), 2 * HUGE_PAGE_BYTES)
             .map_err(|error| Error::io(format_args!("reserve addresses for {} twice", ByteSize(len as u64)), &error))?;
