@@ -222,7 +222,7 @@ fn whole_huge_pages_are_aligned_and_resident_as_a_whole() {
     assert_eq!(usage.used_bytes, 0);
     // What was a table's went back at once. The huge page of the heap's stays for the next statement, unless a table had
     // some of it.
-    let shared = aligned.as_ptr().addr() - space.address_range().start < 2 << 20;
+    let shared = aligned.as_ptr().addr() - space.address_range().start < 6 << 20;
     assert_eq!(usage.resident_bytes, if shared { 0 } else { 2 << 20 });
     space.trim(0).unwrap();
     assert_eq!(space.usage().resident_bytes, 0);
