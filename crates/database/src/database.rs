@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId};
 use tidepool_heap::{QueryHeap, Release};
@@ -74,6 +75,8 @@ pub struct Database {
     pub(crate) dirty: AtomicBool,
     pub(crate) last_checkpoint: Mutex<Instant>,
     pub(crate) background: Arc<Background>,
+    /// Makes indexes after a start.
+    pub(crate) indexing: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Database {
@@ -200,6 +203,7 @@ impl Database {
             dirty: AtomicBool::new(false),
             last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
+            indexing: Mutex::default(),
         });
         if let Some(log) = log {
             database.start_log(manifest, log)?;
@@ -400,6 +404,10 @@ impl Database {
     pub fn close(&self) -> Result<()> {
         self.background.stop();
         self.background.wait();
+        if let Some(thread) = self.indexing.lock().take() {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
         let Some(storage) = &self.storage else { return Ok(()) };
         if let Some(log) = self.log.get() {
             log.flush()?;
@@ -518,6 +526,10 @@ impl Background {
     fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
     }
 
     /// Has the thread work at once.

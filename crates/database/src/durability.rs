@@ -145,7 +145,6 @@ impl Database {
         let keys_added = add_declared_keys(&mut manifest.tables, || self.next_table_id().0);
         let had_records = self.recover(storage, &manifest, &mut log)?;
         storage.remove_leftovers()?;
-        self.index_tables()?;
         let transactions = self.transactions().clone();
         // Below it, all have been appended.
         let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
@@ -163,7 +162,7 @@ impl Database {
         let writer = LogWriter::start(log.clone(), self.background.clone())?;
         let _ = self.log_writer.set(writer);
         let _ = self.log.set(log);
-        Ok(())
+        self.index_tables()
     }
 
     /// A checkpoint: writes all that is committed to the data folder, so that the log need not have it.

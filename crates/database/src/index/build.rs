@@ -7,10 +7,16 @@ use crate::{Database, Patience, Transaction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_table::{BuildRequest, IndexColumn, IndexDef, KeyConstraint, Table, TableDef, TableIndex, TableVersion};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::HeldSnapshot;
+
+/// Rows of a table whose indexes are made before a start is over.
+const INDEXED_AT_ONCE_ROWS: u64 = 100_000;
+
+const INDEX_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 type Duplicate<'a> = &'a (dyn Fn(&TableDef, &IndexDef, &TableIndex, &[u8]) -> Result<()> + Sync);
 
@@ -42,25 +48,79 @@ impl Database {
         Ok(table.with_def(table.def.clone()).with_indexes(made))
     }
 
-    /// Makes the indexes of all tables, when the tables' rows are there and nobody is at work yet.
-    pub(crate) fn index_tables(&self) -> Result<()> {
+    /// Makes the indexes of all tables, when the tables' rows are there and nobody is at work yet. Those of large tables are
+    /// made by a thread, so that a start takes no longer for more rows; until then such a table can be read, and who
+    /// wants to write to it waits.
+    pub(crate) fn index_tables(self: &Arc<Self>) -> Result<()> {
         let version = self.version();
-        let mut tables = version.tables.clone();
-        for table in tables.values_mut() {
-            // Keys of folders from before they were enforced may be there twice. That is told, and stays so.
-            let was_told = AtomicBool::new(false);
-            let duplicate = |table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]| {
-                if !was_told.swap(true, Ordering::Relaxed) {
-                    let key = key_text(table, def, index, key)?;
-                    tracing::warn!("table \"{}\" has rows with the same key in \"{}\": {key}", table.name, def.name);
-                }
-                Ok(())
-            };
-            let with = table.with_def(table.def.clone());
-            *table = Arc::new(self.with_indexes(with, version.view(), &duplicate, &|| Ok(()))?);
+        let mut large: Vec<(u64, RelationName)> = Vec::new();
+        for (name, table) in &version.tables {
+            let rows = TableVersion::of(table, version.view()).rows_max();
+            if rows <= INDEXED_AT_ONCE_ROWS {
+                self.index_table(name, &|| Ok(()))?;
+            } else if !table.def.indexes.is_empty() {
+                large.push((rows, name.clone()));
+            }
         }
-        let state = DatabaseState { tables, ..DatabaseState::clone(version.state()) };
-        self.set_state(state);
+        drop(version);
+        if large.is_empty() {
+            return Ok(());
+        }
+        // Whoever waits for a small one shall not wait for a large one.
+        large.sort_unstable();
+        let locked = large.into_iter().map(|(_, name)| {
+            let mut transaction = self.begin()?;
+            transaction.lock_table(name.clone(), &|| Ok(()))?;
+            Ok((name, transaction))
+        });
+        let locked = locked.collect::<Result<Vec<_>>>()?;
+        let database = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("indexes".to_owned())
+            .spawn(move || locked.into_iter().for_each(|(name, transaction)| database.index_locked(&name, transaction)))
+            .map(|thread| *self.indexing.lock() = Some(thread))
+            .map_err(|error| Error::io("start the thread that makes indexes", &error))
+    }
+
+    /// Makes the indexes of a table that `transaction` keeps others from writing to; as often as it takes: without them
+    /// nobody can be let in.
+    fn index_locked(&self, name: &RelationName, transaction: Transaction) {
+        let stopping = || match self.background.is_stopped() {
+            true => Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")),
+            false => Ok(()),
+        };
+        let mut was_told = false;
+        while let Err(error) = self.index_table(name, &stopping) {
+            if stopping().is_err() {
+                break;
+            }
+            if !std::mem::replace(&mut was_told, true) {
+                tracing::warn!("indexes of table \"{}\" could not be made, and writers wait: {error}", name.name);
+            }
+            std::thread::sleep(INDEX_AGAIN_AFTER);
+        }
+        transaction.rollback();
+    }
+
+    fn index_table(&self, name: &RelationName, check: &(dyn Fn() -> Result<()> + Sync)) -> Result<()> {
+        let version = self.version();
+        let Some(table) = version.tables.get(name) else { return Ok(()) };
+        // Keys of folders from before they were enforced may be there twice. That is told, and stays so.
+        let was_told = AtomicBool::new(false);
+        let duplicate = |table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]| {
+            if !was_told.swap(true, Ordering::Relaxed) {
+                let key = key_text(table, def, index, key)?;
+                tracing::warn!("table \"{}\" has rows with the same key in \"{}\": {key}", table.name, def.name);
+            }
+            Ok(())
+        };
+        let with = table.with_def(table.def.clone());
+        let indexed = Arc::new(self.with_indexes(with, version.view(), &duplicate, check)?);
+        let _commit = self.commit.lock();
+        let state = self.state();
+        let mut tables = state.tables.clone();
+        tables.insert(name.clone(), indexed);
+        self.set_state(DatabaseState { tables, ..DatabaseState::clone(&state) });
         Ok(())
     }
 }

@@ -267,6 +267,40 @@ fn indexes_survive_a_restart_and_follow_their_tables() {
     assert_eq!(find(&database, 18), []);
 }
 
+/// The indexes of large tables are made when a start is over: readers go on meanwhile, writers find them.
+#[test]
+fn a_start_does_not_wait_for_the_indexes_of_large_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = || crate::tests::in_folder(folder.path());
+    let database = table(config());
+    let rows: Vec<(i64, &str)> = (0..150_000).map(|id| (id * 7_919 % 150_001, "x")).collect();
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, &rows).unwrap();
+    transaction.commit().unwrap();
+    database.close().unwrap();
+    drop(database);
+    let mut there = 150_000;
+    for round in 0..4 {
+        let database = Database::open(config()).unwrap();
+        let version = database.version();
+        assert_eq!(version.table("t").unwrap().rows_max(), there);
+        if round == 1 {
+            // Closed before they are there.
+            database.close().unwrap();
+            continue;
+        }
+        let mut transaction = database.begin().unwrap();
+        assert_eq!(code(&insert(&mut transaction, &[(7_919, "")]).unwrap_err()), SqlState::UNIQUE_VIOLATION);
+        drop(transaction);
+        let mut transaction = database.begin().unwrap();
+        insert(&mut transaction, &[(1_000_000 + round, "")]).unwrap();
+        transaction.commit().unwrap();
+        there += 1;
+        assert_eq!(find(&database, 7_919).len(), 1);
+        database.close().unwrap();
+    }
+}
+
 #[test]
 fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
     let columns = vec![ColumnDef { number: 0, ..ColumnDef::new("id", SqlType::BigInt) }];
