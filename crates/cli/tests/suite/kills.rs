@@ -195,14 +195,20 @@ async fn what_was_acknowledged_survives_kills() {
     let mut random = StdRng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("tidepool.toml"));
-    let text = "[log]\nsize = \"1MB\"\nsegment_size = \"64kB\"\ncheckpoint_timeout = \"1s\"\n";
+    // Main of the accounts stays in memory when the process ends, that of the other tables does not.
+    let far = folder.path().join("far");
+    let text = format!(
+        "[memory.far]\nlocation = \"file:{}\"\nsize = \"64MB\"\n\
+         [log]\nsize = \"1MB\"\nsegment_size = \"64kB\"\ncheckpoint_timeout = \"1s\"\n",
+        far.display()
+    );
     std::fs::write(&config, text).unwrap();
     let told = Arc::new(Told::default());
     {
         let server = start(&data, &config, None).unwrap();
         let client = connect(&server.url).await.unwrap();
         let sql = format!(
-            "CREATE TABLE account (id bigint PRIMARY KEY, balance bigint);
+            "CREATE TABLE account (id bigint PRIMARY KEY, balance bigint) TABLESPACE far;
              INSERT INTO account SELECT x, 100 FROM generate_series(1, {ACCOUNTS}) AS g(x);
              CREATE TABLE counter (client int PRIMARY KEY, last bigint);
              INSERT INTO counter SELECT x, 0 FROM generate_series(0, {}) AS g(x);
