@@ -177,6 +177,46 @@ fn what_is_not_as_it_was_left_is_read_from_files() {
 }
 
 #[test]
+fn delta_is_found_in_memory_too() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("first");
+    std::fs::create_dir(&folder).unwrap();
+    let database = with_tables(&folder);
+    insert_and_commit(&database, "t", ROWS..ROWS + 2_000);
+    database.checkpoint().unwrap();
+    insert_and_commit(&database, "t", ROWS + 2_000..ROWS + 2_500);
+    let expected = rows(&database, "t");
+    let images = |database: &Database| database.storage.as_ref().unwrap().restarted().images.load(Ordering::Relaxed);
+    database.halt();
+    let sound = killed(&folder, "sound");
+    let damaged = killed(&folder, "damaged");
+    // Whatever it is of the image that contains a row's text.
+    let device = std::fs::File::options().read(true).write(true).open(damaged.join("device")).unwrap();
+    let bytes = std::fs::read(damaged.join("device")).unwrap();
+    let row = format!("row {}", ROWS + 1_000).into_bytes();
+    for place in (0..bytes.len() - row.len()).filter(|place| bytes[*place..].starts_with(&row)) {
+        device.write_all_at(b"R", place as u64).unwrap();
+    }
+    for (folder, found) in [(sound, 1), (damaged, 0)] {
+        let again = Database::open(config(&folder)).unwrap();
+        assert_eq!((images(&again), restarted(&again)), (found, (6, 2)));
+        assert_eq!(rows(&again, "t"), expected);
+        again.close().unwrap();
+        drop(again);
+        // What was made anew is found again; and goes with the table.
+        let again = Database::open(config(&folder)).unwrap();
+        assert_eq!(images(&again), 1);
+        assert_eq!(rows(&again, "t"), expected);
+        let mut transaction = again.begin().unwrap();
+        transaction.drop_table("t").unwrap();
+        transaction.commit().unwrap();
+        while again.tablespaces().far().bytes(Purpose::Delta) > 0 {
+            again.vacuum();
+        }
+    }
+}
+
+#[test]
 fn memory_is_held_for_a_restart_no_longer_than_of_use() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("first");

@@ -74,7 +74,7 @@ impl Replay<'_> {
     /// The tables of the checkpoint, with their rows.
     fn checkpoint(&mut self, manifest: &Manifest) -> Result<BTreeMap<TableId, StoredTable>> {
         let mut tables = BTreeMap::new();
-        let found = self.storage.find(manifest, self.database.tablespaces(), self.database.config().threads)?;
+        let mut found = self.storage.find(manifest, self.database.tablespaces(), self.database.config().threads)?;
         for saved in &manifest.tables {
             let store = saved.store.unwrap_or_else(|| self.database.next_store_id());
             let table = StoredTable { def: saved.def.clone(), placement: saved.placement.clone(), store };
@@ -82,7 +82,16 @@ impl Replay<'_> {
             let threads = self.database.config().threads;
             let view = self.worker.snapshot_now();
             let spaces = self.database.tablespaces();
-            self.storage.load_table(saved, spaces, threads, &rows, &self.worker, &view, manifest.commit_ts, &found)?;
+            self.storage.load_table(
+                saved,
+                spaces,
+                threads,
+                &rows,
+                &self.worker,
+                &view,
+                manifest.commit_ts,
+                &mut found,
+            )?;
             tables.insert(saved.def.id, table);
         }
         Ok(tables)
@@ -277,7 +286,7 @@ impl Replay<'_> {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         if of(&restarted.attached) > 0 {
             tracing::info!(
-                "{} of main were found in memory, {} read from files",
+                "{} of tables were found in memory, {} of main read from files",
                 ByteSize(of(&restarted.attached_bytes)),
                 ByteSize(of(&restarted.read_bytes))
             );

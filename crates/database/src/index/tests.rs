@@ -312,6 +312,7 @@ fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
         row_groups: Vec::new(),
         delta: Vec::new(),
         places: Vec::new(),
+        delta_place: None,
     }];
     let mut next = 20_000;
     super::add_declared_keys(&mut saved, || {

@@ -20,10 +20,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{Error, Result, RowGroupId, StoreId, TablespaceId};
+use tidepool_device::Access;
 use tidepool_heap::QueryHeap;
 use tidepool_log::files::Files;
-use tidepool_table::{Origin, Placement, RowGroup, Segment, SegmentPlace, TableDef};
-use tidepool_tablespace::{Contents, Purpose, Tablespace, Tablespaces};
+use tidepool_table::{Origin, Placement, RowGroup, Segment, SegmentPlace, TableDef, TableVersion};
+use tidepool_tablespace::{Contents, Purpose, Region, Tablespace, Tablespaces};
 
 /// What a tablespace's device held when the manifest was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +97,8 @@ impl FromStr for Places {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     groups: HashMap<RowGroupId, HeldGroup>,
+    /// By delta file: the same bytes, in the tablespace of the table's delta.
+    images: HashMap<u64, (StoreId, Arc<Region>)>,
     contents: Vec<SavedContents>,
 }
 
@@ -117,17 +120,28 @@ pub(super) struct Gathered {
 /// What became of the row groups of the last checkpoint at a start.
 #[derive(Debug, Default)]
 pub(crate) struct Restarted {
-    /// Segments that were found in memory, and their bytes.
+    /// Segments that were found in memory; and their bytes, images of delta included.
     pub attached: AtomicU64,
     pub attached_bytes: AtomicU64,
+    /// Of delta that was found in memory: tables.
+    pub images: AtomicU64,
     /// Segments that were read from files, and their bytes.
     pub read: AtomicU64,
     pub read_bytes: AtomicU64,
 }
 
-/// Segments that were found in memory, by row group and column.
+/// What was found in memory: segments by row group and column, and images of delta by file.
 #[derive(Default)]
-pub(crate) struct FoundGroups(Mutex<HashMap<u64, Vec<Option<Segment>>>>);
+pub(crate) struct FoundGroups {
+    groups: Mutex<HashMap<u64, Vec<Option<Segment>>>>,
+    images: HashMap<u64, Region>,
+}
+
+impl FoundGroups {
+    pub fn take_image(&mut self, file: u64) -> Option<Region> {
+        self.images.remove(&file)
+    }
+}
 
 /// A row group's file.
 #[derive(Debug)]
@@ -204,10 +218,19 @@ impl Storage {
             };
             Ok((origin.identity.id, (0..origin.spaces.len()).map(attach).collect()))
         })?;
+        let mut images = HashMap::new();
+        for table in &manifest.tables {
+            let (Some(file), Some(place)) = (table.delta.first(), &table.delta_place) else { continue };
+            let Some(Some((number, place))) = place.parse::<Places>()?.0.pop() else { continue };
+            let space = spaces.get(&table.placement.delta)?;
+            let is_there = manifest.contents.get(number).is_some_and(|contents| contents.tablespace == space.name());
+            let len = usize::try_from(place.len).ok().filter(|_| is_there);
+            images.extend(len.and_then(|len| Some((file.id, space.attach(place.offset, len, Purpose::Delta)?))));
+        }
         for space in spaces.list() {
             space.end_attaching();
         }
-        Ok(FoundGroups(Mutex::new(found.into_iter().collect())))
+        Ok(FoundGroups { groups: Mutex::new(found.into_iter().collect()), images })
     }
 
     fn origin(
@@ -238,7 +261,7 @@ impl Storage {
     ) -> Result<RowGroup> {
         let origin = self.origin(def, placement, file, spaces)?;
         let columns = origin.spaces.len();
-        let mut segments = found.0.lock().remove(&file.id).unwrap_or_default();
+        let mut segments = found.groups.lock().remove(&file.id).unwrap_or_default();
         segments.resize_with(columns, || None);
         let missing: Vec<usize> = (0..columns).filter(|column| segments[*column].is_none()).collect();
         let bytes = |segments: &[Option<Segment>]| -> u64 {
@@ -275,15 +298,26 @@ impl Storage {
         }
     }
 
-    /// Lets go of a table's row groups that are nobody else's any more.
-    pub fn let_go_of(&self, store: StoreId) {
-        self.held.lock().groups.retain(|_, held| held.store != store);
+    /// A delta file's image was found, and is what it should be.
+    pub fn found_image(&self, file: u64, store: StoreId, image: Region) {
+        self.restarted.attached_bytes.fetch_add(image.len() as u64, Ordering::Relaxed);
+        self.restarted.images.fetch_add(1, Ordering::Relaxed);
+        self.held.lock().images.insert(file, (store, Arc::new(image)));
     }
 
-    /// Lets go of all row groups in a tablespace: memory of it is wanted for something else.
+    /// Lets go of what is held of a table that is nobody else's any more.
+    pub fn let_go_of(&self, store: StoreId) {
+        let mut held = self.held.lock();
+        held.groups.retain(|_, held| held.store != store);
+        held.images.retain(|_, (of, _)| *of != store);
+    }
+
+    /// Lets go of all that is in a tablespace: memory of it is wanted for something else.
     pub fn let_go_of_all_in(&self, space: &Tablespace) {
         let is_in = |held: &HeldGroup| held.group.segments().iter().any(|one| one.tablespace().id() == space.id());
-        self.held.lock().groups.retain(|_, held| !is_in(held));
+        let mut held = self.held.lock();
+        held.groups.retain(|_, held| !is_in(held));
+        held.images.retain(|_, (_, image)| image.tablespace().id() != space.id());
     }
 
     /// Whether a manifest that is written now would say more of where row groups lie than the one in force.
@@ -348,6 +382,44 @@ impl Storage {
         Ok(all)
     }
 
+    /// Puts a delta file's bytes into the tablespace of the table's delta, if that outlives the process and has room to
+    /// spare: whoever writes rows comes first.
+    pub(super) fn put_image(&self, gathered: &mut Gathered, table: &TableVersion, file: u64, parts: &[&[u8]]) {
+        let space = table.rows().memory().tablespace();
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if gathered.number(space).is_none() || len as u64 > space.available_bytes() / 2 {
+            return;
+        }
+        let Ok(mut image) = space.allocate(len, Purpose::Delta) else { return };
+        let mut rest = &mut image[..];
+        for part in parts {
+            rest[..part.len()].copy_from_slice(part);
+            rest = &mut rest[part.len()..];
+        }
+        space.charge(Purpose::Delta, &[Access::write_sequential(len as u64)]);
+        gathered.next.images.insert(file, (table.rows().id(), Arc::new(image)));
+    }
+
+    /// Where the image of a delta file lies, if there is one.
+    pub(super) fn image_place(&self, gathered: &mut Gathered, file: u64) -> Result<Option<String>> {
+        let new = gathered.next.images.get(&file);
+        let (store, image) = match new {
+            Some(new) => new.clone(),
+            None => match self.held.lock().images.get(&file) {
+                Some(held) => held.clone(),
+                None => return Ok(None),
+            },
+        };
+        if new.is_some() {
+            image.flush()?;
+        }
+        let Some(number) = gathered.number(image.tablespace()) else { return Ok(None) };
+        let place = SegmentPlace { offset: image.offset(), len: image.len() as u64, head: 0 };
+        gathered.kept.entry(image.tablespace().id()).or_default().push((place.offset, image.len()));
+        gathered.next.images.insert(file, (store, image));
+        Ok(Some(Places(vec![Some((number, place))]).to_string()))
+    }
+
     /// And whether that is not what the manifest in force says.
     fn places_of(&self, gathered: &mut Gathered, group: &Arc<RowGroup>) -> Result<(Places, bool)> {
         let numbers: Vec<Option<usize>> =
@@ -407,7 +479,8 @@ pub(crate) struct Finds {
 impl Finds {
     pub fn new(contents: &[SavedContents], tables: &[SavedTable]) -> Finds {
         let mut places: BTreeMap<String, Vec<(u64, usize)>> = BTreeMap::new();
-        let all = tables.iter().flat_map(|table| &table.places).filter_map(|text| text.parse::<Places>().ok());
+        let texts = tables.iter().flat_map(|table| table.places.iter().chain(&table.delta_place));
+        let all = texts.filter_map(|text| text.parse::<Places>().ok());
         for (number, place) in all.flat_map(|places| places.0).flatten() {
             if let (Some(contents), Ok(len)) = (contents.get(number), usize::try_from(place.len)) {
                 places.entry(contents.tablespace.clone()).or_default().push((place.offset, len));

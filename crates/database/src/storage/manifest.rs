@@ -126,6 +126,9 @@ pub(crate) struct SavedTable {
     /// Where each row group lies in memory, if it stays there (`found.rs`). Empty: none does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<String>,
+    /// As `places`, of the delta file's bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_place: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,6 +226,7 @@ mod tests {
             row_groups: Vec::new(),
             delta: Vec::new(),
             places: Vec::new(),
+            delta_place: None,
         });
         let mut value = serde_json::to_value(&manifest).unwrap();
         assert_eq!(

@@ -221,7 +221,7 @@ impl Storage {
         worker: &Worker,
         view: &View,
         ts: CommitTs,
-        found: &FoundGroups,
+        found: &mut FoundGroups,
     ) -> Result<()> {
         let def = &Arc::new(saved.def.clone());
         let groups = parallel(&saved.row_groups, threads, |file| {
@@ -233,6 +233,13 @@ impl Storage {
             .iter()
             .map(|file| {
                 let identity = identity(Kind::Delta, def, file);
+                if let Some(image) = found.take_image(file.id)
+                    && let Ok(parts) = row_file::parts(&image, &identity)
+                    && let Ok(delta) = Delta::read(def, &parts, file.rows)
+                {
+                    self.found_image(file.id, rows.id(), image);
+                    return Ok(delta);
+                }
                 let (path, bytes) = self.read_rows(&identity)?;
                 let parts = row_file::parts(&bytes, &identity);
                 parts.and_then(|parts| Delta::read(def, &parts, file.rows)).map_err(|error| in_file(&path, &error))
@@ -357,7 +364,13 @@ impl Storage {
     }
 
     /// Writes what main does not show of a table, unless the file is there. `None` when there is nothing.
-    fn write_delta(&self, table: &TableVersion, writes: u64, written: &mut Vec<FileKey>) -> Result<Option<SavedFile>> {
+    fn write_delta(
+        &self,
+        table: &TableVersion,
+        writes: u64,
+        written: &mut Vec<FileKey>,
+        gathered: &mut Gathered,
+    ) -> Result<Option<SavedFile>> {
         let groups: Vec<RowGroupId> = table.row_groups.iter().map(|group| group.id()).collect();
         if let Some(stored) = self.state.lock().deltas.get(&table.def.id)
             && (stored.writes, &stored.groups) == (table.table().writes_begun(), &groups)
@@ -377,9 +390,11 @@ impl Storage {
             let key = FileKey { kind: Kind::Delta, id };
             let parts = delta.parts()?;
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            self.write_rows(key, &table.def, delta.rows(), &parts)?;
+            let header = self.write_rows(key, &table.def, delta.rows(), &parts)?;
             self.state.lock().stored.insert(key);
             written.push(key);
+            let whole: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(parts).collect();
+            self.put_image(gathered, table, id, &whole);
             Some(SavedFile { id, rows: delta.rows() as u64, range: None })
         };
         let stored = StoredDelta { rows: Arc::downgrade(table.rows()), writes, groups, file };
@@ -401,23 +416,28 @@ impl Storage {
         let groups = table.row_groups.iter().zip(table.ranges());
         let saved =
             groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
+        let delta = self.write_delta(table, writes, written, gathered)?;
+        let delta_place = delta.map(|file| self.image_place(gathered, file.id)).transpose()?.flatten();
         Ok(SavedTable {
             def: TableDef::clone(&table.def),
             placement: table.placement.clone(),
             store: Some(table.rows().id()),
             row_groups: saved.collect(),
-            delta: self.write_delta(table, writes, written)?.into_iter().collect(),
+            delta: delta.into_iter().collect(),
             places: self.places(gathered, table.rows().id(), &table.row_groups)?,
+            delta_place,
         })
     }
 
-    fn write_rows(&self, key: FileKey, def: &TableDef, rows: usize, parts: &[&[u8]]) -> Result<()> {
+    /// Returns the header that comes before the parts.
+    fn write_rows(&self, key: FileKey, def: &TableDef, rows: usize, parts: &[&[u8]]) -> Result<Vec<u8>> {
         let identity = Identity { kind: key.kind, table: u64::from(def.id.0), id: key.id, rows: rows as u64 };
         let header = row_file::header(&identity, parts);
         let mut all: Vec<&[u8]> = Vec::with_capacity(parts.len() + 1);
         all.push(&header);
         all.extend_from_slice(parts);
-        self.replace(&self.path(key), &all)
+        self.replace(&self.path(key), &all)?;
+        Ok(header)
     }
 
     /// Writes beside `path` and renames: a file of that name is always whole.
