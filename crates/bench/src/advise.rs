@@ -1,6 +1,6 @@
 //! `tidepool bench advise`: TPC-H with most of the table data far, placed by the advisor and, for comparison, by simpler rules.
 //!
-//! The queries run once with everything near, which records the workload. Each placement is then made by `ALTER TABLE`
+//! The queries run once with everything near, which records the workload. Indexes go far where tables do. Each placement is then made by `ALTER TABLE`
 //! statements, and its predicted stalls are held against what pacing accounted and what the clock said.
 
 use crate::cli::{BenchArgs, configuration, threads};
@@ -137,17 +137,10 @@ impl Bench {
         let table_bytes = advisor.bytes();
         let near_limit = (table_bytes as f64 * (1.0 - args.far_share)) as u64;
         let advice = advisor.advise(near_limit, "far")?;
-        let mut advised = advisor.placements();
-        for column in &advice.columns {
-            let position = self.position(&column.table, &column.column)?;
-            if let Some(columns) = advised.get_mut(&column.table) {
-                columns[position] = column.advised.clone();
-            }
-        }
         let placements = [
             ("all near", advisor.everywhere("near")),
             ("all far", advisor.everywhere("far")),
-            ("advised", advised),
+            ("advised", advice.placements.clone()),
             (
                 "by frequency",
                 advisor.place_by(near_limit, "far", |facts| facts.rows_read as f64 / facts.bytes.max(1) as f64),
@@ -202,25 +195,17 @@ impl Bench {
         Ok(far.pacer().map_or(0, |pacer| pacer.last_level_cache_bytes()))
     }
 
-    fn position(&self, table: &str, column: &str) -> Result<usize> {
-        let version = self.database.version();
-        let position = version
-            .table(table)
-            .and_then(|table| table.def.columns.iter().position(|definition| definition.name == column));
-        position.ok_or_else(|| Error::internal(format!("the advisor names a column {table}.{column}")))
-    }
-
     /// Every query once; checked the first time. Returns what each of them read.
     async fn round(&mut self, connection: &mut Connection, mut arm: Option<&mut Arm>) -> Result<Vec<Recorded>> {
         let mut recorded = Vec::with_capacity(self.queries.len());
         for index in 0..self.queries.len() {
             let query = self.queries[index].clone();
-            self.database.access_log().reset();
+            self.database.reset_workload();
             let start = std::time::Instant::now();
             let batches = connection.query(query.sql).await?;
             let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
             let facts = self.engine.latest_statement();
-            recorded.push(self.database.access_log().workload());
+            recorded.push(self.database.workload());
             let stall_ms = facts.heap_stall_ms + facts.scans.iter().map(|scan| scan.stall_ms).sum::<f64>();
             let first = arm.as_ref().is_none_or(|arm| arm.runs_ms[index].is_empty());
             if first {
@@ -272,7 +257,9 @@ impl Bench {
                     name: arm.name,
                     far_share: 1.0 - near_bytes as f64 / table_bytes as f64,
                     near_bytes,
-                    columns_near: arm.placements.values().flatten().filter(|tablespace| *tablespace == "near").count(),
+                    columns_near: (arm.placements.values().flat_map(|placement| &placement.columns))
+                        .filter(|tablespace| *tablespace == "near")
+                        .count(),
                     stall_predicted_ms,
                     stall_accounted_ms: median(&arm.round_stalls_ms()).unwrap_or(0.0),
                     total_predicted_ms,

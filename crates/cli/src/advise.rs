@@ -15,7 +15,7 @@ pub struct AdviseArgs {
     url: Option<String>,
     #[command(flatten)]
     database: DatabaseArgs,
-    /// What tables may take of near memory, as in 500MB
+    /// What tables and indexes may take of near memory, as in 500MB
     #[arg(long, value_name = "SIZE")]
     near_limit: ByteSize,
     /// The tablespace for the rest
@@ -134,13 +134,13 @@ fn print(args: &AdviseArgs, workload: &Rows, advice: &Rows, statements: &[&str])
         workload.number(0, "elapsed_ms")
     );
     println!(
-        "-- Tables in near: {} now, {} as advised, {} at most",
+        "-- Tables and indexes in near: {} now, {} as advised, {} at most",
         ByteSize(advice.number(0, "near_bytes_now") as u64),
         ByteSize(advice.number(0, "near_bytes_advised") as u64),
         args.near_limit
     );
     println!(
-        "-- Waits for far table data in one such workload, all threads added up: {:.3} ms now, {:.3} ms as advised",
+        "-- Waits for far tables and indexes in one such workload, all threads added up: {:.3} ms now, {:.3} ms as advised",
         advice.number(0, "total_stall_now_ms"),
         advice.number(0, "total_stall_advised_ms")
     );
@@ -153,11 +153,13 @@ fn print(args: &AdviseArgs, workload: &Rows, advice: &Rows, statements: &[&str])
 }
 
 fn document(args: &AdviseArgs, workload: &Rows, advice: &Rows, statements: &[&str]) -> Value {
-    let columns: Vec<Value> = (0..advice.rows.len())
-        .map(|row| {
+    // Each row is of one or the other.
+    let parts = |kind: &str, name: &str| -> Vec<Value> {
+        let of = |row: &usize| advice.text(*row, name).is_some();
+        let part = |row: usize| {
             json!({
                 "table": advice.text(row, "table_name"),
-                "column": advice.text(row, "column_name"),
+                kind: advice.text(row, name),
                 "bytes": advice.number(row, "bytes_encoded") as u64,
                 "tablespace": advice.text(row, "tablespace"),
                 "advised": advice.text(row, "advised"),
@@ -167,8 +169,9 @@ fn document(args: &AdviseArgs, workload: &Rows, advice: &Rows, statements: &[&st
                 "stall_now_ms": advice.number(row, "stall_now_ms"),
                 "statement": advice.text(row, "statement"),
             })
-        })
-        .collect();
+        };
+        (0..advice.rows.len()).filter(of).map(part).collect()
+    };
     json!({
         "schema": "tidepool-advice/1",
         "near_limit_bytes": args.near_limit.0,
@@ -185,6 +188,7 @@ fn document(args: &AdviseArgs, workload: &Rows, advice: &Rows, statements: &[&st
         "stall_advised_ms": advice.number(0, "total_stall_advised_ms"),
         "stall_bound_ms": advice.number(0, "total_stall_bound_ms"),
         "statements": statements,
-        "columns": columns,
+        "columns": parts("column", "column_name"),
+        "indexes": parts("index", "index_name"),
     })
 }

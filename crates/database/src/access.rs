@@ -1,8 +1,11 @@
-//! The recorded workload: what statements read of each column, for `tidepool.access` and the placement advisor.
+//! The recorded workload: what statements read of each column and each index, for `tidepool.access`,
+//! `tidepool.index_access` and the placement advisor.
 //!
-//! Scans count for themselves (`TableScan::metrics`); a statement's counts are added here once, when it ends. They are kept
-//! over a restart by `CHECKPOINT` and a graceful stop.
+//! Scans count for themselves (`TableScan::metrics`); a statement's counts are added here once, when it ends. What writes and
+//! planners touch of an index is counted there (`TableIndex::take_use`), and taken in when somebody looks, and before the
+//! index goes. All is kept over a restart by `CHECKPOINT` and a graceful stop.
 
+use crate::Database;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::TableId;
 use tidepool_heap::QueryHeap;
-use tidepool_table::{ColumnAccess, TableScan};
+use tidepool_table::{ColumnAccess, IndexUse, TableDef, TableScan};
 
 /// One column in the recorded workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +23,16 @@ pub struct ColumnRecord {
     /// End of the last of their statements, microseconds since 1970-01-01 UTC.
     pub last_us: i64,
     pub access: ColumnAccess,
+}
+
+/// One index in the recorded workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IndexRecord {
+    /// Scans that found their rows through it.
+    pub scans: u64,
+    /// End of the last of their statements, microseconds since 1970-01-01 UTC.
+    pub last_us: i64,
+    pub used: IndexUse,
 }
 
 /// One table in the recorded workload.
@@ -32,11 +45,18 @@ pub struct TableRecord {
     pub work_ns: u64,
     /// By position; columns that were never read may be missing at the end.
     pub columns: Vec<ColumnRecord>,
+    /// Those that were used.
+    #[serde(default)]
+    pub indexes: BTreeMap<TableId, IndexRecord>,
 }
 
 impl TableRecord {
     pub fn column(&self, position: usize) -> ColumnRecord {
         self.columns.get(position).copied().unwrap_or_default()
+    }
+
+    pub fn index(&self, id: TableId) -> IndexRecord {
+        self.indexes.get(&id).copied().unwrap_or_default()
     }
 
     fn add(&mut self, scan: &TableScan, now_us: i64) {
@@ -53,6 +73,12 @@ impl TableRecord {
                 record.last_us = now_us;
                 record.access += access;
             }
+        }
+        if let Some((index, used)) = metrics.index {
+            let record = self.indexes.entry(index).or_default();
+            record.scans += 1;
+            record.last_us = now_us;
+            record.used += used;
         }
     }
 }
@@ -101,6 +127,12 @@ impl std::ops::AddAssign<&Workload> for Workload {
                 total.last_us = total.last_us.max(column.last_us);
                 total.access += column.access;
             }
+            for (id, index) in &table.indexes {
+                let total = total.indexes.entry(*id).or_default();
+                total.scans += index.scans;
+                total.last_us = total.last_us.max(index.last_us);
+                total.used += index.used;
+            }
         }
     }
 }
@@ -137,16 +169,45 @@ impl AccessLog {
         });
     }
 
+    /// Forgets tables and indexes that `def` does not know.
+    pub(crate) fn forget_missing(&self, def: impl Fn(TableId) -> Option<Arc<TableDef>>) {
+        self.0.lock().tables.retain(|table, record| {
+            let Some(def) = def(*table) else { return false };
+            record.indexes.retain(|id, _| def.indexes.iter().any(|index| index.id == *id));
+            true
+        });
+    }
+}
+
+impl Database {
+    /// What statements have read since the record began.
     pub fn workload(&self) -> Workload {
-        self.0.lock().clone()
+        self.take_index_uses();
+        self.access_log().0.lock().clone()
     }
 
     /// Forgets everything: the record begins now.
-    pub fn reset(&self) {
-        QueryHeap::outside(|| *self.0.lock() = Workload { since_us: now_us(), ..Workload::default() });
+    pub fn reset_workload(&self) {
+        self.take_index_uses();
+        QueryHeap::outside(|| {
+            *self.access_log().0.lock() = Workload { since_us: now_us(), ..Workload::default() };
+        });
     }
 
-    pub(crate) fn forget_missing(&self, exists: impl Fn(TableId) -> bool) {
-        self.0.lock().tables.retain(|table, _| exists(*table));
+    /// To be called before indexes are made anew.
+    pub(crate) fn take_index_uses(&self) {
+        QueryHeap::outside(|| {
+            let state = self.state();
+            for table in state.tables.values() {
+                for index in table.indexes() {
+                    let used = index.take_use();
+                    if !used.is_empty() {
+                        let mut workload = self.access_log().0.lock();
+                        let record = workload.tables.entry(table.def.id).or_default();
+                        record.indexes.entry(index.id()).or_default().used += used;
+                    }
+                }
+            }
+        });
     }
 }

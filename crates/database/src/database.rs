@@ -395,7 +395,7 @@ impl Database {
         self.save()
     }
 
-    /// What statements read, since the record began.
+    /// Where statements that end are recorded; [`Database::workload`] has what was.
     pub fn access_log(&self) -> &Arc<AccessLog> {
         &self.access
     }

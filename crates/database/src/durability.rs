@@ -213,8 +213,8 @@ impl Database {
         }
         let Some(storage) = &self.storage else { return Ok(()) };
         let version = self.version();
-        self.access_log().forget_missing(|table| version.table_by_id(table).is_some());
-        storage.save_workload(&self.access_log().workload())
+        self.access_log().forget_missing(|table| version.table_by_id(table).map(|table| table.def.clone()));
+        storage.save_workload(&self.workload())
     }
 
     /// A checkpoint, if there is something for it and the last one was long ago, or the log is long.

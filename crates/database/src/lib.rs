@@ -32,7 +32,7 @@ mod storage;
 mod transaction;
 mod writer;
 
-pub use access::{AccessLog, ColumnRecord, TableRecord, Workload};
+pub use access::{AccessLog, ColumnRecord, IndexRecord, TableRecord, Workload};
 pub use alter::{ColumnSource, Compute};
 pub use catalog::{
     Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef,

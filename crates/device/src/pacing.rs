@@ -46,6 +46,17 @@ pub struct PacingCounters {
     pub stall_ns: u64,
 }
 
+impl std::ops::AddAssign for PacingCounters {
+    fn add_assign(&mut self, other: PacingCounters) {
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+        self.lines += other.lines;
+        self.link_bytes_read += other.link_bytes_read;
+        self.link_bytes_written += other.link_bytes_written;
+        self.stall_ns += other.stall_ns;
+    }
+}
+
 /// [`PacingCounters`] that threads add to.
 #[derive(Debug, Default)]
 pub struct PacingTotals {

@@ -33,7 +33,7 @@ impl Index {
         let mut before: Vec<Seen> = Vec::new();
         let (mut used, mut words) = (0, 0);
         loop {
-            let path = self.retry(view, |_| self.copy_path(&from));
+            let path = self.retry(view, None, |_| self.copy_path(&from));
             for (depth, seen) in path.iter().enumerate() {
                 let known =
                     before.get(depth).is_some_and(|known| (known.node, known.version) == (seen.node, seen.version));

@@ -1,6 +1,7 @@
 //! Ranges of entries, and all entries of one key.
 
 use crate::node::{Fence, HEADER_WORDS, Side, Snapshot, Target, Words, code};
+use crate::pace::Counted;
 use crate::tree::{Index, Wait};
 use std::ops::{Bound, Deref};
 use tidepool_base::RowId;
@@ -58,12 +59,22 @@ impl Deref for Rows {
 impl Index {
     /// All rows that have an entry of exactly this key.
     pub fn get(&self, view: &View, key: &[u8]) -> Rows {
+        self.rows_of(view, key, None)
+    }
+
+    /// As `get`, for who counts for himself what it touches.
+    pub fn get_counting(&self, view: &View, key: &[u8], counted: &mut Counted) -> Rows {
+        self.rows_of(view, key, Some(counted))
+    }
+
+    #[inline]
+    fn rows_of(&self, view: &View, key: &[u8], mut counted: Option<&mut Counted>) -> Rows {
         let mut rows = Rows::new();
         // Where the leaf before ended, if entries of the key go on behind it.
         let mut from = 0;
         loop {
             let had = rows.len;
-            let more = self.retry(view, |touched| {
+            let more = self.retry(view, counted.as_deref_mut(), |touched| {
                 rows.truncate(had);
                 let target = Target::before(key, from);
                 let spot = self.descend(&target, Side::Right, 0, Wait::Yes, touched)?;
@@ -110,6 +121,8 @@ pub struct Cursor {
     key: Vec<u8>,
     /// Bytes of `key` that are the leaf's prefix, if that is there.
     prefix_len: Option<usize>,
+    /// `None`: the index counts.
+    counted: Option<Counted>,
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +177,18 @@ impl Cursor {
             next: Some(Next::Start),
             key: Vec::new(),
             prefix_len: None,
+            counted: None,
         }
+    }
+
+    /// As `new`, with what it touches counted by itself.
+    pub fn counting(range: KeyRange<'_>, direction: Direction) -> Cursor {
+        Cursor { counted: Some(Counted::default()), ..Cursor::new(range, direction) }
+    }
+
+    /// What it touched so far, if it counts.
+    pub fn counted(&self) -> Counted {
+        self.counted.unwrap_or_default()
     }
 
     /// The next entry, of the one index that the cursor is used with.
@@ -217,7 +241,7 @@ impl Cursor {
             Next::Fence(fence) => Some(fence.target()),
         };
         let leaf = &mut self.leaf;
-        index.retry(view, |touched| {
+        index.retry(view, self.counted.as_mut(), |touched| {
             let spot = match &target {
                 Some(target) => index.descend(target, side, 0, Wait::Yes, touched)?,
                 None if is_forward => index.descend(&Target::first_of(&[]), side, 0, Wait::Yes, touched)?,

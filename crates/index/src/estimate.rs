@@ -89,7 +89,7 @@ impl Index {
     /// From the root to a place in a leaf, as `choose` says by depth.
     fn path(&self, view: &View, mut choose: impl FnMut(usize, &Node, Shape) -> usize) -> Vec<Step> {
         let mut path = Vec::new();
-        self.retry(view, |touched| {
+        self.retry(view, None, |touched| {
             path.clear();
             let spot = self.descend_by(0, Wait::Yes, touched, |node, shape| {
                 let index = choose(path.len(), node, shape).min(shape.count());

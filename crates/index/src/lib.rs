@@ -4,6 +4,8 @@
 //! order. [`key`] makes byte strings of SQL values that compare as the values do. Readers take no lock and write no shared
 //! memory (`lock`), whole leaves at a time ([`Cursor`]).
 //!
+//! What operations touch is counted ([`Touched`]): by their caller, or at the index itself until it is asked for.
+//!
 //! Whoever uses an index holds a view of its transactions: nodes that leave the tree are kept while somebody may read them.
 //!
 //! Leaves to others: which version of a row a reader sees, and whether it still has the key. An entry says only
@@ -31,10 +33,12 @@ mod testing;
 mod tests;
 mod tree;
 mod unique;
+mod uses;
 
 pub use arena::IndexMemory;
 pub use bulk::IndexBuilder;
 pub use check::IndexReport;
 pub use cursor::{Cursor, Direction, KeyRange, Rows};
+pub use pace::{Counted, Touched};
 pub use tree::{Index, KEY_BYTES_MAX};
 pub use unique::{UniqueInsert, Verdict};

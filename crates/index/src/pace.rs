@@ -1,47 +1,115 @@
-//! What an operation touches of paced memory, counted on its way and charged at its end.
+//! What an operation touches, counted on its way, and charged at its end where the memory is paced.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, IndexMemory};
 use crate::node::Shape;
 use crate::tree::LEAF_LINES;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tidepool_device::Access;
+use tidepool_device::{Access, PacingCounters, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 const LINE_BYTES: usize = 64;
 
-/// Cache lines that were touched.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Touched {
-    inner_lines: u32,
-    leaves: u32,
-    written_lines: u32,
-    /// Beyond the lines of a leaf that are fetched in any case.
-    copied_bytes: u64,
+/// Lines that an entry put in or taken out writes: header, slots, payload.
+const WRITE_LINES: u64 = 4;
+
+/// What operations touched of an index: the accesses that pacing charges for where the memory is paced, counted
+/// everywhere. Building an index and moving its nodes do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Touched {
+    /// Cache lines of inner nodes.
+    pub inner_lines: u64,
+    /// Leaves that were come to from the root.
+    pub leaves: u64,
+    /// Leaves that were locked to put an entry in or take one out.
+    pub writes: u64,
+    /// Leaves that were copied and are larger than what is fetched of any leaf, and their bytes beyond that.
+    pub copies: u64,
+    pub copied_bytes: u64,
 }
 
 impl Touched {
     /// A search in a node.
     #[inline]
-    pub fn node(&mut self, shape: Shape) {
+    pub(crate) fn node(&mut self, shape: Shape) {
         if shape.level() == 0 {
             self.leaves += 1;
         } else {
             // The header and the first slots, those lines in which the search goes on, a payload.
-            self.inner_lines += 2 + (usize::BITS - (shape.count() / 8).leading_zeros());
+            self.inner_lines += u64::from(2 + (usize::BITS - (shape.count() / 8).leading_zeros()));
         }
     }
 
-    /// An entry of a leaf was put in or taken out: header, slots, payload.
     #[inline]
-    pub fn write(&mut self) {
-        self.written_lines += 4;
+    pub(crate) fn write(&mut self) {
+        self.writes += 1;
     }
 
     /// A leaf was copied.
     #[inline]
-    pub fn copy(&mut self, bytes: usize) {
-        self.copied_bytes += bytes.saturating_sub(LEAF_LINES * LINE_BYTES) as u64;
+    pub(crate) fn copy(&mut self, bytes: usize) {
+        let beyond = bytes.saturating_sub(LEAF_LINES * LINE_BYTES) as u64;
+        self.copies += u64::from(beyond > 0);
+        self.copied_bytes += beyond;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Touched::default()
+    }
+
+    /// Cache lines of leaves that were fetched.
+    pub fn leaf_lines(&self) -> u64 {
+        self.leaves * LEAF_LINES as u64
+    }
+
+    pub fn written_lines(&self) -> u64 {
+        self.writes * WRITE_LINES
+    }
+
+    pub fn bytes_read(&self) -> u64 {
+        (self.inner_lines + self.leaf_lines()) * LINE_BYTES as u64 + self.copied_bytes
+    }
+
+    /// For a cost model, of an index that takes so much memory.
+    pub fn accesses(&self, memory: IndexMemory) -> [Access; 4] {
+        let IndexMemory { used_bytes, inner_bytes, .. } = memory;
+        let leaf_bytes = used_bytes.saturating_sub(inner_bytes);
+        let copied = Pattern::Sequential { bytes: self.copied_bytes, runs: self.copies };
+        [
+            // Each level depends on the one above. Inner nodes are few, and so mostly cached: they are a working set apart.
+            Access::read_random(self.inner_lines, inner_bytes, 2.0),
+            // All lines of a leaf are fetched at once.
+            Access::read_random(self.leaf_lines(), leaf_bytes, LEAF_LINES as f64),
+            // Nobody waits for what is written: it is there by then, and leaves the caches later.
+            Access::write_random(self.written_lines(), leaf_bytes, f64::MAX),
+            Access { pattern: copied, write: false },
+        ]
+    }
+}
+
+impl std::ops::AddAssign for Touched {
+    fn add_assign(&mut self, other: Touched) {
+        self.inner_lines += other.inner_lines;
+        self.leaves += other.leaves;
+        self.writes += other.writes;
+        self.copies += other.copies;
+        self.copied_bytes += other.copied_bytes;
+    }
+}
+
+/// What some operations touched, and what pacing accounted for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub touched: Touched,
+    pub paced: PacingCounters,
+}
+
+impl std::ops::AddAssign for Counted {
+    fn add_assign(&mut self, other: Counted) {
+        self.touched += other.touched;
+        self.paced += other.paced;
     }
 }
 
@@ -68,32 +136,18 @@ impl Spaces {
         }
     }
 
+    /// `None` where the tablespace is not paced.
     #[inline]
-    pub fn charge(&self, touched: &Touched, arena: &Arena) {
+    pub fn charge(&self, touched: &Touched, arena: &Arena) -> Option<PacingCounters> {
         // SAFETY: one of `all`, which keeps it until `self` is dropped.
         let space = unsafe { &*self.current.load(Ordering::Acquire) };
-        if space.pacer().is_some() {
-            charge(space, touched, arena);
-        }
+        space.pacer().is_some().then(|| charge(space, touched, arena))
     }
 }
 
 #[cold]
-fn charge(space: &Tablespace, touched: &Touched, arena: &Arena) {
+fn charge(space: &Tablespace, touched: &Touched, arena: &Arena) -> PacingCounters {
     let (leaf_bytes, inner_bytes) = arena.used_bytes();
-    let accesses = [
-        // Each level depends on the one above. Inner nodes are few, and so mostly cached: they are a working set apart.
-        Access::read_random(touched.inner_lines.into(), inner_bytes, 2.0),
-        // All lines of a leaf are fetched at once.
-        Access::read_random(u64::from(touched.leaves) * LEAF_LINES as u64, leaf_bytes, LEAF_LINES as f64),
-        // Nobody waits for what is written: it is there by then, and leaves the caches later.
-        Access::write_random(touched.written_lines.into(), leaf_bytes, f64::MAX),
-        Access::read_sequential(touched.copied_bytes),
-    ];
-    let made = |access: &&Access| match access.pattern {
-        tidepool_device::Pattern::Sequential { bytes, .. } => bytes > 0,
-        tidepool_device::Pattern::Random { lines, .. } => lines > 0,
-    };
-    let made: Vec<Access> = accesses.iter().filter(made).copied().collect();
-    space.charge(Purpose::Index, &made);
+    let memory = IndexMemory { held_bytes: 0, used_bytes: leaf_bytes + inner_bytes, inner_bytes };
+    space.spend(Purpose::Index, &touched.accesses(memory))
 }

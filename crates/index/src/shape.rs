@@ -7,7 +7,7 @@
 use crate::content::{Content, Image, common_len, separator, size_for};
 use crate::lock::Restart;
 use crate::node::{Extras, Fence, HEAD_BYTES, LARGE_WORDS, Node, SMALL_WORDS, Side, Target, Words, payload_words};
-use crate::pace::Touched;
+use crate::pace::{Counted, Touched};
 use crate::sync::{Backoff, Ordering};
 use crate::tree::{Index, Locked, Parent, Spot, Wait};
 use std::ops::Range;
@@ -241,7 +241,7 @@ impl Index {
             // Upper levels first, so that the walk ends below nodes that stay.
             let mut level = u8::MAX;
             let upper = loop {
-                let found = self.retry(view, |touched| {
+                let found = self.retry(view, Some(&mut Counted::default()), |touched| {
                     let spot = self.descend(&from.target(), Side::Right, level, Wait::Yes, touched)?;
                     let (shape, upper) = (spot.node.shape(), spot.node.upper_fence());
                     spot.node.check(spot.version)?;

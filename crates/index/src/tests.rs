@@ -1,5 +1,5 @@
 use crate::testing::{Random, index, space, transactions};
-use crate::{Cursor, Direction, Index, IndexBuilder, KEY_BYTES_MAX, UniqueInsert, Verdict};
+use crate::{Counted, Cursor, Direction, Index, IndexBuilder, KEY_BYTES_MAX, UniqueInsert, Verdict};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -398,6 +398,7 @@ fn what_is_touched_of_paced_memory_is_accounted() {
         let paced = space.paced();
         paced.iter().find(|(purpose, _)| *purpose == Purpose::Index).map_or(0, |(_, counters)| counters.lines)
     };
+    let mut counts = BTreeSet::new();
     for profile in [None, Some("cxl-asic")] {
         let space = anonymous(32, profile);
         let transactions = transactions();
@@ -407,13 +408,25 @@ fn what_is_touched_of_paced_memory_is_accounted() {
             index.insert(view, &key.to_be_bytes(), RowId(key)).unwrap();
         }
         let inserted = lines(&space);
+        let by_insertions = index.take_touched();
+        let mut by_gets = Counted::default();
         for key in 0..1000u64 {
-            assert_eq!(index.get(view, &(key * 20).to_be_bytes()).len(), 1);
+            assert_eq!(index.get_counting(view, &(key * 20).to_be_bytes(), &mut by_gets).len(), 1);
         }
         let got = lines(&space) - inserted;
-        let mut cursor = Cursor::new((Bound::Unbounded, Bound::Unbounded), Direction::Forward);
+        let mut cursor = Cursor::counting((Bound::Unbounded, Bound::Unbounded), Direction::Forward);
         while cursor.next_row(&index, view).is_some() {}
         let scanned = lines(&space) - inserted - got;
+        let by_scan = cursor.counted();
+        counts.insert(format!("{by_insertions:?} {:?} {:?}", by_gets.touched, by_scan.touched));
+        // Each is counted once.
+        assert!(index.take_touched().is_empty());
+        assert_eq!(index.get(view, &7u64.to_be_bytes()).len(), 1);
+        assert_eq!(index.take_touched().leaves, 1);
+        assert!(by_insertions.leaves >= 20_000 && by_insertions.writes >= 20_000, "{by_insertions:?}");
+        assert_eq!((by_gets.touched.leaves, by_gets.touched.writes), (1000, 0));
+        assert!(by_scan.touched.leaves > 20_000 / 64 && by_scan.touched.copies <= by_scan.touched.leaves);
+        assert_eq!((by_gets.paced.lines, by_scan.paced.lines), (got, scanned));
         if profile.is_none() {
             assert_eq!((inserted, got, scanned), (0, 0, 0));
         } else {
@@ -422,4 +435,6 @@ fn what_is_touched_of_paced_memory_is_accounted() {
             assert!(inserted > 20_000 * 19 && scanned > 20_000 * 16 / 64, "{inserted} {scanned}");
         }
     }
+    // Whether or not it is paced.
+    assert_eq!(counts.len(), 1, "{counts:?}");
 }

@@ -4,8 +4,9 @@ use crate::arena::{Arena, IndexMemory};
 use crate::content::{Content, write_payload};
 use crate::lock::{self, Restart, Version};
 use crate::node::{Extras, HEADER_WORDS, Node, SMALL_WORDS, Shape, Side, Slot, Target, Words, code, payload_words};
-use crate::pace::{Spaces, Touched};
+use crate::pace::{Counted, Spaces, Touched};
 use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+use crate::uses::Uses;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_tablespace::Tablespace;
@@ -23,6 +24,7 @@ pub struct Index {
     /// The root's link. Changed by whoever has the root locked.
     pub(crate) root: AtomicU64,
     pub(crate) spaces: Spaces,
+    uses: Uses,
 }
 
 /// A node on the way down, and where it was found.
@@ -114,7 +116,8 @@ impl Index {
         let empty = Content::default();
         empty.build(0..0, &empty.lower, None, 0, SMALL_WORDS).store(root);
         lock::unlock_changed(root.version());
-        Ok(Index { arena, root: AtomicU64::new(root.link()), spaces: Spaces::new(space) })
+        let root = AtomicU64::new(root.link());
+        Ok(Index { arena, root, spaces: Spaces::new(space), uses: Uses::default() })
     }
 
     /// Where new nodes are put.
@@ -124,6 +127,11 @@ impl Index {
 
     pub fn memory(&self) -> IndexMemory {
         self.arena.memory()
+    }
+
+    /// What was touched since this was last asked, but by those who count for themselves.
+    pub fn take_touched(&self) -> Touched {
+        self.uses.take()
     }
 
     /// Gives memory back that nobody reads any more. Changes of the tree's shape do the same.
@@ -200,15 +208,25 @@ impl Index {
         }
     }
 
-    /// Repeats what met somebody's change. While the view is held, memory that this may read is kept.
+    /// Repeats what met somebody's change. While the view is held, memory that this may read is kept. What is touched is
+    /// counted by the caller, or else here.
     #[inline]
-    pub(crate) fn retry<T>(&self, view: &View, mut attempt: impl FnMut(&mut Touched) -> Result<T, Restart>) -> T {
+    pub(crate) fn retry<T>(
+        &self,
+        view: &View,
+        counted: Option<&mut Counted>,
+        mut attempt: impl FnMut(&mut Touched) -> Result<T, Restart>,
+    ) -> T {
         assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
         let mut touched = Touched::default();
         let mut backoff = Backoff::new();
         loop {
             if let Ok(done) = attempt(&mut touched) {
-                self.spaces.charge(&touched, &self.arena);
+                let paced = self.spaces.charge(&touched, &self.arena);
+                match counted {
+                    Some(counted) => *counted += Counted { touched, paced: paced.unwrap_or_default() },
+                    None => self.uses.add(&touched),
+                }
                 return done;
             }
             backoff.pause();
@@ -221,7 +239,7 @@ impl Index {
         check_key(key)?;
         let target = Target::before(key, row.0);
         loop {
-            match self.retry(view, |touched| self.try_insert(&target, touched)) {
+            match self.retry(view, None, |touched| self.try_insert(&target, touched)) {
                 Attempt::Done(new) => return Ok(new),
                 Attempt::Full(words) => self.make_room(&target, 0, words)?,
             }
@@ -257,7 +275,7 @@ impl Index {
     /// perhaps finds that it is there) can rely on it: either `is_wanted` saw it, or the insertion comes after the removal.
     pub fn remove_unless(&self, view: &View, key: &[u8], row: RowId, mut is_wanted: impl FnMut() -> bool) -> bool {
         let target = Target::before(key, row.0);
-        let (removed, is_small) = self.retry(view, |touched| self.try_remove(&target, &mut is_wanted, touched));
+        let (removed, is_small) = self.retry(view, None, |touched| self.try_remove(&target, &mut is_wanted, touched));
         if is_small {
             self.tidy(&target, 0);
         }

@@ -51,7 +51,7 @@ impl Index {
         check_key(key)?;
         let target = Target::before(key, row.0);
         loop {
-            match self.retry(view, |touched| self.try_insert_unique(&target, &mut judge, touched)) {
+            match self.retry(view, None, |touched| self.try_insert_unique(&target, &mut judge, touched)) {
                 Attempt::Done(outcome) => return Ok(outcome),
                 Attempt::Full(words) => self.make_room(&target, 0, words)?,
             }

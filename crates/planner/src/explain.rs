@@ -136,6 +136,14 @@ fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
         metrics.row_groups,
         ByteSize(metrics.decoded_bytes)
     )];
+    if let Some((_, used)) = &metrics.index {
+        details.push(format!(
+            "Index Lookups: {}  Entries Found: {}  Read of It: {}",
+            used.lookups,
+            used.entries,
+            ByteSize(used.touched.bytes_read())
+        ));
+    }
     for (tablespace, bytes, stall_ns) in &metrics.tablespaces {
         details.push(format!(
             "Tablespace {tablespace}: read {}, stalled {:.3} ms",

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Result, TableId};
-use tidepool_database::advice::{self, Advice, Move};
+use tidepool_database::advice::{self, Advice, Move, Part};
 use tidepool_database::{Database, Workload};
 use tidepool_device::{CostModel, Excess};
 use tidepool_table::{TableScan, TableVersion};
@@ -19,15 +19,26 @@ const NS_PER_MS: f64 = 1e6;
 
 /// The move as a statement, without a semicolon.
 pub fn statement_of(step: &Move) -> String {
-    let (mut table, tablespace) = (quote_identifier(&step.table), quote_identifier(&step.tablespace));
-    if let Some(schema) = &step.schema {
-        table = format!("{}.{table}", quote_identifier(schema));
-    }
-    match &step.column {
-        None => format!("ALTER TABLE {table} SET TABLESPACE {tablespace}"),
-        Some(column) => {
-            format!("ALTER TABLE {table} ALTER COLUMN {} SET TABLESPACE {tablespace}", quote_identifier(column))
+    let named = |name: &str| match &step.schema {
+        Some(schema) => format!("{}.{}", quote_identifier(schema), quote_identifier(name)),
+        None => quote_identifier(name),
+    };
+    let tablespace = quote_identifier(&step.tablespace);
+    match &step.part {
+        None => format!("ALTER TABLE {} SET TABLESPACE {tablespace}", named(&step.table)),
+        Some(Part::Column(column)) => {
+            let column = quote_identifier(column);
+            format!("ALTER TABLE {} ALTER COLUMN {column} SET TABLESPACE {tablespace}", named(&step.table))
         }
+        Some(Part::Index(index)) => format!("ALTER INDEX {} SET TABLESPACE {tablespace}", named(index)),
+    }
+}
+
+/// Names in lines for people.
+fn shown(table: &str, part: &Part) -> String {
+    match part {
+        Part::Column(column) => format!("{table}.{column}"),
+        Part::Index(index) => format!("{table}, index {index}"),
     }
 }
 
@@ -37,6 +48,7 @@ fn advice_schema() -> Schema {
     Schema::new(vec![
         text("table_name"),
         text("column_name"),
+        text("index_name"),
         Field::new("bytes_encoded", DataType::Int64, true),
         text("tablespace"),
         text("advised"),
@@ -58,36 +70,45 @@ pub(crate) fn advice_columns() -> Vec<ResultColumn> {
     crate::query::columns(&advice_schema(), &OutputNames::none())
 }
 
-/// A row a column; what is true of the whole advice is in every row.
+/// A row a column or index; what is true of the whole advice is in every row.
 pub(crate) fn advice_batch(advice: &Advice) -> Result<RecordBatch> {
-    let columns = &advice.columns;
-    let text = |of: &dyn Fn(&advice::ColumnAdvice) -> Option<String>| -> ArrayRef {
-        Arc::new(StringViewArray::from_iter(columns.iter().map(of)))
+    let parts = &advice.parts;
+    let text = |of: &dyn Fn(&advice::PartAdvice) -> Option<String>| -> ArrayRef {
+        Arc::new(StringViewArray::from_iter(parts.iter().map(of)))
     };
-    let ms = |of: &dyn Fn(&advice::ColumnAdvice) -> f64| -> ArrayRef {
-        Arc::new(Float64Array::from_iter_values(columns.iter().map(|column| of(column) / NS_PER_MS)))
+    let ms = |of: &dyn Fn(&advice::PartAdvice) -> f64| -> ArrayRef {
+        Arc::new(Float64Array::from_iter_values(parts.iter().map(|part| of(part) / NS_PER_MS)))
     };
-    let bytes = |of: &dyn Fn(&advice::ColumnAdvice) -> u64| -> ArrayRef {
-        Arc::new(Int64Array::from_iter_values(columns.iter().map(|column| of(column) as i64)))
+    let bytes = |of: &dyn Fn(&advice::PartAdvice) -> u64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(parts.iter().map(|part| of(part) as i64)))
     };
-    let statement = |column: &advice::ColumnAdvice| {
-        let its = |step: &&Move| {
-            step.table == column.table
-                && step.schema == column.schema
-                && step.column.as_ref().is_none_or(|name| *name == column.column)
-        };
-        advice.moves.iter().find(its).map(statement_of)
+    let column = |part: &advice::PartAdvice| match &part.part {
+        Part::Column(name) => Some(name.clone()),
+        Part::Index(_) => None,
+    };
+    let index = |part: &advice::PartAdvice| match &part.part {
+        Part::Column(_) => None,
+        Part::Index(name) => Some(name.clone()),
+    };
+    let statement = |part: &advice::PartAdvice| {
+        let mut steps = advice.moves.iter().filter(|step| step.table == part.table && step.schema == part.schema);
+        // Its own, or the table's, which takes all columns along, and those indexes that follow it.
+        let goes_along = matches!(part.part, Part::Column(_)) || part.tablespace != part.advised;
+        let own = steps.clone().find(|step| step.part.as_ref() == Some(&part.part));
+        let step = own.or_else(|| steps.find(|step| step.part.is_none() && goes_along));
+        step.map(statement_of)
     };
     let arrays = vec![
-        text(&|column| Some(column.table.clone())),
-        text(&|column| Some(column.column.clone())),
-        bytes(&|column| column.bytes),
-        text(&|column| Some(column.tablespace.clone())),
-        text(&|column| Some(column.advised.clone())),
-        ms(&|column| column.near_ns),
-        ms(&|column| column.far_ns),
-        ms(&|column| column.stall_far_ns),
-        ms(&|column| column.stall_now_ns),
+        text(&|part| Some(part.table.clone())),
+        text(&column),
+        text(&index),
+        bytes(&|part| part.bytes),
+        text(&|part| Some(part.tablespace.clone())),
+        text(&|part| Some(part.advised.clone())),
+        ms(&|part| part.near_ns),
+        ms(&|part| part.far_ns),
+        ms(&|part| part.stall_far_ns),
+        ms(&|part| part.stall_now_ns),
         text(&statement),
         bytes(&|_| advice.near_bytes_now),
         bytes(&|_| advice.near_bytes_advised),
@@ -155,7 +176,7 @@ pub(crate) fn lines(run: &Run<'_>) -> Vec<String> {
         cells.extend(line.device_ns.iter().map(|ns| format!("{:.3}", ns / NS_PER_MS)));
         cells
     };
-    let mut grid = vec![header("Tables, by column")];
+    let mut grid = vec![header("Tables, by column and index")];
     grid.extend(tables.iter().map(row));
     grid.push(header("Query heap, by operator (estimate)"));
     grid.extend(heap_lines.iter().map(row));
@@ -202,7 +223,7 @@ pub(crate) fn lines(run: &Run<'_>) -> Vec<String> {
     lines
 }
 
-/// What was read of each column, and what tables cost by model.
+/// What was read of each column and index, and what tables cost by model.
 fn tables(run: &Run<'_>) -> (Vec<Line>, Vec<Excess>) {
     let workload = Workload::of_scans(run.scans);
     let versions: BTreeMap<TableId, &Arc<TableVersion>> =
@@ -221,9 +242,32 @@ fn tables(run: &Run<'_>) -> (Vec<Line>, Vec<Excess>) {
                 *total += model.excess_of(&accesses);
             }
             lines.push(Line {
-                name: format!("{}.{} (now in {})", version.def.name, column.name, version.placement.column(position)),
+                name: format!(
+                    "{} (now in {})",
+                    shown(&version.def.name, &Part::Column(column.name.clone())),
+                    version.placement.column(position)
+                ),
                 bytes: access.bytes_sequential + access.delta_bytes,
                 lines: access.lines_random,
+                device_ns: run.models.iter().map(|(_, model)| model.device_ns_of(&accesses, 1)).collect(),
+            });
+        }
+        for def in &version.def.indexes {
+            let used = record.index(def.id).used;
+            let Some(index) = version.table().index(def.id).filter(|_| !used.is_empty()) else { continue };
+            let memory = index.tree().memory();
+            for ((_, model), total) in run.models.iter().zip(&mut totals) {
+                *total += advice::index_excess(model, &used, memory);
+            }
+            let accesses = used.touched.accesses(memory);
+            lines.push(Line {
+                name: format!(
+                    "{} (now in {})",
+                    shown(&version.def.name, &Part::Index(def.name.clone())),
+                    version.table().index_tablespace(def)
+                ),
+                bytes: used.touched.copied_bytes,
+                lines: used.touched.inner_lines + used.touched.leaf_lines(),
                 device_ns: run.models.iter().map(|(_, model)| model.device_ns_of(&accesses, 1)).collect(),
             });
         }

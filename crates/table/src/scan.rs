@@ -13,6 +13,7 @@ use crate::bits;
 use crate::encoding::ints::by_block;
 use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
+use crate::index::{Found, IndexUse};
 use crate::logical::Logical;
 use crate::rows::{RangeView, VERSION_HEADER_BYTES};
 use crate::{BATCH_ROWS, ROW_GROUP_ROWS, ROW_ID, RowGroup, Segment, TableVersion};
@@ -25,7 +26,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tidepool_base::{Error, Result, RowId, TablespaceId};
+use tidepool_base::{Error, Result, RowId, TableId, TablespaceId};
 use tidepool_device::{Access, PacingCounters, PacingTotals, Pattern};
 use tidepool_tablespace::{Purpose, Tablespace};
 
@@ -53,10 +54,24 @@ pub struct ScanMetrics {
     pub tablespaces: Vec<(String, u64, u64)>,
     /// Every column of the table, by position.
     pub columns: Vec<ColumnAccess>,
+    /// The index that it found its rows through.
+    pub index: Option<(TableId, IndexUse)>,
     /// Time that the readers' threads took, stalls of the scan left out: their own work and that of operators that took
     /// the batches from them. What is transferred meanwhile, nobody waits for.
     pub threads_ns: u64,
     pub readers: u64,
+}
+
+impl ScanMetrics {
+    fn add_bytes(&mut self, tablespace: &str, bytes: u64, stall_ns: u64) {
+        match self.tablespaces.iter_mut().find(|(known, ..)| known == tablespace) {
+            Some((_, total, stalled)) => {
+                *total += bytes;
+                *stalled += stall_ns;
+            }
+            None => self.tablespaces.push((tablespace.to_owned(), bytes, stall_ns)),
+        }
+    }
 }
 
 /// What scans read of one column: the accesses that pacing charges for where the memory is paced, counted everywhere.
@@ -302,6 +317,17 @@ impl TableScan {
     pub fn paced(&self) -> Vec<(String, Purpose, PacingCounters)> {
         let paced = self.paced.lock();
         paced.iter().map(|paced| (paced.tablespace.clone(), paced.purpose, paced.totals.get())).collect()
+    }
+
+    /// Accounts to it what finding its rows came to.
+    pub(crate) fn add_lookup(&self, index: TableId, space: &Tablespace, found: &Found) {
+        let bytes = found.used.touched.bytes_read();
+        if space.pacer().is_some() {
+            add_paced(&mut self.paced.lock(), space.name(), Purpose::Index, &found.paced);
+        }
+        let mut metrics = self.metrics.lock();
+        metrics.index = Some((index, found.used));
+        metrics.add_bytes(space.name(), bytes, found.paced.stall_ns);
     }
 
     /// Takes up to `wanted` rows of what the limit leaves.
@@ -655,13 +681,7 @@ impl Tally {
             *total += read;
         }
         for (_, name, bytes, stall_ns) in tally.tablespaces {
-            match metrics.tablespaces.iter_mut().find(|(known, ..)| *known == name) {
-                Some((_, total, stalled)) => {
-                    *total += bytes;
-                    *stalled += stall_ns;
-                }
-                None => metrics.tablespaces.push((name, bytes, stall_ns)),
-            }
+            metrics.add_bytes(&name, bytes, stall_ns);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The placement advisor from the command line.
 
-use crate::cli::{serve, sql, text, tidepool};
+use crate::cli::{serve, sql, text, tidepool, try_serve};
 use std::path::Path;
 
 const MAKE: &str = "CREATE TABLESPACE slow LOCATION 'anon:' WITH (size = '64MB', profile = 'cxl-asic');\n\
@@ -131,6 +131,81 @@ fn explain_placement_tells_columns_operators_and_placements() {
     };
     assert_eq!((waits("all in near"), waits("both in far")), (0.0, 0.0));
     assert!(waits("tables in slow") > 0.0 && waits("both in slow") >= waits("tables in slow"), "{shown}");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}
+
+/// An index that is far and looked up often comes near, and what is waited for falls by what was predicted: the accounted
+/// stalls depend on what is touched alone.
+#[test]
+fn indexes_are_placed_by_what_lookups_read_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    // So small that an index of some megabytes is not in it.
+    let server = try_serve(&folder.path().join("data"), &[], &[("TIDEPOOL_LAST_LEVEL_CACHE", "256kB")]).unwrap();
+    let run = |script: &str| -> String {
+        let output = sql(&server.url, &["--format", "csv"], script);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let number = |query: &str| -> f64 { run(query).lines().last().unwrap().parse().unwrap() };
+    run("CREATE TABLESPACE slow LOCATION 'anon:' WITH (size = '128MB', profile = 'cxl-asic');\n\
+        CREATE TABLE t (id integer PRIMARY KEY, kind integer, pad text) TABLESPACE near;\n\
+        INSERT INTO t SELECT g, g * 7919 % 25000, md5(g::text) FROM generate_series(1, 100000) AS s(g);\n\
+        CREATE INDEX by_kind ON t (kind) TABLESPACE slow;\nALTER INDEX t_pkey SET TABLESPACE slow;\n\
+        CALL tidepool.merge('t');\n");
+    let mut work = String::new();
+    for step in 0..300 {
+        work += &format!("SELECT pad FROM t WHERE id = {};\n", step * 331 + 1);
+        if step % 10 == 0 {
+            work += &format!("SELECT pad FROM t WHERE kind = {};\n", step * 83);
+        }
+    }
+    // What the work is charged with, ms.
+    let accounted = || -> f64 {
+        let charged = "SELECT coalesce(sum(stall_ms), 0) FROM tidepool.pacing WHERE tablespace = 'slow'";
+        run("CALL tidepool.reset_access()");
+        let before = number(charged);
+        assert_eq!(run(&work).lines().filter(|line| line.len() == 32).count(), 300 + 30 * 4);
+        number(charged) - before
+    };
+    let advise = |arguments: &[&str]| -> serde_json::Value {
+        let mut command = tidepool();
+        command.args(["advise", &server.url, "--far-tablespace", "slow", "--json", "-"]).args(arguments);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let ms = |advice: &serde_json::Value, name: &str| advice[name].as_f64().unwrap();
+    let is_close = |left: f64, right: f64| (left - right).abs() <= 0.02 * right;
+
+    let far_ms = accounted();
+    let used = "SELECT index_name, scans, lookups, entries, writes FROM tidepool.index_access ORDER BY 1";
+    assert_eq!(run(used).lines().skip(1).collect::<Vec<_>>(), ["by_kind,30,30,120,0", "t_pkey,300,300,300,0"]);
+    let advice = advise(&["--near-limit", "100MB"]);
+    let mut moved: Vec<&str> =
+        advice["statements"].as_array().unwrap().iter().map(|statement| statement.as_str().unwrap()).collect();
+    moved.sort_unstable();
+    assert_eq!(moved, ["ALTER INDEX by_kind SET TABLESPACE near", "ALTER INDEX t_pkey SET TABLESPACE near"]);
+    assert_eq!((advice["columns"].as_array().unwrap().len(), advice["indexes"].as_array().unwrap().len()), (3, 2));
+    assert_eq!(ms(&advice, "stall_advised_ms"), 0.0);
+    assert!(far_ms > 0.03 && is_close(ms(&advice, "stall_now_ms"), far_ms), "{far_ms} ms, but {advice:#}");
+
+    // Room for one of them beside the table.
+    let limit = number("SELECT sum(bytes_encoded) FROM tidepool.tables WHERE column_name IS NULL")
+        + number("SELECT bytes_index FROM tidepool.index_access WHERE index_name = 't_pkey'");
+    let advice = advise(&["--near-limit", &limit.to_string(), "--apply"]);
+    assert_eq!(advice["statements"], serde_json::json!(["ALTER INDEX t_pkey SET TABLESPACE near"]));
+    let predicted_ms = ms(&advice, "stall_advised_ms");
+    assert!(0.0 < predicted_ms && predicted_ms < far_ms / 2.0, "{far_ms} ms, but {advice:#}");
+    let left_ms = accounted();
+    assert!(is_close(predicted_ms, left_ms), "{left_ms} ms, but {advice:#}");
+
+    // What a statement reads of it is shown with the statement.
+    let explained = run("EXPLAIN PLACEMENT SELECT pad FROM t WHERE kind = 7");
+    assert!(explained.contains("t, index by_kind (now in slow)"), "{explained}");
+    let explained = run("EXPLAIN (ANALYZE) SELECT pad FROM t WHERE kind = 7");
+    assert!(explained.contains("Index Lookups: 1  Entries Found: 4  Read of It: "), "{explained}");
+    assert!(explained.contains("Tablespace slow: read "), "{explained}");
     server.signal(libc::SIGTERM);
     assert!(server.wait().0);
 }

@@ -1,24 +1,25 @@
-//! The placement advisor: which columns of main to keep near, given how much near memory they may take, so that the
-//! recorded workload would have waited least.
+//! The placement advisor: which columns of main and which indexes to keep near, given how much near memory they may take,
+//! so that the recorded workload would have waited least.
 //!
-//! What a column costs in a tablespace is what the cost model makes of its recorded accesses there, beyond local
+//! What such a part costs in a tablespace is what the cost model makes of its recorded accesses there, beyond local
 //! memory: waits for first lines and for single rows always; the link's time as far as the scanning threads' own work
-//! does not cover it. That last part depends on which other columns share the link; each column is taken to wait for
-//! its share of what would be waited for if all of its table were there, so that columns can be weighed one by one.
+//! does not cover it. That last part depends on what else shares the link; each column and each index is taken to wait for
+//! its share of what would be waited for if all of its table were there, so that they can be weighed one by one.
 //! Totals are then made by the exact rule.
 
 mod knapsack;
+mod parts;
 #[cfg(test)]
 mod tests;
 
 pub use knapsack::{Choice, Item, solve};
+pub use parts::index_excess;
 
-use crate::{Database, TableRecord, Workload};
+use crate::{Database, Workload};
+use parts::{Place, Table};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState};
+use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::{CostModel, Excess, Profile, local_profile};
-use tidepool_table::{ColumnUsage, TableVersion};
 use tidepool_tablespace::Tablespace;
 
 /// The tablespace whose memory is limited.
@@ -27,7 +28,7 @@ const NEAR: &str = "near";
 /// What an advisor is asked.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What tables may take of `near`, bytes.
+    /// What tables and indexes may take of `near`, bytes.
     pub near_limit_bytes: u64,
     /// Where the rest goes.
     pub far: String,
@@ -35,14 +36,22 @@ pub struct Request {
     pub profile: Option<Profile>,
 }
 
-/// One column's part of an advice. Times are over the whole recorded workload.
+/// What of a table can be placed by itself, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    Column(String),
+    /// In the table's schema.
+    Index(String),
+}
+
+/// What an advice says of one part of a table. Times are over the whole recorded workload.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ColumnAdvice {
+pub struct PartAdvice {
     /// `None`: public.
     pub schema: Option<String>,
     pub table: String,
-    pub column: String,
-    /// Encoded, main only.
+    pub part: Part,
+    /// Of a column encoded, main only; of an index the memory that it holds.
     pub bytes: u64,
     pub tablespace: String,
     pub advised: String,
@@ -54,23 +63,26 @@ pub struct ColumnAdvice {
     pub stall_now_ns: f64,
 }
 
-/// `ALTER TABLE … SET TABLESPACE`, of a table or of one column.
+/// `ALTER … SET TABLESPACE`, of a table, one column or an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// `None`: public.
     pub schema: Option<String>,
     pub table: String,
-    pub column: Option<String>,
+    /// `None`: all columns, delta, and those indexes that have no tablespace of their own.
+    pub part: Option<Part>,
     pub tablespace: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// Columns that have rows in main: those to be moved far, then near, then those that stay; the costliest first.
-    pub columns: Vec<ColumnAdvice>,
-    /// In an order in which room is made before it is needed.
+    /// Columns that have rows in main, and indexes of tables with rows: those to be moved far, then near, then those that
+    /// stay; the costliest first.
+    pub parts: Vec<PartAdvice>,
+    pub placements: Placements,
+    /// From where all is now to `placements`, in an order in which room is made before it is needed.
     pub moves: Vec<Move>,
-    /// Bytes of main and delta in `near`.
+    /// Bytes of main, delta and indexes in `near`.
     pub near_bytes_now: u64,
     pub near_bytes_advised: u64,
     /// All threads added up, ns.
@@ -80,48 +92,40 @@ pub struct Advice {
     pub stall_bound_ns: f64,
 }
 
-/// Which tablespace each column of each table is in, by table name, with the schema before it unless that is public.
-pub type Placements = BTreeMap<String, Vec<String>>;
+/// Which tablespace each of a table's parts is in. Of a table without rows in main there are no columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TablePlacement {
+    pub columns: Vec<String>,
+    /// In the order in which they are in the table's definition.
+    pub indexes: Vec<String>,
+}
+
+impl TablePlacement {
+    fn at(&self, place: Place) -> Option<&str> {
+        match place {
+            Place::Column(column) => self.columns.get(column).map(String::as_str),
+            Place::Index(index) => self.indexes.get(index).map(String::as_str),
+        }
+    }
+
+    fn set(&mut self, place: Place, tablespace: &str) {
+        let at = match place {
+            Place::Column(column) => self.columns.get_mut(column),
+            Place::Index(index) => self.indexes.get_mut(index),
+        };
+        if let Some(at) = at {
+            tablespace.clone_into(at);
+        }
+    }
+}
+
+/// By table name, with the schema before it unless that is public.
+pub type Placements = BTreeMap<String, TablePlacement>;
 
 /// The recorded workload on the tables as they are, and what tablespaces cost.
 pub struct Advisor {
     tables: Vec<Table>,
     models: BTreeMap<String, CostModel>,
-}
-
-struct Table {
-    version: Arc<TableVersion>,
-    schema: Option<String>,
-    /// With the schema's.
-    name: String,
-    record: TableRecord,
-    usage: Vec<ColumnUsage>,
-}
-
-impl Table {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn excess(&self, column: usize, model: &CostModel) -> Excess {
-        model.excess_of(&self.record.column(column).access.main())
-    }
-
-    /// What is waited for of the time that the link needs, if all columns are in one place: between 0 and 1.
-    fn exposed(&self, model: &CostModel) -> f64 {
-        let transfer_ns: f64 = (0..self.usage.len()).map(|column| self.excess(column, model).transfer_ns).sum();
-        if transfer_ns > 0.0 { (1.0 - self.record.work_ns as f64 / transfer_ns).max(0.0) } else { 0.0 }
-    }
-
-    /// A column's own part of what its table waits for.
-    fn stall_ns(&self, column: usize, model: &CostModel) -> f64 {
-        let excess = self.excess(column, model);
-        excess.wait_ns + excess.transfer_ns * self.exposed(model)
-    }
-
-    fn delta_bytes(&self) -> u64 {
-        self.version.delta_bytes()
-    }
 }
 
 /// What a tablespace costs: its own profile, or local memory (which paged memory is taken for while the cache holds
@@ -175,14 +179,8 @@ impl Advisor {
             (Some(_), None) => {}
         }
         let version = database.version();
-        let tables = version.versions().filter(|table| !table.row_groups.is_empty()).map(|table| Table {
-            record: workload.tables.get(&table.def.id).cloned().unwrap_or_default(),
-            usage: table.column_usage(),
-            schema: (table.def.schema != SchemaId::PUBLIC).then(|| version.schema_name(table.def.schema).to_owned()),
-            name: version.shown_name(&table.def),
-            version: table.clone(),
-        });
-        Ok(Advisor { tables: tables.collect(), models })
+        let tables = version.versions().filter_map(|table| Table::of(&version, table, workload)).collect();
+        Ok(Advisor { tables, models })
     }
 
     fn model(&self, tablespace: &str) -> Result<&CostModel> {
@@ -191,10 +189,20 @@ impl Advisor {
         })
     }
 
-    /// Where the columns are now.
+    /// Where all is now.
     pub fn placements(&self) -> Placements {
-        let of = |table: &Table| {
-            (0..table.usage.len()).map(|column| table.version.placement.column(column).to_owned()).collect()
+        self.place_each(|table, place| table.tablespace(place))
+    }
+
+    /// All in one tablespace.
+    pub fn everywhere(&self, tablespace: &str) -> Placements {
+        self.place_each(|_, _| tablespace)
+    }
+
+    fn place_each<'a>(&'a self, tablespace: impl Fn(&'a Table, Place) -> &'a str) -> Placements {
+        let of = |table: &'a Table| TablePlacement {
+            columns: table.columns().map(|place| tablespace(table, place).to_owned()).collect(),
+            indexes: table.indexes().map(|place| tablespace(table, place).to_owned()).collect(),
         };
         self.tables.iter().map(|table| (table.name().to_owned(), of(table))).collect()
     }
@@ -203,154 +211,133 @@ impl Advisor {
     pub fn stall_ns(&self, placements: &Placements) -> Result<f64> {
         let mut total = 0.0;
         for table in &self.tables {
-            let Some(columns) = placements.get(table.name()) else { continue };
+            let Some(placement) = placements.get(table.name()) else { continue };
             let mut excess: BTreeMap<&str, Excess> = BTreeMap::new();
-            for (column, tablespace) in columns.iter().enumerate() {
-                *excess.entry(tablespace).or_default() += table.excess(column, self.model(tablespace)?);
+            for place in table.places() {
+                let Some(tablespace) = placement.at(place) else { continue };
+                *excess.entry(tablespace).or_default() += table.excess(place, self.model(tablespace)?);
             }
-            total += excess.values().map(|excess| excess.stall_ns(table.record.work_ns as f64)).sum::<f64>();
+            total += excess.values().map(|excess| excess.stall_ns(table.work_ns())).sum::<f64>();
         }
         Ok(total)
     }
 
     /// Encoded bytes of main in one tablespace.
     pub fn bytes_in(&self, placements: &Placements, tablespace: &str) -> u64 {
-        let columns = self.columns();
-        columns
-            .filter(|(table, column)| {
-                placements.get(table.name()).and_then(|columns| columns.get(*column)).is_some_and(|it| it == tablespace)
-            })
-            .map(|(table, column)| table.usage[column].encoded_bytes)
+        self.sum_in(placements, tablespace, |place| matches!(place, Place::Column(_)))
+    }
+
+    fn sum_in(&self, placements: &Placements, tablespace: &str, counts: impl Fn(Place) -> bool) -> u64 {
+        let is_in = |table: &Table, place: Place| {
+            placements.get(table.name()).and_then(|placement| placement.at(place)) == Some(tablespace)
+        };
+        let each = self.tables.iter().flat_map(|table| table.places().map(move |place| (table, place)));
+        each.filter(|(table, place)| counts(*place) && is_in(table, *place))
+            .map(|(table, place)| table.bytes(place))
             .sum()
     }
 
     /// All of main.
     pub fn bytes(&self) -> u64 {
-        self.columns().map(|(table, column)| table.usage[column].encoded_bytes).sum()
+        self.columns().map(|(table, place)| table.bytes(place)).sum()
     }
 
-    fn columns(&self) -> impl Iterator<Item = (&Table, usize)> {
-        self.tables.iter().flat_map(|table| (0..table.usage.len()).map(move |column| (table, column)))
+    fn columns(&self) -> impl Iterator<Item = (&Table, Place)> {
+        self.tables.iter().flat_map(|table| table.columns().map(move |place| (table, place)))
     }
 
-    /// The placement that fills `near` by falling score, column by column as they fit; the rest is far. For comparison
-    /// with [`Advisor::advise`]: a score sees bytes, and rows and bytes read of a column.
+    /// The placement that fills `near` by falling score, column by column as they fit; the rest, and all indexes, are far.
+    /// For comparison with [`Advisor::advise`]: a score sees bytes, and rows and bytes read of a column.
     pub fn place_by(&self, near_bytes: u64, far: &str, score: impl Fn(ColumnFacts) -> f64) -> Placements {
-        let mut order: Vec<(f64, &Table, usize)> = (self.columns())
-            .map(|(table, column)| {
-                let record = table.record.column(column);
-                let facts = ColumnFacts {
-                    bytes: table.usage[column].encoded_bytes,
-                    scans: record.scans,
-                    rows_read: record.access.rows,
-                };
-                (score(facts), table, column)
-            })
-            .collect();
+        let mut order: Vec<(f64, &Table, Place)> =
+            self.columns().map(|(table, place)| (score(table.facts(place)), table, place)).collect();
         order.sort_by(|left, right| right.0.total_cmp(&left.0));
         let mut placements = self.everywhere(far);
         let mut room = near_bytes;
-        for (_, table, column) in order {
-            let bytes = table.usage[column].encoded_bytes;
+        for (_, table, place) in order {
+            let bytes = table.bytes(place);
             if bytes <= room
-                && let Some(columns) = placements.get_mut(table.name())
+                && let Some(placement) = placements.get_mut(table.name())
             {
                 room -= bytes;
-                columns[column] = NEAR.to_owned();
+                placement.set(place, NEAR);
             }
         }
         placements
     }
 
-    /// All columns in one tablespace.
-    pub fn everywhere(&self, tablespace: &str) -> Placements {
-        let of = |table: &Table| vec![tablespace.to_owned(); table.usage.len()];
-        self.tables.iter().map(|table| (table.name().to_owned(), of(table))).collect()
-    }
-
-    /// The statements that lead from where columns are to `placements`.
+    /// The statements that lead from where all is to `placements`.
     pub fn moves(&self, placements: &Placements) -> Vec<Move> {
         let mut moves = Vec::new();
         for table in &self.tables {
-            let Some(wanted) = placements.get(table.name()) else { continue };
-            let now = &table.version.placement;
-            let differ = |column: &usize| now.column(*column) != wanted[*column];
-            let different: Vec<usize> = (0..wanted.len()).filter(differ).collect();
-            let Some(&first) = different.first() else { continue };
-            if wanted.iter().all(|tablespace| *tablespace == wanted[first]) {
-                moves.push(Move {
-                    schema: table.schema.clone(),
-                    table: table.version.def.name.clone(),
-                    column: None,
-                    tablespace: wanted[first].clone(),
-                });
-                continue;
+            if let Some(wanted) = placements.get(table.name()) {
+                table.moves_to(wanted, &mut moves);
             }
-            moves.extend(different.into_iter().map(|column| Move {
-                schema: table.schema.clone(),
-                table: table.version.def.name.clone(),
-                column: Some(table.version.def.columns[column].name.clone()),
-                tablespace: wanted[column].clone(),
-            }));
         }
         // Stable: by table within.
         moves.sort_by_key(|step| step.tablespace == NEAR);
         moves
     }
 
-    /// The placement that stalls least with at most `near_limit_bytes` of tables in `near`. A column that would wait
-    /// for nothing goes far: near memory is what is scarce. Rows not yet merged stay where they are and count against
-    /// the limit.
+    /// The placement that stalls least with at most `near_limit_bytes` of tables and indexes in `near`. What would wait
+    /// for nothing goes far: near memory is what is scarce. Rows not yet merged stay where they are and count against the
+    /// limit.
     pub fn advise(&self, near_limit_bytes: u64, far: &str) -> Result<Advice> {
         let (near_model, far_model) = (self.model(NEAR)?, self.model(far)?);
-        let all: Vec<(&Table, usize)> = self.columns().collect();
-        let gain = |(table, column): &(&Table, usize)| {
-            table.stall_ns(*column, far_model) - table.stall_ns(*column, near_model)
-        };
-        let items: Vec<Item> =
-            (all.iter()).map(|at| Item { value: gain(at), weight: at.0.usage[at.1].encoded_bytes }).collect();
-        let in_near = |table: &&Table| table.version.placement.delta == NEAR;
-        let delta_bytes: u64 = self.tables.iter().filter(in_near).map(Table::delta_bytes).sum();
+        let all: Vec<(&Table, Place)> =
+            self.tables.iter().flat_map(|table| table.places().map(move |place| (table, place))).collect();
+        let gain =
+            |(table, place): &(&Table, Place)| table.stall_ns(*place, far_model) - table.stall_ns(*place, near_model);
+        let items: Vec<Item> = (all.iter()).map(|at| Item { value: gain(at), weight: at.0.bytes(at.1) }).collect();
+        let delta_bytes: u64 = self.tables.iter().map(|table| table.delta_bytes_in(NEAR)).sum();
         let choice = solve(&items, near_limit_bytes.saturating_sub(delta_bytes));
 
         let mut placements = self.everywhere(far);
-        let mut columns = Vec::with_capacity(all.len());
-        for ((table, column), taken) in all.into_iter().zip(&choice.taken) {
+        let mut parts = Vec::with_capacity(all.len());
+        for ((table, place), taken) in all.into_iter().zip(&choice.taken) {
             let advised = if *taken { NEAR } else { far };
-            if let Some(columns) = placements.get_mut(table.name()) {
-                columns[column] = advised.to_owned();
+            if let Some(placement) = placements.get_mut(table.name()) {
+                placement.set(place, advised);
             }
-            let now = table.version.placement.column(column);
-            let accesses = table.record.column(column).access.main();
-            columns.push(ColumnAdvice {
-                schema: table.schema.clone(),
-                table: table.version.def.name.clone(),
-                column: table.version.def.columns[column].name.clone(),
-                bytes: table.usage[column].encoded_bytes,
+            let now = table.tablespace(place);
+            let accesses = table.accesses(place);
+            parts.push(PartAdvice {
+                schema: table.schema(),
+                table: table.table_name(),
+                part: table.part(place),
+                bytes: table.bytes(place),
                 tablespace: now.to_owned(),
                 advised: advised.to_owned(),
                 near_ns: near_model.device_ns_of(&accesses, 1),
                 far_ns: far_model.device_ns_of(&accesses, 1),
-                stall_far_ns: table.stall_ns(column, far_model),
-                stall_now_ns: table.stall_ns(column, self.model(now)?),
+                stall_far_ns: table.stall_ns(place, far_model),
+                stall_now_ns: table.stall_ns(place, self.model(now)?),
             });
         }
-        let rank = |column: &ColumnAdvice| match (column.tablespace == column.advised, column.advised == NEAR) {
-            (false, false) => 0,
-            (false, true) => 1,
-            (true, _) => 2,
+        let moves = self.moves(&placements);
+        // An index that stays where it is while its table leaves is told to before that.
+        let is_told = |part: &PartAdvice| {
+            let is_its = |step: &Move| step.table == part.table && step.schema == part.schema;
+            moves.iter().any(|step| is_its(step) && step.part.as_ref() == Some(&part.part))
         };
-        columns.sort_by(|a, b| rank(a).cmp(&rank(b)).then(b.stall_far_ns.total_cmp(&a.stall_far_ns)));
+        let rank = |part: &PartAdvice| match (part.tablespace != part.advised || is_told(part), part.advised == NEAR) {
+            (true, false) => 0,
+            (true, true) => 1,
+            (false, _) => 2,
+        };
+        parts.sort_by(|a, b| rank(a).cmp(&rank(b)).then(b.stall_far_ns.total_cmp(&a.stall_far_ns)));
         let now = self.placements();
         let stall_advised_ns = self.stall_ns(&placements)?;
+        let near_bytes = |placements: &Placements| self.sum_in(placements, NEAR, |_| true) + delta_bytes;
         Ok(Advice {
-            columns,
-            moves: self.moves(&placements),
-            near_bytes_now: self.bytes_in(&now, NEAR) + delta_bytes,
-            near_bytes_advised: self.bytes_in(&placements, NEAR) + delta_bytes,
+            parts,
+            moves,
+            near_bytes_now: near_bytes(&now),
+            near_bytes_advised: near_bytes(&placements),
             stall_now_ns: self.stall_ns(&now)?,
             stall_advised_ns,
             stall_bound_ns: stall_advised_ns - (choice.bound - choice.value),
+            placements,
         })
     }
 }
@@ -366,7 +353,7 @@ pub struct ColumnFacts {
 impl Database {
     /// Advice over the recorded workload. Errors as in [`Advisor::new`]; 55000 when nothing is recorded.
     pub fn advise(&self, request: &Request) -> Result<Advice> {
-        let workload = self.access_log().workload();
+        let workload = self.workload();
         if workload.statements == 0 {
             return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "no workload is recorded")
                 .with_hint("Run the queries that matter first; tidepool.access shows what they read."));

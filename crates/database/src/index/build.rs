@@ -39,6 +39,8 @@ impl Database {
         if requests.is_empty() {
             return Ok(table);
         }
+        // Some may take the place of others.
+        self.take_index_uses();
         let table = Arc::new(table);
         let version = Arc::new(TableVersion::of(&table, view));
         let told =

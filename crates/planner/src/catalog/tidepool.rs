@@ -7,7 +7,7 @@ use crate::facts::SessionFacts;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use tidepool_database::ColumnRecord;
+use tidepool_database::{ColumnRecord, IndexRecord};
 use tidepool_device::paged::Places;
 use tidepool_device::{CostModel, Profile};
 use tidepool_heap::QueryHeap;
@@ -24,6 +24,7 @@ pub fn description(name: &str) -> &'static str {
         "pacing" => "what emulated devices were charged with",
         "paging" => "paged tablespaces: cache, faults and what they took",
         "access" => "what statements read of tables and columns: the recorded workload",
+        "index_access" => "what statements read of indexes: the recorded workload",
         "workload" => "how much there is of the recorded workload",
         "progress" => "progress of long commands",
         "settings" => "settings of this session",
@@ -42,8 +43,9 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "pacing" => pacing(facts, rows),
         "paging" => paging(facts, rows),
         "access" => access(facts, rows),
+        "index_access" => index_access(facts, rows),
         "workload" => {
-            let workload = facts.planner.database().access_log().workload();
+            let workload = facts.planner.database().workload();
             rows.push([
                 ("since", time(workload.since_us).into()),
                 ("statements", workload.statements.into()),
@@ -302,7 +304,7 @@ fn time(micros: i64) -> Option<DateTime<Utc>> {
 }
 
 fn access(facts: &SessionFacts, rows: &mut Rows) {
-    let workload = facts.planner.database().access_log().workload();
+    let workload = facts.planner.database().workload();
     for table in facts.version.versions() {
         let record = workload.tables.get(&table.def.id).cloned().unwrap_or_default();
         let columns: Vec<ColumnRecord> = (0..table.def.columns.len()).map(|column| record.column(column)).collect();
@@ -331,6 +333,35 @@ fn access(facts: &SessionFacts, rows: &mut Rows) {
         push(None, &total, usage.iter().map(|column| column.encoded_bytes).sum());
         for (index, (record, usage)) in columns.iter().zip(&usage).enumerate() {
             push(Some(index), record, usage.encoded_bytes);
+        }
+    }
+}
+
+fn index_access(facts: &SessionFacts, rows: &mut Rows) {
+    let workload = facts.planner.database().workload();
+    for table in facts.version.versions() {
+        let record = workload.tables.get(&table.def.id);
+        for def in &table.def.indexes {
+            let IndexRecord { scans, last_us, used } = record.map(|table| table.index(def.id)).unwrap_or_default();
+            let touched = used.touched;
+            rows.push([
+                ("schema_name", table_schema(facts, table.table()).into()),
+                ("table_name", table.def.name.clone().into()),
+                ("index_name", def.name.clone().into()),
+                ("scans", scans.into()),
+                ("lookups", used.lookups.into()),
+                ("entries", used.entries.into()),
+                ("searches", touched.leaves.into()),
+                ("writes", touched.writes.into()),
+                ("lines_inner", touched.inner_lines.into()),
+                ("lines_leaf", touched.leaf_lines().into()),
+                ("lines_written", touched.written_lines().into()),
+                ("bytes_sequential", touched.copied_bytes.into()),
+                ("runs", touched.copies.into()),
+                ("bytes_index", table.table().index(def.id).map(|index| index.tree().memory().held_bytes).into()),
+                ("tablespace", table.table().index_tablespace(def).to_owned().into()),
+                ("last_access", time(last_us).into()),
+            ]);
         }
     }
 }

@@ -38,7 +38,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_table::{
-    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
+    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan,
+    TableVersion,
 };
 use tidepool_tablespace::Purpose;
 
@@ -199,6 +200,10 @@ impl TidepoolScanExec {
             sum.rows_scanned += one.rows_scanned;
             sum.rows_produced += one.rows_produced;
             sum.decoded_bytes += one.decoded_bytes;
+            if let Some((index, used)) = one.index {
+                let (_, total) = sum.index.get_or_insert_with(|| (index, IndexUse::default()));
+                *total += used;
+            }
             for (name, bytes, stall_ns) in one.tablespaces {
                 match sum.tablespaces.iter_mut().find(|row| row.0 == name) {
                     Some(row) => {
@@ -249,7 +254,7 @@ impl TidepoolScanExec {
                 batch_rows: context.session_config().batch_size().clamp(1, BATCH_ROWS),
             };
             let scan = match &self.access {
-                Some(access) => TableScan::picked(self.version.clone(), request, &access.find(&self.version)),
+                Some(access) => TableScan::through(self.version.clone(), request, access),
                 None => TableScan::new(self.version.clone(), request),
             };
             if let Some(query) = context.session_config().get_extension::<QueryInfo>() {
@@ -397,6 +402,11 @@ impl ExecutionPlan for TidepoolScanExec {
         add("row_groups_skipped".into(), scan.row_groups_skipped);
         add("rows_scanned".into(), scan.rows_scanned);
         add("decoded_bytes".into(), scan.decoded_bytes);
+        if let Some((_, used)) = &scan.index {
+            add("index_lookups".into(), used.lookups);
+            add("index_entries".into(), used.entries);
+            add("index_bytes".into(), used.touched.bytes_read());
+        }
         for (name, bytes, _) in &scan.tablespaces {
             add(format!("{name}_bytes").into(), *bytes);
         }

@@ -100,7 +100,7 @@ impl Session {
             Command::Vacuum { full, names } => self.vacuum(*full, names).await,
             Command::Merge { table } => self.merge(table).await,
             Command::ResetAccess => {
-                self.planner.database().access_log().reset();
+                self.planner.database().reset_workload();
                 Ok(Outcome::command("CALL"))
             }
             Command::Advise(arguments) => self.advise(arguments).await,

@@ -1,18 +1,18 @@
 //! Rows that conditions leave, found through an index instead of a scan.
 //!
 //! The conditions on an index's first columns become ranges of keys. What is found there are candidates: a scan of these
-//! rows alone ([`TableScan::picked`](crate::TableScan::picked)) looks at the version that its view sees, and tests all conditions again.
+//! rows alone ([`TableScan::through`]) looks at the version that its view sees, and tests all conditions again.
 
-use super::TableIndex;
+use super::{IndexUse, TableIndex};
 use crate::filter::{ColumnFilter, CompareOp};
-use crate::{Datum, TableVersion};
+use crate::{Datum, ScanRequest, TableScan, TableVersion};
 use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;
 use tidepool_base::{RowId, SqlType};
-use tidepool_device::Access;
+use tidepool_device::{Access, PacingCounters};
 use tidepool_index::key::{KeyBounds, KeyValue};
-use tidepool_index::{Cursor, Direction};
+use tidepool_index::{Counted, Cursor, Direction};
 use tidepool_tablespace::Tablespace;
 
 /// Ranges that `IN` lists may make.
@@ -38,6 +38,26 @@ pub struct IndexAccess {
     columns: usize,
     rows: f64,
     is_point: bool,
+}
+
+/// What came of looking rows up.
+pub(crate) struct Found {
+    /// Ids of the rows that may meet the conditions, each once, in order.
+    pub rows: Vec<RowId>,
+    pub used: IndexUse,
+    pub paced: PacingCounters,
+}
+
+impl TableScan {
+    /// A scan of the rows alone that an index finds. It counts what it reads of the index, too.
+    pub fn through(version: Arc<TableVersion>, request: ScanRequest, access: &IndexAccess) -> Arc<TableScan> {
+        // Asked before, as what is found is charged to it, unless it is moved just then.
+        let space = access.index.tree().tablespace();
+        let found = access.find(&version);
+        let scan = TableScan::picked(version, request, &found.rows);
+        scan.add_lookup(access.index.id(), &space, &found);
+        scan
+    }
 }
 
 impl IndexAccess {
@@ -131,25 +151,28 @@ impl IndexAccess {
         self.ranges.len() as f64 * leaf + self.rows * (ROW_NS + delta_share * delta + (1.0 - delta_share) * main)
     }
 
-    /// Ids of the rows that may meet the conditions, each once, in order.
-    pub fn find(&self, version: &TableVersion) -> Vec<RowId> {
+    pub(crate) fn find(&self, version: &TableVersion) -> Found {
         let (tree, view) = (self.index.tree(), &**version.view());
         let mut rows = Vec::new();
+        let mut counted = Counted::default();
         for range in &self.ranges {
             match (&range.lower, self.is_point) {
-                (Bound::Included(key), true) => rows.extend_from_slice(&tree.get(view, key)),
+                (Bound::Included(key), true) => rows.extend_from_slice(&tree.get_counting(view, key, &mut counted)),
                 _ => {
-                    let mut cursor = Cursor::new(range.range(), Direction::Forward);
+                    let mut cursor = Cursor::counting(range.range(), Direction::Forward);
                     while let Some(row) = cursor.next_row(tree, view) {
                         rows.push(row);
                     }
+                    counted += cursor.counted();
                 }
             }
         }
+        let lookups = self.ranges.len() as u64;
+        let used = IndexUse { lookups, entries: rows.len() as u64, touched: counted.touched };
         rows.sort_unstable();
         // Several versions of a row may have entries.
         rows.dedup();
-        rows
+        Found { rows, used, paced: counted.paced }
     }
 }
 

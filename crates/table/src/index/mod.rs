@@ -19,11 +19,14 @@ mod gone;
 mod keys;
 #[cfg(test)]
 mod tests;
+mod uses;
 
+pub(crate) use access::Found;
 pub use access::IndexAccess;
 pub use build::{BuildRequest, build_indexes};
 pub(crate) use gone::Entries;
 pub use keys::IndexKey;
+pub use uses::IndexUse;
 
 use crate::rows::{Claim, RowRef, RowStore};
 use crate::{IndexDef, TableDef};

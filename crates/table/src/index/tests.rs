@@ -4,7 +4,9 @@ use super::*;
 use crate::rows::{Outcome, Savepoint, WriteSet};
 use crate::schema::{IndexColumn, IndexDef};
 use crate::testing::{noise, placement, spaces, stored, table};
-use crate::{BATCH_ROWS, ColumnFilter, CompareOp, Datum, RowGroup, ScanRequest, Table, TableScan, TableVersion};
+use crate::{
+    BATCH_ROWS, ColumnFilter, CompareOp, Datum, RowGroup, ScanMetrics, ScanRequest, Table, TableScan, TableVersion,
+};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
 use arrow_array::{Array, Int64Array, RecordBatch, StringViewArray};
@@ -113,8 +115,7 @@ impl Fixture {
                     _ => filters,
                 };
                 let access = IndexAccess::of_any(&version, &filters).expect("an index on either");
-                let found = access.find(&version);
-                let by_index = TableScan::picked(version.clone(), request(filters.clone()), &found);
+                let by_index = TableScan::through(version.clone(), request(filters.clone()), &access);
                 let by_scan = TableScan::new(version.clone(), request(filters));
                 assert_eq!(collect(&by_index), collect(&by_scan), "{what}: #{column} {op:?} {value}");
             }
@@ -316,6 +317,57 @@ fn run(seed: u64, steps: usize) {
         }
     }
     fixture.worker.rest();
+}
+
+#[test]
+fn lookups_are_counted_by_their_scan_and_all_else_by_the_index() {
+    let fixture = fixture();
+    let table = &fixture.table;
+    let mut me =
+        Session { worker: fixture.transactions.worker().unwrap(), writes: WriteSet::new(), savepoints: vec![] };
+    me.worker.begin(Isolation::ReadCommitted).unwrap();
+    for number in 0..2000 {
+        let row: Row = (number, Some(number % 10), text(number));
+        let batch = batch_of(table, std::slice::from_ref(&row));
+        let mut image = Vec::new();
+        table.rows.layout().rows(&batch).unwrap().image(0, &mut image).unwrap();
+        let view = me.worker.snapshot();
+        let id = table.rows.insert(&me.worker, &view, &mut me.writes, &image).unwrap();
+        assert!(me.enter(table, &view, id, &row));
+        drop(view);
+        me.worker.next_command().unwrap();
+    }
+    me.worker.commit(&mut me.writes).unwrap();
+    for index in table.indexes() {
+        let IndexUse { lookups, entries, touched } = index.take_use();
+        assert_eq!((lookups, entries), (0, 0));
+        // Where a leaf is full, the entry is put in with a second attempt.
+        assert!((2000..2200).contains(&touched.writes) && touched.leaves >= 2000, "{touched:?}");
+        assert!(index.take_use().is_empty());
+    }
+
+    let version = fixture.version(fixture.worker.hold());
+    let through = |column, value| {
+        let filters = vec![ColumnFilter::Compare { column, op: CompareOp::Eq, value: Datum::Int(value) }];
+        let access = IndexAccess::of_any(&version, &filters).unwrap();
+        let scan = TableScan::through(version.clone(), request(filters), &access);
+        let rows = collect(&scan).len();
+        (rows, scan.metrics())
+    };
+    let (rows, metrics) = through(0, 77);
+    let (index, used) = metrics.index.unwrap();
+    assert_eq!((rows, index, used.lookups, used.entries, used.touched.leaves), (1, TableId(1), 1, 1, 1));
+    let far = |metrics: &ScanMetrics| metrics.tablespaces.iter().find(|(name, ..)| name == "far").unwrap().1;
+    assert_eq!(far(&metrics), used.touched.bytes_read());
+    assert!(table.indexes()[0].take_use().is_empty());
+
+    let (rows, metrics) = through(1, 7);
+    let (index, used) = metrics.index.unwrap();
+    assert_eq!((rows, index, used.lookups, used.entries), (200, TableId(2), 1, 200));
+    assert_eq!(far(&metrics), used.touched.bytes_read());
+    // A planner's question how many there would be.
+    assert!(table.indexes()[1].take_use().touched.leaves > 0);
+    assert_eq!(TableScan::new(version.clone(), request(Vec::new())).metrics().index, None);
 }
 
 fn entries(index: &TableIndex, view: &View) -> Vec<(Vec<u8>, RowId)> {
