@@ -138,7 +138,7 @@ fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
     )];
     if let Some((_, used)) = &metrics.index {
         details.push(format!(
-            "Index Lookups: {}  Entries Found: {}  Read of It: {}",
+            "Index Lookups: {}  Entries Found: {}  Index Read: {}",
             used.lookups,
             used.entries,
             ByteSize(used.touched.bytes_read())

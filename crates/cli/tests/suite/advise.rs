@@ -204,8 +204,11 @@ fn indexes_are_placed_by_what_lookups_read_of_them() {
     let explained = run("EXPLAIN PLACEMENT SELECT pad FROM t WHERE kind = 7");
     assert!(explained.contains("t, index by_kind (now in slow)"), "{explained}");
     let explained = run("EXPLAIN (ANALYZE) SELECT pad FROM t WHERE kind = 7");
-    assert!(explained.contains("Index Lookups: 1  Entries Found: 4  Read of It: "), "{explained}");
-    assert!(explained.contains("Tablespace slow: read "), "{explained}");
+    assert!(explained.contains("Index Lookups: 1  Entries Found: 4  Index Read: "), "{explained}");
+    assert!(
+        explained.contains("tablespaces=[near, slow]") && explained.contains("Tablespace slow: read "),
+        "{explained}"
+    );
     server.signal(libc::SIGTERM);
     assert!(server.wait().0);
 }

@@ -38,8 +38,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_table::{
-    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan,
-    TableVersion,
+    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, IndexDef, IndexUse, ScanMetrics, ScanReader, ScanRequest,
+    TableScan, TableVersion,
 };
 use tidepool_tablespace::Purpose;
 
@@ -217,10 +217,14 @@ impl TidepoolScanExec {
         sum
     }
 
+    fn index_def(&self) -> Option<&IndexDef> {
+        let access = self.access.as_ref()?;
+        self.version.def.indexes.iter().find(|def| def.id == access.index().id())
+    }
+
     /// The index that it reads through: its name, and the columns whose conditions it uses.
     fn index(&self) -> Option<(&str, Vec<&str>)> {
-        let access = self.access.as_ref()?;
-        let def = self.version.def.indexes.iter().find(|def| def.id == access.index().id())?;
+        let (access, def) = (self.access.as_ref()?, self.index_def()?);
         let columns = access.columns().iter().map(|column| self.version.def.columns[*column].name.as_str());
         Some((&def.name, columns.collect()))
     }
@@ -236,6 +240,7 @@ impl TidepoolScanExec {
         if !self.version.is_settled() || names.is_empty() {
             names.insert(&placement.delta);
         }
+        names.extend(self.index_def().map(|def| self.version.table().index_tablespace(def)));
         names
     }
 
