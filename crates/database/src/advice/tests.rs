@@ -286,3 +286,29 @@ fn what_statements_use_of_an_index_is_recorded() {
     database.reset_workload();
     assert_eq!((of("by_a"), of("by_b")), (IndexRecord::default(), IndexRecord::default()));
 }
+
+#[test]
+fn the_record_of_an_index_is_kept_until_it_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = || Config { data_dir: Some(folder.path().to_owned()), ..memory() };
+    let database = database_with_table(config());
+    make_indexes(&database);
+    database.reset_workload();
+    insert_and_commit(&database, "t", 0..100);
+    let id = database.version().table("t").unwrap().def.id;
+    let indexes = |database: &Database| database.workload().tables[&id].indexes.clone();
+    let before = indexes(&database);
+    assert_eq!(before.len(), 2);
+    database.close().unwrap();
+    drop(database);
+    let database = Database::open(config()).unwrap();
+    assert_eq!(indexes(&database), before);
+    let mut transaction = database.begin().unwrap();
+    transaction.drop_index(&RelationName::from("by_b")).unwrap();
+    transaction.commit().unwrap();
+    database.checkpoint().unwrap();
+    assert_eq!(indexes(&database).len(), 1);
+    // From before indexes were counted.
+    let old: TableRecord = serde_json::from_str(r#"{"scans": 1, "last_us": 2, "work_ns": 3, "columns": []}"#).unwrap();
+    assert_eq!((old.scans, old.indexes.len()), (1, 0));
+}
