@@ -46,6 +46,7 @@ sqlstates! {
     INVALID_BINARY_REPRESENTATION = "22P03",
     BAD_COPY_FILE_FORMAT = "22P04",
     NOT_NULL_VIOLATION = "23502",
+    FOREIGN_KEY_VIOLATION = "23503",
     UNIQUE_VIOLATION = "23505",
     CHECK_VIOLATION = "23514",
     INVALID_CURSOR_STATE = "24000",
@@ -79,6 +80,7 @@ sqlstates! {
     GROUPING_ERROR = "42803",
     DATATYPE_MISMATCH = "42804",
     WRONG_OBJECT_TYPE = "42809",
+    INVALID_FOREIGN_KEY = "42830",
     CANNOT_COERCE = "42846",
     UNDEFINED_FUNCTION = "42883",
     RESERVED_NAME = "42939",
@@ -138,6 +140,21 @@ struct Fields {
     context: Option<String>,
     /// One-based character offset into the statement's text.
     position: Option<u32>,
+    subject: Option<Subject>,
+}
+
+/// What of a table an error is about, for clients that ask for more than a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    pub schema: String,
+    pub table: String,
+    pub part: Part,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    Column(String),
+    Constraint(String),
 }
 
 /// An operating error: what a client is told. One word wide, so that `Result` stays small.
@@ -155,6 +172,7 @@ impl Error {
             hint: None,
             context: None,
             position: None,
+            subject: None,
         }))
     }
 
@@ -205,6 +223,11 @@ impl Error {
         self
     }
 
+    pub fn with_subject(mut self, subject: Subject) -> Error {
+        self.0.subject = Some(subject);
+        self
+    }
+
     pub fn code(&self) -> SqlState {
         self.0.code
     }
@@ -227,6 +250,10 @@ impl Error {
 
     pub fn position(&self) -> Option<u32> {
         self.0.position
+    }
+
+    pub fn subject(&self) -> Option<&Subject> {
+        self.0.subject.as_ref()
     }
 }
 

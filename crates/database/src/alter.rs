@@ -48,6 +48,7 @@ impl Transaction {
         compute: Compute<'_>,
     ) -> Result<()> {
         let table = self.locked_table(name)?;
+        self.check_nothing_pends(&table.def, "ALTER TABLE")?;
         let def = Arc::new(def);
         let mut placement = Placement { columns: Default::default(), ..table.placement.clone() };
         for (position, source) in sources.iter().enumerate() {

@@ -134,6 +134,8 @@ pub struct DatabaseState {
     pub commit_ts: CommitTs,
     pub tables: BTreeMap<RelationName, Arc<Table>>,
     pub catalog: Arc<Catalog>,
+    /// By table, the tables whose foreign keys refer to it.
+    pub(crate) referencing: Arc<BTreeMap<TableId, Vec<TableId>>>,
 }
 
 /// What exists, and what one view sees of tables' rows.
@@ -270,7 +272,12 @@ impl DatabaseState {
                 catalog.sequences.insert(RelationName::from(&sequence.def), sequence.clone());
             }
         }
-        DatabaseState { commit_ts, tables, catalog }
+        let refers = |table: &Arc<Table>| !table.def.foreign_keys.is_empty();
+        let referencing = match self.referencing.is_empty() && !changes.tables.values().flatten().any(refers) {
+            true => self.referencing.clone(),
+            false => Arc::new(crate::references::referencing(&tables)),
+        };
+        DatabaseState { commit_ts, tables, catalog, referencing }
     }
 
     /// Names of all relations.

@@ -180,6 +180,7 @@ impl Database {
                 commit_ts: manifest.commit_ts,
                 tables: BTreeMap::new(),
                 catalog,
+                referencing: Arc::default(),
             })),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),

@@ -277,6 +277,7 @@ impl Replay<'_> {
         let views = views.into_values().map(|view| (RelationName::from(&*view), view)).collect();
         let state = DatabaseState {
             commit_ts: manifest.commit_ts.max(log.ts_max()),
+            referencing: Arc::new(crate::references::referencing(&tables)),
             tables,
             catalog: Arc::new(Catalog { schemas, views, sequences }),
         };

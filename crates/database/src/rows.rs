@@ -3,6 +3,7 @@
 use crate::catalog::RelationName;
 use crate::index::ChangedKeys;
 use crate::progress::Progress;
+use crate::references::Watch;
 use crate::transaction::column_position;
 use crate::{Database, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
@@ -12,7 +13,7 @@ use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Apart, Outcome, RowLayout, RowStore, VersionMemory};
 use tidepool_table::{Placement, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::Isolation;
+use tidepool_txn::{Isolation, View};
 
 /// What came of changing rows.
 #[derive(Debug)]
@@ -22,6 +23,18 @@ pub enum Changed {
     /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the
     /// statement is to be run again, as of now. (`READ COMMITTED` alone.)
     Again,
+}
+
+/// What is looked at of each row that is written. Kept from row to row.
+pub(crate) struct RowWrite {
+    keys: ChangedKeys,
+    watch: Watch,
+}
+
+impl RowWrite {
+    pub fn new(watch: Watch) -> RowWrite {
+        RowWrite { keys: ChangedKeys::default(), watch }
+    }
 }
 
 impl Database {
@@ -77,6 +90,7 @@ impl Transaction {
             let (worker, writes) = self.writing();
             let number = table.rows.load(worker, statement.view(), writes, group.clone())?;
             self.enter_group(&table, statement.view(), number, &group)?;
+            self.loaded_range(&table, number, group.rows());
         }
         let mut image = Vec::new();
         for batch in &rest {
@@ -86,6 +100,7 @@ impl Transaction {
                 let (worker, writes) = self.writing();
                 let row = table.rows.insert(worker, statement.view(), writes, &image)?;
                 self.enter_row(&table, statement.view(), row, &image)?;
+                self.inserted(&table, row);
             }
         }
         Ok(rows)
@@ -113,45 +128,61 @@ impl Transaction {
         self.written.insert(table.def.id, table.clone());
         let images = rows.map(|rows| table.rows.layout().rows(rows)).transpose()?;
         let mut image = Vec::new();
-        let mut keys = ChangedKeys::default();
+        let mut write = RowWrite::new(self.watch(&table));
         let mut done = Vec::with_capacity(ids.len());
         for (place, row) in ids.iter().enumerate() {
             if let Some(images) = &images {
                 images.image(place, &mut image)?;
             }
-            loop {
-                let view = statement.view();
-                let outcome = match &images {
-                    // Of a row that is not there the row store says why.
-                    Some(_) => {
-                        let leaves_key = keys.look(&table, view, *row, &image)? && keys.leaves_unique(&table);
-                        let (worker, writes) = self.writing();
-                        table.rows.update(worker, view, writes, *row, &image, leaves_key)?
-                    }
-                    None => {
-                        let (worker, writes) = self.writing();
-                        table.rows.delete(worker, view, writes, *row)?
-                    }
-                };
-                match outcome {
-                    Outcome::Written => {
-                        if images.is_some() {
-                            self.enter_changed(&table, view, *row, &keys)?;
-                        }
-                        done.push(true);
-                    }
-                    Outcome::SelfModified | Outcome::Deleted => done.push(false),
-                    Outcome::Newer { .. } => return self.again(),
-                    Outcome::Conflict(tag) => {
-                        let patience = self.patience();
-                        self.worker().wait_for(tag, &*patience.begin_wait())?;
-                        continue;
-                    }
-                }
-                break;
+            let image = images.is_some().then_some(&image);
+            match self.write_row(&table, statement.view(), *row, image, &mut write)? {
+                Outcome::SelfModified | Outcome::Deleted => done.push(false),
+                Outcome::Newer { .. } => return self.again(),
+                Outcome::Written | Outcome::Conflict(_) => done.push(true),
             }
         }
         Ok(Changed::Rows(done.into()))
+    }
+
+    /// Puts an image in a row's place, or takes the row away, once nobody else has it; never `Conflict`.
+    pub(crate) fn write_row(
+        &mut self,
+        table: &Table,
+        view: &View,
+        row: RowId,
+        image: Option<&Vec<u8>>,
+        write: &mut RowWrite,
+    ) -> Result<Outcome> {
+        loop {
+            write.watch.look(table, view, row, image.map(Vec::as_slice))?;
+            let outcome = match image {
+                // Of a row that is not there the row store says why.
+                Some(image) => {
+                    let leaves_key = write.keys.look(table, view, row, image)? && write.keys.leaves_unique(table);
+                    let (worker, writes) = self.writing();
+                    table.rows.update(worker, view, writes, row, image, leaves_key)?
+                }
+                None => {
+                    let (worker, writes) = self.writing();
+                    table.rows.delete(worker, view, writes, row)?
+                }
+            };
+            match outcome {
+                Outcome::Written => {
+                    if image.is_some() {
+                        self.enter_changed(table, view, row, &write.keys)?;
+                    }
+                    self.changed(table, row, &mut write.watch, image.is_none());
+                }
+                Outcome::Conflict(tag) => {
+                    let patience = self.patience();
+                    self.worker().wait_for(tag, &*patience.begin_wait())?;
+                    continue;
+                }
+                Outcome::SelfModified | Outcome::Deleted | Outcome::Newer { .. } => {}
+            }
+            return Ok(outcome);
+        }
     }
 
     /// A row that is to be written is newer than what the statement sees.
@@ -178,6 +209,7 @@ impl Transaction {
     fn set_tablespace_outside(&mut self, name: &RelationName, column: Option<&str>, tablespace: &str) -> Result<()> {
         self.database.tablespaces().get(tablespace)?;
         let table = self.locked_table(name)?;
+        self.check_nothing_pends(&table.def, "ALTER TABLE")?;
         let mut placement = table.placement.clone();
         match column {
             None => {

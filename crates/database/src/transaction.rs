@@ -6,6 +6,7 @@ use crate::durability::Committing;
 use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
 use crate::redo::Redo;
+use crate::references::{References, ReferencesSavepoint};
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub struct Transaction {
     /// Tables that rows were written of.
     pub(crate) written: BTreeMap<TableId, Arc<Table>>,
     pub(crate) changes: Changes,
+    pub(crate) references: References,
     /// Indexes that it dropped, or put others in the place of.
     left: Vec<Arc<TableIndex>>,
     /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
@@ -62,6 +64,7 @@ pub struct Savepoint {
     written: BTreeMap<TableId, Arc<Table>>,
     writes: tidepool_table::rows::Savepoint,
     locked: BTreeMap<RelationName, LockMode>,
+    references: ReferencesSavepoint,
     left: usize,
 }
 
@@ -85,6 +88,7 @@ impl Transaction {
             writes: WriteSet::new(),
             written: BTreeMap::new(),
             changes: Changes::default(),
+            references: References::default(),
             left: Vec::new(),
             base: None,
             statement: None,
@@ -212,6 +216,7 @@ impl Transaction {
             written: self.written.clone(),
             writes: self.writes.savepoint(),
             locked: self.locked.clone(),
+            references: self.references.savepoint(),
             left: self.left.len(),
         })
     }
@@ -228,6 +233,7 @@ impl Transaction {
             }
             self.changes.clone_from(&savepoint.changes);
             self.written.clone_from(&savepoint.written);
+            self.references.roll_back_to(&savepoint.references);
             self.left.drain(savepoint.left..).for_each(|index| index.set_left(false));
             let before = |name: &RelationName| savepoint.locked.get(name).copied();
             let changed = self.locked.iter().filter(|(name, mode)| before(name) != Some(**mode));
@@ -256,7 +262,7 @@ impl Transaction {
     }
 
     /// 40001 for a table of the transaction's snapshot that another has taken the place of since: its rows are nobody's.
-    fn check_current(&self, table: &Arc<Table>) -> Result<()> {
+    pub(crate) fn check_current(&self, table: &Arc<Table>) -> Result<()> {
         if self.base.is_none() || self.changes.tables.contains_key(&table.def.id) {
             return Ok(());
         }
@@ -406,6 +412,7 @@ impl Transaction {
 
     fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
+        self.check_nothing_pends(&table.def, "DROP TABLE")?;
         self.changes.tables.insert(table.def.id, None);
         Ok(())
     }
@@ -417,6 +424,7 @@ impl Transaction {
 
     fn truncate_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
+        self.check_nothing_pends(&table.def, "TRUNCATE")?;
         let empty = self.empty_table(table.def.clone(), table.placement.clone())?;
         self.change(empty);
         Ok(())
@@ -487,12 +495,15 @@ impl Transaction {
         self.database.progress().start(command, &name, bytes_total)
     }
 
-    /// Publishes everything at once, and waits until it is durable. 40001 where a serializable transaction's reads do not
+    /// Publishes everything at once, and waits until it is durable. 23503 where a deferred foreign key does not hold, 40001 where a serializable transaction's reads do not
     /// hold still, 53100 when the log's device is full: nothing remains then. 58030 when the log has failed: what became of
     /// the transaction is known after the next start.
     pub fn commit(mut self) -> Result<CommitTs> {
         self.end_statement();
         QueryHeap::outside(|| {
+            if self.has_references() {
+                self.check_all_references()?;
+            }
             let committed = self.commit_outside()?;
             if self.encoded_rows >= LOAD_ROWS {
                 tidepool_heap::release(Release::All);

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
 
@@ -238,7 +238,8 @@ impl TableWriter {
                     def.name, self.table.def.name
                 ),
             )
-            .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?)));
+            .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?))
+            .with_subject(self.subject(Part::Column(def.name.clone()))));
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let checked = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
@@ -252,9 +253,16 @@ impl TableWriter {
                 SqlState::CHECK_VIOLATION,
                 format!("new row for relation \"{}\" violates check constraint \"{constraint}\"", self.table.def.name),
             )
-            .with_detail(format!("Failing row contains ({}).", self.row_text(checked.columns(), row)?)));
+            .with_detail(format!("Failing row contains ({}).", self.row_text(checked.columns(), row)?))
+            .with_subject(self.subject(Part::Constraint(constraint))));
         }
         Ok(checked)
+    }
+
+    fn subject(&self, part: Part) -> Subject {
+        let def = &self.table.def;
+        let schema = self.database.state().schema_name(def.schema).to_owned();
+        Subject { schema, table: def.name.clone(), part }
     }
 
     fn row_text(&self, columns: &[ArrayRef], row: usize) -> Result<String> {

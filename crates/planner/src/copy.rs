@@ -145,10 +145,10 @@ impl Load {
         let binary = self.options.format == CopyFormat::Binary;
         let skipped = self.skipped();
         let (sender, mut receiver) = mpsc::channel(PIECES_AHEAD);
-        let Running { interrupt, mut query, .. } = running;
+        let Running { facts, interrupt, mut query } = running;
         let canceled = interrupt.clone();
         query.info.running(None);
-        let loading = session.begin_write(interrupt, move |transaction, interrupt| {
+        let loading = session.begin_write(facts, interrupt, move |transaction, interrupt| {
             let mut writer = self.writer(transaction, interrupt)?;
             let progress = transaction.start_progress("COPY FROM", &self.version.def, 0);
             let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;

@@ -3,6 +3,7 @@
 use crate::facts::SessionFacts;
 use crate::insert;
 use crate::keys::KeyClause;
+use crate::references::{ForeignKeyClause, take_references};
 use crate::resolve;
 use crate::row_expressions;
 use crate::sequences::{Generated, SequenceOptions};
@@ -32,6 +33,7 @@ pub struct NewTable {
     pub columns: Vec<ColumnDef>,
     pub keys: Vec<KeyClause>,
     pub checks: Vec<CheckDef>,
+    pub foreign_keys: Vec<ForeignKeyClause>,
     /// Columns with sequences of their own, which are still to be made.
     pub generated: Vec<Generated>,
     pub placement: Placement,
@@ -96,6 +98,7 @@ pub fn new_table(
             columns: Vec::new(),
             keys: Vec::new(),
             checks: Vec::new(),
+            foreign_keys: Vec::new(),
             generated: Vec::new(),
             placement,
             parameters,
@@ -107,9 +110,12 @@ pub fn new_table(
     let mut keys: Vec<KeyClause> = Vec::new();
     let mut generated = Vec::new();
     let mut conditions: Vec<Condition> = Vec::new();
+    let mut foreign_keys: Vec<ForeignKeyClause> = Vec::new();
     for column in table.columns {
         let (column, own) = take_checks(column);
         conditions.extend(own);
+        let (column, own) = take_references(column)?;
+        foreign_keys.extend(own);
         let position = columns.len();
         let (definition, own_keys, sequence) = column_def(facts, &name.name, column)?;
         generated.extend(sequence.map(|(options, identity)| Generated { column: position, options, identity }));
@@ -121,7 +127,7 @@ pub fn new_table(
         match constraint {
             TableConstraint::PrimaryKey(key) => keys.push(KeyClause::of_primary_key(&key)?),
             TableConstraint::Unique(key) => keys.push(KeyClause::of_unique(&key)?),
-            TableConstraint::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
+            TableConstraint::ForeignKey(key) => foreign_keys.push(ForeignKeyClause::of(&key, None, None)?),
             TableConstraint::Check(check) => conditions.push((check.name.as_ref().map(fold), *check.expr)),
             _ => return Err(Error::unsupported("this table constraint is not supported")),
         }
@@ -160,6 +166,7 @@ pub fn new_table(
         columns,
         keys,
         checks,
+        foreign_keys,
         generated,
         placement,
         parameters,
@@ -190,11 +197,6 @@ fn multiple_keys(table: &str) -> Error {
         SqlState::INVALID_TABLE_DEFINITION,
         format!("multiple primary keys for table \"{table}\" are not allowed"),
     )
-}
-
-fn no_constraint(kind: &str) -> Error {
-    Error::unsupported(format!("{kind} constraints are not supported yet"))
-        .with_hint("PRIMARY KEY, UNIQUE, CHECK and NOT NULL are enforced.")
 }
 
 fn storage_parameters(options: &ast::CreateTableOptions) -> Result<StorageParameters> {
@@ -277,7 +279,6 @@ pub fn column_def(
                 let nulls_not_distinct = key.nulls_distinct == ast::NullsDistinctOption::NotDistinct;
                 keys.push(KeyClause { nulls_not_distinct, ..clause });
             }
-            ColumnOption::ForeignKey(_) => return Err(no_constraint("FOREIGN KEY")),
             ColumnOption::Generated {
                 generated_as: kind @ (GeneratedAs::Always | GeneratedAs::ByDefault),
                 sequence_options,

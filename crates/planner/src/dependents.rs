@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
 use tidepool_database::{DatabaseVersion, RelationName, ViewDef, ViewRelation};
+use tidepool_table::ForeignKeyDef;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
@@ -19,6 +20,10 @@ pub enum Object {
     Default(TableId, u16),
     /// By number.
     Column(TableId, u16),
+    /// A foreign key, by number, of a table.
+    ForeignKey(TableId, u32),
+    /// An index of a table, with the constraint that it serves.
+    Key(TableId, TableId),
 }
 
 impl Object {
@@ -30,6 +35,8 @@ impl Object {
             | Object::Sequence(id)
             | Object::Default(id, _)
             | Object::Column(id, _) => id.0,
+            Object::ForeignKey(_, oid) => oid,
+            Object::Key(_, id) => id.0,
         }
     }
 }
@@ -59,6 +66,21 @@ impl Shown<'_> {
         format!("{}.{}", quote_identifier(self.version.schema_name(name.schema)), quote_identifier(&name.name))
     }
 
+    fn constraint(&self, name: &str, table: TableId) -> String {
+        format!("constraint {} on {}", quote_identifier(name), self.object(Object::Table(table)))
+    }
+
+    /// As `object`, of one that a statement names.
+    fn target(&self, object: Object) -> String {
+        match object {
+            Object::Key(table, id) => match self.version.index_by_id(id) {
+                Some((_, index)) if index.constraint.is_some() => self.constraint(&index.name, table),
+                _ => self.object(object),
+            },
+            _ => self.object(object),
+        }
+    }
+
     pub fn object(&self, object: Object) -> String {
         match object {
             Object::Schema(id) => format!("schema {}", quote_identifier(self.version.schema_name(id))),
@@ -80,6 +102,19 @@ impl Shown<'_> {
                     format!("column {} of {}", quote_identifier(column), self.object(Object::Table(id)))
                 }
                 None => format!("column of table {id}"),
+            },
+            Object::ForeignKey(id, oid) => match self.version.table_by_id(id) {
+                Some(table) => {
+                    let key = table.def.foreign_keys.iter().find(|key| key.oid == oid);
+                    self.constraint(key.map_or("", |key| &key.name), id)
+                }
+                None => format!("constraint of table {id}"),
+            },
+            Object::Key(_, id) => match self.version.index_by_id(id) {
+                Some((table, index)) => {
+                    format!("index {}", self.name(&RelationName::new(table.def.schema, &index.name)))
+                }
+                None => format!("index {id}"),
             },
             Object::Default(id, number) => match self.version.table_by_id(id) {
                 Some(table) => {
@@ -111,7 +146,8 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
         }
         Object::Table(id) => {
             let owned = version.catalog.owned_sequences(id).map(|owned| (Object::Sequence(owned.def.id), true));
-            readers(version, id).into_iter().chain(owned).collect()
+            let keys = foreign_keys(version, id, |child, _| child != id);
+            readers(version, id).into_iter().chain(owned).chain(keys).collect()
         }
         Object::View(id) => readers(version, id),
         Object::Sequence(id) => {
@@ -123,7 +159,8 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
             });
             readers(version, id).into_iter().chain(defaults).collect()
         }
-        Object::Default(..) => Vec::new(),
+        Object::Default(..) | Object::ForeignKey(..) => Vec::new(),
+        Object::Key(table, index) => foreign_keys(version, table, |_, key| key.index == index),
         Object::Column(id, number) => {
             let names = |relation: &ViewRelation| {
                 relation.id == id && relation.columns.iter().any(|source| source.number == number && source.used)
@@ -132,9 +169,22 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
             let views = views.map(|view| (Object::View(view.id), false));
             let owned = version.catalog.owned_sequences(id);
             let owned = owned.filter(|owned| owned.def.owner.is_some_and(|owner| owner.column == number));
-            views.chain(owned.map(|owned| (Object::Sequence(owned.def.id), true))).collect()
+            let own = |child: TableId, key: &ForeignKeyDef| child == id && key.has_column(number);
+            let keys =
+                foreign_keys(version, id, |child, key| key.referenced_columns.contains(&number) && !own(child, key));
+            views.chain(owned.map(|owned| (Object::Sequence(owned.def.id), true))).chain(keys).collect()
         }
     }
+}
+
+/// Foreign keys that refer to a table, those that `which` says of their table and themselves.
+fn foreign_keys(
+    version: &DatabaseVersion,
+    table: TableId,
+    which: impl Fn(TableId, &ForeignKeyDef) -> bool,
+) -> Vec<(Object, bool)> {
+    let keys = version.foreign_keys_to(table).filter(|(child, key)| which(child.def.id, key));
+    keys.map(|(child, key)| (Object::ForeignKey(child.def.id, key.oid), false)).collect()
 }
 
 /// Views that read a relation.
@@ -169,12 +219,13 @@ pub fn plan(shown: &Shown<'_>, targets: &[Object], cascade: bool) -> Result<Vec<
     for target in targets {
         collect(shown.version, *target, None, &mut seen, &mut drops);
     }
-    // A default goes silently where its column does.
+    // A default goes silently where its column does, a foreign key where its table does.
     let gone: Vec<Object> = drops.iter().map(|drop| drop.object).collect();
     drops.retain(|drop| match drop.object {
         Object::Default(table, column) => {
             !gone.contains(&Object::Table(table)) && !gone.contains(&Object::Column(table, column))
         }
+        Object::ForeignKey(table, _) => !gone.contains(&Object::Table(table)),
         _ => true,
     });
     for target in targets {
@@ -208,7 +259,7 @@ pub fn plan(shown: &Shown<'_>, targets: &[Object], cascade: bool) -> Result<Vec<
         return Ok(drops);
     }
     let message = match targets {
-        [target] => format!("cannot drop {} because other objects depend on it", shown.object(*target)),
+        [target] => format!("cannot drop {} because other objects depend on it", shown.target(*target)),
         _ => "cannot drop desired object(s) because other objects depend on them".to_owned(),
     };
     Err(Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, message)

@@ -37,6 +37,7 @@ mod placement;
 mod planner;
 mod queries;
 mod query;
+mod references;
 mod resolve;
 mod row_expressions;
 mod scan;

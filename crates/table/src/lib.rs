@@ -32,13 +32,15 @@ mod version;
 
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
-pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes};
+pub use index::{
+    BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value,
+};
 pub use parameters::{MergePolicy, StorageParameters};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{
-    CheckDef, ColumnDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, SQL_TYPE_METADATA, TableDef,
-    arrow_type, sql_type_of_field,
+    CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, ReferentialAction,
+    SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,
 };
 pub use segment::{Origin, Segment, SegmentPlace};
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};

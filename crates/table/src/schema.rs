@@ -66,6 +66,8 @@ pub struct TableDef {
     pub checks: Vec<CheckDef>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indexes: Vec<IndexDef>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub foreign_keys: Vec<ForeignKeyDef>,
     #[serde(default, skip_serializing_if = "StorageParameters::is_empty")]
     pub parameters: StorageParameters,
 }
@@ -139,6 +141,53 @@ pub struct CheckDef {
     pub columns: Vec<u16>,
 }
 
+/// A `FOREIGN KEY` constraint. Both tables and their columns are named by number, so it means the same whatever they are
+/// called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeignKeyDef {
+    /// From the same numbers as tables' ids.
+    pub oid: u32,
+    pub name: String,
+    /// Numbers of the columns that refer, in the order that they were named.
+    pub columns: Vec<u16>,
+    pub referenced: TableId,
+    /// Of each column the one that it refers to.
+    pub referenced_columns: Vec<u16>,
+    /// The referenced table's unique index over just these.
+    pub index: TableId,
+    /// `MATCH FULL`: either all columns are NULL, or none.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub match_full: bool,
+    pub on_delete: ReferentialAction,
+    pub on_update: ReferentialAction,
+    /// `NOT VALID`: rows from before it was declared were not looked at.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub not_valid: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub deferrable: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub initially_deferred: bool,
+}
+
+/// What becomes of rows that refer to one that goes, or whose key changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReferentialAction {
+    /// There may be none, once the statement is over, or the transaction where the constraint is deferred.
+    NoAction,
+    /// There may be none.
+    Restrict,
+    Cascade,
+    SetNull,
+    SetDefault,
+}
+
+impl ForeignKeyDef {
+    pub fn has_column(&self, number: u16) -> bool {
+        self.columns.contains(&number)
+    }
+}
+
 impl TableDef {
     /// A table of schema `public`. Columns without a number get theirs.
     pub fn new(id: TableId, name: impl Into<String>, columns: Vec<ColumnDef>, primary_key: Vec<usize>) -> TableDef {
@@ -151,6 +200,7 @@ impl TableDef {
             column_numbers: 0,
             checks: Vec::new(),
             indexes: Vec::new(),
+            foreign_keys: Vec::new(),
             parameters: StorageParameters::default(),
         };
         def.number_columns();
@@ -175,6 +225,16 @@ impl TableDef {
     pub fn index_positions(&self, index: &IndexDef) -> Vec<usize> {
         let position = |column: &IndexColumn| self.column_by_number(column.number).map(|(position, _)| position);
         index.columns.iter().filter_map(position).collect()
+    }
+
+    /// Positions of columns by their numbers.
+    pub fn positions(&self, numbers: &[u16]) -> Vec<usize> {
+        let position = |number: &u16| self.column_by_number(*number).map(|(position, _)| position);
+        numbers.iter().filter_map(position).collect()
+    }
+
+    pub fn foreign_key(&self, name: &str) -> Option<&ForeignKeyDef> {
+        self.foreign_keys.iter().find(|key| key.name == name)
     }
 
     pub fn index(&self, name: &str) -> Option<&IndexDef> {

@@ -11,6 +11,7 @@ mod kills;
 mod paged;
 mod pgbench;
 mod raw;
+mod references;
 mod robustness;
 mod server;
 mod slt;

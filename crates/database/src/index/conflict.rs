@@ -114,6 +114,7 @@ impl Transaction {
                 writes.undo_to(before, worker);
                 return Ok(waits.map_or(Attempt::Again, Attempt::Wait));
             }
+            self.inserted(table, row);
             Ok(Attempt::Done(Upserted::Inserted))
         })
     }
@@ -173,11 +174,14 @@ impl Transaction {
             let mut image = Vec::new();
             table.rows.layout().rows(&new)?.image(0, &mut image)?;
             let mut keys = ChangedKeys::default();
+            let mut watch = self.watch(table);
+            watch.look(table, view, row, Some(&image))?;
             let leaves_key = keys.look(table, view, row, &image)? && keys.leaves_unique(table);
             let (worker, writes) = self.writing();
             match table.rows.update(worker, view, writes, row, &image, leaves_key)? {
                 Outcome::Written => {
                     self.enter_changed(table, view, row, &keys)?;
+                    self.changed(table, row, &mut watch, false);
                     Ok(Attempt::Done(Upserted::Updated(new)))
                 }
                 Outcome::Conflict(tag) => Ok(Attempt::Wait(tag)),

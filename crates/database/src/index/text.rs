@@ -39,7 +39,7 @@ pub(crate) fn duplicate_key(table: &TableDef, def: &IndexDef, index: &TableIndex
     }
 }
 
-fn value_text(value: &KeyValue<'_>, sql_type: SqlType) -> Result<String> {
+pub(crate) fn value_text(value: &KeyValue<'_>, sql_type: SqlType) -> Result<String> {
     let array: ArrayRef = match value {
         KeyValue::Null => return Ok("null".to_owned()),
         KeyValue::Boolean(value) => Arc::new(BooleanArray::from(vec![*value])),

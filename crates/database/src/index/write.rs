@@ -6,7 +6,7 @@
 use super::text::duplicate_key;
 use crate::Transaction;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId};
+use tidepool_base::{Error, Part, Result, RowId, Subject};
 use tidepool_table::rows::RowRef;
 use tidepool_table::{Entered, IndexKey, RowGroup, Table, TableIndex};
 use tidepool_txn::View;
@@ -95,7 +95,7 @@ impl Transaction {
         loop {
             match index.enter(&table.rows, view, row, key)? {
                 Entered::Done => return Ok(()),
-                Entered::Taken(_) => return Err(taken(table, index, key)),
+                Entered::Taken(_) => return Err(self.taken(table, index, key)),
                 Entered::Wait(tag) => {
                     let patience = self.patience();
                     self.worker().wait_for(tag, &*patience.begin_wait())?;
@@ -105,9 +105,15 @@ impl Transaction {
     }
 }
 
-fn taken(table: &Table, index: &TableIndex, key: &IndexKey) -> Error {
-    match table.def.indexes.iter().find(|def| def.id == index.id()) {
-        Some(def) => duplicate_key(&table.def, def, index, key.bytes()),
-        None => Error::internal("an index is in no definition"),
+impl Transaction {
+    fn taken(&self, table: &Table, index: &TableIndex, key: &IndexKey) -> Error {
+        match table.def.indexes.iter().find(|def| def.id == index.id()) {
+            Some(def) => duplicate_key(&table.def, def, index, key.bytes()).with_subject(Subject {
+                schema: self.state().schema_name(table.def.schema).to_owned(),
+                table: table.def.name.clone(),
+                part: Part::Constraint(def.name.clone()),
+            }),
+            None => Error::internal("an index is in no definition"),
+        }
     }
 }

@@ -1,14 +1,16 @@
 //! The rows of `information_schema`'s views, the SQL standard's form of the catalogue.
 
+use super::keys::foreign_keys;
 use super::objects::*;
 use super::relations::{self, Rows};
 use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
+use crate::references::rule;
 use std::sync::Arc;
 use tidepool_base::SqlType;
 use tidepool_database::Sequence;
-use tidepool_table::{Identity, Table};
+use tidepool_table::{ForeignKeyDef, Identity, Table};
 
 /// Fills `rows` with what the view named `name` holds.
 pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
@@ -95,6 +97,9 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                         ]);
                     }
                 }
+                for key in &table.def.foreign_keys {
+                    foreign_key_usage(name, facts, table, key, rows);
+                }
                 let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
                 let columns = keys.flat_map(|key| {
                     let positions = table.def.index_positions(key);
@@ -119,7 +124,37 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                 }
             }
         }
+        "referential_constraints" => {
+            for (table, key) in foreign_keys(facts) {
+                let parent = facts.version.index_by_id(key.index);
+                let schema = |table: &Arc<Table>| Value::from(table_schema(facts, table));
+                // Of an index that serves no constraint the standard knows nothing.
+                let unique = parent.filter(|(_, index)| index.constraint.is_some());
+                rows.push([
+                    ("constraint_catalog", facts.database.into()),
+                    ("constraint_schema", schema(table)),
+                    ("constraint_name", key.name.clone().into()),
+                    ("unique_constraint_catalog", unique.map(|_| facts.database).into()),
+                    ("unique_constraint_schema", unique.map_or(Value::Null, |(table, _)| schema(table))),
+                    ("unique_constraint_name", unique.map(|(_, index)| index.name.clone()).into()),
+                    ("match_option", if key.match_full { "FULL" } else { "NONE" }.into()),
+                    ("update_rule", rule(key.on_update).into()),
+                    ("delete_rule", rule(key.on_delete).into()),
+                ]);
+            }
+        }
         "constraint_table_usage" => {
+            for (table, key) in foreign_keys(facts) {
+                let Some(parent) = table_by_oid(facts, key.referenced.0) else { continue };
+                rows.push([
+                    ("table_catalog", facts.database.into()),
+                    ("table_schema", table_schema(facts, parent).into()),
+                    ("table_name", parent.def.name.clone().into()),
+                    ("constraint_catalog", facts.database.into()),
+                    ("constraint_schema", table_schema(facts, table).into()),
+                    ("constraint_name", key.name.clone().into()),
+                ]);
+            }
             let keys = facts.version.tables.values().flat_map(|table| {
                 let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
                 keys.map(move |key| (table, key))
@@ -213,33 +248,68 @@ fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
-fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
-    let mut push = |table: &Table, name: String, kind: &'static str, nulls_distinct: Option<bool>| {
-        rows.push([
-            ("constraint_catalog", facts.database.into()),
+/// A foreign key's own columns, or, of `constraint_column_usage`, those that it refers to.
+fn foreign_key_usage(name: &str, facts: &SessionFacts, table: &Arc<Table>, key: &ForeignKeyDef, rows: &mut Rows) {
+    let Some(parent) = table_by_oid(facts, key.referenced.0) else { return };
+    let is_own = name == "key_column_usage";
+    let (of, numbers) = if is_own { (table, &key.columns) } else { (parent, &key.referenced_columns) };
+    let unique = facts.version.index_by_id(key.index).map(|(_, index)| index);
+    for (place, number) in numbers.iter().enumerate() {
+        let Some((_, column)) = of.def.column_by_number(*number) else { continue };
+        let shared = [
+            ("constraint_catalog", Value::from(facts.database)),
             ("constraint_schema", table_schema(facts, table).into()),
-            ("constraint_name", name.into()),
+            ("constraint_name", key.name.clone().into()),
             ("table_catalog", facts.database.into()),
-            ("table_schema", table_schema(facts, table).into()),
-            ("table_name", table.def.name.clone().into()),
-            ("constraint_type", kind.into()),
-            ("is_deferrable", "NO".into()),
-            ("initially_deferred", "NO".into()),
-            ("enforced", "YES".into()),
-            ("nulls_distinct", nulls_distinct.map(|distinct| if distinct { "YES" } else { "NO" }).into()),
-        ]);
-    };
+            ("table_schema", table_schema(facts, of).into()),
+            ("table_name", of.def.name.clone().into()),
+            ("column_name", column.name.clone().into()),
+        ];
+        if !is_own {
+            rows.push(shared);
+            continue;
+        }
+        let referenced = key.referenced_columns[place];
+        let of_unique = unique.and_then(|index| index.columns.iter().position(|column| column.number == referenced));
+        let [a, b, c, d, e, f, g] = shared;
+        let ordinal = ("ordinal_position", (place + 1).into());
+        let in_unique = ("position_in_unique_constraint", of_unique.map(|place| place + 1).into());
+        rows.push([a, b, c, d, e, f, g, ordinal, in_unique]);
+    }
+}
+
+fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
+    let yes_no = |yes: bool| Value::from(if yes { "YES" } else { "NO" });
+    let mut push =
+        |table: &Table, name: String, kind: &'static str, nulls_distinct: Option<bool>, deferred: [bool; 2]| {
+            rows.push([
+                ("constraint_catalog", facts.database.into()),
+                ("constraint_schema", table_schema(facts, table).into()),
+                ("constraint_name", name.into()),
+                ("table_catalog", facts.database.into()),
+                ("table_schema", table_schema(facts, table).into()),
+                ("table_name", table.def.name.clone().into()),
+                ("constraint_type", kind.into()),
+                ("is_deferrable", yes_no(deferred[0])),
+                ("initially_deferred", yes_no(deferred[1])),
+                ("enforced", "YES".into()),
+                ("nulls_distinct", nulls_distinct.map(|distinct| if distinct { "YES" } else { "NO" }).into()),
+            ]);
+        };
     for table in facts.version.tables.values() {
         for key in &table.def.indexes {
             let Some(constraint) = key.constraint else { continue };
             let kind = if constraint.primary { "PRIMARY KEY" } else { "UNIQUE" };
-            push(table, key.name.clone(), kind, Some(!key.nulls_not_distinct));
+            push(table, key.name.clone(), kind, Some(!key.nulls_not_distinct), [false; 2]);
         }
         for check in &table.def.checks {
-            push(table, check.name.clone(), "CHECK", None);
+            push(table, check.name.clone(), "CHECK", None, [false; 2]);
+        }
+        for key in &table.def.foreign_keys {
+            push(table, key.name.clone(), "FOREIGN KEY", None, [key.deferrable, key.initially_deferred]);
         }
         for (index, _) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {
-            push(table, not_null_name(table, index), "CHECK", None);
+            push(table, not_null_name(table, index), "CHECK", None, [false; 2]);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
 use std::sync::Arc;
-use tidepool_table::{IndexColumn, IndexDef, Table, TableDef};
+use tidepool_table::{ForeignKeyDef, IndexColumn, IndexDef, ReferentialAction, Table, TableDef};
 
 /// `pg_index.indoption`: bits of a column that is not `ASC NULLS LAST`.
 const OPTION_DESCENDING: i16 = 1;
@@ -101,6 +101,48 @@ pub fn constraints(facts: &SessionFacts, rows: &mut Rows) {
             ("conislocal", true.into()),
             ("connoinherit", true.into()),
             ("conkey", numbers(index)),
+        ]);
+    }
+}
+
+/// `pg_constraint`'s letter for an action.
+fn action(action: ReferentialAction) -> &'static str {
+    match action {
+        ReferentialAction::NoAction => "a",
+        ReferentialAction::Restrict => "r",
+        ReferentialAction::Cascade => "c",
+        ReferentialAction::SetNull => "n",
+        ReferentialAction::SetDefault => "d",
+    }
+}
+
+/// All foreign keys, each with its table.
+pub fn foreign_keys(facts: &SessionFacts) -> impl Iterator<Item = (&Arc<Table>, &ForeignKeyDef)> {
+    facts.version.tables.values().flat_map(|table| table.def.foreign_keys.iter().map(move |key| (table, key)))
+}
+
+/// The rows of `pg_constraint` for foreign keys.
+pub fn foreign_key_constraints(facts: &SessionFacts, rows: &mut Rows) {
+    let numbers = |numbers: &[u16]| Value::List(numbers.iter().map(|number| (*number).into()).collect());
+    for (table, key) in foreign_keys(facts) {
+        rows.push([
+            ("oid", key.oid.into()),
+            ("conname", key.name.clone().into()),
+            ("connamespace", table.def.schema.0.into()),
+            ("contype", "f".into()),
+            ("condeferrable", key.deferrable.into()),
+            ("condeferred", key.initially_deferred.into()),
+            ("convalidated", (!key.not_valid).into()),
+            ("conrelid", table.def.id.0.into()),
+            ("conindid", key.index.0.into()),
+            ("confrelid", key.referenced.0.into()),
+            ("confupdtype", action(key.on_update).into()),
+            ("confdeltype", action(key.on_delete).into()),
+            ("confmatchtype", if key.match_full { "f" } else { "s" }.into()),
+            ("conislocal", true.into()),
+            ("connoinherit", true.into()),
+            ("conkey", numbers(&key.columns)),
+            ("confkey", numbers(&key.referenced_columns)),
         ]);
     }
 }

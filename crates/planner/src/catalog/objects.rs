@@ -10,7 +10,7 @@ use crate::resolve;
 use std::sync::Arc;
 use tidepool_base::{SchemaId, TableId};
 use tidepool_database::RelationName;
-use tidepool_table::{CheckDef, IndexDef, Table, TableVersion};
+use tidepool_table::{CheckDef, ForeignKeyDef, IndexDef, Table, TableVersion};
 
 pub const PG_CATALOG: u32 = 11;
 pub const PG_TOAST: u32 = 99;
@@ -102,6 +102,11 @@ pub fn key_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, &Index
 /// The table of a `CHECK`, and the constraint.
 pub fn check_by_oid(facts: &SessionFacts, oid: u32) -> Option<&CheckDef> {
     facts.version.tables.values().flat_map(|table| &table.def.checks).find(|check| check.oid == oid)
+}
+
+/// A foreign key, and its table.
+pub fn foreign_key_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, &ForeignKeyDef)> {
+    super::keys::foreign_keys(facts).find(|(_, key)| key.oid == oid)
 }
 
 pub fn table_by_oid(facts: &SessionFacts, oid: u32) -> Option<&Arc<Table>> {

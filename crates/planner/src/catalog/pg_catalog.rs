@@ -324,6 +324,8 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         let tablespace = placed(facts, table.table());
         let (main, delta) = table_bytes(&table);
         let row_count = table.statistics().rows;
+        let has_foreign_keys =
+            !table.def.foreign_keys.is_empty() || facts.version.foreign_keys_to(table.def.id).next().is_some();
         rows.push([
             ("oid", table.def.id.0.into()),
             ("relname", table.def.name.clone().into()),
@@ -335,6 +337,8 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("relpages", (main + delta).div_ceil(PAGE_BYTES).min(i32::MAX as u64).into()),
             ("reltuples", (row_count as f64).into()),
             ("relhasindex", (!table.def.indexes.is_empty()).into()),
+            // PostgreSQL checks foreign keys by triggers, so clients ask for them only where there are some.
+            ("relhastriggers", has_foreign_keys.into()),
             ("relpersistence", "p".into()),
             ("relkind", "r".into()),
             ("relchecks", table.def.checks.len().into()),
@@ -516,6 +520,7 @@ fn constraints(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
     super::keys::constraints(facts, rows);
+    super::keys::foreign_key_constraints(facts, rows);
 }
 
 /// PostgreSQL's default btree operator class by type: oid, name, family, input type.

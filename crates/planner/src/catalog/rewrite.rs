@@ -349,6 +349,7 @@ fn array_twin(name: &str) -> Option<&'static str> {
         "generate_subscripts" => "pg_subscripts",
         "_pg_expandarray" => "pg_expand_array",
         "string_to_table" => "string_to_array",
+        "pg_partition_ancestors" => "pg_ancestors",
         "json_array_elements" | "jsonb_array_elements" => "json_items",
         "json_array_elements_text" | "jsonb_array_elements_text" => "json_item_texts",
         "json_object_keys" | "jsonb_object_keys" => "json_keys",

@@ -5,20 +5,18 @@ use crate::catalog::quote_identifier;
 use crate::ddl;
 use crate::dependents::Object;
 use crate::facts::SessionFacts;
-use crate::insert::Conform;
 use crate::interrupt::Interrupt;
 use crate::keys::{constraint_names, taken};
+use crate::references::{conform, take_references};
 use crate::resolve;
 use crate::row_expressions::{self, Checks, RowExpressions};
 use crate::sequences;
 use crate::statement::{AlterAction, QualifiedName};
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow::datatypes::{Field, Schema};
 use datafusion::sql::sqlparser::ast;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState, SqlType, TableId};
+use tidepool_base::{Error, Result, SqlState, SqlType, TableId};
 use tidepool_database::{ColumnSource, RelationName, SequenceDef, SequenceOwner, Transaction};
-use tidepool_table::{CheckDef, ColumnDef, TableDef, TableVersion};
+use tidepool_table::{CheckDef, TableDef, TableVersion};
 
 impl Session {
     pub(super) async fn alter_table(
@@ -55,12 +53,12 @@ impl Session {
 }
 
 /// One action under way.
-struct Altering<'a> {
-    facts: &'a Arc<SessionFacts>,
-    transaction: &'a mut Transaction,
-    interrupt: &'a Interrupt,
+pub(super) struct Altering<'a> {
+    pub facts: &'a Arc<SessionFacts>,
+    pub transaction: &'a mut Transaction,
+    pub interrupt: &'a Interrupt,
     table: TableId,
-    told: &'a mut Vec<Error>,
+    pub told: &'a mut Vec<Error>,
 }
 
 impl Altering<'_> {
@@ -124,7 +122,11 @@ impl Altering<'_> {
                 let new = key.resolve(&table.def)?;
                 self.transaction.create_index(&name, new).map(drop)
             }
-            AlterAction::DropConstraint { name, if_exists } => self.drop_constraint(&table, name, *if_exists),
+            AlterAction::AddForeignKey(key) => self.add_foreign_key(&table, key),
+            AlterAction::ValidateConstraint { name } => self.validate_constraint(&table, name),
+            AlterAction::DropConstraint { name, if_exists, cascade } => {
+                self.drop_constraint(&table, name, *if_exists, *cascade)
+            }
             AlterAction::RenameConstraint { name: old, new_name } => {
                 let mut def = TableDef::clone(&table.def);
                 if constraint_names(&def).contains(new_name) {
@@ -133,8 +135,10 @@ impl Altering<'_> {
                 if def.index(old).is_some_and(|index| index.constraint.is_some()) {
                     return self.transaction.rename_index(&RelationName::new(def.schema, old), new_name);
                 }
-                match def.checks.iter_mut().find(|check| check.name == *old) {
-                    Some(check) => check.name.clone_from(new_name),
+                let checks = def.checks.iter_mut().map(|check| &mut check.name);
+                let keys = def.foreign_keys.iter_mut().map(|key| &mut key.name);
+                match checks.chain(keys).find(|name| *name == old) {
+                    Some(name) => name.clone_from(new_name),
                     None => return Err(no_constraint(old, &def.name)),
                 }
                 self.transaction.set_table_def(&name, def)
@@ -182,7 +186,8 @@ impl Altering<'_> {
 
     fn add_column(&mut self, table: &TableVersion, column: &ast::ColumnDef, if_not_exists: bool) -> Result<()> {
         let name = RelationName::from(&*table.def);
-        let (mut column, conditions) = ddl::take_checks(column.clone());
+        let (column, conditions) = ddl::take_checks(column.clone());
+        let (mut column, foreign_keys) = take_references(column)?;
         for option in &mut column.options {
             if let ast::ColumnOption::Default(expr) = &mut option.option {
                 crate::catalog::rewrite_expression(expr);
@@ -234,6 +239,10 @@ impl Altering<'_> {
             let now = self.locked()?;
             self.transaction.create_index(&name, key.resolve(&now.def)?)?;
         }
+        for key in &foreign_keys {
+            let now = self.locked()?;
+            self.add_foreign_key(&now, key)?;
+        }
         if let Some((free, identity)) = sequence {
             let version = self.transaction.version();
             if let Some(sequence) = version.catalog.sequences.get(&free)
@@ -259,9 +268,7 @@ impl Altering<'_> {
             return Err(Error::unsupported("a table needs at least one column"));
         }
         let number = table.def.columns[position].number;
-        let path: Vec<SchemaId> = (resolve::search_path(self.facts).iter())
-            .filter_map(|schema| self.facts.version.schema(schema).map(|schema| schema.id))
-            .collect();
+        let path = super::objects::path_ids(self.facts);
         let told = super::objects::drop_all(
             self.transaction,
             self.interrupt,
@@ -270,6 +277,10 @@ impl Altering<'_> {
             cascade,
         )?;
         self.told.extend(told);
+        let table = self.locked()?;
+        for key in table.def.foreign_keys.iter().filter(|key| key.has_column(number)) {
+            self.transaction.drop_foreign_key(&*table.def, &key.name)?;
+        }
         let table = self.locked()?;
         let mut def = TableDef::clone(&table.def);
         def.columns.remove(position);
@@ -354,7 +365,8 @@ impl Altering<'_> {
         let number = def.columns[position].number;
         let touched: Vec<CheckDef> =
             def.checks.iter().filter(|check| check.columns.contains(&number)).cloned().collect();
-        self.check_existing(&def, &touched)
+        self.check_existing(&def, &touched)?;
+        self.recheck_foreign_keys(table.def.id, number)
     }
 
     fn set_default(&mut self, table: &TableVersion, column: &str, default: Option<&ast::Expr>) -> Result<()> {
@@ -399,12 +411,20 @@ impl Altering<'_> {
         self.transaction.set_table_def(&name, def)
     }
 
-    fn drop_constraint(&mut self, table: &TableVersion, constraint: &str, if_exists: bool) -> Result<()> {
+    fn drop_constraint(
+        &mut self,
+        table: &Arc<TableVersion>,
+        constraint: &str,
+        if_exists: bool,
+        cascade: bool,
+    ) -> Result<()> {
         let mut def = TableDef::clone(&table.def);
         if let Some(position) = def.checks.iter().position(|check| check.name == constraint) {
             def.checks.remove(position);
         } else if def.index(constraint).is_some_and(|index| index.constraint.is_some()) {
-            return self.transaction.drop_index(&RelationName::new(def.schema, constraint));
+            return self.drop_key(table, constraint, cascade);
+        } else if def.foreign_key(constraint).is_some() {
+            return self.transaction.drop_foreign_key(&*table.def, constraint);
         } else {
             let error = no_constraint(constraint, &def.name);
             if if_exists {
@@ -421,26 +441,11 @@ impl Altering<'_> {
     }
 }
 
-/// What an expression's values need to be a column's: the checks of an assignment.
-fn conform(facts: &SessionFacts, column: &ColumnDef) -> impl Fn(Vec<ArrayRef>) -> Result<Vec<ArrayRef>> + use<> {
-    let column = ColumnDef { nullable: true, ..column.clone() };
-    let def = TableDef::new(TableId(0), "", vec![column.clone()], Vec::new());
-    let values = Field::new(&column.name, tidepool_table::arrow_type(column.sql_type), true);
-    let schema = Arc::new(Schema::new(vec![values]));
-    let conform = Conform::new(&def, &schema, facts.settings.text_settings());
-    move |columns| {
-        let options = RecordBatchOptions::new().with_row_count(columns.first().map(|column| column.len()));
-        let batch =
-            RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(crate::errors::from_arrow)?;
-        Ok(conform.apply(&batch)?.columns().to_vec())
-    }
-}
-
 fn quote_all(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-fn no_constraint(constraint: &str, table: &str) -> Error {
+pub(super) fn no_constraint(constraint: &str, table: &str) -> Error {
     Error::new(
         SqlState::UNDEFINED_OBJECT,
         format!("constraint \"{constraint}\" of relation \"{table}\" does not exist"),

@@ -217,7 +217,7 @@ impl Session {
         let (def, width) = (source.version.def.clone(), source.width);
         let table = RelationName::from(&*def);
         let returns = columns.is_some();
-        let written = self.begin_write(interrupt, move |transaction, interrupt| {
+        let written = self.begin_write(facts.clone(), interrupt, move |transaction, interrupt| {
             transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
             if transaction.version().table(&table).is_none_or(|now| now.def != def) {
                 return Err(Error::new(

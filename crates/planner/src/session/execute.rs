@@ -46,7 +46,9 @@ impl Session {
             }
             Command::CreateIndex(clause) => self.create_index(text, clause).await,
             Command::AlterIndex { name, if_exists, action } => self.alter_index(text, name, *if_exists, action).await,
-            Command::DropIndexes { names, if_exists } => self.drop_indexes(text, names, *if_exists).await,
+            Command::DropIndexes { names, if_exists, cascade } => {
+                self.drop_indexes(text, names, *if_exists, *cascade).await
+            }
             Command::Reindex(what) => self.reindex(text, what).await,
             Command::CreateView { name, or_replace, columns, query } => {
                 self.create_view(text, name, *or_replace, columns, query).await
@@ -60,7 +62,9 @@ impl Session {
             Command::DropSchemas { names, if_exists, cascade } => {
                 self.drop_schemas(text, names, *if_exists, *cascade).await
             }
-            Command::Truncate { names, restart_identity } => self.truncate(text, names, *restart_identity).await,
+            Command::Truncate { names, restart_identity, cascade } => {
+                self.truncate(text, names, *restart_identity, *cascade).await
+            }
             Command::AlterTable { name, if_exists, actions } => self.alter_table(text, name, *if_exists, actions).await,
             Command::CreateTablespace { name, location, options } => {
                 self.create_tablespace(name, location, options).await
@@ -77,6 +81,9 @@ impl Session {
             Command::Set { name, value, local } => {
                 self.set_setting(name, value, *local)?;
                 Ok(Outcome::command("SET"))
+            }
+            Command::SetConstraints { names, deferred } => {
+                self.set_constraints(text, names.as_deref(), *deferred).await
             }
             Command::SetTransaction { modes } => self.set_transaction(modes),
             Command::SetSessionTransaction { modes } => self.set_session_transaction(modes),

@@ -1,7 +1,8 @@
 //! Indexes made, changed, made anew and dropped.
 
-use super::{Outcome, Session};
+use super::{Notice, Outcome, Session};
 use crate::ddl::check_table_name;
+use crate::dependents::Object;
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::statement::{IndexAction, IndexClause, QualifiedName, Reindexed};
@@ -39,6 +40,7 @@ impl Session {
         text: &str,
         names: &[QualifiedName],
         if_exists: bool,
+        cascade: bool,
     ) -> Result<Outcome> {
         self.check_writable("DROP INDEX")?;
         let running = self.running(text);
@@ -65,8 +67,18 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        self.write(running, move |transaction, _| targets.iter().try_for_each(|name| transaction.drop_index(name)))
+        let path = super::objects::path_ids(&running.facts);
+        let told = self
+            .write(running, move |transaction, interrupt| {
+                let version = transaction.version();
+                let keys: Vec<Object> = (targets.iter())
+                    .filter_map(|name| version.index(name).map(|(table, index)| Object::Key(table.def.id, index.id)))
+                    .collect();
+                let told = super::objects::drop_all(transaction, interrupt, &path, &keys, cascade)?;
+                targets.iter().try_for_each(|name| transaction.drop_index(name)).map(|()| told)
+            })
             .await?;
+        self.notices.extend(told.map(|error| Notice { severity: "NOTICE", error }));
         Ok(Outcome::command("DROP INDEX"))
     }
 

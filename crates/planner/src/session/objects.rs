@@ -2,6 +2,7 @@
 
 use super::{Notice, Outcome, Running, Session};
 use crate::dependents::{self, Object, Shown};
+use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::resolve::{self, Relation};
 use crate::statement::QualifiedName;
@@ -129,15 +130,19 @@ impl Session {
 
     /// Drops objects with all that depends on them, or, without `cascade`, none if anything does.
     async fn drop_objects(&mut self, running: Running, targets: Vec<Object>, cascade: bool) -> Result<()> {
-        let path: Vec<SchemaId> = (resolve::search_path(&running.facts).iter())
-            .filter_map(|schema| running.facts.version.schema(schema).map(|schema| schema.id))
-            .collect();
+        let path = path_ids(&running.facts);
         let dropping = self
             .write(running, move |transaction, interrupt| drop_all(transaction, interrupt, &path, &targets, cascade));
         let told = dropping.await?;
         self.notices.extend(told.map(|error| Notice { severity: "NOTICE", error }));
         Ok(())
     }
+}
+
+/// The search path.
+pub(super) fn path_ids(facts: &SessionFacts) -> Vec<SchemaId> {
+    let path = resolve::search_path(facts);
+    path.iter().filter_map(|schema| facts.version.schema(schema).map(|schema| schema.id)).collect()
 }
 
 pub(super) fn drop_all(
@@ -152,7 +157,7 @@ pub(super) fn drop_all(
         let version = transaction.version();
         let drops = dependents::plan(&Shown { version: &version, path }, targets, cascade)?;
         for drop in &drops {
-            if let Object::Table(id) | Object::Default(id, _) = drop.object
+            if let Object::Table(id) | Object::Default(id, _) | Object::ForeignKey(id, _) = drop.object
                 && let Some(table) = version.table_by_id(id)
             {
                 transaction.lock_table(&*table.def, &interrupt.lock_wait())?;
@@ -182,8 +187,14 @@ pub(super) fn drop_all(
                 let sequence = version.catalog.sequence_by_id(id).ok_or_else(gone)?;
                 transaction.drop_sequence(&RelationName::from(&sequence.def))?;
             }
-            // Whoever drops a column rewrites its table.
-            Object::Column(..) => {}
+            // Whoever drops a column rewrites its table, and whoever drops an index does that himself.
+            Object::Column(..) | Object::Key(..) => {}
+            Object::ForeignKey(id, oid) => {
+                let now = transaction.version();
+                let table = now.table_by_id(id).ok_or_else(gone)?;
+                let key = table.def.foreign_keys.iter().find(|key| key.oid == oid).ok_or_else(gone)?;
+                transaction.drop_foreign_key(&*table.def, &key.name)?;
+            }
             Object::Default(id, number) => {
                 let now = transaction.version();
                 let table = now.table_by_id(id).ok_or_else(gone)?;

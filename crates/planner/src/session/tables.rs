@@ -6,10 +6,9 @@ use crate::execute::{Batches, joined};
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::query;
-use crate::resolve;
 use crate::row_expressions::Checks;
 use crate::sequences;
-use crate::statement::{Command, QualifiedName, Statement};
+use crate::statement::{Command, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
@@ -67,7 +66,8 @@ impl Session {
             ));
         }
         let Some(planned) = planned else {
-            self.write(running, move |transaction, _| create_with_sequences(transaction, table)).await?;
+            let facts = running.facts.clone();
+            self.write(running, move |transaction, _| create_with_sequences(transaction, &facts, table)).await?;
             return Ok(Outcome::command("CREATE TABLE"));
         };
         let schema = planned.schema.clone();
@@ -75,7 +75,7 @@ impl Session {
         let interrupt = running.interrupt.clone();
         let facts = running.facts.clone();
         let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
-        let written = self.begin_write(interrupt, move |transaction, _| {
+        let written = self.begin_write(facts.clone(), interrupt, move |transaction, _| {
             let name = table.name.clone();
             let created = transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
             if !table.parameters.is_empty() {
@@ -88,36 +88,10 @@ impl Session {
         let rows = joined(written.await)?;
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
     }
-
-    pub(super) async fn truncate(
-        &mut self,
-        text: &str,
-        names: &[QualifiedName],
-        restart_identity: bool,
-    ) -> Result<Outcome> {
-        self.check_writable("TRUNCATE TABLE")?;
-        let running = self.running(text);
-        let tables = names
-            .iter()
-            .map(|name| resolve::table(&running.facts, name).map(|version| RelationName::from(&*version.def)))
-            .collect::<Result<Vec<_>>>()?;
-        self.write(running, move |transaction, interrupt| {
-            for table in &tables {
-                transaction.lock_table(table, &interrupt.lock_wait())?;
-                transaction.truncate(table)?;
-                if restart_identity {
-                    restart_sequences(transaction, table)?;
-                }
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(Outcome::command("TRUNCATE TABLE"))
-    }
 }
 
 /// Makes a table, and the sequences that its columns take their values from.
-fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> Result<()> {
+fn create_with_sequences(transaction: &mut Transaction, facts: &Arc<SessionFacts>, mut table: NewTable) -> Result<()> {
     let mut made = Vec::with_capacity(table.generated.len());
     for generated in &table.generated {
         let column = &mut table.columns[generated.column];
@@ -141,6 +115,11 @@ fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> 
         let now = version.table(&table.name).ok_or_else(|| Error::internal("a new table is gone"))?;
         transaction.create_index(&table.name, key.resolve(&now.def)?)?;
     }
+    for key in &table.foreign_keys {
+        // Also of a table to itself.
+        let facts = facts.over(transaction.version());
+        transaction.create_foreign_key(&table.name, key.resolve(&facts, &created.def)?)?;
+    }
     for (column, identity, name) in made {
         let version = transaction.version();
         let Some(sequence) = version.catalog.sequences.get(&name) else { continue };
@@ -152,7 +131,7 @@ fn create_with_sequences(transaction: &mut Transaction, mut table: NewTable) -> 
 }
 
 /// `RESTART IDENTITY`.
-fn restart_sequences(transaction: &mut Transaction, table: &RelationName) -> Result<()> {
+pub(super) fn restart_sequences(transaction: &mut Transaction, table: &RelationName) -> Result<()> {
     let version = transaction.version();
     let Some(table) = version.table(table) else { return Ok(()) };
     for sequence in version.catalog.owned_sequences(table.def.id) {

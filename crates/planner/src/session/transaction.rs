@@ -4,7 +4,9 @@
 use super::savepoint::Savepoint;
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
+use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
+use crate::references::Rules;
 use crate::settings::Settings;
 use crate::statement::{Command, Statement, TransactionMode};
 use chrono::{DateTime, Utc};
@@ -294,10 +296,12 @@ impl Session {
         Ok(())
     }
 
-    /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block.
-    /// An error undoes all of the transaction's work, unless there is a savepoint to go back to.
+    /// Runs `write` with the block's transaction, or with one of its own that it commits, on a thread that may block,
+    /// and then checks foreign keys. An error undoes all of the transaction's work, unless there is a savepoint to go
+    /// back to.
     pub(crate) fn begin_write<T: Send + 'static>(
         &self,
+        facts: Arc<SessionFacts>,
         interrupt: Arc<Interrupt>,
         write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
     ) -> tokio::task::JoinHandle<Result<T>> {
@@ -311,7 +315,10 @@ impl Session {
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             transaction.set_patience(interrupt.clone());
             transaction.set_synchronous(synchronous);
-            let written = write(&mut transaction, &interrupt).and_then(|value| interrupt.check().map(|()| value));
+            let written = write(&mut transaction, &interrupt).and_then(|value| {
+                transaction.check_references(&Rules { facts })?;
+                interrupt.check().map(|()| value)
+            });
             transaction.end_statement();
             match (written, slot) {
                 (Ok(value), Some(slot)) => {
@@ -339,7 +346,8 @@ impl Session {
         write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         running.query.info.running(None);
-        let written = joined(self.begin_write(running.interrupt.clone(), write).await);
+        let begun = self.begin_write(running.facts.clone(), running.interrupt.clone(), write);
+        let written = joined(begun.await);
         if written.is_ok() {
             running.query.succeeded();
         }

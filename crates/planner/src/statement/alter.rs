@@ -3,8 +3,11 @@
 use super::AlterAction;
 use super::cursor::Cursor;
 use super::objects::{cascades, naming};
+use super::utility::qualified_name;
+use crate::references::{ForeignKeyClause, deferrability, match_partial};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use tidepool_base::{Error, Result};
+use tidepool_table::ReferentialAction;
 
 /// One action; the inner error is for one that is known and not to be had.
 pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
@@ -25,12 +28,14 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     if cursor.keyword("add") {
         return add(cursor);
     }
+    if cursor.keywords(&["validate", "constraint"]) {
+        return Ok(Ok(AlterAction::ValidateConstraint { name: cursor.ident()? }));
+    }
     if cursor.keyword("drop") {
         if cursor.keyword("constraint") {
             let if_exists = cursor.keywords(&["if", "exists"]);
             let name = cursor.ident()?;
-            cascades(cursor);
-            return Ok(Ok(AlterAction::DropConstraint { name, if_exists }));
+            return Ok(Ok(AlterAction::DropConstraint { name, if_exists, cascade: cascades(cursor) }));
         }
         cursor.keyword("column");
         let if_exists = cursor.keywords(&["if", "exists"]);
@@ -94,12 +99,11 @@ fn add(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     {
         return Ok(super::indexes::key(cursor, name)?.map(|key| AlterAction::AddKey(Box::new(key))));
     }
-    let keys = [&["foreign", "key"][..], &["exclude"]];
-    if let Some(key) = keys.iter().find(|words| cursor.are_keywords(words))
-        && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_))))
-    {
-        let kind = key.join(" ").to_uppercase();
-        return Ok(Err(Error::unsupported(format!("{kind} constraints cannot be added to a table yet"))));
+    if cursor.keywords(&["foreign", "key"]) {
+        return Ok(foreign_key(cursor, name)?.map(|key| AlterAction::AddForeignKey(Box::new(key))));
+    }
+    if cursor.is_keyword("exclude") && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_)))) {
+        return Ok(Err(Error::unsupported("EXCLUDE constraints are not supported")));
     }
     if named {
         return Err(cursor.error());
@@ -108,6 +112,82 @@ fn add(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     let if_not_exists = cursor.keywords(&["if", "not", "exists"]);
     let column = Box::new(cursor.column_def()?);
     Ok(Ok(AlterAction::AddColumn { column, if_not_exists }))
+}
+
+/// Past `FOREIGN KEY`. The inner error is for one that is not to be had.
+fn foreign_key(cursor: &mut Cursor<'_>, name: Option<String>) -> Result<Result<ForeignKeyClause>> {
+    let own = columns(cursor)?;
+    cursor.expect_keyword("references")?;
+    let referenced = qualified_name(cursor)?;
+    let referenced_columns = if matches!(cursor.peek(), Some(Token::LParen)) { columns(cursor)? } else { Vec::new() };
+    let (mut match_full, mut on_delete, mut on_update) =
+        (false, ReferentialAction::NoAction, ReferentialAction::NoAction);
+    let (mut deferrable, mut initially_deferred, mut not_valid) = (None, false, false);
+    loop {
+        if cursor.keyword("match") {
+            match cursor.one_of(&["full", "partial", "simple"]) {
+                Some("partial") => return Ok(Err(match_partial())),
+                Some(kind) => match_full = kind == "full",
+                None => return Err(cursor.error()),
+            }
+        } else if cursor.keywords(&["on", "delete"]) {
+            on_delete = referential_action(cursor)?;
+            if matches!(cursor.peek(), Some(Token::LParen)) {
+                return Ok(Err(Error::unsupported("a list of columns after ON DELETE SET is not supported")
+                    .with_hint("All of the foreign key's columns are set.")));
+            }
+        } else if cursor.keywords(&["on", "update"]) {
+            on_update = referential_action(cursor)?;
+        } else if cursor.keywords(&["not", "deferrable"]) {
+            deferrable = Some(false);
+        } else if cursor.keyword("deferrable") {
+            deferrable = Some(true);
+        } else if cursor.keywords(&["initially", "deferred"]) {
+            initially_deferred = true;
+        } else if cursor.keywords(&["initially", "immediate"]) {
+            initially_deferred = false;
+        } else if cursor.keywords(&["not", "valid"]) {
+            not_valid = true;
+        } else {
+            break;
+        }
+    }
+    let (deferrable, initially_deferred) = deferrability(deferrable, initially_deferred)?;
+    Ok(Ok(ForeignKeyClause {
+        name,
+        columns: own,
+        referenced,
+        referenced_columns,
+        match_full,
+        on_delete,
+        on_update,
+        not_valid,
+        deferrable,
+        initially_deferred,
+    }))
+}
+
+/// In parentheses.
+fn columns(cursor: &mut Cursor<'_>) -> Result<Vec<String>> {
+    cursor.expect_token(&Token::LParen)?;
+    let mut columns = vec![cursor.ident()?];
+    while cursor.token(&Token::Comma) {
+        columns.push(cursor.ident()?);
+    }
+    cursor.expect_token(&Token::RParen)?;
+    Ok(columns)
+}
+
+fn referential_action(cursor: &mut Cursor<'_>) -> Result<ReferentialAction> {
+    let actions = [
+        (&["no", "action"][..], ReferentialAction::NoAction),
+        (&["restrict"], ReferentialAction::Restrict),
+        (&["cascade"], ReferentialAction::Cascade),
+        (&["set", "null"], ReferentialAction::SetNull),
+        (&["set", "default"], ReferentialAction::SetDefault),
+    ];
+    let found = actions.into_iter().find(|(words, _)| cursor.keywords(words));
+    found.map(|(_, action)| action).ok_or_else(|| cursor.error())
 }
 
 /// Past `ALTER COLUMN column`.

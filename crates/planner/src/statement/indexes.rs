@@ -152,8 +152,7 @@ pub fn drop(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     cursor.keyword("concurrently");
     let if_exists = cursor.keywords(&["if", "exists"]);
     let names = names(cursor)?;
-    cascades(cursor);
-    Ok(Some(Command::DropIndexes { names, if_exists }))
+    Ok(Some(Command::DropIndexes { names, if_exists, cascade: cascades(cursor) }))
 }
 
 /// Past `ALTER`. `None`, with nothing read, when it alters something else.

@@ -149,6 +149,7 @@ pub enum Command {
     DropIndexes {
         names: Vec<QualifiedName>,
         if_exists: bool,
+        cascade: bool,
     },
     Reindex(Reindexed),
     CreateView {
@@ -183,6 +184,7 @@ pub enum Command {
     Truncate {
         names: Vec<QualifiedName>,
         restart_identity: bool,
+        cascade: bool,
     },
     AlterTable {
         name: QualifiedName,
@@ -228,6 +230,11 @@ pub enum Command {
     },
     SetTransaction {
         modes: Vec<TransactionMode>,
+    },
+    /// `None`: all.
+    SetConstraints {
+        names: Option<Vec<QualifiedName>>,
+        deferred: bool,
     },
     SetSessionTransaction {
         modes: Vec<TransactionMode>,

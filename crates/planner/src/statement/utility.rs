@@ -70,6 +70,10 @@ pub enum AlterAction {
     },
     /// `PRIMARY KEY` or `UNIQUE`.
     AddKey(Box<crate::keys::KeyClause>),
+    AddForeignKey(Box<crate::references::ForeignKeyClause>),
+    ValidateConstraint {
+        name: String,
+    },
     AddCheck {
         name: Option<String>,
         condition: Box<ast::Expr>,
@@ -77,6 +81,7 @@ pub enum AlterAction {
     DropConstraint {
         name: String,
         if_exists: bool,
+        cascade: bool,
     },
     RenameConstraint {
         name: String,
@@ -204,8 +209,8 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             let names = names(cursor)?;
             let continues = cursor.keywords(&["continue", "identity"]);
             let restart_identity = !continues && cursor.keywords(&["restart", "identity"]);
-            cursor.one_of(&["cascade", "restrict"]);
-            Command::Truncate { names, restart_identity }
+            let cascade = super::objects::cascades(cursor);
+            Command::Truncate { names, restart_identity, cascade }
         }
         "drop" => return drop_statement(cursor),
         "create" => {
@@ -445,8 +450,10 @@ fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
         return Ok(Command::SetTransaction { modes: transaction_modes(cursor)? });
     }
     if cursor.is_keyword("constraints") {
-        cursor.skip_rest();
-        return Ok(Command::Unsupported(Error::unsupported("SET CONSTRAINTS is not supported")));
+        cursor.advance();
+        let names = if cursor.keyword("all") { None } else { Some(names(cursor)?) };
+        let Some(mode) = cursor.one_of(&["deferred", "immediate"]) else { return Err(cursor.error()) };
+        return Ok(Command::SetConstraints { names, deferred: mode == "deferred" });
     }
     let local = cursor.keyword("local");
     if !local {

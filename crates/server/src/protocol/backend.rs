@@ -1,6 +1,6 @@
 //! What a client gets. Every function appends one message to `out`.
 
-use tidepool_base::Error;
+use tidepool_base::{Error, Part};
 use tidepool_planner::{ResultColumn, TransactionStatus};
 
 /// Appends a message of type `kind` whose body `body` writes.
@@ -109,6 +109,14 @@ fn report(out: &mut Vec<u8>, severity: &str, error: &Error) {
     }
     if let Some(context) = error.context() {
         field(b'W', context);
+    }
+    if let Some(subject) = error.subject() {
+        field(b's', &subject.schema);
+        field(b't', &subject.table);
+        match &subject.part {
+            Part::Column(name) => field(b'c', name),
+            Part::Constraint(name) => field(b'n', name),
+        }
     }
     out.push(0);
 }

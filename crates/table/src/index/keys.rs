@@ -50,7 +50,7 @@ pub(super) fn of_image(index: &TableIndex, layout: &RowLayout, image: &[u8], key
 
 /// Appends the value of one row of the array of the key's column at `place`.
 pub(super) fn push(index: &TableIndex, place: usize, array: &ArrayRef, row: usize, key: &mut IndexKey) -> Result<()> {
-    let value = of_array(index.sql_type(place), array, row)?;
+    let value = key_value(index.sql_type(place), array, row)?;
     key.push(index, place, &value)
 }
 
@@ -80,7 +80,8 @@ fn of_value(sql_type: SqlType, value: Value<'_>) -> Result<KeyValue<'_>> {
     })
 }
 
-fn of_array(sql_type: SqlType, array: &ArrayRef, row: usize) -> Result<KeyValue<'_>> {
+/// The value of one row of an array that holds a column of this type.
+pub fn key_value(sql_type: SqlType, array: &ArrayRef, row: usize) -> Result<KeyValue<'_>> {
     if array.is_null(row) {
         return Ok(KeyValue::Null);
     }

@@ -25,18 +25,19 @@ pub(crate) use access::Found;
 pub use access::IndexAccess;
 pub use build::{BuildRequest, build_indexes};
 pub(crate) use gone::Entries;
-pub use keys::IndexKey;
+pub use keys::{IndexKey, key_value};
 pub use uses::IndexUse;
 
 use crate::rows::{Claim, RowRef, RowStore};
 use crate::{IndexDef, TableDef};
 use arrow_array::ArrayRef;
 use std::cell::Cell;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use tidepool_base::{CommitTs, Error, Result, RowId, SqlType, TableId};
-use tidepool_index::key::{KeyCodec, KeyColumn};
-use tidepool_index::{Index, UniqueInsert, Verdict};
+use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
+use tidepool_index::{Cursor, Direction, Index, UniqueInsert, Verdict};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Tag, Transactions, View};
 
@@ -141,6 +142,20 @@ impl TableIndex {
     pub fn key_at(&self, arrays: &[ArrayRef], row: usize, key: &mut IndexKey) -> Result<()> {
         key.clear();
         arrays.iter().enumerate().try_for_each(|(place, array)| keys::push(self, place, array, row, key))
+    }
+
+    /// Rows that may have these values in the index's first columns: whoever wants to know looks at the version that he
+    /// sees. Each once, in order.
+    pub fn candidates(&self, view: &View, values: &[KeyValue<'_>]) -> Result<Vec<RowId>> {
+        let bounds = self.codec.bounds(values, Bound::Unbounded, Bound::Unbounded)?;
+        let mut cursor = Cursor::new(bounds.range(), Direction::Forward);
+        let mut rows = Vec::new();
+        while let Some(row) = cursor.next_row(&self.tree, view) {
+            rows.push(row);
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        Ok(rows)
     }
 
     /// Whether no other row may have this key.

@@ -122,6 +122,9 @@ pub fn functions() -> Vec<Function> {
                 }
                 .into());
             }
+            if let Some((table, key)) = foreign_key_by_oid(facts, oid) {
+                return Ok(crate::references::definition(facts, &table.def, key).into());
+            }
             Ok(key_by_oid(facts, oid).map(|(table, index)| key_definition(&table.def, index)).into())
         })
         .stable(),
@@ -247,6 +250,8 @@ pub fn functions() -> Vec<Function> {
     ] {
         list.push(Function::new(name, &[&[Oid]], "bool", |_, _| Ok(true.into())));
     }
+    // No table is a partition of another.
+    list.push(Function::new("pg_ancestors", &[&[Oid], &[Text]], "_oid", |_, _| Ok(Value::List(Vec::new()))));
     // There are no such objects, so nothing can be said about them.
     for name in [
         "pg_get_ruledef",

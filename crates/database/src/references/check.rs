@@ -1,0 +1,275 @@
+//! Checks: of rows that refer to keys, and of keys that are no more.
+
+use super::link::{Link, Reference, read_columns};
+use super::{Deferred, Event, Lost, RowRules, Rows, Views, concurrent_update};
+use crate::Transaction;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId, SqlState, TableId};
+use tidepool_heap::QueryHeap;
+use tidepool_table::rows::{Outcome, RowLock};
+use tidepool_table::{BATCH_ROWS, ReferentialAction, TableDef};
+
+/// Keys that are remembered as found, so as not to be looked up again.
+pub(super) const KEYS_KNOWN_MAX: usize = 1 << 18;
+
+/// Keys that were lost in the same way.
+type Losses = BTreeMap<(TableId, TableId, bool), Vec<Lost>>;
+
+impl Transaction {
+    /// Checks what was written since the last time against foreign keys, and does what they want done to other rows. At a
+    /// statement's end; a commit does it otherwise. 23503 where a row refers to nothing, or a key that is gone is referred
+    /// to; 40001 where the transaction's one snapshot does not allow what is to be done.
+    pub fn check_references(&mut self, rules: &dyn RowRules) -> Result<()> {
+        if self.references.events.is_empty() {
+            return Ok(());
+        }
+        QueryHeap::outside(|| self.check_events(rules))
+    }
+
+    /// Whether there is anything that waits for the transaction's end.
+    pub(crate) fn has_references(&self) -> bool {
+        !self.references.events.is_empty() || !self.references.deferred.is_empty()
+    }
+
+    /// As PostgreSQL's triggers do: what a statement did first, then what came of that.
+    fn check_events(&mut self, rules: &dyn RowRules) -> Result<()> {
+        loop {
+            let mut losses = Losses::new();
+            let mut written: BTreeMap<TableId, Vec<Rows>> = BTreeMap::new();
+            for event in std::mem::take(&mut self.references.events) {
+                match event {
+                    Event::Written { table, rows } => written.entry(table).or_default().push(rows),
+                    Event::Lost { table, index, deleted, lost } => {
+                        losses.entry((table, index, deleted)).or_default().push(lost);
+                    }
+                }
+            }
+            if losses.is_empty() && written.is_empty() {
+                return Ok(());
+            }
+            for ((table, index, deleted), lost) in losses {
+                let lost: Arc<[Lost]> = lost.into();
+                for (child, key, action) in self.actions(table, index, deleted) {
+                    self.lose(child, key, action, deleted, &lost, rules)?;
+                }
+            }
+            for (table, rows) in written {
+                let rows: Arc<[Rows]> = rows.into();
+                let state = self.state();
+                let Some(of_table) = state.table_of_id(table) else { continue };
+                for key in &of_table.def.foreign_keys {
+                    if self.references.is_deferred(key) {
+                        let key = key.oid;
+                        self.references.deferred.push(Deferred::Written { table, key, rows: rows.clone() });
+                    } else if let Some(link) = self.link(table, key.oid)? {
+                        self.require_references(&link, &rows)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what a foreign key wants done where keys are no more that its rows may refer to.
+    fn lose(
+        &mut self,
+        table: TableId,
+        key: u32,
+        action: ReferentialAction,
+        deleted: bool,
+        lost: &Arc<[Lost]>,
+        rules: &dyn RowRules,
+    ) -> Result<()> {
+        let Some(link) = self.link(table, key)? else { return Ok(()) };
+        match action {
+            ReferentialAction::NoAction if self.references.is_deferred(&link.key) => {
+                self.references.deferred.push(Deferred::Lost { table, key, lost: lost.clone() });
+                Ok(())
+            }
+            ReferentialAction::NoAction => self.require_unreferenced(&link, lost, true),
+            ReferentialAction::Restrict => self.require_unreferenced(&link, lost, false),
+            ReferentialAction::SetNull => self.act(&link, lost, deleted, action, rules),
+            ReferentialAction::Cascade | ReferentialAction::SetDefault => {
+                self.act(&link, lost, deleted, action, rules)?;
+                // A default may be the key that was lost, and a new key the old one in the other column's type. Nothing
+                // changed then that would be checked.
+                let may_stay = action == ReferentialAction::SetDefault || !deleted && !link.has_same_types();
+                if may_stay { self.require_unreferenced(&link, lost, true) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// The foreign keys that refer to an index, in the order that they were made, each with its table and what it wants done.
+    fn actions(&self, table: TableId, index: TableId, deleted: bool) -> Vec<(TableId, u32, ReferentialAction)> {
+        let state = self.state();
+        let keys = state.foreign_keys_to(table).filter(|(_, key)| key.index == index);
+        let action = |key: &tidepool_table::ForeignKeyDef| if deleted { key.on_delete } else { key.on_update };
+        let mut actions: Vec<_> = keys.map(|(child, key)| (child.def.id, key.oid, action(key))).collect();
+        actions.sort_by_key(|(_, oid, _)| *oid);
+        actions
+    }
+
+    /// Checks what was deferred, of the foreign keys that `chosen` says.
+    pub(super) fn check_deferred(&mut self, chosen: &dyn Fn(u32) -> bool) -> Result<()> {
+        // It stays, for going back to a savepoint from before.
+        let deferred = std::mem::take(&mut self.references.deferred);
+        let checked = deferred.iter().try_for_each(|deferred| match deferred {
+            Deferred::Written { table, key, rows } if chosen(*key) => match self.link(*table, *key)? {
+                Some(link) => self.require_references(&link, rows),
+                None => Ok(()),
+            },
+            Deferred::Lost { table, key, lost } if chosen(*key) => match self.link(*table, *key)? {
+                Some(link) => self.require_unreferenced(&link, lost, true),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        });
+        self.references.deferred = deferred;
+        checked
+    }
+
+    /// 55006 where checks that wait for the transaction's end know a table's rows, or keys, as they are.
+    pub(crate) fn check_nothing_pends(&self, table: &TableDef, what: &str) -> Result<()> {
+        let state = self.state();
+        let refers = |child: TableId, key: u32| {
+            let keys = state.table_of_id(child).map_or(&[][..], |child| &child.def.foreign_keys);
+            keys.iter().any(|known| known.oid == key && known.referenced == table.id)
+        };
+        let pends = self.references.deferred.iter().any(|deferred| match deferred {
+            Deferred::Written { table: child, .. } => *child == table.id,
+            Deferred::Lost { table: child, key, .. } => *child == table.id || refers(*child, *key),
+        });
+        if !pends {
+            return Ok(());
+        }
+        Err(Error::new(
+            SqlState::OBJECT_IN_USE,
+            format!("cannot {what} \"{}\" because it has pending trigger events", table.name),
+        ))
+    }
+
+    /// At the transaction's end: everything.
+    pub(crate) fn check_all_references(&mut self) -> Result<()> {
+        self.check_events(&())?;
+        self.check_deferred(&|_| true)
+    }
+
+    /// Finds the row that each of these refers to, and locks it. 23503 when there is none.
+    fn require_references(&mut self, link: &Link, rows: &[Rows]) -> Result<()> {
+        let mut views = self.views()?;
+        let mut known: HashSet<Vec<u8>> = HashSet::new();
+        let mut key = Vec::new();
+        let ids = rows.iter().flat_map(|rows| {
+            let (first, count) = match *rows {
+                Rows::One(row) => (row, 1),
+                Rows::Range(range, count) => (RowId::new(range, 0), count),
+            };
+            (0..count as u64).map(move |place| RowId(first.0 + place))
+        });
+        let mut ids = ids.peekable();
+        let patience = self.patience();
+        while ids.peek().is_some() {
+            patience.check()?;
+            let part: Vec<RowId> = ids.by_ref().take(BATCH_ROWS).collect();
+            // A row that is gone by now refers to nothing.
+            let (found, columns) = read_columns(&link.child.rows, &views.now, &part, &link.positions)?;
+            for row in 0..found.len() {
+                match link.reference(&columns, row, &mut key)? {
+                    Reference::Nothing => {}
+                    Reference::Mixed => return Err(link.mixed()),
+                    Reference::Nowhere => return Err(link.not_present(&columns, row)?),
+                    Reference::Key if known.contains(&key) => {}
+                    Reference::Key => {
+                        if !self.lock_referenced(link, &mut views, &key)? {
+                            return Err(link.not_present(&columns, row)?);
+                        }
+                        if known.len() == KEYS_KNOWN_MAX {
+                            known.clear();
+                        }
+                        known.insert(key.clone());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks the parent's row that has a key `FOR KEY SHARE`. False when there is none.
+    fn lock_referenced(&mut self, link: &Link, views: &mut Views, key: &[u8]) -> Result<bool> {
+        let mut is_fresh = false;
+        loop {
+            let Some(row) = link.referenced(&views.own, key)? else {
+                // Somebody may have committed it since the view was drawn.
+                if is_fresh || self.has_one_snapshot() {
+                    return Ok(false);
+                }
+                *views = self.views()?;
+                is_fresh = true;
+                continue;
+            };
+            if self.has_one_snapshot() && link.referenced(&views.now, key)? != Some(row) {
+                return Err(concurrent_update());
+            }
+            let (worker, writes) = self.writing();
+            match link.parent.rows.lock_row(worker, &views.now, writes, row, RowLock::KeyShare)? {
+                Outcome::Written | Outcome::SelfModified => return Ok(true),
+                Outcome::Conflict(tag) => self.wait(tag)?,
+                Outcome::Newer { .. } | Outcome::Deleted => {}
+            }
+            *views = self.views()?;
+            is_fresh = true;
+        }
+    }
+
+    /// 23503 when a row refers to one of these keys, unless `may_return` and some row of the parent's has that key anew.
+    fn require_unreferenced(&mut self, link: &Link, lost: &[Lost], may_return: bool) -> Result<()> {
+        let mut views = self.views()?;
+        let view = views.now.clone();
+        let keys: HashMap<Vec<u8>, usize> =
+            lost.iter().enumerate().map(|(number, lost)| (lost.key.clone(), number)).collect();
+        let mut returned: HashMap<usize, bool> = HashMap::new();
+        let patience = self.patience();
+        link.children(&view, &keys, &mut |found| {
+            patience.check()?;
+            for (row, number) in found {
+                let key = &lost[*number].key;
+                if may_return {
+                    let is_there = match returned.get(number) {
+                        Some(is_there) => *is_there,
+                        None => {
+                            let is_there = match link.referenced(&views.now, key)? {
+                                Some(_) => self.lock_referenced(link, &mut views, key)?,
+                                None => false,
+                            };
+                            returned.insert(*number, is_there);
+                            is_there
+                        }
+                    };
+                    if is_there {
+                        continue;
+                    }
+                }
+                if self.still_refers(link, &mut views, *row, key)? {
+                    return Err(link.still_referenced(key)?);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether a row that refers to a key does so once whoever is changing it is done.
+    fn still_refers(&mut self, link: &Link, views: &mut Views, row: RowId, key: &[u8]) -> Result<bool> {
+        loop {
+            if !link.refers(&views.now, row, key)? {
+                return Ok(false);
+            }
+            let (worker, writes) = self.writing();
+            match link.child.rows.lock_row(worker, &views.now, writes, row, RowLock::KeyShare)? {
+                Outcome::Written | Outcome::SelfModified => return Ok(true),
+                Outcome::Conflict(tag) => self.wait(tag)?,
+                Outcome::Newer { .. } | Outcome::Deleted => {}
+            }
+            *views = self.views()?;
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Foreign keys made, checked and dropped. Each takes both tables for itself: others' writes wait, reads go on.
+
+use super::Modes;
+use super::convert::can_refer;
+use super::link::{Link, Reference};
+use crate::Transaction;
+use crate::catalog::RelationName;
+use crate::transaction::check_name;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tidepool_base::{Error, Result, SqlState, TableId};
+use tidepool_heap::QueryHeap;
+use tidepool_table::{BATCH_ROWS, ForeignKeyDef, ReferentialAction, ScanRequest, Table, TableDef, TableScan};
+
+/// PostgreSQL's limit.
+const COLUMNS_MAX: usize = 32;
+
+/// A foreign key to be made, columns by number.
+#[derive(Clone, Debug)]
+pub struct NewForeignKey {
+    /// `None`: one that is free, as PostgreSQL makes them: `t_a_b_fkey`.
+    pub name: Option<String>,
+    pub columns: Vec<u16>,
+    pub referenced: TableId,
+    /// None: those of the primary key.
+    pub referenced_columns: Vec<u16>,
+    pub match_full: bool,
+    pub on_delete: ReferentialAction,
+    pub on_update: ReferentialAction,
+    pub not_valid: bool,
+    pub deferrable: bool,
+    pub initially_deferred: bool,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(SqlState::INVALID_FOREIGN_KEY, message)
+}
+
+impl Transaction {
+    /// Makes a foreign key of a table. Returns its name. 42830 where the columns referred to are not a key, 42804 where the
+    /// types do not compare, 42710 when the name is taken, 23503 where a row refers to nothing.
+    pub fn create_foreign_key(&mut self, table: impl Into<RelationName>, new: NewForeignKey) -> Result<String> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            self.locked_table(&table)?;
+            let parent = self.locked_parent(new.referenced)?;
+            let child = self.table(&table)?;
+            let key = self.define_foreign_key(&child.def, &parent.def, new)?;
+            let name = key.name.clone();
+            let mut def = TableDef::clone(&child.def);
+            def.foreign_keys.push(key.clone());
+            self.change(child.with_def(Arc::new(def)));
+            self.touch(key.referenced)?;
+            if !key.not_valid {
+                self.check_existing(&table, &key)?;
+            }
+            Ok(name)
+        })
+    }
+
+    /// Drops a table's foreign key. 42704 when there is none of this name.
+    pub fn drop_foreign_key(&mut self, table: impl Into<RelationName>, name: &str) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            self.locked_table(&table)?;
+            let (_, key) = self.foreign_key(&table, name)?;
+            self.locked_parent(key.referenced)?;
+            let (child, key) = self.foreign_key(&table, name)?;
+            let mut def = TableDef::clone(&child.def);
+            def.foreign_keys.retain(|known| known.oid != key.oid);
+            self.change(child.with_def(Arc::new(def)));
+            self.touch(key.referenced)
+        })
+    }
+
+    /// Checks the rows that a `NOT VALID` foreign key has not been checked for. 42704 when there is none of this name.
+    pub fn validate_foreign_key(&mut self, table: impl Into<RelationName>, name: &str) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            self.locked_table(&table)?;
+            let (_, key) = self.foreign_key(&table, name)?;
+            if !key.not_valid {
+                return Ok(());
+            }
+            self.locked_parent(key.referenced)?;
+            self.check_existing(&table, &key)?;
+            let (child, _) = self.foreign_key(&table, name)?;
+            let mut def = TableDef::clone(&child.def);
+            for known in def.foreign_keys.iter_mut().filter(|known| known.oid == key.oid) {
+                known.not_valid = false;
+            }
+            self.change(child.with_def(Arc::new(def)));
+            Ok(())
+        })
+    }
+
+    /// Checks a table's foreign key anew, and that its columns' types compare: they have changed.
+    pub fn recheck_foreign_key(&mut self, table: impl Into<RelationName>, name: &str) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            self.locked_table(&table)?;
+            let (_, key) = self.foreign_key(&table, name)?;
+            let parent = self.locked_parent(key.referenced)?;
+            let (child, key) = self.foreign_key(&table, name)?;
+            check_types(&child.def, &parent.def, &key)?;
+            if key.not_valid { Ok(()) } else { self.check_existing(&table, &key) }
+        })
+    }
+
+    /// `SET CONSTRAINTS`: whether foreign keys, by number, or all, are deferred from now on, as far as they can be. Those
+    /// that are not any more are checked at once.
+    pub fn set_constraints(&mut self, keys: Option<&[u32]>, deferred: bool) -> Result<()> {
+        QueryHeap::outside(|| {
+            match keys {
+                None => self.references.modes = Modes { all: Some(deferred), ..Modes::default() },
+                Some(keys) => self.references.modes.single.extend(keys.iter().map(|key| (*key, deferred))),
+            }
+            if deferred {
+                return Ok(());
+            }
+            self.check_deferred(&|key| keys.is_none_or(|keys| keys.contains(&key)))
+        })
+    }
+
+    fn foreign_key(&self, table: &RelationName, name: &str) -> Result<(Arc<Table>, ForeignKeyDef)> {
+        let child = self.table(table)?;
+        let key = child.def.foreign_key(name).cloned().ok_or_else(|| {
+            Error::new(
+                SqlState::UNDEFINED_OBJECT,
+                format!("constraint \"{name}\" of relation \"{}\" does not exist", table.name),
+            )
+        })?;
+        Ok((child, key))
+    }
+
+    fn locked_parent(&mut self, id: TableId) -> Result<Arc<Table>> {
+        let gone = || Error::new(SqlState::UNDEFINED_TABLE, "the referenced table was dropped by another transaction");
+        loop {
+            let name = RelationName::from(&*self.state().table_of_id(id).ok_or_else(gone)?.def);
+            self.lock(&name)?;
+            if let Some(table) = self.state().table_of_id(id)
+                && RelationName::from(&*table.def) == name
+            {
+                self.check_current(table)?;
+                return Ok(table.clone());
+            }
+        }
+    }
+
+    /// Puts another table of the same definition in a table's place: see the module above.
+    fn touch(&mut self, table: TableId) -> Result<()> {
+        let state = self.state();
+        if let Some(table) = state.table_of_id(table) {
+            self.change(table.with_def(table.def.clone()));
+        }
+        Ok(())
+    }
+
+    fn define_foreign_key(&self, child: &TableDef, parent: &TableDef, new: NewForeignKey) -> Result<ForeignKeyDef> {
+        let mut referenced = new.referenced_columns;
+        if referenced.is_empty() {
+            let primary = parent.indexes.iter().find(|index| index.is_primary()).ok_or_else(|| {
+                Error::new(
+                    SqlState::UNDEFINED_OBJECT,
+                    format!("there is no primary key for referenced table \"{}\"", parent.name),
+                )
+            })?;
+            referenced = primary.columns.iter().map(|column| column.number).collect();
+        }
+        if referenced.len() > COLUMNS_MAX {
+            return Err(Error::new(
+                SqlState::TOO_MANY_COLUMNS,
+                format!("cannot have more than {COLUMNS_MAX} keys in a foreign key"),
+            ));
+        }
+        if (1..referenced.len()).any(|place| referenced[..place].contains(&referenced[place])) {
+            return Err(invalid("foreign key referenced-columns list must not contain duplicates"));
+        }
+        let serves = |index: &&tidepool_table::IndexDef| {
+            index.unique
+                && index.columns.len() == referenced.len()
+                && referenced.iter().all(|number| index.has_column(*number))
+        };
+        let index = parent.indexes.iter().find(serves).ok_or_else(|| {
+            invalid(format!(
+                "there is no unique constraint matching given keys for referenced table \"{}\"",
+                parent.name
+            ))
+        })?;
+        if referenced.len() != new.columns.len() {
+            return Err(invalid("number of referencing and referenced columns for foreign key disagree"));
+        }
+        let others = || {
+            let keys = child.indexes.iter().filter(|index| index.constraint.is_some()).map(|index| &index.name);
+            let checks = child.checks.iter().map(|check| &check.name);
+            keys.chain(checks).chain(child.foreign_keys.iter().map(|key| &key.name))
+        };
+        let name = match new.name {
+            Some(name) if others().any(|other| *other == name) => {
+                return Err(Error::new(
+                    SqlState::DUPLICATE_OBJECT,
+                    format!("constraint \"{name}\" for relation \"{}\" already exists", child.name),
+                ));
+            }
+            Some(name) => name,
+            None => {
+                let names = new.columns.iter().filter_map(|number| child.column_by_number(*number));
+                let names: Vec<&str> = names.map(|(_, column)| column.name.as_str()).collect();
+                let avoid: Vec<&str> = others().map(String::as_str).collect();
+                self.state().free_name(child.schema, [&child.name, &names.join("_")], "fkey", &avoid)
+            }
+        };
+        check_name(&name)?;
+        let key = ForeignKeyDef {
+            oid: self.database.next_table_id().0,
+            name,
+            columns: new.columns,
+            referenced: new.referenced,
+            referenced_columns: referenced,
+            index: index.id,
+            match_full: new.match_full,
+            on_delete: new.on_delete,
+            on_update: new.on_update,
+            not_valid: new.not_valid,
+            deferrable: new.deferrable,
+            initially_deferred: new.initially_deferred,
+        };
+        check_types(child, parent, &key)?;
+        Ok(key)
+    }
+
+    /// Checks all rows of a table, which this transaction has alone, as it has the one referred to.
+    fn check_existing(&mut self, table: &RelationName, key: &ForeignKeyDef) -> Result<()> {
+        let child = self.table(table)?;
+        let state = self.state();
+        let gone = || Error::internal("a locked table is gone");
+        let parent = state.table_of_id(key.referenced).ok_or_else(gone)?;
+        let link = Link::new(key, &child, parent, state.schema_name(child.def.schema))?;
+        let patience = self.patience();
+        let version = Arc::new(self.newest(&child));
+        let view = version.view().clone();
+        let request = ScanRequest {
+            projection: link.positions.clone(),
+            filters: Vec::new(),
+            dynamic: None,
+            limit: None,
+            batch_rows: BATCH_ROWS,
+        };
+        let mut reader = TableScan::new(version, request).reader();
+        let (mut own, mut known) = (Vec::new(), HashSet::new());
+        while let Some(batch) = reader.next_batch()? {
+            patience.check()?;
+            for row in 0..batch.num_rows() {
+                match link.reference(batch.columns(), row, &mut own)? {
+                    Reference::Nothing => {}
+                    Reference::Mixed => return Err(link.mixed()),
+                    Reference::Nowhere => return Err(link.not_present(batch.columns(), row)?),
+                    Reference::Key if known.contains(&own) => {}
+                    Reference::Key => {
+                        if link.referenced(&view, &own)?.is_none() {
+                            return Err(link.not_present(batch.columns(), row)?);
+                        }
+                        if known.len() == super::check::KEYS_KNOWN_MAX {
+                            known.clear();
+                        }
+                        known.insert(own.clone());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 42804 unless the columns' types compare.
+fn check_types(child: &TableDef, parent: &TableDef, key: &ForeignKeyDef) -> Result<()> {
+    for (own, referenced) in key.columns.iter().zip(&key.referenced_columns) {
+        let (Some((_, own)), Some((_, referenced))) =
+            (child.column_by_number(*own), parent.column_by_number(*referenced))
+        else {
+            return Err(Error::internal("a foreign key has a column that its table does not"));
+        };
+        if !can_refer(own.sql_type, referenced.sql_type) {
+            let plain = |column: &tidepool_table::ColumnDef| {
+                let name = column.sql_type.to_string();
+                match (name.find('('), name.find(')')) {
+                    (Some(open), Some(close)) => format!("{}{}", &name[..open], &name[close + 1..]),
+                    _ => name,
+                }
+            };
+            return Err(Error::new(
+                SqlState::DATATYPE_MISMATCH,
+                format!("foreign key constraint \"{}\" cannot be implemented", key.name),
+            )
+            .with_detail(format!(
+                "Key columns \"{}\" and \"{}\" are of incompatible types: {} and {}.",
+                own.name,
+                referenced.name,
+                plain(own),
+                plain(referenced)
+            )));
+        }
+    }
+    Ok(())
+}
