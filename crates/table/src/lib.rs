@@ -32,9 +32,7 @@ mod version;
 
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
-pub use index::{
-    BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value,
-};
+pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value};
 pub use parameters::{MergePolicy, StorageParameters};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
