@@ -41,6 +41,17 @@ fn pgbench_runs_unmodified() {
                        (SELECT count(*) FROM pgbench_history) AS h";
     let output = sql(&server.url, &["--format", "csv", "-c", sums], "");
     assert_eq!(text(&output.stdout).lines().nth(1), Some("0,0,270"), "{}", text(&output.stderr));
+    // Anew, with foreign keys, which its scripts heed.
+    run(&["-i", "-s", "2", "-q", "--foreign-keys", "-I", "dtgvpf"]);
+    let told = run(&["-b", "tpcb-like", "-c", "3", "-j", "2", "-t", "15", "-n"]);
+    assert!(told.contains("number of failed transactions: 0 "), "{told}");
+    let keys = "SELECT count(*) FROM pg_constraint WHERE contype = 'f' AND convalidated";
+    let output = sql(&server.url, &["--format", "csv", "-c", keys], "");
+    assert_eq!(text(&output.stdout).lines().nth(1), Some("5"), "{}", text(&output.stderr));
+    let output = sql(&server.url, &["-c", "DELETE FROM pgbench_branches WHERE bid = 1"], "");
+    assert!(!output.status.success());
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("violates foreign key constraint \"pgbench_"), "{stderr}");
     // With the vacuum that it begins with.
     run(&["-c", "2", "-t", "5"]);
     server.signal(libc::SIGTERM);
