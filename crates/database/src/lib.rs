@@ -45,7 +45,7 @@ pub use elastic::{Patience, TablespaceChange};
 pub use index::{NewIndex, OnConflict, Upserted};
 pub use locks::{LockInfo, LockMode};
 pub use references::{NewForeignKey, RowRules};
-pub use rows::Changed;
+pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};

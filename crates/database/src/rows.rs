@@ -10,7 +10,7 @@ use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
 use tidepool_heap::QueryHeap;
-use tidepool_table::rows::{Apart, Outcome, RowLayout, RowStore, VersionMemory};
+use tidepool_table::rows::{Apart, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
 use tidepool_table::{Placement, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Isolation, View};
@@ -22,6 +22,27 @@ pub enum Changed {
     Rows(BooleanArray),
     /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the
     /// statement is to be run again, as of now. (`READ COMMITTED` alone.)
+    Again,
+}
+
+/// What is done about a row that another transaction has. Of several wishes the last one here counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LockWait {
+    /// Its end is waited for.
+    Wait,
+    /// The row is passed over.
+    Skip,
+    /// 55P03.
+    Refuse,
+}
+
+/// What came of locking a row. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Locked {
+    Yes,
+    Skipped,
+    /// As [`Changed::Again`].
     Again,
 }
 
@@ -183,6 +204,48 @@ impl Transaction {
             }
             return Ok(outcome);
         }
+    }
+
+    /// Locks a row that the statement sees, to the transaction's end. 55P03 where another has it and that is not to be
+    /// waited for; 40001 where the transaction's one snapshot does not show what the row is now.
+    pub fn lock_row(
+        &mut self,
+        table: impl Into<RelationName>,
+        row: RowId,
+        lock: RowLock,
+        wait: LockWait,
+    ) -> Result<Locked> {
+        let name = table.into();
+        QueryHeap::outside(|| {
+            self.lock_rows(&name)?;
+            let table = self.table(&name)?;
+            let statement = self.statement()?;
+            if statement.state().table(&name).is_none_or(|seen| !Arc::ptr_eq(&seen.rows, &table.rows)) {
+                // Moved or emptied since.
+                return self.again().map(|_| Locked::Again);
+            }
+            loop {
+                let (worker, writes) = self.writing();
+                match table.rows.lock_row(worker, statement.view(), writes, row, lock)? {
+                    Outcome::Written | Outcome::SelfModified => return Ok(Locked::Yes),
+                    Outcome::Deleted => return Ok(Locked::Skipped),
+                    Outcome::Newer { .. } => return self.again().map(|_| Locked::Again),
+                    Outcome::Conflict(tag) => match wait {
+                        LockWait::Wait => {
+                            let patience = self.patience();
+                            self.worker().wait_for(tag, &*patience.begin_wait())?;
+                        }
+                        LockWait::Skip => return Ok(Locked::Skipped),
+                        LockWait::Refuse => {
+                            return Err(Error::new(
+                                SqlState::LOCK_NOT_AVAILABLE,
+                                format!("could not obtain lock on row in relation \"{}\"", name.name),
+                            ));
+                        }
+                    },
+                }
+            }
+        })
     }
 
     /// A row that is to be written is newer than what the statement sees.

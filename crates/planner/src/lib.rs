@@ -27,6 +27,7 @@ mod heap;
 mod insert;
 mod interrupt;
 mod keys;
+mod locking;
 mod names;
 mod numbers;
 mod operators;

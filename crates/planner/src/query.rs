@@ -27,7 +27,8 @@ use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::ViewDef;
@@ -45,16 +46,16 @@ struct Names<'a> {
     state: &'a SessionState,
     facts: &'a Arc<SessionFacts>,
     within: Option<Within<'a>>,
-    /// What `pg_oid.row` stands for: the rows of an expression that is evaluated outside of queries, or of the table that
-    /// a statement changes.
-    rows: Option<Arc<dyn TableProvider>>,
+    /// What names in schema `pg_oid` stand for beside relations: the rows of an expression that is evaluated outside of
+    /// queries, or of tables that a statement changes or locks.
+    rows: BTreeMap<String, Arc<dyn TableProvider>>,
 }
 
 impl Names<'_> {
     /// The table, view or system table that a name means.
     fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
-        if let Some(rows) = &self.rows
-            && (schema, name) == (Some(resolve::BY_ID), crate::row_expressions::ROW)
+        if schema == Some(resolve::BY_ID)
+            && let Some(rows) = self.rows.get(name)
         {
             return Ok(rows.clone());
         }
@@ -200,7 +201,7 @@ pub fn logical_plan_within(
     table_schema: Option<Schema>,
     within: Option<Within<'_>>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within, rows: None }, query, parameters, table_schema)
+    planned_by(&Names { state, facts, within, rows: BTreeMap::new() }, query, parameters, table_schema)
 }
 
 /// The plan of a query that reads `pg_oid.row`.
@@ -211,7 +212,35 @@ pub fn logical_plan_of_rows(
     parameters: ParameterFields,
     rows: Arc<dyn TableProvider>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within: None, rows: Some(rows) }, query, parameters, None)
+    let rows = BTreeMap::from([(crate::row_expressions::ROW.to_owned(), rows)]);
+    logical_plan_with_rows(state, facts, query, parameters, rows)
+}
+
+/// The plan of a query that reads these under their names in schema `pg_oid`.
+pub fn logical_plan_with_rows(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: ParameterFields,
+    rows: BTreeMap<String, Arc<dyn TableProvider>>,
+) -> Result<LogicalPlan> {
+    planned_by(&Names { state, facts, within: None, rows }, query, parameters, None)
+}
+
+/// 0A000 for a query that locks rows within another: here nobody would lock them.
+fn refuse_locks(query: &ast::Query) -> Result<()> {
+    struct Locks;
+    impl ast::Visitor for Locks {
+        type Break = ();
+        fn pre_visit_query(&mut self, query: &ast::Query) -> ControlFlow<()> {
+            if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        }
+    }
+    match ast::Visit::visit(query, &mut Locks) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::unsupported("FOR UPDATE and FOR SHARE are not supported here")
+            .with_hint("A SELECT of its own can lock rows.")),
+    }
 }
 
 fn planned_by(
@@ -220,6 +249,7 @@ fn planned_by(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
+    refuse_locks(&query)?;
     match named_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
         Err(error) if error.code() == SqlState::GROUPING_ERROR => {
             let mut completed = query;
@@ -271,7 +301,7 @@ pub fn returned(
     let ast::SetExpr::Select(select) = *query.body else {
         return Err(Error::internal("a SELECT that is none"));
     };
-    let names = Names { state, facts, within: None, rows: None };
+    let names = Names { state, facts, within: None, rows: BTreeMap::new() };
     let planner = SqlToRel::new_with_options(&names, parser_options());
     let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
     let schema = plan.schema();

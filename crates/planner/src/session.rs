@@ -12,6 +12,7 @@ mod describe;
 mod execute;
 mod foreign_keys;
 mod indexes;
+mod locking;
 mod objects;
 mod outcome;
 mod prepared;

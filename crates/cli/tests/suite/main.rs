@@ -8,6 +8,7 @@ mod crash;
 mod device;
 mod elastic;
 mod kills;
+mod locking;
 mod paged;
 mod pgbench;
 mod raw;

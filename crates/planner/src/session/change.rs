@@ -21,7 +21,7 @@ use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{Changed, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
-use tidepool_table::TableVersion;
+use tidepool_table::{TableDef, TableVersion};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
@@ -220,11 +220,7 @@ impl Session {
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, interrupt| {
             transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
             if transaction.version().table(&table).is_none_or(|now| now.def != def) {
-                return Err(Error::new(
-                    SqlState::SERIALIZATION_FAILURE,
-                    format!("table \"{}\" was altered while the statement waited for it", def.name),
-                )
-                .with_hint("Try again."));
+                return Err(altered(&def));
             }
             let before = transaction.savepoint();
             let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns };
@@ -248,8 +244,14 @@ impl Session {
     }
 }
 
+/// 40001.
+pub(super) fn altered(def: &TableDef) -> Error {
+    let message = format!("table \"{}\" was altered while the statement waited for it", def.name);
+    Error::new(SqlState::SERIALIZATION_FAILURE, message).with_hint("Try again.")
+}
+
 /// The batches, which keep the heap that they lie in.
-fn returned_stream(
+pub(super) fn returned_stream(
     batches: Vec<RecordBatch>,
     heap: Arc<QueryHeap>,
 ) -> impl futures::Stream<Item = Result<RecordBatch>> + Send {

@@ -31,7 +31,11 @@ impl Session {
         self.check_not_failed(statement)?;
         let none = |columns| Ok(Description { parameters: given.to_vec(), columns });
         match statement.command() {
-            Command::Query(_) | Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } => {}
+            Command::Query(_)
+            | Command::Locking { .. }
+            | Command::Insert(..)
+            | Command::Update { .. }
+            | Command::Delete { .. } => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Show { name: None } => {
@@ -63,7 +67,7 @@ impl Session {
 fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
     let state = facts.planner.state(facts);
     match statement.command() {
-        Command::Query(ast_query) => {
+        Command::Query(ast_query) | Command::Locking { query: ast_query, .. } => {
             let mut given = crate::parameters::settled(ast_query, given);
             if let Some((probe, arrays)) = crate::parameters::element_probe(ast_query, &given) {
                 let plan = query::logical_plan(&state, facts, probe, query::fields_of_oids(&given), None)?;

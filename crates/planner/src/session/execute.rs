@@ -25,6 +25,7 @@ impl Session {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
             Command::Query(_) => self.select(text, statement, parameters).await,
+            Command::Locking { .. } => self.select_locking(text, statement, parameters).await,
             Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } => {
                 self.change(text, statement, parameters).await
             }

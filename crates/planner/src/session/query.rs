@@ -96,6 +96,10 @@ impl Session {
                 let form = if options.placement { "EXPLAIN PLACEMENT" } else { "EXPLAIN ANALYZE" };
                 return Err(Error::unsupported(format!("{form} runs queries only")));
             }
+            Command::Locking { .. } => {
+                return Err(Error::unsupported("queries that lock rows cannot be explained")
+                    .with_hint("Leave the locking clause out: the plan is the same."));
+            }
             _ => statement.clone(),
         };
         let facts = running.facts.clone();

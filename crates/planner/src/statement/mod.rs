@@ -10,6 +10,7 @@
 mod alter;
 mod cursor;
 mod indexes;
+mod locking;
 mod objects;
 mod utility;
 
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
 pub use indexes::{IndexAction, IndexClause, Reindexed};
+pub use locking::LockClause;
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
     FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
@@ -99,6 +101,11 @@ impl Statement {
 pub enum Command {
     Empty,
     Query(Box<ast::Query>),
+    /// A query that locks the rows that it finds.
+    Locking {
+        query: Box<ast::Query>,
+        clauses: Vec<LockClause>,
+    },
     Insert(Box<ast::Insert>, Overriding),
     Update {
         update: Box<ast::Update>,
@@ -447,6 +454,7 @@ fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
 fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
     let (tokens, overriding) = utility::take_overriding(tokens);
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
+    let (tokens, clauses) = locking::take(source, tokens)?;
     // `TABLE t` is short for `SELECT * FROM t`.
     let tokens = match tokens.first() {
         Some(first) if matches!(&first.token, Token::Word(word) if word.keyword == Keyword::TABLE) => {
@@ -476,6 +484,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             ast::SetExpr::Insert(_) | ast::SetExpr::Merge(_) => {
                 Command::Unsupported(Error::unsupported("INSERT and MERGE after WITH are not supported"))
             }
+            _ if !clauses.is_empty() => Command::Locking { query, clauses },
             _ => Command::Query(query),
         },
         ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),
