@@ -4,7 +4,7 @@ use crate::catalog::RelationName;
 use crate::index::ChangedKeys;
 use crate::progress::Progress;
 use crate::references::Watch;
-use crate::transaction::column_position;
+use crate::transaction::{column_position, table_of};
 use crate::{Database, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
@@ -140,7 +140,8 @@ impl Transaction {
 
     fn change_rows(&mut self, name: &RelationName, ids: &[RowId], rows: Option<&RecordBatch>) -> Result<Changed> {
         self.lock_rows(name)?;
-        let table = self.table(name)?;
+        let state = self.state();
+        let table = table_of(&state, name)?;
         let statement = self.statement()?;
         if statement.state().table(name).is_none_or(|seen| !Arc::ptr_eq(&seen.rows, &table.rows)) {
             // Moved or emptied since.
@@ -149,7 +150,7 @@ impl Transaction {
         self.written.insert(table.def.id, table.clone());
         let images = rows.map(|rows| table.rows.layout().rows(rows)).transpose()?;
         let mut image = Vec::new();
-        let mut write = RowWrite::new(self.watch(&table));
+        let mut write = RowWrite::new(Watch::of(&state, &table));
         let mut done = Vec::with_capacity(ids.len());
         for (place, row) in ids.iter().enumerate() {
             if let Some(images) = &images {

@@ -313,10 +313,7 @@ impl Transaction {
     }
 
     pub(crate) fn table(&self, name: &RelationName) -> Result<Arc<Table>> {
-        self.state()
-            .table(name)
-            .cloned()
-            .ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name)))
+        table_of(&self.state(), name)
     }
 
     pub(crate) fn change(&mut self, next: Table) -> Arc<Table> {
@@ -574,6 +571,12 @@ impl Drop for Transaction {
             self.database.give_back(Seat { worker, redo: self.redo.take() });
         });
     }
+}
+
+/// 42P01 when there is none.
+pub(crate) fn table_of(state: &DatabaseState, name: &RelationName) -> Result<Arc<Table>> {
+    let table = state.table(name).cloned();
+    table.ok_or_else(|| Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name)))
 }
 
 pub(crate) fn column_position(table: &Table, column: &str) -> Result<usize> {

@@ -262,10 +262,16 @@ impl Session {
         })
     }
 
-    fn running(&self, text: &str) -> Running {
+    /// Of what begins now, and is what a cancel ends.
+    fn interrupt(&self) -> Arc<Interrupt> {
         let interrupt =
             Arc::new(Interrupt::new(self.settings.timeout("statement_timeout"), self.settings.timeout("lock_timeout")));
         *self.shared.running.lock() = Arc::downgrade(&interrupt);
+        interrupt
+    }
+
+    fn running(&self, text: &str) -> Running {
+        let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
         if self.block.is_none() {
             // The statement is a transaction of its own.

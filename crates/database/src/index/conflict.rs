@@ -3,6 +3,7 @@
 use super::write::ChangedKeys;
 use crate::Transaction;
 use crate::catalog::RelationName;
+use crate::references::Watch;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
@@ -32,6 +33,12 @@ enum Found {
     Undecided(Tag),
 }
 
+/// What is done about rows that are in the way.
+struct Conflicting<'a> {
+    action: Option<OnConflict<'a>>,
+    watch: Watch,
+}
+
 enum Attempt {
     Done(Upserted),
     /// Something changed meanwhile.
@@ -49,7 +56,7 @@ impl Transaction {
         table: impl Into<RelationName>,
         rows: &RecordBatch,
         arbiters: &[TableId],
-        mut action: Option<OnConflict<'_>>,
+        action: Option<OnConflict<'_>>,
     ) -> Result<Vec<Upserted>> {
         let name = table.into();
         self.lock_rows(&name)?;
@@ -57,11 +64,12 @@ impl Transaction {
         QueryHeap::outside(|| self.written.insert(table.def.id, table.clone()));
         let images = table.rows.layout().rows(rows)?;
         let mut image = Vec::new();
+        let mut conflicting = Conflicting { action, watch: QueryHeap::outside(|| self.watch(&table)) };
         (0..rows.num_rows())
             .map(|place| {
                 images.image(place, &mut image)?;
                 loop {
-                    match self.try_upsert(&table, place, &image, arbiters, &mut action)? {
+                    match self.try_upsert(&table, place, &image, arbiters, &mut conflicting)? {
                         Attempt::Done(upserted) => return Ok(upserted),
                         Attempt::Again => {}
                         Attempt::Wait(tag) => self.wait_for_writer(tag)?,
@@ -83,13 +91,13 @@ impl Transaction {
         place: usize,
         image: &[u8],
         arbiters: &[TableId],
-        action: &mut Option<OnConflict<'_>>,
+        conflicting: &mut Conflicting<'_>,
     ) -> Result<Attempt> {
         let statement = self.statement()?;
         let view = statement.view();
         match self.in_the_way(table, view, image, arbiters)? {
             Found::Undecided(tag) => return Ok(Attempt::Wait(tag)),
-            Found::Row { row, own } => return self.resolve(table, view, place, row, own, action),
+            Found::Row { row, own } => return self.resolve(table, view, place, row, own, conflicting),
             Found::Nobody => {}
         }
         QueryHeap::outside(|| {
@@ -148,7 +156,7 @@ impl Transaction {
         place: usize,
         row: RowId,
         own: bool,
-        action: &mut Option<OnConflict<'_>>,
+        conflicting: &mut Conflicting<'_>,
     ) -> Result<Attempt> {
         let has_one_snapshot = self.isolation() != Isolation::ReadCommitted;
         if has_one_snapshot && !own && table.rows.read(view, row).is_none() {
@@ -157,6 +165,7 @@ impl Transaction {
                 "could not serialize access due to concurrent update",
             ));
         }
+        let Conflicting { action, watch } = conflicting;
         let Some(action) = action else { return Ok(Attempt::Done(Upserted::Skipped)) };
         let held = match has_one_snapshot {
             true => None,
@@ -174,14 +183,13 @@ impl Transaction {
             let mut image = Vec::new();
             table.rows.layout().rows(&new)?.image(0, &mut image)?;
             let mut keys = ChangedKeys::default();
-            let mut watch = self.watch(table);
             watch.look(table, view, row, Some(&image))?;
             let leaves_key = keys.look(table, view, row, &image)? && keys.leaves_unique(table);
             let (worker, writes) = self.writing();
             match table.rows.update(worker, view, writes, row, &image, leaves_key)? {
                 Outcome::Written => {
                     self.enter_changed(table, view, row, &keys)?;
-                    self.changed(table, row, &mut watch, false);
+                    self.changed(table, row, watch, false);
                     Ok(Attempt::Done(Upserted::Updated(new)))
                 }
                 Outcome::Conflict(tag) => Ok(Attempt::Wait(tag)),

@@ -26,7 +26,8 @@ impl Transaction {
         let keys: HashMap<Vec<u8>, usize> =
             lost.iter().enumerate().map(|(number, lost)| (lost.key.clone(), number)).collect();
         let mut found = Vec::new();
-        link.children(&views.now, &keys, &mut |part| {
+        let patience = self.patience();
+        link.children(&views.now, &keys, &*patience, &mut |part| {
             found.extend_from_slice(part);
             Ok(())
         })?;
@@ -35,7 +36,6 @@ impl Transaction {
         }
         found.sort_unstable();
         self.written.insert(link.child.def.id, link.child.clone());
-        let patience = self.patience();
         for part in found.chunks(BATCH_ROWS) {
             let mut left = part.to_vec();
             while !left.is_empty() {

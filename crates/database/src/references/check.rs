@@ -229,8 +229,7 @@ impl Transaction {
             lost.iter().enumerate().map(|(number, lost)| (lost.key.clone(), number)).collect();
         let mut returned: HashMap<usize, bool> = HashMap::new();
         let patience = self.patience();
-        link.children(&view, &keys, &mut |found| {
-            patience.check()?;
+        link.children(&view, &keys, &*patience, &mut |found| {
             for (row, number) in found {
                 let key = &lost[*number].key;
                 if may_return {

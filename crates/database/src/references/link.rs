@@ -1,6 +1,7 @@
 //! A foreign key between two tables as a transaction has them.
 
 use super::convert::{Reverse, convert, reverse};
+use crate::Patience;
 use crate::index::value_text;
 use crate::text::{TextSettings, TextWriter};
 use arrow_array::cast::AsArray;
@@ -128,6 +129,7 @@ impl Link {
         &self,
         view: &Arc<HeldSnapshot>,
         keys: &HashMap<Vec<u8>, usize>,
+        patience: &dyn Patience,
         found: TakeChildren<'_>,
     ) -> Result<()> {
         let version = Arc::new(TableVersion::of(&self.child, view));
@@ -143,6 +145,7 @@ impl Link {
         let mut reader = scan.reader();
         let (mut key, mut matches) = (Vec::new(), Vec::new());
         while let Some(batch) = reader.next_batch()? {
+            patience.check()?;
             let (ids, columns) =
                 batch.columns().split_last().ok_or_else(|| Error::internal("a scan has no columns"))?;
             let ids = ids.as_primitive::<UInt64Type>();

@@ -166,11 +166,14 @@ impl Session {
         self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
         let synchronous = self.commits_synchronously();
+        // What is deferred is checked now, and may wait.
+        let interrupt = self.interrupt();
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();
         let transaction = block.slot.lock().take();
         let Some(mut transaction) = transaction else { return Ok(()) };
         transaction.set_synchronous(synchronous);
+        transaction.set_patience(interrupt.clone());
         if !transaction.has_changes() {
             transaction.rollback();
             return Ok(());
@@ -183,7 +186,9 @@ impl Session {
                 Ok(())
             }
         });
-        joined(ended.await)
+        let ended = joined(ended.await);
+        drop(interrupt);
+        ended
     }
 
     fn commits_synchronously(&self) -> bool {
