@@ -16,6 +16,7 @@ pub mod text;
 mod access;
 mod alter;
 mod catalog;
+mod check;
 mod database;
 mod ddl;
 mod durability;
@@ -39,6 +40,7 @@ pub use catalog::{
     Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef,
     ViewRelation, ViewSource,
 };
+pub use check::{Checked, check_folder, restore};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
@@ -47,6 +49,7 @@ pub use locks::{LockInfo, LockMode};
 pub use references::{NewForeignKey, RowRules};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
+pub use storage::Copied;
 pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};
 pub use writer::{RowChecks, TableWriter};
@@ -54,6 +57,8 @@ pub use writer::{RowChecks, TableWriter};
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpoint.rows", "checkpoint.manifest"];
 
+#[cfg(test)]
+mod check_tests;
 #[cfg(test)]
 mod found_tests;
 #[cfg(test)]

@@ -209,7 +209,7 @@ fn values_come_back_by_range_by_list_and_one_by_one() {
         let segment = encode(&case);
         let context = format!("{} {} ({})", case.name, case.sql_type, segment.encoding());
         let rows = case.array.len();
-        segment.verify().unwrap();
+        segment.check().unwrap();
         assert_eq!(segment.rows(), rows);
         assert_same(&segment.decode(0..rows).unwrap(), &case.array, &context);
         for (start, end) in [(0, 1), (0, 1_024), (1_000, 1_100), (1_024, 2_048), (37, ROWS), (ROWS - 1, ROWS), (9, 9)] {

@@ -9,6 +9,7 @@
 
 mod bits;
 mod blob;
+mod check;
 #[cfg(test)]
 mod conformance;
 
@@ -30,6 +31,7 @@ mod table_tests;
 mod testing;
 mod version;
 
+pub use check::TableReport;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value};

@@ -65,7 +65,7 @@ pub(crate) fn lock_folder(folder: &Path) -> Result<File> {
     }
 }
 
-fn restrict(folder: &Path) {
+pub(super) fn restrict(folder: &Path) {
     use std::os::unix::fs::PermissionsExt;
     if let Err(error) = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)) {
         tracing::warn!("could not restrict access to \"{}\": {error}", folder.display());

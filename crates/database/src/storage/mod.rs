@@ -21,6 +21,7 @@
 //! Lock order: `Storage::saving`, then `Database::commit`, then `Storage::state`. A sequence's own lock may be taken
 //! under `saving`, and `Storage::positions` under that.
 
+mod backup;
 mod delta;
 mod files;
 mod found;
@@ -28,6 +29,8 @@ mod manifest;
 mod positions;
 mod row_file;
 
+pub use backup::Copied;
+pub(crate) use backup::check_files;
 pub(crate) use files::lock_folder;
 pub(crate) use found::{Finds, FoundGroups, Restarted};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
@@ -85,6 +88,10 @@ struct State {
     named: BTreeSet<FileKey>,
     /// By table, what its delta was when it was written last.
     deltas: HashMap<TableId, StoredDelta>,
+    /// Who copies files, or reads them.
+    lent: usize,
+    /// Files to be removed when nobody does any more.
+    owed: Vec<FileKey>,
     next_chunk_id: u64,
 }
 
@@ -145,6 +152,8 @@ impl Storage {
                 stored: named.iter().copied().collect(),
                 named,
                 deltas: HashMap::new(),
+                lent: 0,
+                owed: Vec::new(),
                 next_chunk_id: manifest.next_chunk_id,
             }),
             saving: Mutex::new(()),
@@ -182,7 +191,7 @@ impl Storage {
     }
 
     fn path(&self, key: FileKey) -> PathBuf {
-        self.folder.join("rows").join(format!("{}-{:016x}.rows", key.kind.name(), key.id))
+        file_path(&self.folder, key)
     }
 
     /// Removes row files that nothing names. Only while nothing is being written: at start.
@@ -537,7 +546,11 @@ impl Storage {
         for key in named.difference(&now) {
             state.named.remove(key);
             state.stored.remove(key);
-            self.remove(&self.path(*key));
+            if state.lent > 0 {
+                state.owed.push(*key);
+            } else {
+                self.remove(&self.path(*key));
+            }
         }
         Ok(())
     }
@@ -620,6 +633,10 @@ fn in_file(path: &Path, error: &Error) -> Error {
         about = about.with_hint(hint);
     }
     about
+}
+
+fn file_path(folder: &Path, key: FileKey) -> PathBuf {
+    folder.join("rows").join(format!("{}-{:016x}.rows", key.kind.name(), key.id))
 }
 
 fn read_file(files: &dyn Files, path: &Path) -> Result<Vec<u8>> {

@@ -12,7 +12,7 @@ use tidepool_base::{Error, Result, SqlState};
 use tidepool_log::files::Files;
 use xxhash_rust::xxh3::xxh3_64;
 
-const NAME: &str = "SEQUENCES";
+pub(super) const NAME: &str = "SEQUENCES";
 const FIRST_WORDS: &str = "TIDEPOOL SEQUENCES ";
 const FORMAT: u32 = 1;
 
@@ -58,7 +58,7 @@ impl Storage {
     }
 }
 
-fn to_bytes(positions: &BTreeMap<u32, Position>) -> Result<Vec<u8>> {
+pub(super) fn to_bytes(positions: &BTreeMap<u32, Position>) -> Result<Vec<u8>> {
     let body = serde_json::to_string(positions)
         .map_err(|error| Error::internal(format!("the positions of sequences cannot be written: {error}")))?;
     let body = format!("{body}\n");

@@ -29,6 +29,7 @@
 //!   calls `Worker::rest`.
 //! * What is allocated here lasts longer than a statement: a thread inside a query heap writes rows outside of it.
 
+mod check;
 mod claim;
 mod layout;
 mod locks;
