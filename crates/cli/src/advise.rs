@@ -1,7 +1,8 @@
 //! `tidepool advise`: the placement advisor from the command line, on a server or on a data folder.
 
 use crate::config::DatabaseArgs;
-use crate::sql::client::{Client, Event};
+use crate::rows::{Rows, literal, query};
+use crate::sql::client::Client;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -41,45 +42,6 @@ pub fn run(runtime: &Runtime, args: AdviseArgs) -> Result<ExitCode> {
         return advised.and(closed).map(|()| ExitCode::SUCCESS);
     }
     advised.map(|()| ExitCode::SUCCESS)
-}
-
-/// The rows of a query, as text.
-struct Rows {
-    names: Vec<String>,
-    rows: Vec<Vec<Option<String>>>,
-}
-
-impl Rows {
-    fn text(&self, row: usize, name: &str) -> Option<&str> {
-        let column = self.names.iter().position(|known| known == name)?;
-        self.rows.get(row)?.get(column)?.as_deref()
-    }
-
-    fn number(&self, row: usize, name: &str) -> f64 {
-        self.text(row, name).and_then(|text| text.parse().ok()).unwrap_or(0.0)
-    }
-}
-
-async fn query(client: &mut Client, sql: &str) -> Result<Rows> {
-    let mut rows = Rows { names: Vec::new(), rows: Vec::new() };
-    let mut failure = None;
-    client.query(sql).await?;
-    loop {
-        match client.event().await? {
-            Event::Columns(columns) => rows.names = columns.into_iter().map(|column| column.name).collect(),
-            Event::Row(values) => {
-                let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-                rows.rows.push(values.iter().map(|value| value.as_deref().map(text)).collect());
-            }
-            Event::Failed(report) => failure = Some(report.into_error()),
-            Event::Ready => return failure.map_or(Ok(rows), Err),
-            _ => {}
-        }
-    }
-}
-
-fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
 }
 
 async fn advise(client: &mut Client, args: &AdviseArgs) -> Result<()> {

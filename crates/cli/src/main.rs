@@ -3,8 +3,10 @@
 mod advise;
 mod config;
 mod device;
+mod rows;
 mod serve;
 mod sql;
+mod upkeep;
 
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -38,6 +40,12 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Run SQL: on a server, or on a data folder without one
     Sql(sql::SqlArgs),
+    /// Verify a server's database, or a data folder that nobody uses: every checksum, version and index
+    Check(upkeep::CheckArgs),
+    /// Copy a database while it is at work
+    Backup(upkeep::BackupArgs),
+    /// Make a data folder of a backup
+    Restore(upkeep::RestoreArgs),
     /// Say which columns to keep near, given what the queries so far have read
     Advise(advise::AdviseArgs),
     /// The far-memory study's four placements over TPC-H, with a report
@@ -79,6 +87,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => runtime.block_on(serve::serve(args)),
         Command::Sql(args) => sql::run(&runtime, args),
+        Command::Check(args) => upkeep::check(&runtime, &args),
+        Command::Backup(args) => upkeep::backup(&runtime, &args),
+        Command::Restore(args) => upkeep::restore(&args),
         Command::Advise(args) => advise::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),

@@ -22,6 +22,7 @@ mod sequences;
 mod settings;
 mod tables;
 mod transaction;
+mod upkeep;
 mod utility;
 mod views;
 

@@ -4,7 +4,7 @@
 //! Each client writes transactions of its own, one after another, and notes which were acknowledged. `TIDEPOOL_STRESS_SEED` and
 //! `TIDEPOOL_STRESS_SECONDS` make it another and a longer history.
 
-use crate::cli::{Serving, try_serve};
+use crate::cli::{Serving, text, tidepool, try_serve};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::Path;
@@ -177,6 +177,17 @@ async fn check(url: &str, told: &Told, about: &str) {
         assert_eq!(number(&client, &format!("SELECT count(*) FROM made_{number_of}")).await, number_of, "{about}");
     }
     told.tables.store(last, Ordering::SeqCst);
+    for row in client.query("CALL tidepool.check()", &[]).await.unwrap() {
+        let (object, fault): (String, Option<String>) = (row.get(0), row.get(2));
+        assert_eq!(fault, None, "{about}: {object}");
+    }
+}
+
+/// What a killed server left is sound before another one looks at it.
+fn check_folder(data: &Path, config: &Path, about: &str) {
+    let mut command = tidepool();
+    let checked = command.args(["check", "--data"]).arg(data).env("TIDEPOOL_CONFIG", config).output().unwrap();
+    assert!(checked.status.success(), "{about}: {}{}", text(&checked.stdout), text(&checked.stderr));
 }
 
 fn start(data: &Path, config: &Path, crash_point: Option<&str>) -> Result<Serving, String> {
@@ -273,6 +284,7 @@ async fn what_was_acknowledged_survives_kills() {
         }
         let (_, log) = server.wait();
         assert!(!log.contains("panicked"), "{about}: {log}");
+        check_folder(&data, &config, &about);
         let server = start(&data, &config, None).unwrap_or_else(|log| panic!("{about}: {log}"));
         check(&server.url, &told, &about).await;
         server.signal(libc::SIGKILL);

@@ -17,6 +17,7 @@ mod robustness;
 mod server;
 mod slt;
 mod transactions;
+mod upkeep;
 mod wire;
 mod witness;
 

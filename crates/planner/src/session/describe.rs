@@ -38,6 +38,8 @@ impl Session {
             | Command::Delete { .. } => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
+            Command::Check => return none(Some(super::upkeep::check_columns())),
+            Command::Backup { .. } => return none(Some(super::upkeep::backup_columns())),
             Command::Show { name: None } => {
                 return none(Some(vec![
                     ResultColumn::text("name"),

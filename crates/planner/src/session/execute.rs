@@ -112,6 +112,8 @@ impl Session {
                 Ok(Outcome::command("CALL"))
             }
             Command::Advise(arguments) => self.advise(arguments).await,
+            Command::Check => self.check_database(text).await,
+            Command::Backup { folder } => self.backup(text, folder).await,
             Command::AlterRole { role, password } => self.alter_role(role, password.clone()).await,
         }
     }

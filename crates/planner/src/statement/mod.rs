@@ -303,6 +303,10 @@ pub enum Command {
     },
     ResetAccess,
     Advise(AdviseArguments),
+    Check,
+    Backup {
+        folder: String,
+    },
     AlterRole {
         role: String,
         password: Option<String>,

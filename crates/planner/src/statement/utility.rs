@@ -973,6 +973,15 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             cursor.expect_token(&Token::RParen)?;
             return Ok(Command::ResetAccess);
         }
+        (Some("tidepool"), "check") => {
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::Check);
+        }
+        (Some("tidepool"), "backup") => {
+            let folder = cursor.string()?;
+            cursor.expect_token(&Token::RParen)?;
+            return Ok(Command::Backup { folder });
+        }
         (Some("tidepool"), "advise") => {
             let near_limit = cursor.string()?;
             let argument = |cursor: &mut Cursor<'_>| {
@@ -986,8 +995,8 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
         _ => {
             return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))
                 .with_hint(
-                    "There are tidepool.merge('table'), tidepool.reset_access() and \
-                     tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
+                    "There are tidepool.merge('table'), tidepool.check(), tidepool.backup('folder'), \
+                     tidepool.reset_access() and tidepool.advise('near limit' [, 'far tablespace' [, 'profile']]).",
                 ));
         }
     }

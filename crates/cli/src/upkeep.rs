@@ -1,0 +1,112 @@
+//! `tidepool check`, `backup` and `restore`.
+
+use crate::config::DatabaseArgs;
+use crate::rows::{literal, query};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_database::{Checked, Copied};
+use tidepool_device::Location;
+use tokio::runtime::Runtime;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct CheckArgs {
+    /// A server: postgresql://USER@HOST:PORT/DATABASE [default: none, a data folder of this machine]
+    #[arg(conflicts_with_all = ["data", "config", "near", "far", "threads"])]
+    url: Option<String>,
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct BackupArgs {
+    /// Where the copy goes: a folder that is not there, or empty. A server's: on its machine
+    folder: PathBuf,
+    /// A server: postgresql://USER@HOST:PORT/DATABASE [default: none, a data folder of this machine]
+    #[arg(conflicts_with_all = ["data", "config", "near", "far", "threads"])]
+    url: Option<String>,
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct RestoreArgs {
+    /// The backup
+    folder: PathBuf,
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// Where a tablespace is to be instead of where it was, as in pool=file:/mnt/pmem/pool. May come several times
+    #[arg(long = "tablespace", value_name = "NAME=LOCATION", value_parser = moved)]
+    tablespaces: Vec<(String, Location)>,
+}
+
+fn moved(text: &str) -> std::result::Result<(String, Location), String> {
+    let (name, location) = text.split_once('=').ok_or("it is NAME=LOCATION")?;
+    Ok((name.to_owned(), location.parse().map_err(|error: Error| error.message().to_owned())?))
+}
+
+pub fn check(runtime: &Runtime, args: &CheckArgs) -> Result<ExitCode> {
+    let checked = match &args.url {
+        Some(url) => check_server(runtime, url, &args.database)?,
+        None => tidepool_database::check_folder(&args.database.builder()?.build()?)?,
+    };
+    let mut faults = 0;
+    for checked in &checked {
+        let verdict = if checked.faults.is_empty() { "sound" } else { "NOT SOUND" };
+        println!("{}: {}: {verdict}", checked.object, checked.looked_at);
+        for fault in &checked.faults {
+            println!("    {fault}");
+        }
+        faults += checked.faults.len();
+    }
+    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_server(runtime: &Runtime, url: &str, database: &DatabaseArgs) -> Result<Vec<Checked>> {
+    let (mut client, _) = crate::sql::connect(runtime, Some(url), database)?;
+    let rows = runtime.block_on(query(&mut client, "CALL tidepool.check()"));
+    runtime.block_on(client.close());
+    let rows = rows?;
+    let mut all: Vec<Checked> = Vec::new();
+    for row in 0..rows.rows.len() {
+        let text = |name| rows.text(row, name).unwrap_or_default().to_owned();
+        let fault = rows.text(row, "fault").map(str::to_owned);
+        match all.last_mut().filter(|last| last.object == text("object")) {
+            Some(last) => last.faults.extend(fault),
+            None => all.push(Checked {
+                object: text("object"),
+                looked_at: text("looked_at"),
+                faults: fault.into_iter().collect(),
+            }),
+        }
+    }
+    Ok(all)
+}
+
+pub fn backup(runtime: &Runtime, args: &BackupArgs) -> Result<ExitCode> {
+    let folder = std::path::absolute(&args.folder)
+        .map_err(|error| Error::io(format_args!("find folder \"{}\"", args.folder.display()), &error))?;
+    let shown = folder.to_str().ok_or_else(|| {
+        Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("folder \"{}\" is not UTF-8", folder.display()))
+    })?;
+    let (mut client, database) = crate::sql::connect(runtime, args.url.as_deref(), &args.database)?;
+    let copied = runtime.block_on(query(&mut client, &format!("CALL tidepool.backup({})", literal(shown))));
+    runtime.block_on(client.close());
+    if let Some(database) = database {
+        let closed = runtime.block_on(crate::serve::close(database));
+        copied.as_ref().map_err(Clone::clone).and(closed.as_ref().map_err(Clone::clone))?;
+    }
+    let copied = copied?;
+    let number = |name| copied.number(0, name) as u64;
+    println!("{shown}: {} tables in {} files, {}", number("tables"), number("files"), ByteSize(number("bytes")));
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
+    let config = args.database.builder()?.build()?;
+    let Copied { tables, files, bytes, .. } =
+        tidepool_database::restore(&args.folder, &config, &args.tablespaces, &|| Ok(()))?;
+    let folder = config.data_dir.as_deref().map(|folder| folder.display().to_string()).unwrap_or_default();
+    println!("{folder}: {tables} tables in {files} files, {}", ByteSize(bytes));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,89 @@
+//! `check`, `backup` and `restore` from the command line.
+
+use crate::cli::{serve, sql, text, tidepool};
+use std::path::Path;
+
+const MAKE: &str = "CREATE TABLESPACE pool LOCATION 'anon:' WITH (size = '32MB');\n\
+    CREATE TABLE t (id bigint PRIMARY KEY, note text) TABLESPACE pool;\n\
+    INSERT INTO t SELECT g, 'note ' || g FROM generate_series(1, 50000) AS s(g);\n\
+    CALL tidepool.merge('t');\n\
+    UPDATE t SET note = 'changed' WHERE id % 100 = 0;\n\
+    CREATE SEQUENCE s;\nSELECT nextval('s');\n\
+    CREATE VIEW changed AS SELECT id FROM t WHERE note = 'changed';\n";
+
+fn run(arguments: &[&str]) -> (bool, String, String) {
+    let output = tidepool().args(arguments).output().unwrap();
+    (output.status.success(), text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+}
+
+fn first_row_file(data: &Path) -> std::path::PathBuf {
+    let mut files: Vec<_> = std::fs::read_dir(data.join("rows")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.swap_remove(0)
+}
+
+#[test]
+fn a_backup_is_checked_and_restored_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let server = serve(&folder.path().join("data"), &[]);
+    let made = sql(&server.url, &[], MAKE);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let (sound, told, _) = run(&["check", &server.url]);
+    assert!(sound, "{told}");
+    let of_table = told.lines().find(|line| line.starts_with("t: 50000 rows, ")).unwrap();
+    assert!(of_table.ends_with(" entries of 1 indexes: sound"), "{of_table}");
+
+    let (made, told, failed) = run(&["backup", &at("copy"), &server.url]);
+    assert!(made && told.contains("copy: 1 tables in "), "{told} {failed}");
+    let (again, _, told) = run(&["backup", &at("copy"), &server.url]);
+    assert!(!again && told.contains("is not empty"), "{told}");
+    let refused = sql(&server.url, &["-c", "BEGIN; CALL tidepool.backup('/tmp/x')"], "");
+    assert!(text(&refused.stderr).contains("cannot run inside a transaction block"), "{}", text(&refused.stderr));
+    // The server goes on; what comes is not in the copy.
+    assert!(sql(&server.url, &["-c", "DELETE FROM t"], "").status.success());
+    let (in_use, _, told) = run(&["check", "--data", &at("data")]);
+    assert!(!in_use && told.contains("is in use by another process"), "{told}");
+
+    let (sound, told, _) = run(&["check", "--data", &at("copy")]);
+    assert!(sound && told.starts_with("files of the last checkpoint: "), "{told}");
+    let moved = format!("pool=file:{}", at("device"));
+    let (restored, told, failed) = run(&["restore", &at("copy"), "--data", &at("new"), "--tablespace", &moved]);
+    assert!(restored && told.contains("new: 1 tables in "), "{told} {failed}");
+    let other = serve(&folder.path().join("new"), &[]);
+    let query = "SELECT count(*), (SELECT count(*) FROM changed), nextval('s') > 1 FROM t";
+    let shown = sql(&other.url, &["--format", "csv", "-c", query], "");
+    assert_eq!(text(&shown.stdout).lines().nth(1), Some("50000,500,t"), "{}", text(&shown.stderr));
+    let shown = sql(
+        &other.url,
+        &["--format", "csv", "-c", "SELECT location FROM tidepool.tablespaces WHERE name = 'pool'"],
+        "",
+    );
+    assert!(text(&shown.stdout).contains(&at("device")), "{}", text(&shown.stdout));
+    other.signal(libc::SIGTERM);
+    assert!(other.wait().0);
+    let (sound, told, _) = run(&["check", "--data", &at("new")]);
+    assert!(sound && told.contains("the log since then: 0 transactions"), "{told}");
+
+    // Damage is named, and nothing is restored from it.
+    let damaged = first_row_file(&folder.path().join("copy"));
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let (sound, told, _) = run(&["check", "--data", &at("copy")]);
+    assert!(!sound && told.contains("NOT SOUND") && told.contains(damaged.to_str().unwrap()), "{told}");
+    let (restored, _, told) = run(&["restore", &at("copy"), "--data", &at("never")]);
+    assert!(!restored && told.contains("is damaged") && !folder.path().join("never/MANIFEST").exists(), "{told}");
+    for (arguments, reason) in [
+        (["restore", &at("nowhere"), "--data", &at("never")], "is not a data folder of Tidepool's"),
+        (["restore", &at("copy"), "--data", &at("new")], "is not empty"),
+    ] {
+        let (done, _, told) = run(&arguments);
+        assert!(!done && told.contains(reason), "{told}");
+    }
+    let (done, _, told) = run(&["restore", &at("copy"), "--data", &at("never"), "--tablespace", "elsewhere=anon:"]);
+    assert!(!done && told.contains("has no tablespace \"elsewhere\""), "{told}");
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+}

@@ -1,0 +1,70 @@
+//! Verification and backups.
+
+use super::{Outcome, ResultColumn, Session};
+use crate::execute::joined;
+use crate::names::OutputNames;
+use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringViewArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tidepool_base::{Error, Result};
+
+fn check_schema() -> SchemaRef {
+    let text = |name: &str| Field::new(name, DataType::Utf8View, true);
+    Arc::new(Schema::new(vec![text("object"), text("looked_at"), text("fault")]))
+}
+
+fn backup_schema() -> SchemaRef {
+    let number = |name: &str| Field::new(name, DataType::Int64, true);
+    Arc::new(Schema::new(vec![number("tables"), number("files"), number("bytes")]))
+}
+
+/// The columns of `CALL tidepool.check`.
+pub(crate) fn check_columns() -> Vec<ResultColumn> {
+    crate::query::columns(&check_schema(), &OutputNames::none())
+}
+
+/// The columns of `CALL tidepool.backup`.
+pub(crate) fn backup_columns() -> Vec<ResultColumn> {
+    crate::query::columns(&backup_schema(), &OutputNames::none())
+}
+
+fn rows(schema: SchemaRef, columns: Vec<ResultColumn>, arrays: Vec<ArrayRef>) -> Result<Outcome> {
+    let batch = RecordBatch::try_new(schema, arrays)
+        .map_err(|error| Error::internal(format!("a report cannot be shown: {error}")))?;
+    Ok(Outcome::Rows { columns, batches: Box::pin(futures::stream::iter([Ok(batch)])), tag: "CALL" })
+}
+
+impl Session {
+    /// A row for each fault, or one without a fault for what is sound.
+    pub(super) async fn check_database(&self, text: &str) -> Result<Outcome> {
+        let interrupt = self.running(text).interrupt;
+        let database = self.planner.database().clone();
+        let checked = self.planner.workers().spawn_blocking(move || database.check(&|| interrupt.check()));
+        let mut all = Vec::new();
+        for checked in joined(checked.await)? {
+            let row = |fault| (checked.object.clone(), checked.looked_at.clone(), fault);
+            match checked.faults.is_empty() {
+                true => all.push(row(None)),
+                false => all.extend(checked.faults.iter().map(|fault| row(Some(fault.clone())))),
+            }
+        }
+        let arrays: Vec<ArrayRef> = vec![
+            Arc::new(StringViewArray::from_iter(all.iter().map(|(object, ..)| Some(object)))),
+            Arc::new(StringViewArray::from_iter(all.iter().map(|(_, looked_at, _)| Some(looked_at)))),
+            Arc::new(StringViewArray::from_iter(all.iter().map(|(.., fault)| fault.as_ref()))),
+        ];
+        rows(check_schema(), check_columns(), arrays)
+    }
+
+    pub(super) async fn backup(&self, text: &str, folder: &str) -> Result<Outcome> {
+        self.refuse_in_block("CALL tidepool.backup")?;
+        let interrupt = self.running(text).interrupt;
+        let (database, folder) = (self.planner.database().clone(), PathBuf::from(folder));
+        let copied = self.planner.workers().spawn_blocking(move || database.backup(&folder, &|| interrupt.check()));
+        let copied = joined(copied.await)?;
+        let number = |value: u64| -> ArrayRef { Arc::new(Int64Array::from_iter_values([value as i64])) };
+        let arrays = vec![number(copied.tables), number(copied.files), number(copied.bytes)];
+        rows(backup_schema(), backup_columns(), arrays)
+    }
+}
