@@ -308,6 +308,15 @@ impl Device {
         }
     }
 
+    /// The first byte from `offset` on that has no memory or block yet, as far as the system tells; the device's end where
+    /// there is none. Reading on before it takes nothing from the file system.
+    pub fn first_hole(&self, offset: usize) -> usize {
+        let Source::File { file, .. } = &self.source else { return self.len() };
+        // SAFETY: a system call on an open descriptor, whose position nobody uses.
+        let hole = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, libc::SEEK_HOLE) };
+        usize::try_from(hole).unwrap_or(offset).min(self.len())
+    }
+
     /// Gives the pages of `range` (byte offsets in the device), which lie at `address`, back to the system; they read as
     /// zeroes afterwards. Only pages that lie wholly inside go. Where the device cannot (device DAX), or there are none,
     /// does nothing and returns false.

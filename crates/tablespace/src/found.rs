@@ -74,6 +74,17 @@ impl Tablespace {
         Some(unsafe { Region::new(Arc::clone(self), address, len, purpose) })
     }
 
+    /// Whether these bytes have memory: one look tells of all until the next hole, as places are many.
+    pub(crate) fn is_backed(&self, bytes: &Range<usize>) -> bool {
+        let mut backed = self.backed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !backed.contains(&bytes.start) || bytes.end > backed.end {
+            // Of a tablespace of one location, the first device, whose bytes are the window's.
+            let hole = self.window.device(0).map_or(bytes.start, |device| device.first_hole(bytes.start));
+            *backed = bytes.start..hole;
+        }
+        bytes.end <= backed.end
+    }
+
     /// Says that nothing more is attached: what else was left goes back to the system, and the tablespace is like any.
     pub fn end_attaching(&self) {
         if !self.finds.swap(false, Ordering::Relaxed) {

@@ -97,6 +97,8 @@ pub struct Tablespace {
     closed: AtomicBool,
     /// What an earlier owner left there can be attached.
     pub(crate) finds: AtomicBool,
+    /// While that is so: a run of bytes that have memory.
+    pub(crate) backed: Mutex<Range<usize>>,
     pub(crate) contents: Mutex<Option<Contents>>,
     /// Pages that stay as they are when it is closed, in ascending order.
     pub(crate) kept: Mutex<Vec<Range<usize>>>,
@@ -177,6 +179,7 @@ impl Tablespace {
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
             finds: AtomicBool::new(false),
+            backed: Mutex::new(0..0),
             contents: Mutex::default(),
             kept: Mutex::default(),
             is_shrinking: AtomicBool::new(false),
@@ -631,7 +634,7 @@ impl Tablespace {
         self.ledger.add(purpose, bytes);
         drop(extents);
         // What is not there any more reads as zeroes, which takes memory, too.
-        if self.window.commit(bytes_of(run)).is_err() {
+        if !self.is_backed(&bytes_of(run)) && self.window.commit(bytes_of(run)).is_err() {
             self.give_back(run.clone(), purpose);
             return None;
         }
