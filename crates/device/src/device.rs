@@ -308,13 +308,24 @@ impl Device {
         }
     }
 
-    /// The first byte from `offset` on that has no memory or block yet, as far as the system tells; the device's end where
-    /// there is none. Reading on before it takes nothing from the file system.
-    pub fn first_hole(&self, offset: usize) -> usize {
-        let Source::File { file, .. } = &self.source else { return self.len() };
+    /// The runs of bytes that have memory or blocks, as far as the system tells, in ascending order. Reading them takes
+    /// nothing from the file system.
+    pub fn backed(&self) -> Vec<Range<usize>> {
+        let whole = 0..self.len();
+        let Source::File { file, .. } = &self.source else { return vec![whole] };
         // SAFETY: a system call on an open descriptor, whose position nobody uses.
-        let hole = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, libc::SEEK_HOLE) };
-        usize::try_from(hole).unwrap_or(offset).min(self.len())
+        let seek = |from: usize, what| unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, what) };
+        let mut runs = Vec::new();
+        let mut from = 0;
+        while from < whole.end
+            && let Ok(start) = usize::try_from(seek(from, libc::SEEK_DATA))
+            && let Ok(end) = usize::try_from(seek(start, libc::SEEK_HOLE))
+            && start < end
+        {
+            runs.push(start..end.min(whole.end));
+            from = end;
+        }
+        runs
     }
 
     /// Gives the pages of `range` (byte offsets in the device), which lie at `address`, back to the system; they read as

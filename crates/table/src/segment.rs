@@ -155,7 +155,14 @@ impl Segment {
     pub fn place(&self) -> Result<SegmentPlace> {
         let present = self.present();
         let head = blob::head_checksum(present.bytes())?;
-        Ok(SegmentPlace { offset: present.blob.region().offset(), len: present.bytes().len() as u64, head })
+        let (offset, len) = present.extent();
+        Ok(SegmentPlace { offset, len: len as u64, head })
+    }
+
+    /// Its first byte, counted from the tablespace's, and its length.
+    pub fn extent(&self) -> (u64, usize) {
+        let present = self.present();
+        (present.blob.region().offset(), present.bytes().len())
     }
 
     /// Makes it durable where its device outlives the machine.

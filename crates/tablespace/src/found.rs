@@ -74,15 +74,12 @@ impl Tablespace {
         Some(unsafe { Region::new(Arc::clone(self), address, len, purpose) })
     }
 
-    /// Whether these bytes have memory: one look tells of all until the next hole, as places are many.
+    /// Whether these bytes had memory when the first was attached.
     pub(crate) fn is_backed(&self, bytes: &Range<usize>) -> bool {
-        let mut backed = self.backed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !backed.contains(&bytes.start) || bytes.end > backed.end {
-            // Of a tablespace of one location, the first device, whose bytes are the window's.
-            let hole = self.window.device(0).map_or(bytes.start, |device| device.first_hole(bytes.start));
-            *backed = bytes.start..hole;
-        }
-        bytes.end <= backed.end
+        // Of a tablespace of one location, the first device, whose bytes are the window's.
+        let runs = self.backed.get_or_init(|| self.window.device(0).map_or_else(Vec::new, |device| device.backed()));
+        let after = runs.partition_point(|run| run.start <= bytes.start);
+        after > 0 && bytes.end <= runs[after - 1].end
     }
 
     /// Says that nothing more is attached: what else was left goes back to the system, and the tablespace is like any.
@@ -108,6 +105,12 @@ impl Tablespace {
             .collect();
         pages.sort_unstable_by_key(|run| run.start);
         *self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = pages;
+    }
+
+    pub(crate) fn keeps_some_of(&self, pages: &Range<usize>) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let after = kept.partition_point(|run| run.end <= pages.start);
+        kept.get(after).is_some_and(|run| run.start < pages.end)
     }
 
     /// When it is closed: gives back what is not kept.

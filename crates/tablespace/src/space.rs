@@ -7,7 +7,7 @@ use crate::{Contents, LedgerRow, Purpose, Region};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, TryLockError};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::paged::{OWNERS_MAX, Paged};
 use tidepool_device::{
@@ -97,8 +97,8 @@ pub struct Tablespace {
     closed: AtomicBool,
     /// What an earlier owner left there can be attached.
     pub(crate) finds: AtomicBool,
-    /// While that is so: a run of bytes that have memory.
-    pub(crate) backed: Mutex<Range<usize>>,
+    /// Runs of bytes that had memory when the first was.
+    pub(crate) backed: OnceLock<Vec<Range<usize>>>,
     pub(crate) contents: Mutex<Option<Contents>>,
     /// Pages that stay as they are when it is closed, in ascending order.
     pub(crate) kept: Mutex<Vec<Range<usize>>>,
@@ -179,7 +179,7 @@ impl Tablespace {
             ledger: Ledger::default(),
             closed: AtomicBool::new(false),
             finds: AtomicBool::new(false),
-            backed: Mutex::new(0..0),
+            backed: OnceLock::new(),
             contents: Mutex::default(),
             kept: Mutex::default(),
             is_shrinking: AtomicBool::new(false),
@@ -455,6 +455,11 @@ impl Tablespace {
             let mut extents = self.lock();
             let Some(chunks) = extents.take_free_chunks(run, TRIM_PAGES_MAX) else { return };
             drop(extents);
+            if self.keeps_some_of(&chunks) {
+                // It is being closed.
+                self.lock().give_back(chunks);
+                return;
+            }
             let released = self.window.release(bytes_of(&chunks));
             let mut extents = self.lock();
             let given = matches!(released, Ok(true));

@@ -102,6 +102,42 @@ pub(super) struct Held {
     contents: Vec<SavedContents>,
 }
 
+impl Held {
+    /// Lets go of what `stays` and `image_stays` are false of, and has it no longer kept in memory when the process ends. Says
+    /// whether there was anything.
+    fn retain(
+        &mut self,
+        stays: impl Fn(&RowGroupId, &HeldGroup) -> bool,
+        image_stays: impl Fn(&(StoreId, Arc<Region>)) -> bool,
+    ) -> bool {
+        let mut spaces: BTreeMap<TablespaceId, Arc<Tablespace>> = BTreeMap::new();
+        let of_group = |held: &HeldGroup| held.group.segments().to_vec();
+        for (_, held) in self.groups.iter().filter(|(id, held)| !stays(id, held)) {
+            let tablespaces = of_group(held).into_iter().map(|segment| Arc::clone(segment.tablespace()));
+            spaces.extend(tablespaces.map(|space| (space.id(), space)));
+        }
+        for (_, image) in self.images.values().filter(|image| !image_stays(image)) {
+            spaces.insert(image.tablespace().id(), Arc::clone(image.tablespace()));
+        }
+        if spaces.is_empty() {
+            return false;
+        }
+        self.groups.retain(|id, held| stays(id, held));
+        self.images.retain(|_, image| image_stays(image));
+        let mut kept: BTreeMap<TablespaceId, Vec<(u64, usize)>> = BTreeMap::new();
+        for segment in self.groups.values().flat_map(of_group) {
+            kept.entry(segment.tablespace().id()).or_default().push(segment.extent());
+        }
+        for (_, image) in self.images.values() {
+            kept.entry(image.tablespace().id()).or_default().push((image.offset(), image.len()));
+        }
+        for space in spaces.values() {
+            space.keep(kept.remove(&space.id()).unwrap_or_default());
+        }
+        true
+    }
+}
+
 #[derive(Debug)]
 struct HeldGroup {
     group: Arc<RowGroup>,
@@ -293,6 +329,14 @@ impl Storage {
     pub fn found(&self, saved: &SavedTable, store: StoreId, groups: &[Arc<RowGroup>]) {
         let mut held = self.held.lock();
         for (group, places) in groups.iter().zip(&saved.places) {
+            // One that was read from its file is elsewhere, as the next manifest will say.
+            let is_there = |(segment, place): (&Arc<Segment>, &Option<(usize, SegmentPlace)>)| {
+                place.as_ref().is_none_or(|(_, place)| segment.extent() == (place.offset, place.len as usize))
+            };
+            let known = places.parse::<Places>();
+            if !known.is_ok_and(|places| group.segments().iter().zip(&places.0).all(is_there)) {
+                continue;
+            }
             let held_group = HeldGroup { group: Arc::clone(group), store, places: places.clone() };
             held.groups.insert(group.id(), held_group);
         }
@@ -307,17 +351,13 @@ impl Storage {
 
     /// Lets go of what is held of a table that is nobody else's any more.
     pub fn let_go_of(&self, store: StoreId) {
-        let mut held = self.held.lock();
-        held.groups.retain(|_, held| held.store != store);
-        held.images.retain(|_, (of, _)| *of != store);
+        self.held.lock().retain(|_, held| held.store != store, |(of, _)| *of != store);
     }
 
     /// Lets go of all that is in a tablespace: memory of it is wanted for something else.
     pub fn let_go_of_all_in(&self, space: &Tablespace) {
         let is_in = |held: &HeldGroup| held.group.segments().iter().any(|one| one.tablespace().id() == space.id());
-        let mut held = self.held.lock();
-        held.groups.retain(|_, held| !is_in(held));
-        held.images.retain(|_, (_, image)| image.tablespace().id() != space.id());
+        self.held.lock().retain(|_, held| !is_in(held), |(_, image)| image.tablespace().id() != space.id());
     }
 
     /// Whether a manifest that is written now would say more of where row groups lie than the one in force.
@@ -336,10 +376,7 @@ impl Storage {
             .versions()
             .flat_map(|table| table.row_groups.iter().map(|group| group.id()).collect::<Vec<_>>())
             .collect();
-        let mut held = self.held.lock();
-        let before = held.groups.len();
-        held.groups.retain(|id, _| used.contains(id));
-        held.groups.len() < before
+        self.held.lock().retain(|id, _| used.contains(id), |_| true)
     }
 
     /// What a start found in memory, and what it read.
