@@ -11,9 +11,9 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Apart, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
-use tidepool_table::{Placement, RowGroup, Table, TableDef, TableVersion};
+use tidepool_table::{IndexKey, Placement, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::{Isolation, View};
+use tidepool_txn::{HeldSnapshot, Isolation, View};
 
 /// What came of changing rows.
 #[derive(Debug)]
@@ -225,11 +225,23 @@ impl Transaction {
                 // Moved or emptied since.
                 return self.again().map(|_| Locked::Again);
             }
+            let mut held: Option<HeldSnapshot> = None;
             loop {
                 let (worker, writes) = self.writing();
-                match table.rows.lock_row(worker, statement.view(), writes, row, lock)? {
+                let view: &View = held.as_ref().unwrap_or_else(|| statement.view());
+                match table.rows.lock_row(worker, view, writes, row, lock)? {
                     Outcome::Written | Outcome::SelfModified => return Ok(Locked::Yes),
                     Outcome::Deleted => return Ok(Locked::Skipped),
+                    Outcome::Newer { deleted: false, .. }
+                        if lock == RowLock::KeyShare && self.isolation() != Isolation::ReadCommitted =>
+                    {
+                        // Only its key is to stay.
+                        let now = self.worker().hold_now();
+                        if !same_keys(&table, row, statement.view(), &now)? {
+                            return self.again().map(|_| Locked::Again);
+                        }
+                        held = Some(now);
+                    }
                     Outcome::Newer { .. } => return self.again().map(|_| Locked::Again),
                     Outcome::Conflict(tag) => match wait {
                         LockWait::Wait => {
@@ -373,4 +385,20 @@ impl Transaction {
         self.written.insert(table.def.id, table);
         Ok(())
     }
+}
+
+/// Whether a row is in both views, with the same unique keys.
+fn same_keys(table: &Table, row: RowId, one: &View, other: &View) -> Result<bool> {
+    let (Some(before), Some(after)) = (table.rows.read(one, row), table.rows.read(other, row)) else {
+        return Ok(false);
+    };
+    let (mut key, mut other_key) = (IndexKey::default(), IndexKey::default());
+    for index in table.indexes().iter().filter(|index| index.is_unique()) {
+        index.key_of(&table.rows, before, &mut key)?;
+        index.key_of(&table.rows, after, &mut other_key)?;
+        if key != other_key {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
