@@ -82,6 +82,18 @@ static DEFINITIONS: &[Definition] = &[
         "1",
         "Digits of floating-point text beyond the standard; above 0 the shortest exact form.",
     ),
+    define(
+        "idle_in_transaction_session_timeout",
+        Kind::Time,
+        "0",
+        "The longest that a session may wait for its client within a transaction; 0 is for ever.",
+    ),
+    define(
+        "idle_session_timeout",
+        Kind::Time,
+        "0",
+        "The longest that a session may wait for its client outside of a transaction; 0 is for ever.",
+    ),
     report("in_hot_standby", Kind::ReadOnly, "off", "Whether this is a standby."),
     report("integer_datetimes", Kind::ReadOnly, "on", "Whether timestamps are integers."),
     report("IntervalStyle", Kind::Only(&["postgres"]), "postgres", "The text form of intervals."),

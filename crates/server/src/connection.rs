@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     skipping: bool,
     /// An implicit transaction is open since the last Sync.
     implicit_block: bool,
+    /// Since when it has been the client's turn, if it is.
+    idle_since: Option<Instant>,
 }
 
 /// How a statement, or a message, went wrong: for the statement alone or for the connection.
@@ -106,6 +108,7 @@ impl Connection {
             portals: HashMap::new(),
             skipping: false,
             implicit_block: false,
+            idle_since: None,
         }
     }
 
@@ -178,12 +181,25 @@ impl Connection {
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }
             if let Some(message) = Message::decode(&mut self.wire.input)? {
+                self.idle_since = None;
                 return Ok(message);
             }
+            let idle = self.idle_since.and_then(|since| Some((since, self.session.idle_timeout()?)));
+            let expired = async {
+                match idle {
+                    Some((since, (timeout, error))) => {
+                        tokio::time::sleep_until((since + timeout).into()).await;
+                        error
+                    }
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                biased;
                 filled = self.wire.fill() => filled?,
                 _ = self.phase.changed() => (),
                 () = self.session.terminated() => (),
+                error = expired => return Err(error.into()),
             }
         }
     }
@@ -208,7 +224,9 @@ impl Connection {
             backend::parameter_status(&mut self.wire.output, &name, &value);
         }
         backend::ready_for_query(&mut self.wire.output, self.session.transaction_status());
-        Ok(self.wire.flush().await?)
+        self.wire.flush().await?;
+        self.idle_since = Some(Instant::now());
+        Ok(())
     }
 
     async fn simple_query(&mut self, sql: &str) -> Result<(), Failure> {

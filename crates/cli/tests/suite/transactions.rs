@@ -137,6 +137,29 @@ async fn a_deadlock_ends_one_of_two() {
     assert_eq!(ended.iter().filter(|ended| ended.is_ok()).count(), 1, "{ended:?}");
 }
 
+/// Who leaves a transaction open loses the connection, and others get what it held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn idle_sessions_end() {
+    let server = TestServer::start().await;
+    let (client, connection) = server.config().connect(tokio_postgres::NoTls).await.unwrap();
+    let ended = tokio::spawn(connection);
+    let other = accounts(&server).await;
+    // Outside of a transaction nothing happens; nor while a statement runs.
+    client.batch_execute("SET idle_in_transaction_session_timeout = 40").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    client.batch_execute("BEGIN; UPDATE account SET balance = 0; SELECT pg_sleep(0.12)").await.unwrap();
+    // Waits for the row, as long as it takes.
+    other.batch_execute("UPDATE account SET balance = balance + 1 WHERE id = 1").await.unwrap();
+    assert_eq!(cell(&other, "SELECT sum(balance)::bigint FROM account").await, 801);
+    let error = ended.await.unwrap().unwrap_err();
+    assert_eq!(code(&error), "25P03", "{error:?}");
+    assert!(client.batch_execute("COMMIT").await.is_err());
+    let (client, connection) = server.config().connect(tokio_postgres::NoTls).await.unwrap();
+    let ended = tokio::spawn(connection);
+    client.batch_execute("SET idle_session_timeout = '30ms'").await.unwrap();
+    assert_eq!(code(&ended.await.unwrap().unwrap_err()), "57P05");
+}
+
 async fn keyed(server: &TestServer) -> Client {
     let client = server.connect().await;
     client

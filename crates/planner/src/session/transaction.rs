@@ -13,6 +13,7 @@ use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::{DatabaseVersion, Isolation, Transaction};
 
@@ -69,6 +70,20 @@ impl Session {
             block.failed.store(true, Ordering::Release);
             self.show_status();
         }
+    }
+
+    /// How long it may wait for its client's next message as it is now, and the error that ends it then.
+    pub fn idle_timeout(&self) -> Option<(Duration, Error)> {
+        let (setting, code, what) = match self.transaction_status() {
+            TransactionStatus::Idle => ("idle_session_timeout", SqlState::IDLE_SESSION_TIMEOUT, "idle-session"),
+            TransactionStatus::InTransaction | TransactionStatus::Failed => (
+                "idle_in_transaction_session_timeout",
+                SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+                "idle-in-transaction",
+            ),
+        };
+        let timeout = self.settings.timeout(setting)?;
+        Some((timeout, Error::new(code, format!("terminating connection due to {what} timeout"))))
     }
 
     pub fn transaction_status(&self) -> TransactionStatus {
