@@ -52,8 +52,8 @@ fn of_files(faults: Faults, looked_at: &Copied) -> Checked {
 }
 
 impl Database {
-    /// Verifies every checksum of main, every chain of versions and every index against a view of now, and every file of the
-    /// last checkpoint. Others go on meanwhile. An error is `interrupted`'s.
+    /// Verifies every checksum of main, every chain of versions, every index and every foreign key against a view of now, and
+    /// every file of the last checkpoint. Others go on meanwhile. An error is `interrupted`'s.
     pub fn check(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<Vec<Checked>> {
         let version = self.version();
         let mut checked = Vec::new();
@@ -69,6 +69,10 @@ impl Database {
             );
             if report.indexes > 0 {
                 looked_at += &format!(", {} entries of {} indexes", report.entries, report.indexes);
+            }
+            // Rows that cannot be read have been told of.
+            if faults.listed.is_empty() {
+                crate::references::verify(&version, &table, interrupted, &mut |fault| faults.add(fault))?;
             }
             checked.push(faults.of(version.shown_name(&table.def), looked_at));
         }

@@ -1,20 +1,42 @@
 //! Checks: of rows that refer to keys, and of keys that are no more.
 
-use super::link::{Link, Reference, read_columns};
+use super::link::{KEYS_KNOWN_MAX, Link, Reference, read_columns};
 use super::{Deferred, Event, Lost, RowRules, Rows, Views, concurrent_update};
-use crate::Transaction;
+use crate::{DatabaseVersion, Transaction};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Outcome, RowLock};
-use tidepool_table::{BATCH_ROWS, ReferentialAction, TableDef};
-
-/// Keys that are remembered as found, so as not to be looked up again.
-pub(super) const KEYS_KNOWN_MAX: usize = 1 << 18;
+use tidepool_table::{BATCH_ROWS, ReferentialAction, TableDef, TableVersion};
 
 /// Keys that were lost in the same way.
 type Losses = BTreeMap<(TableId, TableId, bool), Vec<Lost>>;
+
+/// Verifies the foreign keys of a table, those that are valid, as one view of everything shows it. Tells `fault` of each
+/// row that refers to nothing. An error is `interrupted`'s, or why rows could not be read.
+pub(crate) fn verify(
+    version: &DatabaseVersion,
+    table: &Arc<TableVersion>,
+    interrupted: &dyn Fn() -> Result<()>,
+    fault: &mut dyn FnMut(String),
+) -> Result<()> {
+    for key in table.def.foreign_keys.iter().filter(|key| !key.not_valid) {
+        let Some(parent) = version.table_of_id(key.referenced) else {
+            fault(format!("foreign key \"{}\" refers to a table that is not there", key.name));
+            continue;
+        };
+        // After a start it may be made still.
+        if parent.index(key.index).is_some_and(|index| index.is_complete_for(table.view())) {
+            let link = Link::new(key, table.table(), parent, version.schema_name(table.def.schema))?;
+            link.each_orphan(table, interrupted, &mut |orphan| {
+                fault(format!("foreign key \"{}\": {}", key.name, orphan.detail().unwrap_or_default()));
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
 
 impl Transaction {
     /// Checks what was written since the last time against foreign keys, and does what they want done to other rows. At a

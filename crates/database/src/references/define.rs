@@ -2,15 +2,14 @@
 
 use super::Modes;
 use super::convert::can_refer;
-use super::link::{Link, Reference};
+use super::link::Link;
 use crate::Transaction;
 use crate::catalog::RelationName;
 use crate::transaction::check_name;
-use std::collections::HashSet;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, TableId};
 use tidepool_heap::QueryHeap;
-use tidepool_table::{BATCH_ROWS, ForeignKeyDef, ReferentialAction, ScanRequest, Table, TableDef, TableScan};
+use tidepool_table::{ForeignKeyDef, ReferentialAction, Table, TableDef};
 
 /// PostgreSQL's limit.
 const COLUMNS_MAX: usize = 32;
@@ -238,37 +237,7 @@ impl Transaction {
         let link = Link::new(key, &child, parent, state.schema_name(child.def.schema))?;
         let patience = self.patience();
         let version = Arc::new(self.newest(&child));
-        let view = version.view().clone();
-        let request = ScanRequest {
-            projection: link.positions.clone(),
-            filters: Vec::new(),
-            dynamic: None,
-            limit: None,
-            batch_rows: BATCH_ROWS,
-        };
-        let mut reader = TableScan::new(version, request).reader();
-        let (mut own, mut known) = (Vec::new(), HashSet::new());
-        while let Some(batch) = reader.next_batch()? {
-            patience.check()?;
-            for row in 0..batch.num_rows() {
-                match link.reference(batch.columns(), row, &mut own)? {
-                    Reference::Nothing => {}
-                    Reference::Mixed => return Err(link.mixed()),
-                    Reference::Nowhere => return Err(link.not_present(batch.columns(), row)?),
-                    Reference::Key if known.contains(&own) => {}
-                    Reference::Key => {
-                        if link.referenced(&view, &own)?.is_none() {
-                            return Err(link.not_present(batch.columns(), row)?);
-                        }
-                        if known.len() == super::check::KEYS_KNOWN_MAX {
-                            known.clear();
-                        }
-                        known.insert(own.clone());
-                    }
-                }
-            }
-        }
-        Ok(())
+        link.each_orphan(&version, &|| patience.check(), &mut Err)
     }
 }
 

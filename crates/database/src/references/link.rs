@@ -7,7 +7,7 @@ use crate::text::{TextSettings, TextWriter};
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, RowId, SqlState, SqlType, Subject};
 use tidepool_index::key::KeyValue;
@@ -22,6 +22,9 @@ const SCANNED_PER_LOOK_UP: u64 = 40;
 
 /// An index is not used when more than one in so many rows would be found by it.
 const SHARE_MAX: u64 = 4;
+
+/// Keys that are remembered as found, so as not to be looked up again.
+pub(super) const KEYS_KNOWN_MAX: usize = 1 << 18;
 
 pub(super) struct Link {
     pub key: ForeignKeyDef,
@@ -159,6 +162,46 @@ impl Link {
             if !matches.is_empty() {
                 found(&matches)?;
                 matches.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at all rows of the child as a version shows them. `orphan` is told, as the error that it is, of each that
+    /// refers to nothing, and ends that by an error.
+    pub fn each_orphan(
+        &self,
+        version: &Arc<TableVersion>,
+        interrupted: &dyn Fn() -> Result<()>,
+        orphan: &mut dyn FnMut(Error) -> Result<()>,
+    ) -> Result<()> {
+        let request = ScanRequest {
+            projection: self.positions.clone(),
+            filters: Vec::new(),
+            dynamic: None,
+            limit: None,
+            batch_rows: BATCH_ROWS,
+        };
+        let mut reader = TableScan::new(version.clone(), request).reader();
+        let (mut key, mut known) = (Vec::new(), HashSet::new());
+        while let Some(batch) = reader.next_batch()? {
+            interrupted()?;
+            for row in 0..batch.num_rows() {
+                match self.reference(batch.columns(), row, &mut key)? {
+                    Reference::Nothing => {}
+                    Reference::Mixed => orphan(self.mixed())?,
+                    Reference::Nowhere => orphan(self.not_present(batch.columns(), row)?)?,
+                    Reference::Key if known.contains(&key) => {}
+                    Reference::Key if self.referenced(version.view(), &key)?.is_none() => {
+                        orphan(self.not_present(batch.columns(), row)?)?;
+                    }
+                    Reference::Key => {
+                        if known.len() == KEYS_KNOWN_MAX {
+                            known.clear();
+                        }
+                        known.insert(key.clone());
+                    }
+                }
             }
         }
         Ok(())

@@ -34,6 +34,7 @@ mod link;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::verify;
 pub use define::NewForeignKey;
 
 use crate::catalog::{DatabaseState, RelationName};

@@ -96,6 +96,26 @@ fn what_is_undone_is_not_checked() {
 }
 
 #[test]
+fn verification_finds_rows_that_refer_to_nothing() {
+    let database = family(memory(), ReferentialAction::NoAction, false);
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, "p", &[&[Some(1)], &[Some(2)]]).unwrap();
+    insert(&mut transaction, "c", &[&[Some(1), Some(1)], &[Some(2), None]]).unwrap();
+    transaction.commit().unwrap();
+    let faults = || {
+        let checked = database.check(&|| Ok(())).unwrap();
+        checked.into_iter().flat_map(|checked| checked.faults).collect::<Vec<_>>()
+    };
+    assert_eq!(faults(), [""; 0]);
+    // Past the checks.
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, "c", &[&[Some(3), Some(7)]]).unwrap();
+    transaction.references = super::References::default();
+    transaction.commit().unwrap();
+    assert_eq!(faults(), ["foreign key \"c_r_fkey\": Key (r)=(7) is not present in table \"p\"."]);
+}
+
+#[test]
 fn foreign_keys_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let config = || Config { data_dir: Some(folder.path().to_owned()), ..memory() };
