@@ -75,7 +75,9 @@ impl Sketch {
     pub(crate) fn estimate(&self) -> u64 {
         let m = REGISTERS as f64;
         let zeros = self.0.iter().filter(|register| **register == 0).count();
-        let sum: f64 = self.0.iter().map(|register| 2f64.powi(-i32::from(*register))).sum();
+        // Two to the power of minus the register, which is at most 64: the exponent of a number of this form.
+        let inverse = |register: &u8| f64::from_bits((1023 - u64::from(*register)) << 52);
+        let sum: f64 = self.0.iter().map(inverse).sum();
         let raw = 0.7213 / (1.0 + 1.079 / m) * m * m / sum;
         let estimate = if raw <= 2.5 * m && zeros > 0 { m * (m / zeros as f64).ln() } else { raw };
         estimate.round() as u64
