@@ -242,11 +242,11 @@ impl Replay<'_> {
         let view = self.worker.hold_now();
         let mut tables = BTreeMap::new();
         let saved: HashMap<TableId, _> = manifest.tables.iter().map(|saved| (saved.def.id, saved)).collect();
-        let mut ranges = HashSet::new();
+        let mut seen = HashSet::new();
         for table in stored.into_values() {
             let restored = self.stores.remove(&table.store);
             let restored = restored.ok_or_else(|| Error::internal("a table of the log has no rows"))?;
-            if !ranges.insert(table.store) {
+            if !seen.insert(table.store) {
                 return Err(Error::corrupted("two tables of the log have the same rows"));
             }
             restored.rows.end_restoring(&view);

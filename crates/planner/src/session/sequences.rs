@@ -95,10 +95,27 @@ impl Session {
         name: &QualifiedName,
         if_exists: bool,
     ) -> Result<Option<Arc<Sequence>>> {
+        self.altered(facts, name, if_exists, "sequence", |relation| match relation {
+            Relation::Sequence(sequence) => Some(sequence),
+            _ => None,
+        })
+    }
+
+    /// The relation that is to be altered, which must be what `wanted` takes: a `kind`. `None` after a notice, when it is not
+    /// there, with `IF EXISTS`.
+    pub(super) fn altered<T>(
+        &mut self,
+        facts: &SessionFacts,
+        name: &QualifiedName,
+        if_exists: bool,
+        kind: &str,
+        wanted: impl FnOnce(Relation) -> Option<T>,
+    ) -> Result<Option<T>> {
         match resolve::relation(facts, name.schema.as_deref(), &name.name) {
-            Some(Relation::Sequence(sequence)) => Ok(Some(sequence)),
             Some(Relation::System(relation)) => Err(crate::errors::system_relation(relation.name)),
-            Some(_) => Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a sequence", name.name))),
+            Some(relation) => wanted(relation)
+                .map(Some)
+                .ok_or_else(|| Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a {kind}", name.name))),
             None if if_exists => {
                 self.skipping(resolve::missing(name).message());
                 Ok(None)

@@ -39,18 +39,11 @@ impl Session {
     ) -> Result<Outcome> {
         self.check_writable("ALTER VIEW")?;
         let running = self.running(text);
-        let view = match resolve::relation(&running.facts, name.schema.as_deref(), &name.name) {
-            Some(Relation::View(view)) => view,
-            Some(Relation::System(relation)) => return Err(crate::errors::system_relation(relation.name)),
-            Some(_) => {
-                return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a view", name.name)));
-            }
-            None if if_exists => {
-                self.skipping(resolve::missing(name).message());
-                return Ok(Outcome::command("ALTER VIEW"));
-            }
-            None => return Err(resolve::missing(name)),
-        };
+        let view = self.altered(&running.facts, name, if_exists, "view", |relation| match relation {
+            Relation::View(view) => Some(view),
+            _ => None,
+        })?;
+        let Some(view) = view else { return Ok(Outcome::command("ALTER VIEW")) };
         let mut altered = ViewDef::clone(&view);
         match action {
             AlterAction::Rename { name } => altered.name.clone_from(name),
