@@ -40,6 +40,8 @@ fn a_backup_is_checked_and_restored_elsewhere() {
     assert!(!again && told.contains("is not empty"), "{told}");
     let refused = sql(&server.url, &["-c", "BEGIN; CALL tidepool.backup('/tmp/x')"], "");
     assert!(text(&refused.stderr).contains("cannot run inside a transaction block"), "{}", text(&refused.stderr));
+    let refused = sql(&server.url, &["-c", "CALL tidepool.backup('x')"], "");
+    assert!(text(&refused.stderr).contains("relative path not allowed"), "{}", text(&refused.stderr));
     // The server goes on; what comes is not in the copy.
     assert!(sql(&server.url, &["-c", "DELETE FROM t"], "").status.success());
     let (in_use, _, told) = run(&["check", "--data", &at("data")]);

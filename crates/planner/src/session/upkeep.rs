@@ -7,7 +7,7 @@ use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringViewArra
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, SqlState};
 
 fn check_schema() -> SchemaRef {
     let text = |name: &str| Field::new(name, DataType::Utf8View, true);
@@ -59,8 +59,13 @@ impl Session {
 
     pub(super) async fn backup(&self, text: &str, folder: &str) -> Result<Outcome> {
         self.refuse_in_block("CALL tidepool.backup")?;
+        let folder = PathBuf::from(folder);
+        if !folder.is_absolute() {
+            // Relative to what, the client cannot know.
+            return Err(Error::new(SqlState::INVALID_NAME, "relative path not allowed for a backup"));
+        }
         let interrupt = self.running(text).interrupt;
-        let (database, folder) = (self.planner.database().clone(), PathBuf::from(folder));
+        let database = self.planner.database().clone();
         let copied = self.planner.workers().spawn_blocking(move || database.backup(&folder, &|| interrupt.check()));
         let copied = joined(copied.await)?;
         let number = |value: u64| -> ArrayRef { Arc::new(Int64Array::from_iter_values([value as i64])) };
