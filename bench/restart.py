@@ -60,11 +60,16 @@ def drop_caches():
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
+def connected(connect):
+    while True:
+        connection = connect()
+        if connection is not None:
+            return connection
+
+
 def steps(start, connect):
     """Seconds since `start`: of the first answer, and of each after it by itself."""
-    connection = None
-    while connection is None:
-        connection = connect()
+    connection = connected(connect)
     cursor = connection.cursor()
     times, before = {}, start
     for name, sql in STEPS:
@@ -105,9 +110,7 @@ class Tidepool:
 
     def load(self, data):
         self.start()
-        connection = None
-        while connection is None:
-            connection = self.connect()
+        connection = connected(self.connect)
         cursor = connection.cursor()
         for name in TABLES:
             cursor.execute(definition(name, self.keys) + " TABLESPACE far")
@@ -125,8 +128,7 @@ class Tidepool:
         """From a killed one to answers, killed again."""
         start = time.perf_counter()
         self.start()
-        times = steps(start, self.connect)
-        return times
+        return steps(start, self.connect)
 
     def after(self):
         if self.tier == 1:
@@ -169,9 +171,7 @@ class Postgresql:
                 parent.chmod(parent.stat().st_mode | 0o011)
         subprocess.run(self.prefix + [str(self.bin / "initdb"), "-D", str(self.folder / "pg"), "-A", "trust"], check=True, stdout=subprocess.DEVNULL)
         self.start()
-        connection = None
-        while connection is None:
-            connection = self.connect()
+        connection = connected(self.connect)
         cursor = connection.cursor()
         for name in TABLES:
             cursor.execute(definition(name, False))

@@ -162,8 +162,7 @@ impl Session {
         let verb = Verb::of(statement.command()).ok_or_else(|| Error::internal("not a statement that writes"))?;
         self.check_writable(verb.name())?;
         // What it reads and what it writes over is of one transaction.
-        let own_block = self.block.is_none();
-        self.begin_implicit_block();
+        let own_block = self.begin_own_block();
         let changed = loop {
             match self.try_change(verb, text, statement, parameters).await {
                 Ok(None) => {}
@@ -171,15 +170,7 @@ impl Session {
                 Err(error) => break Err(error),
             }
         };
-        if !own_block {
-            return changed;
-        }
-        if changed.is_err() {
-            self.fail();
-        }
-        let ended = self.end_implicit_block().await;
-        let outcome = changed?;
-        ended.map(|()| outcome)
+        self.end_own_block(own_block, changed).await
     }
 
     /// `None`: to be tried again, as of now.

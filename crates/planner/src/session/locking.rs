@@ -28,8 +28,7 @@ impl Session {
         };
         self.check_writable(&format!("SELECT {}", clauses.first().map_or("FOR UPDATE", |clause| clause.name())))?;
         // What it reads and what it locks is of one transaction.
-        let own_block = self.block.is_none();
-        self.begin_implicit_block();
+        let own_block = self.begin_own_block();
         let locked = loop {
             match self.try_locking(text, statement, parameters).await {
                 Ok(None) => {}
@@ -37,15 +36,7 @@ impl Session {
                 Err(error) => break Err(error),
             }
         };
-        if !own_block {
-            return locked;
-        }
-        if locked.is_err() {
-            self.fail();
-        }
-        let ended = self.end_implicit_block().await;
-        let outcome = locked?;
-        ended.map(|()| outcome)
+        self.end_own_block(own_block, locked).await
     }
 
     /// `None`: to be tried again, as of now.

@@ -64,6 +64,27 @@ impl Session {
         }
     }
 
+    /// For a statement that reads and writes as of one transaction: begins an implicit block, unless there is a block. True if
+    /// it did; for `end_own_block`.
+    pub(super) fn begin_own_block(&mut self) -> bool {
+        let own = self.block.is_none();
+        self.begin_implicit_block();
+        own
+    }
+
+    /// Ends the block that `begin_own_block` began, if it did, as what came of the statement has it.
+    pub(super) async fn end_own_block(&mut self, own: bool, outcome: Result<Outcome>) -> Result<Outcome> {
+        if !own {
+            return outcome;
+        }
+        if outcome.is_err() {
+            self.fail();
+        }
+        let ended = self.end_implicit_block().await;
+        let outcome = outcome?;
+        ended.map(|()| outcome)
+    }
+
     /// An error of the protocol's own (a bad parameter, CopyFail) also fails the transaction block.
     pub fn fail(&mut self) {
         if let Some(block) = &self.block {
