@@ -45,6 +45,11 @@ pub struct Planned {
 }
 
 impl Change {
+    /// What the table is called in the statement.
+    pub fn alias(&self) -> String {
+        fold(&self.alias)
+    }
+
     pub fn is_update(&self) -> bool {
         self.assigned.is_some()
     }

@@ -11,21 +11,55 @@ use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::metrics::MetricValue;
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use std::sync::Arc;
+use std::time::Duration;
 use tidepool_base::ByteSize;
 use tidepool_device::PacingCounters;
 
 /// Columns that a level of the plan is moved to the right by.
 const INDENT: usize = 6;
 
-/// The lines of a plan; with what its operators measured once it has run.
-pub fn lines(plan: &Arc<dyn ExecutionPlan>, analyze: bool, verbose: bool, tree: bool) -> Vec<String> {
-    if tree && !analyze {
-        let text = DisplayableExecutionPlan::new(plan.as_ref()).tree_render().to_string();
-        return text.lines().map(str::to_owned).collect();
+/// What a statement does with the rows of its plan.
+pub struct Node {
+    /// `Update on t`.
+    what: String,
+    details: Vec<String>,
+}
+
+impl Node {
+    pub fn new(what: impl Into<String>) -> Node {
+        Node { what: what.into(), details: Vec::new() }
     }
+
+    pub fn detail(&mut self, detail: String) {
+        self.details.push(detail);
+    }
+}
+
+/// The lines of a plan, under a node that takes its rows, if there is one. Once it has `ran`, with what its operators
+/// measured; then it is how long that took, and what number of rows came of it.
+pub fn lines(
+    plan: &Arc<dyn ExecutionPlan>,
+    node: Option<&Node>,
+    ran: Option<(Duration, u64)>,
+    verbose: bool,
+    tree: bool,
+) -> Vec<String> {
     let mut lines = Vec::new();
-    let explain = Explain { analyze, verbose, statistics: StatisticsContext::new() };
-    explain.node(plan.as_ref(), 0, Vec::new(), &mut lines);
+    if let Some(node) = node {
+        let actual = ran.map(|(elapsed, rows)| {
+            let ms = elapsed.as_secs_f64() * 1e3;
+            format!(" (actual time={ms:.3} ms rows={rows})")
+        });
+        lines.push(format!("{}{}", node.what, actual.unwrap_or_default()));
+        lines.extend(node.details.iter().map(|detail| format!("  {detail}")));
+    }
+    if tree && ran.is_none() {
+        let text = shown(DisplayableExecutionPlan::new(plan.as_ref()).tree_render());
+        lines.extend(text.lines().map(str::to_owned));
+        return lines;
+    }
+    let explain = Explain { analyze: ran.is_some(), verbose, statistics: StatisticsContext::new() };
+    explain.node(plan.as_ref(), usize::from(node.is_some()), Vec::new(), &mut lines);
     lines
 }
 
@@ -45,7 +79,7 @@ impl Explain {
             }
             return;
         }
-        let text = DisplayableExecutionPlan::new(plan).one_line().to_string();
+        let text = shown(DisplayableExecutionPlan::new(plan).one_line());
         let mut line = match depth {
             0 => text.trim_end().to_owned(),
             _ => format!("{}->  {}", " ".repeat(depth * INDENT - 4), text.trim_end()),
@@ -157,4 +191,9 @@ fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
         }
     }
     details
+}
+
+/// Names of Tidepool's own begin with a character that no terminal shows.
+fn shown(text: impl std::fmt::Display) -> String {
+    text.to_string().replace('\u{1}', "")
 }

@@ -65,7 +65,7 @@ pub struct Target {
     source: Option<Box<ast::Query>>,
     overriding: Overriding,
     /// What `RETURNING` may qualify columns with.
-    alias: String,
+    pub alias: String,
     returning: Option<Vec<ast::SelectItem>>,
     /// `ON CONFLICT`.
     conflict: Option<Clause>,

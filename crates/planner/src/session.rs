@@ -10,6 +10,7 @@ mod copy;
 mod cursor;
 mod describe;
 mod execute;
+mod explain;
 mod foreign_keys;
 mod indexes;
 mod locking;

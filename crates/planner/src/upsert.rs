@@ -44,6 +44,7 @@ pub struct Plan {
 }
 
 struct UpdatePlan {
+    condition: Option<String>,
     /// Over the row that there is and the one that was to be inserted: the assigned columns' values, as they are
     /// written, then whether the row is to be changed, if there is a condition.
     values: LogicalPlan,
@@ -59,6 +60,8 @@ pub struct Upsert {
 }
 
 pub struct ReadyUpdate {
+    /// Its `WHERE`, as it was written.
+    pub condition: Option<String>,
     values: Projection,
     positions: Vec<usize>,
     returning: Option<Projection>,
@@ -137,12 +140,12 @@ impl Clause {
         };
         let input = rows_of(def, &[alias, EXCLUDED])?;
         let positions: Vec<usize> = assigned.keys().copied().collect();
-        let has_condition = selection.is_some();
+        let condition = selection.as_ref().map(ToString::to_string);
         let items = assigned.into_values().chain(selection).map(ast::SelectItem::UnnamedExpr).collect();
         let outputs = numbered(query::returned(state, facts, items, &input, 0, parameters.clone())?);
         let read = project(input, outputs)?;
         let mut written = insert::assigned(&read, 0, &positions, def)?;
-        if has_condition {
+        if condition.is_some() {
             written.push(Expr::Column(read.schema().qualified_field(positions.len()).into()));
         }
         let values = project(read, written)?;
@@ -154,7 +157,7 @@ impl Clause {
                 Some(project(row, outputs)?)
             }
         };
-        Ok(Plan { arbiters: self.arbiters, update: Some(UpdatePlan { values, positions, returning }) })
+        Ok(Plan { arbiters: self.arbiters, update: Some(UpdatePlan { condition, values, positions, returning }) })
     }
 }
 
@@ -166,7 +169,7 @@ impl Plan {
         parameters: &[ArrayRef],
         settings: TextSettings,
     ) -> Result<Upsert> {
-        let Some(UpdatePlan { values, positions, returning }) = self.update else {
+        let Some(UpdatePlan { condition, values, positions, returning }) = self.update else {
             return Ok(Upsert { arbiters: self.arbiters, update: None });
         };
         let ready = |plan: LogicalPlan| Projection::of(state, query::bind(plan, parameters)?);
@@ -179,7 +182,7 @@ impl Plan {
         }
         let conform = Conform::new(def, &Schema::new(fields), settings);
         let returning = returning.map(ready).transpose()?;
-        let update = ReadyUpdate { values, positions, returning, conform, schema };
+        let update = ReadyUpdate { condition, values, positions, returning, conform, schema };
         Ok(Upsert { arbiters: self.arbiters, update: Some(update) })
     }
 }

@@ -3,6 +3,7 @@
 mod account;
 mod advise;
 mod bench;
+mod changes;
 mod cli;
 mod crash;
 mod device;

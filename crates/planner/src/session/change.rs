@@ -1,9 +1,12 @@
 //! `INSERT`, `UPDATE` and `DELETE`: rows of a plan written, and given back where `RETURNING` asks for them.
 
+use super::explain::{Explained, Ran};
 use super::tables::checked_writer;
 use super::{Outcome, ResultColumn, Session};
+use crate::catalog::quote_identifier;
 use crate::change::{self, Change};
 use crate::execute::{Batches, joined};
+use crate::explain::Node;
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::names::OutputNames;
@@ -17,7 +20,8 @@ use datafusion::execution::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use futures::StreamExt;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId, SqlState};
+use std::time::Instant;
+use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{Changed, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
@@ -60,7 +64,10 @@ impl Verb {
 
 /// A statement that writes, as a plan of the rows.
 pub(super) struct Source {
+    verb: Verb,
     pub version: Arc<TableVersion>,
+    /// What the table is called in the statement.
+    alias: String,
     pub plan: LogicalPlan,
     /// Columns before those of `RETURNING`.
     width: usize,
@@ -102,6 +109,41 @@ impl Source {
         self.returning.is_some()
     }
 
+    /// What `EXPLAIN` shows over the plan.
+    pub fn node(&self, facts: &SessionFacts, upsert: Option<&Upsert>) -> Node {
+        let def = &self.version.def;
+        let verb = match self.verb {
+            Verb::Insert => "Insert",
+            Verb::Update => "Update",
+            Verb::Delete => "Delete",
+        };
+        let path = crate::resolve::search_path(facts);
+        let schema = facts.version.schema_name(def.schema);
+        let is_found = path.iter().any(|name| name == schema);
+        let mut what = format!("{verb} on ");
+        if !is_found {
+            what += &format!("{}.", quote_identifier(schema));
+        }
+        what += &quote_identifier(&def.name);
+        if self.alias != def.name {
+            what += &format!(" {}", quote_identifier(&self.alias));
+        }
+        let mut node = Node::new(what);
+        if let Some(upsert) = upsert {
+            node.detail(format!("Conflict Resolution: {}", if upsert.update.is_some() { "UPDATE" } else { "NOTHING" }));
+            let named = |id: &TableId| def.indexes.iter().find(|index| index.id == *id);
+            let names: Vec<String> =
+                upsert.arbiters.iter().filter_map(named).map(|index| quote_identifier(&index.name)).collect();
+            if !names.is_empty() {
+                node.detail(format!("Conflict Arbiter Indexes: {}", names.join(", ")));
+            }
+            if let Some(condition) = upsert.update.as_ref().and_then(|update| update.condition.as_ref()) {
+                node.detail(format!("Conflict Filter: ({condition})"));
+            }
+        }
+        node
+    }
+
     /// The columns that `RETURNING` gives back. `schema` is the plan's, coerced.
     pub fn columns(&self, schema: &Schema) -> Option<Vec<ResultColumn>> {
         let names = self.returning.as_ref()?;
@@ -128,24 +170,29 @@ impl Reading {
     ) -> Result<Source> {
         match self {
             Reading::Insert(target) => {
-                let version = target.version.clone();
+                let (version, alias) = (target.version.clone(), target.alias.clone());
                 let crate::insert::Planned { plan, returning, conflict } = target.plan(state, facts, parameters)?;
                 let width = version.def.columns.len();
-                Ok(Source { version, plan, width, returning, conflict })
+                Ok(Source { verb: Verb::Insert, version, alias, plan, width, returning, conflict })
             }
             Reading::Change(change) => {
-                let version = change.version.clone();
+                let (version, alias) = (change.version.clone(), change.alias());
+                let verb = if change.is_update() { Verb::Update } else { Verb::Delete };
                 let planned = change.plan(state, facts, parameters)?;
                 let change::Planned { plan, width, returning } = planned;
-                Ok(Source { version, plan, width, returning, conflict: None })
+                Ok(Source { verb, version, alias, plan, width, returning, conflict: None })
             }
         }
     }
 }
 
 /// What a statement wrote.
+#[derive(Default)]
 struct Written {
     rows: u64,
+    /// Of an `INSERT`: those of the rows that were there already, and those not counted because they were.
+    updated: u64,
+    skipped: u64,
     /// Nothing was written: somebody else changed a row meanwhile, so the statement is to be run again, as of now.
     again: bool,
     /// What `RETURNING` gives back. Their buffers may lie in the statement's heap.
@@ -158,13 +205,14 @@ impl Session {
         text: &str,
         statement: &Statement,
         parameters: &[ArrayRef],
+        mut explained: Option<&mut Option<Explained>>,
     ) -> Result<Outcome> {
         let verb = Verb::of(statement.command()).ok_or_else(|| Error::internal("not a statement that writes"))?;
         self.check_writable(verb.name())?;
         // What it reads and what it writes over is of one transaction.
         let own_block = self.begin_own_block();
         let changed = loop {
-            match self.try_change(verb, text, statement, parameters).await {
+            match self.try_change(verb, text, statement, parameters, explained.as_deref_mut()).await {
                 Ok(None) => {}
                 Ok(Some(outcome)) => break Ok(outcome),
                 Err(error) => break Err(error),
@@ -173,16 +221,13 @@ impl Session {
         self.end_own_block(own_block, changed).await
     }
 
-    /// `None`: to be tried again, as of now.
-    async fn try_change(
-        &mut self,
-        verb: Verb,
-        text: &str,
+    pub(super) async fn plan_change(
+        &self,
+        facts: &Arc<SessionFacts>,
         statement: &Statement,
         parameters: &[ArrayRef],
-    ) -> Result<Option<Outcome>> {
-        let running = self.running(text);
-        let facts = running.facts.clone();
+    ) -> Result<(Source, Option<Upsert>, query::Planned)> {
+        let facts = facts.clone();
         let parameters = parameters.to_vec();
         let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
@@ -197,17 +242,38 @@ impl Session {
             let plan = query::physical_plan(&state, &source.plan).await?;
             Ok((source, upsert, query::planned(state, plan, &OutputNames::none())))
         });
-        let (source, upsert, planned) = joined(planning.await)?;
+        joined(planning.await)
+    }
+
+    /// `None`: to be tried again, as of now.
+    async fn try_change(
+        &mut self,
+        verb: Verb,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+        explained: Option<&mut Option<Explained>>,
+    ) -> Result<Option<Outcome>> {
+        let running = self.running(text);
+        let start = Instant::now();
+        let (source, upsert, planned) = self.plan_change(&running.facts, statement, parameters).await?;
+        let planning = start.elapsed();
+        let mut node = explained.is_some().then(|| source.node(&running.facts, upsert.as_ref()));
         let schema = planned.schema.clone();
         let columns = source.columns(&schema);
         let settings = running.facts.settings.text_settings();
         let interrupt = running.interrupt.clone();
         let facts = running.facts.clone();
-        let mut batches = self.run(running, planned)?;
+        let info = running.query.info.clone();
+        let start = Instant::now();
+        let prepared = self.prepare_run(running, planned, None)?;
+        let plan = prepared.plan.clone();
+        let mut batches = prepared.start(&self.planner.workers());
         let heap = batches.heap().clone();
         let (def, width) = (source.version.def.clone(), source.width);
         let table = RelationName::from(&*def);
         let returns = columns.is_some();
+        let is_upsert = upsert.is_some();
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, interrupt| {
             transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
             if transaction.version().table(&table).is_none_or(|now| now.def != def) {
@@ -226,9 +292,17 @@ impl Session {
             }
             Ok(written)
         });
-        let Written { rows, again, returned } = joined(written.await)?;
+        let Written { rows, skipped, updated, again, returned } = joined(written.await)?;
         if again {
             return Ok(None);
+        }
+        if let Some(explained) = explained {
+            if let (Some(node), true) = (&mut node, is_upsert) {
+                node.detail(format!("Tuples Inserted: {}", rows - updated));
+                node.detail(format!("Conflicting Tuples: {}", skipped + updated));
+            }
+            let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
+            *explained = Some(Explained { node, plan, planning, ran });
         }
         let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))
@@ -275,7 +349,7 @@ impl Rows<'_> {
     fn insert(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
         let conform = self.conform(transaction, table, 0)?;
         let mut writer = checked_writer(transaction, self.facts, table)?;
-        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        let mut written = Written::default();
         while let Some(batch) = self.batches.blocking_next() {
             let batch = batch?;
             writer.write(&conform.apply(&part(&batch, 0..self.width)?)?)?;
@@ -290,7 +364,7 @@ impl Rows<'_> {
     fn upsert(self, transaction: &mut Transaction, table: &RelationName, upsert: &Upsert) -> Result<Written> {
         let conform = self.conform(transaction, table, 0)?;
         let checks = checked_writer(transaction, self.facts, table)?;
-        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        let mut written = Written::default();
         while let Some(batch) = self.batches.blocking_next() {
             let batch = batch?;
             let rows = checks.checked(&conform.apply(&part(&batch, 0..self.width)?)?)?;
@@ -301,7 +375,13 @@ impl Rows<'_> {
             });
             let action = update.as_mut().map(|update| update as tidepool_database::OnConflict<'_>);
             let done = transaction.upsert(table, &rows, &upsert.arbiters, action)?;
-            written.rows += done.iter().filter(|done| !matches!(done, Upserted::Skipped)).count() as u64;
+            for done in &done {
+                match done {
+                    Upserted::Inserted => written.rows += 1,
+                    Upserted::Updated(_) => (written.rows, written.updated) = (written.rows + 1, written.updated + 1),
+                    Upserted::Skipped => written.skipped += 1,
+                }
+            }
             if !self.returns {
                 continue;
             }
@@ -344,7 +424,7 @@ impl Rows<'_> {
 
     /// `change` says of each row whether it was written.
     fn change(self, mut change: impl FnMut(&RecordBatch, &[RowId]) -> Result<Changed>) -> Result<Written> {
-        let mut written = Written { rows: 0, again: false, returned: Vec::new() };
+        let mut written = Written::default();
         while let Some(batch) = self.batches.blocking_next() {
             let batch = batch?;
             let ids = batch.column(0).as_primitive_opt::<Int64Type>();

@@ -25,11 +25,11 @@ impl Session {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
             Command::Query(_) => self.select(text, statement, parameters).await,
-            Command::Locking { .. } => self.select_locking(text, statement, parameters).await,
+            Command::Locking { .. } => self.select_locking(text, statement, parameters, None).await,
             Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } => {
-                self.change(text, statement, parameters).await
+                self.change(text, statement, parameters, None).await
             }
-            Command::CreateTable { .. } => self.create_table(text, statement, parameters).await,
+            Command::CreateTable { .. } => self.create_table(text, statement, parameters, None).await,
             Command::DropTables { names, if_exists, cascade } => {
                 self.drop_relations(text, Kind::Table, names, *if_exists, *cascade).await
             }

@@ -4,8 +4,11 @@
 //! as an `UPDATE` does.
 
 use super::change::returned_stream;
+use super::explain::{Explained, Ran};
 use super::{Outcome, ResultColumn, Session};
 use crate::execute::joined;
+use crate::explain::Node;
+use crate::facts::SessionFacts;
 use crate::locking::{self, Target};
 use crate::names::OutputNames;
 use crate::query;
@@ -13,6 +16,8 @@ use crate::statement::{Command, Statement};
 use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::Int64Type;
+use std::sync::Arc;
+use std::time::Instant;
 use tidepool_base::{Error, Result, RowId};
 use tidepool_database::{Locked, RelationName, Transaction};
 
@@ -22,6 +27,7 @@ impl Session {
         text: &str,
         statement: &Statement,
         parameters: &[ArrayRef],
+        mut explained: Option<&mut Option<Explained>>,
     ) -> Result<Outcome> {
         let Command::Locking { clauses, .. } = statement.command() else {
             return Err(Error::internal("not a query that locks rows"));
@@ -30,7 +36,7 @@ impl Session {
         // What it reads and what it locks is of one transaction.
         let own_block = self.begin_own_block();
         let locked = loop {
-            match self.try_locking(text, statement, parameters).await {
+            match self.try_locking(text, statement, parameters, explained.as_deref_mut()).await {
                 Ok(None) => {}
                 Ok(Some(outcome)) => break Ok(outcome),
                 Err(error) => break Err(error),
@@ -39,15 +45,13 @@ impl Session {
         self.end_own_block(own_block, locked).await
     }
 
-    /// `None`: to be tried again, as of now.
-    async fn try_locking(
-        &mut self,
-        text: &str,
+    pub(super) async fn plan_locking(
+        &self,
+        facts: &Arc<SessionFacts>,
         statement: &Statement,
         parameters: &[ArrayRef],
-    ) -> Result<Option<Outcome>> {
-        let running = self.running(text);
-        let facts = running.facts.clone();
+    ) -> Result<(locking::Planned, query::Planned)> {
+        let facts = facts.clone();
         let parameters = parameters.to_vec();
         let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
@@ -60,11 +64,29 @@ impl Session {
             let plan = query::physical_plan(&state, &locking.plan).await?;
             Ok((locking, query::planned(state, plan, &OutputNames::none())))
         });
-        let (locking, planned) = joined(planning.await)?;
+        joined(planning.await)
+    }
+
+    /// `None`: to be tried again, as of now.
+    async fn try_locking(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+        explained: Option<&mut Option<Explained>>,
+    ) -> Result<Option<Outcome>> {
+        let running = self.running(text);
+        let start = Instant::now();
+        let (locking, planned) = self.plan_locking(&running.facts, statement, parameters).await?;
+        let planning = start.elapsed();
         let columns: Vec<ResultColumn> = locking.columns(&planned.schema);
         let interrupt = running.interrupt.clone();
         let facts = running.facts.clone();
-        let mut batches = self.run(running, planned)?;
+        let info = running.query.info.clone();
+        let start = Instant::now();
+        let prepared = self.prepare_run(running, planned, None)?;
+        let plan = prepared.plan.clone();
+        let mut batches = prepared.start(&self.planner.workers());
         let heap = batches.heap().clone();
         let locked = self.begin_write(facts, interrupt, move |transaction, interrupt| {
             for target in &locking.targets {
@@ -93,6 +115,11 @@ impl Session {
             Ok(Some(kept))
         });
         let Some(kept) = joined(locked.await)? else { return Ok(None) };
+        if let Some(explained) = explained {
+            let rows = kept.iter().map(|batch| batch.num_rows() as u64).sum();
+            let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
+            *explained = Some(Explained { node: Some(Node::new("LockRows")), plan, planning, ran });
+        }
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(kept, heap)), tag: "SELECT" }))
     }
 }

@@ -4,6 +4,7 @@ use super::query::query_of;
 use super::{Outcome, Session};
 use crate::statement::{self, Statement};
 use crate::types;
+use arrow::array::ArrayRef;
 use datafusion::sql::sqlparser::ast;
 use futures::StreamExt;
 use tidepool_base::{Error, Result, SqlState, SqlType};
@@ -43,6 +44,17 @@ impl Session {
 
     pub(super) async fn execute_prepared(&mut self, name: &str, arguments: &[ast::Expr]) -> Result<Outcome> {
         let prepared = self.prepared(name)?;
+        let parameters = self.arguments(name, &prepared, arguments).await?;
+        Box::pin(self.execute_inner(&prepared.statement, &parameters)).await
+    }
+
+    /// The values of `EXECUTE`, of the types that the statement takes.
+    pub(super) async fn arguments(
+        &self,
+        name: &str,
+        prepared: &Prepared,
+        arguments: &[ast::Expr],
+    ) -> Result<Vec<ArrayRef>> {
         if prepared.types.len() != arguments.len() {
             return Err(Error::new(
                 SqlState::SYNTAX_ERROR,
@@ -76,7 +88,7 @@ impl Session {
                 parameters.extend(batch?.columns().iter().cloned());
             }
         }
-        Box::pin(self.execute_inner(&prepared.statement, &parameters)).await
+        Ok(parameters)
     }
 
     /// `None`: all.

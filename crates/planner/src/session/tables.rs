@@ -1,5 +1,6 @@
 //! Statements that make, fill, change and drop tables.
 
+use super::explain::{Explained, Ran};
 use super::{Outcome, Session};
 use crate::ddl::NewTable;
 use crate::execute::{Batches, joined};
@@ -13,6 +14,7 @@ use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
 use std::sync::Arc;
+use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{RelationName, SequenceDef, SequenceOwner, TableWriter, Transaction};
@@ -24,6 +26,7 @@ impl Session {
         text: &str,
         statement: &Statement,
         parameters: &[ArrayRef],
+        explained: Option<&mut Option<Explained>>,
     ) -> Result<Outcome> {
         let Command::CreateTable { table, with_data, .. } = statement.command() else {
             return Err(Error::internal("not a CREATE TABLE"));
@@ -31,7 +34,11 @@ impl Session {
         let with_data = *with_data;
         let is_query = table.query.is_some();
         self.check_writable(if is_query { "CREATE TABLE AS" } else { "CREATE TABLE" })?;
+        if explained.is_some() && !is_query {
+            return Err(Error::unsupported("this needs a query that returns rows"));
+        }
         let running = self.running(text);
+        let start = Instant::now();
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
         let statement = statement.clone();
@@ -50,6 +57,7 @@ impl Session {
             Ok((table, Some(planned)))
         });
         let (table, planned) = joined(planning.await)?;
+        let planning = start.elapsed();
         let exists = running.facts.version.is_taken(&table.name);
         if exists && table.if_not_exists {
             self.notice(
@@ -74,7 +82,15 @@ impl Session {
         let settings = running.facts.settings.text_settings();
         let interrupt = running.interrupt.clone();
         let facts = running.facts.clone();
-        let mut batches = if with_data { Some(self.run(running, planned)?) } else { None };
+        let info = running.query.info.clone();
+        let start = Instant::now();
+        let mut plan = planned.plan.clone();
+        let mut batches = None;
+        if with_data {
+            let prepared = self.prepare_run(running, planned, None)?;
+            plan = prepared.plan.clone();
+            batches = Some(prepared.start(&self.planner.workers()));
+        }
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, _| {
             let name = table.name.clone();
             let created = transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
@@ -86,6 +102,10 @@ impl Session {
             fill(transaction, &facts, &name, batches, &schema, settings)
         });
         let rows = joined(written.await)?;
+        if let Some(explained) = explained {
+            let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
+            *explained = Some(Explained { node: None, plan, planning, ran });
+        }
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
     }
 }

@@ -1,0 +1,233 @@
+//! `EXPLAIN`: of queries, and of statements that write. `ANALYZE` does what the statement does, in its transaction.
+
+use super::change::Verb;
+use super::query::query_of;
+use super::{Outcome, ResultColumn, Running, Session};
+use crate::charge::HeapCounts;
+use crate::execute::joined;
+use crate::explain::Node;
+use crate::queries::QueryInfo;
+use crate::query;
+use crate::statement::{Command, ExplainOptions, Statement};
+use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
+use arrow::datatypes::{DataType, Field, Schema};
+use datafusion::physical_plan::ExecutionPlan;
+use futures::StreamExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidepool_base::{ByteSize, Error, Result};
+use tidepool_database::Database;
+use tidepool_device::paged::{Paged, PagingCounters};
+use tidepool_tablespace::Tablespace;
+
+/// A statement's plan, and what came of it.
+pub(super) struct Explained {
+    /// What stands over the plan, of a statement that does something with the plan's rows.
+    pub node: Option<Node>,
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub planning: Duration,
+    /// Unless it was planned only.
+    pub ran: Option<Ran>,
+}
+
+pub(super) struct Ran {
+    pub elapsed: Duration,
+    pub rows: u64,
+    pub info: Arc<QueryInfo>,
+}
+
+impl Session {
+    pub(super) async fn explain(
+        &mut self,
+        text: &str,
+        options: ExplainOptions,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Outcome> {
+        let (statement, parameters) = match statement.command() {
+            Command::Execute { name, arguments } => {
+                let prepared = self.prepared(name)?;
+                let arguments = self.arguments(name, &prepared, arguments).await?;
+                (prepared.statement, arguments)
+            }
+            _ => (statement.clone(), parameters.to_vec()),
+        };
+        let writes = Verb::of(statement.command()).is_some()
+            || matches!(statement.command(), Command::Locking { .. } | Command::CreateTable { .. });
+        if options.placement {
+            if writes {
+                return Err(Error::unsupported("EXPLAIN PLACEMENT runs queries only"));
+            }
+            let (running, planned, _) = self.planned(text, &statement, &parameters).await?;
+            return self.explain_placement(running, planned).await;
+        }
+        let paging = PagingBefore::now(self.planner.database());
+        let explained = match options.analyze {
+            true if writes => self.analyze_writing(text, &statement, &parameters).await?,
+            true => Some(self.analyze_query(text, &statement, &parameters).await?),
+            false => Some(self.explain_only(text, &statement, &parameters).await?),
+        };
+        // A table that was there already.
+        let Some(explained) = explained else { return plan_lines(Vec::new()) };
+        let node = explained.node.as_ref();
+        let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
+        let mut lines = crate::explain::lines(&explained.plan, node, ran, options.verbose, options.tree);
+        if let Some(Ran { elapsed, rows, info }) = explained.ran {
+            for (tablespace, _, peak) in info.heap_bytes() {
+                lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
+            }
+            let stall = info.heap_stall_ns();
+            if stall > 0 {
+                lines.push(format!("Heap stalled by pacing (estimate): {:.3} ms", stall as f64 / 1e6));
+            }
+            for (tablespace, bytes, stall) in info.scan_bytes() {
+                lines.push(format!(
+                    "Read from {tablespace}: {}, stalled {:.3} ms",
+                    ByteSize(bytes),
+                    stall as f64 / 1e6
+                ));
+            }
+            lines.extend(paging.lines());
+            lines.push(format!("Planning Time: {:.3} ms", explained.planning.as_secs_f64() * 1e3));
+            lines.push(format!("Execution Time: {:.3} ms ({rows} rows)", elapsed.as_secs_f64() * 1e3));
+        }
+        plan_lines(lines)
+    }
+
+    /// The plan of the query in a statement.
+    async fn planned(
+        &self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<(Running, query::Planned, Duration)> {
+        let running = self.running(text);
+        let facts = running.facts.clone();
+        let (statement, parameters) = (statement.clone(), parameters.to_vec());
+        let start = Instant::now();
+        let planning =
+            self.planner.workers().spawn(async move { query::plan(facts, query_of(&statement)?, parameters).await });
+        let planned = joined(planning.await)?;
+        Ok((running, planned, start.elapsed()))
+    }
+
+    async fn explain_only(&self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
+        if Verb::of(statement.command()).is_some() {
+            let running = self.running(text);
+            let start = Instant::now();
+            let (source, upsert, planned) = self.plan_change(&running.facts, statement, parameters).await?;
+            let node = Some(source.node(&running.facts, upsert.as_ref()));
+            return Ok(Explained { node, plan: planned.plan, planning: start.elapsed(), ran: None });
+        }
+        if let Command::Locking { .. } = statement.command() {
+            let running = self.running(text);
+            let start = Instant::now();
+            let (_, planned) = self.plan_locking(&running.facts, statement, parameters).await?;
+            let node = Some(Node::new("LockRows"));
+            return Ok(Explained { node, plan: planned.plan, planning: start.elapsed(), ran: None });
+        }
+        let (_, planned, planning) = self.planned(text, statement, parameters).await?;
+        Ok(Explained { node: None, plan: planned.plan, planning, ran: None })
+    }
+
+    async fn analyze_query(&self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
+        let (running, planned, planning) = self.planned(text, statement, parameters).await?;
+        let info = running.query.info.clone();
+        let start = Instant::now();
+        let prepared = self.prepare_run(running, planned, None)?;
+        let plan = prepared.plan.clone();
+        let mut batches = prepared.start(&self.planner.workers());
+        let mut rows = 0;
+        while let Some(batch) = batches.next().await {
+            rows += batch?.num_rows() as u64;
+        }
+        Ok(Explained { node: None, plan, planning, ran: Some(Ran { elapsed: start.elapsed(), rows, info }) })
+    }
+
+    /// `None` where nothing was to be done.
+    async fn analyze_writing(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Option<Explained>> {
+        let mut explained = None;
+        match statement.command() {
+            Command::Locking { .. } => self.select_locking(text, statement, parameters, Some(&mut explained)).await?,
+            Command::CreateTable { .. } => self.create_table(text, statement, parameters, Some(&mut explained)).await?,
+            _ => self.change(text, statement, parameters, Some(&mut explained)).await?,
+        };
+        Ok(explained)
+    }
+
+    /// Runs the query once, to count what it touches, and says what that would cost elsewhere.
+    async fn explain_placement(&self, running: Running, planned: query::Planned) -> Result<Outcome> {
+        let models = crate::placement::models(self.planner.database())?;
+        let counts = Arc::new(HeapCounts::new(models.iter().map(|(_, model)| model.clone()).collect()));
+        let info = running.query.info.clone();
+        // Asking is no part of the workload.
+        info.leave_unrecorded();
+        let facts = running.facts.clone();
+        let start = Instant::now();
+        let prepared = self.prepare_run(running, planned, Some(&counts))?;
+        let plan = prepared.plan.clone();
+        let mut batches = prepared.start(&self.planner.workers());
+        while let Some(batch) = batches.next().await {
+            batch?;
+        }
+        let elapsed = start.elapsed();
+        let stall_ns = info.heap_stall_ns() + info.scan_bytes().iter().map(|(.., stall_ns)| stall_ns).sum::<u64>();
+        let scans = crate::scan::scans_of(&plan);
+        plan_lines(crate::placement::lines(&crate::placement::Run {
+            scans: &scans,
+            operators: counts.operators(),
+            models: &models,
+            threads: facts.settings.threads(),
+            elapsed,
+            stall_ns,
+        }))
+    }
+}
+
+/// Counters of the paged tablespaces before a statement.
+struct PagingBefore(Vec<(Arc<Tablespace>, PagingCounters)>);
+
+impl PagingBefore {
+    fn now(database: &Database) -> PagingBefore {
+        let paged = |space: Arc<Tablespace>| space.paged().map(Paged::counters).map(|counters| (space, counters));
+        PagingBefore(database.tablespaces().list().into_iter().filter_map(paged).collect())
+    }
+
+    /// What came since, by whomever: faults belong to threads, not to statements.
+    fn lines(&self) -> Vec<String> {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let line = |(space, before): &(Arc<Tablespace>, PagingCounters)| {
+            let spent = space.paged()?.counters().since(before);
+            (spent.faults > 0).then(|| {
+                format!(
+                    "Paged in {}: {} faults, {} pages fetched, {} written back; network {:.3} ms; mechanism {:.3} ms, \
+                     waited {:.3} ms",
+                    space.name(),
+                    spent.faults,
+                    spent.fetched,
+                    spent.written_back,
+                    ms(spent.modelled_ns),
+                    ms(spent.mechanism_ns),
+                    ms(spent.waited_ns + spent.shared_ns),
+                )
+            })
+        };
+        self.0.iter().filter_map(line).collect()
+    }
+}
+
+fn plan_lines(lines: Vec<String>) -> Result<Outcome> {
+    let schema = Arc::new(Schema::new(vec![Field::new("QUERY PLAN", DataType::Utf8View, true)]));
+    let lines = StringViewArray::from_iter_values(lines);
+    let batch = RecordBatch::try_new(schema, vec![Arc::new(lines)]).map_err(crate::errors::from_arrow)?;
+    Ok(Outcome::Rows {
+        columns: vec![ResultColumn::text("QUERY PLAN")],
+        batches: Box::pin(futures::stream::iter([Ok(batch)])),
+        tag: "EXPLAIN",
+    })
+}
