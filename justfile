@@ -69,6 +69,11 @@ kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release --workspace --lib -- log_tests transfer_tests --nocapture
 
+# Concurrent random transactions over the wire at each isolation level, and what they saw searched for what it forbids.
+histories SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release --workspace --test suite -- histories --nocapture
+
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":
     cargo run --release -p tidepool-log --example log_speed -- {{FOLDER}} {{SECONDS}} "{{DEVICE}}"

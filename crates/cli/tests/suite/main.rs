@@ -2,12 +2,14 @@
 
 mod account;
 mod advise;
+mod anomalies;
 mod bench;
 mod changes;
 mod cli;
 mod crash;
 mod device;
 mod elastic;
+mod histories;
 mod kills;
 mod locking;
 mod paged;
