@@ -46,6 +46,8 @@ enum Command {
     Backup(upkeep::BackupArgs),
     /// Make a data folder of a backup
     Restore(upkeep::RestoreArgs),
+    /// Give up a log that is lost or damaged, and what was committed since the last checkpoint
+    ResetLog(upkeep::ResetLogArgs),
     /// Say which columns to keep near, given what the queries so far have read
     Advise(advise::AdviseArgs),
     /// The far-memory study's four placements over TPC-H, with a report
@@ -90,6 +92,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => upkeep::check(&runtime, &args),
         Command::Backup(args) => upkeep::backup(&runtime, &args),
         Command::Restore(args) => upkeep::restore(&args),
+        Command::ResetLog(args) => upkeep::reset_log(&args),
         Command::Advise(args) => advise::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),

@@ -1,4 +1,4 @@
-//! `tidepool check`, `backup` and `restore`.
+//! `tidepool check`, `backup`, `restore` and `reset-log`.
 
 use crate::config::DatabaseArgs;
 use crate::rows::{literal, query};
@@ -38,6 +38,15 @@ pub struct RestoreArgs {
     /// Where a tablespace is to be instead of where it was, as in pool=file:/mnt/pmem/pool. May come several times
     #[arg(long = "tablespace", value_name = "NAME=LOCATION", value_parser = moved)]
     tablespaces: Vec<(String, Location)>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ResetLogArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// Also if the log can be read
+    #[arg(long)]
+    force: bool,
 }
 
 fn moved(text: &str) -> std::result::Result<(String, Location), String> {
@@ -108,5 +117,14 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
         tidepool_database::restore(&args.folder, &config, &args.tablespaces, &|| Ok(()))?;
     let folder = config.data_dir.as_deref().map(|folder| folder.display().to_string()).unwrap_or_default();
     println!("{folder}: {tables} tables in {files} files, {}", ByteSize(bytes));
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn reset_log(args: &ResetLogArgs) -> Result<ExitCode> {
+    let aside = tidepool_database::reset_log(&args.database.builder()?.build()?, args.force)?;
+    println!("the log is given up: the next start goes on from the last checkpoint");
+    if let Some(folder) = aside {
+        println!("its files are in {}", folder.display());
+    }
     Ok(ExitCode::SUCCESS)
 }

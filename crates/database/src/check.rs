@@ -1,8 +1,9 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
-use crate::durability::open_log;
+use crate::elastic::SpaceConfigs;
+use crate::log_home::{OpenedLog, find_log};
 use crate::redo::{COMMIT, next_entry};
-use crate::storage::{self, Copied, Manifest, Storage, lock_folder};
+use crate::storage::{self, Copied, Finds, Manifest, Storage, lock_folder};
 use crate::{Config, Database};
 use std::path::Path;
 use std::sync::Arc;
@@ -100,24 +101,25 @@ impl Database {
 /// Verifies a data folder that no process uses: its manifest, all files that it names, and the log since. Changes nothing.
 /// 55000 when it is none, 55006 when it is in use, XX001 when the manifest itself is damaged.
 pub fn check_folder(config: &Config) -> Result<Vec<Checked>> {
-    let (storage, manifest) = open(config)?;
+    let (storage, manifest) = open_folder(config)?;
     let mut faults = Faults::default();
     let files = Arc::clone(storage.files());
     let looked_at =
         storage::check_files(&*files, storage.folder(), &manifest, &mut |fault| faults.add(fault), &|| Ok(()))?;
     let mut checked = vec![of_files(faults, &looked_at)];
-    let folder = config.log.folder.clone().unwrap_or_else(|| storage.folder().join("log"));
-    if folder.is_dir() && manifest.identity.is_some() {
+    if manifest.identity.is_some() {
         checked.push(check_log(config, &storage, &manifest));
     }
     Ok(checked)
 }
 
-fn check_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Checked {
+pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Checked {
     let mut faults = Faults::default();
     let (mut records, mut changes) = (0, 0);
     let mut read = || -> Result<()> {
-        let mut log = open_log(config, storage, manifest)?;
+        let (configs, finds) = (SpaceConfigs::of(config, manifest)?, Finds::new(manifest));
+        let found = find_log(config, storage, manifest, &|name| configs.open_one(name, &finds))?;
+        let Some(OpenedLog { recovery: mut log, .. }) = found else { return Ok(()) };
         log.skip_to(manifest.commit_ts);
         while let Some(mut record) = log.next_record()? {
             if record.kind != COMMIT {
@@ -143,7 +145,7 @@ fn check_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Checked
 }
 
 /// The folder's storage, which nobody else uses meanwhile.
-fn open(config: &Config) -> Result<(Storage, Manifest)> {
+pub(crate) fn open_folder(config: &Config) -> Result<(Storage, Manifest)> {
     let folder = config.data_dir.as_deref().ok_or_else(|| Error::internal("there is no data folder"))?;
     if !folder.join("MANIFEST").exists() {
         return Err(Error::new(
@@ -164,7 +166,7 @@ pub fn restore(
     spaces: &[(String, Location)],
     interrupted: &dyn Fn() -> Result<()>,
 ) -> Result<Copied> {
-    let (storage, mut manifest) = open(&Config { data_dir: Some(backup.to_owned()), ..config.clone() })?;
+    let (storage, mut manifest) = open_folder(&Config { data_dir: Some(backup.to_owned()), ..config.clone() })?;
     for (name, location) in spaces {
         let saved = manifest.tablespaces.iter_mut().find(|saved| saved.name == *name).ok_or_else(|| {
             Error::new(SqlState::UNDEFINED_OBJECT, format!("the backup has no tablespace \"{name}\""))

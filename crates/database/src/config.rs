@@ -51,6 +51,7 @@
 //!
 //! [log]
 //! folder = "/disk2/tidepool-log"   # of its own; without it `log` in the data folder
+//! # tablespace = "pmem"            # instead of a folder: in this tablespace, of `size`
 //! size = "1GB"                     # a checkpoint is made before it takes more
 //! segment_size = "16MB"
 //! checkpoint_timeout = "5min"      # and at least so often, if there is something to write
@@ -112,6 +113,8 @@ pub struct Config {
 pub struct LogSettings {
     /// `None`: `log` in the data folder.
     pub folder: Option<PathBuf>,
+    /// In a region of this tablespace, and in no folder. That of `bytes_max` is taken at once, and the log takes no more.
+    pub tablespace: Option<String>,
     /// From half of this on a checkpoint is made. A log that needs more takes more.
     pub bytes_max: u64,
     pub segment_bytes: usize,
@@ -123,6 +126,7 @@ impl Default for LogSettings {
     fn default() -> LogSettings {
         LogSettings {
             folder: None,
+            tablespace: None,
             bytes_max: 1 << 30,
             segment_bytes: 16 << 20,
             checkpoint_timeout: Duration::from_secs(300),
@@ -432,8 +436,12 @@ impl ConfigBuilder {
             };
             self.tablespaces.push((space.name, spec));
         }
-        let FileLog { folder, size, segment_size, checkpoint_timeout } = file.log;
-        self.log.folder = folder.or(self.log.folder);
+        let FileLog { folder, tablespace, size, segment_size, checkpoint_timeout } = file.log;
+        if folder.is_some() && tablespace.is_some() {
+            return Err(config_error(format!("{file_name}: log.folder and log.tablespace exclude each other")));
+        }
+        self.log.tablespace = if folder.is_some() { None } else { tablespace.or(self.log.tablespace) };
+        self.log.folder = if self.log.tablespace.is_some() { None } else { folder.or(self.log.folder) };
         self.log.bytes_max = size.map_or(self.log.bytes_max, |size| size.0);
         if let Some(size) = segment_size {
             self.log.segment_bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
@@ -459,8 +467,8 @@ impl ConfigBuilder {
         Ok(self)
     }
 
-    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_SIZE`, `LISTEN`, `METRICS`, `TLS_CERTIFICATE`,
-    /// `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
+    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
+    /// `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
@@ -473,7 +481,8 @@ impl ConfigBuilder {
                 "DATA" => self.data_dir = Some(value.into()),
                 "NEAR" => self = self.near(&value).map_err(wrong)?,
                 "FAR" => self = self.far(&value).map_err(wrong)?,
-                "LOG_FOLDER" => self.log.folder = Some(value.into()),
+                "LOG_FOLDER" => (self.log.folder, self.log.tablespace) = (Some(value.into()), None),
+                "LOG_TABLESPACE" => (self.log.folder, self.log.tablespace) = (None, Some(value)),
                 "LOG_SIZE" => self.log.bytes_max = value.parse::<ByteSize>().map_err(wrong)?.0,
                 "LISTEN" => self.server.listen = value,
                 "METRICS" => self.server.metrics_listen = Some(value),
@@ -729,6 +738,7 @@ struct FileConfig {
 #[serde(deny_unknown_fields)]
 struct FileLog {
     folder: Option<PathBuf>,
+    tablespace: Option<String>,
     size: Option<Size>,
     segment_size: Option<Size>,
     checkpoint_timeout: Option<String>,

@@ -2,10 +2,11 @@
 
 use crate::access::AccessLog;
 use crate::catalog::Catalog;
-use crate::durability::{LogWriter, open_log};
-use crate::elastic::{SavedAlteration, altered_config};
+use crate::durability::LogWriter;
+use crate::elastic::{SavedAlteration, SpaceConfigs};
 use crate::encode_pool::EncodePool;
 use crate::locks::{LockInfo, LockManager};
+use crate::log_home::open_log;
 use crate::progress::{Progress, ProgressRegistry};
 use crate::redo::Redo;
 use crate::storage::{Finds, Manifest, SavedTablespace, Storage, lock_folder};
@@ -143,33 +144,16 @@ impl Database {
         if let Some(profile) = &config.local_profile {
             tidepool_device::set_local_profile(profile.clone())?;
         }
-        let mut altered = BTreeMap::new();
-        let mut as_altered = |configured: &TablespaceConfig, name: &str| {
-            let now = altered_config(configured, name, &manifest.altered)?;
-            if now != (TablespaceConfig { name: name.to_owned(), ..configured.clone() }) {
-                altered.insert(name.to_owned(), now.clone());
-            }
-            Ok(now)
-        };
-        let near = as_altered(&config.near, "near")?;
-        let finds = Finds::new(&manifest.contents, &manifest.tables);
-        let spaces = Tablespaces::open_found(near, as_altered(&config.far, "far")?, &|name| finds.of(name))?;
-        for space in &config.tablespaces {
-            spaces.create_found(as_altered(space, &space.name)?, finds.of(&space.name))?;
-        }
-        for saved in &manifest.tablespaces {
-            // The configuration file's word counts over what was recorded.
-            if spaces.get(&saved.name).is_err() {
-                spaces.create_found(saved.config()?, finds.of(&saved.name))?;
-            }
-        }
-        finds.keep(&spaces);
+        let configs = SpaceConfigs::of(&config, &manifest)?;
+        let log_place = manifest.log.as_ref().map(|log| &log.place);
+        let spaces = configs.open(&Finds::new(&manifest), storage.as_ref().zip(log_place))?;
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
         for name in names {
             spaces.get(name)?;
         }
-        let mut log = storage.as_ref().map(|storage| open_log(&config, storage, &manifest)).transpose()?;
-        let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.look_ahead())?;
+        let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
+        let mut log = storage.as_ref().map(open_log).transpose()?;
+        let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead())?;
         let transactions = Transactions::starting_after(manifest.commit_ts.max(last));
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), ..Catalog::default() });
         let database = Arc::new(Database {
@@ -197,7 +181,7 @@ impl Database {
             next_store_id: AtomicU64::new(manifest.next_store_id.max(1)),
             next_transaction_id: AtomicU64::new(1),
             passwords: Mutex::new(manifest.passwords.clone()),
-            altered: Mutex::new(altered),
+            altered: Mutex::new(configs.altered),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
             storage,
@@ -300,12 +284,14 @@ impl Database {
             let configured = TablespaceConfig { name: name.to_owned(), ..configured.clone() };
             Some(SavedAlteration { configured: SavedTablespace::new(&configured), now: SavedTablespace::new(&now) })
         };
+        let log = self.storage.as_ref().and_then(Storage::log_home);
         Manifest {
             commit_ts,
             next_table_id: self.next_table_id.load(Ordering::Relaxed),
             next_row_group_id: self.next_row_group_id.load(Ordering::Relaxed),
             next_store_id: self.next_store_id.load(Ordering::Relaxed),
-            identity: self.storage.as_ref().and_then(Storage::identity).map(|identity| identity.to_string()),
+            identity: log.as_ref().map(|home| home.identity.to_string()),
+            log: log.map(|home| home.saved),
             tablespaces: created
                 .map(|space| match altered.remove(space.name()) {
                     Some(config) => SavedTablespace::new(&config),
@@ -411,13 +397,14 @@ impl Database {
         }
         let Some(storage) = &self.storage else { return Ok(()) };
         if let Some(log) = self.log.get() {
-            log.flush()?;
+            log.close()?;
         }
         let sequences = &self.version().catalog.sequences;
         let settled: Vec<_> =
             sequences.values().map(|sequence| (sequence.def.position_id, sequence.settle())).collect();
         storage.write_positions(&settled)?;
-        self.checkpoint()
+        self.checkpoint()?;
+        self.note_log_closed()
     }
 
     /// Ends the background work without a checkpoint.

@@ -3,9 +3,10 @@
 use crate::catalog::Changes;
 use crate::database::Background;
 use crate::index::add_declared_keys;
+use crate::log_home::OpenedLog;
 use crate::redo::{CatalogChange, Logged, Redo};
 use crate::storage::{Manifest, Storage, Writes};
-use crate::{Config, Database, DatabaseState};
+use crate::{Database, DatabaseState};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +14,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, StoreId, TableId};
-use tidepool_log::files::OpenHow;
-use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, Recovery};
+use tidepool_log::Log;
 use tidepool_table::rows::{Change, WriteSet};
 use tidepool_table::{RowGroup, Table, TableDef};
 use tidepool_txn::Worker;
@@ -118,38 +118,28 @@ impl Committing<'_> {
     }
 }
 
-/// The log of a data folder, which may be a new one, to be recovered.
-pub(crate) fn open_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Result<Recovery> {
-    let settings = &config.log;
-    let folder = settings.folder.clone().unwrap_or_else(|| storage.folder().join("log"));
-    let device = FileDevice::open(storage.files().clone(), &folder, settings.segment_bytes, OpenHow::default())?;
-    let identity = match manifest.identity()? {
-        Some(identity) => identity,
-        None if device.segments()?.is_empty() => DatabaseIdentity::random()?,
-        None => {
-            return Err(Error::corrupted(format!(
-                "folder \"{}\" has a log, of which the manifest does not know",
-                folder.display()
-            )));
-        }
-    };
-    storage.set_identity(identity);
-    let log_config = LogConfig { bytes_max: settings.bytes_max, ..LogConfig::new(identity) };
-    Log::open(Arc::new(device), log_config)
-}
-
 impl Database {
     /// Recovers what the data folder has, and goes on with its log.
-    pub(crate) fn start_log(self: &Arc<Self>, mut manifest: Manifest, mut log: Recovery) -> Result<()> {
+    pub(crate) fn start_log(self: &Arc<Self>, mut manifest: Manifest, mut opened: OpenedLog) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
         let keys_added = add_declared_keys(&mut manifest.tables, || self.next_table_id().0);
-        let had_records = self.recover(storage, &manifest, &mut log)?;
+        let had_records = self.recover(storage, &manifest, &mut opened.recovery)?;
         storage.remove_leftovers()?;
+        let mut left = None;
+        if !opened.is_as_configured(self.config()) {
+            let (next, before) = opened.moved(self.config(), storage, &|name| self.tablespaces().get(name))?;
+            (opened, left) = (next, Some(before));
+        }
+        opened.sign(storage)?;
+        let OpenedLog { recovery, mut home, .. } = opened;
+        let is_known = manifest.identity.as_deref() == Some(&home.identity.to_string());
+        home.saved.closed = false;
+        storage.set_log_home(home.clone());
         let transactions = self.transactions().clone();
         // Below it, all have been appended.
         let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
-        let log = log.into_log(Box::new(floor))?;
-        if keys_added || manifest.identity.is_none() || manifest.tables.iter().any(|table| table.store.is_none()) {
+        let log = recovery.into_log(Box::new(floor))?;
+        if keys_added || !is_known || manifest.tables.iter().any(|table| table.store.is_none()) {
             // A folder that is new, or of an earlier release: the log builds upon what it says.
             self.save()?;
         } else {
@@ -158,6 +148,9 @@ impl Database {
             self.save_settings()?;
             let finds_more = storage.would_find_more(&self.version());
             self.dirty.store(had_records || finds_more, Ordering::Release);
+        }
+        if let Some(left) = left {
+            left.remove(storage, &home);
         }
         let writer = LogWriter::start(log.clone(), self.background.clone())?;
         let _ = self.log_writer.set(writer);
@@ -215,6 +208,18 @@ impl Database {
         let version = self.version();
         self.access_log().forget_missing(|table| version.table_by_id(table).map(|table| table.def.clone()));
         storage.save_workload(&self.workload())
+    }
+
+    /// Nothing was committed since the last checkpoint, and nothing will be: the log will not be missed.
+    pub(crate) fn note_log_closed(&self) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        let Some(mut home) = storage.log_home() else { return Ok(()) };
+        if self.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        home.saved.closed = true;
+        storage.set_log_home(home);
+        self.save_settings()
     }
 
     /// A checkpoint, if there is something for it and the last one was long ago, or the log is long.

@@ -5,14 +5,16 @@
 //! copies. Readers go on with the version they have. What is left then belongs to statements under way (their heaps,
 //! versions that they read, rows not committed yet), and is waited for.
 
-use crate::storage::SavedTablespace;
-use crate::{Database, TableSize};
+use crate::log_home::{LogPlace, missing};
+use crate::storage::{Finds, Manifest, SavedTablespace, Storage};
+use crate::{Config, Database, TableSize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::{CacheSize, Location, Stripe};
 use tidepool_table::TableVersion;
-use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig};
+use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig, Tablespaces};
 
 /// Between two looks at whether memory was given back.
 const WAIT_SLICE: Duration = Duration::from_millis(10);
@@ -71,6 +73,7 @@ impl Database {
         patience: &dyn Patience,
     ) -> Result<()> {
         let space = self.tablespaces().get(name)?;
+        self.check_has_no_log(&space)?;
         let reshape = match change {
             TablespaceChange::Size { bytes } => space.resize(*bytes)?,
             TablespaceChange::Cache { cache, size_bytes } => space.resize_cache(*cache, *size_bytes)?,
@@ -180,6 +183,70 @@ impl Database {
             };
         }
         recorded
+    }
+}
+
+/// The tablespaces of a database, as they are to be opened.
+pub(crate) struct SpaceConfigs {
+    pub near: TablespaceConfig,
+    pub far: TablespaceConfig,
+    pub others: Vec<TablespaceConfig>,
+    /// Those that are not as the configuration says.
+    pub altered: BTreeMap<String, TablespaceConfig>,
+}
+
+impl SpaceConfigs {
+    pub fn of(config: &Config, manifest: &Manifest) -> Result<SpaceConfigs> {
+        let mut altered = BTreeMap::new();
+        let mut as_altered = |configured: &TablespaceConfig, name: &str| {
+            let now = altered_config(configured, name, &manifest.altered)?;
+            if now != (TablespaceConfig { name: name.to_owned(), ..configured.clone() }) {
+                altered.insert(name.to_owned(), now.clone());
+            }
+            Ok::<_, Error>(now)
+        };
+        let (near, far) = (as_altered(&config.near, "near")?, as_altered(&config.far, "far")?);
+        let mut others =
+            config.tablespaces.iter().map(|space| as_altered(space, &space.name)).collect::<Result<Vec<_>>>()?;
+        for saved in &manifest.tablespaces {
+            // The configuration file's word counts over what was recorded.
+            if !["near", "far"].contains(&saved.name.as_str()) && others.iter().all(|space| space.name != saved.name) {
+                others.push(saved.config()?);
+            }
+        }
+        Ok(SpaceConfigs { near, far, others, altered })
+    }
+
+    /// Opens one alone, for a look at it. 42704 when there is none.
+    pub fn open_one(&self, name: &str, finds: &Finds) -> Result<Arc<Tablespace>> {
+        let all = [&self.near, &self.far].into_iter().chain(&self.others);
+        let config = all
+            .into_iter()
+            .find(|space| space.name == name)
+            .ok_or_else(|| Error::new(SqlState::UNDEFINED_OBJECT, format!("tablespace \"{name}\" does not exist")))?;
+        Tablespace::open_found(TablespaceId(0), config.clone(), finds.of(name))
+    }
+
+    /// Opens all. XX001 when one does not hold the log that it should.
+    pub fn open(&self, finds: &Finds, log: Option<(&Storage, &LogPlace)>) -> Result<Tablespaces> {
+        let lost = |error: Error| match log {
+            Some((storage, place @ LogPlace::Memory(region)))
+                if error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+                    // It says which tablespace could not be opened.
+                    && error.context().is_some_and(|context| {
+                        context.starts_with(&format!("tablespace \"{}\" ", region.contents.tablespace))
+                    }) =>
+            {
+                missing(place, storage, &error)
+            }
+            _ => error,
+        };
+        let (near, far) = (self.near.clone(), self.far.clone());
+        let spaces = Tablespaces::open_found(near, far, &|name| finds.of(name)).map_err(lost)?;
+        for space in &self.others {
+            spaces.create_found(space.clone(), finds.of(&space.name)).map_err(lost)?;
+        }
+        Ok(spaces)
     }
 }
 

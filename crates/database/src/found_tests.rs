@@ -23,7 +23,7 @@ fn config(folder: &Path) -> Config {
 }
 
 /// What a process that is killed now leaves behind: a copy of all files.
-fn killed(from: &Path, name: &str) -> PathBuf {
+pub(crate) fn killed(from: &Path, name: &str) -> PathBuf {
     fn copy(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).unwrap();
         for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {

@@ -24,6 +24,7 @@ mod elastic;
 mod encode_pool;
 mod index;
 mod locks;
+mod log_home;
 mod merge;
 mod recovery;
 mod redo;
@@ -46,6 +47,7 @@ pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};
 pub use index::{NewIndex, OnConflict, Upserted};
 pub use locks::{LockInfo, LockMode};
+pub use log_home::reset_log;
 pub use references::{NewForeignKey, RowRules};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
@@ -61,6 +63,8 @@ pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpo
 mod check_tests;
 #[cfg(test)]
 mod found_tests;
+#[cfg(test)]
+mod log_home_tests;
 #[cfg(test)]
 mod log_tests;
 #[cfg(test)]

@@ -72,9 +72,10 @@ fn memory(location: Location, bytes: u64) -> Arc<dyn LogDevice> {
         huge_pages: true,
     };
     let space = Tablespace::open(TablespaceId(0), config).expect("memory");
-    let mut region = space.allocate(bytes as usize, Purpose::Log).expect("memory");
+    let region_bytes = MemoryDevice::region_bytes(bytes, SEGMENT_BYTES);
+    let mut region = space.allocate(region_bytes as usize, Purpose::Log).expect("memory");
     region.fill(0);
-    Arc::new(MemoryDevice::open(region, SEGMENT_BYTES, IDENTITY).expect("a log"))
+    Arc::new(MemoryDevice::create(region, SEGMENT_BYTES, IDENTITY).expect("a log"))
 }
 
 fn files(folder: &Path, direct: bool) -> Arc<dyn LogDevice> {

@@ -46,6 +46,10 @@ impl FileDevice {
         Ok(FileDevice { files, folder: folder.to_owned(), segment_bytes, how })
     }
 
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     fn path(&self, number: u64) -> PathBuf {
         self.folder.join(format!("{number:016x}{SUFFIX}"))
     }

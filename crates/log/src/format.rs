@@ -83,6 +83,7 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 const SEGMENT_FIELDS_BYTES: usize = 128;
 const SEGMENT_MAGIC: [u8; 8] = *b"TIDEPLOG";
+const MEMORY_MAGIC: [u8; 8] = *b"TIDELOGM";
 
 pub(crate) const BLOCK_HEADER_BYTES: usize = 64;
 const BLOCK_MAGIC: [u8; 4] = *b"BLK1";
@@ -234,6 +235,38 @@ impl SegmentHeader {
             chain: get(bytes, 56),
             previous_end: LogPosition(get(bytes, 64)),
         }))
+    }
+}
+
+/// What the first page of a log in memory says (`memory_device.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryHeader {
+    pub segment_bytes: usize,
+    pub slots: usize,
+    pub identity: DatabaseIdentity,
+}
+
+impl MemoryHeader {
+    pub fn to_bytes(self) -> [u8; BLOCK_ALIGNMENT] {
+        let mut bytes = [0; BLOCK_ALIGNMENT];
+        bytes[8..16].copy_from_slice(&MEMORY_MAGIC);
+        put(&mut bytes, 16, u64::from(FORMAT_VERSION));
+        put(&mut bytes, 24, self.segment_bytes as u64);
+        bytes[32..48].copy_from_slice(&self.identity.0);
+        put(&mut bytes, 48, self.slots as u64);
+        let checksum = xxh3_64_with_seed(&bytes[8..], self.identity.seed());
+        put(&mut bytes, 0, checksum);
+        bytes
+    }
+
+    /// `None`: it is damaged, or another database's.
+    pub fn read(bytes: &[u8], identity: DatabaseIdentity) -> Option<MemoryHeader> {
+        let header = MemoryHeader {
+            segment_bytes: usize::try_from(get(bytes, 24)).ok()?,
+            slots: usize::try_from(get(bytes, 48)).ok()?,
+            identity,
+        };
+        (bytes == header.to_bytes()).then_some(header)
     }
 }
 

@@ -118,6 +118,19 @@ impl Group {
         if self.has_failed() { lock(&self.queue).failure.clone() } else { None }
     }
 
+    /// Ends it: everybody gets `error`, but for those whose timestamp is durable.
+    pub fn fail(&self, error: Error) {
+        let woken = {
+            let mut queue = lock(&self.queue);
+            self.failed.store(true, Ordering::Release);
+            queue.failure.get_or_insert(error);
+            std::mem::take(&mut queue.waiters)
+        };
+        for waiter in woken {
+            waiter.wake();
+        }
+    }
+
     /// Leads a round, unless somebody does already. False if so.
     pub fn try_lead(&self, round: impl FnOnce() -> Result<CommitTs>) -> Result<bool> {
         {

@@ -160,6 +160,16 @@ impl Log {
         self.group.try_lead(|| self.round()).map(|_| ())
     }
 
+    /// Writes out what was appended, and takes nothing more: whoever commits from now on is told 57P01.
+    pub fn close(&self) -> Result<()> {
+        while !self.group.try_lead(|| self.round())? {
+            // Whoever leads may have come by before the last was appended.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.group.fail(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed"));
+        Ok(())
+    }
+
     /// Prepares the next segment ahead of its use. For the same thread. 53100 when there is no room: nothing is lost then.
     pub fn prepare(&self) -> Result<()> {
         let is_wanted = |room: &Room| room.prepared.is_empty() && room.segments() < self.device.segments_max();

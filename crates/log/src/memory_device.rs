@@ -1,11 +1,26 @@
 //! A log in a region of a tablespace: byte-addressable memory, which survives the process on `dax:` and `file:` devices
 //! that do.
 //!
-//! The region is divided into segments; segment `n` lies in slot `n % slots`. A write is durable when it returns, so there is
-//! nothing to sync. What a device costs that the tablespace stands for is charged as sequential writes and reads.
+//! The region is a page that says what it is, then slots of a segment each; segment `n` lies in slot `n % slots`. A write is
+//! durable when it returns, so there is nothing to sync. What a device costs that the tablespace stands for is charged as
+//! sequential writes and reads.
+//!
+//! The first page, integers little-endian:
+//!
+//! | offset | bytes | meaning |
+//! | --- | --- | --- |
+//! | 0 | 8 | checksum of bytes 8 to 63, as in `format.rs` |
+//! | 8 | 8 | `TIDELOGM` |
+//! | 16 | 8 | format version, 1 |
+//! | 24 | 8 | bytes of a segment |
+//! | 32 | 16 | identity of the database |
+//! | 48 | 8 | slots |
+//! | 56 | 8 | zero |
+//!
+//! It is written last, when no slot has the header of a segment any more.
 
 use crate::device::{LogDevice, LogSegment};
-use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, PAGE_BYTES, SegmentHeader};
+use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, MemoryHeader, PAGE_BYTES, SegmentHeader};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 use tidepool_device::Access;
@@ -30,9 +45,14 @@ struct Memory {
 }
 
 impl MemoryDevice {
-    /// A log in `region`, of [`Purpose::Log`], which may hold one already. `segment_bytes` is a multiple of 4,096.
-    pub fn open(region: Region, segment_bytes: usize, identity: DatabaseIdentity) -> Result<MemoryDevice> {
-        let slots = region.len() / segment_bytes.max(1);
+    /// Bytes of the region that a log of `log_bytes` takes, in whole segments.
+    pub fn region_bytes(log_bytes: u64, segment_bytes: usize) -> u64 {
+        (PAGE_BYTES as u64).saturating_add(log_bytes / (segment_bytes.max(1) as u64) * segment_bytes as u64)
+    }
+
+    /// An empty log in `region`, of [`Purpose::Log`], whatever was there. `segment_bytes` is a multiple of 4,096.
+    pub fn create(region: Region, segment_bytes: usize, identity: DatabaseIdentity) -> Result<MemoryDevice> {
+        let slots = region.len().saturating_sub(PAGE_BYTES) / segment_bytes.max(1);
         if !segment_bytes.is_multiple_of(PAGE_BYTES) || segment_bytes < 16 * PAGE_BYTES || slots < SLOTS_MIN {
             return Err(Error::new(
                 SqlState::INVALID_PARAMETER_VALUE,
@@ -44,11 +64,32 @@ impl MemoryDevice {
             )
             .with_detail("A log has at least three segments, each of 64 kB or more in steps of 4 kB."));
         }
+        let device = MemoryDevice::over(region, MemoryHeader { segment_bytes, slots, identity });
+        for slot in 0..slots {
+            device.clear_header(slot as u64)?;
+        }
+        let header = MemoryHeader { segment_bytes, slots, identity }.to_bytes();
+        device.memory.lock().store(0, &header)?;
+        Ok(device)
+    }
+
+    /// The log that `create` made in a region, which this is again. XX001 when it is not there any more.
+    pub fn open(region: Region, identity: DatabaseIdentity) -> Result<MemoryDevice> {
+        let header = region.get(..BLOCK_ALIGNMENT).and_then(|bytes| MemoryHeader::read(bytes, identity));
+        let fits = |header: &MemoryHeader| {
+            let slots = region.len().saturating_sub(PAGE_BYTES) / header.segment_bytes.max(1);
+            header.slots == slots && slots >= SLOTS_MIN
+        };
+        let header = header.filter(fits).ok_or_else(|| {
+            Error::corrupted(format!("tablespace \"{}\" has no log of this database", region.tablespace().name()))
+        })?;
+        Ok(MemoryDevice::over(region, header))
+    }
+
+    fn over(region: Region, header: MemoryHeader) -> MemoryDevice {
         let name = format!("tablespace \"{}\"", region.tablespace().name());
-        Ok(MemoryDevice {
-            memory: Arc::new(Memory { region: Mutex::new(region), slots, segment_bytes, name }),
-            identity,
-        })
+        let MemoryHeader { segment_bytes, slots, identity } = header;
+        MemoryDevice { memory: Arc::new(Memory { region: Mutex::new(region), slots, segment_bytes, name }), identity }
     }
 
     /// The region, when nobody uses the log any more.
@@ -63,7 +104,7 @@ impl MemoryDevice {
 
     fn header(&self, slot: usize) -> Result<Option<SegmentHeader>> {
         let region = self.memory.lock();
-        let start = slot * self.memory.segment_bytes;
+        let start = self.memory.start_of(slot);
         SegmentHeader::read(&region[start..start + PAGE_BYTES], self.identity, &self.memory.name)
     }
 
@@ -73,6 +114,10 @@ impl MemoryDevice {
 }
 
 impl Memory {
+    fn start_of(&self, slot: usize) -> usize {
+        PAGE_BYTES + slot * self.segment_bytes
+    }
+
     fn lock(&self) -> MutexGuard<'_, Region> {
         self.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -144,7 +189,7 @@ struct MemorySegment {
 
 impl MemorySegment {
     fn start(&self) -> usize {
-        self.slot * self.memory.segment_bytes
+        self.memory.start_of(self.slot)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidepool_base::{CommitTs, SqlState, TablespaceId};
 use tidepool_device::{Location, Profile};
-use tidepool_log::{Log, LogConfig, MemoryDevice, RecordKind, Tail};
+use tidepool_log::{DatabaseIdentity, Log, LogConfig, LogDevice, MemoryDevice, RecordKind, Tail};
 use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig};
 
 const SEGMENT_BYTES: usize = 128 << 10;
@@ -27,9 +27,10 @@ fn space(location: Location, profile: Option<Profile>) -> Arc<Tablespace> {
 }
 
 fn device(space: &Arc<Tablespace>, segments: usize) -> Arc<MemoryDevice> {
-    let mut region = space.allocate(segments * SEGMENT_BYTES, Purpose::Log).unwrap();
-    region.fill(0);
-    Arc::new(MemoryDevice::open(region, SEGMENT_BYTES, IDENTITY).unwrap())
+    let bytes = MemoryDevice::region_bytes((segments * SEGMENT_BYTES) as u64, SEGMENT_BYTES);
+    let mut region = space.allocate(bytes as usize, Purpose::Log).unwrap();
+    region.fill(0xa5);
+    Arc::new(MemoryDevice::create(region, SEGMENT_BYTES, IDENTITY).unwrap())
 }
 
 /// On plain memory and on a file, whose stores go another way.
@@ -68,8 +69,16 @@ fn a_log_goes_round_and_is_found_again() {
             // As another process would map it.
             let region = Arc::into_inner(device).unwrap().into_region().unwrap();
             assert_eq!(region.purpose(), Purpose::Log);
-            device = Arc::new(MemoryDevice::open(region, SEGMENT_BYTES, IDENTITY).unwrap());
+            device = Arc::new(MemoryDevice::open(region, IDENTITY).unwrap());
         }
+        // Made anew over what was there, it is empty.
+        let region = Arc::into_inner(device).unwrap().into_region().unwrap();
+        let device = MemoryDevice::create(region, SEGMENT_BYTES, DatabaseIdentity([9; 16])).unwrap();
+        assert!(device.segments().unwrap().is_empty());
+        let mut region = device.into_region().unwrap();
+        region[30] ^= 1;
+        let error = MemoryDevice::open(region, DatabaseIdentity([9; 16])).unwrap_err();
+        assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
     }
 }
 

@@ -12,8 +12,9 @@ use crate::space::bytes_of;
 use crate::superblock::Superblock;
 use crate::{Purpose, Region, Tablespace};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use tidepool_base::{Error, Result, SqlState};
 use tidepool_device::PAGE_BYTES;
 
 /// Most that one system call gives back.
@@ -30,10 +31,47 @@ pub struct Contents {
     pub boot: Option<String>,
 }
 
+/// What an owner left in a device's memory, as its records have it.
+#[derive(Clone, Debug)]
+pub struct Left {
+    pub contents: Contents,
+    /// What is of use there: offset and length of each, as for [`Tablespace::keep`].
+    pub places: Vec<(u64, usize)>,
+    /// The owner cannot do without it: where it is not, the device is left as it is and not opened.
+    pub is_needed: bool,
+}
+
+/// Pages that stay as they are when a tablespace is closed, in ascending order each.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    places: Vec<Range<usize>>,
+    always: Vec<Range<usize>>,
+}
+
 impl Contents {
-    pub(crate) fn is_of(&self, identity: [u8; 16], number: u64) -> bool {
-        let here = self.boot.is_none() || self.boot == boot();
-        here && number != 0 && (self.identity, self.number) == (identity, number)
+    pub(crate) fn is_of(&self, superblock: &Superblock) -> bool {
+        let found = (superblock.identity, superblock.content);
+        self.is_of_this_run() && self.number != 0 && (self.identity, self.number) == found
+    }
+
+    fn is_of_this_run(&self) -> bool {
+        self.boot.is_none() || self.boot == boot()
+    }
+}
+
+impl Left {
+    /// 55000: it is needed, and not there. `device` names it.
+    pub(crate) fn missing(&self, device: &dyn std::fmt::Display) -> Error {
+        let why = if self.contents.is_of_this_run() {
+            "It is another device, or somebody has used it since."
+        } else {
+            "The machine was started anew since, which its memory does not survive."
+        };
+        Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("device \"{device}\" does not hold what was left there"),
+        )
+        .with_detail(why)
     }
 }
 
@@ -97,25 +135,47 @@ impl Tablespace {
         }
     }
 
+    /// As `keep`, of what was found.
+    pub(crate) fn keep_left(&self, left: &Left) {
+        if self.finds.load(Ordering::Relaxed) {
+            self.keep(left.places.iter().copied());
+        }
+    }
+
     /// Keeps these bytes (offset and length each) when the tablespace is closed, and gives the rest back then.
     pub fn keep(&self, places: impl IntoIterator<Item = (u64, usize)>) {
-        let mut pages: Vec<Range<usize>> = places
-            .into_iter()
-            .map(|(offset, len)| offset as usize / PAGE_BYTES..(offset as usize + len).div_ceil(PAGE_BYTES))
-            .collect();
-        pages.sort_unstable_by_key(|run| run.start);
-        *self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = pages;
+        self.lock_kept().places = pages_of(places);
+    }
+
+    /// Keeps these too, whatever `keep` is told.
+    pub fn keep_always(&self, places: impl IntoIterator<Item = (u64, usize)>) {
+        self.lock_kept().always = pages_of(places);
+    }
+
+    /// As `keep_always`, of one place more.
+    pub fn keep_this_too(&self, place: (u64, usize)) {
+        let mut kept = self.lock_kept();
+        kept.always.extend(pages_of([place]));
+        kept.always.sort_unstable_by_key(|run| run.start);
     }
 
     pub(crate) fn keeps_some_of(&self, pages: &Range<usize>) -> bool {
-        let kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let after = kept.partition_point(|run| run.end <= pages.start);
-        kept.get(after).is_some_and(|run| run.start < pages.end)
+        let kept = self.lock_kept();
+        [&kept.places, &kept.always].into_iter().any(|kept| {
+            let after = kept.partition_point(|run| run.end <= pages.start);
+            kept.get(after).is_some_and(|run| run.start < pages.end)
+        })
+    }
+
+    pub(crate) fn lock_kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// When it is closed: gives back what is not kept.
     pub(crate) fn leave(&self) {
-        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let kept = std::mem::take(&mut *self.lock_kept());
+        let mut kept = [kept.places, kept.always].concat();
+        kept.sort_unstable_by_key(|run| run.start);
         let shape = self.lock_shape();
         let Some(last) = kept.last().filter(|_| shape.kind == Kind::Plain) else {
             return shape.clear(&self.window, self.name());
@@ -133,6 +193,16 @@ impl Tablespace {
     }
 }
 
+/// The pages that these bytes touch, in ascending order.
+fn pages_of(places: impl IntoIterator<Item = (u64, usize)>) -> Vec<Range<usize>> {
+    let mut pages: Vec<Range<usize>> = places
+        .into_iter()
+        .map(|(offset, len)| offset as usize / PAGE_BYTES..(offset as usize + len).div_ceil(PAGE_BYTES))
+        .collect();
+    pages.sort_unstable_by_key(|run| run.start);
+    pages
+}
+
 impl Region {
     /// Bytes from the tablespace's first to the region's.
     pub fn offset(&self) -> u64 {
@@ -140,7 +210,7 @@ impl Region {
     }
 
     /// Makes its bytes durable, where the device outlives the machine. 58030 when that fails.
-    pub fn flush(&self) -> tidepool_base::Result<()> {
+    pub fn flush(&self) -> Result<()> {
         let space = self.tablespace();
         if space.contents().is_none_or(|contents| contents.boot.is_some()) {
             return Ok(());

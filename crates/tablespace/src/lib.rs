@@ -24,7 +24,7 @@ mod superblock;
 #[cfg(test)]
 mod tests;
 
-pub use found::Contents;
+pub use found::{Contents, Left};
 pub use ledger::{LedgerRow, Purpose};
 pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;

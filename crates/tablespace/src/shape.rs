@@ -19,7 +19,7 @@ use crate::layout;
 use crate::paged::Paging;
 use crate::space::bytes_of;
 use crate::superblock::Superblock;
-use crate::{Contents, Tablespace, TablespaceConfig};
+use crate::{Left, Tablespace, TablespaceConfig};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -89,11 +89,13 @@ impl Shape {
     }
 
     /// Opens what `config` names, and reserves addresses to map it at.
-    pub fn open(config: &TablespaceConfig, contents: Option<&Contents>) -> Result<(Window, Shape)> {
+    pub fn open(config: &TablespaceConfig, left: Option<&Left>) -> Result<(Window, Shape)> {
         let stripes = config.location.stripes();
         let mut opened = Vec::with_capacity(stripes.len());
         let result = if stripes.len() == 1 {
-            Shape::open_plain(config, stripes, contents, &mut opened)
+            Shape::open_plain(config, stripes, left, &mut opened)
+        } else if let Some(left) = left.filter(|left| left.is_needed) {
+            return Err(left.missing(&config.location));
         } else {
             Shape::open_striped(config, stripes, &mut opened)
         };
@@ -111,14 +113,23 @@ impl Shape {
     fn open_plain(
         config: &TablespaceConfig,
         stripes: Vec<Stripe>,
-        contents: Option<&Contents>,
+        left: Option<&Left>,
         opened: &mut Vec<(Device, Option<Superblock>)>,
     ) -> Result<(Window, Shape)> {
         let mut parts: Vec<Part> =
             stripes.into_iter().enumerate().map(|(index, stripe)| Part::new(config, index, stripe)).collect();
-        let is_known = |found: &Superblock| contents.is_some_and(|known| known.is_of(found.identity, found.content));
-        opened.push(open_device(&parts[0].stripe.location, config.size_bytes, config.huge_pages, &is_known)?);
-        parts[0].keeps = opened[0].1.as_ref().is_some_and(is_known);
+        let location = &parts[0].stripe.location;
+        let keeps = |found: Option<&Superblock>| {
+            let is_known = found.is_some_and(|found| left.is_some_and(|left| left.contents.is_of(found)));
+            match left.filter(|left| left.is_needed && !is_known) {
+                Some(left) => Err(left.missing(location)),
+                None => Ok(is_known),
+            }
+        };
+        opened.push(open_device(location, config.size_bytes, config.huge_pages, &keeps)?);
+        // Once more: nobody was asked if the device never keeps anything.
+        let is_known = keeps(opened[0].1.as_ref())?;
+        parts[0].keeps = is_known;
         let device = &opened[0].0;
         let len = device.len();
         let stripe_bytes = stripe_bytes(len as u64, device.page_size());
@@ -137,7 +148,7 @@ impl Shape {
         let weights: Vec<u32> = stripes.iter().map(|stripe| stripe.weight).collect();
         let mut parts: Vec<Part> =
             stripes.into_iter().enumerate().map(|(index, stripe)| Part::new(config, index, stripe)).collect();
-        let open = |part: &Part, size| open_device(&part.stripe.location, size, config.huge_pages, &|_| false);
+        let open = |part: &Part, size| open_device(&part.stripe.location, size, config.huge_pages, &|_| Ok(false));
         let (stripe, counts) = match config.size_bytes {
             Some(size) => {
                 let stripe = stripe_bytes(size, HUGE_PAGE_BYTES);
@@ -226,19 +237,19 @@ pub(crate) fn clear(device: &Device, name: &str) {
     }
 }
 
-/// `keeps`: whether what it holds is to stay.
+/// `keeps`: whether what it holds is to stay; an error leaves it as it is.
 fn open_device(
     location: &Location,
     size: Option<u64>,
     huge_pages: bool,
-    keeps: &dyn Fn(&Superblock) -> bool,
+    keeps: &dyn Fn(Option<&Superblock>) -> Result<bool>,
 ) -> Result<(Device, Option<Superblock>)> {
     let found = Cell::new(None);
     let name = location.to_string();
     let device = Device::open(location, size, MapOptions { huge_pages }, &|header| {
         let superblock = Superblock::read(header, &name)?;
         found.set(superblock);
-        Ok(if superblock.as_ref().is_some_and(keeps) { Content::Stays } else { Content::Goes })
+        Ok(if keeps(superblock.as_ref())? { Content::Stays } else { Content::Goes })
     })?;
     Ok((device, found.get()))
 }
@@ -517,7 +528,8 @@ impl Tablespace {
     }
 
     pub(crate) fn new_part(&self, stripe: Stripe, profile: Option<Profile>, bytes: u64) -> Result<(Device, Part)> {
-        let (device, superblock) = open_device(&stripe.location, Some(bytes), self.config().huge_pages, &|_| false)?;
+        let (device, superblock) =
+            open_device(&stripe.location, Some(bytes), self.config().huge_pages, &|_| Ok(false))?;
         if let Err(error) = check_unit(&device, self.window.stripe_bytes()) {
             device.undo_open();
             return Err(error);

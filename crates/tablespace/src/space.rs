@@ -1,9 +1,10 @@
 use crate::extents::{CHUNK_PAGES, Extents};
+use crate::found::Kept;
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
 use crate::pacers::Pacers;
 use crate::shape::{Kind, Shape};
-use crate::{Contents, LedgerRow, Purpose, Region};
+use crate::{Contents, LedgerRow, Left, Purpose, Region};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -100,8 +101,7 @@ pub struct Tablespace {
     /// Runs of bytes that had memory when the first was.
     pub(crate) backed: OnceLock<Vec<Range<usize>>>,
     pub(crate) contents: Mutex<Option<Contents>>,
-    /// Pages that stay as they are when it is closed, in ascending order.
-    pub(crate) kept: Mutex<Vec<Range<usize>>>,
+    pub(crate) kept: Mutex<Kept>,
     /// Some pages may be closed that have owners.
     pub(crate) is_shrinking: AtomicBool,
     /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
@@ -122,26 +122,28 @@ impl Tablespace {
         Tablespace::open_found(id, config, None)
     }
 
-    /// As `open`; if the device's content is `contents`, it stays, to be attached.
-    pub fn open_found(
-        id: TablespaceId,
-        config: TablespaceConfig,
-        contents: Option<&Contents>,
-    ) -> Result<Arc<Tablespace>> {
+    /// As `open`; if the device holds what was left there, that stays, to be attached. 55000 when it does not, and is needed.
+    pub fn open_found(id: TablespaceId, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
         let context = format!("tablespace \"{}\" at {}", config.name, config.location);
-        Tablespace::try_open(id, config, contents)
+        Tablespace::try_open(id, config, left)
             .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
     }
 
-    fn try_open(id: TablespaceId, config: TablespaceConfig, contents: Option<&Contents>) -> Result<Arc<Tablespace>> {
+    fn try_open(id: TablespaceId, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
         if let Location::Paged { .. } = config.location {
-            return Tablespace::open_paged(id, config);
+            return match left.filter(|left| left.is_needed) {
+                Some(left) => Err(left.missing(&config.location)),
+                None => Tablespace::open_paged(id, config),
+            };
         }
-        let (window, shape) = Shape::open(&config, contents)?;
+        let (window, shape) = Shape::open(&config, left)?;
         let finds = shape.parts.iter().any(|part| part.keeps);
         let space = Tablespace::new(id, config, window, shape)?;
         space.finds.store(finds, Ordering::Relaxed);
         space.map_all().inspect_err(|_| space.lock_shape().undo_open(&space.window))?;
+        if let Some(left) = left {
+            space.keep_left(left);
+        }
         Ok(space)
     }
 
@@ -736,7 +738,7 @@ impl Tablespace {
             .collect();
         if held.is_empty() {
             self.closed.store(true, Ordering::Relaxed);
-            self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+            *self.lock_kept() = Kept::default();
             Ok(())
         } else {
             Err(held)

@@ -1,4 +1,4 @@
-use crate::{Contents, LedgerRow, Tablespace, TablespaceConfig};
+use crate::{LedgerRow, Left, Tablespace, TablespaceConfig};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
@@ -29,14 +29,14 @@ impl Tablespaces {
         Tablespaces::open_found(near, far, &|_| None)
     }
 
-    /// As `open`; `contents` tells, by name, what each may find on its device.
+    /// As `open`; `left` tells, by name, what each may find on its device.
     pub fn open_found<'c>(
         near: TablespaceConfig,
         far: TablespaceConfig,
-        contents: &dyn Fn(&str) -> Option<&'c Contents>,
+        left: &dyn Fn(&str) -> Option<&'c Left>,
     ) -> Result<Tablespaces> {
         let open = |id, name: &str, config: TablespaceConfig| {
-            Tablespace::open_found(id, TablespaceConfig { name: name.into(), ..config }, contents(name))
+            Tablespace::open_found(id, TablespaceConfig { name: name.into(), ..config }, left(name))
         };
         Ok(Tablespaces {
             near: open(NEAR, "near", near)?,
@@ -74,8 +74,8 @@ impl Tablespaces {
         self.create_found(config, None)
     }
 
-    /// As `create`; `contents` is what it may find on its device.
-    pub fn create_found(&self, config: TablespaceConfig, contents: Option<&Contents>) -> Result<Arc<Tablespace>> {
+    /// As `create`; `left` is what it may find on its device.
+    pub fn create_found(&self, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
         // Held while the device is opened: rarely, and two of one name must not both be made.
         let mut created = self.created.write();
         let taken = matches!(config.name.as_str(), "near" | "far")
@@ -93,7 +93,7 @@ impl Tablespaces {
         let next_id = id.checked_add(1).ok_or_else(|| {
             Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "too many tablespaces were created since start")
         })?;
-        let space = Tablespace::open_found(TablespaceId(id), config, contents)?;
+        let space = Tablespace::open_found(TablespaceId(id), config, left)?;
         created.next_id = next_id;
         created.spaces.push(space.clone());
         Ok(space)

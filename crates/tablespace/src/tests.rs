@@ -1,4 +1,4 @@
-use crate::{Contents, Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
+use crate::{Contents, Left, Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
 use std::num::NonZero;
 use std::sync::Arc;
 use tidepool_base::{SqlState, TablespaceId};
@@ -845,8 +845,11 @@ fn what_is_kept_is_found_by_whoever_names_the_content() {
     std::fs::create_dir_all(&folder).unwrap();
     let location = Location::File(folder.join("device"));
     let config = TablespaceConfig { location, ..config("kept", 8 << 20) };
-    let open = |contents: Option<&Contents>| Tablespace::open_found(TablespaceId(5), config.clone(), contents).unwrap();
-    let space = open(None);
+    let left = |contents: &Contents| Left { contents: contents.clone(), places: Vec::new(), is_needed: false };
+    let find = |config: &TablespaceConfig, contents: &Contents| {
+        Tablespace::open_found(TablespaceId(7), config.clone(), Some(&left(contents))).unwrap()
+    };
+    let space = Tablespace::open(TablespaceId(5), config.clone()).unwrap();
     assert!(space.attach(4096, 10, Purpose::Main).is_none(), "nothing was named");
     let mut first = space.allocate(5000, Purpose::Main).unwrap();
     first.fill(7);
@@ -859,7 +862,7 @@ fn what_is_kept_is_found_by_whoever_names_the_content() {
 
     // Twice: whoever attaches does not use it up.
     for _ in 0..2 {
-        let space = open(Some(&contents));
+        let space = find(&config, &contents);
         assert_eq!(space.contents().as_ref(), Some(&contents), "what was found stays what it is");
         let found = space.attach(places[0].0, places[0].1, Purpose::Main).unwrap();
         assert!(found.iter().all(|byte| *byte == 7));
@@ -879,7 +882,7 @@ fn what_is_kept_is_found_by_whoever_names_the_content() {
         space.keep([places[0]]);
     }
     // A process that ends without closing leaves all. What is not attached goes then.
-    let space = open(Some(&contents));
+    let space = find(&config, &contents);
     let mut region = space.allocate(1 << 20, Purpose::Main).unwrap();
     region.fill(3);
     let place = region.offset();
@@ -888,14 +891,14 @@ fn what_is_kept_is_found_by_whoever_names_the_content() {
     std::mem::drop(space);
     let other = TablespaceConfig { location: Location::File(folder.join("other")), ..config.clone() };
     std::fs::copy(folder.join("device"), folder.join("other")).unwrap();
-    let space = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&contents)).unwrap();
+    let space = find(&other, &contents);
     let found = space.attach(place, 1 << 20, Purpose::Main).unwrap();
     assert!(found.iter().all(|byte| *byte == 3));
     drop(found);
     space.end_attaching();
     space.keep([places[0]]);
     drop(space);
-    let space = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&contents)).unwrap();
+    let space = find(&other, &contents);
     assert!(space.attach(place, 1 << 20, Purpose::Main).unwrap().iter().all(|byte| *byte == 0), "it was given back");
     space.keep([places[0]]);
     // A change of size makes another content of it.
@@ -904,8 +907,33 @@ fn what_is_kept_is_found_by_whoever_names_the_content() {
     assert!(larger.identity == contents.identity && larger.number > contents.number);
     drop(space);
     let other = TablespaceConfig { size_bytes: Some(16 << 20), ..other };
-    for wrong in [contents, Contents { boot: Some("another".to_owned()), ..larger.clone() }] {
-        let space = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&wrong)).unwrap();
+    let wrong = [contents, Contents { boot: Some("another".to_owned()), ..larger.clone() }];
+    // What is needed and not there is an error, which changes nothing.
+    for wrong in &wrong {
+        let needed = Left { is_needed: true, ..left(wrong) };
+        let error = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&needed)).unwrap_err();
+        assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    }
+    let needed = Left { is_needed: true, places: vec![(1 << 20, 10)], ..left(&larger) };
+    let space = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&needed)).unwrap();
+    let mut log = space.attach(1 << 20, 10, Purpose::Main).unwrap();
+    log.fill(5);
+    space.keep_always([(log.offset(), log.len())]);
+    space.keep([]);
+    drop((log, space));
+    // Closed by whoever did not attach it, it stays all the same.
+    drop(Tablespace::open_found(TablespaceId(7), other.clone(), Some(&needed)).unwrap());
+    let space = Tablespace::open_found(TablespaceId(7), other.clone(), Some(&needed)).unwrap();
+    assert!(space.attach(1 << 20, 10, Purpose::Main).unwrap().iter().all(|byte| *byte == 5));
+    drop(space);
+    for (location, size) in [("anon:", 1 << 20), ("anon:, anon:", 4 << 20), ("paged:64kB:anon:", 1 << 20)] {
+        let location: Location = location.parse().unwrap();
+        let config = TablespaceConfig { location: location.clone(), size_bytes: Some(size), ..other.clone() };
+        let error = Tablespace::open_found(TablespaceId(9), config, Some(&needed)).unwrap_err();
+        assert_eq!(error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{location}");
+    }
+    for wrong in wrong {
+        let space = find(&other, &wrong);
         assert!(space.attach(places[0].0, 10, Purpose::Main).is_none());
         assert!(space.contents().unwrap().number > larger.number);
     }

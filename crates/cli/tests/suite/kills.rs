@@ -193,7 +193,9 @@ fn check_folder(data: &Path, config: &Path, about: &str) {
 fn start(data: &Path, config: &Path, crash_point: Option<&str>) -> Result<Serving, String> {
     let mut environment = vec![("TIDEPOOL_CONFIG", config.to_str().unwrap())];
     environment.extend(crash_point.map(|point| (tidepool_base::CRASH_POINT_VARIABLE, point)));
-    try_serve(data, &[], &environment)
+    // As the configuration says, which a flag would override.
+    let far = format!("file:{},size=64MB", data.with_file_name("far").display());
+    try_serve(data, &["--far", &far], &environment)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,13 +209,17 @@ async fn what_was_acknowledged_survives_kills() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("tidepool.toml"));
     // Main of the accounts stays in memory when the process ends, that of the other tables does not.
+    // Their log moves from files to that memory and back.
     let far = folder.path().join("far");
-    let text = format!(
-        "[memory.far]\nlocation = \"file:{}\"\nsize = \"64MB\"\n\
-         [log]\nsize = \"1MB\"\nsegment_size = \"64kB\"\ncheckpoint_timeout = \"1s\"\n",
-        far.display()
-    );
-    std::fs::write(&config, text).unwrap();
+    let configure = |log: &str| {
+        let text = format!(
+            "[memory.far]\nlocation = \"file:{}\"\nsize = \"64MB\"\n\
+             [log]\nsize = \"1MB\"\nsegment_size = \"64kB\"\ncheckpoint_timeout = \"1s\"\n{log}",
+            far.display()
+        );
+        std::fs::write(&config, text).unwrap();
+    };
+    configure("");
     let told = Arc::new(Told::default());
     {
         let server = start(&data, &config, None).unwrap();
@@ -244,6 +250,11 @@ async fn what_was_acknowledged_survives_kills() {
         });
         let about = format!("seed {seed}, round {rounds}, {}", point.as_deref().unwrap_or("killed"));
         rounds += 1;
+        match random.random_range(0..8) {
+            0 | 1 => configure("tablespace = \"far\"\n"),
+            2 => configure(""),
+            _ => {}
+        }
         let server = match start(&data, &config, point.as_deref()) {
             Ok(server) => server,
             // It was reached at the start.

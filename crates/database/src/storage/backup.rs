@@ -188,6 +188,7 @@ fn copy_into(
     // Where main lies in memory is the first database's to know, and so is its log.
     manifest.contents.clear();
     manifest.identity = None;
+    manifest.log = None;
     for table in &mut manifest.tables {
         table.places.clear();
         table.delta_place = None;

@@ -12,6 +12,7 @@
 use super::row_file::{self, Identity, Kind};
 use super::{FileKey, Manifest, SavedFile, SavedTable, Storage, in_file};
 use crate::DatabaseVersion;
+use crate::log_home::{LogPlace, SavedLog};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -24,7 +25,7 @@ use tidepool_device::Access;
 use tidepool_heap::QueryHeap;
 use tidepool_log::files::Files;
 use tidepool_table::{Origin, Placement, RowGroup, Segment, SegmentPlace, TableDef, TableVersion};
-use tidepool_tablespace::{Contents, Purpose, Region, Tablespace, Tablespaces};
+use tidepool_tablespace::{Contents, Left, Purpose, Region, Tablespace, Tablespaces};
 
 /// What a tablespace's device held when the manifest was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ pub(crate) struct SavedContents {
 }
 
 impl SavedContents {
-    fn new(tablespace: &str, contents: &Contents) -> SavedContents {
+    pub fn new(tablespace: &str, contents: &Contents) -> SavedContents {
         SavedContents {
             tablespace: tablespace.to_owned(),
             identity: format!("{:032x}", u128::from_be_bytes(contents.identity)),
@@ -507,39 +508,37 @@ impl Gathered {
     }
 }
 
-/// What each tablespace may find on its device, and the places there that are to stay until a start is over.
-pub(crate) struct Finds {
-    contents: BTreeMap<String, Contents>,
-    places: BTreeMap<String, Vec<(u64, usize)>>,
-}
+/// What each tablespace may find on its device.
+pub(crate) struct Finds(BTreeMap<String, Left>);
 
 impl Finds {
-    pub fn new(contents: &[SavedContents], tables: &[SavedTable]) -> Finds {
-        let mut places: BTreeMap<String, Vec<(u64, usize)>> = BTreeMap::new();
+    pub fn new(manifest: &Manifest) -> Finds {
+        let left =
+            |saved: &SavedContents| Some(Left { contents: saved.contents()?, places: Vec::new(), is_needed: false });
+        let mut all: BTreeMap<String, Left> =
+            manifest.contents.iter().filter_map(|saved| Some((saved.tablespace.clone(), left(saved)?))).collect();
+        let tables = &manifest.tables;
         let texts = tables.iter().flat_map(|table| table.places.iter().chain(&table.delta_place));
-        let all = texts.filter_map(|text| text.parse::<Places>().ok());
-        for (number, place) in all.flat_map(|places| places.0).flatten() {
-            if let (Some(contents), Ok(len)) = (contents.get(number), usize::try_from(place.len)) {
-                places.entry(contents.tablespace.clone()).or_default().push((place.offset, len));
+        let places = texts.filter_map(|text| text.parse::<Places>().ok());
+        for (number, place) in places.flat_map(|places| places.0).flatten() {
+            let of = manifest.contents.get(number).and_then(|contents| all.get_mut(&contents.tablespace));
+            if let (Some(left), Ok(len)) = (of, usize::try_from(place.len)) {
+                left.places.push((place.offset, len));
             }
         }
-        let contents = contents.iter().filter_map(|saved| Some((saved.tablespace.clone(), saved.contents()?)));
-        Finds { contents: contents.collect(), places }
-    }
-
-    pub fn of(&self, tablespace: &str) -> Option<&Contents> {
-        self.contents.get(tablespace)
-    }
-
-    /// Sees to it that a start that fails leaves everything as it was.
-    pub fn keep(&self, spaces: &Tablespaces) {
-        for space in spaces.list() {
-            if space.contents().as_ref() == self.of(space.name())
-                && let Some(places) = self.places.get(space.name())
-            {
-                space.keep(places.iter().copied());
-            }
+        if let Some(SavedLog { place: LogPlace::Memory(region), closed }) = &manifest.log
+            && let Some(of_log) = left(&region.contents)
+        {
+            let left = all.entry(region.contents.tablespace.clone()).or_insert_with(|| of_log.clone());
+            left.contents = of_log.contents;
+            left.places.push(region.place());
+            left.is_needed = !closed;
         }
+        Finds(all)
+    }
+
+    pub fn of(&self, tablespace: &str) -> Option<&Left> {
+        self.0.get(tablespace)
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::found::SavedContents;
 use crate::elastic::SavedAlteration;
+use crate::log_home::SavedLog;
 use crate::sequence::{Position, SequenceDef};
 use crate::{SchemaDef, Sequence, ViewDef};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub(crate) struct Manifest {
     /// Whose log it is; `None` in folders from before the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+    /// Where the log is; `None` in folders of earlier releases: where the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<SavedLog>,
     pub tablespaces: Vec<SavedTablespace>,
     /// Tablespaces of the configuration that were altered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -151,6 +155,7 @@ impl Manifest {
             next_store_id: 1,
             next_chunk_id: 1,
             identity: None,
+            log: None,
             tablespaces: Vec::new(),
             altered: Vec::new(),
             passwords: BTreeMap::new(),

@@ -32,9 +32,10 @@ mod row_file;
 pub use backup::Copied;
 pub(crate) use backup::check_files;
 pub(crate) use files::lock_folder;
-pub(crate) use found::{Finds, FoundGroups, Restarted};
+pub(crate) use found::{Finds, FoundGroups, Restarted, SavedContents};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
+use crate::log_home::LogHome;
 use crate::sequence::Position;
 use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
@@ -45,9 +46,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, crash_point};
-use tidepool_log::DatabaseIdentity;
 use tidepool_log::files::Files;
 use tidepool_table::rows::RowStore;
 use tidepool_table::{RowGroup, Table, TableDef, TableVersion};
@@ -73,8 +73,8 @@ pub(crate) struct Storage {
     manifest: Mutex<Option<Manifest>>,
     held: Mutex<Held>,
     restarted: Restarted,
-    /// Whose log it is, once that is known.
-    identity: OnceLock<DatabaseIdentity>,
+    /// Whose log it is and where, once that is known.
+    log: Mutex<Option<LogHome>>,
     next_temporary: AtomicU64,
     /// Unlocks the folder when it closes.
     _lock: Option<File>,
@@ -160,7 +160,7 @@ impl Storage {
             manifest: Mutex::new(None),
             held: Mutex::default(),
             restarted: Restarted::default(),
-            identity: OnceLock::new(),
+            log: Mutex::new(None),
             next_temporary: AtomicU64::new(0),
             _lock: lock,
         };
@@ -175,14 +175,38 @@ impl Storage {
         &self.folder
     }
 
-    pub fn identity(&self) -> Option<DatabaseIdentity> {
-        self.identity.get().copied()
+    pub fn log_home(&self) -> Option<LogHome> {
+        self.log.lock().clone()
     }
 
-    /// Once, before anything is saved.
-    pub fn set_identity(&self, identity: DatabaseIdentity) {
-        let set = self.identity.set(identity);
-        debug_assert!(set.is_ok());
+    /// What is saved from now on says so.
+    pub fn set_log_home(&self, home: LogHome) {
+        *self.log.lock() = Some(home);
+    }
+
+    /// Writes a small file of this name into another folder, durably.
+    pub fn write_mark(&self, folder: &Path, name: &str, text: &str) -> Result<()> {
+        self.replace(&folder.join(name), &[text.as_bytes()])?;
+        self.sync_other(folder)
+    }
+
+    pub fn remove_mark(&self, folder: &Path, name: &str) -> Result<()> {
+        let path = folder.join(name);
+        self.files
+            .remove(&path)
+            .map_err(|error| Error::io(format_args!("remove file \"{}\"", path.display()), &error))?;
+        self.sync_other(folder)
+    }
+
+    fn sync_other(&self, folder: &Path) -> Result<()> {
+        let failed = |error| Error::io(format_args!("sync folder \"{}\"", folder.display()), &error);
+        self.files.sync_folder(folder).map_err(failed)
+    }
+
+    /// Replaces the manifest of a folder that no database has open.
+    pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
+        self.replace_manifest(manifest)?;
+        self.sync_manifest()
     }
 
     /// The manifest that was found is the one in force.
@@ -560,9 +584,7 @@ impl Storage {
     }
 
     fn sync_manifest(&self) -> Result<()> {
-        self.files
-            .sync_folder(&self.folder)
-            .map_err(|error| Error::io(format_args!("sync folder \"{}\"", self.folder.display()), &error))
+        self.sync_other(&self.folder)
     }
 
     /// Writes what of the manifest is not of tables and other objects, which stay as they were saved last. The caller holds

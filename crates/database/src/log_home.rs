@@ -1,0 +1,400 @@
+//! Where the log is: a folder, or a region of a tablespace (openGauss MOT on persistent memory, where the log lies in it).
+//!
+//! The manifest names the place, and a mark there names the database: file `LOG` of the folder, or the first page of the
+//! region. So a start that finds no log there knows that it is missing, and does not go on without what was committed since
+//! the last checkpoint (disks are not always mounted, and memory does not survive everything). A log that was closed has
+//! nothing that the checkpoint lacks, and is not missed.
+//!
+//! When the configuration names another place than the manifest, a start reads the log where it was, makes a checkpoint whose
+//! manifest names the new place, and only then begins to write there.
+
+use crate::storage::{Manifest, SavedContents, Storage};
+use crate::{Config, Database};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_log::files::{Files, OpenHow};
+use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, MemoryDevice, Recovery};
+use tidepool_tablespace::{Purpose, Tablespace};
+
+/// The file that says whose log a folder has.
+const MARK: &str = "LOG";
+
+/// As the manifest has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedLog {
+    pub place: LogPlace,
+    /// The checkpoint has everything.
+    #[serde(default)]
+    pub closed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogPlace {
+    /// `None`: `log` in the data folder, wherever that is.
+    Folder(Option<PathBuf>),
+    Memory(LogRegion),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LogRegion {
+    pub contents: SavedContents,
+    pub offset: u64,
+    pub bytes: u64,
+    pub segment_bytes: usize,
+}
+
+impl LogRegion {
+    pub fn place(&self) -> (u64, usize) {
+        (self.offset, self.bytes as usize)
+    }
+}
+
+/// Whose log it is, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct LogHome {
+    pub identity: DatabaseIdentity,
+    pub saved: SavedLog,
+}
+
+/// A log that was found, or made, to be recovered.
+#[derive(Debug)]
+pub(crate) struct OpenedLog {
+    pub recovery: Recovery,
+    device: LogMemory,
+    pub home: LogHome,
+}
+
+#[derive(Debug)]
+enum LogMemory {
+    Files(Arc<FileDevice>),
+    Memory(Arc<MemoryDevice>, Arc<Tablespace>),
+}
+
+/// Gives the tablespace of a name. 42704 when there is none.
+type Spaces<'s> = &'s dyn Fn(&str) -> Result<Arc<Tablespace>>;
+
+impl LogMemory {
+    fn device(&self) -> Arc<dyn LogDevice> {
+        match self {
+            LogMemory::Files(device) => Arc::clone(device) as Arc<dyn LogDevice>,
+            LogMemory::Memory(device, _) => Arc::clone(device) as Arc<dyn LogDevice>,
+        }
+    }
+}
+
+impl LogPlace {
+    fn describe(&self, storage: &Storage) -> String {
+        match self {
+            LogPlace::Folder(folder) => format!("folder \"{}\"", folder_of(folder.as_deref(), storage).display()),
+            LogPlace::Memory(region) => format!("tablespace \"{}\"", region.contents.tablespace),
+        }
+    }
+
+    /// Whether the configuration asks for this one.
+    fn is_as_configured(&self, config: &Config) -> bool {
+        match (self, &config.log.tablespace) {
+            (LogPlace::Folder(folder), None) => *folder == configured_folder(config),
+            (LogPlace::Memory(region), Some(name)) => {
+                region.contents.tablespace == *name
+                    && region.segment_bytes == config.log.segment_bytes
+                    && region.bytes == MemoryDevice::region_bytes(config.log.bytes_max, region.segment_bytes)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The same from wherever the server is started next.
+fn configured_folder(config: &Config) -> Option<PathBuf> {
+    let folder = config.log.folder.as_deref()?;
+    Some(std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()))
+}
+
+fn folder_of(folder: Option<&Path>, storage: &Storage) -> PathBuf {
+    folder.map_or_else(|| storage.folder().join("log"), Path::to_owned)
+}
+
+fn mark(identity: DatabaseIdentity) -> String {
+    format!("TIDEPOOL LOG {identity}\n")
+}
+
+fn log_config(config: &Config, identity: DatabaseIdentity) -> LogConfig {
+    LogConfig { bytes_max: config.log.bytes_max, ..LogConfig::new(identity) }
+}
+
+/// The log of a data folder, which may be a new one. XX001 when there was one, and it is missing.
+pub(crate) fn open_log(
+    config: &Config,
+    storage: &Storage,
+    manifest: &Manifest,
+    spaces: Spaces<'_>,
+) -> Result<OpenedLog> {
+    match find_log(config, storage, manifest, spaces)? {
+        Some(log) => Ok(log),
+        None => create_log(config, storage, spaces),
+    }
+}
+
+/// The log that the manifest names. `None`: there is none yet, or there is none and nothing was in it.
+pub(crate) fn find_log(
+    config: &Config,
+    storage: &Storage,
+    manifest: &Manifest,
+    spaces: Spaces<'_>,
+) -> Result<Option<OpenedLog>> {
+    let Some(identity) = manifest.identity()? else { return Ok(None) };
+    // Of an earlier release: where the configuration says, and without a mark.
+    let is_marked = manifest.log.is_some();
+    let unmarked = || SavedLog { place: LogPlace::Folder(configured_folder(config)), closed: false };
+    let saved = manifest.log.clone().unwrap_or_else(unmarked);
+    match find(config, storage, &saved.place, identity, is_marked, spaces) {
+        Ok(device) => {
+            let recovery = Log::open(device.device(), log_config(config, identity))?;
+            Ok(Some(OpenedLog { recovery, device, home: LogHome { identity, saved } }))
+        }
+        Err(error) if saved.closed => {
+            tracing::info!("the log is not where it was, and had nothing in it: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(missing(&saved.place, storage, &error)),
+    }
+}
+
+/// XX001: what was committed last is gone, or out of reach. `cause`: what was found instead.
+pub(crate) fn missing(place: &LogPlace, storage: &Storage, cause: &Error) -> Error {
+    let dot = if cause.message().ends_with('.') { "" } else { "." };
+    let because = cause.detail().map(|detail| format!(" {detail}")).unwrap_or_default();
+    Error::corrupted(format!("the log is missing: {} does not have it", place.describe(storage)))
+        .with_detail(format!(
+            "It has what was committed since the last checkpoint. What was found: {}{dot}{because}",
+            cause.message()
+        ))
+        .with_hint("Bring it back; or give it up, and what was in it, with tidepool reset-log.")
+}
+
+fn find(
+    config: &Config,
+    storage: &Storage,
+    place: &LogPlace,
+    identity: DatabaseIdentity,
+    is_marked: bool,
+    spaces: Spaces<'_>,
+) -> Result<LogMemory> {
+    match place {
+        LogPlace::Folder(folder) => {
+            let folder = folder_of(folder.as_deref(), storage);
+            if is_marked {
+                check_mark(&**storage.files(), &folder, identity)?;
+            }
+            let files = Arc::clone(storage.files());
+            let device = FileDevice::open(files, &folder, config.log.segment_bytes, OpenHow::default())?;
+            Ok(LogMemory::Files(Arc::new(device)))
+        }
+        LogPlace::Memory(region) => {
+            let space = spaces(&region.contents.tablespace)?;
+            let (offset, len) = region.place();
+            let found = space
+                .attach(offset, len, Purpose::Log)
+                .ok_or_else(|| Error::corrupted(format!("nothing is at byte {offset} of it that was left there")))?;
+            space.keep_always([(offset, len)]);
+            Ok(LogMemory::Memory(Arc::new(MemoryDevice::open(found, identity)?), space))
+        }
+    }
+}
+
+fn check_mark(files: &dyn Files, folder: &Path, identity: DatabaseIdentity) -> Result<()> {
+    let path = folder.join(MARK);
+    match files.read(&path) {
+        Ok(bytes) if bytes == mark(identity).as_bytes() => Ok(()),
+        Ok(_) => Err(Error::corrupted(format!("file \"{}\" names another database", path.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::corrupted(format!("there is no file \"{}\"", path.display())))
+        }
+        Err(error) => Err(Error::io(format_args!("read file \"{}\"", path.display()), &error)),
+    }
+}
+
+/// A new log where the configuration says. It is nobody's until a manifest names it.
+fn create_log(config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<OpenedLog> {
+    let identity = DatabaseIdentity::random()?;
+    let (device, place) = match &config.log.tablespace {
+        None => {
+            let folder = configured_folder(config);
+            let path = folder_of(folder.as_deref(), storage);
+            let files = Arc::clone(storage.files());
+            let device = FileDevice::open(files, &path, config.log.segment_bytes, OpenHow::default())?;
+            if !device.segments()?.is_empty() {
+                return Err(Error::corrupted(format!(
+                    "folder \"{}\" has a log, of which the manifest does not know",
+                    path.display()
+                ))
+                .with_hint("If nobody needs it, remove its files; or name another folder."));
+            }
+            storage.write_mark(&path, MARK, &mark(identity))?;
+            (LogMemory::Files(Arc::new(device)), LogPlace::Folder(folder))
+        }
+        Some(name) => create_in_memory(config, name, identity, spaces)?,
+    };
+    let recovery = Log::open(device.device(), log_config(config, identity))?;
+    let home = LogHome { identity, saved: SavedLog { place, closed: false } };
+    Ok(OpenedLog { recovery, device, home })
+}
+
+fn create_in_memory(
+    config: &Config,
+    name: &str,
+    identity: DatabaseIdentity,
+    spaces: Spaces<'_>,
+) -> Result<(LogMemory, LogPlace)> {
+    let space = spaces(name)?;
+    let refused = |detail: String| {
+        Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, format!("tablespace \"{name}\" cannot have the log"))
+            .with_detail(detail)
+    };
+    let contents = space.contents().ok_or_else(|| {
+        refused(format!("What is in {} cannot be found again by another process.", space.config().location))
+            .with_hint("A tablespace of one location, dax: or file:, can have it.")
+    })?;
+    let segment_bytes = config.log.segment_bytes;
+    let bytes = MemoryDevice::region_bytes(config.log.bytes_max, segment_bytes);
+    let region =
+        usize::try_from(bytes).ok().and_then(|len| space.allocate(len, Purpose::Log).ok()).ok_or_else(|| {
+            refused(format!(
+                "The log takes {}; {} of {} are free.",
+                ByteSize(bytes),
+                ByteSize(space.available_bytes()),
+                ByteSize(space.size_bytes())
+            ))
+            .with_hint("Set log.size, or make the tablespace larger.")
+        })?;
+    if contents.boot.is_some() {
+        tracing::warn!(
+            "the log is in tablespace \"{name}\", whose memory is lost when the machine fails: commits since the last \
+             checkpoint survive the process, and no more"
+        );
+    }
+    let place = LogPlace::Memory(LogRegion {
+        contents: SavedContents::new(name, &contents),
+        offset: region.offset(),
+        bytes,
+        segment_bytes,
+    });
+    // Another log, which is read by now, may be there until the manifest names this one.
+    space.keep_this_too((region.offset(), region.len()));
+    let device = MemoryDevice::create(region, segment_bytes, identity)?;
+    Ok((LogMemory::Memory(Arc::new(device), space), place))
+}
+
+impl OpenedLog {
+    /// Where the log is to be when this one has been read: here, or elsewhere.
+    pub fn is_as_configured(&self, config: &Config) -> bool {
+        self.home.saved.place.is_as_configured(config)
+    }
+
+    /// Another log, where the configuration says, for what comes after this one has been read. This one is to be removed
+    /// when a manifest names the other.
+    pub fn moved(self, config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<(OpenedLog, LeftLog)> {
+        let next = create_log(config, storage, spaces)?;
+        let [from, to] = [&self.home, &next.home].map(|home| home.saved.place.describe(storage));
+        tracing::info!("the log moves from {from} to {to}");
+        Ok((next, LeftLog(self.device)))
+    }
+
+    /// Has the folder say whose log it has, where an earlier release did not.
+    pub fn sign(&self, storage: &Storage) -> Result<()> {
+        match &self.home.saved.place {
+            LogPlace::Folder(folder) => {
+                let path = folder_of(folder.as_deref(), storage);
+                match check_mark(&**storage.files(), &path, self.home.identity) {
+                    Ok(()) => Ok(()),
+                    Err(_) => storage.write_mark(&path, MARK, &mark(self.home.identity)),
+                }
+            }
+            LogPlace::Memory(_) => Ok(()),
+        }
+    }
+}
+
+/// A log that is nobody's any more.
+pub(crate) struct LeftLog(LogMemory);
+
+impl LeftLog {
+    /// Best effort: what stays behind takes room, and is in nobody's way. `home`: where the log is now.
+    pub fn remove(self, storage: &Storage, home: &LogHome) {
+        match self.0 {
+            LogMemory::Memory(_, space) => space.keep_always(match &home.saved.place {
+                LogPlace::Memory(region) if region.contents.tablespace == space.name() => Some(region.place()),
+                _ => None,
+            }),
+            LogMemory::Files(device) => {
+                let removed = device
+                    .segments()
+                    .and_then(|numbers| numbers.into_iter().try_for_each(|number| device.remove(number)))
+                    .and_then(|()| storage.remove_mark(device.folder(), MARK));
+                if let Err(error) = removed {
+                    tracing::warn!("the log that was read could not be removed: {error}");
+                }
+            }
+        }
+    }
+}
+
+impl Database {
+    /// 55006 if the tablespace has the log: its place is recorded, and would be another.
+    pub(crate) fn check_has_no_log(&self, space: &Tablespace) -> Result<()> {
+        let home = self.storage.as_ref().and_then(Storage::log_home);
+        match home.map(|home| home.saved.place) {
+            Some(LogPlace::Memory(region)) if region.contents.tablespace == space.name() => Err(Error::new(
+                SqlState::OBJECT_IN_USE,
+                format!("tablespace \"{}\" cannot be altered, as the log is in it", space.name()),
+            )
+            .with_hint("Name another place for the log in the configuration, and start the server again.")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Gives the log of a data folder up, which no process uses: the next start goes on from the last checkpoint, with a new log.
+/// Its files are put aside; where they went is returned. 55000 if it can be read, unless `force`d.
+pub fn reset_log(config: &Config, force: bool) -> Result<Option<PathBuf>> {
+    let (storage, manifest) = crate::check::open_folder(config)?;
+    if !force && crate::check::check_log(config, &storage, &manifest).faults.is_empty() {
+        return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "the log can be read, and is not given up")
+            .with_detail("A server that is started reads it.")
+            .with_hint("Use --force to give up what was committed since the last checkpoint."));
+    }
+    let folder = match manifest.log.as_ref().map(|log| &log.place) {
+        Some(LogPlace::Folder(folder)) => Some(folder_of(folder.as_deref(), &storage)),
+        Some(LogPlace::Memory(_)) => None,
+        None => Some(folder_of(configured_folder(config).as_deref(), &storage)),
+    };
+    // First: from now on there is none.
+    storage.write_manifest(&Manifest { identity: None, log: None, ..manifest })?;
+    folder.map_or(Ok(None), |folder| put_aside(&folder))
+}
+
+/// Moves a log's files into a new folder beside them.
+fn put_aside(folder: &Path) -> Result<Option<PathBuf>> {
+    let failed = |path: &Path, error: &std::io::Error| Error::io(format_args!("move \"{}\"", path.display()), error);
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(None) };
+    let files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_file() && (path.extension().is_some_and(|it| it == "log") || path.ends_with(MARK)))
+        .collect();
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let aside = (1..).map(|number| folder.join(format!("lost-{number}"))).find(|path| !path.exists());
+    let aside = aside.ok_or_else(|| Error::internal("no name is free"))?;
+    std::fs::create_dir(&aside).map_err(|error| failed(&aside, &error))?;
+    for file in files {
+        let to = aside.join(file.file_name().unwrap_or_default());
+        std::fs::rename(&file, to).map_err(|error| failed(&file, &error))?;
+    }
+    Ok(Some(aside))
+}
