@@ -7,8 +7,9 @@ use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
 /// Flags that say what memory there is.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MemoryArgs {
-    /// Configuration file [default: tidepool.toml, if there is one]
-    #[arg(long, value_name = "FILE", env = "TIDEPOOL_CONFIG")]
+    /// Configuration file [env: TIDEPOOL_CONFIG] [default: tidepool.toml, if there is one]
+    // The variable is read below: for a command that is given a server's URL it means nothing, and contradicts nothing.
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Size of near memory, as in 8GB
     #[arg(long, value_name = "SIZE")]
@@ -32,9 +33,14 @@ pub struct DatabaseArgs {
 }
 
 impl MemoryArgs {
+    /// The configuration file that was named, here or by the environment.
+    pub fn file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| std::env::var_os("TIDEPOOL_CONFIG").map(PathBuf::from))
+    }
+
     /// The configuration so far: file, environment, these flags.
     pub fn builder(&self) -> Result<ConfigBuilder> {
-        let mut builder = ConfigBuilder::surroundings(self.config.as_deref())?;
+        let mut builder = ConfigBuilder::surroundings(self.file().as_deref())?;
         if let Some(near) = &self.near {
             builder = builder.near(near)?;
         }

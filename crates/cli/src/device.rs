@@ -178,7 +178,7 @@ impl SaveTarget {
             return Err(Error::new(SqlState::DUPLICATE_OBJECT, format!("profile \"{name}\" exists already"))
                 .with_hint("Choose another name, or take the old one out of the configuration file."));
         }
-        let path = args.memory.config.clone().unwrap_or_else(|| FILE_DEFAULT.into());
+        let path = args.memory.file().unwrap_or_else(|| FILE_DEFAULT.into());
         let present = match std::fs::read_to_string(&path) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,

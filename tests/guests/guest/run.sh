@@ -115,6 +115,37 @@ synchronous() {
         *) grep -q ' sf' /tmp/flags ;;
     esac
 }
+# What a server leaves that is killed: main is found in memory by the next one, and so is the log, which then has what no
+# checkpoint had. Without the device the log is missed.
+found_again() {
+    data=/tmp/data5
+    printf '[log]\ntablespace = "far"\nsize = "4MB"\nsegment_size = "256kB"\n' > /tmp/log.toml
+    export TIDEPOOL_CONFIG=/tmp/log.toml
+    url=postgresql://tidepool@127.0.0.1:5477/tidepool
+    started() {
+        lib/ld-linux-x86-64.so.2 --library-path lib ./tidepool serve --data "$data" --near 128MB --far "$far,size=$size,huge_pages=$huge" \
+            --threads 2 > /tmp/serve 2>&1 &
+        server=$!
+        for _ in $(seq 100); do program ./tidepool sql $url -c "SELECT 1" > /tmp/ready 2>&1 && return; sleep 0.3; done
+        cat /tmp/serve /tmp/ready; return 1
+    }
+    killed() { kill -9 $server; wait $server 2> /tmp/ended; }
+    started && program ./tidepool sql $url -c "CREATE TABLE t (id bigint, k int, note text) TABLESPACE far" \
+        -c "INSERT INTO t SELECT i, i % 10, 'note ' || (i % 100) FROM generate_series(2, $rows) AS g(i)" \
+        -c "CHECKPOINT" -c "INSERT INTO t VALUES (1, 1, 'note 1')" || return
+    killed
+    program ./tidepool check --data "$data" --near 128MB --far "$far,size=$size,huge_pages=$huge" || return
+    started || return
+    is "$expected" program ./tidepool sql $url --format csv -c "$answer"; rc=$?
+    killed
+    cat /tmp/serve
+    [ $rc = 0 ] && grep -q "were found in memory, 0 B of main read from files" /tmp/serve &&
+        grep -q "the log had 1 transactions" /tmp/serve &&
+        refused "the log is missing" sql_far "anon:,size=$size" -c "SELECT 1" && is "$expected" sql -c "$answer"
+    rc=$?
+    unset TIDEPOOL_CONFIG
+    return $rc
+}
 # Content that is not Tidepool's, and a superblock of another version, are refused and left as they are.
 foreign_content() {
     version1=$(poke "$path" 8) version2=$(poke "$path" 2056)
@@ -183,6 +214,7 @@ case $far in
     *)
         test_case sql "the superblock is known again" reopened
         test_case sql "a second process is refused" in_use second_process
+        test_case sql "a killed server's main and log are found there" found_again
         case $far in file:*) test_case sql "MAP_SYNC is used where there is any" in_use synchronous ;; esac
         test_case sql "foreign content is refused" foreign_content ;;
 esac
