@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, SqlType, TableId};
+use tidepool_table::rows::ReadLog;
 use tidepool_table::{EncodingKind, Table, TableDef, TableVersion};
 use tidepool_txn::HeldSnapshot;
 
@@ -145,6 +146,8 @@ pub struct DatabaseVersion {
     view: Arc<HeldSnapshot>,
     /// Tables that were asked for.
     seen: Mutex<BTreeMap<TableId, Arc<TableVersion>>>,
+    /// Where a serializable transaction's scans are put down.
+    reads: Option<Arc<ReadLog>>,
 }
 
 impl Deref for DatabaseVersion {
@@ -157,7 +160,11 @@ impl Deref for DatabaseVersion {
 
 impl DatabaseVersion {
     pub(crate) fn new(state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
-        DatabaseVersion { state, view, seen: Mutex::default() }
+        DatabaseVersion { state, view, seen: Mutex::default(), reads: None }
+    }
+
+    pub(crate) fn with_reads(self, reads: Option<Arc<ReadLog>>) -> DatabaseVersion {
+        DatabaseVersion { reads, ..self }
     }
 
     pub fn state(&self) -> &Arc<DatabaseState> {
@@ -170,8 +177,8 @@ impl DatabaseVersion {
 
     fn seen(&self, table: &Arc<Table>) -> Arc<TableVersion> {
         let mut seen = self.seen.lock();
-        let version = seen.entry(table.def.id).or_insert_with(|| Arc::new(TableVersion::of(table, &self.view)));
-        version.clone()
+        let of = || Arc::new(TableVersion::of(table, &self.view).with_reads(self.reads.clone()));
+        seen.entry(table.def.id).or_insert_with(of).clone()
     }
 
     pub fn table(&self, name: impl Into<RelationName>) -> Option<Arc<TableVersion>> {
@@ -180,11 +187,6 @@ impl DatabaseVersion {
 
     pub fn table_by_id(&self, id: TableId) -> Option<Arc<TableVersion>> {
         self.state.tables.values().find(|table| table.def.id == id).map(|table| self.seen(table))
-    }
-
-    /// Tables that were asked for so far.
-    pub(crate) fn asked_for(&self) -> Vec<Arc<TableVersion>> {
-        self.seen.lock().values().cloned().collect()
     }
 
     /// All tables.

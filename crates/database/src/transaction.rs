@@ -10,9 +10,9 @@ use crate::references::{References, ReferencesSavepoint};
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, TableId};
+use tidepool_base::{CommitTs, Error, Result, RowId, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
-use tidepool_table::rows::WriteSet;
+use tidepool_table::rows::{ReadLog, RowStore, WriteSet};
 use tidepool_table::{ColumnDef, MergePolicy, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
 use tidepool_txn::{Isolation, Worker};
 
@@ -46,6 +46,8 @@ pub struct Transaction {
     base: Option<Arc<DatabaseState>>,
     /// What the statement that runs reads.
     statement: Option<Arc<DatabaseVersion>>,
+    /// If it is serializable: what its statements scan, until it goes to `writes`.
+    reads: Option<Arc<ReadLog>>,
     begun: bool,
     pub(crate) locked: BTreeMap<RelationName, LockMode>,
     /// Row groups were made.
@@ -92,6 +94,7 @@ impl Transaction {
             left: Vec::new(),
             base: None,
             statement: None,
+            reads: None,
             begun: false,
             locked: BTreeMap::new(),
             loaded: false,
@@ -159,7 +162,10 @@ impl Transaction {
             // First: what exists is as it was when the view is drawn, or was until then.
             let state = self.state();
             let view = Arc::new(self.worker().hold());
-            let version = Arc::new(DatabaseVersion::new(state, view));
+            if self.isolation() == Isolation::Serializable && self.reads.is_none() {
+                self.reads = Some(Arc::default());
+            }
+            let version = Arc::new(DatabaseVersion::new(state, view).with_reads(self.reads.clone()));
             self.statement = Some(version.clone());
             Ok(version)
         })
@@ -172,12 +178,23 @@ impl Transaction {
 
     /// The statement that was begun is over: it holds nothing back any more.
     pub fn end_statement(&mut self) {
-        let Some(statement) = self.statement.take() else { return };
+        self.statement = None;
+        if let Some(reads) = &self.reads {
+            self.writes.read_logged(reads);
+        }
+    }
+
+    /// What a statement found out by the way, other than by scanning: nobody may have changed any row of the table by the commit.
+    pub(crate) fn read_all_of(&mut self, table: &Table) {
         if self.isolation() == Isolation::Serializable {
-            // Whatever it looked at, whole: nobody may have changed it by the commit.
-            for table in statement.asked_for() {
-                self.writes.read_table(table.rows());
-            }
+            QueryHeap::outside(|| self.writes.read_table(&table.rows));
+        }
+    }
+
+    /// As `read_all_of`, of one row.
+    pub(crate) fn read_row_of(&mut self, table: &Table, row: RowId) {
+        if self.isolation() == Isolation::Serializable {
+            QueryHeap::outside(|| self.writes.read_row(&table.rows, row));
         }
     }
 
@@ -193,7 +210,7 @@ impl Transaction {
                     Arc::new(self.worker().hold())
                 }
             };
-            Arc::new(DatabaseVersion::new(self.state(), view))
+            Arc::new(DatabaseVersion::new(self.state(), view).with_reads(self.reads.clone()))
         })
     }
 
@@ -324,7 +341,11 @@ impl Transaction {
             // Renamed.
             None => state.tables.values().find(|table| table.def.id == next.def.id).cloned(),
         };
-        if let Some(before) = known(&self.state()).filter(|before| Arc::ptr_eq(&before.rows, &next.rows)) {
+        let before = known(&self.state());
+        if let Some(before) = before.as_ref().filter(|before| !Arc::ptr_eq(&before.rows, &next.rows)) {
+            self.replace_store(&before.rows);
+        }
+        if let Some(before) = before.filter(|before| Arc::ptr_eq(&before.rows, &next.rows)) {
             let stays = |index: &&Arc<TableIndex>| next.indexes().iter().any(|other| Arc::ptr_eq(index, other));
             let left: Vec<_> = before.indexes().iter().filter(|index| !stays(index)).cloned().collect();
             left.iter().for_each(|index| index.set_left(true));
@@ -332,6 +353,12 @@ impl Transaction {
         }
         self.changes.tables.insert(next.def.id, Some(next.clone()));
         next
+    }
+
+    /// A table that is locked does without these rows from now on.
+    fn replace_store(&mut self, rows: &Arc<RowStore>) {
+        let (worker, writes) = self.writing();
+        writes.replaced(rows, worker);
     }
 
     /// A table of this definition without rows.
@@ -410,6 +437,7 @@ impl Transaction {
     fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
         let table = self.locked_table(name)?;
         self.check_nothing_pends(&table.def, "DROP TABLE")?;
+        self.replace_store(&table.rows);
         self.changes.tables.insert(table.def.id, None);
         Ok(())
     }

@@ -1,8 +1,10 @@
 use crate::index::{Entries, TableIndex};
-use crate::rows::{Apart, MainPart, RangeView, RowStore, VERSION_HEADER_BYTES};
+use crate::rows::{Apart, MainPart, RangeView, ReadLog, RowStore, ScanRead, VERSION_HEADER_BYTES};
 use crate::segment::statistics_of;
 use crate::sketch::Sketch;
-use crate::{ColumnStatistics, Datum, EncodingKind, IndexDef, RowGroup, TableDef, TableStatistics};
+use crate::{
+    ColumnFilter, ColumnStatistics, Datum, EncodingKind, IndexAccess, IndexDef, RowGroup, TableDef, TableStatistics,
+};
 use arrow_array::ArrayRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -163,6 +165,8 @@ pub struct TableVersion {
     pub(crate) headed: Vec<(u64, usize)>,
     table: Arc<Table>,
     view: Arc<HeldSnapshot>,
+    /// Of a serializable transaction.
+    reads: Option<Arc<ReadLog>>,
 }
 
 /// What one column's main takes.
@@ -189,6 +193,7 @@ impl TableVersion {
             headed: Vec::new(),
             table: Arc::clone(table),
             view: Arc::clone(view),
+            reads: None,
         };
         for number in 0..table.rows.ranges() {
             let main = table.rows.main(view, number);
@@ -204,6 +209,19 @@ impl TableVersion {
             }
         }
         version
+    }
+
+    /// With what a transaction read put down, so that it can be asked about at its commit.
+    pub fn with_reads(self, reads: Option<Arc<ReadLog>>) -> TableVersion {
+        TableVersion { reads, ..self }
+    }
+
+    /// To be told of each scan by whoever plans it: by these filters, all of which must hold, and through that index. Where nobody asks
+    /// at the commit, nothing is kept.
+    pub fn read_by(&self, filters: &[ColumnFilter], access: Option<&IndexAccess>) {
+        if let Some(reads) = &self.reads {
+            reads.push(&self.table.rows, ScanRead::new(filters, access));
+        }
     }
 
     /// The numbers of ranges that have rows, in order.

@@ -12,7 +12,7 @@
 use crate::slots::Status;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tag::TAG_BIT;
-use crate::{Tag, Transactions};
+use crate::{Tag, Transactions, View};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 
 /// Rounds of raising each other that two transactions are given.
@@ -46,6 +46,8 @@ pub struct Validation<'t> {
     pub(crate) snapshot: u64,
     pub(crate) commit: u64,
     pub(crate) round: u32,
+    /// The snapshot, which is open.
+    pub(crate) view: &'t View,
 }
 
 impl Validation<'_> {
@@ -55,6 +57,11 @@ impl Validation<'_> {
 
     pub fn snapshot_ts(&self) -> CommitTs {
         CommitTs(self.snapshot)
+    }
+
+    /// What the transaction read under.
+    pub fn view(&self) -> &View {
+        self.view
     }
 
     /// The timestamp that the transaction would have.

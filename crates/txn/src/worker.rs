@@ -318,6 +318,7 @@ impl Worker {
     /// Step 3.
     fn decide(&self, slot: &Slot, work: &mut impl Commit) -> Result<u64> {
         let mut round = 0;
+        let view = View::new(&self.transactions, self.transaction_ts.get(), self.tag(), self.command.get());
         loop {
             let seen = slot.state.load(Ordering::Acquire);
             // Not ahead of the clock by more than this nanosecond: whoever is found running now will draw no earlier
@@ -332,6 +333,7 @@ impl Worker {
                     snapshot: self.transaction_ts.get(),
                     commit: c,
                     round,
+                    view: &view,
                 };
                 work.validate(&check)?;
             }

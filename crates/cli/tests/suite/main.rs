@@ -17,6 +17,7 @@ mod pgbench;
 mod raw;
 mod references;
 mod robustness;
+mod serializable;
 mod server;
 mod slt;
 mod transactions;

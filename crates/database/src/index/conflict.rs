@@ -166,7 +166,10 @@ impl Transaction {
             ));
         }
         let Conflicting { action, watch } = conflicting;
-        let Some(action) = action else { return Ok(Attempt::Done(Upserted::Skipped)) };
+        let Some(action) = action else {
+            self.read_row_of(table, row);
+            return Ok(Attempt::Done(Upserted::Skipped));
+        };
         let held = match has_one_snapshot {
             true => None,
             // The row as it is now, whether or not the statement's view shows it.
@@ -178,7 +181,10 @@ impl Transaction {
             return if own { Err(twice()) } else { Ok(Attempt::Again) };
         };
         let existing = row_batch(&table.rows, found)?;
-        let Some(new) = action(place, &existing)? else { return Ok(Attempt::Done(Upserted::Skipped)) };
+        let Some(new) = action(place, &existing)? else {
+            self.read_row_of(table, row);
+            return Ok(Attempt::Done(Upserted::Skipped));
+        };
         QueryHeap::outside(|| {
             let mut image = Vec::new();
             table.rows.layout().rows(&new)?.image(0, &mut image)?;

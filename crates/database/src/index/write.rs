@@ -95,7 +95,11 @@ impl Transaction {
         loop {
             match index.enter(&table.rows, view, row, key)? {
                 Entered::Done => return Ok(()),
-                Entered::Taken(_) => return Err(self.taken(table, index, key)),
+                Entered::Taken(_) => {
+                    // Who goes on after a savepoint knows of the key.
+                    self.read_all_of(table);
+                    return Err(self.taken(table, index, key));
+                }
                 Entered::Wait(tag) => {
                     let patience = self.patience();
                     self.worker().wait_for(tag, &*patience.begin_wait())?;

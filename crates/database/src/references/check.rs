@@ -203,6 +203,8 @@ impl Transaction {
                     Reference::Key if known.contains(&key) => {}
                     Reference::Key => {
                         if !self.lock_referenced(link, &mut views, &key)? {
+                            // Who goes on after a savepoint knows that the key is not there.
+                            self.read_all_of(&link.parent);
                             return Err(link.not_present(&columns, row)?);
                         }
                         if known.len() == KEYS_KNOWN_MAX {
@@ -271,6 +273,7 @@ impl Transaction {
                     }
                 }
                 if self.still_refers(link, &mut views, *row, key)? {
+                    self.read_all_of(&link.child);
                     return Err(link.still_referenced(key)?);
                 }
             }

@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_device::{PacingCounters, PacingTotals};
+use tidepool_heap::QueryHeap;
 use tidepool_table::{
     BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, IndexDef, IndexUse, ScanMetrics, ScanReader, ScanRequest,
     TableScan, TableVersion,
@@ -102,6 +103,8 @@ impl TidepoolScanExec {
             return plan_err!("{predicate} reads more than one column, which a scan cannot filter by");
         }
         let access = IndexAccess::choose(&version, &conjuncts.filters, &projection).map(Arc::new);
+        // Whatever becomes of the plan: its answer may come from statistics. What is kept outlives the statement.
+        QueryHeap::outside(|| version.read_by(&conjuncts.filters, access.as_deref()));
         let morsels = match access {
             Some(_) => 1,
             None => version.row_groups.len() + version.headed().len(),

@@ -114,7 +114,7 @@ fn column_filter(expr: &Arc<dyn PhysicalExpr>, table: &SchemaRef) -> Option<Colu
         return Some(ColumnFilter::IsNotNull { column: column.index() });
     }
     if let Some(binary) = expr.downcast_ref::<BinaryExpr>()
-        && let Some(filter) = comparison(binary, table)
+        && let Some(filter) = comparison(binary, table).or_else(|| alternatives(binary, table))
     {
         return Some(filter);
     }
@@ -145,6 +145,21 @@ fn comparison(binary: &BinaryExpr, table: &SchemaRef) -> Option<ColumnFilter> {
     }
     let value = scalar_datum(value, table.field(column.index()).data_type())?;
     Some(ColumnFilter::Compare { column: column.index(), op, value })
+}
+
+/// One of several values of one column: a short `IN` list comes as this.
+fn alternatives(binary: &BinaryExpr, table: &SchemaRef) -> Option<ColumnFilter> {
+    if *binary.op() != Operator::Or {
+        return None;
+    }
+    let values_of = |side: &Arc<dyn PhysicalExpr>| match column_filter(side, table)? {
+        ColumnFilter::Compare { column, op: CompareOp::Eq, value } => Some((column, vec![value])),
+        ColumnFilter::In { column, values } => Some((column, values)),
+        _ => None,
+    };
+    let ((column, mut values), (other, more)) = (values_of(binary.left())?, values_of(binary.right())?);
+    values.extend(more);
+    (column == other).then_some(ColumnFilter::In { column, values })
 }
 
 fn membership(in_list: &InListExpr, table: &SchemaRef) -> Option<ColumnFilter> {

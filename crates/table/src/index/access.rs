@@ -9,11 +9,13 @@ use crate::{Datum, ScanRequest, TableScan, TableVersion};
 use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use tidepool_base::{RowId, SqlType};
 use tidepool_device::{Access, PacingCounters};
 use tidepool_index::key::{KeyBounds, KeyValue};
 use tidepool_index::{Counted, Cursor, Direction};
 use tidepool_tablespace::Tablespace;
+use tidepool_txn::View;
 
 /// Ranges that `IN` lists may make.
 const RANGES_MAX: usize = 1_000;
@@ -30,7 +32,7 @@ const SCANNED_DELTA_NS: f64 = 25.0;
 const FEW_ROWS: f64 = 8.0;
 
 /// A way to a table's rows through one of its indexes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct IndexAccess {
     index: Arc<TableIndex>,
     ranges: Vec<KeyBounds>,
@@ -53,7 +55,7 @@ impl TableScan {
     pub fn through(version: Arc<TableVersion>, request: ScanRequest, access: &IndexAccess) -> Arc<TableScan> {
         // Asked before, as what is found is charged to it, unless it is moved just then.
         let space = access.index.tree().tablespace();
-        let found = access.find(&version);
+        let found = access.find(version.view());
         let scan = TableScan::picked(version, request, &found.rows);
         scan.add_lookup(access.index.id(), &space, &found);
         scan
@@ -151,8 +153,22 @@ impl IndexAccess {
         self.ranges.len() as f64 * leaf + self.rows * (ROW_NS + delta_share * delta + (1.0 - delta_share) * main)
     }
 
-    pub(crate) fn find(&self, version: &TableVersion) -> Found {
-        let (tree, view) = (self.index.tree(), &**version.view());
+    /// Ranges of keys.
+    pub(crate) fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// The ids of all rows of which a version that the view sees, or a later one that is committed by now, has a key in
+    /// the ranges; and of others. `None`: the index does not say, as somebody drops it.
+    pub(crate) fn candidates(&self, view: &View) -> Option<Vec<RowId>> {
+        let found = self.find(view);
+        // Asked after it: whoever left entries out before that is not committed yet.
+        fence(Ordering::SeqCst);
+        self.index.is_complete_for(view).then_some(found.rows)
+    }
+
+    fn find(&self, view: &View) -> Found {
+        let tree = self.index.tree();
         let mut rows = Vec::new();
         let mut counted = Counted::default();
         for range in &self.ranges {

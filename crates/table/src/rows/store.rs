@@ -7,11 +7,11 @@ use super::version::{Found, Kind, Version};
 use super::{RowLayout, VersionMemory};
 use crate::RowGroup;
 use parking_lot::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::{Standing, Transactions, Validation, View};
+use tidepool_txn::{NEVER, Transactions, View};
 
 /// Threads that do not share anything when they take row ids.
 const SHARDS: usize = 64;
@@ -52,6 +52,8 @@ pub struct RowStore {
     pub(super) open: Mutex<Option<RowId>>,
     pub(super) locks: RowLocks,
     pub(super) gone: OnceLock<Box<dyn Gone>>,
+    /// As a version's `begin`: since when the table has its rows in another store.
+    pub(super) replaced: AtomicU64,
     /// For what it retires itself.
     pub(super) me: Weak<RowStore>,
 }
@@ -94,6 +96,7 @@ impl RowStore {
             open: Mutex::new(None),
             locks: RowLocks::new(),
             gone: OnceLock::new(),
+            replaced: AtomicU64::new(NEVER.0),
         })
     }
 
@@ -255,46 +258,6 @@ impl RowStore {
         // Whoever loaded the range may not have committed yet.
         range.main(horizon).is_some_and(|main| {
             main.has(row.position()) && wanted(RowRef::Main { group: &main.group, position: row.position() })
-        })
-    }
-
-    /// Whether the row is as of a serializable transaction's commit what it was as of its snapshot, which is still
-    /// open.
-    pub(super) fn row_holds(&self, check: &Validation<'_>, row: RowId) -> bool {
-        let Some(range) = self.directory.get(row.range()) else { return true };
-        // SAFETY: the transaction's snapshot is open.
-        let mut found = unsafe { range.head_unpinned(row.position()) }.map(|head| head.load());
-        while let Some(Found::Version(version)) = found {
-            // SAFETY: as in `seen`, under the transaction's snapshot: only versions after it are gone past.
-            let header = unsafe { version.header() };
-            if header.kind() != Kind::Lock {
-                match check.standing(&header.begin) {
-                    Standing::Seen | Standing::Own => return true,
-                    Standing::Conflict => return false,
-                    Standing::Later => {}
-                }
-            }
-            found = header.older().map(Found::Version);
-        }
-        check.standing(&range.begin) != Standing::Conflict
-    }
-
-    /// As `row_holds`, of all rows that there are or may come to be.
-    pub(super) fn table_holds(&self, check: &Validation<'_>) -> bool {
-        (0..self.directory.len()).all(|number| {
-            let Some(range) = self.directory.get(number) else { return true };
-            check.standing(&range.begin) != Standing::Conflict
-                && (0..super::range::WORDS).all(|word| {
-                    let mut headed = range.headed(word);
-                    while headed != 0 {
-                        let position = word * 64 + headed.trailing_zeros() as usize;
-                        headed &= headed - 1;
-                        if !self.row_holds(check, RowId::new(number, position)) {
-                            return false;
-                        }
-                    }
-                    true
-                })
         })
     }
 }

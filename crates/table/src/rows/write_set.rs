@@ -1,6 +1,7 @@
 //! What a transaction wrote and read, in the order that it did: for its end, and for going back to savepoints.
 
 use super::RowStore;
+use super::reads::{Asked, TableReads};
 use super::reclaim::{ABORTED, PLAIN, SUPERSEDED, TOMBSTONE};
 use super::version::{Kind, Version};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ enum Write {
     Shared,
     /// A whole range; the row is its first.
     Range,
+    /// The store itself, as its table's.
+    Replaced,
 }
 
 /// How far a transaction had come.
@@ -49,9 +52,8 @@ pub struct WriteSet {
     writes: Vec<(u32, RowId, Write)>,
     /// Some of the writes are of kind `Lock`.
     has_locks: bool,
-    row_reads: Vec<(u32, RowId)>,
-    table_reads: Vec<u32>,
-    other_reads: Vec<Box<dyn Reads>>,
+    /// By table; of serializable transactions.
+    reads: Vec<(u32, TableReads)>,
 }
 
 impl std::fmt::Debug for WriteSet {
@@ -116,23 +118,22 @@ impl WriteSet {
         &self.tables[table as usize].owner
     }
 
-    /// Remembers, for a serializable transaction, that a row was read, or was not there.
-    pub fn read_row(&mut self, store: &Arc<RowStore>, row: RowId) {
+    pub(super) fn reads_of(&mut self, store: &Arc<RowStore>) -> &mut TableReads {
         let table = self.table(store);
-        self.row_reads.push((table, row));
+        let known = self.reads.iter().position(|(of, _)| *of == table).unwrap_or_else(|| {
+            self.reads.push((table, TableReads::default()));
+            self.reads.len() - 1
+        });
+        &mut self.reads[known].1
     }
 
-    /// Remembers that all rows of a table were looked at.
-    pub fn read_table(&mut self, store: &Arc<RowStore>) {
-        let table = self.table(store);
-        if !self.table_reads.contains(&table) {
-            self.table_reads.push(table);
+    /// The table is to have its rows in another store, or to be no more. Nobody else may write to it.
+    pub fn replaced(&mut self, store: &Arc<RowStore>, worker: &Worker) {
+        let word = worker.tag_to_write().word();
+        if store.replaced.swap(word, Ordering::AcqRel) != word {
+            let table = self.table(store);
+            self.writes.push((table, RowId(0), Write::Replaced));
         }
-    }
-
-    /// Remembers something else that was read: part of an index.
-    pub fn read_other(&mut self, reads: Box<dyn Reads>) {
-        self.other_reads.push(reads);
     }
 
     pub fn savepoint(&self) -> Savepoint {
@@ -152,7 +153,7 @@ impl WriteSet {
                     }
                 },
                 Write::Range => Change::Loaded,
-                Write::Lock { .. } | Write::Shared => return None,
+                Write::Lock { .. } | Write::Shared | Write::Replaced => return None,
             };
             Some((&self.tables[*table as usize].store, *row, change))
         })
@@ -160,11 +161,10 @@ impl WriteSet {
 
     /// 40001 unless everything that was remembered as read is the same as of the commit.
     pub fn validate(&self, check: &Validation<'_>) -> Result<()> {
-        let store = |table: &u32| &self.tables[*table as usize].store;
-        let holds = self.row_reads.iter().all(|(table, row)| store(table).row_holds(check, *row))
-            && self.table_reads.iter().all(|table| store(table).table_holds(check));
-        check.require(holds)?;
-        check.check(self.other_reads.iter().map(|read| &**read))
+        let asked = |(table, reads): &'_ (u32, TableReads)| -> Result<bool> {
+            Asked { store: &self.tables[*table as usize].store, reads }.still_hold(check)
+        };
+        self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))
     }
 
     /// The transaction has committed at `ts`.
@@ -191,6 +191,7 @@ impl WriteSet {
                 Write::Lock { .. } => {}
                 Write::Shared => table.store.locks.release(*row, worker.tag()),
                 Write::Range => table.store.stamp_range(row.range(), ts),
+                Write::Replaced => table.store.replaced.store(ts.0, Ordering::Release),
             }
         }
         self.end();
@@ -233,6 +234,7 @@ impl WriteSet {
                 }
                 Write::Shared => store.locks.release(*row, worker.tag()),
                 Write::Range => store.drop_range(row.range(), worker),
+                Write::Replaced => store.replaced.store(NEVER.0, Ordering::Release),
             }
         }
         let ts = worker.retirement_ts();
@@ -255,9 +257,7 @@ impl WriteSet {
     fn end(&mut self) {
         self.writes.clear();
         self.has_locks = false;
-        self.row_reads.clear();
-        self.table_reads.clear();
-        self.other_reads.clear();
+        self.reads.clear();
         if self.tables.len() > TABLES_KEPT {
             self.tables.clear();
         }

@@ -6,7 +6,7 @@ mod threads;
 
 use super::*;
 use crate::testing::{heap_space, noise, spaces, table};
-use crate::{ROW_GROUP_ROWS, RowGroup, Segment};
+use crate::{ColumnFilter, CompareOp, Datum, ROW_GROUP_ROWS, RowGroup, Segment};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringViewArray};
@@ -99,6 +99,10 @@ fn batch(rows: &[(i64, i64, &str)]) -> RecordBatch {
         Arc::new(rows.iter().map(|row| Some(row.2)).collect::<StringViewArray>()),
     ];
     RecordBatch::try_new(layout().schema().clone(), columns).unwrap()
+}
+
+fn where_id(op: CompareOp, id: i64) -> ScanRead {
+    ScanRead::new(&[ColumnFilter::Compare { column: 0, op, value: Datum::Int(id) }], None)
 }
 
 fn note_of(value: i64) -> String {

@@ -267,6 +267,97 @@ fn a_row_that_comes_into_a_table_that_was_read_fails_a_serializable_transaction(
     one.commit().unwrap();
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes there")]
+fn a_serializable_transaction_is_refused_for_what_it_read_alone() {
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (fixture.session(), fixture.session());
+    let merger = fixture.all.worker().unwrap();
+    two.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..10).map(|id| two.insert(id, 100).unwrap()).collect();
+    two.commit().unwrap();
+    let nine = where_id(CompareOp::Eq, 9);
+    let mut held = |read: &dyn Fn(&mut Session), change: &dyn Fn(&mut Session)| {
+        one.begin(Isolation::Serializable);
+        assert_eq!(one.scan().len(), 10);
+        read(&mut one);
+        // What it writes itself is in nobody's way.
+        one.insert(9, 0).unwrap();
+        two.begin(Isolation::ReadCommitted);
+        change(&mut two);
+        two.commit().unwrap();
+        let ended = one.commit().map_err(|error| error.code());
+        one.abort();
+        match ended {
+            Ok(_) => true,
+            Err(SqlState::SERIALIZATION_FAILURE) => false,
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    let clean = |session: &mut Session| {
+        session.begin(Isolation::ReadCommitted);
+        let doomed: Vec<RowId> = session.scan().into_keys().filter(|row| !rows.contains(row)).collect();
+        doomed.into_iter().for_each(|row| assert_eq!(session.delete(row).unwrap(), Outcome::Written));
+        session.commit().unwrap();
+    };
+    let mut cleaner = fixture.session();
+    for in_main in [false, true] {
+        if in_main {
+            fixture.store.seal();
+            for number in 0..fixture.store.ranges() {
+                fixture.merge(&merger, number).unwrap();
+            }
+        }
+        let update = |row: RowId, id: i64, value: i64| {
+            move |session: &mut Session| {
+                assert_eq!(session.update(row, id, value).unwrap(), Outcome::Written);
+            }
+        };
+        let by = |read: ScanRead| {
+            move |session: &mut Session| session.writes.read_scan(&session.store.clone(), read.clone())
+        };
+        let inserted = |id: i64| move |session: &mut Session| assert!(session.insert(id, 1).is_ok());
+        let row_three = |session: &mut Session| session.writes.read_row(&session.store.clone(), rows[3]);
+        assert!(held(&row_three, &update(rows[4], 4, 1)));
+        clean(&mut cleaner);
+        assert!(!held(&row_three, &update(rows[3], 3, 1)));
+        clean(&mut cleaner);
+        // Its image before meets the condition, its image after does, neither does.
+        assert!(!held(&by(where_id(CompareOp::Lt, 3)), &update(rows[2], 70, 1)));
+        clean(&mut cleaner);
+        assert!(!held(&by(where_id(CompareOp::Gt, 60)), &update(rows[2], 80, 1)));
+        clean(&mut cleaner);
+        assert!(held(&by(where_id(CompareOp::Lt, 2)), &update(rows[2], 2, 1)));
+        clean(&mut cleaner);
+        assert!(held(&by(nine.clone()), &inserted(8)));
+        clean(&mut cleaner);
+        assert!(!held(&by(nine.clone()), &inserted(9)));
+        clean(&mut cleaner);
+        // So much was read that it counts as everything.
+        let much = |session: &mut Session| {
+            (0..20_000).for_each(|_| session.writes.read_row(&session.store.clone(), rows[3]));
+        };
+        assert!(!held(&much, &update(rows[4], 4, 2)));
+        clean(&mut cleaner);
+        // Nobody changed it, but the table is to have other rows.
+        assert!(!held(&row_three, &|session| {
+            session.insert(7, 7).unwrap();
+            session.writes.replaced(&session.store.clone(), &session.worker);
+        }));
+        let since = fixture.store.replaced.swap(tidepool_txn::NEVER.0, Ordering::AcqRel);
+        assert_ne!(since, tidepool_txn::NEVER.0);
+        clean(&mut cleaner);
+        // Which comes to nothing if that is undone.
+        assert!(held(&row_three, &|session| {
+            let savepoint = session.writes.savepoint();
+            session.writes.replaced(&session.store.clone(), &session.worker);
+            session.writes.undo_to(savepoint, &session.worker);
+            session.insert(7, 7).unwrap();
+        }));
+        clean(&mut cleaner);
+    }
+}
+
 /// Entries of an index in the roughest form: whoever writes a row with a value enters it; what is gone is dropped.
 #[test]
 #[cfg_attr(miri, ignore = "takes hours there, or maps memory")]
