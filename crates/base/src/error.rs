@@ -155,6 +155,8 @@ pub struct Subject {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// The table itself.
+    Whole,
     Column(String),
     Constraint(String),
 }

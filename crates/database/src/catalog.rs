@@ -1,6 +1,7 @@
 //! What exists: one immutable state of the database, and what its tables take.
 
 use crate::Sequence;
+use crate::partition::PartitionTrees;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -137,6 +138,9 @@ pub struct DatabaseState {
     pub catalog: Arc<Catalog>,
     /// By table, the tables whose foreign keys refer to it.
     pub(crate) referencing: Arc<BTreeMap<TableId, Vec<TableId>>>,
+    /// What tables are called.
+    pub(crate) names: Arc<BTreeMap<TableId, RelationName>>,
+    pub(crate) trees: Arc<PartitionTrees>,
 }
 
 /// What exists, and what one view sees of tables' rows.
@@ -186,7 +190,7 @@ impl DatabaseVersion {
     }
 
     pub fn table_by_id(&self, id: TableId) -> Option<Arc<TableVersion>> {
-        self.state.tables.values().find(|table| table.def.id == id).map(|table| self.seen(table))
+        self.state.table_of_id(id).map(|table| self.seen(table))
     }
 
     /// All tables.
@@ -279,7 +283,34 @@ impl DatabaseState {
             true => self.referencing.clone(),
             false => Arc::new(crate::references::referencing(&tables)),
         };
-        DatabaseState { commit_ts, tables, catalog, referencing }
+        let trees = match changes.tables.is_empty() {
+            true => self.trees.clone(),
+            false => Arc::default(),
+        };
+        let names = match changes.tables.is_empty() {
+            true => self.names.clone(),
+            false => names_of(&tables),
+        };
+        DatabaseState { commit_ts, tables, catalog, referencing, names, trees }
+    }
+
+    pub(crate) fn new(
+        commit_ts: CommitTs,
+        tables: BTreeMap<RelationName, Arc<Table>>,
+        catalog: Arc<Catalog>,
+    ) -> DatabaseState {
+        DatabaseState {
+            commit_ts,
+            referencing: Arc::new(crate::references::referencing(&tables)),
+            names: names_of(&tables),
+            tables,
+            catalog,
+            trees: Arc::default(),
+        }
+    }
+
+    pub fn table_of_id(&self, id: TableId) -> Option<&Arc<Table>> {
+        self.names.get(&id).and_then(|name| self.tables.get(name))
     }
 
     /// Names of all relations.
@@ -332,6 +363,10 @@ impl DatabaseState {
         }
         Ok(())
     }
+}
+
+fn names_of(tables: &BTreeMap<RelationName, Arc<Table>>) -> Arc<BTreeMap<TableId, RelationName>> {
+    Arc::new(tables.iter().map(|(name, table)| (table.def.id, name.clone())).collect())
 }
 
 fn cloned((name, table): (&RelationName, &Arc<Table>)) -> (RelationName, Arc<Table>) {

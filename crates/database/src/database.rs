@@ -160,12 +160,7 @@ impl Database {
             encode_pool: EncodePool::new(config.threads),
             config,
             spaces,
-            current: RwLock::new(Arc::new(DatabaseState {
-                commit_ts: manifest.commit_ts,
-                tables: BTreeMap::new(),
-                catalog,
-                referencing: Arc::default(),
-            })),
+            current: RwLock::new(Arc::new(DatabaseState::new(manifest.commit_ts, BTreeMap::new(), catalog))),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),
             seats: Mutex::default(),

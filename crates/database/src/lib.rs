@@ -26,6 +26,7 @@ mod index;
 mod locks;
 mod log_home;
 mod merge;
+mod partition;
 mod recovery;
 mod redo;
 mod references;
@@ -48,13 +49,16 @@ pub use elastic::{Patience, TablespaceChange};
 pub use index::{NewIndex, OnConflict, Upserted};
 pub use locks::{LockInfo, LockMode};
 pub use log_home::reset_log;
+pub use partition::{
+    ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
+};
 pub use references::{NewForeignKey, RowRules};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use storage::Copied;
 pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};
-pub use writer::{RowChecks, TableWriter};
+pub use writer::{ChecksOf, RowChecks, TableWriter};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpoint.rows", "checkpoint.manifest"];

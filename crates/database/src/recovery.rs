@@ -275,12 +275,8 @@ impl Replay<'_> {
             .collect();
         self.storage.keep_positions(sequences.values().map(|sequence| sequence.def.position_id));
         let views = views.into_values().map(|view| (RelationName::from(&*view), view)).collect();
-        let state = DatabaseState {
-            commit_ts: manifest.commit_ts.max(log.ts_max()),
-            referencing: Arc::new(crate::references::referencing(&tables)),
-            tables,
-            catalog: Arc::new(Catalog { schemas, views, sequences }),
-        };
+        let catalog = Arc::new(Catalog { schemas, views, sequences });
+        let state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
         self.storage.recovered(&state, &view, &self.loaded);
         self.database.set_state(state);
         let restarted = self.storage.restarted();

@@ -2,10 +2,11 @@
 
 use crate::catalog::RelationName;
 use crate::index::ChangedKeys;
+use crate::partition::{Membership, Routing};
 use crate::progress::Progress;
 use crate::references::Watch;
 use crate::transaction::{column_position, table_of};
-use crate::{Database, TableWriter, Transaction};
+use crate::{Database, DatabaseVersion, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
@@ -83,8 +84,12 @@ impl Transaction {
     pub fn writer(&mut self, table: impl Into<RelationName>) -> Result<TableWriter> {
         let name = table.into();
         self.lock_rows(&name)?;
-        let table = self.version().table(&name).ok_or_else(|| Error::internal("a locked table is gone"))?;
-        Ok(TableWriter::new(self.database.clone(), table))
+        let version = self.version();
+        let table = version.table(&name).ok_or_else(|| Error::internal("a locked table is gone"))?;
+        let membership = Membership::of(version.state(), &table.def)?;
+        let tree = version.partition_tree(&table.def)?;
+        let routing = tree.map(|tree| Routing::new(self.database.clone(), version.clone(), tree));
+        Ok(TableWriter::new(self.database.clone(), table).with_partitions(membership, routing))
     }
 
     /// Takes a writer's rows in. Returns how many.
@@ -94,6 +99,13 @@ impl Transaction {
 
     fn absorb_outside(&mut self, writer: TableWriter) -> Result<u64> {
         let rows = writer.rows();
+        if writer.is_routed() {
+            for leaf in writer.into_routing().into_iter().flat_map(Routing::into_writers) {
+                self.locked_leaf(&leaf.table().def.clone())?;
+                self.absorb_outside(leaf)?;
+            }
+            return Ok(rows);
+        }
         let name = RelationName::from(&*writer.table().def);
         let (groups, rest) = writer.finish()?;
         let table = self.table(&name).map_err(|_| Error::internal("rows for a table that this transaction dropped"))?;
@@ -113,18 +125,32 @@ impl Transaction {
             self.enter_group(&table, statement.view(), number, &group)?;
             self.loaded_range(&table, number, group.rows());
         }
-        let mut image = Vec::new();
-        for batch in &rest {
-            let images = table.rows.layout().rows(batch)?;
-            for row in 0..batch.num_rows() {
-                images.image(row, &mut image)?;
-                let (worker, writes) = self.writing();
-                let row = table.rows.insert(worker, statement.view(), writes, &image)?;
-                self.enter_row(&table, statement.view(), row, &image)?;
-                self.inserted(&table, row);
-            }
-        }
+        rest.iter().try_for_each(|batch| self.insert_rows(&table, &statement, batch))?;
         Ok(rows)
+    }
+
+    fn insert_rows(&mut self, table: &Arc<Table>, statement: &DatabaseVersion, batch: &RecordBatch) -> Result<()> {
+        let images = table.rows.layout().rows(batch)?;
+        let mut image = Vec::new();
+        for row in 0..batch.num_rows() {
+            images.image(row, &mut image)?;
+            let (worker, writes) = self.writing();
+            let row = table.rows.insert(worker, statement.view(), writes, &image)?;
+            self.enter_row(table, statement.view(), row, &image)?;
+            self.inserted(table, row);
+        }
+        Ok(())
+    }
+
+    /// Appends a few rows to a locked table, as `TableWriter::checked` gives them.
+    pub(crate) fn insert_checked(&mut self, name: &RelationName, rows: &RecordBatch) -> Result<()> {
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
+        let table = self.table(name)?;
+        let statement = self.statement()?;
+        self.written.insert(table.def.id, table.clone());
+        self.insert_rows(&table, &statement, rows)
     }
 
     /// Puts whole new rows in the place of those with these ids. They are as `TableWriter::checked` gives them.

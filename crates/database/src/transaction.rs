@@ -435,6 +435,7 @@ impl Transaction {
     }
 
     fn drop_table_outside(&mut self, name: &RelationName) -> Result<()> {
+        self.leave_parent(name)?;
         let table = self.locked_table(name)?;
         self.check_nothing_pends(&table.def, "DROP TABLE")?;
         self.replace_store(&table.rows);

@@ -1,17 +1,18 @@
 //! Rows on their way into a table.
 
 use crate::Database;
+use crate::partition::{Membership, Routing};
 use crate::text::{TextReader, TextSettings, TextWriter, shortened};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject};
 use tidepool_heap::QueryHeap;
-use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableVersion};
+use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableDef, TableVersion};
 
 /// Rows that are worth a row group of their own at the end of a load. Fewer go to delta and are merged later.
 pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
@@ -20,7 +21,7 @@ pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
 const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
 
 /// Characters of a value that a message about its row shows, as in PostgreSQL.
-const ROW_VALUE_CHARACTERS_MAX: usize = 64;
+pub(crate) const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
 /// A table's `CHECK` constraints, which only SQL can evaluate.
 pub trait RowChecks: Send + Sync {
@@ -28,7 +29,10 @@ pub trait RowChecks: Send + Sync {
     fn violation(&self, batch: &RecordBatch) -> Result<Option<(usize, String)>>;
 }
 
-/// A stream of rows into one table. Holds at most one row group's worth unencoded, and all writers of a database
+/// The checks of a table's constraints, by its definition.
+pub type ChecksOf = Arc<dyn Fn(&TableDef) -> Result<Arc<dyn RowChecks>> + Send + Sync>;
+
+/// A stream of rows into one table; into a partitioned one, through a writer of each partition that rows come for. Holds at most one row group's worth unencoded, and all writers of a database
 /// together one more an encoding thread, and one. Independent of the transaction while it runs, so that it can live on
 /// another thread; `Transaction::absorb` takes its rows in. Dropped instead, it leaves nothing: its drop waits for what
 /// is being encoded, so that the tablespace has its memory back when the statement ends.
@@ -43,6 +47,10 @@ pub struct TableWriter {
     jobs: Arc<Jobs>,
     next_sequence: usize,
     checks: Option<Arc<dyn RowChecks>>,
+    /// Which rows may be here, of a partition that rows are put into by its own name.
+    membership: Membership,
+    /// Of a partitioned table.
+    routing: Option<Box<Routing>>,
 }
 
 impl std::fmt::Debug for TableWriter {
@@ -99,13 +107,51 @@ impl TableWriter {
             jobs: Arc::new(Jobs::default()),
             next_sequence: 0,
             checks: None,
+            membership: Membership::default(),
+            routing: None,
         }
+    }
+
+    pub(crate) fn with_partitions(mut self, membership: Membership, routing: Option<Routing>) -> TableWriter {
+        self.membership = membership;
+        self.routing = routing.map(Box::new);
+        self
     }
 
     /// What the table's constraints are checked by. Without it a table that has some takes no rows.
     pub fn with_checks(mut self, checks: Arc<dyn RowChecks>) -> TableWriter {
         self.checks = Some(checks);
         self
+    }
+
+    /// As `with_checks`, of the table or, if it is partitioned, of each partition that rows come for.
+    pub fn with_checks_of(mut self, checks: ChecksOf) -> Result<TableWriter> {
+        match &mut self.routing {
+            Some(routing) => routing.set_checks(checks),
+            None if self.table.def.checks.is_empty() => {}
+            None => self.checks = Some(checks(&self.table.def)?),
+        }
+        Ok(self)
+    }
+
+    pub(crate) fn is_routed(&self) -> bool {
+        self.routing.is_some()
+    }
+
+    pub(crate) fn routing_mut(&mut self) -> Result<&mut Routing> {
+        self.routing.as_deref_mut().ok_or_else(|| Error::internal("a table is not partitioned"))
+    }
+
+    pub(crate) fn into_routing(mut self) -> Option<Routing> {
+        self.routing.take().map(|routing| *routing)
+    }
+
+    pub(crate) fn buffered_rows(&self) -> usize {
+        self.buffered_rows
+    }
+
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.buffered_bytes
     }
 
     pub fn table(&self) -> &Arc<TableVersion> {
@@ -120,6 +166,11 @@ impl TableWriter {
     }
 
     fn write_outside(&mut self, batch: &RecordBatch) -> Result<()> {
+        if self.is_routed() {
+            let batch = self.member(batch)?;
+            self.rows += batch.num_rows() as u64;
+            return self.routing_mut()?.write(&batch);
+        }
         let batch = self.checked(batch)?;
         self.rows += batch.num_rows() as u64;
         let mut start = 0;
@@ -145,6 +196,9 @@ impl TableWriter {
     /// Encodes what is left of the rows now, if they are worth a row group: for a writer that gets no more of them and
     /// is absorbed later.
     pub fn seal(&mut self) -> Result<()> {
+        if let Some(routing) = &mut self.routing {
+            return routing.writers_mut().try_for_each(TableWriter::seal);
+        }
         QueryHeap::outside(|| if self.buffered_rows >= SHORT_ROW_GROUP_ROWS { self.encode_buffer() } else { Ok(()) })
     }
 
@@ -199,33 +253,46 @@ impl TableWriter {
         submitted
     }
 
-    /// The batch in the table's types, its constraints checked.
+    /// The batch in the table's types.
+    pub(crate) fn fitted(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        fitted(&self.table.def, &self.schema, batch)
+    }
+
+    /// As `fitted`, of a partitioned table that may be a partition itself. 23514 for a row that may not be in it.
+    pub(crate) fn member(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let fitted = self.fitted(batch)?;
+        match self.membership.stranger(fitted.columns(), fitted.num_rows())? {
+            Some(row) => Err(self.misplaced(fitted.columns(), row)?),
+            None => Ok(fitted),
+        }
+    }
+
+    /// The batch in the table's types, its constraints checked. Not of a partitioned table, whose partitions have them.
     pub fn checked(&self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let fields = self.schema.fields();
-        if batch.num_columns() != fields.len() {
-            return Err(Error::internal(format!(
-                "a batch of {} columns for table \"{}\" of {}",
-                batch.num_columns(),
-                self.table.def.name,
-                fields.len()
-            )));
+        if self.is_routed() {
+            return Err(Error::internal("rows of a partitioned table are checked by its partitions"));
         }
-        let mut columns: Vec<ArrayRef> = Vec::with_capacity(fields.len());
-        for (array, field) in batch.columns().iter().zip(fields) {
-            columns.push(if array.data_type() == field.data_type() {
-                array.clone()
-            } else {
-                arrow_cast::cast(array, field.data_type()).map_err(|error| Error::internal(error.to_string()))?
-            });
+        let checked = self.constrained(batch)?;
+        match self.membership.stranger(checked.columns(), checked.num_rows())? {
+            Some(row) => Err(self.misplaced(checked.columns(), row)?),
+            None => Ok(checked),
         }
-        for (position, def) in self.table.def.columns.iter().enumerate() {
-            if let Some(fitted) = fit_texts(&columns[position], def.sql_type)? {
-                columns[position] = fitted;
-            }
-        }
+    }
+
+    /// 23514 for a row that another partition is for, or none.
+    fn misplaced(&self, columns: &[ArrayRef], row: usize) -> Result<Error> {
+        let message = format!("new row for relation \"{}\" violates partition constraint", self.table.def.name);
+        Ok(Error::new(SqlState::CHECK_VIOLATION, message)
+            .with_detail(format!("Failing row contains ({}).", self.row_text(columns, row)?))
+            .with_subject(self.subject(Part::Whole)))
+    }
+
+    fn constrained(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let fitted = self.fitted(batch)?;
+        let columns = fitted.columns();
         // Lengths first: their errors are the values', this one is the row's.
         let nulls =
-            self.table.def.columns.iter().zip(&columns).filter(|(def, _)| !def.nullable).filter_map(|(def, column)| {
+            self.table.def.columns.iter().zip(columns).filter(|(def, _)| !def.nullable).filter_map(|(def, column)| {
                 let nulls = column.logical_nulls()?;
                 (0..nulls.len()).find(|row| nulls.is_null(*row)).map(|row| (row, def))
             });
@@ -238,11 +305,11 @@ impl TableWriter {
                     def.name, self.table.def.name
                 ),
             )
-            .with_detail(format!("Failing row contains ({}).", self.row_text(&columns, row)?))
+            .with_detail(format!("Failing row contains ({}).", self.row_text(columns, row)?))
             .with_subject(self.subject(Part::Column(def.name.clone()))));
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let checked = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+        let checked = RecordBatch::try_new_with_options(self.schema.clone(), columns.to_vec(), &options)
             .map_err(|error| Error::internal(error.to_string()))?;
         if self.table.def.checks.is_empty() {
             return Ok(checked);
@@ -279,6 +346,36 @@ impl TableWriter {
         }
         Ok(texts.join(", "))
     }
+}
+
+/// A batch in a table's types, whatever may be NULL.
+fn fitted(def: &TableDef, schema: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch> {
+    let fields = schema.fields();
+    if batch.num_columns() != fields.len() {
+        return Err(Error::internal(format!(
+            "a batch of {} columns for table \"{}\" of {}",
+            batch.num_columns(),
+            def.name,
+            fields.len()
+        )));
+    }
+    let mut columns: Vec<ArrayRef> = Vec::with_capacity(fields.len());
+    for (array, field) in batch.columns().iter().zip(fields) {
+        columns.push(if array.data_type() == field.data_type() {
+            array.clone()
+        } else {
+            arrow_cast::cast(array, field.data_type()).map_err(|error| Error::internal(error.to_string()))?
+        });
+    }
+    for (column, def) in columns.iter_mut().zip(&def.columns) {
+        if let Some(fitted) = fit_texts(column, def.sql_type)? {
+            *column = fitted;
+        }
+    }
+    let fields: Vec<Field> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), columns, &options)
+        .map_err(|error| Error::internal(error.to_string()))
 }
 
 /// Texts cut to their declared length where only blanks are lost; `None` when they fit as they are. 22001 otherwise.

@@ -122,7 +122,8 @@ impl Change {
         let is_update = self.is_update();
         // Of a DELETE the rows themselves matter to RETURNING alone.
         let row = if is_update || returning.is_some() { def.columns.len() } else { 0 };
-        let provider: Arc<dyn DataFusionTable> = crate::scan::TableProvider::with_row_ids(self.version.clone());
+        let provider: Arc<dyn DataFusionTable> =
+            crate::scan::TableProvider::with_row_ids(&facts.version, self.version.clone())?;
         let query = self.query(row, returning.is_some())?;
         let source = query::logical_plan_of_rows(state, facts, query, parameters.clone(), provider)?;
 

@@ -88,7 +88,12 @@ impl Load {
     }
 
     fn writer(&self, transaction: &mut Transaction, interrupt: &Interrupt) -> Result<TableWriter> {
-        transaction.lock_table(&*self.version.def, &interrupt.lock_wait())?;
+        let def = &*self.version.def;
+        match def.partitioning {
+            // Its partitions are locked as rows come to them.
+            Some(_) => transaction.lock_rows_of(def, &interrupt.lock_wait())?,
+            None => transaction.lock_table(def, &interrupt.lock_wait())?,
+        }
         let writer = checked_writer(transaction, &self.facts, &RelationName::from(&*self.version.def))?;
         if writer.table().def != self.version.def {
             return Err(Error::new(

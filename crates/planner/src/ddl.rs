@@ -3,11 +3,12 @@
 use crate::facts::SessionFacts;
 use crate::insert;
 use crate::keys::KeyClause;
+use crate::partitions;
 use crate::references::{ForeignKeyClause, take_references};
 use crate::resolve;
 use crate::row_expressions;
 use crate::sequences::{Generated, SequenceOptions};
-use crate::statement::{AlterTablespaceAction, fold};
+use crate::statement::{AlterTablespaceAction, PartitionClauses, fold};
 use crate::types::sql_type;
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{Expr, ExprSchemable};
@@ -15,9 +16,9 @@ use datafusion::sql::sqlparser::ast::{self, ColumnOption, GeneratedAs, TableCons
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, SqlType};
-use tidepool_database::{Config, RelationName, TablespaceChange};
+use tidepool_database::{Config, NewPartition, RelationName, TablespaceChange};
 use tidepool_device::CacheSize;
-use tidepool_table::{CheckDef, ColumnDef, Identity, Placement, StorageParameters};
+use tidepool_table::{CheckDef, ColumnDef, Identity, Partitioning, Placement, StorageParameters, TableDef};
 use tidepool_tablespace::TablespaceConfig;
 
 /// Columns of a table: PostgreSQL's limit.
@@ -38,6 +39,8 @@ pub struct NewTable {
     pub generated: Vec<Generated>,
     pub placement: Placement,
     pub parameters: StorageParameters,
+    pub partitioning: Option<Partitioning>,
+    pub partition: Option<NewPartition>,
     /// `CREATE TABLE AS`: the query, and the names that its columns take.
     pub query: Option<(Box<ast::Query>, Vec<String>)>,
 }
@@ -62,6 +65,7 @@ pub fn new_table(
     facts: &Arc<SessionFacts>,
     mut table: ast::CreateTable,
     tablespace: Option<String>,
+    partitions: &PartitionClauses,
 ) -> Result<NewTable> {
     let qualified = insert::object_name(&table.name)?;
     check_table_name(&qualified.name)?;
@@ -69,22 +73,32 @@ pub fn new_table(
     if table.temporary {
         return Err(Error::unsupported("temporary tables are not supported"));
     }
-    if table.like.is_some()
-        || table.inherits.is_some()
-        || table.partition_of.is_some()
-        || table.partition_by.is_some()
-        || table.clone.is_some()
-    {
+    if table.like.is_some() || table.inherits.is_some() || table.clone.is_some() {
         return Err(Error::unsupported("this form of CREATE TABLE is not supported")
-            .with_hint("Inheritance, partitions and LIKE are not supported; CREATE TABLE AS is."));
+            .with_hint("Inheritance and LIKE are not supported; CREATE TABLE AS and PARTITION OF are."));
     }
-    let parameters = storage_parameters(&table.table_options)?;
+    let parent = match &partitions.of {
+        None => None,
+        Some((parent, clause)) => Some((partitions::parent(facts, parent)?, clause)),
+    };
+    // What is not said is as the partitioned table has it.
+    let inherited = parent.as_ref().map(|(parent, _)| parent.def.parameters);
+    let parameters = storage_parameters(&table.table_options, inherited.unwrap_or_default())?;
 
-    let tablespace = tablespace.unwrap_or_else(|| facts.settings.default_tablespace().to_owned());
-    facts.planner.database().tablespaces().get(&tablespace)?;
-    let placement = Placement { main: tablespace.clone(), delta: tablespace, columns: BTreeMap::new() };
+    let placement = match (&parent, tablespace) {
+        (Some((parent, _)), None) => parent.placement.clone(),
+        (_, tablespace) => {
+            let tablespace = tablespace.unwrap_or_else(|| facts.settings.default_tablespace().to_owned());
+            facts.planner.database().tablespaces().get(&tablespace)?;
+            Placement { main: tablespace.clone(), delta: tablespace, columns: BTreeMap::new() }
+        }
+    };
 
     if let Some(query) = table.query.take() {
+        if partitions.by.is_some() || parent.is_some() {
+            return Err(Error::new(SqlState::SYNTAX_ERROR, "CREATE TABLE AS makes no partitions")
+                .with_hint("Create the table, and then insert the query's rows."));
+        }
         let mut names = Vec::with_capacity(table.columns.len());
         for column in &table.columns {
             if column.data_type != ast::DataType::Unspecified || !column.options.is_empty() {
@@ -102,11 +116,13 @@ pub fn new_table(
             generated: Vec::new(),
             placement,
             parameters,
+            partitioning: None,
+            partition: None,
             query: Some((query, names)),
         });
     }
 
-    let mut columns: Vec<ColumnDef> = Vec::with_capacity(table.columns.len());
+    let mut columns = parent.as_ref().map_or_else(Vec::new, |(parent, _)| partitions::columns_of(&parent.def));
     let mut keys: Vec<KeyClause> = Vec::new();
     let mut generated = Vec::new();
     let mut conditions: Vec<Condition> = Vec::new();
@@ -116,6 +132,10 @@ pub fn new_table(
         conditions.extend(own);
         let (column, own) = take_references(column)?;
         foreign_keys.extend(own);
+        if parent.is_some() {
+            keys.extend(overridden(facts, &name.name, &mut columns, column)?);
+            continue;
+        }
         let position = columns.len();
         let (definition, own_keys, sequence) = column_def(facts, &name.name, column)?;
         generated.extend(sequence.map(|(options, identity)| Generated { column: position, options, identity }));
@@ -148,6 +168,12 @@ pub fn new_table(
         column.number = number;
     }
     let mut checks: Vec<CheckDef> = Vec::with_capacity(conditions.len());
+    for check in parent.iter().flat_map(|(parent, _)| &parent.def.checks) {
+        checks.push(CheckDef { oid: facts.planner.database().next_table_id().0, ..check.clone() });
+    }
+    if let Some((parent, _)) = &parent {
+        renumber(&mut checks, &parent.def, &columns);
+    }
     // Those with a name keep it from those without.
     conditions.sort_by_key(|(name, _)| name.is_none());
     for (constraint, condition) in conditions {
@@ -160,6 +186,16 @@ pub fn new_table(
         }
         checks.push(row_expressions::check(facts, &name.name, &columns, &others, constraint, &condition)?);
     }
+    let partitioning = partitions.by.as_ref().map(|by| partitions::partitioning(by, &columns)).transpose()?;
+    let partition = match &parent {
+        None => None,
+        Some((parent, clause)) => {
+            Some(NewPartition { parent: parent.def.id, bound: partitions::bound(facts, &parent.def, clause)? })
+        }
+    };
+    if !foreign_keys.is_empty() && partitioning.is_some() {
+        return Err(partitions::no_foreign_keys());
+    }
     Ok(NewTable {
         name,
         if_not_exists: table.if_not_exists,
@@ -170,8 +206,42 @@ pub fn new_table(
         generated,
         placement,
         parameters,
+        partitioning,
+        partition,
         query: None,
     })
+}
+
+/// What a partition says of a column that it has from its table.
+fn overridden(
+    facts: &Arc<SessionFacts>,
+    table: &str,
+    columns: &mut [ColumnDef],
+    mut column: ast::ColumnDef,
+) -> Result<Vec<KeyClause>> {
+    let name = fold(&column.name);
+    let Some(inherited) = columns.iter_mut().find(|known| known.name == name) else {
+        return Err(Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{name}\" does not exist")));
+    };
+    column.data_type = ast::DataType::Unspecified;
+    let (own, keys, sequence) = typed_column_def(facts, table, column, Some(inherited.sql_type))?;
+    if sequence.is_some() {
+        return Err(Error::unsupported("identity columns are not supported on partitions"));
+    }
+    inherited.nullable &= own.nullable;
+    if own.default.is_some() {
+        inherited.default = own.default;
+    }
+    Ok(keys)
+}
+
+/// Constraints of a partitioned table, over a partition's columns, which are in the same places.
+pub fn renumber(checks: &mut [CheckDef], parent: &TableDef, columns: &[ColumnDef]) {
+    for number in checks.iter_mut().flat_map(|check| &mut check.columns) {
+        if let Some(column) = parent.column_by_number(*number).and_then(|(position, _)| columns.get(position)) {
+            *number = column.number;
+        }
+    }
 }
 
 /// Refuses too many columns and names that are taken twice.
@@ -199,7 +269,10 @@ fn multiple_keys(table: &str) -> Error {
     )
 }
 
-fn storage_parameters(options: &ast::CreateTableOptions) -> Result<StorageParameters> {
+fn storage_parameters(
+    options: &ast::CreateTableOptions,
+    mut parameters: StorageParameters,
+) -> Result<StorageParameters> {
     let options = match options {
         ast::CreateTableOptions::None => &[][..],
         ast::CreateTableOptions::With(options)
@@ -207,7 +280,6 @@ fn storage_parameters(options: &ast::CreateTableOptions) -> Result<StorageParame
         | ast::CreateTableOptions::Plain(options)
         | ast::CreateTableOptions::TableProperties(options) => options,
     };
-    let mut parameters = StorageParameters::default();
     for option in options {
         match option {
             ast::SqlOption::KeyValue { key, value } => {
@@ -252,9 +324,19 @@ pub fn column_def(
     table: &str,
     column: ast::ColumnDef,
 ) -> Result<(ColumnDef, Vec<KeyClause>, OwnSequence)> {
+    typed_column_def(facts, table, column, None)
+}
+
+/// As `column_def`, perhaps of a column whose type is known.
+fn typed_column_def(
+    facts: &Arc<SessionFacts>,
+    table: &str,
+    column: ast::ColumnDef,
+    known: Option<SqlType>,
+) -> Result<(ColumnDef, Vec<KeyClause>, OwnSequence)> {
     let name = fold(&column.name);
     let serial = serial_type(&column.data_type);
-    let sql_type = serial.map_or_else(|| sql_type(&column.data_type), Ok)?;
+    let sql_type = serial.or(known).map_or_else(|| sql_type(&column.data_type), Ok)?;
     let mut nullable = serial.map(|_| false);
     let mut default = None;
     let mut identity: Option<(Identity, SequenceOptions)> = None;

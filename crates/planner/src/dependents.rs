@@ -147,7 +147,10 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
         Object::Table(id) => {
             let owned = version.catalog.owned_sequences(id).map(|owned| (Object::Sequence(owned.def.id), true));
             let keys = foreign_keys(version, id, |child, _| child != id);
-            readers(version, id).into_iter().chain(owned).chain(keys).collect()
+            let partitioning = version.table_of_id(id).and_then(|table| table.def.partitioning.as_ref());
+            let partitions = partitioning.into_iter().flat_map(|partitioning| &partitioning.partitions);
+            let partitions = partitions.map(|partition| (Object::Table(partition.id), true));
+            readers(version, id).into_iter().chain(owned).chain(keys).chain(partitions).collect()
         }
         Object::View(id) => readers(version, id),
         Object::Sequence(id) => {

@@ -141,6 +141,7 @@ impl KeyClause {
             nulls_not_distinct: self.nulls_not_distinct,
             primary: self.constraint,
             tablespace: self.tablespace.clone(),
+            partition_of: None,
         })
     }
 }

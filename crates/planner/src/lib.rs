@@ -33,6 +33,7 @@ mod numbers;
 mod operators;
 mod optimizer;
 mod parameters;
+mod partitions;
 mod pass;
 mod placement;
 mod planner;

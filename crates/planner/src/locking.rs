@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::LockWait;
+use tidepool_database::{LockWait, PartitionTree};
 use tidepool_table::rows::RowLock;
 use tidepool_table::{ROW_ID, TableVersion};
 
@@ -31,6 +31,8 @@ pub struct Target {
     pub version: Arc<TableVersion>,
     pub lock: RowLock,
     pub wait: LockWait,
+    /// Of a partitioned table: what rows' ids name them within.
+    pub tree: Option<Arc<PartitionTree>>,
     /// What its columns are qualified with.
     alias: ast::Ident,
 }
@@ -109,7 +111,8 @@ pub fn plan(
     }
     let mut rows: BTreeMap<String, Arc<dyn DataFusionTable>> = BTreeMap::new();
     for (place, target) in targets.iter().enumerate() {
-        rows.insert(source_name(place), crate::scan::TableProvider::with_row_ids(target.version.clone()));
+        let version = target.version.clone();
+        rows.insert(source_name(place), crate::scan::TableProvider::with_row_ids(&facts.version, version)?);
     }
     let plan = query::logical_plan_with_rows(state, facts, query, fields, rows).map_err(|error| {
         // The ids are no keys of a group.
@@ -290,7 +293,8 @@ impl Found<'_> {
                 if !alias.columns.is_empty() {
                     return Err(Error::unsupported(format!("{text} of a table whose columns are renamed")));
                 }
-                self.targets.push(Target { version, lock, wait, alias: alias.name.clone() });
+                let tree = self.facts.version.partition_tree(&version.def)?;
+                self.targets.push(Target { version, lock, wait, tree, alias: alias.name.clone() });
                 Ok(())
             }
             ast::TableFactor::Derived { alias, subquery, .. } => {

@@ -64,7 +64,7 @@ impl Names<'_> {
             return Err(resolve::missing(&QualifiedName { schema, name }));
         };
         let provider = match &relation {
-            Relation::Table(version) => crate::scan::TableProvider::new(version.clone()),
+            Relation::Table(version) => crate::scan::TableProvider::new(&self.facts.version, version.clone())?,
             Relation::View(view) => {
                 let depth = self.within.map_or(0, |within| within.depth + 1);
                 crate::view::provider(self.state, self.facts, view, depth)?

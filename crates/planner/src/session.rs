@@ -16,6 +16,7 @@ mod indexes;
 mod locking;
 mod objects;
 mod outcome;
+mod partitions;
 mod prepared;
 mod query;
 mod savepoint;

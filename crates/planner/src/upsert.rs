@@ -16,7 +16,6 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, TableId};
-use tidepool_database::TableWriter;
 use tidepool_database::text::TextSettings;
 use tidepool_table::{IndexDef, TableDef};
 
@@ -188,14 +187,9 @@ impl Plan {
 }
 
 impl ReadyUpdate {
-    /// What a row becomes because of another that has its key; `None` when its condition does not hold. Both are of all
-    /// of the table's columns.
-    pub fn apply(
-        &self,
-        existing: &RecordBatch,
-        excluded: &RecordBatch,
-        checks: &TableWriter,
-    ) -> Result<Option<RecordBatch>> {
+    /// What a row becomes because of another that has its key, constraints yet to be checked; `None` when its condition
+    /// does not hold. Both are of all of the table's columns.
+    pub fn apply(&self, existing: &RecordBatch, excluded: &RecordBatch) -> Result<Option<RecordBatch>> {
         let columns = existing.columns().iter().chain(excluded.columns()).cloned().collect();
         let values = self.values.evaluate(columns)?;
         if let Some(condition) = values.get(self.positions.len()) {
@@ -215,7 +209,7 @@ impl ReadyUpdate {
             })
             .collect();
         let row = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).map_err(crate::errors::from_arrow)?;
-        checks.checked(&self.conform.apply(&row)?).map(Some)
+        self.conform.apply(&row).map(Some)
     }
 
     /// What `RETURNING` gives back of a changed row, in `schema`.

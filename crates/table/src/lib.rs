@@ -18,6 +18,7 @@ mod filter;
 mod index;
 mod logical;
 mod parameters;
+mod partition;
 mod row_group;
 pub mod rows;
 mod scan;
@@ -36,6 +37,7 @@ pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
 pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value};
 pub use parameters::{MergePolicy, StorageParameters};
+pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, PartitionStrategy, Partitioning, RangeBound};
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{

@@ -37,8 +37,8 @@ pub struct ScanRequest {
     /// All must hold. Exact: no row that fails one is produced.
     pub filters: Vec<ColumnFilter>,
     pub dynamic: Option<Arc<dyn FilterSource>>,
-    /// Stop once this many rows were produced by all readers together.
-    pub limit: Option<usize>,
+    /// Rows that may still be produced, by all readers together. Several scans may share it.
+    pub limit: Option<Arc<AtomicUsize>>,
     pub batch_rows: usize,
 }
 
@@ -188,8 +188,8 @@ pub struct TableScan {
     batch_rows: usize,
     morsels: Vec<Morsel>,
     morsel_next: AtomicUsize,
-    /// Rows that may still be produced.
-    rows_left: AtomicUsize,
+    /// Rows that may still be produced; `None`: any number.
+    rows_left: Option<Arc<AtomicUsize>>,
     /// Made by whichever reader comes to the row group first.
     plans: Vec<OnceLock<Result<Arc<GroupPlan>>>>,
     metrics: Mutex<ScanMetrics>,
@@ -275,7 +275,7 @@ impl TableScan {
             batch_rows: request.batch_rows.clamp(1, ROW_GROUP_ROWS),
             morsels,
             morsel_next: AtomicUsize::new(0),
-            rows_left: AtomicUsize::new(request.limit.unwrap_or(usize::MAX)),
+            rows_left: request.limit,
             plans: version.row_groups.iter().map(|_| OnceLock::new()).collect(),
             metrics: Mutex::new(ScanMetrics {
                 row_groups: version.row_groups.len() as u64,
@@ -330,11 +330,15 @@ impl TableScan {
         metrics.add_bytes(space.name(), bytes, found.paced.stall_ns);
     }
 
+    fn rows_left(&self) -> usize {
+        self.rows_left.as_ref().map_or(usize::MAX, |left| left.load(Ordering::Relaxed))
+    }
+
     /// Takes up to `wanted` rows of what the limit leaves.
     fn claim(&self, wanted: usize) -> usize {
-        let left = self.rows_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            Some(if left == usize::MAX { left } else { left.saturating_sub(wanted) })
-        });
+        let Some(rows_left) = &self.rows_left else { return wanted };
+        let less = |left: usize| Some(left.saturating_sub(wanted));
+        let left = rows_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         wanted.min(left.unwrap_or_else(|left| left))
     }
 }
@@ -729,7 +733,7 @@ impl ScanReader {
 
     fn advance(&mut self) -> Result<Option<RecordBatch>> {
         loop {
-            if self.scan.rows_left.load(Ordering::Relaxed) == 0 {
+            if self.scan.rows_left() == 0 {
                 self.work = None;
                 return Ok(None);
             }
@@ -808,7 +812,7 @@ impl ScanReader {
     /// Goes on with a morsel until a batch is full or the morsel ends.
     fn step(&mut self, work: &mut Work) -> Result<Option<RecordBatch>> {
         // No more is decoded than the limit leaves.
-        let batch_rows = self.scan.batch_rows.min(self.scan.rows_left.load(Ordering::Relaxed).max(1));
+        let batch_rows = self.scan.batch_rows.min(self.scan.rows_left().max(1));
         let window_rows = self.scan.batch_rows.next_multiple_of(BLOCK);
         if let (Source::Delta { range }, None) = (&work.source, &work.delta) {
             self.refresh_dynamic()?;

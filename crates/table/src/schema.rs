@@ -1,6 +1,6 @@
 //! How a table is declared, and how each SQL type is held as Arrow.
 
-use crate::StorageParameters;
+use crate::{Partitioning, StorageParameters};
 use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -70,6 +70,12 @@ pub struct TableDef {
     pub foreign_keys: Vec<ForeignKeyDef>,
     #[serde(default, skip_serializing_if = "StorageParameters::is_empty")]
     pub parameters: StorageParameters,
+    /// Of a partitioned table, which has no rows of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitioning: Option<Partitioning>,
+    /// The partitioned table that it is a partition of, whose columns it has in the same order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_of: Option<TableId>,
 }
 
 /// An index. Its schema is its table's.
@@ -88,6 +94,9 @@ pub struct IndexDef {
     /// `None`: where the table's delta is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tablespace: Option<String>,
+    /// The index of the partitioned table that it is the part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_of: Option<TableId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +211,8 @@ impl TableDef {
             indexes: Vec::new(),
             foreign_keys: Vec::new(),
             parameters: StorageParameters::default(),
+            partitioning: None,
+            partition_of: None,
         };
         def.number_columns();
         def

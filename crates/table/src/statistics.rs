@@ -1,5 +1,6 @@
 //! Minimum, maximum, null count and distinct count, by segment and by table.
 
+use crate::sketch::Sketch;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
@@ -64,6 +65,8 @@ pub struct TableStatistics {
     /// Estimated: what the versions of delta take.
     pub delta_bytes: u64,
     pub columns: Vec<ColumnStatistics>,
+    /// Of each column, what its distinct values were counted with.
+    pub(crate) sketches: Vec<Sketch>,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
 use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringViewArray, UInt32Array};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tidepool_base::{Error, Result, RowGroupId, RowId, SqlState, SqlType};
 use tidepool_device::{Location, Profile};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
@@ -201,8 +201,10 @@ fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
     let spaces = spaces();
     let (version, all) = build(&spaces, &[20_000, 20_000], &[500]);
     for limit in [0, 1, 99, 8_192, 30_000, 1 << 40] {
-        let scan =
-            TableScan::new(Arc::clone(&version), ScanRequest { limit: Some(limit), ..request(vec![], vec![], 8_192) });
+        let scan = TableScan::new(
+            Arc::clone(&version),
+            ScanRequest { limit: Some(Arc::new(AtomicUsize::new(limit))), ..request(vec![], vec![], 8_192) },
+        );
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 let mut reader = scan.reader();
@@ -219,7 +221,7 @@ fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
         assert_eq!(rows, limit.min(all.num_rows()));
         let scan = TableScan::new(
             Arc::clone(&version),
-            ScanRequest { limit: Some(limit), ..request((0..6).collect(), vec![], 8_192) },
+            ScanRequest { limit: Some(Arc::new(AtomicUsize::new(limit))), ..request((0..6).collect(), vec![], 8_192) },
         );
         assert_eq!(read(&scan, 8_192).num_rows(), limit.min(all.num_rows()));
         // Two readers may each have decoded what only one of them could hand out.

@@ -44,7 +44,11 @@ pub struct Table {
     written: Arc<WriteCounts>,
     /// What was worked out last, and of which state of the rows.
     statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
+    /// Of a partitioned table: what was worked out last of partitions, and of which.
+    of_partitions: Mutex<Option<OfPartitions>>,
 }
+
+type OfPartitions = (Vec<Arc<TableStatistics>>, Arc<TableStatistics>);
 
 /// How many transactions have begun to commit rows, and how many are over.
 #[derive(Debug, Default)]
@@ -64,6 +68,7 @@ impl Table {
             entries: Arc::default(),
             written: Arc::default(),
             statistics: Mutex::default(),
+            of_partitions: Mutex::default(),
         }
     }
 
@@ -330,11 +335,43 @@ impl TableVersion {
             return Arc::clone(statistics);
         }
         let delta = self.delta_statistics();
-        let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta)).collect();
+        let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta));
+        let (columns, sketches) = columns.unzip();
         let rows = self.main_rows() + delta.rows - self.hidden_rows().min(self.main_rows() + delta.rows);
         let exact = self.is_settled() && self.mains.iter().all(|main| main.dead_rows() == 0);
-        let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns });
+        let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns, sketches });
         *self.table.statistics.lock() = Some((shape, Arc::clone(&statistics)));
+        statistics
+    }
+
+    /// Over some partitions of this table, which has no rows of its own. Worked out once for each state of theirs.
+    pub fn statistics_of(&self, partitions: &[Arc<TableVersion>]) -> Arc<TableStatistics> {
+        let parts: Vec<Arc<TableStatistics>> = partitions.iter().map(|partition| partition.statistics()).collect();
+        if let [part] = parts.as_slice() {
+            return Arc::clone(part);
+        }
+        let same = |known: &[Arc<TableStatistics>]| {
+            known.len() == parts.len() && known.iter().zip(&parts).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if let Some((known, statistics)) = &*self.table.of_partitions.lock()
+            && same(known)
+        {
+            return Arc::clone(statistics);
+        }
+        let column = |column: usize| {
+            let of = |part: &'_ Arc<TableStatistics>| part.rows > 0 && part.columns.len() > column;
+            let parts = parts.iter().filter(|part| of(part));
+            merge_statistics(parts.map(|part| (part.rows as usize, &part.columns[column], &part.sketches[column])))
+        };
+        let (columns, sketches) = (0..self.def.columns.len()).map(column).unzip();
+        let statistics = Arc::new(TableStatistics {
+            rows: parts.iter().map(|part| part.rows).sum(),
+            exact: parts.iter().all(|part| part.exact),
+            delta_bytes: parts.iter().map(|part| part.delta_bytes).sum(),
+            columns,
+            sketches,
+        });
+        *self.table.of_partitions.lock() = Some((parts, Arc::clone(&statistics)));
         statistics
     }
 
@@ -376,7 +413,7 @@ impl TableVersion {
         DeltaStatistics { rows, bytes: bytes.round() as u64, columns: columns.iter().map(of).collect() }
     }
 
-    fn column_statistics(&self, column: usize, delta: &DeltaStatistics) -> ColumnStatistics {
+    fn column_statistics(&self, column: usize, delta: &DeltaStatistics) -> (ColumnStatistics, Sketch) {
         let main = self.row_groups.iter().map(|group| {
             let segment = &group.segments()[column];
             (group.rows(), segment.statistics(), segment.sketch())
@@ -416,7 +453,9 @@ struct DeltaStatistics {
     columns: Vec<(ColumnStatistics, Sketch)>,
 }
 
-fn merge_statistics<'a>(parts: impl Iterator<Item = (usize, &'a ColumnStatistics, &'a Sketch)>) -> ColumnStatistics {
+fn merge_statistics<'a>(
+    parts: impl Iterator<Item = (usize, &'a ColumnStatistics, &'a Sketch)>,
+) -> (ColumnStatistics, Sketch) {
     let mut merged = ColumnStatistics { unique: true, ..ColumnStatistics::default() };
     let (mut rows_total, mut value_bytes, mut bounds_known) = (0u64, 0.0, (true, true));
     let mut sketch = Sketch::default();
@@ -460,5 +499,5 @@ fn merge_statistics<'a>(parts: impl Iterator<Item = (usize, &'a ColumnStatistics
     merged.value_bytes_avg = if rows_total == 0 { 0.0 } else { value_bytes / rows_total as f64 };
     let values = rows_total - merged.null_count;
     merged.distinct_count = Some(if merged.unique { values } else { sketch.estimate().min(values) });
-    merged
+    (merged, sketch)
 }

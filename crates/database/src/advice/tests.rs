@@ -179,6 +179,7 @@ fn make_indexes(database: &Arc<Database>) {
             nulls_not_distinct: false,
             primary: None,
             tablespace: tablespace.map(str::to_owned),
+            partition_of: None,
         };
         transaction.create_index("t", index).unwrap();
     }

@@ -194,6 +194,7 @@ pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnM
             nulls_not_distinct: false,
             constraint: Some(KeyConstraint { oid: next_id(), primary: true }),
             tablespace: None,
+            partition_of: None,
         });
         added = true;
     }

@@ -20,6 +20,8 @@ pub struct NewIndex {
     /// It serves a constraint: whether a `PRIMARY KEY`, otherwise `UNIQUE`.
     pub primary: Option<bool>,
     pub tablespace: Option<String>,
+    /// The index of a partitioned table that it is the part of.
+    pub partition_of: Option<TableId>,
 }
 
 impl NewIndex {
@@ -32,6 +34,7 @@ impl NewIndex {
             nulls_not_distinct: false,
             primary: Some(true),
             tablespace: None,
+            partition_of: None,
         }
     }
 }
@@ -63,11 +66,13 @@ impl Transaction {
                     def.columns[position].nullable = false;
                 }
             }
+            check_has_partition_key(&def, &new)?;
             let index = self.define(&def, new)?;
-            let name = index.name.clone();
+            let (id, name) = (index.id, index.name.clone());
             def.indexes.push(index);
             let made = self.indexed(before.with_def(Arc::new(def)))?;
             self.change(made);
+            self.index_partitions(&table, id)?;
             Ok(name)
         })
     }
@@ -109,6 +114,7 @@ impl Transaction {
             nulls_not_distinct: new.nulls_not_distinct,
             constraint,
             tablespace: new.tablespace,
+            partition_of: new.partition_of,
         })
     }
 
@@ -116,6 +122,9 @@ impl Transaction {
     pub fn drop_index(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
             let (table, index) = self.locked_index(name)?;
+            for part in self.parts_of_index(&table.def, index.id) {
+                self.drop_index(&part)?;
+            }
             let mut def = TableDef::clone(&table.def);
             def.indexes.retain(|known| known.id != index.id);
             if index.is_primary() {
@@ -158,6 +167,9 @@ impl Transaction {
     pub fn reindex(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
             let (table, index) = self.locked_index(name)?;
+            for part in self.parts_of_index(&table.def, index.id) {
+                self.reindex(&part)?;
+            }
             self.remake(&table, TableDef::clone(&table.def), &BTreeSet::from([index.id]))
         })
     }
@@ -202,4 +214,19 @@ impl Transaction {
             }
         }
     }
+}
+
+/// 0A000 for a unique index of a partitioned table that could not tell from one partition what is in another.
+fn check_has_partition_key(def: &TableDef, new: &NewIndex) -> Result<()> {
+    let Some(partitioning) = def.partitioning.as_ref().filter(|_| new.unique) else { return Ok(()) };
+    let has = |number: &u16| new.columns.iter().any(|column| column.number == *number);
+    let Some(lacks) = partitioning.columns.iter().find(|number| !has(number)) else { return Ok(()) };
+    let column = def.column_by_number(*lacks).map_or("", |(_, column)| &column.name);
+    let kind = if new.primary == Some(true) { "PRIMARY KEY" } else { "UNIQUE" };
+    Err(Error::unsupported("unique constraint on partitioned table must include all partitioning columns").with_detail(
+        format!(
+            "{kind} constraint on table \"{}\" lacks column \"{column}\" which is part of the partition key.",
+            def.name
+        ),
+    ))
 }

@@ -197,6 +197,7 @@ fn an_index_is_made_of_what_is_there_and_dropped_again() {
         nulls_not_distinct: false,
         primary: None,
         tablespace: Some("far".to_owned()),
+        partition_of: None,
     };
     let mut transaction = database.begin().unwrap();
     let error = transaction.create_index("t", by_name(true)).unwrap_err();

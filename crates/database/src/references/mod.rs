@@ -153,10 +153,6 @@ pub(crate) fn referencing(tables: &BTreeMap<RelationName, Arc<Table>>) -> BTreeM
 }
 
 impl DatabaseState {
-    pub fn table_of_id(&self, id: TableId) -> Option<&Arc<Table>> {
-        self.tables.values().find(|table| table.def.id == id)
-    }
-
     /// The foreign keys that refer to a table, each with the table that has it.
     pub fn foreign_keys_to(&self, table: TableId) -> impl Iterator<Item = (&Arc<Table>, &ForeignKeyDef)> {
         let children = self.referencing.get(&table).into_iter().flatten();

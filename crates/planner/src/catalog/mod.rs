@@ -12,6 +12,7 @@ mod functions;
 mod information_schema;
 mod keys;
 mod objects;
+mod partitions;
 mod pg_catalog;
 mod relations;
 mod rewrite;

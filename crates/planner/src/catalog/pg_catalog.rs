@@ -164,6 +164,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 ]);
             }
         }
+        "pg_inherits" => super::partitions::inherits(facts, rows),
+        "pg_partitioned_table" => super::partitions::partitioned(facts, rows),
         "pg_proc" => procedures::fill(rows),
         "pg_depend" => super::sequences::dependencies(facts, rows),
         "pg_sequence" | "pg_sequences" => super::sequences::fill(name, facts, rows),
@@ -340,7 +342,10 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             // PostgreSQL checks foreign keys by triggers, so clients ask for them only where there are some.
             ("relhastriggers", has_foreign_keys.into()),
             ("relpersistence", "p".into()),
-            ("relkind", "r".into()),
+            ("relkind", super::partitions::table_kind(&table.def).into()),
+            ("relispartition", table.def.partition_of.is_some().into()),
+            ("relpartbound", super::partitions::bound(facts, &table.def)),
+            ("relhassubclass", table.def.partitioning.as_ref().is_some_and(|of| !of.partitions.is_empty()).into()),
             ("relchecks", table.def.checks.len().into()),
             ("relnatts", table.def.columns.len().into()),
             ("relispopulated", true.into()),

@@ -10,7 +10,7 @@ use datafusion::common::{Column, DFSchema, JoinType, ScalarValue, Statistics};
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{Distinct, Expr, FetchType, LogicalPlan, Operator};
-use tidepool_table::TableVersion;
+use tidepool_table::{TableDef, TableStatistics};
 
 /// Rows of something that nothing is known about.
 const ROWS_UNKNOWN: f64 = 1000.0;
@@ -65,8 +65,7 @@ fn combinations(distinct: impl IntoIterator<Item = f64>, rows: f64) -> f64 {
 }
 
 /// Every column of a table, unfiltered.
-pub fn of_table(version: &TableVersion, schema: &SchemaRef) -> Estimate {
-    let statistics = version.statistics();
+pub fn of_table(def: &TableDef, statistics: &TableStatistics, schema: &SchemaRef) -> Estimate {
     let rows = statistics.rows as f64;
     let columns = schema
         .fields()
@@ -77,7 +76,7 @@ pub fn of_table(version: &TableVersion, schema: &SchemaRef) -> Estimate {
             let bound = |datum: &Option<tidepool_table::Datum>| {
                 datum.as_ref().and_then(|datum| datum_scalar(datum, field.data_type())).and_then(|v| scalar_f64(&v))
             };
-            let unique = column.unique || version.def.primary_key == [index];
+            let unique = column.unique || def.primary_key == [index];
             let null_fraction = if rows > 0.0 { column.null_count as f64 / rows } else { 0.0 };
             let values = rows * (1.0 - null_fraction);
             let distinct = match column.distinct_count {

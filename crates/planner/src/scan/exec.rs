@@ -2,14 +2,15 @@
 
 use super::filter::{self, Conjuncts};
 use super::runtime::RuntimeFilters;
+use super::source::{Part, Source};
 use crate::QueryInfo;
-use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::compute::filter_record_batch;
-use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::arrow::datatypes::{Schema, SchemaRef, UInt64Type};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{Result, Statistics, plan_err};
+use datafusion::common::{Result, Statistics, internal_datafusion_err, plan_err};
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::utils::collect_columns;
@@ -33,21 +34,24 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tidepool_database::ordinal_bits;
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{
-    BATCH_ROWS, ColumnFilter, FilterSource, IndexAccess, IndexDef, IndexUse, ScanMetrics, ScanReader, ScanRequest,
-    TableScan, TableVersion,
+    BATCH_ROWS, ColumnFilter, FilterSource, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan,
 };
 use tidepool_tablespace::Purpose;
 
-/// Reads one version of a table. Its partitions share a queue of row groups, so which rows come from which partition is
-/// chance; each is executed once for an answer.
+/// Reads one version of a table, or of its partitions. Its streams share a queue of row groups, so which rows come from which stream is chance;
+/// each is executed once for an answer.
 pub struct TidepoolScanExec {
-    version: Arc<TableVersion>,
+    source: Arc<Source>,
+    /// What it reads: the table itself, or the partitions that the filters leave.
+    parts: Arc<[Part]>,
     table_schema: SchemaRef,
     /// Output column to table column.
     projection: Vec<usize>,
@@ -58,8 +62,6 @@ pub struct TidepoolScanExec {
     /// Learnt while the plan runs; over the output's columns.
     runtime: Vec<Arc<dyn PhysicalExpr>>,
     limit: Option<usize>,
-    /// Through an index, instead of all of the table.
-    access: Option<Arc<IndexAccess>>,
     /// Of every column of the table, filters taken into account.
     table_statistics: Arc<Statistics>,
     properties: Arc<PlanProperties>,
@@ -71,23 +73,69 @@ pub struct TidepoolScanExec {
 pub fn scans_of(plan: &Arc<dyn ExecutionPlan>) -> Vec<Arc<TableScan>> {
     let mut scans: Vec<Arc<TableScan>> = plan.children().into_iter().flat_map(scans_of).collect();
     if let Some(scan) = plan.downcast_ref::<TidepoolScanExec>() {
-        scans.extend(scan.run.lock().scans.iter().map(|(scan, _)| scan.clone()));
+        scans.extend(scan.run.lock().scans());
     }
     scans
 }
 
-/// The storage scans of this operator: one for each time it was executed.
+/// The storage scans of this operator: a round for each time it was executed.
 #[derive(Default)]
 struct Run {
-    scans: Vec<(Arc<TableScan>, Option<Arc<RuntimeFilters>>)>,
-    /// Partitions that already read the last of them.
+    rounds: Vec<Arc<Round>>,
+    /// Streams that already read the last of them.
     started: BTreeSet<usize>,
+}
+
+impl Run {
+    fn scans(&self) -> impl Iterator<Item = Arc<TableScan>> {
+        self.rounds.iter().flat_map(|round| round.scans.iter().filter_map(OnceLock::get).cloned())
+    }
+}
+
+/// One execution.
+struct Round {
+    parts: Arc<[Part]>,
+    projection: Vec<usize>,
+    filters: Vec<ColumnFilter>,
+    runtime: Option<Arc<RuntimeFilters>>,
+    rows_left: Option<Arc<AtomicUsize>>,
+    batch_rows: usize,
+    query: Option<Arc<QueryInfo>>,
+    /// Of each part, once a stream has come to it.
+    scans: Vec<OnceLock<Arc<TableScan>>>,
+}
+
+impl Round {
+    /// `None` when there is nothing left to read.
+    fn scan(&self, part: usize) -> Option<&Arc<TableScan>> {
+        let (scan, part) = (self.scans.get(part)?, &self.parts[part]);
+        if self.rows_left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0) {
+            return None;
+        }
+        Some(scan.get_or_init(|| {
+            let request = ScanRequest {
+                projection: self.projection.clone(),
+                filters: self.filters.clone(),
+                dynamic: self.runtime.clone().map(|source| source as Arc<dyn FilterSource>),
+                limit: self.rows_left.clone(),
+                batch_rows: self.batch_rows,
+            };
+            let scan = match &part.access {
+                Some(access) => TableScan::through(part.version.clone(), request, access),
+                None => TableScan::new(part.version.clone(), request),
+            };
+            if let Some(query) = &self.query {
+                query.add_scan(scan.clone());
+            }
+            scan
+        }))
+    }
 }
 
 impl TidepoolScanExec {
     /// `predicates` read one column of the table each.
     pub fn try_new(
-        version: Arc<TableVersion>,
+        source: Arc<Source>,
         table_schema: SchemaRef,
         projection: Vec<usize>,
         predicates: Vec<Arc<dyn PhysicalExpr>>,
@@ -102,20 +150,18 @@ impl TidepoolScanExec {
         if let Some(predicate) = conjuncts.residual.first() {
             return plan_err!("{predicate} reads more than one column, which a scan cannot filter by");
         }
-        let access = IndexAccess::choose(&version, &conjuncts.filters, &projection).map(Arc::new);
+        let parts: Arc<[Part]> = source.parts(&conjuncts.filters, &projection).into();
         // Whatever becomes of the plan: its answer may come from statistics. What is kept outlives the statement.
-        QueryHeap::outside(|| version.read_by(&conjuncts.filters, access.as_deref()));
-        let morsels = match access {
-            Some(_) => 1,
-            None => version.row_groups.len() + version.headed().len(),
-        };
-        let partitions = threads.min(morsels).max(1);
+        QueryHeap::outside(|| {
+            parts.iter().for_each(|part| part.version.read_by(&conjuncts.filters, part.access.as_deref()));
+        });
+        let partitions = streams(&parts, threads);
         let schema = Arc::new(table_schema.project(&projection)?);
         Ok(TidepoolScanExec {
             table_statistics: Arc::new(Statistics::new_unknown(&table_schema)),
             properties: properties(schema, partitions),
-            access,
-            version,
+            source,
+            parts,
             table_schema,
             projection,
             filters: conjuncts.filters,
@@ -133,22 +179,28 @@ impl TidepoolScanExec {
         self
     }
 
-    /// The index that it reads through, if any.
-    pub fn access(&self) -> Option<&IndexAccess> {
-        self.access.as_deref()
+    /// What it reads.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// How many rows it looks up, if it does so by whole keys alone.
+    pub fn points(&self) -> Option<usize> {
+        let rows = |part: &Part| part.access.as_ref().filter(|access| access.is_point()).map(|a| a.rows_estimated());
+        self.parts.iter().map(rows).sum::<Option<f64>>().map(|rows| rows.ceil() as usize)
     }
 
     /// A copy that has not run.
     fn fresh(&self) -> TidepoolScanExec {
         TidepoolScanExec {
-            version: self.version.clone(),
+            source: self.source.clone(),
+            parts: self.parts.clone(),
             table_schema: self.table_schema.clone(),
             projection: self.projection.clone(),
             filters: self.filters.clone(),
             filter_expressions: self.filter_expressions.clone(),
             runtime: self.runtime.clone(),
             limit: self.limit,
-            access: self.access.clone(),
             table_statistics: self.table_statistics.clone(),
             properties: self.properties.clone(),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -159,7 +211,7 @@ impl TidepoolScanExec {
     /// What pacing accounted to its storage scans so far, by tablespace and purpose.
     pub fn paced(&self) -> Vec<(String, Purpose, PacingCounters)> {
         let mut sum: Vec<(String, Purpose, PacingTotals)> = Vec::new();
-        for (tablespace, purpose, spent) in self.run.lock().scans.iter().flat_map(|(scan, _)| scan.paced()) {
+        for (tablespace, purpose, spent) in self.run.lock().scans().flat_map(|scan| scan.paced()) {
             match sum.iter().find(|(name, of, _)| (name, of) == (&tablespace, &purpose)) {
                 Some((.., totals)) => totals.add(&spent),
                 None => {
@@ -181,7 +233,7 @@ impl TidepoolScanExec {
         };
         let run = self.run.lock();
         let residual =
-            run.scans.iter().filter_map(|(_, runtime)| runtime.as_ref()).flat_map(|runtime| runtime.residual());
+            run.rounds.iter().filter_map(|round| round.runtime.as_ref()).flat_map(|runtime| runtime.residual());
         let columns: BTreeSet<usize> =
             residual.flat_map(|(predicate, _)| collect_columns(&predicate)).map(|column| column.index()).collect();
         let all: f64 = (0..self.schema().fields().len()).map(width).sum();
@@ -190,13 +242,13 @@ impl TidepoolScanExec {
 
     /// The table's name.
     pub fn table(&self) -> &str {
-        &self.version.def.name
+        &self.source.version.def.name
     }
 
     /// What its storage scans did so far, added up.
     pub fn scan_metrics(&self) -> ScanMetrics {
         let mut sum = ScanMetrics::default();
-        for (scan, _) in &self.run.lock().scans {
+        for scan in self.run.lock().scans() {
             let one = scan.metrics();
             sum.row_groups += one.row_groups;
             sum.row_groups_skipped += one.row_groups_skipped;
@@ -220,59 +272,80 @@ impl TidepoolScanExec {
         sum
     }
 
-    fn index_def(&self) -> Option<&IndexDef> {
-        let access = self.access.as_ref()?;
-        self.version.def.indexes.iter().find(|def| def.id == access.index().id())
-    }
-
-    /// The index that it reads through: its name, and the columns whose conditions it uses.
-    fn index(&self) -> Option<(&str, Vec<&str>)> {
-        let (access, def) = (self.access.as_ref()?, self.index_def()?);
-        let columns = access.columns().iter().map(|column| self.version.def.columns[*column].name.as_str());
-        Some((&def.name, columns.collect()))
+    /// The indexes that it reads through: their names, and the columns whose conditions are used.
+    fn indexes(&self) -> Option<(Vec<&str>, Vec<&str>)> {
+        let mut names = Vec::new();
+        let mut key = Vec::new();
+        for part in self.parts.iter() {
+            let (Some(access), Some(def)) = (&part.access, part.index_def()) else { continue };
+            names.push(def.name.as_str());
+            key = access.columns().iter().map(|column| part.version.def.columns[*column].name.as_str()).collect();
+        }
+        (!names.is_empty()).then_some((names, key))
     }
 
     /// The tablespaces that hold what it reads, by name.
     fn tablespaces(&self) -> BTreeSet<&str> {
-        let placement = &self.version.placement;
-        let filtered = self.filters.iter().map(column_of);
+        let filtered: Vec<usize> = self.filters.iter().map(column_of).collect();
         let mut names: BTreeSet<&str> = BTreeSet::new();
-        if !self.version.row_groups.is_empty() {
-            names.extend(self.projection.iter().copied().chain(filtered).map(|column| placement.column(column)));
+        for part in self.parts.iter() {
+            let placement = &part.version.placement;
+            let mut own: BTreeSet<&str> = BTreeSet::new();
+            if !part.version.row_groups.is_empty() {
+                let read = self.projection.iter().chain(&filtered);
+                own.extend(read.map(|column| placement.column(*column)));
+            }
+            if !part.version.is_settled() || own.is_empty() {
+                own.insert(&placement.delta);
+            }
+            names.append(&mut own);
+            names.extend(part.index_def().map(|def| part.version.table().index_tablespace(def)));
         }
-        if !self.version.is_settled() || names.is_empty() {
-            names.insert(&placement.delta);
-        }
-        names.extend(self.index_def().map(|def| self.version.table().index_tablespace(def)));
         names
     }
 
-    /// The storage scan that `partition` reads next.
-    fn start(&self, partition: usize, context: &TaskContext) -> (Arc<TableScan>, Option<Arc<RuntimeFilters>>) {
+    /// The partitions that it reads, of how many, for people.
+    fn partitions_text(&self) -> Option<String> {
+        if !self.source.is_partitioned() {
+            return None;
+        }
+        let mut names: Vec<&str> =
+            self.parts.iter().take(NAMES_SHOWN).map(|part| part.version.def.name.as_str()).collect();
+        if self.parts.len() > NAMES_SHOWN {
+            names.push("…");
+        }
+        Some(format!("[{}] ({} of {})", names.join(", "), self.parts.len(), self.source.partitions()))
+    }
+
+    /// The execution that stream `partition` is of.
+    fn start(&self, partition: usize, context: &TaskContext) -> Option<Arc<Round>> {
         let mut run = self.run.lock();
-        if run.scans.is_empty() || !run.started.insert(partition) {
+        if run.rounds.is_empty() || !run.started.insert(partition) {
             let runtime = (!self.runtime.is_empty()).then(|| {
                 Arc::new(RuntimeFilters::new(self.runtime.clone(), self.projection.clone(), self.table_schema.clone()))
             });
-            let request = ScanRequest {
+            run.rounds.push(Arc::new(Round {
+                parts: self.parts.clone(),
                 projection: self.projection.clone(),
                 filters: self.filters.clone(),
-                dynamic: runtime.clone().map(|source| source as Arc<dyn FilterSource>),
-                limit: self.limit,
+                runtime,
+                rows_left: self.limit.map(|limit| Arc::new(AtomicUsize::new(limit))),
                 batch_rows: context.session_config().batch_size().clamp(1, BATCH_ROWS),
-            };
-            let scan = match &self.access {
-                Some(access) => TableScan::through(self.version.clone(), request, access),
-                None => TableScan::new(self.version.clone(), request),
-            };
-            if let Some(query) = context.session_config().get_extension::<QueryInfo>() {
-                query.add_scan(scan.clone());
-            }
-            run.scans.push((scan, runtime));
+                query: context.session_config().get_extension::<QueryInfo>(),
+                scans: self.parts.iter().map(|_| OnceLock::new()).collect(),
+            }));
             run.started = BTreeSet::from([partition]);
         }
-        run.scans.last().cloned().expect("one was added above if there was none")
+        run.rounds.last().cloned()
     }
+}
+
+/// Partitions that are shown by name.
+const NAMES_SHOWN: usize = 32;
+
+/// As many streams as there are threads, or fewer where there is less to read.
+fn streams(parts: &[Part], threads: usize) -> usize {
+    threads.min(parts.iter().map(Part::morsels).sum()).max(1)
 }
 
 fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
@@ -298,7 +371,7 @@ fn column_of(filter: &ColumnFilter) -> usize {
 impl fmt::Debug for TidepoolScanExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TidepoolScanExec")
-            .field("table", &self.version.def.name)
+            .field("table", &self.table())
             .field("projection", &self.projection)
             .field("filters", &self.filter_expressions)
             .field("limit", &self.limit)
@@ -315,22 +388,25 @@ impl DisplayAs for TidepoolScanExec {
         };
         let tablespaces = self.tablespaces().into_iter().collect::<Vec<_>>().join(", ");
         if let DisplayFormatType::TreeRender = format {
-            writeln!(f, "table={}", self.version.def.name)?;
-            if let Some((name, _)) = self.index() {
-                writeln!(f, "index={name}")?;
+            writeln!(f, "table={}", self.table())?;
+            if let Some(partitions) = self.partitions_text() {
+                writeln!(f, "partitions={partitions}")?;
+            }
+            if let Some((indexes, _)) = self.indexes() {
+                writeln!(f, "index={}", indexes.join(", "))?;
             }
             return writeln!(f, "tablespaces={tablespaces}");
         }
-        match self.index() {
-            Some((name, columns)) => write!(
-                f,
-                "TidepoolScanExec: table={}, index={name}, key=[{}], projection=[{}]",
-                self.version.def.name,
-                columns.join(", "),
-                names.join(", ")
-            )?,
-            None => write!(f, "TidepoolScanExec: table={}, projection=[{}]", self.version.def.name, names.join(", "))?,
+        write!(f, "TidepoolScanExec: table={}", self.table())?;
+        if let Some(partitions) = self.partitions_text() {
+            write!(f, ", partitions={partitions}")?;
         }
+        match self.indexes() {
+            Some((names, key)) if names.len() == 1 => write!(f, ", index={}, key=[{}]", names[0], key.join(", "))?,
+            Some((names, key)) => write!(f, ", indexes=[{}], key=[{}]", names.join(", "), key.join(", "))?,
+            None => {}
+        }
+        write!(f, ", projection=[{}]", names.join(", "))?;
         if !self.filter_expressions.is_empty() {
             write!(f, ", filters=[{}]", list(&self.filter_expressions))?;
         }
@@ -389,11 +465,16 @@ impl ExecutionPlan for TidepoolScanExec {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (scan, runtime) = self.start(partition, &context);
+        let round =
+            self.start(partition, &context).ok_or_else(|| internal_datafusion_err!("a scan was not started"))?;
+        let columns = self.source.version.def.columns.len();
+        let ids = self.projection.iter().position(|column| *column == columns);
         Ok(Box::pin(cooperative(ScanStream {
             schema: self.schema(),
-            reader: scan.reader(),
-            runtime,
+            ids: ids.filter(|_| self.source.is_partitioned()),
+            part: 0,
+            reader: round.scan(0).map(TableScan::reader),
+            round,
             metrics: BaselineMetrics::new(&self.metrics, partition),
         })))
     }
@@ -511,6 +592,10 @@ impl ExecutionPlan for TidepoolScanExec {
             filter::convert(&parent.filter, &self.projection, &self.table_schema, &mut conjuncts);
             if conjuncts.residual.is_empty() {
                 scan.filters.extend(conjuncts.filters);
+                if scan.source.is_partitioned() {
+                    let kept: BTreeSet<usize> = scan.source.tables(&scan.filters).iter().map(|table| table.0).collect();
+                    scan.parts = scan.parts.iter().filter(|part| kept.contains(&part.ordinal)).cloned().collect();
+                }
                 scan.filter_expressions.extend(conjuncts.expressions);
                 // Without the logical expression there is no estimate; a guess is better than the whole table.
                 let statistics = scan.table_statistics.as_ref().clone().to_inexact();
@@ -530,17 +615,44 @@ impl ExecutionPlan for TidepoolScanExec {
 
 struct ScanStream {
     schema: SchemaRef,
-    reader: ScanReader,
-    runtime: Option<Arc<RuntimeFilters>>,
+    /// The output that has rows' ids, where partitions are to be told apart.
+    ids: Option<usize>,
+    round: Arc<Round>,
+    part: usize,
+    reader: Option<ScanReader>,
     metrics: BaselineMetrics,
 }
 
 impl ScanStream {
+    /// The next batch of any part, as the storage has it.
+    fn read(&mut self) -> Result<Option<RecordBatch>> {
+        while let Some(reader) = &mut self.reader {
+            if let Some(batch) = reader.next_batch().map_err(crate::errors::carry)? {
+                return Ok(Some(batch));
+            }
+            self.part += 1;
+            self.reader = self.round.scan(self.part).map(TableScan::reader);
+        }
+        Ok(None)
+    }
+
+    /// With the part's ordinal in rows' ids.
+    fn named(&self, batch: RecordBatch, ids: usize) -> Result<RecordBatch> {
+        let bits = ordinal_bits(self.round.parts[self.part].ordinal);
+        let own = batch.column(ids).as_primitive_opt::<UInt64Type>();
+        let own = own.ok_or_else(|| internal_datafusion_err!("rows' ids are no numbers"))?;
+        let mut columns = batch.columns().to_vec();
+        columns[ids] = Arc::new(own.unary::<_, UInt64Type>(|id| id | bits));
+        Ok(RecordBatch::try_new(batch.schema(), columns)?)
+    }
+
     fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
-            let batch = self.reader.next_batch().map_err(crate::errors::carry)?;
-            let Some(mut batch) = batch else { return Ok(None) };
-            if let Some(runtime) = &self.runtime {
+            let Some(mut batch) = self.read()? else { return Ok(None) };
+            if let Some(ids) = self.ids {
+                batch = self.named(batch, ids)?;
+            }
+            if let Some(runtime) = &self.round.runtime {
                 for (predicate, effect) in runtime.residual() {
                     let mask = filter::predicate_mask(&predicate, &batch)?;
                     let kept = mask.true_count();

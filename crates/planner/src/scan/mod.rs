@@ -4,11 +4,12 @@
 //! A condition on one column is the storage's to evaluate ([`filter`]), exactly, so no operator above looks at it
 //! again. Conditions that joins and top-N sorts learn while they run reach the scan as a filter source ([`runtime`]).
 //! The operator itself ([`exec`]) hands out batches to as many streams as there are threads; all share one queue of row
-//! groups.
+//! groups. Of a partitioned table it reads the partitions that conditions leave ([`source`]).
 
 mod exec;
 mod filter;
 mod runtime;
+mod source;
 
 pub use exec::{TidepoolScanExec, scans_of};
 pub use filter::{datum_scalar, scalar_f64};
@@ -21,34 +22,49 @@ use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, DFSchema, Result, Statistics};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
+use source::Source;
 use std::sync::Arc;
-use tidepool_table::{Datum, ROW_ID, TableVersion};
+use tidepool_database::DatabaseVersion;
+use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
 
 /// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
 /// twice, and it would drop grouping columns and duplicates on their word.
 #[derive(Debug)]
 pub struct TableProvider {
-    version: Arc<TableVersion>,
+    source: Arc<Source>,
     /// The table's columns, and perhaps the rows' ids after them.
     schema: SchemaRef,
 }
 
 impl TableProvider {
     #[expect(clippy::new_ret_no_self, reason = "all that take one take the trait's object")]
-    pub fn new(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
-        Arc::new(TableProvider { schema: version.def.arrow_schema(), version })
+    pub fn new(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
+        let schema = version.def.arrow_schema();
+        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?) }))
     }
 
-    /// With one column more, `ROW_ID`: what a change refers to rows by.
-    pub fn with_row_ids(version: Arc<TableVersion>) -> Arc<dyn DataFusionTable> {
+    /// With one column more, `ROW_ID`: what a change refers to rows by. In a partitioned table's are the partitions'
+    /// ordinals, too.
+    pub fn with_row_ids(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let mut fields = version.def.arrow_schema().fields().to_vec();
         fields.push(Arc::new(Field::new(ROW_ID, DataType::UInt64, false)));
-        Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), version })
+        let source = Arc::new(Source::of(database, version)?);
+        Ok(Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), source }))
     }
 
     /// What the statistics say about all of its columns, before any filter.
     pub fn estimate(&self) -> Estimate {
-        estimate::of_table(&self.version, &self.schema)
+        self.estimate_of(&self.source.statistics(None))
+    }
+
+    fn estimate_of(&self, statistics: &TableStatistics) -> Estimate {
+        estimate::of_table(&self.source.version.def, statistics, &self.schema)
     }
 }
 
@@ -79,18 +95,16 @@ impl DataFusionTable for TableProvider {
             .map(|filter| state.create_physical_expr(filter.clone(), &df_schema))
             .collect::<Result<Vec<_>>>()?;
         let threads = state.config().target_partitions();
-        let (version, schema) = (self.version.clone(), self.schema.clone());
-        let scan = TidepoolScanExec::try_new(version, schema, projection, predicates, limit, threads)?;
-        let statistics = match scan.access() {
+        let (source, schema) = (self.source.clone(), self.schema.clone());
+        let scan = TidepoolScanExec::try_new(source, schema, projection, predicates, limit, threads)?;
+        let statistics = match scan.points() {
             // What a whole table's statistics take to be worked out is more than a row.
-            Some(access) if access.is_point() => {
-                let rows = Precision::Inexact(access.rows_estimated().ceil() as usize);
-                Statistics { num_rows: rows, ..Statistics::new_unknown(&self.schema) }
-            }
-            _ => {
-                let mut estimate = self.estimate();
+            Some(rows) => Statistics { num_rows: Precision::Inexact(rows), ..Statistics::new_unknown(&self.schema) },
+            None => {
+                let statistics = self.source.statistics(Some(scan.parts()));
+                let mut estimate = self.estimate_of(&statistics);
                 estimate.filter(filters.iter(), &df_schema);
-                table_statistics(&self.version, &self.schema, Some(&estimate), !filters.is_empty())
+                table_statistics(&statistics, &self.schema, Some(&estimate), !filters.is_empty())
             }
         };
         Ok(Arc::new(scan.with_statistics(statistics)))
@@ -107,19 +121,18 @@ impl DataFusionTable for TableProvider {
     }
 
     fn statistics(&self) -> Option<Statistics> {
-        Some(table_statistics(&self.version, &self.schema, None, false))
+        Some(table_statistics(&self.source.statistics(None), &self.schema, None, false))
     }
 }
 
 /// DataFusion's form of a table's statistics, one entry for every column of the table. With `filtered`, rows and
 /// distinct counts are those `estimate` expects to be left, and nothing is exact.
 fn table_statistics(
-    version: &TableVersion,
+    statistics: &TableStatistics,
     schema: &SchemaRef,
     estimate: Option<&Estimate>,
     filtered: bool,
 ) -> Statistics {
-    let statistics = version.statistics();
     let rows = match (estimate, filtered) {
         (Some(estimate), true) => Precision::Inexact(estimate.rows.ceil() as usize),
         _ if statistics.exact => Precision::Exact(statistics.rows as usize),

@@ -42,7 +42,9 @@ impl Session {
                 let mut told = Vec::new();
                 for action in &actions {
                     let facts = facts.over(transaction.version());
-                    Altering { facts: &facts, transaction, interrupt, table, told: &mut told }.apply(action)?;
+                    let told = &mut told;
+                    Altering { facts: &facts, transaction, interrupt, table, is_recursing: false, told }
+                        .apply(action)?;
                 }
                 Ok(told)
             })
@@ -57,13 +59,15 @@ pub(super) struct Altering<'a> {
     pub facts: &'a Arc<SessionFacts>,
     pub transaction: &'a mut Transaction,
     pub interrupt: &'a Interrupt,
-    table: TableId,
+    pub table: TableId,
+    /// It is a partition, altered with the table that it is of.
+    pub is_recursing: bool,
     pub told: &'a mut Vec<Error>,
 }
 
 impl Altering<'_> {
     /// The table as this transaction has it, locked.
-    fn locked(&mut self) -> Result<Arc<TableVersion>> {
+    pub(super) fn locked(&mut self) -> Result<Arc<TableVersion>> {
         let gone = || Error::new(SqlState::UNDEFINED_TABLE, "the table was dropped by another transaction");
         let before = self.transaction.version().table_by_id(self.table).ok_or_else(gone)?;
         self.transaction.lock_table(&*before.def, &self.interrupt.lock_wait())?;
@@ -74,8 +78,14 @@ impl Altering<'_> {
         self.told.push(Error::new(code, format!("{message}, skipping")));
     }
 
-    fn apply(&mut self, action: &AlterAction) -> Result<()> {
+    pub(super) fn apply(&mut self, action: &AlterAction) -> Result<()> {
         let table = self.locked()?;
+        self.check_partitioned(&table, action)?;
+        self.apply_here(&table, action)?;
+        self.recurse(&table.def, action)
+    }
+
+    fn apply_here(&mut self, table: &Arc<TableVersion>, action: &AlterAction) -> Result<()> {
         let name = RelationName::from(&*table.def);
         match action {
             AlterAction::SetTablespace { column, tablespace } => {
@@ -92,19 +102,19 @@ impl Altering<'_> {
                 ddl::check_table_name(new_name)?;
                 self.transaction.rename_table(&name, new_name)
             }
-            AlterAction::RenameColumn { column, name: new_name } => self.rename_column(&table, column, new_name),
-            AlterAction::SetSchema { schema } => self.set_schema(&table, schema),
-            AlterAction::AddColumn { column, if_not_exists } => self.add_column(&table, column, *if_not_exists),
+            AlterAction::RenameColumn { column, name: new_name } => self.rename_column(table, column, new_name),
+            AlterAction::SetSchema { schema } => self.set_schema(table, schema),
+            AlterAction::AddColumn { column, if_not_exists } => self.add_column(table, column, *if_not_exists),
             AlterAction::DropColumn { column, if_exists, cascade } => {
-                self.drop_column(&table, column, *if_exists, *cascade)
+                self.drop_column(table, column, *if_exists, *cascade)
             }
             AlterAction::SetType { column, data_type, using } => {
-                self.set_type(&table, column, data_type, using.as_deref())
+                self.set_type(table, column, data_type, using.as_deref())
             }
-            AlterAction::SetDefault { column, default } => self.set_default(&table, column, default.as_deref()),
-            AlterAction::SetNotNull { column, not_null } => self.set_not_null(&table, column, *not_null),
+            AlterAction::SetDefault { column, default } => self.set_default(table, column, default.as_deref()),
+            AlterAction::SetNotNull { column, not_null } => self.set_not_null(table, column, *not_null),
             AlterAction::AddCheck { name: constraint, condition } => {
-                let others = constraint_names(&table.def);
+                let others = if self.is_recursing { Vec::new() } else { constraint_names(&table.def) };
                 let check = row_expressions::check(
                     self.facts,
                     &table.def.name,
@@ -114,6 +124,9 @@ impl Altering<'_> {
                     condition,
                 )?;
                 let mut def = TableDef::clone(&table.def);
+                if self.is_recursing && self.has_inherited_check(&def, &check)? {
+                    return Ok(());
+                }
                 def.checks.push(check);
                 self.check_existing(&def, &def.checks[def.checks.len() - 1..])?;
                 self.transaction.set_table_def(&name, def)
@@ -122,10 +135,12 @@ impl Altering<'_> {
                 let new = key.resolve(&table.def)?;
                 self.transaction.create_index(&name, new).map(drop)
             }
-            AlterAction::AddForeignKey(key) => self.add_foreign_key(&table, key),
-            AlterAction::ValidateConstraint { name } => self.validate_constraint(&table, name),
+            AlterAction::AttachPartition { name, bound } => self.attach(table, name, bound),
+            AlterAction::DetachPartition { name } => self.detach(table, name),
+            AlterAction::AddForeignKey(key) => self.add_foreign_key(table, key),
+            AlterAction::ValidateConstraint { name } => self.validate_constraint(table, name),
             AlterAction::DropConstraint { name, if_exists, cascade } => {
-                self.drop_constraint(&table, name, *if_exists, *cascade)
+                self.drop_constraint(table, name, *if_exists, *cascade)
             }
             AlterAction::RenameConstraint { name: old, new_name } => {
                 let mut def = TableDef::clone(&table.def);
@@ -146,7 +161,7 @@ impl Altering<'_> {
         }
     }
 
-    fn check_existing(&mut self, def: &TableDef, checks: &[CheckDef]) -> Result<()> {
+    pub(super) fn check_existing(&mut self, def: &TableDef, checks: &[CheckDef]) -> Result<()> {
         if checks.is_empty() {
             return Ok(());
         }
@@ -235,9 +250,13 @@ impl Altering<'_> {
         self.transaction
             .rewrite_table(&name, def.clone(), &sources, &[], &|batch| conform(expressions.evaluate(batch)?))?;
         self.check_existing(&def, &new_checks)?;
+        self.add_to_partitions(&def, &added, &new_checks)?;
         for key in &keys {
             let now = self.locked()?;
             self.transaction.create_index(&name, key.resolve(&now.def)?)?;
+        }
+        if !foreign_keys.is_empty() && def.partitioning.is_some() {
+            return Err(crate::partitions::no_foreign_keys());
         }
         for key in &foreign_keys {
             let now = self.locked()?;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{Changed, RelationName, Transaction, Upserted};
+use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{TableDef, TableVersion};
 
@@ -271,6 +271,7 @@ impl Session {
         let mut batches = prepared.start(&self.planner.workers());
         let heap = batches.heap().clone();
         let (def, width) = (source.version.def.clone(), source.width);
+        let tree = facts.version.partition_tree(&def)?;
         let table = RelationName::from(&*def);
         let returns = columns.is_some();
         let is_upsert = upsert.is_some();
@@ -279,8 +280,9 @@ impl Session {
             if transaction.version().table(&table).is_none_or(|now| now.def != def) {
                 return Err(altered(&def));
             }
+            check_partitions(transaction, &def, tree.as_deref())?;
             let before = transaction.savepoint();
-            let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns };
+            let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns, tree };
             let written = match verb {
                 Verb::Insert if let Some(upsert) = &upsert => rows.upsert(transaction, &table, upsert),
                 Verb::Insert => rows.insert(transaction, &table),
@@ -306,6 +308,19 @@ impl Session {
         }
         let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))
+    }
+}
+
+/// 40001 where a table's partitions are not those that the statement was planned with.
+pub(super) fn check_partitions(
+    transaction: &Transaction,
+    def: &Arc<TableDef>,
+    tree: Option<&PartitionTree>,
+) -> Result<()> {
+    let Some(tree) = tree else { return Ok(()) };
+    match transaction.version().partition_tree(def)? {
+        Some(now) if now.leaves() == tree.leaves() => Ok(()),
+        _ => Err(altered(def)),
     }
 }
 
@@ -335,6 +350,8 @@ struct Rows<'a> {
     /// Columns before those of `RETURNING`.
     width: usize,
     returns: bool,
+    /// Of a partitioned table: what rows' ids name them within.
+    tree: Option<Arc<PartitionTree>>,
 }
 
 impl Rows<'_> {
@@ -363,18 +380,17 @@ impl Rows<'_> {
 
     fn upsert(self, transaction: &mut Transaction, table: &RelationName, upsert: &Upsert) -> Result<Written> {
         let conform = self.conform(transaction, table, 0)?;
-        let checks = checked_writer(transaction, self.facts, table)?;
+        let mut writer = checked_writer(transaction, self.facts, table)?;
         let mut written = Written::default();
         while let Some(batch) = self.batches.blocking_next() {
             let batch = batch?;
-            let rows = checks.checked(&conform.apply(&part(&batch, 0..self.width)?)?)?;
+            let rows = conform.apply(&part(&batch, 0..self.width)?)?;
             let mut update = upsert.update.as_ref().map(|update| {
                 let rows = &rows;
-                let checks = &checks;
-                move |place: usize, existing: &RecordBatch| update.apply(existing, &rows.slice(place, 1), checks)
+                move |place: usize, existing: &RecordBatch| update.apply(existing, &rows.slice(place, 1))
             });
             let action = update.as_mut().map(|update| update as tidepool_database::OnConflict<'_>);
-            let done = transaction.upsert(table, &rows, &upsert.arbiters, action)?;
+            let done = transaction.upsert_of(table, &mut writer, &rows, &upsert.arbiters, action)?;
             for done in &done {
                 match done {
                     Upserted::Inserted => written.rows += 1,
@@ -411,15 +427,18 @@ impl Rows<'_> {
     fn update(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
         let conform = self.conform(transaction, table, 1)?;
         let values = 1..self.width;
-        let checks = checked_writer(transaction, self.facts, table)?;
+        let mut writer = checked_writer(transaction, self.facts, table)?;
+        let tree = self.tree.clone();
         self.change(|batch, ids| {
-            let rows = checks.checked(&conform.apply(&part(batch, values.clone())?)?)?;
-            transaction.update(table, ids, &rows)
+            let rows = conform.apply(&part(batch, values.clone())?)?;
+            let change = ChangedRows::Become { rows: &rows, writer: &mut writer };
+            transaction.change_rows_of(table, tree.as_deref(), ids, change)
         })
     }
 
     fn delete(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
-        self.change(|_, ids| transaction.delete(table, ids))
+        let tree = self.tree.clone();
+        self.change(|_, ids| transaction.change_rows_of(table, tree.as_deref(), ids, ChangedRows::Go))
     }
 
     /// `change` says of each row whether it was written.

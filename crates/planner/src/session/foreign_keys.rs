@@ -56,9 +56,11 @@ impl Session {
                         transaction.lock_table(&*table.def, &interrupt.lock_wait())?;
                         if !tables.contains(&id) {
                             tables.push(id);
+                            let partitions = table.def.partitioning.iter().flat_map(|of| &of.partitions);
+                            left.extend(partitions.map(|partition| partition.id));
                         }
                     }
-                    left = referencing(transaction, &tables, cascade, &mut told)?;
+                    left.extend(referencing(transaction, &tables, cascade, &mut told)?);
                 }
                 for id in tables {
                     let version = transaction.version();

@@ -59,6 +59,14 @@ impl Session {
                         )
                         .with_hint(format!("You can drop {required} instead.")));
                     }
+                    if let Some((_, def)) = state.index(&found)
+                        && let Some((_, whole)) = def.partition_of.and_then(|whole| state.index_by_id(whole))
+                    {
+                        let message =
+                            format!("cannot drop index {} because index {} requires it", def.name, whole.name);
+                        return Err(Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, message)
+                            .with_hint(format!("You can drop index {} instead.", whole.name)));
+                    }
                     targets.push(found);
                 }
                 Err(error) if if_exists && error.code() == SqlState::UNDEFINED_OBJECT => {

@@ -19,7 +19,7 @@ use arrow::datatypes::Int64Type;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, RowId};
-use tidepool_database::{Locked, RelationName, Transaction};
+use tidepool_database::{Locked, RelationName, Transaction, split_id};
 
 impl Session {
     pub(super) async fn select_locking(
@@ -96,6 +96,7 @@ impl Session {
                 if now.is_none_or(|now| now.def != *def) {
                     return Err(super::change::altered(def));
                 }
+                super::change::check_partitions(transaction, def, target.tree.as_deref())?;
             }
             let before = transaction.savepoint();
             let (mut skip, mut left) = (locking.skip, locking.fetch.unwrap_or(usize::MAX));
@@ -133,7 +134,13 @@ fn lock(
     skip: &mut usize,
     left: &mut usize,
 ) -> Result<Option<BooleanArray>> {
-    let names: Vec<RelationName> = targets.iter().map(|target| RelationName::from(&*target.version.def)).collect();
+    let names = targets
+        .iter()
+        .map(|target| match &target.tree {
+            None => Ok(vec![RelationName::from(&*target.version.def)]),
+            Some(tree) => (0..tree.leaves().len()).map(|ordinal| transaction.leaf_name(tree, ordinal)).collect(),
+        })
+        .collect::<Result<Vec<Vec<RelationName>>>>()?;
     let ids = (0..targets.len())
         .map(|place| {
             let ids = batch.column(place).as_primitive_opt::<Int64Type>();
@@ -143,11 +150,13 @@ fn lock(
     let mut kept = Vec::with_capacity(batch.num_rows());
     for row in 0..batch.num_rows() {
         let mut is_kept = *left > 0;
-        for ((target, name), ids) in targets.iter().zip(&names).zip(&ids) {
+        for ((target, names), ids) in targets.iter().zip(&names).zip(&ids) {
             if !is_kept {
                 break;
             }
-            match transaction.lock_row(name, RowId(ids.value(row) as u64), target.lock, target.wait)? {
+            let id = RowId(ids.value(row) as u64);
+            let (ordinal, id) = if target.tree.is_some() { split_id(id) } else { (0, id) };
+            match transaction.lock_row(&names[ordinal], id, target.lock, target.wait)? {
                 Locked::Yes => {}
                 Locked::Skipped => is_kept = false,
                 Locked::Again => return Ok(None),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{RelationName, SequenceDef, SequenceOwner, TableWriter, Transaction};
+use tidepool_database::{RelationName, RowChecks, SequenceDef, SequenceOwner, TableWriter, Transaction};
 use tidepool_table::{ColumnDef, TableDef};
 
 impl Session {
@@ -43,10 +43,10 @@ impl Session {
         let parameters = parameters.to_vec();
         let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
-            let Command::CreateTable { table, tablespace, .. } = statement.command() else {
+            let Command::CreateTable { table, tablespace, partitions, .. } = statement.command() else {
                 return Err(Error::internal("not a CREATE TABLE"));
             };
-            let mut table = crate::ddl::new_table(&facts, table.as_ref().clone(), tablespace.clone())?;
+            let mut table = crate::ddl::new_table(&facts, table.as_ref().clone(), tablespace.clone(), partitions)?;
             let exists = facts.version.is_taken(&table.name);
             let Some((query, names)) = table.query.take() else { return Ok((table, None)) };
             if exists && table.if_not_exists {
@@ -124,16 +124,20 @@ fn create_with_sequences(transaction: &mut Transaction, facts: &Arc<SessionFacts
         made.push((generated.column, generated.identity, name));
     }
     let created = transaction.create_table(&table.name, table.columns, Vec::new(), table.placement)?;
-    if !table.checks.is_empty() || !table.parameters.is_empty() {
+    if !table.checks.is_empty() || !table.parameters.is_empty() || table.partitioning.is_some() {
         let mut def = TableDef::clone(&created.def);
         def.checks = table.checks;
         def.parameters = table.parameters;
+        def.partitioning = table.partitioning;
         transaction.set_table_def(&table.name, def)?;
     }
     for key in &table.keys {
         let version = transaction.version();
         let now = version.table(&table.name).ok_or_else(|| Error::internal("a new table is gone"))?;
         transaction.create_index(&table.name, key.resolve(&now.def)?)?;
+    }
+    if let Some(partition) = &table.partition {
+        transaction.attach_partition(&table.name, partition)?;
     }
     for key in &table.foreign_keys {
         // Also of a table to itself.
@@ -185,12 +189,10 @@ pub(crate) fn checked_writer(
     facts: &Arc<SessionFacts>,
     table: &RelationName,
 ) -> Result<TableWriter> {
-    let writer = transaction.writer(table)?;
-    let def = writer.table().def.clone();
-    if def.checks.is_empty() {
-        return Ok(writer);
-    }
-    Ok(writer.with_checks(Arc::new(Checks::of(facts, &def)?)))
+    let facts = facts.clone();
+    transaction
+        .writer(table)?
+        .with_checks_of(Arc::new(move |def| Ok(Arc::new(Checks::of(&facts, def)?) as Arc<dyn RowChecks>)))
 }
 
 fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<ColumnDef>> {

@@ -25,6 +25,17 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     if let Some(action) = naming(cursor)? {
         return Ok(Ok(action));
     }
+    if cursor.keywords(&["attach", "partition"]) {
+        let name = qualified_name(cursor)?;
+        return Ok(Ok(AlterAction::AttachPartition { name, bound: super::partitions::bound(cursor)? }));
+    }
+    if cursor.keywords(&["detach", "partition"]) {
+        let name = qualified_name(cursor)?;
+        if cursor.is_keyword("concurrently") || cursor.is_keyword("finalize") {
+            return Ok(Err(Error::unsupported("DETACH PARTITION waits for writers; it cannot be done concurrently")));
+        }
+        return Ok(Ok(AlterAction::DetachPartition { name }));
+    }
     if cursor.keyword("add") {
         return add(cursor);
     }
@@ -48,7 +59,7 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
         return of_column(cursor, column);
     }
     Ok(Err(Error::unsupported("this form of ALTER TABLE is not supported").with_hint(
-        "Supported: ADD and DROP COLUMN, ALTER COLUMN, ADD and DROP CONSTRAINT, RENAME, SET SCHEMA, SET TABLESPACE, SET (…) and RESET (…).",
+        "Supported: ADD and DROP COLUMN, ALTER COLUMN, ADD and DROP CONSTRAINT, RENAME, ATTACH and DETACH PARTITION, SET SCHEMA, SET TABLESPACE, SET (…) and RESET (…).",
     )))
 }
 

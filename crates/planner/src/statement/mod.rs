@@ -12,6 +12,7 @@ mod cursor;
 mod indexes;
 mod locking;
 mod objects;
+mod partitions;
 mod utility;
 
 use crate::sequences::SequenceOptions;
@@ -27,6 +28,7 @@ use tidepool_base::{Error, Result, SqlState};
 
 pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use locking::LockClause;
+pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
     FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
@@ -119,6 +121,7 @@ pub enum Command {
     CreateTable {
         table: Box<ast::CreateTable>,
         tablespace: Option<String>,
+        partitions: Box<PartitionClauses>,
         with_data: bool,
     },
     DropTables {
@@ -458,6 +461,7 @@ fn command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
 fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command> {
     let (tokens, overriding) = utility::take_overriding(tokens);
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
+    let (tokens, partitions) = partitions::take(source, tokens)?;
     let (tokens, clauses) = locking::take(source, tokens)?;
     // `TABLE t` is short for `SELECT * FROM t`.
     let tokens = match tokens.first() {
@@ -492,9 +496,12 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             _ => Command::Query(query),
         },
         ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),
-        ast::Statement::CreateTable(table) => {
-            Command::CreateTable { table: Box::new(table), tablespace, with_data: with_data.unwrap_or(true) }
-        }
+        ast::Statement::CreateTable(table) => Command::CreateTable {
+            table: Box::new(table),
+            tablespace,
+            partitions: Box::new(partitions),
+            with_data: with_data.unwrap_or(true),
+        },
         ast::Statement::Update(update) => Command::Update { update: Box::new(update), with: None },
         ast::Statement::Delete(delete) => Command::Delete { delete: Box::new(delete), with: None },
         ast::Statement::Merge(_) => Command::Unsupported(unsupported_change("MERGE")),

@@ -68,6 +68,13 @@ pub enum AlterAction {
         column: String,
         not_null: bool,
     },
+    AttachPartition {
+        name: QualifiedName,
+        bound: super::partitions::BoundClause,
+    },
+    DetachPartition {
+        name: QualifiedName,
+    },
     /// `PRIMARY KEY` or `UNIQUE`.
     AddKey(Box<crate::keys::KeyClause>),
     AddForeignKey(Box<crate::references::ForeignKeyClause>),

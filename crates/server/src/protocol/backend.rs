@@ -114,6 +114,7 @@ fn report(out: &mut Vec<u8>, severity: &str, error: &Error) {
         field(b's', &subject.schema);
         field(b't', &subject.table);
         match &subject.part {
+            Part::Whole => {}
             Part::Column(name) => field(b'c', name),
             Part::Constraint(name) => field(b'n', name),
         }

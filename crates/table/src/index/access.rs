@@ -211,7 +211,7 @@ fn scan_ns(version: &TableVersion, filters: &[ColumnFilter]) -> f64 {
 }
 
 /// The values that the column may have, of those conditions that leave some single ones.
-fn equal_to(filters: &[ColumnFilter], position: usize, sql_type: SqlType) -> Option<Vec<KeyValue<'static>>> {
+pub(crate) fn equal_to(filters: &[ColumnFilter], position: usize, sql_type: SqlType) -> Option<Vec<KeyValue<'static>>> {
     filters.iter().find_map(|filter| match filter {
         ColumnFilter::Compare { column, op: CompareOp::Eq, value } if *column == position => {
             Some(vec![key_value(value, sql_type)?])
@@ -225,7 +225,7 @@ fn equal_to(filters: &[ColumnFilter], position: usize, sql_type: SqlType) -> Opt
 }
 
 /// The bounds that conditions give a column; of several on one side the first, as all are tested again.
-fn within(
+pub(crate) fn within(
     filters: &[ColumnFilter],
     position: usize,
     sql_type: SqlType,

@@ -21,8 +21,8 @@ mod keys;
 mod tests;
 mod uses;
 
-pub(crate) use access::Found;
 pub use access::IndexAccess;
+pub(crate) use access::{Found, equal_to, within};
 pub use build::{BuildRequest, build_indexes};
 pub(crate) use gone::Entries;
 pub use keys::{IndexKey, key_value};

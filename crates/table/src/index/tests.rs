@@ -24,6 +24,7 @@ fn index_def(id: u32, columns: Vec<IndexColumn>, unique: bool) -> IndexDef {
         nulls_not_distinct: false,
         constraint: None,
         tablespace: None,
+        partition_of: None,
     }
 }
 

@@ -4,13 +4,13 @@ use super::{Call, Function, Type, procedures, sql_error};
 use crate::catalog::keys::{index_column, index_definition, key_definition};
 use crate::catalog::objects::*;
 use crate::catalog::value::Value;
-use crate::catalog::{relations, tidepool, types};
+use crate::catalog::{partitions, relations, tidepool, types};
 use crate::facts::SessionFacts;
 use crate::resolve;
 use crate::settings::POSTGRES_VERSION;
 use datafusion::common::{DataFusionError, Result};
 use std::sync::Arc;
-use tidepool_base::SqlState;
+use tidepool_base::{SqlState, TableId};
 
 use Type::*;
 
@@ -256,8 +256,6 @@ pub fn functions() -> Vec<Function> {
     for name in [
         "pg_get_ruledef",
         "pg_get_triggerdef",
-        "pg_get_partkeydef",
-        "pg_get_partition_constraintdef",
         "pg_get_functiondef",
         "pg_get_function_sqlbody",
         "pg_get_statisticsobjdef",
@@ -268,6 +266,21 @@ pub fn functions() -> Vec<Function> {
         list.push(Function::new(name, &[&[Oid], &[Oid, Bool], &[Text], &[Text, Bool]], "text", |_, _| Ok(Value::Null)));
     }
     list.push(
+        Function::new("pg_get_partkeydef", &[&[Oid]], "text", |call, args| {
+            let table = call.facts()?.version.table_of_id(TableId(oid_of(&args[0])));
+            Ok(table.and_then(|table| partitions::key_definition(&table.def)).into())
+        })
+        .stable(),
+    );
+    list.push(
+        Function::new("pg_get_partition_constraintdef", &[&[Oid]], "text", |call, args| {
+            let facts = call.facts()?;
+            let table = facts.version.table_of_id(TableId(oid_of(&args[0])));
+            Ok(table.and_then(|table| partitions::constraint_definition(facts, &table.def)).into())
+        })
+        .stable(),
+    );
+    list.push(
         Function::new(
             "pg_get_viewdef",
             &[&[Oid], &[Oid, Bool], &[Oid, Int4], &[Text], &[Text, Bool]],
@@ -276,7 +289,7 @@ pub fn functions() -> Vec<Function> {
                 let facts = call.facts()?;
                 let find = |name: &str| find_relation(facts, name);
                 let oid = oid_of(&reg_in(&args[0], find, SqlState::UNDEFINED_TABLE, "relation")?);
-                let view = facts.version.catalog.view_by_id(tidepool_base::TableId(oid));
+                let view = facts.version.catalog.view_by_id(TableId(oid));
                 Ok(view.map(|view| crate::view::definition(facts, view)).into())
             },
         )
@@ -451,7 +464,7 @@ fn relation_size(call: &Call<'_>, relation: &Value) -> Result<Value> {
     let facts = call.facts()?;
     let find = |name: &str| find_relation(facts, name);
     let oid = oid_of(&reg_in(relation, find, SqlState::UNDEFINED_TABLE, "relation")?);
-    if let Some(table) = facts.version.table_by_id(tidepool_base::TableId(oid)) {
+    if let Some(table) = facts.version.table_by_id(TableId(oid)) {
         let (main, delta) = table_bytes(&table);
         return Ok((main + delta).into());
     }
