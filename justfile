@@ -32,14 +32,15 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::
 
-# Every interleaving of the query heap's leases, and many of the page table's, the transactions', and the log's. Apart, as
-# the flag would rebuild everything.
+# Every interleaving of the query heap's leases, and many of the page table's, the transactions', the log's, an index's and the
+# row store's. Apart, as the flag would rebuild everything.
 loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-txn --lib --target-dir target/loom model
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-log --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-index --lib --target-dir target/loom model
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-table --lib --target-dir target/loom model
 
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:
@@ -73,6 +74,11 @@ kills SECONDS="60" SEED="1":
 histories SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release --workspace --test suite -- histories --nocapture
+
+# One random history over tables of every merge policy in every placement: each way to their rows gives the same answer.
+agreement SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release --workspace --test suite -- agreement --nocapture
 
 # What the log costs: appending, and commits on files in FOLDER and in memory, waiting for the device and not.
 log-speed FOLDER="/tmp" SECONDS="3" DEVICE="":

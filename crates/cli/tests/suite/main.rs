@@ -2,6 +2,7 @@
 
 mod account;
 mod advise;
+mod agreement;
 mod anomalies;
 mod bench;
 mod changes;

@@ -1,7 +1,8 @@
 //! Looking for versions that contradict what the row store promises.
 
 use super::RowStore;
-use super::range::{PAGE_HEADS, WORDS};
+use super::page::PAGE_HEADS;
+use super::range::WORDS;
 use super::version::{Found, Kind, Version};
 use std::sync::atomic::Ordering;
 use tidepool_base::RowId;

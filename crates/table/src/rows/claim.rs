@@ -1,8 +1,9 @@
 //! Whether a row has something, a key for one, or may come to have it: for whoever wants to be the only one.
 
+use super::sync::{AtomicU64, spin};
 use super::version::{Found, Kind};
 use super::{RowRef, RowStore};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use tidepool_base::RowId;
 use tidepool_txn::{NEVER, Status, Tag, View};
 
@@ -54,7 +55,7 @@ impl RowStore {
             if let Some(claim) = self.try_claim(view, row, has) {
                 return claim;
             }
-            std::hint::spin_loop();
+            spin();
         }
     }
 

@@ -35,11 +35,13 @@ mod layout;
 mod locks;
 mod memory;
 mod merge;
+mod page;
 mod range;
 mod reads;
 mod reclaim;
 mod restore;
 mod store;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod version;

@@ -21,27 +21,25 @@
 //! up to that main's timestamp for what main shows, be it in its head or not. A later version stays as long as the scan's
 //! view, as only a merge after the view was drawn can have put it into a main.
 
+use super::page::{HeadPage, PAGE_HEADS, free_page, new_page};
+use super::sync::{AtomicPtr, AtomicU32, AtomicU64, Witness};
 use super::version::{Found, Head, Version};
 use crate::bits::words_for;
 use crate::{ROW_GROUP_ROWS, RowGroup};
 use parking_lot::Mutex;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use tidepool_base::{Error, Result, RowId};
-use tidepool_device::PAGE_BYTES;
-use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_base::{Result, RowId};
+use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Tag, View, Worker};
 
 const _: () = assert!(RowId::RANGE_ROWS == ROW_GROUP_ROWS);
 
-/// Heads of one page. Row ids are handed out by as many, and their marks take one cache line: two threads that insert
-/// share none.
-pub(crate) const PAGE_HEADS: usize = PAGE_BYTES / size_of::<Head>();
-
-const PAGES: usize = RowId::RANGE_ROWS / PAGE_HEADS;
-pub(crate) const WORDS: usize = RowId::RANGE_ROWS / 64;
-const _: () = assert!(PAGE_HEADS == 512);
+/// Of a range that have heads: models have few.
+const ROWS: usize = if cfg!(loom) { PAGE_HEADS } else { RowId::RANGE_ROWS };
+const PAGES: usize = ROWS / PAGE_HEADS;
+pub(crate) const WORDS: usize = ROWS / 64;
 
 /// A range's rows in main.
 #[derive(Debug)]
@@ -52,18 +50,25 @@ pub struct MainPart {
     live_rows: usize,
     /// Of every row it has the newest version up to this timestamp. Zero: it has been there before all versions.
     upto: u64,
+    witness: Witness,
 }
 
 impl MainPart {
     /// `dead` has a bit for each row of the group, or is empty when none is dead.
     pub(crate) fn new(group: Arc<RowGroup>, dead: Vec<u64>, upto: u64) -> MainPart {
-        let mut part = MainPart { group, dead, live_rows: 0, upto };
+        let mut part = MainPart { group, dead, live_rows: 0, upto, witness: Witness::written() };
         part.live_rows = (0..words_for(part.group.rows())).map(|word| part.live(word).count_ones() as usize).sum();
         part
     }
 
     pub(crate) fn with_group(&self, group: Arc<RowGroup>) -> MainPart {
-        MainPart { group, dead: self.dead.clone(), live_rows: self.live_rows, upto: self.upto }
+        MainPart {
+            group,
+            dead: self.dead.clone(),
+            live_rows: self.live_rows,
+            upto: self.upto,
+            witness: Witness::written(),
+        }
     }
 
     pub(super) fn upto(&self) -> u64 {
@@ -97,9 +102,11 @@ impl MainPart {
     }
 }
 
-#[derive(Debug)]
-#[repr(transparent)]
-struct HeadPage([Head; PAGE_HEADS]);
+impl Drop for MainPart {
+    fn drop(&mut self) {
+        self.witness.freed();
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Range {
@@ -167,24 +174,12 @@ impl Range {
 
     #[cold]
     fn add_page(&self, position: usize) -> Result<()> {
-        let run = self.near.allocate_run(PAGE_BYTES, PAGE_BYTES, Purpose::Delta);
-        let Some(run) = run else {
-            return Err(match self.near.allocate(PAGE_BYTES, Purpose::Delta) {
-                Err(full) => full,
-                // Somebody freed some in between. The statement fails all the same, as it did run out of it.
-                Ok(_) => Error::new(tidepool_base::SqlState::OUT_OF_MEMORY, "tablespace \"near\" is full"),
-            });
-        };
-        let page = run.address.cast::<HeadPage>();
-        if !run.zeroed {
-            // SAFETY: the page was just taken. Zeroes are null heads.
-            unsafe { page.as_ptr().write_bytes(0, 1) };
-        }
+        let page = new_page(&self.near)?;
         let slot = &self.pages[position / PAGE_HEADS];
         let null = std::ptr::null_mut();
         if slot.compare_exchange(null, page.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: taken above, and seen by nobody.
-            unsafe { self.near.free_pages(run.address, PAGE_BYTES, Purpose::Delta) };
+            // SAFETY: made above, and seen by nobody.
+            unsafe { free_page(&self.near, page) };
         }
         Ok(())
     }
@@ -211,10 +206,10 @@ impl Range {
             self.pages[index].store(std::ptr::null_mut(), Ordering::Release);
             let (near, address) = (Arc::clone(&self.near), page.expose_provenance());
             worker.retire_with(worker.retirement_ts(), move || {
-                let page = std::ptr::with_exposed_provenance_mut::<u8>(address);
+                let page = std::ptr::with_exposed_provenance_mut::<HeadPage>(address);
                 let page = NonNull::new(page).expect("a page's address");
-                // SAFETY: taken as one page of `near`, unlinked once, and nobody looks at it any more.
-                unsafe { near.free_pages(page, PAGE_BYTES, Purpose::Delta) };
+                // SAFETY: from `new_page`, unlinked once, and nobody looks at it any more.
+                unsafe { free_page(&near, page) };
             });
         }
     }
@@ -274,7 +269,7 @@ impl Range {
     pub fn main<'v>(&'v self, _view: &'v View) -> Option<&'v MainPart> {
         // SAFETY: null, or from `replace_main`: it is retired when it is replaced, and the view was drawn before this
         // look.
-        unsafe { self.main.load(Ordering::Acquire).as_ref() }
+        unsafe { self.main.load(Ordering::Acquire).as_ref() }.inspect(|main| main.witness.read())
     }
 
     /// As `main`, to be kept beyond the view.
@@ -315,13 +310,13 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        for page in &mut self.pages {
-            if let Some(page) = NonNull::new(*page.get_mut()) {
-                // SAFETY: taken as one page of `near`, and nobody uses the range any more.
-                unsafe { self.near.free_pages(page.cast(), PAGE_BYTES, Purpose::Delta) };
+        for page in &self.pages {
+            if let Some(page) = NonNull::new(page.load(Ordering::Acquire)) {
+                // SAFETY: from `new_page`, and nobody uses the range any more.
+                unsafe { free_page(&self.near, page) };
             }
         }
-        if let Some(main) = NonNull::new(*self.main.get_mut()) {
+        if let Some(main) = NonNull::new(self.main.load(Ordering::Acquire)) {
             // SAFETY: from `Arc::into_raw`, and not replaced.
             drop(unsafe { Arc::from_raw(main.as_ptr().cast_const()) });
         }

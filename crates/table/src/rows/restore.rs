@@ -4,7 +4,8 @@
 //! may come after them. Nobody else uses the store meanwhile.
 
 use super::RowStore;
-use super::range::{MainPart, PAGE_HEADS, Range, WORDS};
+use super::page::PAGE_HEADS;
+use super::range::{MainPart, Range, WORDS};
 use super::version::{Found, Kind, Version};
 use crate::RowGroup;
 use crate::bits::words_for;

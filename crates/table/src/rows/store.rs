@@ -1,13 +1,15 @@
 //! A table's rows: where each is, and what a view sees of it.
 
 use super::locks::RowLocks;
-use super::range::{Directory, PAGE_HEADS, Range};
+use super::page::PAGE_HEADS;
+use super::range::{Directory, Range};
 use super::reclaim::Gone;
+use super::sync::AtomicU64;
 use super::version::{Found, Kind, Version};
 use super::{RowLayout, VersionMemory};
 use crate::RowGroup;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;

@@ -12,8 +12,9 @@
 //! is not followed from a version that every snapshot sees, so what it points at then may be gone.
 
 use super::memory::{BLOCK_ALIGN, VersionMemory};
+use super::sync::{AtomicPtr, AtomicU64, Witness};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use tidepool_base::Result;
 
 #[repr(C)]
@@ -23,11 +24,12 @@ pub(crate) struct Header {
     older: *mut Header,
     command: u32,
     meta: u32,
+    witness: Witness,
 }
 
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const LEN_MASK: u32 = (1 << 28) - 1;
-const _: () = assert!(HEADER_BYTES == 24 && super::IMAGE_BYTES_MAX <= 1 << 28);
+const _: () = assert!((cfg!(loom) || HEADER_BYTES == 24) && super::IMAGE_BYTES_MAX <= 1 << 28);
 
 /// What a version is. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,7 @@ impl Version {
                 older: older.map_or(std::ptr::null_mut(), |older| older.0.as_ptr()),
                 command,
                 meta,
+                witness: Witness::written(),
             });
             block.add(HEADER_BYTES).copy_from_nonoverlapping(NonNull::from(image).cast(), image.len());
         }
@@ -88,7 +91,9 @@ impl Version {
     #[inline]
     pub unsafe fn header<'v>(self) -> &'v Header {
         // SAFETY: written before it was published, and alive.
-        unsafe { self.0.as_ref() }
+        let header = unsafe { self.0.as_ref() };
+        header.witness.read();
+        header
     }
 
     /// # Safety
@@ -112,6 +117,8 @@ impl Version {
     /// # Safety
     /// As `free`, and `bytes` are its header's.
     pub unsafe fn free_bytes(self, memory: &VersionMemory, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.0.as_ref() }.witness.freed();
         // SAFETY: the caller's. It was allocated with this length.
         unsafe { memory.free(self.0.cast(), bytes) };
     }

@@ -2,6 +2,7 @@
 
 use super::range::{MainPart, Range};
 use super::reclaim::PLAIN;
+use super::sync::spin;
 use super::version::{Found, Kind, Version};
 use super::{RowLock, RowStore, WriteSet};
 use crate::RowGroup;
@@ -50,7 +51,7 @@ impl RowStore {
         let placed = loop {
             match range.head_to_write(view, row.position()) {
                 Ok(head) if head.replace(None, version) => break Ok(()),
-                Ok(_) => std::hint::spin_loop(),
+                Ok(_) => spin(),
                 Err(full) => break Err(full),
             }
         };
@@ -362,7 +363,7 @@ enum Standing {
 fn pause(tries: &mut u32) {
     *tries += 1;
     if *tries < 64 {
-        std::hint::spin_loop();
+        spin();
     } else {
         std::thread::yield_now();
     }

@@ -1,7 +1,14 @@
 //! The row store against a simple model, and against what must hold while threads write and ranges are merged.
 
+#![cfg_attr(loom, allow(unused_imports, dead_code))]
+
+#[cfg(not(loom))]
 mod history;
+#[cfg(loom)]
+mod model;
+#[cfg(not(loom))]
 mod single;
+#[cfg(not(loom))]
 mod threads;
 
 use super::*;
