@@ -9,20 +9,21 @@ use crate::transaction::{column_position, table_of};
 use crate::{Database, DatabaseVersion, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId, SqlState, StoreId};
+use tidepool_base::{Error, Result, RowId, SqlState, StoreId, TableId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Apart, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
 use tidepool_table::{IndexKey, Placement, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::{HeldSnapshot, Isolation, View};
+use tidepool_txn::{HeldSnapshot, Isolation, Tag, View};
 
 /// What came of changing rows.
 #[derive(Debug)]
 pub enum Changed {
-    /// Of each row whether it was written: not those that are there no more, or that the statement changed before.
+    /// Of each row whether it was written: not those that are there no more, that the statement changed before, or that
+    /// are newer ([`Transaction::newer`]).
     Rows(BooleanArray),
-    /// A row was changed by another transaction since the statement's view was drawn, and has been committed: the
-    /// statement is to be run again, as of now. (`READ COMMITTED` alone.)
+    /// The table was moved or emptied since the statement's view was drawn: the statement is to be run again, as of now.
+    /// (`READ COMMITTED` alone.)
     Again,
 }
 
@@ -43,8 +44,19 @@ pub enum LockWait {
 pub enum Locked {
     Yes,
     Skipped,
+    /// Another transaction changed the row since the statement's view was drawn, and committed that. It is locked, unless
+    /// it is there no more, as it is now, which the statement is to look at. (`READ COMMITTED` alone.)
+    Newer,
     /// As [`Changed::Again`].
     Again,
+}
+
+/// What came of locking a row as it is now. Exhaustive and mutually exclusive.
+enum Now {
+    Locked,
+    Gone,
+    /// Not to be waited for.
+    Skipped,
 }
 
 /// What is looked at of each row that is written. Kept from row to row.
@@ -156,15 +168,74 @@ impl Transaction {
     /// Puts whole new rows in the place of those with these ids. They are as `TableWriter::checked` gives them.
     pub fn update(&mut self, table: impl Into<RelationName>, ids: &[RowId], rows: &RecordBatch) -> Result<Changed> {
         let name = table.into();
-        QueryHeap::outside(|| self.change_rows(&name, ids, Some(rows)))
+        QueryHeap::outside(|| self.change_rows(&name, ids, Some(rows), None))
     }
 
     pub fn delete(&mut self, table: impl Into<RelationName>, ids: &[RowId]) -> Result<Changed> {
         let name = table.into();
-        QueryHeap::outside(|| self.change_rows(&name, ids, None))
+        QueryHeap::outside(|| self.change_rows(&name, ids, None, None))
     }
 
-    fn change_rows(&mut self, name: &RelationName, ids: &[RowId], rows: Option<&RecordBatch>) -> Result<Changed> {
+    /// As `update`, or `delete` where there are no rows, of rows that turned out to be newer than the statement's view,
+    /// as `version` has them: one that [`Transaction::look_again`] gave.
+    pub fn change_newer(
+        &mut self,
+        version: &TableVersion,
+        ids: &[RowId],
+        rows: Option<&RecordBatch>,
+    ) -> Result<Changed> {
+        let name = RelationName::from(&*version.def);
+        QueryHeap::outside(|| self.change_rows(&name, ids, rows, Some(version.view())))
+    }
+
+    /// Rows of a table that the statement was to write or lock, and that others had changed since its view was drawn. They
+    /// are locked, in the order of their ids.
+    pub fn newer(&self, table: TableId) -> Vec<RowId> {
+        self.newer.get(&table).into_iter().flatten().copied().collect()
+    }
+
+    /// Whether others changed or deleted a row of a table that the statement was to write or lock, since its view was drawn.
+    pub fn has_newer(&self, table: TableId) -> bool {
+        self.newer.contains_key(&table) || self.gone.iter().any(|(of, _)| *of == table)
+    }
+
+    /// Whether a row that the statement was to write was deleted by another transaction since its view was drawn.
+    pub fn is_gone(&self, table: TableId, row: RowId) -> bool {
+        self.gone.contains(&(table, row))
+    }
+
+    /// A table as it is now, with the newest versions of all that this transaction has locked, and nothing of what the
+    /// running statement wrote.
+    pub fn look_again(&mut self, table: impl Into<RelationName>) -> Result<Arc<TableVersion>> {
+        let name = table.into();
+        QueryHeap::outside(|| {
+            let table = self.table(&name)?;
+            Ok(Arc::new(TableVersion::of(&table, &Arc::new(self.worker().hold_now()))))
+        })
+    }
+
+    /// Locks rows as they are now, whatever the statement sees, to the transaction's end: so that a statement that is run
+    /// again does not find them changed once more.
+    pub fn lock_newest(&mut self, table: impl Into<RelationName>, rows: &[RowId], lock: RowLock) -> Result<()> {
+        let name = table.into();
+        QueryHeap::outside(|| {
+            self.lock_rows(&name)?;
+            let table = self.table(&name)?;
+            for row in rows {
+                let _ = self.lock_as_of_now(&table, *row, lock, LockWait::Wait)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// `view`: instead of the statement's.
+    fn change_rows(
+        &mut self,
+        name: &RelationName,
+        ids: &[RowId],
+        rows: Option<&RecordBatch>,
+        view: Option<&Arc<HeldSnapshot>>,
+    ) -> Result<Changed> {
         self.lock_rows(name)?;
         let state = self.state();
         let table = table_of(&state, name)?;
@@ -178,18 +249,78 @@ impl Transaction {
         let mut image = Vec::new();
         let mut write = RowWrite::new(Watch::of(&state, &table));
         let mut done = Vec::with_capacity(ids.len());
+        // Who changes the key must be alone; whoever it is that looks again finds out whether it does.
+        let lock = if rows.is_some() { RowLock::NoKeyUpdate } else { RowLock::Update };
         for (place, row) in ids.iter().enumerate() {
             if let Some(images) = &images {
                 images.image(place, &mut image)?;
             }
             let image = images.is_some().then_some(&image);
-            match self.write_row(&table, statement.view(), *row, image, &mut write)? {
+            // Its lock would let the statement write over what it has not seen.
+            if view.is_none() && self.is_newer(&table, *row) {
+                done.push(false);
+                continue;
+            }
+            match self.write_row(&table, view.unwrap_or(statement.view()), *row, image, &mut write)? {
                 Outcome::SelfModified | Outcome::Deleted => done.push(false),
-                Outcome::Newer { .. } => return self.again(),
+                Outcome::Newer { .. } => {
+                    self.refuse_newer()?;
+                    let _ = self.found_newer(&table, *row, lock, LockWait::Wait)?;
+                    done.push(false);
+                }
                 Outcome::Written | Outcome::Conflict(_) => done.push(true),
             }
         }
         Ok(Changed::Rows(done.into()))
+    }
+
+    fn is_newer(&self, table: &Table, row: RowId) -> bool {
+        self.newer.get(&table.def.id).is_some_and(|rows| rows.contains(&row))
+    }
+
+    /// Locks a row that is newer than the statement's view, and remembers that.
+    fn found_newer(&mut self, table: &Arc<Table>, row: RowId, lock: RowLock, wait: LockWait) -> Result<Locked> {
+        match self.lock_as_of_now(table, row, lock, wait)? {
+            Now::Locked => drop(self.newer.entry(table.def.id).or_default().insert(row)),
+            Now::Gone => drop(self.gone.insert((table.def.id, row))),
+            Now::Skipped => return Ok(Locked::Skipped),
+        }
+        Ok(Locked::Newer)
+    }
+
+    fn lock_as_of_now(&mut self, table: &Arc<Table>, row: RowId, lock: RowLock, wait: LockWait) -> Result<Now> {
+        loop {
+            let now = self.worker().hold_now();
+            let (worker, writes) = self.writing();
+            match table.rows.lock_row(worker, &now, writes, row, lock)? {
+                Outcome::Written | Outcome::SelfModified => return Ok(Now::Locked),
+                Outcome::Deleted | Outcome::Newer { deleted: true, .. } => return Ok(Now::Gone),
+                // Committed since it was looked at.
+                Outcome::Newer { deleted: false, .. } => {}
+                Outcome::Conflict(tag) => {
+                    drop(now);
+                    if !self.wait_for_row(tag, wait, &table.def.name)? {
+                        return Ok(Now::Skipped);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a row's writer, unless it is not to be waited for: then false, or 55P03.
+    fn wait_for_row(&mut self, tag: Tag, wait: LockWait, table: &str) -> Result<bool> {
+        match wait {
+            LockWait::Wait => {
+                let patience = self.patience();
+                self.worker().wait_for(tag, &*patience.begin_wait())?;
+                Ok(true)
+            }
+            LockWait::Skip => Ok(false),
+            LockWait::Refuse => Err(Error::new(
+                SqlState::LOCK_NOT_AVAILABLE,
+                format!("could not obtain lock on row in relation \"{table}\""),
+            )),
+        }
     }
 
     /// Puts an image in a row's place, or takes the row away, once nobody else has it; never `Conflict`.
@@ -251,6 +382,9 @@ impl Transaction {
                 // Moved or emptied since.
                 return self.again().map(|_| Locked::Again);
             }
+            if self.is_newer(&table, row) {
+                return Ok(Locked::Newer);
+            }
             let mut held: Option<HeldSnapshot> = None;
             loop {
                 let (worker, writes) = self.writing();
@@ -264,30 +398,30 @@ impl Transaction {
                         // Only its key is to stay.
                         let now = self.worker().hold_now();
                         if !same_keys(&table, row, statement.view(), &now)? {
-                            return self.again().map(|_| Locked::Again);
+                            self.refuse_newer()?;
                         }
                         held = Some(now);
                     }
-                    Outcome::Newer { .. } => return self.again().map(|_| Locked::Again),
-                    Outcome::Conflict(tag) => match wait {
-                        LockWait::Wait => {
-                            let patience = self.patience();
-                            self.worker().wait_for(tag, &*patience.begin_wait())?;
+                    Outcome::Newer { .. } => {
+                        self.refuse_newer()?;
+                        return self.found_newer(&table, row, lock, wait);
+                    }
+                    Outcome::Conflict(tag) => {
+                        if !self.wait_for_row(tag, wait, &name.name)? {
+                            return Ok(Locked::Skipped);
                         }
-                        LockWait::Skip => return Ok(Locked::Skipped),
-                        LockWait::Refuse => {
-                            return Err(Error::new(
-                                SqlState::LOCK_NOT_AVAILABLE,
-                                format!("could not obtain lock on row in relation \"{}\"", name.name),
-                            ));
-                        }
-                    },
+                    }
                 }
             }
         })
     }
 
-    /// A row that is to be written is newer than what the statement sees.
+    /// 40001 where the transaction's one snapshot does not show what a row is now.
+    fn refuse_newer(&self) -> Result<()> {
+        self.again().map(drop)
+    }
+
+    /// What is to be written is newer than what the statement sees.
     fn again(&self) -> Result<Changed> {
         match self.isolation() {
             Isolation::ReadCommitted => Ok(Changed::Again),

@@ -8,7 +8,7 @@ use crate::progress::Progress;
 use crate::redo::Redo;
 use crate::references::{References, ReferencesSavepoint};
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RowId, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
@@ -48,6 +48,10 @@ pub struct Transaction {
     statement: Option<Arc<DatabaseVersion>>,
     /// If it is serializable: what its statements scan, until it goes to `writes`.
     reads: Option<Arc<ReadLog>>,
+    /// Rows that it was to write or lock and that others changed meanwhile, locked; by table.
+    pub(crate) newer: BTreeMap<TableId, BTreeSet<RowId>>,
+    /// Those that others deleted meanwhile.
+    pub(crate) gone: BTreeSet<(TableId, RowId)>,
     begun: bool,
     pub(crate) locked: BTreeMap<RelationName, LockMode>,
     /// Row groups were made.
@@ -95,6 +99,8 @@ impl Transaction {
             base: None,
             statement: None,
             reads: None,
+            newer: BTreeMap::new(),
+            gone: BTreeSet::new(),
             begun: false,
             locked: BTreeMap::new(),
             loaded: false,
@@ -178,6 +184,8 @@ impl Transaction {
 
     /// The statement that was begun is over: it holds nothing back any more.
     pub fn end_statement(&mut self) {
+        self.newer.clear();
+        self.gone.clear();
         self.statement = None;
         if let Some(reads) = &self.reads {
             self.writes.read_logged(reads);

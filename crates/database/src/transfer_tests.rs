@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::{RowId, SqlType};
-use tidepool_table::{ColumnDef, ScanRequest, TableScan, TableVersion};
+use tidepool_table::{ColumnDef, ScanRequest, TableDef, TableScan, TableVersion};
 
 const ACCOUNTS: i64 = 8;
 
@@ -49,9 +49,19 @@ fn add(transaction: &mut crate::Transaction, account: i64, amount: i64) {
             read(table.clone()).into_iter().filter(|(_, of, _)| *of == account).collect();
         let [(row, _, balance)] = found[..] else { panic!("account {account} is there {} times", found.len()) };
         let before = transaction.savepoint();
-        let new = batch_of(&table.def, &[vec![Some(account.to_string()), Some((balance + amount).to_string())]]);
+        let id = table.def.id;
+        let next = |def: &TableDef, balance: i64| {
+            batch_of(def, &[vec![Some(account.to_string()), Some((balance + amount).to_string())]])
+        };
+        let new = next(&table.def, balance);
         drop((version, table));
-        match transaction.update("account", &[row], &new).unwrap() {
+        let mut changed = transaction.update("account", &[row], &new).unwrap();
+        if transaction.newer(id) == [row] {
+            let now = transaction.look_again("account").unwrap();
+            let balance = read(now.clone()).into_iter().find(|(of, ..)| *of == row).expect("it is locked").2;
+            changed = transaction.change_newer(&now, &[row], Some(&next(&now.def, balance))).unwrap();
+        }
+        match changed {
             Changed::Rows(done) => {
                 assert!(done.value(0), "account {account} was not written");
                 transaction.end_statement();

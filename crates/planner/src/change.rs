@@ -20,7 +20,7 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_table::{ROW_ID, TableDef, TableVersion};
+use tidepool_table::{Identity, ROW_ID, TableDef, TableVersion};
 
 /// An `UPDATE` or `DELETE`, read off its syntax.
 pub struct Change {
@@ -123,7 +123,7 @@ impl Change {
         // Of a DELETE the rows themselves matter to RETURNING alone.
         let row = if is_update || returning.is_some() { def.columns.len() } else { 0 };
         let provider: Arc<dyn DataFusionTable> =
-            crate::scan::TableProvider::with_row_ids(&facts.version, self.version.clone())?;
+            crate::scan::TableProvider::with_row_ids(&facts.version, self.version.clone(), 0)?;
         let query = self.query(row, returning.is_some())?;
         let source = query::logical_plan_of_rows(state, facts, query, parameters.clone(), provider)?;
 
@@ -191,7 +191,7 @@ impl Change {
 }
 
 /// What the columns of a relation after `FROM` are qualified with.
-fn names_of(table: &ast::TableWithJoins) -> Vec<ast::Ident> {
+pub fn names_of(table: &ast::TableWithJoins) -> Vec<ast::Ident> {
     let name = |factor: &ast::TableFactor| match factor {
         ast::TableFactor::Table { name, alias, .. } => match alias {
             Some(alias) => vec![alias.name.clone()],
@@ -223,16 +223,18 @@ pub fn assignments(def: &TableDef, list: Vec<ast::Assignment>) -> Result<BTreeMa
                 format!("column \"{column}\" of relation \"{}\" does not exist", def.name),
             )
         })?;
-        let value = match &value {
-            ast::Expr::Identifier(ident)
-                if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default") =>
-            {
-                match &def.columns[position].default {
-                    Some(text) => parse_expression(text)?,
-                    None => ast::Expr::value(ast::Value::Null),
-                }
+        let definition = &def.columns[position];
+        let value = if insert::is_default(&value) {
+            match &definition.default {
+                Some(text) => parse_expression(text)?,
+                None => ast::Expr::value(ast::Value::Null),
             }
-            _ => value,
+        } else if definition.identity == Some(Identity::Always) {
+            let message = format!("column \"{column}\" can only be updated to DEFAULT");
+            return Err(Error::new(SqlState::GENERATED_ALWAYS, message)
+                .with_detail(format!("Column \"{column}\" is an identity column defined as GENERATED ALWAYS.")));
+        } else {
+            value
         };
         match assigned.insert(position, value) {
             None => Ok(()),

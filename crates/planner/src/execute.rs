@@ -4,11 +4,13 @@
 use crate::errors::from_datafusion;
 use crate::interrupt::Interrupt;
 use crate::queries::RunningQuery;
+use crate::scan::{can_restrict, restricted};
 use crate::types::canonical_batch;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::prelude::SessionConfig;
 use futures::{FutureExt, Stream, StreamExt};
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -16,8 +18,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, RowId};
 use tidepool_heap::QueryHeap;
+use tidepool_table::TableVersion;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -31,7 +34,8 @@ pub struct Execution {
     /// What leaves: `types::canonical_schema` of the plan's.
     pub schema: SchemaRef,
     pub heap: Arc<QueryHeap>,
-    pub query: RunningQuery,
+    /// `None` for a part of a statement.
+    pub query: Option<RunningQuery>,
     pub interrupt: Arc<Interrupt>,
     /// Set when the statement fails after its first row, which also fails the transaction block.
     pub failed: Option<Arc<AtomicBool>>,
@@ -84,7 +88,9 @@ impl Execution {
     }
 
     async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {
-        self.query.info.running(Some(self.heap.clone()));
+        if let Some(query) = &self.query {
+            query.info.running(Some(self.heap.clone()));
+        }
         let mut stream = {
             let _guard = self.heap.enter();
             execute_stream(self.plan.clone(), self.context.clone()).map_err(from_datafusion)?
@@ -117,15 +123,74 @@ impl Execution {
                 biased;
                 error = self.interrupt.wait() => return Err(error),
                 sent = sender.send(Ok(batch)) => if sent.is_err() {
-                    self.query.succeeded();
-                    return Ok(());
+                    break;
                 },
             }
-            self.query.info.rows.fetch_add(rows, Ordering::Relaxed);
+            if let Some(query) = &self.query {
+                query.info.rows.fetch_add(rows, Ordering::Relaxed);
+            }
         }
         self.heap.check()?;
-        self.query.succeeded();
+        if let Some(query) = &mut self.query {
+            query.succeeded();
+        }
         Ok(())
+    }
+}
+
+/// A plan that ran for a statement, to be run again for some of its targets' rows: PostgreSQL's EvalPlanQual.
+pub struct Reevaluation {
+    plan: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    schema: SchemaRef,
+    heap: Arc<QueryHeap>,
+    interrupt: Arc<Interrupt>,
+    workers: Handle,
+}
+
+impl Reevaluation {
+    /// `plan` is what `execution` will run, before anything was wrapped around its operators. Its scans are no part of the
+    /// statement's account: `config` does not name it.
+    pub fn new(
+        plan: Arc<dyn ExecutionPlan>,
+        config: SessionConfig,
+        execution: &Execution,
+        workers: Handle,
+    ) -> Reevaluation {
+        let context = TaskContext::default().with_session_config(config).with_runtime(execution.context.runtime_env());
+        Reevaluation {
+            plan,
+            context: Arc::new(context),
+            schema: execution.schema.clone(),
+            heap: execution.heap.clone(),
+            interrupt: execution.interrupt.clone(),
+            workers,
+        }
+    }
+
+    /// Whether `rows` can be asked for; or, unless the plan has `ended`, while it runs.
+    pub fn is_possible(&self, ended: bool) -> bool {
+        can_restrict(&self.plan, ended)
+    }
+
+    /// What the plan gives for these rows of each target, as those versions have them. For a thread that may block.
+    pub fn rows(&self, targets: &[(Arc<TableVersion>, Vec<RowId>)]) -> Result<Vec<RecordBatch>> {
+        let plan = restricted(&self.plan, targets).map_err(from_datafusion)?;
+        let execution = Execution {
+            plan: crate::guard::wrap(plan, &self.interrupt)?,
+            context: self.context.clone(),
+            schema: self.schema.clone(),
+            heap: self.heap.clone(),
+            query: None,
+            interrupt: self.interrupt.clone(),
+            failed: None,
+        };
+        let mut batches = execution.start(&self.workers);
+        let mut rows = Vec::new();
+        while let Some(batch) = batches.blocking_next() {
+            rows.push(batch?);
+        }
+        Ok(rows)
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::pass::PassExec;
 use crate::scan::TidepoolScanExec;
+use crate::statement::ExplainOptions;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::metrics::MetricValue;
@@ -41,31 +42,30 @@ pub fn lines(
     plan: &Arc<dyn ExecutionPlan>,
     node: Option<&Node>,
     ran: Option<(Duration, u64)>,
-    verbose: bool,
-    tree: bool,
+    options: ExplainOptions,
 ) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(node) = node {
-        let actual = ran.map(|(elapsed, rows)| {
-            let ms = elapsed.as_secs_f64() * 1e3;
-            format!(" (actual time={ms:.3} ms rows={rows})")
+        let actual = ran.map(|(elapsed, rows)| match options.hides_timing {
+            true => format!(" (actual rows={rows})"),
+            false => format!(" (actual time={:.3} ms rows={rows})", elapsed.as_secs_f64() * 1e3),
         });
         lines.push(format!("{}{}", node.what, actual.unwrap_or_default()));
         lines.extend(node.details.iter().map(|detail| format!("  {detail}")));
     }
-    if tree && ran.is_none() {
+    if options.tree && ran.is_none() {
         let text = shown(DisplayableExecutionPlan::new(plan.as_ref()).tree_render());
         lines.extend(text.lines().map(str::to_owned));
         return lines;
     }
-    let explain = Explain { analyze: ran.is_some(), verbose, statistics: StatisticsContext::new() };
+    let explain = Explain { analyze: ran.is_some(), options, statistics: StatisticsContext::new() };
     explain.node(plan.as_ref(), usize::from(node.is_some()), Vec::new(), &mut lines);
     lines
 }
 
 struct Explain {
     analyze: bool,
-    verbose: bool,
+    options: ExplainOptions,
     statistics: StatisticsContext,
 }
 
@@ -73,7 +73,7 @@ impl Explain {
     /// `known`: details that nodes which are left out have of this one.
     fn node(&self, plan: &dyn ExecutionPlan, depth: usize, known: Vec<String>, lines: &mut Vec<String>) {
         if let Some(pass) = plan.downcast_ref::<PassExec>().filter(|pass| pass.is_hidden()) {
-            let known = known.into_iter().chain(pass.details(self.verbose)).collect::<Vec<_>>();
+            let known = known.into_iter().chain(pass.details(self.options.verbose)).collect::<Vec<_>>();
             for child in plan.children() {
                 self.node(child.as_ref(), depth, known.clone(), lines);
             }
@@ -84,17 +84,17 @@ impl Explain {
             0 => text.trim_end().to_owned(),
             _ => format!("{}->  {}", " ".repeat(depth * INDENT - 4), text.trim_end()),
         };
-        if let Some(expected) = self.expected(plan) {
+        if let Some(expected) = self.expected(plan).filter(|_| !self.options.hides_costs) {
             line += &expected;
         }
         if self.analyze {
-            line += &actual(plan);
+            line += &actual(plan, self.options.hides_timing);
         }
         lines.push(line);
         if self.analyze {
             let margin = " ".repeat(depth * INDENT + 2);
             let details = match plan.downcast_ref::<TidepoolScanExec>() {
-                Some(scan) => scan_details(scan, self.verbose),
+                Some(scan) => scan_details(scan, self.options.verbose),
                 None => self.details(plan),
             };
             lines.extend(details.into_iter().chain(known).map(|detail| format!("{margin}{detail}")));
@@ -128,7 +128,7 @@ impl Explain {
                 || name.contains("mem_used");
             if memory {
                 details.push(format!("Memory: {} ({name})", ByteSize(value.as_usize() as u64)));
-            } else if self.verbose {
+            } else if self.options.verbose {
                 details.push(format!("{name}: {value}"));
             }
         }
@@ -149,9 +149,9 @@ pub fn counters(spent: &PacingCounters) -> String {
     )
 }
 
-fn actual(plan: &dyn ExecutionPlan) -> String {
+fn actual(plan: &dyn ExecutionPlan, hides_timing: bool) -> String {
     let Some(metrics) = plan.metrics() else { return String::new() };
-    match (metrics.output_rows(), metrics.elapsed_compute()) {
+    match (metrics.output_rows(), metrics.elapsed_compute().filter(|_| !hides_timing)) {
         (Some(rows), Some(ns)) => format!(" (actual time={:.3} ms rows={rows})", ns as f64 / 1e6),
         (Some(rows), None) => format!(" (actual rows={rows})"),
         (None, Some(ns)) => format!(" (actual time={:.3} ms)", ns as f64 / 1e6),

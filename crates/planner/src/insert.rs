@@ -119,19 +119,21 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
             fit(&mut columns, width, !insert.columns.is_empty())?;
             for row in &mut values.rows {
                 for (value, &column) in row.content.iter_mut().zip(&columns) {
-                    let definition = &version.def.columns[column];
-                    let generated = definition.identity.is_some() && overriding == Overriding::UserValue;
-                    if generated
-                        || matches!(value, ast::Expr::Identifier(ident) if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
-                    {
-                        *value = match &definition.default {
-                            // Generated with the rows, whatever stands here.
-                            Some(text) if !generated => parse_expression(text)?,
-                            _ => ast::Expr::value(ast::Value::Null),
-                        };
-                    } else if definition.identity == Some(Identity::Always) && overriding == Overriding::Nothing {
-                        return Err(always_generated(&definition.name));
-                    }
+                    let null = ast::Expr::value(ast::Value::Null);
+                    let written = std::mem::replace(value, null.clone());
+                    *value = match given(&version.def, column, written, overriding)? {
+                        Some(written) => written,
+                        // Generated with the rows, whatever stands here.
+                        None if version.def.columns[column].identity.is_some()
+                            && overriding == Overriding::UserValue =>
+                        {
+                            null
+                        }
+                        None => match &version.def.columns[column].default {
+                            Some(text) => parse_expression(text)?,
+                            None => null,
+                        },
+                    };
                 }
             }
         }
@@ -150,6 +152,25 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
     Ok(Target { version, columns, source, overriding, alias, returning: insert.returning, conflict })
 }
 
+/// What is written for a column; `None` where it has its default. 428C9 for a value of what is always generated.
+pub fn given(def: &TableDef, column: usize, value: ast::Expr, overriding: Overriding) -> Result<Option<ast::Expr>> {
+    let definition = &def.columns[column];
+    let generated = definition.identity.is_some() && overriding == Overriding::UserValue;
+    if generated || is_default(&value) {
+        return Ok(None);
+    }
+    if definition.identity == Some(Identity::Always) && overriding == Overriding::Nothing {
+        return Err(always_generated(&definition.name));
+    }
+    Ok(Some(value))
+}
+
+/// The word `DEFAULT` in the place of a value.
+pub fn is_default(value: &ast::Expr) -> bool {
+    matches!(value, ast::Expr::Identifier(ident)
+        if ident.quote_style.is_none() && ident.value.eq_ignore_ascii_case("default"))
+}
+
 fn always_generated(column: &str) -> Error {
     Error::new(SqlState::GENERATED_ALWAYS, format!("cannot insert a non-DEFAULT value into column \"{column}\""))
         .with_detail(format!("Column \"{column}\" is an identity column defined as GENERATED ALWAYS."))
@@ -157,7 +178,7 @@ fn always_generated(column: &str) -> Error {
 }
 
 /// Without a column list, fewer values than columns leave the last ones to their defaults.
-fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
+pub fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
     if width > columns.len() {
         return Err(Error::new(SqlState::SYNTAX_ERROR, "INSERT has more expressions than target columns"));
     }

@@ -46,6 +46,8 @@ pub struct Planned {
     /// that the plan cannot count them.
     pub skip: usize,
     pub fetch: Option<usize>,
+    /// The plan counts them.
+    pub is_limited: bool,
     names: OutputNames,
 }
 
@@ -71,6 +73,7 @@ pub fn plan(
     parameters: &[ArrayRef],
 ) -> Result<Planned> {
     let names = OutputNames::of(&query);
+    let has_limit = query.limit_clause.is_some() || query.fetch.is_some();
     let first = clauses.first().map_or("FOR UPDATE", LockClause::name);
     let refused = |what: &str| Err(Error::unsupported(format!("{first} is not allowed with {what}")));
     let with: Vec<String> =
@@ -112,7 +115,7 @@ pub fn plan(
     let mut rows: BTreeMap<String, Arc<dyn DataFusionTable>> = BTreeMap::new();
     for (place, target) in targets.iter().enumerate() {
         let version = target.version.clone();
-        rows.insert(source_name(place), crate::scan::TableProvider::with_row_ids(&facts.version, version)?);
+        rows.insert(source_name(place), crate::scan::TableProvider::with_row_ids(&facts.version, version, place)?);
     }
     let plan = query::logical_plan_with_rows(state, facts, query, fields, rows).map_err(|error| {
         // The ids are no keys of a group.
@@ -124,12 +127,14 @@ pub fn plan(
     let mut plan = query::bind(plan, parameters)?;
     refuse_windows(&plan, first)?;
     let (mut skip, mut fetch) = (0, None);
+    let mut is_limited = has_limit;
     if targets.iter().any(|target| target.wait == LockWait::Skip)
         && let LogicalPlan::Limit(limit) = &plan
     {
         skip = count(limit.skip.as_deref(), first)?.unwrap_or(0);
         fetch = count(limit.fetch.as_deref(), first)?;
         plan = limit.input.as_ref().clone();
+        is_limited = false;
     }
     let schema = plan.schema().clone();
     let ids = schema.fields().len() - targets.len();
@@ -143,7 +148,7 @@ pub fn plan(
         .project(outputs.chain(shown).collect::<Vec<_>>())
         .and_then(LogicalPlanBuilder::build)
         .map_err(from_datafusion)?;
-    Ok(Planned { plan, targets, skip, fetch, names })
+    Ok(Planned { plan, targets, skip, fetch, is_limited, names })
 }
 
 /// The number that a `LIMIT` or `OFFSET` comes to. 0A000 for one that is not known before the query runs.

@@ -6,7 +6,7 @@
 use crate::arithmetic::{self, Kind};
 use crate::casts::UNCONSTRAINED;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
-use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::common::{Column, DFSchema, Result, ScalarValue, TableReference};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, Operator, binary_expr};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
@@ -54,6 +54,18 @@ impl ExprPlanner for Operators {
             Ok(expr) => PlannerResult::Planned(expr),
             Err((left, right)) => PlannerResult::Original(RawBinaryExpr { op, left, right }),
         })
+    }
+
+    /// `t.id` where no relation nearby is called `t`, but a column is: that has no fields. See [`crate::correlated`].
+    fn plan_compound_identifier(
+        &self,
+        field: &Field,
+        _qualifier: Option<&TableReference>,
+        nested_names: &[String],
+    ) -> Result<PlannerResult<Vec<Expr>>> {
+        let name = nested_names.last().map(String::as_str).unwrap_or_default();
+        let column = Column::new(Some(TableReference::bare(field.name().as_str())), name);
+        Ok(PlannerResult::Planned(Expr::Column(column)))
     }
 }
 

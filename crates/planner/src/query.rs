@@ -250,13 +250,31 @@ fn planned_by(
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     refuse_locks(&query)?;
-    match named_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
+    match grouped_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
+        Err(error) if error.code() == SqlState::UNDEFINED_TABLE => {
+            let mut renamed = query;
+            if !crate::correlated::rename(&mut renamed) {
+                return Err(error);
+            }
+            grouped_plan(names, renamed, &parameters, table_schema.as_ref()).map_err(|_| error)
+        }
+        planned => planned,
+    }
+}
+
+fn grouped_plan(
+    names: &Names<'_>,
+    query: Box<ast::Query>,
+    parameters: &ParameterFields,
+    table_schema: Option<&Schema>,
+) -> Result<LogicalPlan> {
+    match named_plan(names, query.clone(), parameters, table_schema) {
         Err(error) if error.code() == SqlState::GROUPING_ERROR => {
             let mut completed = query;
             if !crate::group_keys::complete(&mut completed, names.facts, names.state) {
                 return Err(error);
             }
-            named_plan(names, completed, &parameters, table_schema.as_ref())
+            named_plan(names, completed, parameters, table_schema)
         }
         planned => planned,
     }

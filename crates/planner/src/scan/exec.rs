@@ -38,11 +38,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tidepool_base::RowId;
 use tidepool_database::ordinal_bits;
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{
-    BATCH_ROWS, ColumnFilter, FilterSource, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan,
+    BATCH_ROWS, ColumnFilter, FilterSource, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
 };
 use tidepool_tablespace::Purpose;
 
@@ -62,6 +63,10 @@ pub struct TidepoolScanExec {
     /// Learnt while the plan runs; over the output's columns.
     runtime: Vec<Arc<dyn PhysicalExpr>>,
     limit: Option<usize>,
+    /// These rows alone, by id; of a table that is not partitioned.
+    picked: Option<Arc<[RowId]>>,
+    /// Of a table that the statement changes or locks: which one of them.
+    target: Option<usize>,
     /// Of every column of the table, filters taken into account.
     table_statistics: Arc<Statistics>,
     properties: Arc<PlanProperties>,
@@ -95,6 +100,7 @@ impl Run {
 /// One execution.
 struct Round {
     parts: Arc<[Part]>,
+    picked: Option<Arc<[RowId]>>,
     projection: Vec<usize>,
     filters: Vec<ColumnFilter>,
     runtime: Option<Arc<RuntimeFilters>>,
@@ -120,9 +126,10 @@ impl Round {
                 limit: self.rows_left.clone(),
                 batch_rows: self.batch_rows,
             };
-            let scan = match &part.access {
-                Some(access) => TableScan::through(part.version.clone(), request, access),
-                None => TableScan::new(part.version.clone(), request),
+            let scan = match (&self.picked, &part.access) {
+                (Some(rows), _) => TableScan::picked(part.version.clone(), request, rows),
+                (None, Some(access)) => TableScan::through(part.version.clone(), request, access),
+                (None, None) => TableScan::new(part.version.clone(), request),
             };
             if let Some(query) = &self.query {
                 query.add_scan(scan.clone());
@@ -168,6 +175,8 @@ impl TidepoolScanExec {
             filter_expressions: conjuncts.expressions,
             runtime: Vec::new(),
             limit,
+            picked: None,
+            target: None,
             metrics: ExecutionPlanMetricsSet::new(),
             run: Arc::default(),
         })
@@ -190,6 +199,28 @@ impl TidepoolScanExec {
         self.parts.iter().map(rows).sum::<Option<f64>>().map(|rows| rows.ceil() as usize)
     }
 
+    pub fn of_target(mut self, target: Option<usize>) -> TidepoolScanExec {
+        self.target = target;
+        self
+    }
+
+    /// Which of the statement's targets it reads.
+    pub(super) fn target(&self) -> Option<usize> {
+        self.target
+    }
+
+    /// A copy that has not run, without what was learnt while this one ran. With `rows`: of these alone, by ascending
+    /// ids, as that version has them.
+    pub(super) fn restarted(&self, rows: Option<(&Arc<TableVersion>, &[RowId])>) -> TidepoolScanExec {
+        let mut scan = self.fresh();
+        scan.runtime = Vec::new();
+        if let Some((version, rows)) = rows {
+            scan.parts = [Part { version: version.clone(), ordinal: 0, access: None }].into();
+            scan.picked = Some(rows.into());
+        }
+        scan
+    }
+
     /// A copy that has not run.
     fn fresh(&self) -> TidepoolScanExec {
         TidepoolScanExec {
@@ -201,6 +232,8 @@ impl TidepoolScanExec {
             filter_expressions: self.filter_expressions.clone(),
             runtime: self.runtime.clone(),
             limit: self.limit,
+            picked: self.picked.clone(),
+            target: self.target,
             table_statistics: self.table_statistics.clone(),
             properties: self.properties.clone(),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -331,6 +364,7 @@ impl TidepoolScanExec {
                 runtime,
                 rows_left: self.limit.map(|limit| Arc::new(AtomicUsize::new(limit))),
                 batch_rows: context.session_config().batch_size().clamp(1, BATCH_ROWS),
+                picked: self.picked.clone(),
                 query: context.session_config().get_extension::<QueryInfo>(),
                 scans: self.parts.iter().map(|_| OnceLock::new()).collect(),
             }));

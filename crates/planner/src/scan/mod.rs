@@ -8,11 +8,13 @@
 
 mod exec;
 mod filter;
+mod restrict;
 mod runtime;
 mod source;
 
 pub use exec::{TidepoolScanExec, scans_of};
 pub use filter::{datum_scalar, scalar_f64};
+pub use restrict::{can_restrict, restricted};
 
 use crate::optimizer::estimate::{self, Estimate};
 use async_trait::async_trait;
@@ -34,6 +36,8 @@ pub struct TableProvider {
     source: Arc<Source>,
     /// The table's columns, and perhaps the rows' ids after them.
     schema: SchemaRef,
+    /// Of a table that the statement changes or locks: which one of them.
+    target: Option<usize>,
 }
 
 impl TableProvider {
@@ -43,19 +47,20 @@ impl TableProvider {
         version: Arc<TableVersion>,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let schema = version.def.arrow_schema();
-        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?) }))
+        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?), target: None }))
     }
 
     /// With one column more, `ROW_ID`: what a change refers to rows by. In a partitioned table's are the partitions'
-    /// ordinals, too.
+    /// ordinals, too. `target` is what [`restricted`] finds its scan by.
     pub fn with_row_ids(
         database: &Arc<DatabaseVersion>,
         version: Arc<TableVersion>,
+        target: usize,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let mut fields = version.def.arrow_schema().fields().to_vec();
         fields.push(Arc::new(Field::new(ROW_ID, DataType::UInt64, false)));
         let source = Arc::new(Source::of(database, version)?);
-        Ok(Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), source }))
+        Ok(Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), source, target: Some(target) }))
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -107,7 +112,7 @@ impl DataFusionTable for TableProvider {
                 table_statistics(&statistics, &self.schema, Some(&estimate), !filters.is_empty())
             }
         };
-        Ok(Arc::new(scan.with_statistics(statistics)))
+        Ok(Arc::new(scan.with_statistics(statistics).of_target(self.target)))
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {

@@ -1,30 +1,34 @@
-//! `INSERT`, `UPDATE` and `DELETE`: rows of a plan written, and given back where `RETURNING` asks for them.
+//! `INSERT`, `UPDATE`, `DELETE` and `MERGE`: rows of a plan written, and given back where `RETURNING` asks for them.
 
 use super::explain::{Explained, Ran};
 use super::tables::checked_writer;
 use super::{Outcome, ResultColumn, Session};
 use crate::catalog::quote_identifier;
 use crate::change::{self, Change};
-use crate::execute::{Batches, joined};
+use crate::execute::{Batches, Reevaluation, joined};
 use crate::explain::Node;
 use crate::facts::SessionFacts;
 use crate::insert::Conform;
+use crate::merge::{self, Act, Merge};
 use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{Command, Statement};
 use crate::upsert::{self, Upsert};
-use arrow::array::{ArrayRef, AsArray, RecordBatch};
-use arrow::compute::filter_record_batch;
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array};
+use arrow::compute::{filter_record_batch, take_record_batch};
 use arrow::datatypes::{Int64Type, Schema, SchemaRef};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use futures::StreamExt;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, Transaction, Upserted};
+use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, TableWriter, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
+use tidepool_table::rows::RowLock;
 use tidepool_table::{TableDef, TableVersion};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,7 @@ pub(super) enum Verb {
     Insert,
     Update,
     Delete,
+    Merge,
 }
 
 impl Verb {
@@ -40,6 +45,7 @@ impl Verb {
             Command::Insert(..) => Some(Verb::Insert),
             Command::Update { .. } => Some(Verb::Update),
             Command::Delete { .. } => Some(Verb::Delete),
+            Command::MergeInto { .. } => Some(Verb::Merge),
             _ => None,
         }
     }
@@ -49,6 +55,15 @@ impl Verb {
             Verb::Insert => "INSERT",
             Verb::Update => "UPDATE",
             Verb::Delete => "DELETE",
+            Verb::Merge => "MERGE",
+        }
+    }
+
+    /// What it takes of a row that it is to look at again.
+    fn lock(self) -> RowLock {
+        match self {
+            Verb::Insert | Verb::Update => RowLock::NoKeyUpdate,
+            Verb::Delete | Verb::Merge => RowLock::Update,
         }
     }
 
@@ -58,6 +73,7 @@ impl Verb {
             Verb::Insert => "INSERT 0",
             Verb::Update => "UPDATE",
             Verb::Delete => "DELETE",
+            Verb::Merge => "MERGE",
         }
     }
 }
@@ -75,6 +91,8 @@ pub(super) struct Source {
     returning: Option<Vec<String>>,
     /// Of an `INSERT`.
     conflict: Option<upsert::Plan>,
+    /// Of a `MERGE`: what its clauses do.
+    acts: Vec<Act>,
 }
 
 impl Source {
@@ -101,6 +119,11 @@ impl Source {
                 let change = Change::of_delete(facts, delete.as_ref().clone(), with)?;
                 Ok((Reading::Change(Box::new(change)), given.to_vec()))
             }
+            Command::MergeInto { merge, with } => {
+                let merge = Merge::read(facts, merge.as_ref().clone(), with.as_deref().cloned())?;
+                let oids = merge.parameters(given);
+                Ok((Reading::Merge(Box::new(merge)), oids))
+            }
             _ => Err(Error::internal("not a statement that writes")),
         }
     }
@@ -116,6 +139,7 @@ impl Source {
             Verb::Insert => "Insert",
             Verb::Update => "Update",
             Verb::Delete => "Delete",
+            Verb::Merge => "Merge",
         };
         let path = crate::resolve::search_path(facts);
         let schema = facts.version.schema_name(def.schema);
@@ -159,6 +183,7 @@ impl Source {
 pub(super) enum Reading {
     Insert(Box<crate::insert::Target>),
     Change(Box<Change>),
+    Merge(Box<Merge>),
 }
 
 impl Reading {
@@ -173,14 +198,19 @@ impl Reading {
                 let (version, alias) = (target.version.clone(), target.alias.clone());
                 let crate::insert::Planned { plan, returning, conflict } = target.plan(state, facts, parameters)?;
                 let width = version.def.columns.len();
-                Ok(Source { verb: Verb::Insert, version, alias, plan, width, returning, conflict })
+                Ok(Source { verb: Verb::Insert, version, alias, plan, width, returning, conflict, acts: Vec::new() })
             }
             Reading::Change(change) => {
                 let (version, alias) = (change.version.clone(), change.alias());
                 let verb = if change.is_update() { Verb::Update } else { Verb::Delete };
                 let planned = change.plan(state, facts, parameters)?;
                 let change::Planned { plan, width, returning } = planned;
-                Ok(Source { verb, version, alias, plan, width, returning, conflict: None })
+                Ok(Source { verb, version, alias, plan, width, returning, conflict: None, acts: Vec::new() })
+            }
+            Reading::Merge(merge) => {
+                let (version, alias) = (merge.version.clone(), merge.alias());
+                let merge::Planned { plan, acts, width, returning } = merge.plan(state, facts, parameters)?;
+                Ok(Source { verb: Verb::Merge, version, alias, plan, width, returning, conflict: None, acts })
             }
         }
     }
@@ -190,8 +220,10 @@ impl Reading {
 #[derive(Default)]
 struct Written {
     rows: u64,
-    /// Of an `INSERT`: those of the rows that were there already, and those not counted because they were.
+    /// Of these, of an `INSERT` or a `MERGE`, those that were there already, and those that are there no more.
     updated: u64,
+    deleted: u64,
+    /// Of an `INSERT`: those not counted because they are there already.
     skipped: u64,
     /// Nothing was written: somebody else changed a row meanwhile, so the statement is to be run again, as of now.
     again: bool,
@@ -266,11 +298,11 @@ impl Session {
         let facts = running.facts.clone();
         let info = running.query.info.clone();
         let start = Instant::now();
-        let prepared = self.prepare_run(running, planned, None)?;
+        let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
         let plan = prepared.plan.clone();
         let mut batches = prepared.start(&self.planner.workers());
         let heap = batches.heap().clone();
-        let (def, width) = (source.version.def.clone(), source.width);
+        let (def, width, acts) = (source.version.def.clone(), source.width, source.acts);
         let tree = facts.version.partition_tree(&def)?;
         let table = RelationName::from(&*def);
         let returns = columns.is_some();
@@ -282,19 +314,34 @@ impl Session {
             }
             check_partitions(transaction, &def, tree.as_deref())?;
             let before = transaction.savepoint();
-            let rows = Rows { facts: &facts, batches: &mut batches, schema: &schema, settings, width, returns, tree };
+            let rows = Rows {
+                facts: &facts,
+                batches: &mut batches,
+                reevaluation: &reevaluation,
+                schema: &schema,
+                settings,
+                width,
+                returns,
+                tree: tree.clone(),
+            };
             let written = match verb {
                 Verb::Insert if let Some(upsert) = &upsert => rows.upsert(transaction, &table, upsert),
                 Verb::Insert => rows.insert(transaction, &table),
                 Verb::Update => rows.update(transaction, &table),
                 Verb::Delete => rows.delete(transaction, &table),
+                Verb::Merge => rows.merge(transaction, &table, &acts),
             }?;
             if written.again {
+                let newer = newer_of(transaction, &def, tree.as_deref())?;
                 transaction.roll_back_to(&before);
+                // Nobody changes them once more, then.
+                for (table, rows) in &newer {
+                    transaction.lock_newest(table, rows, verb.lock())?;
+                }
             }
             Ok(written)
         });
-        let Written { rows, skipped, updated, again, returned } = joined(written.await)?;
+        let Written { rows, updated, deleted, skipped, again, returned } = joined(written.await)?;
         if again {
             return Ok(None);
         }
@@ -302,6 +349,10 @@ impl Session {
             if let (Some(node), true) = (&mut node, is_upsert) {
                 node.detail(format!("Tuples Inserted: {}", rows - updated));
                 node.detail(format!("Conflicting Tuples: {}", skipped + updated));
+            }
+            if let (Some(node), Verb::Merge) = (&mut node, verb) {
+                let inserted = rows - updated - deleted;
+                node.detail(format!("Tuples: inserted={inserted} updated={updated} deleted={deleted}"));
             }
             let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
             *explained = Some(Explained { node, plan, planning, ran });
@@ -345,6 +396,7 @@ pub(super) fn returned_stream(
 struct Rows<'a> {
     facts: &'a Arc<SessionFacts>,
     batches: &'a mut Batches,
+    reevaluation: &'a Reevaluation,
     schema: &'a SchemaRef,
     settings: TextSettings,
     /// Columns before those of `RETURNING`.
@@ -429,33 +481,81 @@ impl Rows<'_> {
         let values = 1..self.width;
         let mut writer = checked_writer(transaction, self.facts, table)?;
         let tree = self.tree.clone();
-        self.change(|batch, ids| {
+        self.change(transaction, table, |transaction, batch, ids, now| {
             let rows = conform.apply(&part(batch, values.clone())?)?;
-            let change = ChangedRows::Become { rows: &rows, writer: &mut writer };
-            transaction.change_rows_of(table, tree.as_deref(), ids, change)
+            match now {
+                None => {
+                    let change = ChangedRows::Become { rows: &rows, writer: &mut writer };
+                    transaction.change_rows_of(table, tree.as_deref(), ids, change)
+                }
+                Some(now) => transaction.change_newer(now, ids, Some(&writer.checked(&rows)?)),
+            }
         })
     }
 
     fn delete(self, transaction: &mut Transaction, table: &RelationName) -> Result<Written> {
         let tree = self.tree.clone();
-        self.change(|_, ids| transaction.change_rows_of(table, tree.as_deref(), ids, ChangedRows::Go))
+        self.change(transaction, table, |transaction, _, ids, now| match now {
+            None => transaction.change_rows_of(table, tree.as_deref(), ids, ChangedRows::Go),
+            Some(now) => transaction.change_newer(now, ids, None),
+        })
     }
 
-    /// `change` says of each row whether it was written.
-    fn change(self, mut change: impl FnMut(&RecordBatch, &[RowId]) -> Result<Changed>) -> Result<Written> {
+    fn merge(self, transaction: &mut Transaction, table: &RelationName, acts: &[Act]) -> Result<Written> {
+        let conform = self.conform(transaction, table, merge::FIRST)?;
+        let mut merge = Merging {
+            table,
+            tree: self.tree.clone(),
+            acts,
+            values: merge::FIRST..self.width,
+            conform,
+            inserted: checked_writer(transaction, self.facts, table)?,
+            checks: checked_writer(transaction, self.facts, table)?,
+            returns: self.returns,
+            written: Written::default(),
+        };
+        let mut is_done = true;
+        while is_done && let Some(batch) = self.batches.blocking_next() {
+            is_done = merge.batch(transaction, &batch?, None)?;
+        }
+        let def = merge.checks.table().def.clone();
+        let has_newer = !newer_of(transaction, &def, self.tree.as_deref())?.is_empty();
+        if is_done && has_newer && acts.contains(&Act::Insert) {
+            // What a source row comes to may depend on a row that it does not match any more.
+            is_done = false;
+        }
+        if is_done && let Some((now, again)) = look_again(transaction, &def, self.tree.as_deref(), self.reevaluation)? {
+            for batch in again.iter().flatten() {
+                is_done &= merge.batch(transaction, batch, Some(&now))?;
+            }
+            is_done &= again.is_some();
+        }
+        let mut written = merge.written;
+        if is_done {
+            written.rows += transaction.absorb(merge.inserted)?;
+        }
+        Ok(Written { again: !is_done, ..written })
+    }
+
+    /// `change` says of each row whether it was written, of rows as the statement sees them or as they are now.
+    fn change(
+        self,
+        transaction: &mut Transaction,
+        table: &RelationName,
+        mut change: impl FnMut(&mut Transaction, &RecordBatch, &[RowId], Option<&TableVersion>) -> Result<Changed>,
+    ) -> Result<Written> {
+        let version = transaction.version();
+        let def = version.table(table).ok_or_else(|| Error::internal("the table is gone"))?.def.clone();
         let mut written = Written::default();
-        while let Some(batch) = self.batches.blocking_next() {
-            let batch = batch?;
-            let ids = batch.column(0).as_primitive_opt::<Int64Type>();
-            let ids = ids.ok_or_else(|| Error::internal("a change's rows have no ids"))?;
-            let ids: Vec<RowId> = ids.values().iter().map(|id| RowId(*id as u64)).collect();
-            let done = match change(&batch, &ids)? {
+        let mut write = |transaction: &mut Transaction, batch: &RecordBatch, now: Option<&TableVersion>| {
+            let ids = ids_of(batch)?;
+            let done = match change(transaction, batch, &ids, now)? {
                 Changed::Rows(done) => done,
-                Changed::Again => return Ok(Written { again: true, ..written }),
+                Changed::Again => return Ok(false),
             };
             written.rows += done.true_count() as u64;
             if self.returns {
-                let returned = part(&batch, self.width..batch.num_columns())?;
+                let returned = part(batch, self.width..batch.num_columns())?;
                 let returned = if done.true_count() == done.len() {
                     returned
                 } else {
@@ -463,9 +563,159 @@ impl Rows<'_> {
                 };
                 written.returned.push(returned);
             }
+            Ok::<bool, Error>(true)
+        };
+        let mut is_done = true;
+        while is_done && let Some(batch) = self.batches.blocking_next() {
+            is_done = write(transaction, &batch?, None)?;
         }
-        Ok(written)
+        if is_done && let Some((now, again)) = look_again(transaction, &def, self.tree.as_deref(), self.reevaluation)? {
+            for batch in again.iter().flatten() {
+                is_done &= write(transaction, batch, Some(&now))?;
+            }
+            is_done &= again.is_some();
+        }
+        Ok(Written { again: !is_done, ..written })
     }
+}
+
+/// A `MERGE` under way.
+struct Merging<'a> {
+    table: &'a RelationName,
+    tree: Option<Arc<PartitionTree>>,
+    acts: &'a [Act],
+    values: Range<usize>,
+    conform: Conform,
+    inserted: TableWriter,
+    checks: TableWriter,
+    returns: bool,
+    written: Written,
+}
+
+impl Merging<'_> {
+    /// False: to be run again.
+    fn batch(
+        &mut self,
+        transaction: &mut Transaction,
+        batch: &RecordBatch,
+        now: Option<&TableVersion>,
+    ) -> Result<bool> {
+        let [ids, numbers] = [0, 1].map(|column| batch.column(column).as_primitive_opt::<Int64Type>());
+        let (Some(ids), Some(numbers)) = (ids, numbers) else {
+            return Err(Error::internal("a merge's rows have no ids"));
+        };
+        let mut unwritten = BTreeSet::new();
+        for act in [Act::Delete, Act::Update, Act::Insert] {
+            let is_done = |number: &i64| self.acts.get(*number as usize) == Some(&act);
+            let places: UInt32Array =
+                (0..).zip(numbers.values()).filter(|(_, number)| is_done(number)).map(|(place, _)| place).collect();
+            if places.is_empty() {
+                continue;
+            }
+            let rows = take_record_batch(&part(batch, self.values.clone())?, &places);
+            let rows = rows.map_err(crate::errors::from_arrow)?;
+            if act == Act::Insert {
+                self.inserted.write(&self.conform.apply(&rows)?)?;
+                continue;
+            }
+            let ids: Vec<RowId> =
+                places.values().iter().map(|&place| RowId(ids.value(place as usize) as u64)).collect();
+            let rows = if act == Act::Update { Some(self.conform.apply(&rows)?) } else { None };
+            let done = match (now, &rows) {
+                (Some(now), Some(rows)) => transaction.change_newer(now, &ids, Some(&self.checks.checked(rows)?))?,
+                (Some(now), None) => transaction.change_newer(now, &ids, None)?,
+                (None, rows) => {
+                    let change = match rows {
+                        Some(rows) => ChangedRows::Become { rows, writer: &mut self.checks },
+                        None => ChangedRows::Go,
+                    };
+                    transaction.change_rows_of(self.table, self.tree.as_deref(), &ids, change)?
+                }
+            };
+            let Changed::Rows(done) = done else { return Ok(false) };
+            if done.false_count() > 0 {
+                let table = self.checks.table().def.id;
+                if let Some(tree) = &self.tree
+                    && tree.leaves().iter().any(|leaf| transaction.has_newer(*leaf))
+                {
+                    return Ok(false);
+                }
+                let newer = transaction.newer(table);
+                for (place, (row, _)) in ids.iter().zip(done.values()).enumerate().filter(|(_, (_, done))| !done) {
+                    let is_gone = transaction.is_gone(table, *row);
+                    if now.is_some() || newer.binary_search(row).is_err() && !is_gone {
+                        let message = "MERGE command cannot affect row a second time";
+                        return Err(Error::new(SqlState::CARDINALITY_VIOLATION, message)
+                            .with_hint("Ensure that not more than one source row matches any one target row."));
+                    }
+                    if is_gone && self.acts.contains(&Act::Insert) {
+                        // Its source row matches no more.
+                        return Ok(false);
+                    }
+                    unwritten.insert(places.value(place));
+                }
+            }
+            let rows = done.true_count() as u64;
+            let of = if act == Act::Delete { &mut self.written.deleted } else { &mut self.written.updated };
+            *of += rows;
+            self.written.rows += rows;
+        }
+        if self.returns {
+            let kept: BooleanArray =
+                (0..batch.num_rows() as u32).map(|place| Some(!unwritten.contains(&place))).collect();
+            let returned = part(batch, self.values.end..batch.num_columns())?;
+            self.written.returned.push(filter_record_batch(&returned, &kept).map_err(crate::errors::from_arrow)?);
+        }
+        Ok(true)
+    }
+}
+
+/// The rows that a statement was to change and that others had changed meanwhile, as they are now; and what its plan gives
+/// for them. `None` where there are none; no batches where the plan cannot be run again.
+#[expect(clippy::type_complexity, reason = "both callers take it apart at once")]
+fn look_again(
+    transaction: &mut Transaction,
+    def: &TableDef,
+    tree: Option<&PartitionTree>,
+    reevaluation: &Reevaluation,
+) -> Result<Option<(Arc<TableVersion>, Option<Vec<RecordBatch>>)>> {
+    let newer = newer_of(transaction, def, tree)?;
+    if newer.is_empty() {
+        return Ok(None);
+    }
+    let now = transaction.look_again(def)?;
+    match <[_; 1]>::try_from(newer) {
+        Ok([(_, rows)]) if tree.is_none() && reevaluation.is_possible(true) => {
+            let batches = reevaluation.rows(&[(now.clone(), rows)])?;
+            Ok(Some((now, Some(batches))))
+        }
+        _ => Ok(Some((now, None))),
+    }
+}
+
+/// Rows of a table, or of its partitions, that a statement was to write and that others had changed meanwhile.
+pub(super) fn newer_of(
+    transaction: &Transaction,
+    def: &TableDef,
+    tree: Option<&PartitionTree>,
+) -> Result<Vec<(RelationName, Vec<RowId>)>> {
+    let mut newer = Vec::new();
+    match tree {
+        None => newer.push((RelationName::from(def), transaction.newer(def.id))),
+        Some(tree) => {
+            for (ordinal, leaf) in tree.leaves().iter().enumerate() {
+                newer.push((transaction.leaf_name(tree, ordinal)?, transaction.newer(*leaf)));
+            }
+        }
+    }
+    newer.retain(|(_, rows)| !rows.is_empty());
+    Ok(newer)
+}
+
+fn ids_of(batch: &RecordBatch) -> Result<Vec<RowId>> {
+    let ids = batch.column(0).as_primitive_opt::<Int64Type>();
+    let ids = ids.ok_or_else(|| Error::internal("a change's rows have no ids"))?;
+    Ok(ids.values().iter().map(|id| RowId(*id as u64)).collect())
 }
 
 fn part(batch: &RecordBatch, columns: std::ops::Range<usize>) -> Result<RecordBatch> {

@@ -35,7 +35,8 @@ impl Session {
             | Command::Locking { .. }
             | Command::Insert(..)
             | Command::Update { .. }
-            | Command::Delete { .. } => {}
+            | Command::Delete { .. }
+            | Command::MergeInto { .. } => {}
             Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Check => return none(Some(super::upkeep::check_columns())),
@@ -94,11 +95,15 @@ fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> 
             let schema = analyzed_schema(&state, plan)?;
             Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
         }
-        command @ (Command::Insert(..) | Command::Update { .. } | Command::Delete { .. }) => {
+        command @ (Command::Insert(..)
+        | Command::Update { .. }
+        | Command::Delete { .. }
+        | Command::MergeInto { .. }) => {
             let given = match command {
                 Command::Insert(insert, _) => crate::parameters::settled(insert.as_ref(), given),
                 Command::Update { update, .. } => crate::parameters::settled(update.as_ref(), given),
                 Command::Delete { delete, .. } => crate::parameters::settled(delete.as_ref(), given),
+                Command::MergeInto { merge, .. } => crate::parameters::settled(merge.as_ref(), given),
                 _ => given.to_vec(),
             };
             let (reading, fields) = Source::read(facts, command, &given)?;

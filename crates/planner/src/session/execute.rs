@@ -26,7 +26,7 @@ impl Session {
             Command::Unsupported(error) => Err(error.clone()),
             Command::Query(_) => self.select(text, statement, parameters).await,
             Command::Locking { .. } => self.select_locking(text, statement, parameters, None).await,
-            Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } => {
+            Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } | Command::MergeInto { .. } => {
                 self.change(text, statement, parameters, None).await
             }
             Command::CreateTable { .. } => self.create_table(text, statement, parameters, None).await,

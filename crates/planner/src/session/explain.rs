@@ -71,8 +71,8 @@ impl Session {
         let Some(explained) = explained else { return plan_lines(Vec::new()) };
         let node = explained.node.as_ref();
         let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
-        let mut lines = crate::explain::lines(&explained.plan, node, ran, options.verbose, options.tree);
-        if let Some(Ran { elapsed, rows, info }) = explained.ran {
+        let mut lines = crate::explain::lines(&explained.plan, node, ran, options);
+        if let Some(Ran { elapsed, rows, info }) = explained.ran.filter(|_| !options.hides_summary) {
             for (tablespace, _, peak) in info.heap_bytes() {
                 lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
             }

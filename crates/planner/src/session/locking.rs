@@ -1,12 +1,14 @@
 //! `SELECT … FOR UPDATE` and its kin: the rows that a query finds, locked before they are given back.
 //!
-//! Where a row was changed since the statement's view was drawn, nothing of it counts: the query runs again, as of now,
-//! as an `UPDATE` does.
+//! Where a row was changed since the statement's view was drawn, it is locked as it is now, and the query is asked again
+//! for this row alone, as PostgreSQL asks it. A query with a `LIMIT` or with subqueries that give one value runs again,
+//! as of now, with the row locked: other rows may come in the place of one that is there no more.
 
+use super::change::newer_of;
 use super::change::returned_stream;
 use super::explain::{Explained, Ran};
 use super::{Outcome, ResultColumn, Session};
-use crate::execute::joined;
+use crate::execute::{Reevaluation, joined};
 use crate::explain::Node;
 use crate::facts::SessionFacts;
 use crate::locking::{self, Target};
@@ -16,10 +18,11 @@ use crate::statement::{Command, Statement};
 use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::Int64Type;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, RowId};
-use tidepool_database::{Locked, RelationName, Transaction, split_id};
+use tidepool_database::{LockWait, Locked, RelationName, Transaction, split_id};
 
 impl Session {
     pub(super) async fn select_locking(
@@ -84,7 +87,9 @@ impl Session {
         let facts = running.facts.clone();
         let info = running.query.info.clone();
         let start = Instant::now();
-        let prepared = self.prepare_run(running, planned, None)?;
+        let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
+        let is_partitioned = locking.targets.iter().any(|target| target.tree.is_some());
+        let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false);
         let plan = prepared.plan.clone();
         let mut batches = prepared.start(&self.planner.workers());
         let heap = batches.heap().clone();
@@ -99,19 +104,31 @@ impl Session {
                 super::change::check_partitions(transaction, def, target.tree.as_deref())?;
             }
             let before = transaction.savepoint();
-            let (mut skip, mut left) = (locking.skip, locking.fetch.unwrap_or(usize::MAX));
+            let mut locker = Locker {
+                targets: &locking.targets,
+                names: names_of(transaction, &locking.targets)?,
+                reevaluation: can_look_again.then_some(&reevaluation),
+                looked_at: HashSet::new(),
+                skip: locking.skip,
+                left: locking.fetch.unwrap_or(usize::MAX),
+            };
             let mut kept = Vec::new();
-            while left > 0
+            while locker.left > 0
                 && let Some(batch) = batches.blocking_next()
             {
-                let batch = batch?;
-                let Some(rows) = lock(transaction, &locking.targets, &batch, &mut skip, &mut left)? else {
+                if !locker.lock(transaction, &batch?, &mut kept)? {
+                    let newer = (locking.targets.iter())
+                        .map(|target| newer_of(transaction, &target.version.def, target.tree.as_deref()))
+                        .collect::<Result<Vec<_>>>()?;
                     transaction.roll_back_to(&before);
+                    // Nobody changes them once more, then.
+                    for (target, newer) in locking.targets.iter().zip(newer) {
+                        for (name, rows) in newer.iter().filter(|_| target.wait == LockWait::Wait) {
+                            transaction.lock_newest(name, rows, target.lock)?;
+                        }
+                    }
                     return Ok(None);
-                };
-                let outputs: Vec<usize> = (locking.targets.len()..batch.num_columns()).collect();
-                let outputs = batch.project(&outputs).map_err(crate::errors::from_arrow)?;
-                kept.push(filter_record_batch(&outputs, &rows).map_err(crate::errors::from_arrow)?);
+                }
             }
             Ok(Some(kept))
         });
@@ -125,50 +142,113 @@ impl Session {
     }
 }
 
-/// Locks the rows of a batch, and says which of them are given back: not those that are skipped. `None`: one of them is
-/// newer than the statement's view.
-fn lock(
-    transaction: &mut Transaction,
-    targets: &[Target],
-    batch: &RecordBatch,
-    skip: &mut usize,
-    left: &mut usize,
-) -> Result<Option<BooleanArray>> {
-    let names = targets
-        .iter()
-        .map(|target| match &target.tree {
-            None => Ok(vec![RelationName::from(&*target.version.def)]),
-            Some(tree) => (0..tree.leaves().len()).map(|ordinal| transaction.leaf_name(tree, ordinal)).collect(),
-        })
-        .collect::<Result<Vec<Vec<RelationName>>>>()?;
-    let ids = (0..targets.len())
-        .map(|place| {
-            let ids = batch.column(place).as_primitive_opt::<Int64Type>();
-            ids.ok_or_else(|| Error::internal("rows to be locked have no ids"))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let mut kept = Vec::with_capacity(batch.num_rows());
-    for row in 0..batch.num_rows() {
-        let mut is_kept = *left > 0;
-        for ((target, names), ids) in targets.iter().zip(&names).zip(&ids) {
-            if !is_kept {
-                break;
+/// Of each target its name, or those of its partitions.
+fn names_of(transaction: &Transaction, targets: &[Target]) -> Result<Vec<Vec<RelationName>>> {
+    let of = |target: &Target| match &target.tree {
+        None => Ok(vec![RelationName::from(&*target.version.def)]),
+        Some(tree) => (0..tree.leaves().len()).map(|ordinal| transaction.leaf_name(tree, ordinal)).collect(),
+    };
+    targets.iter().map(of).collect()
+}
+
+/// A query's rows on their way to being locked.
+struct Locker<'a> {
+    targets: &'a [Target],
+    /// Of each target, or of its partitions.
+    names: Vec<Vec<RelationName>>,
+    /// `None`: rows that are newer than the statement's view make it run again.
+    reevaluation: Option<&'a Reevaluation>,
+    /// Ids of the targets' rows that the query was asked for again, together.
+    looked_at: HashSet<Vec<RowId>>,
+    /// Rows to be passed over, and then to be given back.
+    skip: usize,
+    left: usize,
+}
+
+impl Locker<'_> {
+    /// Locks the rows of a batch, and adds to `kept` what is given back of them: not those that are skipped. False: the
+    /// query is to be run again.
+    fn lock(
+        &mut self,
+        transaction: &mut Transaction,
+        batch: &RecordBatch,
+        kept: &mut Vec<RecordBatch>,
+    ) -> Result<bool> {
+        let ids = (0..self.targets.len())
+            .map(|place| {
+                let ids = batch.column(place).as_primitive_opt::<Int64Type>();
+                ids.ok_or_else(|| Error::internal("rows to be locked have no ids"))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let mut mask = vec![false; batch.num_rows()];
+        // Of the rows in the mask those that `kept` has.
+        let mut taken = 0;
+        for row in 0..batch.num_rows() {
+            let (mut is_kept, mut is_newer) = (self.left > 0, false);
+            for ((target, names), ids) in self.targets.iter().zip(&self.names).zip(&ids) {
+                if !is_kept {
+                    break;
+                }
+                let id = RowId(ids.value(row) as u64);
+                let (ordinal, id) = if target.tree.is_some() { split_id(id) } else { (0, id) };
+                match transaction.lock_row(&names[ordinal], id, target.lock, target.wait)? {
+                    Locked::Yes => {}
+                    Locked::Newer => is_newer = true,
+                    Locked::Skipped => is_kept = false,
+                    Locked::Again => return Ok(false),
+                }
             }
-            let id = RowId(ids.value(row) as u64);
-            let (ordinal, id) = if target.tree.is_some() { split_id(id) } else { (0, id) };
-            match transaction.lock_row(&names[ordinal], id, target.lock, target.wait)? {
-                Locked::Yes => {}
-                Locked::Skipped => is_kept = false,
-                Locked::Again => return Ok(None),
+            if is_kept && is_newer {
+                let Some(reevaluation) = self.reevaluation else { return Ok(false) };
+                self.keep(batch, &mask, &mut taken, row, kept)?;
+                let ids: Vec<RowId> = ids.iter().map(|ids| RowId(ids.value(row) as u64)).collect();
+                if self.looked_at.insert(ids.clone()) {
+                    let now = (self.names.iter())
+                        .zip(ids)
+                        .map(|(names, id)| Ok((transaction.look_again(&names[0])?, vec![id])))
+                        .collect::<Result<Vec<_>>>()?;
+                    for batch in reevaluation.rows(&now)? {
+                        let mask: Vec<bool> = (0..batch.num_rows()).map(|_| self.counts()).collect();
+                        self.keep(&batch, &mask, &mut 0, mask.len(), kept)?;
+                    }
+                }
+                continue;
             }
+            mask[row] = is_kept && self.counts();
         }
-        if is_kept && *skip > 0 {
-            *skip -= 1;
-            is_kept = false;
-        } else if is_kept {
-            *left -= 1;
-        }
-        kept.push(is_kept);
+        self.keep(batch, &mask, &mut taken, batch.num_rows(), kept)?;
+        Ok(true)
     }
-    Ok(Some(kept.into()))
+
+    /// Whether one row more is given back.
+    fn counts(&mut self) -> bool {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        let counts = self.left > 0;
+        self.left -= usize::from(counts);
+        counts
+    }
+
+    /// Adds the outputs of the rows from `taken` up to `end` that the mask has.
+    fn keep(
+        &self,
+        batch: &RecordBatch,
+        mask: &[bool],
+        taken: &mut usize,
+        end: usize,
+        kept: &mut Vec<RecordBatch>,
+    ) -> Result<()> {
+        let part = batch.slice(*taken, end - *taken);
+        let mask = BooleanArray::from(mask[*taken..end].to_vec());
+        *taken = end;
+        if mask.true_count() == 0 {
+            return Ok(());
+        }
+        let outputs: Vec<usize> = (self.targets.len()..batch.num_columns()).collect();
+        let part = part.project(&outputs).map_err(crate::errors::from_arrow)?;
+        kept.push(filter_record_batch(&part, &mask).map_err(crate::errors::from_arrow)?);
+        Ok(())
+    }
 }

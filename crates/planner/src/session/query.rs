@@ -2,7 +2,7 @@
 
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
-use crate::execute::{Batches, Execution, joined};
+use crate::execute::{Batches, Execution, Reevaluation, joined};
 use crate::query;
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
@@ -59,10 +59,22 @@ impl Session {
             context: Arc::new(context),
             schema: planned.schema,
             heap,
-            query: running.query,
+            query: Some(running.query),
             interrupt: running.interrupt,
             failed: self.block_failed(),
         })
+    }
+
+    /// As `prepare_run`, with what it takes to run the plan again for some rows.
+    pub(super) fn prepare_writing(
+        &self,
+        running: Running,
+        planned: query::Planned,
+    ) -> Result<(Execution, Reevaluation)> {
+        let (plan, config) = (planned.plan.clone(), planned.state.config().clone());
+        let execution = self.prepare_run(running, planned, None)?;
+        let reevaluation = Reevaluation::new(plan, config, &execution, self.planner.workers());
+        Ok((execution, reevaluation))
     }
 
     pub(super) async fn select(

@@ -11,6 +11,7 @@ mod alter;
 mod cursor;
 mod indexes;
 mod locking;
+pub mod merge;
 mod objects;
 mod partitions;
 mod utility;
@@ -115,6 +116,10 @@ pub enum Command {
     },
     Delete {
         delete: Box<ast::Delete>,
+        with: Option<Box<ast::With>>,
+    },
+    MergeInto {
+        merge: Box<ast::Merge>,
         with: Option<Box<ast::With>>,
     },
     /// `CREATE TABLE`, with or without `AS`.
@@ -463,6 +468,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
     let (tokens, partitions) = partitions::take(source, tokens)?;
     let (tokens, clauses) = locking::take(source, tokens)?;
+    let tokens = merge::spelled(tokens);
     // `TABLE t` is short for `SELECT * FROM t`.
     let tokens = match tokens.first() {
         Some(first) if matches!(&first.token, Token::Word(word) if word.keyword == Keyword::TABLE) => {
@@ -489,9 +495,10 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             ast::SetExpr::Delete(ast::Statement::Delete(delete)) => {
                 Command::Delete { delete: Box::new(delete), with: query.with.take().map(Box::new) }
             }
-            ast::SetExpr::Insert(_) | ast::SetExpr::Merge(_) => {
-                Command::Unsupported(Error::unsupported("INSERT and MERGE after WITH are not supported"))
+            ast::SetExpr::Merge(ast::Statement::Merge(merge)) => {
+                Command::MergeInto { merge: Box::new(merge), with: query.with.take().map(Box::new) }
             }
+            ast::SetExpr::Insert(_) => Command::Unsupported(Error::unsupported("INSERT after WITH is not supported")),
             _ if !clauses.is_empty() => Command::Locking { query, clauses },
             _ => Command::Query(query),
         },
@@ -504,17 +511,13 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
         },
         ast::Statement::Update(update) => Command::Update { update: Box::new(update), with: None },
         ast::Statement::Delete(delete) => Command::Delete { delete: Box::new(delete), with: None },
-        ast::Statement::Merge(_) => Command::Unsupported(unsupported_change("MERGE")),
+        ast::Statement::Merge(merge) => Command::MergeInto { merge: Box::new(merge), with: None },
         other => {
             let text = other.to_string();
             let words: Vec<&str> = text.split_whitespace().take(2).collect();
             Command::Unsupported(Error::unsupported(format!("{} is not supported", words.join(" ").to_uppercase())))
         }
     })
-}
-
-fn unsupported_change(verb: &str) -> Error {
-    Error::unsupported(format!("{verb} is not supported yet")).with_hint("INSERT, UPDATE and DELETE are.")
 }
 
 fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {

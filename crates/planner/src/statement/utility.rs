@@ -141,6 +141,10 @@ pub struct ExplainOptions {
     pub verbose: bool,
     /// `FORMAT TREE`.
     pub tree: bool,
+    /// What was expected, what took how long, and the lines about the whole.
+    pub hides_costs: bool,
+    pub hides_timing: bool,
+    pub hides_summary: bool,
     /// What the query would cost with tables and heap elsewhere.
     pub placement: bool,
 }
@@ -292,13 +296,10 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
         "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do" | "load" | "refresh"
-        | "security" | "reassign" | "import" | "merge" => {
+        | "security" | "reassign" | "import" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
-            Command::Unsupported(match verb.as_str() {
-                "MERGE" => super::unsupported_change(&verb),
-                _ => Error::unsupported(format!("{verb} is not supported")),
-            })
+            Command::Unsupported(Error::unsupported(format!("{verb} is not supported")))
         }
         _ => return Ok(None),
     };
@@ -1049,8 +1050,9 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
                             .with_hint("Use TEXT or TREE."));
                     }
                 },
-                // Costs and timing are always shown where they exist, as by default in PostgreSQL.
-                "costs" | "timing" | "summary" if on(cursor)? => {}
+                "costs" => options.hides_costs = !on(cursor)?,
+                "timing" => options.hides_timing = !on(cursor)?,
+                "summary" => options.hides_summary = !on(cursor)?,
                 other => {
                     return Err(Error::new(SqlState::SYNTAX_ERROR, format!("unrecognized EXPLAIN option \"{other}\"")));
                 }
