@@ -163,7 +163,9 @@ impl Transaction {
             self.begun = true;
             self.worker().next_command()?;
             if self.isolation() != Isolation::ReadCommitted && self.base.is_none() {
-                self.base = Some(self.database.state());
+                let base = self.database.state();
+                self.writes.exists_as_of(base.commit_ts);
+                self.base = Some(base);
             }
             // First: what exists is as it was when the view is drawn, or was until then.
             let state = self.state();
@@ -353,6 +355,9 @@ impl Transaction {
         if let Some(before) = before.as_ref().filter(|before| !Arc::ptr_eq(&before.rows, &next.rows)) {
             self.replace_store(&before.rows);
         }
+        if before.as_ref().is_some_and(|before| before.def.partitioning != next.def.partitioning) {
+            self.repartition(&next);
+        }
         if let Some(before) = before.filter(|before| Arc::ptr_eq(&before.rows, &next.rows)) {
             let stays = |index: &&Arc<TableIndex>| next.indexes().iter().any(|other| Arc::ptr_eq(index, other));
             let left: Vec<_> = before.indexes().iter().filter(|index| !stays(index)).cloned().collect();
@@ -363,10 +368,19 @@ impl Transaction {
         next
     }
 
-    /// A table that is locked does without these rows from now on.
+    /// A table that is locked does without these rows, or has others besides, from now on.
     fn replace_store(&mut self, rows: &Arc<RowStore>) {
         let (worker, writes) = self.writing();
-        writes.replaced(rows, worker);
+        writes.redefined(rows, worker);
+    }
+
+    /// A table, and those that it is a part of, have other partitions from now on.
+    fn repartition(&mut self, table: &Arc<Table>) {
+        let mut table = Some(table.clone());
+        while let Some(part) = table {
+            self.replace_store(&part.rows);
+            table = part.def.partition_of.and_then(|parent| self.state().table_of_id(parent).cloned());
+        }
     }
 
     /// A table of this definition without rows.

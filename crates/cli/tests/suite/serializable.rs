@@ -7,13 +7,16 @@ async fn run(client: &Client, sql: &str) -> Result<(), String> {
     client.batch_execute(sql).await.map_err(|error| code(&error).to_owned())
 }
 
-const MAKE: &str = "DROP TABLE IF EXISTS child, test, other;
+const MAKE: &str = "DROP TABLE IF EXISTS child, test, other, parts; DROP TABLE IF EXISTS more, parts_1, parts_2;
     CREATE TABLE test (id int PRIMARY KEY, value int, note text);
     CREATE TABLE other (id int PRIMARY KEY);
     CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES test);
     CREATE INDEX test_value ON test (value);
     INSERT INTO test SELECT i, i * 10, 'note ' || i FROM generate_series(1, 40) AS g(i);
-    INSERT INTO child VALUES (1, 3)";
+    INSERT INTO child VALUES (1, 3);
+    CREATE TABLE parts (id int, value int) PARTITION BY RANGE (id);
+    CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10);
+    CREATE TABLE more (id int, value int); INSERT INTO more VALUES (15, 1)";
 
 /// What the first does before, and after, the second has done something and committed; and whether the first can then commit.
 async fn expect(cases: &[(&str, &str, &str, bool)]) {
@@ -63,6 +66,7 @@ async fn who_writes_other_rows_of_the_same_table_is_in_nobodys_way() {
             write,
             true,
         ),
+        ("SELECT count(*) FROM parts WHERE id < 5", "INSERT INTO parts VALUES (7, 7)", write, true),
         // What is rolled back has not been.
         ("SELECT * FROM test", "SAVEPOINT a; DELETE FROM test WHERE id > 5; ROLLBACK TO a", write, true),
         ("SELECT * FROM test", "SELECT * FROM test WHERE id = 1 FOR UPDATE", write, true),
@@ -121,6 +125,21 @@ async fn who_read_what_changed_is_refused() {
         (
             "SELECT * FROM test WHERE id = 1",
             "ALTER TABLE test SET TABLESPACE far; UPDATE test SET value = 0 WHERE id = 1",
+            elsewhere,
+            false,
+        ),
+        // Partitions that come and go.
+        ("SELECT count(*) FROM parts", "INSERT INTO parts VALUES (5, 5)", elsewhere, false),
+        (
+            "SELECT count(*) FROM parts WHERE value = 1",
+            "ALTER TABLE parts ATTACH PARTITION more FOR VALUES FROM (10) TO (20)",
+            elsewhere,
+            false,
+        ),
+        ("SELECT count(*) FROM parts WHERE value = 1", "ALTER TABLE parts DETACH PARTITION parts_1", elsewhere, false),
+        (
+            "SELECT count(*) FROM parts",
+            "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20); INSERT INTO parts VALUES (12, 1)",
             elsewhere,
             false,
         ),

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use tidepool_base::Result;
 use tidepool_database::{DatabaseVersion, PartitionTree};
+use tidepool_heap::QueryHeap;
 use tidepool_table::{ColumnFilter, IndexAccess, IndexDef, TableStatistics, TableVersion};
 
 #[derive(Debug)]
@@ -50,6 +51,10 @@ impl Source {
 
     /// As `tables`, each with the cheapest way to its rows.
     pub fn parts(&self, filters: &[ColumnFilter], reads: &[usize]) -> Vec<Part> {
+        if self.is_partitioned() {
+            // Which partitions there are.
+            QueryHeap::outside(|| self.version.read_by(&[], None));
+        }
         let part = |(ordinal, version): (usize, Arc<TableVersion>)| {
             let access = IndexAccess::choose(&version, filters, reads).map(Arc::new);
             Part { version, ordinal, access }

@@ -11,7 +11,8 @@
 //!
 //! Looking for rows that changed goes through the table's heads: nothing is counted or queued for it, by readers or by writers. What
 //! was changed since the snapshot is still there, as the snapshot is open. A store whose table went over to another one
-//! (it was emptied, moved or dropped) says since when: who read it cannot tell what changed since.
+//! (it was emptied, moved or dropped) says since when, and so does that of a table that got or lost a partition: who read it cannot tell what
+//! changed since.
 
 use super::range::{Range, WORDS};
 use super::store::RowRef;
@@ -25,7 +26,8 @@ use arrow_array::ArrayRef;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId};
+use std::sync::atomic::Ordering;
+use tidepool_base::{CommitTs, Error, Result, RowId};
 use tidepool_txn::{Reads, Standing, Validation};
 
 /// What a transaction remembers of one table, in values of conditions, ranges of keys and rows: some megabyte.
@@ -138,14 +140,14 @@ impl WriteSet {
 pub(super) struct Asked<'w> {
     pub store: &'w RowStore,
     pub reads: &'w TableReads,
+    pub exists_as_of: CommitTs,
 }
 
 impl Reads for Asked<'_> {
     fn still_hold(&self, check: &Validation<'_>) -> Result<bool> {
-        let Asked { store, reads } = self;
+        let Asked { store, reads, exists_as_of } = self;
         store.check_view(check.view());
-        // Seen: the table that the statement found was the one before already.
-        if matches!(check.standing(&store.replaced), Standing::Seen | Standing::Conflict) {
+        if store.is_redefined(check, *exists_as_of) {
             return Ok(false);
         }
         if reads.is_whole {
@@ -270,6 +272,16 @@ struct Change<'v> {
 }
 
 impl RowStore {
+    /// Whether its table is, by another's doing and as of the commit, not what it was when the transaction found it.
+    fn is_redefined(&self, check: &Validation<'_>, found_as_of: CommitTs) -> bool {
+        match check.standing(&self.redefined) {
+            Standing::Own | Standing::Later => false,
+            Standing::Conflict => true,
+            // Perhaps after it was found, as the snapshot is drawn after that. A tag is above all timestamps.
+            Standing::Seen => self.redefined.load(Ordering::Acquire) > found_as_of.0,
+        }
+    }
+
     /// `None`: nothing, or it is not there.
     fn change<'v>(&'v self, check: &'v Validation<'_>, row: RowId) -> Option<Change<'v>> {
         let range = self.directory.get(row.range())?;

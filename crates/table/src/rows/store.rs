@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::{NEVER, Transactions, View};
+use tidepool_txn::{Transactions, View};
 
 /// Threads that do not share anything when they take row ids.
 const SHARDS: usize = 64;
@@ -54,8 +54,8 @@ pub struct RowStore {
     pub(super) open: Mutex<Option<RowId>>,
     pub(super) locks: RowLocks,
     pub(super) gone: OnceLock<Box<dyn Gone>>,
-    /// As a version's `begin`: since when the table has its rows in another store.
-    pub(super) replaced: AtomicU64,
+    /// As a version's `begin`: since when the table has its rows in another store, or in others besides.
+    pub(super) redefined: AtomicU64,
     /// For what it retires itself.
     pub(super) me: Weak<RowStore>,
 }
@@ -98,7 +98,7 @@ impl RowStore {
             open: Mutex::new(None),
             locks: RowLocks::new(),
             gone: OnceLock::new(),
-            replaced: AtomicU64::new(NEVER.0),
+            redefined: AtomicU64::new(0),
         })
     }
 

@@ -27,8 +27,8 @@ enum Write {
     Shared,
     /// A whole range; the row is its first.
     Range,
-    /// The store itself, as its table's.
-    Replaced,
+    /// The store itself, as its table's; and what was said of that before.
+    Redefined(u64),
 }
 
 /// How far a transaction had come.
@@ -54,6 +54,8 @@ pub struct WriteSet {
     has_locks: bool,
     /// By table; of serializable transactions.
     reads: Vec<(u32, TableReads)>,
+    /// None: as of the beginning.
+    exists_as_of: Option<CommitTs>,
 }
 
 impl std::fmt::Debug for WriteSet {
@@ -127,13 +129,19 @@ impl WriteSet {
         &mut self.reads[known].1
     }
 
-    /// The table is to have its rows in another store, or to be no more. Nobody else may write to it.
-    pub fn replaced(&mut self, store: &Arc<RowStore>, worker: &Worker) {
+    /// The table is to have its rows in another store, or in other partitions, or to be no more. Nobody else may do so.
+    pub fn redefined(&mut self, store: &Arc<RowStore>, worker: &Worker) {
         let word = worker.tag_to_write().word();
-        if store.replaced.swap(word, Ordering::AcqRel) != word {
+        let before = store.redefined.swap(word, Ordering::AcqRel);
+        if before != word {
             let table = self.table(store);
-            self.writes.push((table, RowId(0), Write::Replaced));
+            self.writes.push((table, RowId(0), Write::Redefined(before)));
         }
+    }
+
+    /// What exists, to the statements whose reads are remembered, is what did at `ts`.
+    pub fn exists_as_of(&mut self, ts: CommitTs) {
+        self.exists_as_of = Some(ts);
     }
 
     pub fn savepoint(&self) -> Savepoint {
@@ -153,7 +161,7 @@ impl WriteSet {
                     }
                 },
                 Write::Range => Change::Loaded,
-                Write::Lock { .. } | Write::Shared | Write::Replaced => return None,
+                Write::Lock { .. } | Write::Shared | Write::Redefined(_) => return None,
             };
             Some((&self.tables[*table as usize].store, *row, change))
         })
@@ -162,7 +170,9 @@ impl WriteSet {
     /// 40001 unless everything that was remembered as read is the same as of the commit.
     pub fn validate(&self, check: &Validation<'_>) -> Result<()> {
         let asked = |(table, reads): &'_ (u32, TableReads)| -> Result<bool> {
-            Asked { store: &self.tables[*table as usize].store, reads }.still_hold(check)
+            let store = &self.tables[*table as usize].store;
+            let exists_as_of = self.exists_as_of.unwrap_or(CommitTs(0));
+            Asked { store, reads, exists_as_of }.still_hold(check)
         };
         self.reads.iter().try_for_each(|reads| check.require(asked(reads)?))
     }
@@ -191,7 +201,7 @@ impl WriteSet {
                 Write::Lock { .. } => {}
                 Write::Shared => table.store.locks.release(*row, worker.tag()),
                 Write::Range => table.store.stamp_range(row.range(), ts),
-                Write::Replaced => table.store.replaced.store(ts.0, Ordering::Release),
+                Write::Redefined(_) => table.store.redefined.store(ts.0, Ordering::Release),
             }
         }
         self.end();
@@ -234,7 +244,7 @@ impl WriteSet {
                 }
                 Write::Shared => store.locks.release(*row, worker.tag()),
                 Write::Range => store.drop_range(row.range(), worker),
-                Write::Replaced => store.replaced.store(NEVER.0, Ordering::Release),
+                Write::Redefined(before) => store.redefined.store(*before, Ordering::Release),
             }
         }
         let ts = worker.retirement_ts();

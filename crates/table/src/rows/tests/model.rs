@@ -2,7 +2,6 @@
 //!
 //! Versions and mains have a witness ([`super::super::sync::Witness`]): loom fails where one is looked at without being known to be written,
 //! or freed while somebody may be looking.
-//!
 
 use super::*;
 use loom::thread;

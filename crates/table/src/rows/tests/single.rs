@@ -342,15 +342,14 @@ fn a_serializable_transaction_is_refused_for_what_it_read_alone() {
         // Nobody changed it, but the table is to have other rows.
         assert!(!held(&row_three, &|session| {
             session.insert(7, 7).unwrap();
-            session.writes.replaced(&session.store.clone(), &session.worker);
+            session.writes.redefined(&session.store.clone(), &session.worker);
         }));
-        let since = fixture.store.replaced.swap(tidepool_txn::NEVER.0, Ordering::AcqRel);
-        assert_ne!(since, tidepool_txn::NEVER.0);
+        assert_ne!(fixture.store.redefined.swap(0, Ordering::AcqRel), 0);
         clean(&mut cleaner);
         // Which comes to nothing if that is undone.
         assert!(held(&row_three, &|session| {
             let savepoint = session.writes.savepoint();
-            session.writes.replaced(&session.store.clone(), &session.worker);
+            session.writes.redefined(&session.store.clone(), &session.worker);
             session.writes.undo_to(savepoint, &session.worker);
             session.insert(7, 7).unwrap();
         }));
