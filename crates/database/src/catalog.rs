@@ -1,6 +1,7 @@
 //! What exists: one immutable state of the database, and what its tables take.
 
 use crate::Sequence;
+use crate::comment::{Commented, Comments};
 use crate::partition::PartitionTrees;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -108,6 +109,8 @@ pub struct Catalog {
     pub schemas: BTreeMap<SchemaId, Arc<SchemaDef>>,
     pub views: BTreeMap<RelationName, Arc<ViewDef>>,
     pub sequences: BTreeMap<RelationName, Arc<Sequence>>,
+    /// Also of what is there no more: see [`DatabaseState::comments`].
+    pub comments: Comments,
 }
 
 impl Catalog {
@@ -206,6 +209,7 @@ pub(crate) struct Changes {
     pub schemas: BTreeMap<SchemaId, Option<Arc<SchemaDef>>>,
     pub views: BTreeMap<TableId, Option<Arc<ViewDef>>>,
     pub sequences: BTreeMap<TableId, Option<Arc<Sequence>>>,
+    pub comments: BTreeMap<Commented, Option<Arc<str>>>,
 }
 
 impl Changes {
@@ -215,7 +219,7 @@ impl Changes {
 
     /// Something other than a table changes.
     fn of_catalog(&self) -> bool {
-        !self.schemas.is_empty() || !self.views.is_empty() || !self.sequences.is_empty()
+        !self.schemas.is_empty() || !self.views.is_empty() || !self.sequences.is_empty() || !self.comments.is_empty()
     }
 
     /// Objects appear or go, on which others may depend.
@@ -276,6 +280,12 @@ impl DatabaseState {
             catalog.sequences.retain(|_, sequence| !changes.sequences.contains_key(&sequence.def.id));
             for sequence in changes.sequences.values().flatten() {
                 catalog.sequences.insert(RelationName::from(&sequence.def), sequence.clone());
+            }
+            for (about, text) in &changes.comments {
+                match text {
+                    Some(text) => drop(catalog.comments.insert(about.clone(), text.clone())),
+                    None => drop(catalog.comments.remove(about)),
+                }
             }
         }
         let refers = |table: &Arc<Table>| !table.def.foreign_keys.is_empty();

@@ -7,6 +7,7 @@
 //! others once it has committed.
 
 pub mod advice;
+mod comment;
 pub mod config;
 pub mod copy;
 pub mod progress;
@@ -43,6 +44,7 @@ pub use catalog::{
     ViewRelation, ViewSource,
 };
 pub use check::{Checked, check_folder, restore};
+pub use comment::{Commented, Comments};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
 pub use elastic::{Patience, TablespaceChange};

@@ -4,6 +4,7 @@
 //! changes of definitions are applied in their order at the end. Rows of a store that is made by a later record wait for it.
 
 use crate::catalog::{Catalog, DatabaseState, RelationName};
+use crate::comment::Comments;
 use crate::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
 use crate::storage::{FoundGroups, Manifest, SavedFile, Storage};
 use crate::{Database, SchemaDef, Sequence, SequenceDef};
@@ -209,6 +210,8 @@ impl Replay<'_> {
         let mut views: BTreeMap<_, _> = manifest.views.iter().map(|view| (view.id, Arc::new(view.clone()))).collect();
         let mut sequences: BTreeMap<TableId, (SequenceDef, Option<crate::sequence::Position>)> =
             manifest.sequences.iter().map(|saved| (saved.def.id, (saved.def.clone(), Some(saved.position)))).collect();
+        let mut comments: Comments =
+            manifest.comments.iter().map(|(about, text)| (about.clone(), Arc::from(text.as_str()))).collect();
         self.changes.sort_by_key(|(ts, _)| *ts);
         for (_, change) in self.changes {
             for (id, table) in change.tables {
@@ -227,6 +230,12 @@ impl Replay<'_> {
                 match view {
                     Some(view) => drop(views.insert(id, Arc::new(view))),
                     None => drop(views.remove(&id)),
+                }
+            }
+            for (about, text) in change.comments {
+                match text {
+                    Some(text) => drop(comments.insert(about, Arc::from(text))),
+                    None => drop(comments.remove(&about)),
                 }
             }
             for (id, def) in change.sequences {
@@ -275,7 +284,7 @@ impl Replay<'_> {
             .collect();
         self.storage.keep_positions(sequences.values().map(|sequence| sequence.def.position_id));
         let views = views.into_values().map(|view| (RelationName::from(&*view), view)).collect();
-        let catalog = Arc::new(Catalog { schemas, views, sequences });
+        let catalog = Arc::new(Catalog { schemas, views, sequences, comments });
         let state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
         self.storage.recovered(&state, &view, &self.loaded);
         self.database.set_state(state);

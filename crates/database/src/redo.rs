@@ -14,6 +14,7 @@
 //! All numbers are little-endian. The rows of a store that nothing creates, or that is gone by the log's end, are passed over.
 
 use crate::catalog::Changes;
+use crate::comment::Commented;
 use crate::sequence::SequenceDef;
 use crate::storage::SavedSchema;
 use crate::{Database, ViewDef};
@@ -50,6 +51,8 @@ pub(crate) struct CatalogChange {
     pub views: Vec<(TableId, Option<ViewDef>)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<(TableId, Option<SequenceDef>)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub comments: Vec<(Commented, Option<String>)>,
     /// Ids below these may have been given out.
     pub next_table_id: u32,
     pub next_row_group_id: u64,
@@ -80,6 +83,9 @@ impl CatalogChange {
             views: changes.views.iter().map(|(id, to)| (*id, to.as_deref().cloned())).collect(),
             sequences: (changes.sequences.iter())
                 .map(|(id, to)| (*id, to.as_ref().map(|sequence| sequence.def.clone())))
+                .collect(),
+            comments: (changes.comments.iter())
+                .map(|(about, text)| (about.clone(), text.as_deref().map(str::to_owned)))
                 .collect(),
             next_table_id: database.next_table_id.load(Ordering::Relaxed),
             next_row_group_id: database.next_row_group_id.load(Ordering::Relaxed),

@@ -31,6 +31,21 @@ pub struct SequenceOptions {
 }
 
 impl SequenceOptions {
+    /// With what others ask for, too; of what both ask for the later counts.
+    pub fn and(self, later: SequenceOptions) -> SequenceOptions {
+        SequenceOptions {
+            data_type: later.data_type.or(self.data_type),
+            increment: later.increment.or(self.increment),
+            min: later.min.or(self.min),
+            max: later.max.or(self.max),
+            start: later.start.or(self.start),
+            restart: later.restart.or(self.restart),
+            cache: later.cache.or(self.cache),
+            cycle: later.cycle.or(self.cycle),
+            owned_by: later.owned_by.or(self.owned_by),
+        }
+    }
+
     /// Those of `GENERATED … AS IDENTITY (…)`.
     pub fn of_identity(options: &[ast::SequenceOptions]) -> Result<SequenceOptions> {
         let mut read = SequenceOptions::default();

@@ -6,14 +6,17 @@
 
 mod alter;
 mod change;
+mod comment;
 mod copy;
 mod cursor;
 mod describe;
 mod execute;
 mod explain;
 mod foreign_keys;
+mod identity;
 mod indexes;
 mod locking;
+mod merge;
 mod objects;
 mod outcome;
 mod partitions;

@@ -3,6 +3,7 @@
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
 use super::found::SavedContents;
+use crate::comment::Commented;
 use crate::elastic::SavedAlteration;
 use crate::log_home::SavedLog;
 use crate::sequence::{Position, SequenceDef};
@@ -47,6 +48,8 @@ pub(crate) struct Manifest {
     pub views: Vec<ViewDef>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<SavedSequence>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub comments: Vec<(Commented, String)>,
     pub tables: Vec<SavedTable>,
     /// What devices held that row groups lie on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -162,6 +165,7 @@ impl Manifest {
             schemas: None,
             views: Vec::new(),
             sequences: Vec::new(),
+            comments: Vec::new(),
             tables: Vec::new(),
             contents: Vec::new(),
         }

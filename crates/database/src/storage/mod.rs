@@ -550,6 +550,8 @@ impl Storage {
             manifest.sequences =
                 version.catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
             manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
+            manifest.comments =
+                version.catalog.comments.iter().map(|(about, text)| (about.clone(), text.to_string())).collect();
             manifest.next_chunk_id = state.next_chunk_id;
         }
         self.replace_manifest(&manifest).inspect_err(|_| self.discard(&written))?;
@@ -597,6 +599,7 @@ impl Storage {
             schemas: last.schemas,
             views: last.views,
             sequences: last.sequences,
+            comments: last.comments,
             tables: last.tables,
             contents: last.contents,
             ..settings

@@ -8,6 +8,7 @@
 //! Functions and tables find who asks, and over which snapshot, with `SessionFacts::of(config_options)`.
 
 mod apply;
+pub mod comments;
 mod functions;
 mod information_schema;
 mod keys;

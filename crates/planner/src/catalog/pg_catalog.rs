@@ -104,23 +104,18 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             ("datctype", "C.UTF-8".into()),
         ]),
         "pg_description" => {
-            for relation in relations::all() {
-                if relation.schema == "tidepool" {
-                    rows.push([
-                        ("objoid", relation.oid.into()),
-                        ("classoid", PG_CLASS.into()),
-                        ("objsubid", 0.into()),
-                        ("description", super::tidepool::description(relation.name).into()),
-                    ]);
-                }
-            }
-            for (oid, text) in [(PUBLIC, "standard public schema"), (PG_CATALOG, "system catalog schema")] {
+            for (object, class, part, text) in super::comments::all(facts) {
                 rows.push([
-                    ("objoid", oid.into()),
-                    ("classoid", 2615.into()),
-                    ("objsubid", 0.into()),
+                    ("objoid", object.into()),
+                    ("classoid", class.into()),
+                    ("objsubid", i32::from(part).into()),
                     ("description", text.into()),
                 ]);
+            }
+        }
+        "pg_shdescription" => {
+            for (object, class, _, text) in super::comments::shared(facts) {
+                rows.push([("objoid", object.into()), ("classoid", class.into()), ("description", text.into())]);
             }
         }
         "pg_index" => super::keys::indexes(facts, rows),

@@ -74,7 +74,7 @@ impl Altering<'_> {
         self.transaction.version().table_by_id(self.table).ok_or_else(gone)
     }
 
-    fn skip(&mut self, code: SqlState, message: String) {
+    pub(super) fn skip(&mut self, code: SqlState, message: String) {
         self.told.push(Error::new(code, format!("{message}, skipping")));
     }
 
@@ -112,6 +112,29 @@ impl Altering<'_> {
                 self.set_type(table, column, data_type, using.as_deref())
             }
             AlterAction::SetDefault { column, default } => self.set_default(table, column, default.as_deref()),
+            AlterAction::AddIdentity { column, identity, options } => {
+                self.add_identity(table, column, *identity, options.as_ref().clone())
+            }
+            AlterAction::SetIdentity { column, identity, options } => {
+                self.set_identity(table, column, *identity, options)
+            }
+            AlterAction::DropIdentity { column, if_exists } => self.drop_identity(table, column, *if_exists),
+            AlterAction::AlterConstraint { name: constraint, deferrable, initially_deferred } => {
+                let mut def = TableDef::clone(&table.def);
+                let key = def.foreign_keys.iter_mut().find(|key| key.name == *constraint);
+                let Some(key) = key else {
+                    if !constraint_names(&table.def).contains(constraint) {
+                        return Err(no_constraint(constraint, &table.def.name));
+                    }
+                    let message = format!(
+                        "constraint \"{constraint}\" of relation \"{}\" is not a foreign key constraint",
+                        table.def.name
+                    );
+                    return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
+                };
+                (key.deferrable, key.initially_deferred) = (*deferrable, *initially_deferred);
+                self.transaction.set_table_def(&name, def)
+            }
             AlterAction::SetNotNull { column, not_null } => self.set_not_null(table, column, *not_null),
             AlterAction::AddCheck { name: constraint, condition } => {
                 let others = if self.is_recursing { Vec::new() } else { constraint_names(&table.def) };
@@ -455,7 +478,7 @@ impl Altering<'_> {
         self.transaction.set_table_def(&RelationName::from(&*table.def), def)
     }
 
-    fn position(&self, table: &TableVersion, column: &str) -> Result<usize> {
+    pub(super) fn position(&self, table: &TableVersion, column: &str) -> Result<usize> {
         table.def.column_index(column).ok_or_else(|| no_column(column, &table.def.name))
     }
 }

@@ -14,19 +14,17 @@ use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{Command, Statement};
 use crate::upsert::{self, Upsert};
-use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array};
-use arrow::compute::{filter_record_batch, take_record_batch};
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::compute::filter_record_batch;
 use arrow::datatypes::{Int64Type, Schema, SchemaRef};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use futures::StreamExt;
-use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, TableWriter, Transaction, Upserted};
+use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::RowLock;
 use tidepool_table::{TableDef, TableVersion};
@@ -218,17 +216,17 @@ impl Reading {
 
 /// What a statement wrote.
 #[derive(Default)]
-struct Written {
-    rows: u64,
+pub(super) struct Written {
+    pub(super) rows: u64,
     /// Of these, of an `INSERT` or a `MERGE`, those that were there already, and those that are there no more.
-    updated: u64,
-    deleted: u64,
+    pub(super) updated: u64,
+    pub(super) deleted: u64,
     /// Of an `INSERT`: those not counted because they are there already.
-    skipped: u64,
+    pub(super) skipped: u64,
     /// Nothing was written: somebody else changed a row meanwhile, so the statement is to be run again, as of now.
-    again: bool,
+    pub(super) again: bool,
     /// What `RETURNING` gives back. Their buffers may lie in the statement's heap.
-    returned: Vec<RecordBatch>,
+    pub(super) returned: Vec<RecordBatch>,
 }
 
 impl Session {
@@ -393,22 +391,22 @@ pub(super) fn returned_stream(
 }
 
 /// Rows of a plan on their way into a table.
-struct Rows<'a> {
-    facts: &'a Arc<SessionFacts>,
-    batches: &'a mut Batches,
-    reevaluation: &'a Reevaluation,
+pub(super) struct Rows<'a> {
+    pub(super) facts: &'a Arc<SessionFacts>,
+    pub(super) batches: &'a mut Batches,
+    pub(super) reevaluation: &'a Reevaluation,
     schema: &'a SchemaRef,
     settings: TextSettings,
     /// Columns before those of `RETURNING`.
-    width: usize,
-    returns: bool,
+    pub(super) width: usize,
+    pub(super) returns: bool,
     /// Of a partitioned table: what rows' ids name them within.
-    tree: Option<Arc<PartitionTree>>,
+    pub(super) tree: Option<Arc<PartitionTree>>,
 }
 
 impl Rows<'_> {
     /// The columns from `first` to `width` as a table takes them.
-    fn conform(&self, transaction: &Transaction, table: &RelationName, first: usize) -> Result<Conform> {
+    pub(super) fn conform(&self, transaction: &Transaction, table: &RelationName, first: usize) -> Result<Conform> {
         let version = transaction.version();
         let def = version.table(table).ok_or_else(|| Error::internal("the table is gone"))?.def.clone();
         let schema = Schema::new(self.schema.fields()[first..self.width].to_vec());
@@ -501,42 +499,6 @@ impl Rows<'_> {
         })
     }
 
-    fn merge(self, transaction: &mut Transaction, table: &RelationName, acts: &[Act]) -> Result<Written> {
-        let conform = self.conform(transaction, table, merge::FIRST)?;
-        let mut merge = Merging {
-            table,
-            tree: self.tree.clone(),
-            acts,
-            values: merge::FIRST..self.width,
-            conform,
-            inserted: checked_writer(transaction, self.facts, table)?,
-            checks: checked_writer(transaction, self.facts, table)?,
-            returns: self.returns,
-            written: Written::default(),
-        };
-        let mut is_done = true;
-        while is_done && let Some(batch) = self.batches.blocking_next() {
-            is_done = merge.batch(transaction, &batch?, None)?;
-        }
-        let def = merge.checks.table().def.clone();
-        let has_newer = !newer_of(transaction, &def, self.tree.as_deref())?.is_empty();
-        if is_done && has_newer && acts.contains(&Act::Insert) {
-            // What a source row comes to may depend on a row that it does not match any more.
-            is_done = false;
-        }
-        if is_done && let Some((now, again)) = look_again(transaction, &def, self.tree.as_deref(), self.reevaluation)? {
-            for batch in again.iter().flatten() {
-                is_done &= merge.batch(transaction, batch, Some(&now))?;
-            }
-            is_done &= again.is_some();
-        }
-        let mut written = merge.written;
-        if is_done {
-            written.rows += transaction.absorb(merge.inserted)?;
-        }
-        Ok(Written { again: !is_done, ..written })
-    }
-
     /// `change` says of each row whether it was written, of rows as the statement sees them or as they are now.
     fn change(
         self,
@@ -579,101 +541,10 @@ impl Rows<'_> {
     }
 }
 
-/// A `MERGE` under way.
-struct Merging<'a> {
-    table: &'a RelationName,
-    tree: Option<Arc<PartitionTree>>,
-    acts: &'a [Act],
-    values: Range<usize>,
-    conform: Conform,
-    inserted: TableWriter,
-    checks: TableWriter,
-    returns: bool,
-    written: Written,
-}
-
-impl Merging<'_> {
-    /// False: to be run again.
-    fn batch(
-        &mut self,
-        transaction: &mut Transaction,
-        batch: &RecordBatch,
-        now: Option<&TableVersion>,
-    ) -> Result<bool> {
-        let [ids, numbers] = [0, 1].map(|column| batch.column(column).as_primitive_opt::<Int64Type>());
-        let (Some(ids), Some(numbers)) = (ids, numbers) else {
-            return Err(Error::internal("a merge's rows have no ids"));
-        };
-        let mut unwritten = BTreeSet::new();
-        for act in [Act::Delete, Act::Update, Act::Insert] {
-            let is_done = |number: &i64| self.acts.get(*number as usize) == Some(&act);
-            let places: UInt32Array =
-                (0..).zip(numbers.values()).filter(|(_, number)| is_done(number)).map(|(place, _)| place).collect();
-            if places.is_empty() {
-                continue;
-            }
-            let rows = take_record_batch(&part(batch, self.values.clone())?, &places);
-            let rows = rows.map_err(crate::errors::from_arrow)?;
-            if act == Act::Insert {
-                self.inserted.write(&self.conform.apply(&rows)?)?;
-                continue;
-            }
-            let ids: Vec<RowId> =
-                places.values().iter().map(|&place| RowId(ids.value(place as usize) as u64)).collect();
-            let rows = if act == Act::Update { Some(self.conform.apply(&rows)?) } else { None };
-            let done = match (now, &rows) {
-                (Some(now), Some(rows)) => transaction.change_newer(now, &ids, Some(&self.checks.checked(rows)?))?,
-                (Some(now), None) => transaction.change_newer(now, &ids, None)?,
-                (None, rows) => {
-                    let change = match rows {
-                        Some(rows) => ChangedRows::Become { rows, writer: &mut self.checks },
-                        None => ChangedRows::Go,
-                    };
-                    transaction.change_rows_of(self.table, self.tree.as_deref(), &ids, change)?
-                }
-            };
-            let Changed::Rows(done) = done else { return Ok(false) };
-            if done.false_count() > 0 {
-                let table = self.checks.table().def.id;
-                if let Some(tree) = &self.tree
-                    && tree.leaves().iter().any(|leaf| transaction.has_newer(*leaf))
-                {
-                    return Ok(false);
-                }
-                let newer = transaction.newer(table);
-                for (place, (row, _)) in ids.iter().zip(done.values()).enumerate().filter(|(_, (_, done))| !done) {
-                    let is_gone = transaction.is_gone(table, *row);
-                    if now.is_some() || newer.binary_search(row).is_err() && !is_gone {
-                        let message = "MERGE command cannot affect row a second time";
-                        return Err(Error::new(SqlState::CARDINALITY_VIOLATION, message)
-                            .with_hint("Ensure that not more than one source row matches any one target row."));
-                    }
-                    if is_gone && self.acts.contains(&Act::Insert) {
-                        // Its source row matches no more.
-                        return Ok(false);
-                    }
-                    unwritten.insert(places.value(place));
-                }
-            }
-            let rows = done.true_count() as u64;
-            let of = if act == Act::Delete { &mut self.written.deleted } else { &mut self.written.updated };
-            *of += rows;
-            self.written.rows += rows;
-        }
-        if self.returns {
-            let kept: BooleanArray =
-                (0..batch.num_rows() as u32).map(|place| Some(!unwritten.contains(&place))).collect();
-            let returned = part(batch, self.values.end..batch.num_columns())?;
-            self.written.returned.push(filter_record_batch(&returned, &kept).map_err(crate::errors::from_arrow)?);
-        }
-        Ok(true)
-    }
-}
-
 /// The rows that a statement was to change and that others had changed meanwhile, as they are now; and what its plan gives
 /// for them. `None` where there are none; no batches where the plan cannot be run again.
 #[expect(clippy::type_complexity, reason = "both callers take it apart at once")]
-fn look_again(
+pub(super) fn look_again(
     transaction: &mut Transaction,
     def: &TableDef,
     tree: Option<&PartitionTree>,
@@ -718,7 +589,7 @@ fn ids_of(batch: &RecordBatch) -> Result<Vec<RowId>> {
     Ok(ids.values().iter().map(|id| RowId(*id as u64)).collect())
 }
 
-fn part(batch: &RecordBatch, columns: std::ops::Range<usize>) -> Result<RecordBatch> {
+pub(super) fn part(batch: &RecordBatch, columns: std::ops::Range<usize>) -> Result<RecordBatch> {
     let columns: Vec<usize> = columns.collect();
     batch.project(&columns).map_err(crate::errors::from_arrow)
 }

@@ -45,15 +45,27 @@ impl Session {
         if self.cursors.contains_key(name) {
             return Err(Error::new(SqlState::DUPLICATE_CURSOR, format!("cursor \"{name}\" already exists")));
         }
-        if !matches!(query.command(), Command::Query(_)) {
-            return Err(Error::unsupported("only queries can be declared as cursors"));
-        }
-        let running = self.running(query.text());
-        let query = query.clone();
-        let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
+        let (columns, batches): (_, BatchStream) = match query.command() {
+            Command::Query(_) => {
+                let running = self.running(query.text());
+                let query = query.clone();
+                let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
+                (columns, Box::pin(batches))
+            }
+            Command::Locking { .. } if hold => {
+                let message = "DECLARE CURSOR WITH HOLD ... FOR UPDATE/SHARE is not supported";
+                return Err(Error::unsupported(message).with_detail("Holdable cursors must be READ ONLY."));
+            }
+            // All rows are locked at once, and not as they are fetched.
+            Command::Locking { .. } => match self.select_locking(query.text(), query, parameters, None).await? {
+                Outcome::Rows { columns, batches, .. } => (columns, batches),
+                _ => return Err(Error::internal("a query without rows")),
+            },
+            _ => return Err(Error::unsupported("only queries can be declared as cursors")),
+        };
         let number = self.next_cursor;
         self.next_cursor += 1;
-        let cursor = Cursor { columns, batches: Mutex::new(Box::pin(batches)), rest: None, hold, number };
+        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::command("DECLARE CURSOR"))
     }

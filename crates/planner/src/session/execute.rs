@@ -67,6 +67,7 @@ impl Session {
                 self.truncate(text, names, *restart_identity, *cascade).await
             }
             Command::AlterTable { name, if_exists, actions } => self.alter_table(text, name, *if_exists, actions).await,
+            Command::Comment { about, text: comment } => self.comment(text, about, comment.as_deref()).await,
             Command::CreateTablespace { name, location, options } => {
                 self.create_tablespace(name, location, options).await
             }

@@ -139,7 +139,7 @@ impl Session {
 }
 
 /// An index by its name. 42704 when there is none, 42809 when the name is something else's.
-fn index(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationName> {
+pub(super) fn index(facts: &SessionFacts, name: &QualifiedName) -> Result<RelationName> {
     let schemas = match &name.schema {
         Some(schema) => vec![schema.clone()],
         None => resolve::search_path(facts),

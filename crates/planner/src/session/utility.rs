@@ -2,10 +2,11 @@
 
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
+use crate::interrupt::Interrupt;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
 use chrono::Utc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::{RelationName, advice};
+use tidepool_database::{Commented, RelationName, Transaction, advice};
 
 impl Session {
     pub(super) async fn create_tablespace(
@@ -56,7 +57,18 @@ impl Session {
                     format!("tablespace \"{name}\" does not exist, skipping"),
                 );
             }
-            dropped => dropped?,
+            dropped => {
+                dropped?;
+                let about = Commented::Tablespace(name.to_owned());
+                if self.planner.database().version().catalog.comments.contains_key(&about) {
+                    let running = self.running("DROP TABLESPACE");
+                    let forget = move |transaction: &mut Transaction, _: &Interrupt| {
+                        transaction.comment(about, None);
+                        Ok(())
+                    };
+                    self.write(running, forget).await?;
+                }
+            }
         }
         Ok(Outcome::command("DROP TABLESPACE"))
     }

@@ -2,12 +2,13 @@
 
 use super::AlterAction;
 use super::cursor::Cursor;
-use super::objects::{cascades, naming};
+use super::objects::{cascades, naming, sequence_options};
 use super::utility::qualified_name;
 use crate::references::{ForeignKeyClause, deferrability, match_partial};
+use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::Token;
 use tidepool_base::{Error, Result};
-use tidepool_table::ReferentialAction;
+use tidepool_table::{Identity, ReferentialAction};
 
 /// One action; the inner error is for one that is known and not to be had.
 pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
@@ -52,6 +53,12 @@ pub fn action(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
         let if_exists = cursor.keywords(&["if", "exists"]);
         let column = cursor.ident()?;
         return Ok(Ok(AlterAction::DropColumn { column, if_exists, cascade: cascades(cursor) }));
+    }
+    if cursor.are_keywords(&["alter", "constraint"])
+        && matches!(cursor.rest().get(2).map(|token| &token.token), Some(Token::Word(_)))
+    {
+        cursor.keywords(&["alter", "constraint"]);
+        return alter_constraint(cursor);
     }
     if cursor.keyword("alter") {
         cursor.keyword("column");
@@ -215,6 +222,33 @@ fn of_column(cursor: &mut Cursor<'_>, column: String) -> Result<Result<AlterActi
     if cursor.keywords(&["drop", "default"]) {
         return Ok(Ok(AlterAction::SetDefault { column, default: None }));
     }
+    if cursor.keywords(&["add", "generated"]) {
+        let identity = identity(cursor)?;
+        cursor.expect_keyword("as")?;
+        cursor.expect_keyword("identity")?;
+        let mut options = SequenceOptions::default();
+        if cursor.token(&Token::LParen) {
+            options = sequence_options(cursor, false)?;
+            cursor.expect_token(&Token::RParen)?;
+        }
+        return Ok(Ok(AlterAction::AddIdentity { column, identity, options: Box::new(options) }));
+    }
+    if cursor.keywords(&["drop", "identity"]) {
+        return Ok(Ok(AlterAction::DropIdentity { column, if_exists: cursor.keywords(&["if", "exists"]) }));
+    }
+    if sets_identity(cursor) {
+        let mut set = None;
+        let mut options = SequenceOptions::default();
+        while sets_identity(cursor) {
+            if cursor.keywords(&["set", "generated"]) {
+                set = Some(identity(cursor)?);
+            } else {
+                cursor.keyword("set");
+                options = options.and(sequence_options(cursor, true)?);
+            }
+        }
+        return Ok(Ok(AlterAction::SetIdentity { column, identity: set, options: Box::new(options) }));
+    }
     if cursor.keywords(&["set", "default"]) {
         return Ok(Ok(AlterAction::SetDefault { column, default: Some(Box::new(cursor.expression()?)) }));
     }
@@ -223,6 +257,44 @@ fn of_column(cursor: &mut Cursor<'_>, column: String) -> Result<Result<AlterActi
         let using = if cursor.keyword("using") { Some(Box::new(cursor.expression()?)) } else { None };
         return Ok(Ok(AlterAction::SetType { column, data_type, using }));
     }
-    Ok(Err(Error::unsupported("this form of ALTER COLUMN is not supported")
-        .with_hint("Supported: TYPE, SET and DROP DEFAULT, SET and DROP NOT NULL, and SET TABLESPACE.")))
+    Ok(Err(Error::unsupported("this form of ALTER COLUMN is not supported").with_hint(
+        "Supported: TYPE, SET and DROP DEFAULT, SET and DROP NOT NULL, SET TABLESPACE, and what changes an identity.",
+    )))
+}
+
+/// Whether what comes next changes an identity column's sequence, or when it gives values.
+fn sets_identity(cursor: &Cursor<'_>) -> bool {
+    let options = ["generated", "increment", "minvalue", "maxvalue", "no", "start", "restart", "cache", "cycle"];
+    cursor.is_keyword("restart") || options.iter().any(|option| cursor.are_keywords(&["set", option]))
+}
+
+/// Past `GENERATED`.
+fn identity(cursor: &mut Cursor<'_>) -> Result<Identity> {
+    if cursor.keyword("always") {
+        return Ok(Identity::Always);
+    }
+    cursor.expect_keyword("by")?;
+    cursor.expect_keyword("default")?;
+    Ok(Identity::ByDefault)
+}
+
+/// Past `ALTER CONSTRAINT`.
+fn alter_constraint(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
+    let name = cursor.ident()?;
+    let (mut deferrable, mut deferred) = (None, false);
+    loop {
+        if cursor.keywords(&["not", "deferrable"]) {
+            deferrable = Some(false);
+        } else if cursor.keyword("deferrable") {
+            deferrable = Some(true);
+        } else if cursor.keywords(&["initially", "deferred"]) {
+            deferred = true;
+        } else if cursor.keywords(&["initially", "immediate"]) {
+            deferred = false;
+        } else {
+            break;
+        }
+    }
+    let (deferrable, initially_deferred) = deferrability(deferrable, deferred)?;
+    Ok(Ok(AlterAction::AlterConstraint { name, deferrable, initially_deferred }))
 }

@@ -8,6 +8,7 @@
 //! is later walked, cloned and dropped by code that recurses once a level.
 
 mod alter;
+mod comment;
 mod cursor;
 mod indexes;
 mod locking;
@@ -27,6 +28,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 
+pub use comment::CommentOn;
 pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
@@ -205,6 +207,11 @@ pub enum Command {
         name: QualifiedName,
         if_exists: bool,
         actions: Vec<AlterAction>,
+    },
+    /// `None`: the comment goes.
+    Comment {
+        about: CommentOn,
+        text: Option<String>,
     },
     CreateTablespace {
         name: String,

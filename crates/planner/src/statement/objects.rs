@@ -106,7 +106,7 @@ pub fn sequence_options(cursor: &mut Cursor<'_>, alter: bool) -> Result<Sequence
         text.parse().map_err(|_| error)
     }
     let mut options = SequenceOptions::default();
-    while !cursor.at_end() && !matches!(cursor.peek(), Some(Token::RParen)) {
+    while !matches!(cursor.peek(), None | Some(Token::RParen | Token::Comma)) && !cursor.is_keyword("set") {
         if cursor.keyword("as") {
             let data_type = crate::types::sql_type(&cursor.data_type()?)?;
             once(&mut options.data_type, data_type)?;

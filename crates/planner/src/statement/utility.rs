@@ -2,11 +2,13 @@
 
 use super::cursor::{Cursor, Source};
 use super::{Command, Statement};
+use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use std::borrow::Cow;
 use std::fmt;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_table::Identity;
 
 /// A name with its schema, if one was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,27 @@ impl fmt::Display for QualifiedName {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AlterAction {
+    AddIdentity {
+        column: String,
+        identity: Identity,
+        options: Box<SequenceOptions>,
+    },
+    /// `SET GENERATED`, and what its sequence is to be.
+    SetIdentity {
+        column: String,
+        identity: Option<Identity>,
+        options: Box<SequenceOptions>,
+    },
+    DropIdentity {
+        column: String,
+        if_exists: bool,
+    },
+    /// `DEFERRABLE` and `INITIALLY DEFERRED`.
+    AlterConstraint {
+        name: String,
+        deferrable: bool,
+        initially_deferred: bool,
+    },
     /// Of the table, or of one column.
     SetTablespace {
         column: Option<String>,
@@ -295,8 +318,9 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
-        "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "comment" | "do" | "load" | "refresh"
-        | "security" | "reassign" | "import" => {
+        "comment" => super::comment::comment(cursor)?,
+        "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "do" | "load" | "refresh" | "security"
+        | "reassign" | "import" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(Error::unsupported(format!("{verb} is not supported")))

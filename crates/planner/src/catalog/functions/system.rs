@@ -4,7 +4,7 @@ use super::{Call, Function, Type, procedures, sql_error};
 use crate::catalog::keys::{index_column, index_definition, key_definition};
 use crate::catalog::objects::*;
 use crate::catalog::value::Value;
-use crate::catalog::{partitions, relations, tidepool, types};
+use crate::catalog::{comments, partitions, types};
 use crate::facts::SessionFacts;
 use crate::resolve;
 use crate::settings::POSTGRES_VERSION;
@@ -135,20 +135,10 @@ pub fn functions() -> Vec<Function> {
             Ok(procedures::by_oid(oid_of(&args[0])).map(|procedure| procedure.arguments()).into())
         })
         .alias("pg_get_function_identity_arguments"),
-        Function::new("obj_description", &[&[Oid], &[Oid, Text]], "text", |_, args| {
-            let oid = oid_of(&args[0]);
-            let class = args.get(1).map_or("pg_class", Value::as_str);
-            Ok(match class {
-                "pg_class" => relations::all()
-                    .iter()
-                    .find(|r| r.oid == oid && r.schema == "tidepool")
-                    .map(|r| tidepool::description(r.name))
-                    .into(),
-                "pg_namespace" if oid == PUBLIC => "standard public schema".into(),
-                "pg_namespace" if oid == PG_CATALOG => "system catalog schema".into(),
-                _ => Value::Null,
-            })
-        }),
+        Function::new("obj_description", &[&[Oid], &[Oid, Text]], "text", |call, args| {
+            Ok(comments::of_object(call.facts()?, oid_of(&args[0]), args.get(1).map(Value::as_str)).into())
+        })
+        .stable(),
         Function::new("pg_size_pretty", &[&[Int8], &[Numeric]], "text", |_, args| {
             Ok(size_pretty(args[0].as_float()).into())
         }),
@@ -295,8 +285,18 @@ pub fn functions() -> Vec<Function> {
         )
         .stable(),
     );
-    list.push(Function::new("shobj_description", &[&[Oid, Text]], "text", |_, _| Ok(Value::Null)));
-    list.push(Function::new("col_description", &[&[Oid, Int4]], "text", |_, _| Ok(Value::Null)));
+    list.push(
+        Function::new("shobj_description", &[&[Oid, Text]], "text", |call, args| {
+            Ok(comments::of_shared(call.facts()?, oid_of(&args[0]), args[1].as_str()).into())
+        })
+        .stable(),
+    );
+    list.push(
+        Function::new("col_description", &[&[Oid, Int4]], "text", |call, args| {
+            Ok(comments::of_column(call.facts()?, oid_of(&args[0]), args[1].as_int()).into())
+        })
+        .stable(),
+    );
     list.push(
         Function::new("pg_describe_object", &[&[Oid, Oid, Int4]], "text", |call, args| {
             if oid_of(&args[0]) != PG_CLASS {
