@@ -5,7 +5,8 @@
 //!
 //! Each of these, taken out, makes a scenario fail: the acquire in `Head::load` and in `Range::main`, the fence between drawing a snapshot and
 //! looking (`Worker::draw`), the timestamp that a version is retired at (`WriteSet::stamp`), the wait for the horizon in
-//! `RowStore::take_out`, `upto` in `RangeView::seen`.
+//! `RowStore::take_out`, `upto` in `RangeView::seen`; and so
+//! does taking a mark off after its head is null (`Range::take_out`).
 
 use super::*;
 use loom::thread;
