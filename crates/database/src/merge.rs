@@ -24,8 +24,14 @@ const LOOK_SLICE: Duration = Duration::from_millis(2);
 impl Database {
     /// Moves the rows of a table's delta into main that were committed before anybody's snapshot. Not transactional.
     /// Returns how many. Others read and write meanwhile; only who changes the table itself is waited for, and waits.
+    /// Of a partitioned table, all partitions' rows.
     pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
-        self.merge_unless(table.into(), &|| Ok(()))
+        let name = table.into();
+        let state = self.state();
+        let tree = state.table(&name).map(|table| state.partition_tree(&table.def)).transpose()?.flatten();
+        let Some(tree) = tree else { return self.merge_unless(name, &|| Ok(())) };
+        let leaves = tree.leaves().iter().filter_map(|leaf| state.table_of_id(*leaf));
+        leaves.map(|leaf| self.merge_unless(RelationName::from(&*leaf.def), &|| Ok(()))).sum()
     }
 
     /// As `merge`; the error of `interrupted` ends the wait for who changes the table.

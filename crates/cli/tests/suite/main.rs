@@ -14,6 +14,7 @@ mod histories;
 mod kills;
 mod locking;
 mod paged;
+mod partitions;
 mod pgbench;
 mod raw;
 mod references;

@@ -174,10 +174,16 @@ impl Transaction {
         })
     }
 
-    /// Makes all of a table's indexes anew.
+    /// Makes all of a table's indexes anew, and all of its partitions'.
     pub fn reindex_table(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
             let table = self.locked_table(name)?;
+            for partition in table.def.partitioning.iter().flat_map(|of| &of.partitions) {
+                let state = self.state();
+                if let Some(partition) = state.table_of_id(partition.id) {
+                    self.reindex_table(&RelationName::from(&*partition.def))?;
+                }
+            }
             let all = table.def.indexes.iter().map(|index| index.id).collect();
             self.remake(&table, TableDef::clone(&table.def), &all)
         })

@@ -7,6 +7,7 @@ use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
 use std::sync::Arc;
+use tidepool_base::TableId;
 use tidepool_database::{bound_literal, bound_text};
 use tidepool_table::{
     IndexDef, PartitionBound, PartitionDef, PartitionStrategy, Partitioning, RangeBound, Table, TableDef,
@@ -88,6 +89,24 @@ pub fn inherits(facts: &SessionFacts, rows: &mut Rows) {
         let of = |index: &IndexDef| index.partition_of.map(|parent| (index.id.0, parent.0));
         table.def.indexes.iter().filter_map(of).for_each(|(child, parent)| push(child, parent));
     }
+}
+
+/// `pg_partition_ancestors`: a partition or partitioned table, or the index of one, and what it is part of, the nearest
+/// first.
+pub fn ancestors(facts: &SessionFacts, oid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut next = Some(TableId(oid));
+    while let Some(id) = next {
+        let table = facts.version.table_of_id(id).map(|table| (&table.def, table.def.partition_of));
+        let index = || facts.version.index_by_id(id).map(|(table, index)| (&table.def, index.partition_of));
+        let Some((def, parent)) = table.or_else(index) else { break };
+        if def.partitioning.is_none() && def.partition_of.is_none() {
+            break;
+        }
+        found.push(id.0);
+        next = parent;
+    }
+    found
 }
 
 /// `pg_get_partkeydef`.

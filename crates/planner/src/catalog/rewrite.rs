@@ -576,7 +576,8 @@ impl Rewriter {
         let table_name = alias.as_ref().map_or_else(|| identifier(&name), |alias| alias.name.clone());
         let mut columns = alias.as_ref().map(|alias| alias.columns.clone()).unwrap_or_default();
         if columns.is_empty() {
-            columns.push(TableAliasColumnDef { name: table_name.clone(), data_type: None });
+            let own = if name == "pg_partition_ancestors" { identifier("relid") } else { table_name.clone() };
+            columns.push(TableAliasColumnDef { name: own, data_type: None });
         }
         if ordinality && columns.len() < 2 {
             columns.push(TableAliasColumnDef::from_name("ordinality"));

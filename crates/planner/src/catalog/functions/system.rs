@@ -240,8 +240,24 @@ pub fn functions() -> Vec<Function> {
     ] {
         list.push(Function::new(name, &[&[Oid]], "bool", |_, _| Ok(true.into())));
     }
-    // No table is a partition of another.
-    list.push(Function::new("pg_ancestors", &[&[Oid], &[Text]], "_oid", |_, _| Ok(Value::List(Vec::new()))));
+    list.push(
+        Function::new("pg_ancestors", &[&[Oid], &[Text]], "_oid", |call, args| {
+            let facts = call.facts()?;
+            let find = |name: &str| find_relation(facts, name);
+            let oid = oid_of(&reg_in(&args[0], find, SqlState::UNDEFINED_TABLE, "relation")?);
+            Ok(Value::List(partitions::ancestors(facts, oid).into_iter().map(Value::from).collect()))
+        })
+        .stable(),
+    );
+    list.push(
+        Function::new("pg_partition_root", &[&[Oid], &[Text]], "regclass", |call, args| {
+            let facts = call.facts()?;
+            let find = |name: &str| find_relation(facts, name);
+            let oid = oid_of(&reg_in(&args[0], find, SqlState::UNDEFINED_TABLE, "relation")?);
+            Ok(partitions::ancestors(facts, oid).last().copied().into())
+        })
+        .stable(),
+    );
     // There are no such objects, so nothing can be said about them.
     for name in [
         "pg_get_ruledef",
