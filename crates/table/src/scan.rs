@@ -198,7 +198,13 @@ pub struct TableScan {
 
 impl TableScan {
     pub fn new(version: Arc<TableVersion>, request: ScanRequest) -> Arc<TableScan> {
-        let rows_total = version.rows_max() as usize;
+        let rows_total = version.rows_max();
+        TableScan::among(version, request, rows_total)
+    }
+
+    /// One of several scans whose readers are the same, and which have `rows_total` rows together.
+    pub fn among(version: Arc<TableVersion>, request: ScanRequest, rows_total: u64) -> Arc<TableScan> {
+        let rows_total = rows_total as usize;
         let morsel_rows = (rows_total / MORSELS_WANTED).next_multiple_of(MORSEL_ROWS_MIN);
         let morsel_rows = morsel_rows.clamp(MORSEL_ROWS_MIN, ROW_GROUP_ROWS);
         let mut morsels = Vec::new();

@@ -274,7 +274,7 @@ fn partitions_survive_a_killed_process_and_go_with_a_backup() {
     let made = sql(&server.url, &[], MAKE);
     assert!(made.status.success(), "{}", text(&made.stderr));
     let before = ask(&server.url);
-    assert!(before.contains("40001,380025,400,20000,20000,last,1,16"), "{before}");
+    assert!(before.contains("40001,384025,400,20400,19600,last,1,15"), "{before}");
     let (made, told) = run(&["backup", &at("copy"), &server.url]);
     assert!(made, "{told}");
     server.signal(libc::SIGKILL);

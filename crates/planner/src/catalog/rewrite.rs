@@ -446,7 +446,7 @@ impl Rewriter {
                     && fold(column) == "tableoid"
                     && let Some(name) = self.aliases.get(&fold(relation))
                 {
-                    *expr = call("regclass_in", vec![text(name.clone())]);
+                    *expr = call("pg_tableoid", vec![text(name.clone())]);
                 }
             }
             Expr::BinaryOp { left, op, right } => {

@@ -4,7 +4,7 @@ use super::filter::{self, Conjuncts};
 use super::runtime::RuntimeFilters;
 use super::source::{Part, Source};
 use crate::QueryInfo;
-use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::array::{AsArray, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::compute::filter_record_batch;
 use datafusion::arrow::datatypes::{Schema, SchemaRef, UInt64Type};
 use datafusion::common::config::ConfigOptions;
@@ -107,6 +107,8 @@ struct Round {
     rows_left: Option<Arc<AtomicUsize>>,
     batch_rows: usize,
     query: Option<Arc<QueryInfo>>,
+    /// Of all parts, at most.
+    rows_total: u64,
     /// Of each part, once a stream has come to it.
     scans: Vec<OnceLock<Arc<TableScan>>>,
 }
@@ -129,7 +131,7 @@ impl Round {
             let scan = match (&self.picked, &part.access) {
                 (Some(rows), _) => TableScan::picked(part.version.clone(), request, rows),
                 (None, Some(access)) => TableScan::through(part.version.clone(), request, access),
-                (None, None) => TableScan::new(part.version.clone(), request),
+                (None, None) => TableScan::among(part.version.clone(), request, self.rows_total),
             };
             if let Some(query) = &self.query {
                 query.add_scan(scan.clone());
@@ -366,6 +368,7 @@ impl TidepoolScanExec {
                 batch_rows: context.session_config().batch_size().clamp(1, BATCH_ROWS),
                 picked: self.picked.clone(),
                 query: context.session_config().get_extension::<QueryInfo>(),
+                rows_total: self.parts.iter().map(|part| part.version.rows_max()).sum(),
                 scans: self.parts.iter().map(|_| OnceLock::new()).collect(),
             }));
             run.started = BTreeSet::from([partition]);
@@ -505,7 +508,8 @@ impl ExecutionPlan for TidepoolScanExec {
         let ids = self.projection.iter().position(|column| *column == columns);
         Ok(Box::pin(cooperative(ScanStream {
             schema: self.schema(),
-            ids: ids.filter(|_| self.source.is_partitioned()),
+            is_partitioned: self.source.is_partitioned(),
+            ids,
             part: 0,
             reader: round.scan(0).map(TableScan::reader),
             round,
@@ -649,7 +653,8 @@ impl ExecutionPlan for TidepoolScanExec {
 
 struct ScanStream {
     schema: SchemaRef,
-    /// The output that has rows' ids, where partitions are to be told apart.
+    is_partitioned: bool,
+    /// The output that has rows' ids.
     ids: Option<usize>,
     round: Arc<Round>,
     part: usize,
@@ -670,21 +675,24 @@ impl ScanStream {
         Ok(None)
     }
 
-    /// With the part's ordinal in rows' ids.
-    fn named(&self, batch: RecordBatch, ids: usize) -> Result<RecordBatch> {
-        let bits = ordinal_bits(self.round.parts[self.part].ordinal);
-        let own = batch.column(ids).as_primitive_opt::<UInt64Type>();
-        let own = own.ok_or_else(|| internal_datafusion_err!("rows' ids are no numbers"))?;
+    /// Of the partitioned table's schema, which may allow more NULLs, and with the part's ordinal in rows' ids.
+    fn of_table(&self, batch: RecordBatch) -> Result<RecordBatch> {
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let mut columns = batch.columns().to_vec();
-        columns[ids] = Arc::new(own.unary::<_, UInt64Type>(|id| id | bits));
-        Ok(RecordBatch::try_new(batch.schema(), columns)?)
+        if let Some(ids) = self.ids {
+            let bits = ordinal_bits(self.round.parts[self.part].ordinal);
+            let own = columns[ids].as_primitive_opt::<UInt64Type>();
+            let own = own.ok_or_else(|| internal_datafusion_err!("rows' ids are no numbers"))?;
+            columns[ids] = Arc::new(own.unary::<_, UInt64Type>(|id| id | bits));
+        }
+        Ok(RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)?)
     }
 
     fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
             let Some(mut batch) = self.read()? else { return Ok(None) };
-            if let Some(ids) = self.ids {
-                batch = self.named(batch, ids)?;
+            if self.is_partitioned {
+                batch = self.of_table(batch)?;
             }
             if let Some(runtime) = &self.round.runtime {
                 for (predicate, effect) in runtime.residual() {

@@ -8,8 +8,17 @@ use tidepool_base::{Error, Result, SqlType};
 use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Above every byte that a column's key begins with.
-pub(super) const ABOVE: u8 = u8::MAX;
+/// The least that is above all keys that begin with this one: of no column, above all keys.
+pub(super) fn after(mut key: Vec<u8>) -> Vec<u8> {
+    while let Some(last) = key.pop() {
+        if last < u8::MAX {
+            key.push(last + 1);
+            return key;
+        }
+    }
+    // No column's key begins with it.
+    vec![u8::MAX]
+}
 
 /// Text to a value of a type: an array of length one.
 pub type ReadText<'a> = &'a dyn Fn(SqlType, &str) -> Result<ArrayRef>;
@@ -142,10 +151,7 @@ impl PartitionMap {
         for (place, value) in values.iter().enumerate() {
             match value {
                 RangeBound::MinValue => break,
-                RangeBound::MaxValue => {
-                    key.push(ABOVE);
-                    break;
-                }
+                RangeBound::MaxValue => return Ok(after(key)),
                 RangeBound::Value(text) => self.push_text(place, text, read, &mut key)?,
             }
         }

@@ -8,8 +8,8 @@
 //! All of it is done with keys as indexes have them ([`tidepool_index::key`]), each column one that may be NULL, in
 //! ascending order with NULL last:
 //!
-//! * `RANGE`: a bound is a key cut off where it says `MINVALUE`, or goes on with 255 where it says `MAXVALUE`, which is
-//!   above every key. A partition has the keys from its lower bound up to, but not including, its upper one. A key with
+//! * `RANGE`: a bound is a key cut off where it says `MINVALUE`; where it says `MAXVALUE` it is the least that is above
+//!   all keys which begin with what comes before. A partition has the keys from its lower bound up to, but not including, its upper one. A key with
 //!   NULL in it belongs to the default partition.
 //! * `LIST`: a partition has the keys listed.
 //! * `HASH`: a partition has the keys whose hash, divided by its modulus, leaves its remainder. The hash is XXH3 with 64

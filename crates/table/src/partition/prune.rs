@@ -1,7 +1,7 @@
 //! Which partitions may have rows that meet conditions.
 
 use super::PartitionMap;
-use super::map::{ABOVE, Parts, Range, hashed};
+use super::map::{Parts, Range, after, hashed};
 use crate::filter::ColumnFilter;
 use crate::index::{equal_to, within};
 use std::ops::Bound;
@@ -74,17 +74,15 @@ impl PartitionMap {
         let with = |value: &KeyValue<'static>, above: bool| {
             let mut key = prefix.to_vec();
             self.codec.push(wanted.columns, value, &mut key).ok()?;
-            key.extend(above.then_some(ABOVE));
-            Some(key)
+            Some(if above { after(key) } else { key })
         };
-        let above_prefix = || [prefix, &[ABOVE]].concat();
         let lower = match &wanted.lower {
             Bound::Unbounded => prefix.to_vec(),
             Bound::Included(value) => with(value, false)?,
             Bound::Excluded(value) => with(value, true)?,
         };
         let upper = match &wanted.upper {
-            Bound::Unbounded => above_prefix(),
+            Bound::Unbounded => after(prefix.to_vec()),
             Bound::Included(value) => with(value, true)?,
             Bound::Excluded(value) => with(value, false)?,
         };

@@ -113,6 +113,7 @@ fn conditions_leave_the_ranges_that_they_meet() {
     assert_eq!(kept(&map, &[compare(CompareOp::Ge, 5), compare(CompareOp::Lt, 10)]), [0]);
     assert_eq!(kept(&map, &[compare(CompareOp::Ge, 5), compare(CompareOp::Le, 10)]), [0, 1]);
     assert_eq!(kept(&map, &[compare(CompareOp::Gt, 15), compare(CompareOp::Lt, 31)]), [1, 2, 3]);
+    assert_eq!(kept(&map, &[compare(CompareOp::Gt, 9), compare(CompareOp::Le, 19)]), [1]);
     assert_eq!(kept(&map, &[ColumnFilter::IsNull { column: 0 }]), [3]);
     let many = ColumnFilter::In { column: 0, values: vec![Datum::Int(3), Datum::Int(35)] };
     assert_eq!(kept(&map, &[many]), [0, 2]);

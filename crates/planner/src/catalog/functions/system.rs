@@ -380,6 +380,20 @@ fn registered_types() -> Vec<Function> {
             reg_in(&args[0], |name| find_relation(call.facts().ok()?, name), SqlState::UNDEFINED_TABLE, "relation")
         })
         .stable(),
+        // What `tableoid` of a relation has become. It is one of the partitions' where there are some.
+        Function::new("pg_tableoid", &[&[Text]], "regclass", |call, args| {
+            let facts = call.facts()?;
+            let oid = reg_in(&args[0], |name| find_relation(facts, name), SqlState::UNDEFINED_TABLE, "relation")?;
+            let table = facts.version.table_of_id(TableId(oid_of(&oid)));
+            match table.filter(|table| table.def.partitioning.is_some()) {
+                None => Ok(oid),
+                Some(table) => Err(sql_error(
+                    SqlState::FEATURE_NOT_SUPPORTED,
+                    format!("tableoid of partitioned table \"{}\" is not supported", table.def.name),
+                )),
+            }
+        })
+        .stable(),
         Function::new("regtype_in", &[&[Text], &[Oid]], "regtype", |_, args| {
             reg_in(&args[0], |name| types::by_sql_name(name).map(|entry| entry.oid), SqlState::UNDEFINED_OBJECT, "type")
         }),
