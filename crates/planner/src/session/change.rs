@@ -550,13 +550,20 @@ pub(super) fn look_again(
     tree: Option<&PartitionTree>,
     reevaluation: &Reevaluation,
 ) -> Result<Option<(Arc<TableVersion>, Option<Vec<RecordBatch>>)>> {
-    let newer = newer_of(transaction, def, tree)?;
+    if let Some(tree) = tree {
+        // A row that is gone may be in another partition now.
+        return match tree.leaves().iter().any(|leaf| transaction.has_newer(*leaf)) {
+            true => Ok(Some((transaction.look_again(def)?, None))),
+            false => Ok(None),
+        };
+    }
+    let newer = newer_of(transaction, def, None)?;
     if newer.is_empty() {
         return Ok(None);
     }
     let now = transaction.look_again(def)?;
     match <[_; 1]>::try_from(newer) {
-        Ok([(_, rows)]) if tree.is_none() && reevaluation.is_possible(true) => {
+        Ok([(_, rows)]) if reevaluation.is_possible(true) => {
             let batches = reevaluation.rows(&[(now.clone(), rows)])?;
             Ok(Some((now, Some(batches))))
         }
