@@ -27,6 +27,10 @@ id!(
     SchemaId(u32)
 );
 id!(
+    /// A role, for the life of the database. Doubles as its PostgreSQL oid.
+    RoleId(u32)
+);
+id!(
     /// A tablespace, for the life of the process. 0 is `near`, 1 is `far`.
     TablespaceId(u16)
 );
@@ -85,6 +89,13 @@ impl RowId {
 impl SchemaId {
     /// Schema `public`, which exists unless it was dropped.
     pub const PUBLIC: SchemaId = SchemaId(2200);
+}
+
+impl RoleId {
+    /// Everybody.
+    pub const PUBLIC: RoleId = RoleId(0);
+    /// The role that a database begins with, which may do everything.
+    pub const OWNER: RoleId = RoleId(10);
 }
 
 impl Default for SchemaId {

@@ -11,6 +11,6 @@ mod types;
 
 pub use crash::{CRASH_POINT_VARIABLE, arm_crash_point, crash_point};
 pub use error::{Error, Part, Result, SqlState, Subject};
-pub use id::{CommitTs, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
+pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
 pub use size::ByteSize;
 pub use types::SqlType;

@@ -3,12 +3,13 @@
 use crate::Sequence;
 use crate::comment::{Commented, Comments};
 use crate::partition::PartitionTrees;
+use crate::roles::{Access, AccessObject, RoleDef};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, SqlType, TableId};
+use tidepool_base::{CommitTs, Error, Result, RoleId, SchemaId, SqlState, SqlType, TableId};
 use tidepool_table::rows::ReadLog;
 use tidepool_table::{EncodingKind, Table, TableDef, TableVersion};
 use tidepool_txn::HeldSnapshot;
@@ -111,6 +112,9 @@ pub struct Catalog {
     pub sequences: BTreeMap<RelationName, Arc<Sequence>>,
     /// Also of what is there no more: see [`DatabaseState::comments`].
     pub comments: Comments,
+    pub roles: BTreeMap<RoleId, Arc<RoleDef>>,
+    /// Of objects that have another owner than the database, or of which something was granted.
+    pub access: BTreeMap<AccessObject, Arc<Access>>,
 }
 
 impl Catalog {
@@ -210,6 +214,8 @@ pub(crate) struct Changes {
     pub views: BTreeMap<TableId, Option<Arc<ViewDef>>>,
     pub sequences: BTreeMap<TableId, Option<Arc<Sequence>>>,
     pub comments: BTreeMap<Commented, Option<Arc<str>>>,
+    pub roles: BTreeMap<RoleId, Option<Arc<RoleDef>>>,
+    pub access: BTreeMap<AccessObject, Option<Arc<Access>>>,
 }
 
 impl Changes {
@@ -219,7 +225,12 @@ impl Changes {
 
     /// Something other than a table changes.
     fn of_catalog(&self) -> bool {
-        !self.schemas.is_empty() || !self.views.is_empty() || !self.sequences.is_empty() || !self.comments.is_empty()
+        !self.schemas.is_empty()
+            || !self.views.is_empty()
+            || !self.sequences.is_empty()
+            || !self.comments.is_empty()
+            || !self.roles.is_empty()
+            || !self.access.is_empty()
     }
 
     /// Objects appear or go, on which others may depend.
@@ -288,6 +299,21 @@ impl DatabaseState {
                 }
             }
         }
+        if changes.of_catalog() {
+            let catalog = Arc::make_mut(&mut catalog);
+            for (id, role) in &changes.roles {
+                match role {
+                    Some(role) => drop(catalog.roles.insert(*id, role.clone())),
+                    None => drop(catalog.roles.remove(id)),
+                }
+            }
+            for (object, access) in &changes.access {
+                match access {
+                    Some(access) => drop(catalog.access.insert(object.clone(), access.clone())),
+                    None => drop(catalog.access.remove(object)),
+                }
+            }
+        }
         let refers = |table: &Arc<Table>| !table.def.foreign_keys.is_empty();
         let referencing = match self.referencing.is_empty() && !changes.tables.values().flatten().any(refers) {
             true => self.referencing.clone(),
@@ -301,7 +327,21 @@ impl DatabaseState {
             true => self.names.clone(),
             false => names_of(&tables),
         };
-        DatabaseState { commit_ts, tables, catalog, referencing, names, trees }
+        let mut next = DatabaseState { commit_ts, tables, catalog, referencing, names, trees };
+        if changes.of_objects() && !next.catalog.access.is_empty() {
+            next.forget_access_to_missing();
+        }
+        next
+    }
+
+    /// What goes takes with it what was granted of it.
+    pub(crate) fn forget_access_to_missing(&mut self) {
+        let access = &self.catalog.access;
+        let missing: Vec<AccessObject> = access.keys().filter(|object| !self.has_object(object)).cloned().collect();
+        if !missing.is_empty() {
+            let catalog = Arc::make_mut(&mut self.catalog);
+            catalog.access.retain(|object, _| !missing.contains(object));
+        }
     }
 
     pub(crate) fn new(

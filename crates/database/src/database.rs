@@ -65,7 +65,6 @@ pub struct Database {
     pub(crate) next_row_group_id: AtomicU64,
     pub(crate) next_store_id: AtomicU64,
     next_transaction_id: AtomicU64,
-    passwords: Mutex<BTreeMap<String, String>>,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
     encode_pool: EncodePool,
@@ -155,7 +154,7 @@ impl Database {
         let mut log = storage.as_ref().map(open_log).transpose()?;
         let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead())?;
         let transactions = Transactions::starting_after(manifest.commit_ts.max(last));
-        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), ..Catalog::default() });
+        let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
             config,
@@ -175,7 +174,6 @@ impl Database {
             next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
             next_store_id: AtomicU64::new(manifest.next_store_id.max(1)),
             next_transaction_id: AtomicU64::new(1),
-            passwords: Mutex::new(manifest.passwords.clone()),
             altered: Mutex::new(configs.altered),
             progress: ProgressRegistry::default(),
             access: Arc::new(AccessLog::new(storage.as_ref().and_then(Storage::load_workload))),
@@ -294,7 +292,6 @@ impl Database {
                 })
                 .collect(),
             altered: altered.into_values().filter_map(of_configured).collect(),
-            passwords: self.passwords.lock().clone(),
             ..Manifest::new()
         }
     }
@@ -430,28 +427,6 @@ impl Database {
 
     pub(crate) fn next_row_group_id(&self) -> RowGroupId {
         RowGroupId(self.next_row_group_id.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// SCRAM verifiers by role (PostgreSQL's `SCRAM-SHA-256$…` text), kept in the data folder.
-    pub fn password_verifier(&self, role: &str) -> Option<String> {
-        self.passwords.lock().get(role).cloned()
-    }
-
-    /// True once any role has a password.
-    pub fn has_passwords(&self) -> bool {
-        !self.passwords.lock().is_empty()
-    }
-
-    pub fn set_password_verifier(&self, role: &str, verifier: Option<String>) -> Result<()> {
-        let exchange = |verifier: Option<String>| {
-            let mut passwords = self.passwords.lock();
-            match verifier {
-                Some(verifier) => passwords.insert(role.to_owned(), verifier),
-                None => passwords.remove(role),
-            }
-        };
-        let before = exchange(verifier);
-        self.save_settings().inspect_err(|_| drop(exchange(before)))
     }
 
     /// Write locks held and waited for.

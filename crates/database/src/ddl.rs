@@ -1,6 +1,7 @@
 //! Schemas, views and sequences made, changed and dropped by a transaction.
 
 use crate::catalog::{RelationName, SchemaDef, ViewDef};
+use crate::roles::AccessObject;
 use crate::sequence::Position;
 use crate::transaction::{check_name, exists};
 use crate::{Sequence, SequenceDef, Transaction};
@@ -19,6 +20,7 @@ impl Transaction {
             self.check_schema_name(name)?;
             let id = SchemaId(self.database.next_table_id().0);
             self.change_schema(id, Some(name));
+            self.own(AccessObject::Schema(id));
             Ok(id)
         })
     }
@@ -91,6 +93,9 @@ impl Transaction {
                 _ => return Err(exists(&name.name)),
             };
             let id = view.id;
+            if !version.catalog.views.contains_key(&name) {
+                self.own(AccessObject::Relation(id));
+            }
             self.change_view(id, Some(view));
             Ok(id)
         })
@@ -151,6 +156,7 @@ impl Transaction {
             def.position_id = self.database.next_table_id().0;
             let id = def.id;
             self.change_sequence(id, Some(Sequence::new(def)));
+            self.own(AccessObject::Relation(id));
             Ok(id)
         })
     }

@@ -31,6 +31,7 @@ mod partition;
 mod recovery;
 mod redo;
 mod references;
+mod roles;
 mod rows;
 mod sequence;
 mod storage;
@@ -55,6 +56,7 @@ pub use partition::{
     ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
 };
 pub use references::{NewForeignKey, RowRules};
+pub use roles::{Access, AccessKind, AccessObject, Grant, Membership, PREDEFINED, Privileges, RoleDef, grant, revoke};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use storage::Copied;

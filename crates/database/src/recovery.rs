@@ -212,6 +212,9 @@ impl Replay<'_> {
             manifest.sequences.iter().map(|saved| (saved.def.id, (saved.def.clone(), Some(saved.position)))).collect();
         let mut comments: Comments =
             manifest.comments.iter().map(|(about, text)| (about.clone(), Arc::from(text.as_str()))).collect();
+        let mut roles = manifest.roles();
+        let mut access: BTreeMap<_, _> =
+            manifest.access.iter().map(|(object, access)| (object.clone(), Arc::new(access.clone()))).collect();
         self.changes.sort_by_key(|(ts, _)| *ts);
         for (_, change) in self.changes {
             for (id, table) in change.tables {
@@ -236,6 +239,18 @@ impl Replay<'_> {
                 match text {
                     Some(text) => drop(comments.insert(about, Arc::from(text))),
                     None => drop(comments.remove(&about)),
+                }
+            }
+            for (id, role) in change.roles {
+                match role {
+                    Some(role) => drop(roles.insert(id, Arc::new(role))),
+                    None => drop(roles.remove(&id)),
+                }
+            }
+            for (object, to) in change.access {
+                match to {
+                    Some(to) => drop(access.insert(object, Arc::new(to))),
+                    None => drop(access.remove(&object)),
                 }
             }
             for (id, def) in change.sequences {
@@ -284,8 +299,9 @@ impl Replay<'_> {
             .collect();
         self.storage.keep_positions(sequences.values().map(|sequence| sequence.def.position_id));
         let views = views.into_values().map(|view| (RelationName::from(&*view), view)).collect();
-        let catalog = Arc::new(Catalog { schemas, views, sequences, comments });
-        let state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
+        let catalog = Arc::new(Catalog { schemas, views, sequences, comments, roles, access });
+        let mut state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
+        state.forget_access_to_missing();
         self.storage.recovered(&state, &view, &self.loaded);
         self.database.set_state(state);
         let restarted = self.storage.restarted();

@@ -15,13 +15,14 @@
 
 use crate::catalog::Changes;
 use crate::comment::Commented;
+use crate::roles::{Access, AccessObject, RoleDef};
 use crate::sequence::SequenceDef;
 use crate::storage::SavedSchema;
 use crate::{Database, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
+use tidepool_base::{CommitTs, Error, Result, RoleId, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
 use tidepool_log::{Appender, Log, RecordKind};
 use tidepool_table::rows::{Change, WriteSet};
 use tidepool_table::{Placement, Table, TableDef};
@@ -53,6 +54,10 @@ pub(crate) struct CatalogChange {
     pub sequences: Vec<(TableId, Option<SequenceDef>)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub comments: Vec<(Commented, Option<String>)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<(RoleId, Option<RoleDef>)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access: Vec<(AccessObject, Option<Access>)>,
     /// Ids below these may have been given out.
     pub next_table_id: u32,
     pub next_row_group_id: u64,
@@ -87,6 +92,8 @@ impl CatalogChange {
             comments: (changes.comments.iter())
                 .map(|(about, text)| (about.clone(), text.as_deref().map(str::to_owned)))
                 .collect(),
+            roles: changes.roles.iter().map(|(id, to)| (*id, to.as_deref().cloned())).collect(),
+            access: changes.access.iter().map(|(object, to)| (object.clone(), to.as_deref().cloned())).collect(),
             next_table_id: database.next_table_id.load(Ordering::Relaxed),
             next_row_group_id: database.next_row_group_id.load(Ordering::Relaxed),
             next_store_id: database.next_store_id.load(Ordering::Relaxed),

@@ -1,13 +1,16 @@
 //! The database as a whole: transactions, loading, the data folder.
 
 use crate::text::{TextReader, TextSettings, TextWriter};
-use crate::{Config, Database, Isolation, Patience, TableSize, TablespaceChange, Transaction};
+use crate::{
+    Access, AccessObject, Config, Database, Grant, Isolation, Patience, Privileges, RoleDef, TableSize,
+    TablespaceChange, Transaction,
+};
 use arrow_array::RecordBatch;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Result, RoleId, SqlState, SqlType};
 use tidepool_device::Location;
 use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
 use tidepool_table::{ColumnDef, Placement, ROW_GROUP_ROWS, ScanRequest, TableDef, TableScan, TableVersion};
@@ -463,7 +466,22 @@ fn everything_committed_survives_a_restart() {
     insert(&mut transaction, "u", 0..10).unwrap();
     transaction.set_tablespace("t", Some("b"), "far").unwrap();
     transaction.commit().unwrap();
-    database.set_password_verifier("ada", Some("SCRAM-SHA-256$x".to_owned())).unwrap();
+    let mut transaction = database.begin().unwrap();
+    let ada = RoleDef { password: Some("SCRAM-SHA-256$x".to_owned()), ..RoleDef::new(RoleId(0), "ada") };
+    let ada = transaction.create_role(ada).unwrap();
+    let table = AccessObject::Relation(transaction.version().table("u").unwrap().def.id);
+    let mut access = Access::of(ada);
+    access.columns.insert(
+        1,
+        vec![Grant {
+            grantee: RoleId::PUBLIC,
+            grantor: ada,
+            privileges: Privileges::SELECT,
+            options: Privileges::NONE,
+        }],
+    );
+    transaction.set_access(table.clone(), access.clone());
+    transaction.commit().unwrap();
     let (commit_ts, table_id) = (database.version().commit_ts, database.next_table_id());
     database.close().unwrap();
     drop(database);
@@ -476,7 +494,8 @@ fn everything_committed_survives_a_restart() {
     let (t, u) = (version.table("t").unwrap(), version.table("u").unwrap());
     assert_eq!((t.placement.column(0), t.placement.column(1), u.placement.main.as_str()), ("near", "far", "extra"));
     assert_eq!(u.def.primary_key, [0]);
-    assert_eq!(database.password_verifier("ada").as_deref(), Some("SCRAM-SHA-256$x"));
+    assert_eq!(version.catalog.role("ada").unwrap().password.as_deref(), Some("SCRAM-SHA-256$x"));
+    assert_eq!((version.catalog.access(&table), version.catalog.owner_of(&table)), (access, ada));
     assert!(database.next_table_id() >= table_id);
     assert_eq!(database.drop_tablespace("extra").unwrap_err().code().code(), "55006");
     let mut transaction = database.begin().unwrap();
@@ -651,8 +670,6 @@ fn a_full_disk_refuses_the_commit_and_keeps_the_rest() {
         assert!(used_bytes(&database) <= used + (256 << 10), "{} {used}", used_bytes(&database));
         assert_eq!(database.create_tablespace(space("extra")).unwrap_err().code().code(), "53100");
         assert!(database.tablespaces().get("extra").is_err());
-        assert_eq!(database.set_password_verifier("ada", Some("x".to_owned())).unwrap_err().code().code(), "53100");
-        assert_eq!(database.password_verifier("ada"), None);
         disk.clear_faults();
     }
     // Small commits go to the log, which has room.

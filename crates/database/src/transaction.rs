@@ -7,10 +7,11 @@ use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
 use crate::redo::Redo;
 use crate::references::{References, ReferencesSavepoint};
+use crate::roles::AccessObject;
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, RowId, SchemaId, SqlState, TableId};
+use tidepool_base::{CommitTs, Error, Result, RoleId, RowId, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::rows::{ReadLog, RowStore, WriteSet};
 use tidepool_table::{ColumnDef, MergePolicy, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
@@ -61,6 +62,8 @@ pub struct Transaction {
     /// Rows of row groups made.
     pub(crate) encoded_rows: u64,
     patience: Arc<dyn Patience>,
+    /// Whose the objects are that it makes.
+    pub(crate) role: RoleId,
 }
 
 /// What a transaction had done at one moment, for going back to it.
@@ -107,6 +110,7 @@ impl Transaction {
             is_synchronous: true,
             encoded_rows: 0,
             patience: Arc::new(()),
+            role: RoleId::OWNER,
         }
     }
 
@@ -440,6 +444,7 @@ impl Transaction {
             def.indexes.push(index);
         }
         let table = self.empty_table(Arc::new(def), placement)?;
+        self.own(AccessObject::Relation(id));
         Ok(self.change(table))
     }
 

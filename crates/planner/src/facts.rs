@@ -6,6 +6,7 @@
 
 use crate::Planner;
 use crate::catalog::SessionSequences;
+use crate::privileges::Acting;
 use crate::settings::Settings;
 use chrono::{DateTime, Utc};
 use datafusion::common::config::{ConfigEntry, ConfigExtension, ConfigOptions, ExtensionOptions};
@@ -19,7 +20,11 @@ pub const DATABASE: &str = "tidepool";
 
 pub struct SessionFacts {
     pub planner: Arc<Planner>,
+    /// Whom the statement works for.
     pub user: String,
+    pub session_user: String,
+    /// The same as `user`, and what it may do.
+    pub role: Acting,
     /// The database's name.
     pub database: &'static str,
     /// Stands for the backend's process id.
@@ -44,6 +49,8 @@ impl SessionFacts {
         Arc::new(SessionFacts {
             planner: self.planner.clone(),
             user: self.user.clone(),
+            session_user: self.session_user.clone(),
+            role: Acting::of(&version.catalog, self.role.id),
             database: self.database,
             session_id: self.session_id,
             settings: self.settings.clone(),

@@ -39,6 +39,7 @@ mod partitions;
 mod pass;
 mod placement;
 mod planner;
+mod privileges;
 mod queries;
 mod query;
 mod references;

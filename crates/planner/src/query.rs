@@ -4,6 +4,7 @@ use crate::casts::UNCONSTRAINED;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::privileges::{self, Acting};
 use crate::resolve::{self, Relation};
 use crate::session::ResultColumn;
 use crate::statement::QualifiedName;
@@ -31,7 +32,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
-use tidepool_database::ViewDef;
+use tidepool_database::{AccessObject, ViewDef};
 
 /// The view whose query is planned.
 #[derive(Clone, Copy)]
@@ -63,8 +64,19 @@ impl Names<'_> {
             let (schema, name) = (schema.map(str::to_owned), name.to_owned());
             return Err(resolve::missing(&QualifiedName { schema, name }));
         };
+        let owner = self.within.map(|within| {
+            let catalog = &self.facts.version.catalog;
+            Acting::of(catalog, catalog.owner_of(&AccessObject::Relation(within.view.id)))
+        });
+        let acting = owner.as_ref().unwrap_or(&self.facts.role);
+        if !acting.is_superuser {
+            privileges::check_schema(self.facts, acting, schema)?;
+        }
+        let readable = privileges::check_read(self.facts, acting, &relation)?;
         let provider = match &relation {
-            Relation::Table(version) => crate::scan::TableProvider::new(&self.facts.version, version.clone())?,
+            Relation::Table(version) => {
+                crate::scan::TableProvider::readable(&self.facts.version, version.clone(), readable)?
+            }
             Relation::View(view) => {
                 let depth = self.within.map_or(0, |within| within.depth + 1);
                 crate::view::provider(self.state, self.facts, view, depth)?

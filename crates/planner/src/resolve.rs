@@ -44,7 +44,7 @@ pub fn named_path(facts: &SessionFacts) -> Vec<String> {
                 (name, exists)
             }
         };
-        if exists && !path.contains(&name) {
+        if exists && !path.contains(&name) && crate::privileges::is_usable(facts, &name) {
             path.push(name);
         }
     }

@@ -22,6 +22,7 @@ mod outcome;
 mod partitions;
 mod prepared;
 mod query;
+mod roles;
 mod savepoint;
 mod sequences;
 mod settings;
@@ -40,6 +41,7 @@ use crate::catalog::SessionSequences;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::Planner;
+use crate::privileges::Acting;
 use crate::settings::Settings;
 use crate::statement::{self, Statement};
 use arrow::array::RecordBatch;
@@ -51,9 +53,13 @@ use prepared::Prepared;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, RoleId, SqlState};
+use tidepool_database::Catalog;
 use tokio::sync::Notify;
 use transaction::Block;
+
+/// No role's id: of one that was dropped while it was in use.
+const NOBODY: RoleId = RoleId(u32::MAX);
 
 /// A row of `pg_stat_activity`.
 #[derive(Clone, Debug)]
@@ -78,7 +84,10 @@ impl CancelHandle {
 /// What others may see of a session.
 pub struct SessionShared {
     id: u32,
+    /// Who connected.
     user: String,
+    /// The same: the database's own for a user of this process that is no role.
+    role: RoleId,
     start: DateTime<Utc>,
     running: Mutex<Weak<Interrupt>>,
     visible: Mutex<(String, TransactionStatus)>,
@@ -148,9 +157,19 @@ pub(crate) struct Running {
 
 impl Session {
     pub(crate) fn new(planner: Arc<Planner>, id: u32, user: &str) -> Session {
-        let settings = Arc::new(Settings::new(planner.database(), user));
+        let state = planner.database().state();
+        let role = state.catalog.role(user);
+        let mut settings = Settings::new(planner.database(), user);
+        for (name, value) in role.iter().flat_map(|role| &role.settings) {
+            // It was good when it was set.
+            if let Err(error) = settings.set_default(name, value, planner.database()) {
+                tracing::warn!(%error, user, setting = name, "a role's setting is of no use any more");
+            }
+        }
+        let settings = Arc::new(settings);
         let shared = Arc::new(SessionShared {
             id,
+            role: role.map_or(RoleId::OWNER, |role| role.id),
             user: user.to_owned(),
             start: Utc::now(),
             running: Mutex::new(Weak::new()),
@@ -254,15 +273,51 @@ impl Session {
         *self.shared.visible.lock() = (name, self.transaction_status());
     }
 
+    /// Whose session it is: who connected, or whom `SET SESSION AUTHORIZATION` named.
+    fn session_role(&self, catalog: &Catalog) -> RoleId {
+        match self.settings.get("session_authorization") {
+            Some(name) if name != self.shared.user => catalog.role(&name).map_or(NOBODY, |role| role.id),
+            _ => self.shared.role,
+        }
+    }
+
+    /// Whom statements work for, by name and id.
+    fn current_role(&self, catalog: &Catalog) -> (String, RoleId) {
+        match self.settings.get("role").filter(|name| name != "none") {
+            Some(name) => {
+                let id = catalog.role(&name).map_or(NOBODY, |role| role.id);
+                (name, id)
+            }
+            None => {
+                let session = self.settings.get("session_authorization");
+                (session.unwrap_or_else(|| self.shared.user.clone()), self.session_role(catalog))
+            }
+        }
+    }
+
+    /// 42501 unless the role that statements work for may do what this one does, apart from what its queries read.
+    pub(crate) fn check_privileges(&self, command: &statement::Command) -> Result<()> {
+        let state = self.planner.database().state();
+        let (_, role) = self.current_role(&state.catalog);
+        if state.catalog.roles.get(&role).is_some_and(|role| role.superuser) {
+            return Ok(());
+        }
+        crate::privileges::check(&self.facts(Utc::now()), command)
+    }
+
     fn facts(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
+        let version = self.snapshot();
+        let (user, role) = self.current_role(&version.catalog);
         Arc::new(SessionFacts {
             planner: self.planner.clone(),
-            user: self.shared.user.clone(),
+            user,
+            session_user: self.settings.get("session_authorization").unwrap_or_default(),
+            role: Acting::of(&version.catalog, role),
             database: crate::facts::DATABASE,
             session_id: self.shared.id,
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
-            version: self.snapshot(),
+            version,
             transaction_start: self.block.as_ref().map_or(statement_start, |block| block.start),
             statement_start,
         })

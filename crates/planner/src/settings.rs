@@ -104,6 +104,7 @@ static DEFINITIONS: &[Definition] = &[
     define("lock_timeout", Kind::Time, "0", "The longest wait for a lock; 0 is for ever."),
     define("max_connections", Kind::ReadOnly, "", "Connections at once."),
     define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
+    define("role", Kind::ReadOnly, "none", "The role that statements work for, if not the session's user."),
     report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
     report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),
     report("server_encoding", Kind::ReadOnly, "UTF8", "The database's character set."),
@@ -174,6 +175,11 @@ impl Settings {
                 "tidepool.statement_memory" => show_size(config.statement_memory_bytes.unwrap_or(0)),
                 "max_connections" => config.server.connections_max.to_string(),
                 "session_authorization" => user.to_owned(),
+                "is_superuser" => {
+                    let state = database.state();
+                    let is_superuser = state.catalog.role(user).is_none_or(|role| role.superuser);
+                    if is_superuser { "on".to_owned() } else { "off".to_owned() }
+                }
                 _ => definition.default.to_owned(),
             })
             .collect();

@@ -7,8 +7,8 @@ use crate::startup::Failure;
 use crate::wire::Wire;
 use bytes::Bytes;
 use tidepool_base::{Error, SqlState};
-use tidepool_database::Database;
 use tidepool_database::scram::{ServerExchange, Verifier};
+use tidepool_database::{Database, RoleDef};
 
 const PLAIN: &str = "SCRAM-SHA-256";
 const PLUS: &str = "SCRAM-SHA-256-PLUS";
@@ -30,30 +30,45 @@ pub(crate) async fn authenticate(
     peer: Peer,
     end_point: Option<&[u8]>,
 ) -> Result<(), Failure> {
-    let known = user == ROLE_NAME;
-    let verifier = database.password_verifier(ROLE_NAME);
-    match (verifier, peer) {
-        (_, Peer::Process) | (None, Peer::Loopback) if known => (),
-        (_, Peer::Process) | (None, Peer::Loopback) => {
-            return Err(Error::new(SqlState::INVALID_AUTHORIZATION, format!("role \"{user}\" does not exist")).into());
-        }
-        (None, Peer::Remote) => {
-            return Err(Error::new(SqlState::INVALID_AUTHORIZATION, "connections from other machines need a password")
+    let refused = |message: String| Error::new(SqlState::INVALID_AUTHORIZATION, message);
+    let state = database.state();
+    let role = state.catalog.role(user);
+    let password = |role: &RoleDef| {
+        let is_over = role.valid_until.is_some_and(|until| until < now_micros());
+        role.password.as_deref().filter(|_| !is_over).and_then(Verifier::parse)
+    };
+    // While the database's own role has no password, whoever is on this machine may do everything anyway.
+    let owner = state.catalog.role(ROLE_NAME);
+    let is_open = owner.is_none_or(|owner| owner.password.is_none());
+    match (role, peer) {
+        (_, Peer::Process) => (),
+        (role, Peer::Loopback) if is_open && role.is_none_or(|role| role.password.is_none()) => (),
+        (_, Peer::Remote) if is_open && role.is_none_or(|role| role.password.is_none()) => {
+            return Err(refused("connections from other machines need a password".to_owned())
                 .with_detail("No password is set.")
                 .with_hint("Connect from the server's own machine and run: ALTER ROLE tidepool PASSWORD '…'.")
                 .into());
         }
-        (Some(text), _) => {
-            let verifier = match Verifier::parse(&text) {
-                Some(verifier) if known => verifier,
-                // An unknown role is found out no sooner than a wrong password.
-                _ => Verifier::unusable(),
-            };
+        // An unknown role is found out no sooner than a wrong password.
+        (role, _) => {
+            let verifier = role.and_then(|role| password(role)).unwrap_or_else(Verifier::unusable);
             exchange(wire, verifier, end_point, user).await?;
         }
     }
+    match role {
+        None => return Err(refused(format!("role \"{user}\" does not exist")).into()),
+        Some(role) if !role.login => {
+            return Err(refused(format!("role \"{user}\" is not permitted to log in")).into());
+        }
+        Some(_) => {}
+    }
     backend::authentication_ok(&mut wire.output);
     Ok(())
+}
+
+fn now_micros() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(i64::MAX, |now| now.as_micros() as i64)
 }
 
 async fn exchange(wire: &mut Wire, verifier: Verifier, end_point: Option<&[u8]>, user: &str) -> Result<(), Failure> {

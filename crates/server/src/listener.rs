@@ -80,7 +80,8 @@ impl Server {
     /// Refuses an address that other machines can reach while no password is set: 28000.
     pub async fn bind(service: Arc<Service>, address: &str, metrics_address: Option<&str>) -> Result<Server> {
         let addresses = resolve(address).await?;
-        let has_password = service.planner.database().password_verifier(ROLE_NAME).is_some();
+        let state = service.planner.database().state();
+        let has_password = state.catalog.role(ROLE_NAME).is_some_and(|role| role.password.is_some());
         if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
             && !has_password
         {

@@ -596,7 +596,7 @@ async fn passwords() {
     config.password("höchst geheim").user("somebody");
     assert_eq!(code(&connect(&config).await.unwrap_err()), "28P01");
     // The password itself is nowhere to be found.
-    let kept = server.database.password_verifier("tidepool").unwrap();
+    let kept = server.database.state().catalog.role("tidepool").unwrap().password.clone().unwrap();
     assert!(kept.starts_with("SCRAM-SHA-256$4096:") && !kept.contains("geheim"));
     client.batch_execute("ALTER ROLE tidepool PASSWORD NULL").await.unwrap();
     server.connect().await;

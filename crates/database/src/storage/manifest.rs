@@ -1,4 +1,4 @@
-//! The manifest: which files, tables, tablespaces and passwords are in force. Replaced as a whole.
+//! The manifest: which files, tables, tablespaces and roles are in force. Replaced as a whole.
 //!
 //! The first line is `TIDEPOOL MANIFEST <format> <xxh3 of the rest, hex>`; the rest is JSON.
 
@@ -6,12 +6,13 @@ use super::found::SavedContents;
 use crate::comment::Commented;
 use crate::elastic::SavedAlteration;
 use crate::log_home::SavedLog;
+use crate::roles::{Access, AccessObject, RoleDef, initial_roles};
 use crate::sequence::{Position, SequenceDef};
 use crate::{SchemaDef, Sequence, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, SchemaId, SqlState, StoreId};
+use tidepool_base::{CommitTs, Error, Result, RoleId, SchemaId, SqlState, StoreId};
 use tidepool_device::Profile;
 use tidepool_log::DatabaseIdentity;
 use tidepool_table::{Placement, TableDef};
@@ -40,7 +41,13 @@ pub(crate) struct Manifest {
     /// Tablespaces of the configuration that were altered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub altered: Vec<SavedAlteration>,
+    /// By role, in folders from before roles; now they are the roles'.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub passwords: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<RoleDef>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access: Vec<(AccessObject, Access)>,
     /// `None` in folders from before schemas: `public` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schemas: Option<Vec<SavedSchema>>,
@@ -162,6 +169,8 @@ impl Manifest {
             tablespaces: Vec::new(),
             altered: Vec::new(),
             passwords: BTreeMap::new(),
+            roles: Vec::new(),
+            access: Vec::new(),
             schemas: None,
             views: Vec::new(),
             sequences: Vec::new(),
@@ -177,6 +186,13 @@ impl Manifest {
             None => [schema(SchemaId::PUBLIC, "public")].into(),
             Some(saved) => saved.iter().map(|saved| schema(saved.id, &saved.name)).collect(),
         }
+    }
+
+    pub fn roles(&self) -> BTreeMap<RoleId, Arc<RoleDef>> {
+        let password = self.passwords.get("tidepool").cloned();
+        let mut roles = initial_roles(password);
+        roles.extend(self.roles.iter().map(|role| (role.id, Arc::new(role.clone()))));
+        roles
     }
 
     /// Whose log it is, if there may be one. XX001 when that is no identity.

@@ -36,6 +36,7 @@ pub(crate) use found::{Finds, FoundGroups, Restarted, SavedContents};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
 use crate::log_home::LogHome;
+use crate::roles::{Access, RoleDef, is_initial};
 use crate::sequence::Position;
 use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
@@ -546,6 +547,10 @@ impl Storage {
         {
             let mut state = self.state.lock();
             state.deltas.retain(|_, stored| stored.rows.strong_count() > 0);
+            let roles = version.catalog.roles.values();
+            manifest.roles = roles.filter(|role| !is_initial(role)).map(|role| RoleDef::clone(role)).collect();
+            let access = version.catalog.access.iter();
+            manifest.access = access.map(|(object, access)| (object.clone(), Access::clone(access))).collect();
             manifest.schemas = Some(version.catalog.schemas.values().map(|schema| SavedSchema::new(schema)).collect());
             manifest.sequences =
                 version.catalog.sequences.values().map(|sequence| SavedSequence::new(sequence)).collect();
@@ -602,6 +607,8 @@ impl Storage {
             comments: last.comments,
             tables: last.tables,
             contents: last.contents,
+            roles: last.roles,
+            access: last.access,
             ..settings
         };
         self.replace_manifest(&next)?;

@@ -3,13 +3,14 @@
 use super::keys::foreign_keys;
 use super::objects::*;
 use super::relations::{self, Rows};
+use super::roles::owner_name;
 use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
 use crate::references::rule;
 use std::sync::Arc;
-use tidepool_base::SqlType;
-use tidepool_database::Sequence;
+use tidepool_base::{SchemaId, SqlType};
+use tidepool_database::{AccessObject, Sequence};
 use tidepool_table::{ForeignKeyDef, Identity, Table};
 
 /// Fills `rows` with what the view named `name` holds.
@@ -17,11 +18,11 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     match name {
         "information_schema_catalog_name" => rows.push([("catalog_name", facts.database.into())]),
         "schemata" => {
-            for (_, schema) in schemas(facts) {
+            for (oid, schema) in schemas(facts) {
                 rows.push([
                     ("catalog_name", facts.database.into()),
                     ("schema_name", schema.into()),
-                    ("schema_owner", OWNER_NAME.into()),
+                    ("schema_owner", owner_name(facts, &AccessObject::Schema(SchemaId(oid))).into()),
                 ]);
             }
         }
@@ -171,7 +172,12 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         "applicable_roles" => {}
-        "enabled_roles" => rows.push([("role_name", facts.user.clone().into())]),
+        "enabled_roles" => {
+            let catalog = &facts.version.catalog;
+            for role in catalog.roles.values().filter(|role| facts.role.has(role.id)) {
+                rows.push([("role_name", role.name.clone().into())]);
+            }
+        }
         "character_sets" => rows.push([
             ("character_set_name", "UTF8".into()),
             ("character_repertoire", "UCS".into()),
@@ -180,22 +186,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             ("default_collate_schema", "pg_catalog".into()),
             ("default_collate_name", "C".into()),
         ]),
-        "table_privileges" | "role_table_grants" => {
-            for table in facts.version.tables.values() {
-                for privilege in ["INSERT", "SELECT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"] {
-                    rows.push([
-                        ("grantor", OWNER_NAME.into()),
-                        ("grantee", OWNER_NAME.into()),
-                        ("table_catalog", facts.database.into()),
-                        ("table_schema", table_schema(facts, table).into()),
-                        ("table_name", table.def.name.clone().into()),
-                        ("privilege_type", privilege.into()),
-                        ("is_grantable", "YES".into()),
-                        ("with_hierarchy", if privilege == "SELECT" { "YES" } else { "NO" }.into()),
-                    ]);
-                }
-            }
-        }
+        "table_privileges" | "role_table_grants" => super::roles::table_privileges(facts, rows),
         _ => {}
     }
 }

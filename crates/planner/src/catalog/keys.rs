@@ -1,12 +1,13 @@
 //! What the catalogue says of indexes and of the keys that they serve.
 
-use super::objects::{INDEX_ACCESS_METHOD, OWNER, quote_identifier, table_schema};
+use super::objects::{INDEX_ACCESS_METHOD, quote_identifier, table_schema};
 use super::pg_catalog::{default_tablespace, operator_class, tablespace_of};
 use super::relations::Rows;
 use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
 use std::sync::Arc;
+use tidepool_database::AccessObject;
 use tidepool_table::{ForeignKeyDef, IndexColumn, IndexDef, ReferentialAction, Table, TableDef};
 
 /// `pg_index.indoption`: bits of a column that is not `ASC NULLS LAST`.
@@ -33,7 +34,7 @@ pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("oid", index.id.0.into()),
             ("relname", index.name.clone().into()),
             ("relnamespace", table.def.schema.0.into()),
-            ("relowner", OWNER.into()),
+            ("relowner", super::roles::owner_oid(facts, &AccessObject::Relation(table.def.id)).into()),
             ("relam", INDEX_ACCESS_METHOD.into()),
             ("relfilenode", index.id.0.into()),
             ("reltablespace", if space == default { 0 } else { space }.into()),

@@ -17,6 +17,7 @@ mod partitions;
 mod pg_catalog;
 mod relations;
 mod rewrite;
+mod roles;
 mod sequences;
 mod syntax;
 mod tidepool;

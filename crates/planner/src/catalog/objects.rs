@@ -31,8 +31,6 @@ pub const DATABASE: u32 = 5;
 /// Role `tidepool`, which owns everything.
 pub const OWNER: u32 = 10;
 pub const OWNER_NAME: &str = "tidepool";
-/// The role that asks, where it is another than `tidepool`.
-pub const OTHER_ROLE: u32 = 16_383;
 
 pub const TABLE_ACCESS_METHOD: u32 = 2;
 pub const INDEX_ACCESS_METHOD: u32 = 403;
@@ -191,23 +189,6 @@ pub fn quote_identifier(name: &str) -> String {
         name.to_owned()
     } else {
         format!("\"{}\"", name.replace('"', "\"\""))
-    }
-}
-
-/// A role's name by oid.
-pub fn role_name(facts: &SessionFacts, oid: u32) -> Option<String> {
-    match oid {
-        OWNER => Some(OWNER_NAME.to_owned()),
-        OTHER_ROLE if facts.user != OWNER_NAME => Some(facts.user.clone()),
-        _ => None,
-    }
-}
-
-pub fn role_oid(facts: &SessionFacts, name: &str) -> Option<u32> {
-    match name {
-        OWNER_NAME => Some(OWNER),
-        _ if name == facts.user => Some(OTHER_ROLE),
-        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@ use super::functions::procedures;
 use super::keys::{index_definition, index_tablespace, indexed};
 use super::objects::*;
 use super::relations::{self, Rows};
+use super::roles::{acl, column_acl, owner_name, owner_oid, role_oid};
 use super::types;
 use super::value::Value;
 use crate::QueryState;
@@ -11,7 +12,8 @@ use crate::facts::SessionFacts;
 use crate::session::TransactionStatus;
 use datafusion::common::Result;
 use std::sync::atomic::Ordering;
-use tidepool_base::SqlType;
+use tidepool_base::{RoleId, SchemaId, SqlType};
+use tidepool_database::AccessObject;
 use tidepool_table::{Identity, Table};
 
 /// PostgreSQL's number for UTF8.
@@ -48,24 +50,14 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                         not_null: true,
                         has_default: false,
                         identity: "",
+                        acl: Value::Null,
                     };
                     attribute(rows, &shown);
                 }
             }
         }
-        "pg_authid" | "pg_roles" => roles(name, facts, rows),
-        "pg_user" => {
-            for (oid, role) in role_list(facts) {
-                rows.push([
-                    ("usename", role.into()),
-                    ("usesysid", oid.into()),
-                    ("usecreatedb", (oid == OWNER).into()),
-                    ("usesuper", (oid == OWNER).into()),
-                    ("userepl", false.into()),
-                    ("usebypassrls", (oid == OWNER).into()),
-                    ("passwd", "********".into()),
-                ]);
-            }
+        "pg_authid" | "pg_roles" | "pg_user" | "pg_shadow" | "pg_group" | "pg_auth_members" => {
+            super::roles::fill(name, facts, rows);
         }
         "pg_class" => {
             classes(facts, rows);
@@ -94,7 +86,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         "pg_database" => rows.push([
             ("oid", DATABASE.into()),
             ("datname", facts.database.into()),
-            ("datdba", OWNER.into()),
+            ("datdba", owner_oid(facts, &AccessObject::Database).into()),
             ("encoding", ENCODING_UTF8.into()),
             ("datlocprovider", "c".into()),
             ("datallowconn", true.into()),
@@ -102,6 +94,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
             ("dattablespace", default_tablespace(facts).into()),
             ("datcollate", "C.UTF-8".into()),
             ("datctype", "C.UTF-8".into()),
+            ("datacl", acl(facts, &AccessObject::Database)),
         ]),
         "pg_description" => {
             for (object, class, part, text) in super::comments::all(facts) {
@@ -144,7 +137,13 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_namespace" => {
             for (oid, schema) in schemas(facts) {
-                rows.push([("oid", oid.into()), ("nspname", schema.into()), ("nspowner", OWNER.into())]);
+                let object = AccessObject::Schema(SchemaId(oid));
+                rows.push([
+                    ("oid", oid.into()),
+                    ("nspname", schema.into()),
+                    ("nspowner", owner_oid(facts, &object).into()),
+                    ("nspacl", acl(facts, &object)),
+                ]);
             }
         }
         "pg_opclass" => operator_classes(rows),
@@ -215,7 +214,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 rows.push([
                     ("schemaname", table_schema(facts, table).into()),
                     ("tablename", table.def.name.clone().into()),
-                    ("tableowner", OWNER_NAME.into()),
+                    ("tableowner", owner_name(facts, &AccessObject::Relation(table.def.id)).into()),
                     ("tablespace", elsewhere.then(|| table.placement.main.clone()).into()),
                     ("hasindexes", (!table.def.indexes.is_empty()).into()),
                     ("hasrules", false.into()),
@@ -226,11 +225,13 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         }
         "pg_tablespace" => {
             for space in facts.planner.database().tablespaces().list() {
+                let object = AccessObject::Tablespace(space.name().to_owned());
                 let options = space.config().profile_names().map(|names| vec![format!("profile={names}")]);
                 rows.push([
                     ("oid", tablespace_oid(space.id()).into()),
                     ("spcname", space.name().to_owned().into()),
-                    ("spcowner", OWNER.into()),
+                    ("spcowner", owner_oid(facts, &object).into()),
+                    ("spcacl", acl(facts, &object)),
                     ("spcoptions", options.into()),
                 ]);
             }
@@ -250,7 +251,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 rows.push([
                     ("schemaname", facts.version.schema_name(view.schema).to_owned().into()),
                     ("viewname", view.name.clone().into()),
-                    ("viewowner", OWNER_NAME.into()),
+                    ("viewowner", owner_name(facts, &AccessObject::Relation(view.id)).into()),
                     ("definition", crate::view::definition(facts, view).into()),
                 ]);
             }
@@ -258,32 +259,6 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
         _ => {}
     }
     Ok(())
-}
-
-fn role_list(facts: &SessionFacts) -> Vec<(u32, String)> {
-    let mut list = vec![(OWNER, OWNER_NAME.to_owned())];
-    list.extend(role_name(facts, OTHER_ROLE).map(|name| (OTHER_ROLE, name)));
-    list
-}
-
-fn roles(relation: &str, facts: &SessionFacts, rows: &mut Rows) {
-    let password = if relation == "pg_roles" { Value::from("********") } else { Value::Null };
-    for (oid, role) in role_list(facts) {
-        let owner = oid == OWNER;
-        rows.push([
-            ("oid", oid.into()),
-            ("rolname", role.into()),
-            ("rolsuper", owner.into()),
-            ("rolinherit", true.into()),
-            ("rolcreaterole", owner.into()),
-            ("rolcreatedb", owner.into()),
-            ("rolcanlogin", true.into()),
-            ("rolreplication", false.into()),
-            ("rolconnlimit", (-1).into()),
-            ("rolpassword", password.clone()),
-            ("rolbypassrls", owner.into()),
-        ]);
-    }
 }
 
 pub(super) fn default_tablespace(facts: &SessionFacts) -> u32 {
@@ -327,7 +302,8 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("oid", table.def.id.0.into()),
             ("relname", table.def.name.clone().into()),
             ("relnamespace", table.def.schema.0.into()),
-            ("relowner", OWNER.into()),
+            ("relowner", owner_oid(facts, &AccessObject::Relation(table.def.id)).into()),
+            ("relacl", acl(facts, &AccessObject::Relation(table.def.id))),
             ("relam", TABLE_ACCESS_METHOD.into()),
             ("relfilenode", table.def.id.0.into()),
             ("reltablespace", if tablespace == default { 0 } else { tablespace }.into()),
@@ -363,7 +339,8 @@ fn view_classes(facts: &SessionFacts, rows: &mut Rows) {
             ("oid", view.id.0.into()),
             ("relname", view.name.clone().into()),
             ("relnamespace", view.schema.0.into()),
-            ("relowner", OWNER.into()),
+            ("relowner", owner_oid(facts, &AccessObject::Relation(view.id)).into()),
+            ("relacl", acl(facts, &AccessObject::Relation(view.id))),
             ("reltuples", (-1.0).into()),
             ("relpersistence", "p".into()),
             ("relkind", "v".into()),
@@ -384,6 +361,7 @@ struct Attribute<'a> {
     not_null: bool,
     has_default: bool,
     identity: &'static str,
+    acl: Value,
 }
 
 fn attributes(facts: &SessionFacts, rows: &mut Rows) {
@@ -400,6 +378,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                     not_null: column.not_null,
                     has_default: false,
                     identity: "",
+                    acl: Value::Null,
                 },
             );
         }
@@ -421,6 +400,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                         Some(Identity::ByDefault) => "d",
                         None => "",
                     },
+                    acl: column_acl(facts, table.def.id, column.number),
                 },
             );
         }
@@ -438,6 +418,7 @@ fn attributes(facts: &SessionFacts, rows: &mut Rows) {
                         not_null: false,
                         has_default: false,
                         identity: "",
+                        acl: Value::Null,
                     },
                 );
             }
@@ -457,6 +438,7 @@ fn view_attributes(facts: &SessionFacts, rows: &mut Rows) {
                 not_null: false,
                 has_default: false,
                 identity: "",
+                acl: Value::Null,
             };
             attribute(rows, &shown);
         }
@@ -482,6 +464,7 @@ fn attribute(rows: &mut Rows, attribute: &Attribute<'_>) {
         ("attidentity", attribute.identity.into()),
         ("attislocal", true.into()),
         ("attcollation", entry.map_or(0, |entry| entry.collation).into()),
+        ("attacl", attribute.acl.clone()),
     ]);
 }
 
@@ -646,11 +629,16 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             TransactionStatus::InTransaction => "idle in transaction",
             TransactionStatus::Failed => "idle in transaction (aborted)",
         };
+        let role = facts.version.catalog.role(&session.user).map_or(RoleId::OWNER, |role| role.id);
+        let text = match facts.role.may_see_all_statistics() || facts.role.has(role) {
+            true => query.map_or_else(String::new, |query| query.text.clone()),
+            false => "<insufficient privilege>".to_owned(),
+        };
         rows.push([
             ("datid", DATABASE.into()),
             ("datname", facts.database.into()),
             ("pid", session.session_id.into()),
-            ("usesysid", role_oid(facts, &session.user).unwrap_or(OTHER_ROLE).into()),
+            ("usesysid", role_oid(facts, &session.user).unwrap_or(OWNER).into()),
             ("usename", session.user.into()),
             ("application_name", session.application_name.into()),
             ("backend_start", session.start.into()),
@@ -658,7 +646,7 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             ("state_change", query.map(|query| query.end().unwrap_or(query.start)).into()),
             ("state", state.into()),
             ("query_id", query.map(|query| query.id.0).into()),
-            ("query", query.map_or_else(String::new, |query| query.text.clone()).into()),
+            ("query", text.into()),
             ("backend_type", "client backend".into()),
         ]);
     }

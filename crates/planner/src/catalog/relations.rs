@@ -127,7 +127,7 @@ impl Rows {
         Rows { relation, columns: vec![Vec::new(); relation.columns.len()], rows: 0, unknown: None }
     }
 
-    pub fn push<const N: usize>(&mut self, row: [(&'static str, Value); N]) {
+    pub fn push(&mut self, row: impl IntoIterator<Item = (&'static str, Value)>) {
         for (name, value) in row {
             match self.relation.columns.iter().position(|column| column.name == name) {
                 Some(index) => self.columns[index].push(value),

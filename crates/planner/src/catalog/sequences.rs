@@ -2,8 +2,10 @@
 
 use super::objects::*;
 use super::relations::Rows;
+use super::roles::{acl, owner_name, owner_oid};
 use crate::facts::SessionFacts;
 use tidepool_base::SqlType;
+use tidepool_database::AccessObject;
 
 /// The rows of `pg_class`.
 pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
@@ -12,7 +14,8 @@ pub fn classes(facts: &SessionFacts, rows: &mut Rows) {
             ("oid", sequence.def.id.0.into()),
             ("relname", sequence.def.name.clone().into()),
             ("relnamespace", sequence.def.schema.0.into()),
-            ("relowner", OWNER.into()),
+            ("relowner", owner_oid(facts, &AccessObject::Relation(sequence.def.id)).into()),
+            ("relacl", acl(facts, &AccessObject::Relation(sequence.def.id))),
             ("relpages", 1.into()),
             ("reltuples", 1.0.into()),
             ("relpersistence", "p".into()),
@@ -45,7 +48,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         rows.push([
             ("schemaname", facts.version.schema_name(def.schema).to_owned().into()),
             ("sequencename", def.name.clone().into()),
-            ("sequenceowner", OWNER_NAME.into()),
+            ("sequenceowner", owner_name(facts, &AccessObject::Relation(def.id)).into()),
             ("data_type", def.data_type.oid().into()),
             ("start_value", def.start.into()),
             ("min_value", def.min.into()),

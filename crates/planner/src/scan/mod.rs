@@ -17,6 +17,7 @@ pub use filter::{datum_scalar, scalar_f64};
 pub use restrict::{can_restrict, restricted};
 
 use crate::optimizer::estimate::{self, Estimate};
+use crate::privileges::Readable;
 use async_trait::async_trait;
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::{Session, TableProvider as DataFusionTable};
@@ -26,6 +27,7 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use source::Source;
 use std::sync::Arc;
+use tidepool_base::SqlState;
 use tidepool_database::DatabaseVersion;
 use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
 
@@ -38,16 +40,31 @@ pub struct TableProvider {
     schema: SchemaRef,
     /// Of a table that the statement changes or locks: which one of them.
     target: Option<usize>,
+    readable: Readable,
 }
 
 impl TableProvider {
-    #[expect(clippy::new_ret_no_self, reason = "all that take one take the trait's object")]
-    pub fn new(
+    /// Of which no more may be read than this: 42501.
+    pub fn readable(
         database: &Arc<DatabaseVersion>,
         version: Arc<TableVersion>,
+        readable: Readable,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let schema = version.def.arrow_schema();
-        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?), target: None }))
+        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?), target: None, readable }))
+    }
+
+    /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.
+    fn check_readable(&self, projection: &[usize], filters: &[Expr]) -> Result<()> {
+        let Readable::Columns(readable) = &self.readable else { return Ok(()) };
+        let may = |column: usize| readable.get(column).copied().unwrap_or(false);
+        let named = filters.iter().flat_map(|filter| filter.column_refs());
+        let filtered: Vec<usize> = named.filter_map(|column| self.schema.index_of(&column.name).ok()).collect();
+        if projection.iter().chain(&filtered).all(|column| may(*column)) {
+            return Ok(());
+        }
+        let message = format!("permission denied for table {}", self.source.version().def.name);
+        Err(crate::errors::carry(tidepool_base::Error::new(SqlState::INSUFFICIENT_PRIVILEGE, message)))
     }
 
     /// With one column more, `ROW_ID`: what a change refers to rows by. In a partitioned table's are the partitions'
@@ -60,7 +77,8 @@ impl TableProvider {
         let mut fields = version.def.arrow_schema().fields().to_vec();
         fields.push(Arc::new(Field::new(ROW_ID, DataType::UInt64, false)));
         let source = Arc::new(Source::of(database, version)?);
-        Ok(Arc::new(TableProvider { schema: Arc::new(Schema::new(fields)), source, target: Some(target) }))
+        let schema = Arc::new(Schema::new(fields));
+        Ok(Arc::new(TableProvider { schema, source, target: Some(target), readable: Readable::All }))
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -94,6 +112,7 @@ impl DataFusionTable for TableProvider {
             Some(projection) => projection.clone(),
             None => (0..self.schema.fields().len()).collect(),
         };
+        self.check_readable(&projection, filters)?;
         let df_schema = DFSchema::try_from(self.schema.clone())?;
         let predicates = filters
             .iter()

@@ -20,6 +20,7 @@ impl Session {
     pub(super) async fn execute_inner(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.take_requested_settings();
         self.check_not_failed(statement)?;
+        self.check_privileges(statement.command())?;
         let text = statement.text();
         match statement.command() {
             Command::Empty => Ok(Outcome::Empty),
@@ -58,7 +59,9 @@ impl Session {
             Command::DropViews { names, if_exists, cascade } => {
                 self.drop_relations(text, Kind::View, names, *if_exists, *cascade).await
             }
-            Command::CreateSchema { name, if_not_exists } => self.create_schema(text, name, *if_not_exists).await,
+            Command::CreateSchema { name, if_not_exists, owner } => {
+                self.create_schema(text, name, *if_not_exists, owner.as_ref()).await
+            }
             Command::AlterSchema { name, new_name } => self.rename_schema(text, name, new_name).await,
             Command::DropSchemas { names, if_exists, cascade } => {
                 self.drop_schemas(text, names, *if_exists, *cascade).await
@@ -115,7 +118,7 @@ impl Session {
             Command::Advise(arguments) => self.advise(arguments).await,
             Command::Check => self.check_database(text).await,
             Command::Backup { folder } => self.backup(text, folder).await,
-            Command::AlterRole { role, password } => self.alter_role(role, password.clone()).await,
+            Command::Role(command) => self.role_command(text, command).await,
         }
     }
 }

@@ -5,9 +5,9 @@ use crate::dependents::{self, Object, Shown};
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::resolve::{self, Relation};
-use crate::statement::QualifiedName;
+use crate::statement::{QualifiedName, RoleName};
 use tidepool_base::{Error, Result, SchemaId, SqlState};
-use tidepool_database::{RelationName, Transaction};
+use tidepool_database::{Access, AccessObject, RelationName, Transaction};
 use tidepool_table::TableDef;
 
 /// The kinds of relations that `DROP` names.
@@ -29,7 +29,13 @@ impl Kind {
 }
 
 impl Session {
-    pub(super) async fn create_schema(&mut self, text: &str, name: &str, if_not_exists: bool) -> Result<Outcome> {
+    pub(super) async fn create_schema(
+        &mut self,
+        text: &str,
+        name: &str,
+        if_not_exists: bool,
+        owner: Option<&RoleName>,
+    ) -> Result<Outcome> {
         self.check_writable("CREATE SCHEMA")?;
         let running = self.running(text);
         if if_not_exists && running.facts.version.schema(name).is_some() {
@@ -37,7 +43,15 @@ impl Session {
             return Ok(Outcome::command("CREATE SCHEMA"));
         }
         let name = name.to_owned();
-        self.write(running, move |transaction, _| transaction.create_schema(&name).map(drop)).await?;
+        let owner = owner.map(|owner| self.member_role(&running.facts, owner)).transpose()?;
+        let create = move |transaction: &mut Transaction, _: &Interrupt| {
+            let id = transaction.create_schema(&name)?;
+            if let Some(owner) = owner {
+                transaction.set_access(AccessObject::Schema(id), Access::of(owner));
+            }
+            Ok(())
+        };
+        self.write(running, create).await?;
         Ok(Outcome::command("CREATE SCHEMA"))
     }
 

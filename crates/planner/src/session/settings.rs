@@ -8,7 +8,7 @@ use crate::statement::{SetValue, TransactionMode};
 use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::text::TextSettings;
 
 impl Session {
@@ -73,6 +73,31 @@ impl Session {
                 settings.set(name, &quoted, &database)
             }
             SetValue::Values(values) => settings.set(name, values, &database),
+        })
+    }
+
+    /// Sets what `SET` has a form of its own for.
+    pub(super) fn set_own_setting(&mut self, name: &str, value: &str, local: bool) -> Result<()> {
+        if local && self.block.is_none() {
+            let message = "SET LOCAL can only be used in transaction blocks";
+            self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, message);
+            return Ok(());
+        }
+        let superuser = |settings: &Settings| {
+            let state = self.planner.database().state();
+            let name =
+                settings.get("role").filter(|role| role != "none").or_else(|| settings.get("session_authorization"));
+            let role = name.and_then(|name| state.catalog.role(&name).map(|role| role.superuser));
+            if role.unwrap_or(self.shared.role == RoleId::OWNER) { "on" } else { "off" }
+        };
+        let mut settings = self.settings.as_ref().clone();
+        settings.set_own(name, value);
+        settings.set_own("is_superuser", superuser(&settings));
+        let is_superuser = settings.get("is_superuser").unwrap_or_default();
+        self.change_settings(local, |settings| {
+            settings.set_own(name, value);
+            settings.set_own("is_superuser", &is_superuser);
+            Ok(())
         })
     }
 

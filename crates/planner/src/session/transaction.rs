@@ -356,6 +356,7 @@ impl Session {
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
             transaction.set_patience(interrupt.clone());
             transaction.set_synchronous(synchronous);
+            transaction.act_as(facts.role.id);
             let written = write(&mut transaction, &interrupt).and_then(|value| {
                 transaction.check_references(&Rules { facts })?;
                 interrupt.check().map(|()| value)

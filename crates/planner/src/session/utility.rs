@@ -1,4 +1,4 @@
-//! Commands on the database as a whole (tablespaces, checkpoints, merges, roles), and `DISCARD ALL`.
+//! Commands on the database as a whole (tablespaces, checkpoints, merges), and `DISCARD ALL`.
 
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
 use chrono::Utc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
-use tidepool_database::{Commented, RelationName, Transaction, advice};
+use tidepool_database::{AccessObject, Commented, RelationName, Transaction, advice};
 
 impl Session {
     pub(super) async fn create_tablespace(
@@ -49,7 +49,18 @@ impl Session {
         self.check_writable("DROP TABLESPACE")?;
         let database = self.planner.database().clone();
         let dropped = name.to_owned();
-        match joined(self.planner.workers().spawn_blocking(move || database.drop_tablespace(&dropped)).await) {
+        let dropping = self.planner.workers().spawn_blocking(move || {
+            database.drop_tablespace(&dropped)?;
+            // What was granted of it is not to be found on another one of its name.
+            let object = AccessObject::Tablespace(dropped);
+            if database.state().catalog.access.contains_key(&object) {
+                let mut transaction = database.begin()?;
+                transaction.forget_access(object);
+                transaction.commit()?;
+            }
+            Ok(())
+        });
+        match joined(dropping.await) {
             Err(error) if if_exists && error.code() == SqlState::UNDEFINED_OBJECT => {
                 self.notice(
                     "NOTICE",
@@ -142,24 +153,6 @@ impl Session {
             batches: Box::pin(futures::stream::iter([Ok(batch)])),
             tag: "CALL",
         })
-    }
-
-    pub(super) async fn alter_role(&self, role: &str, password: Option<String>) -> Result<Outcome> {
-        self.check_writable("ALTER ROLE")?;
-        let database = self.planner.database().clone();
-        let role = match role {
-            "current_user" | "session_user" | "current_role" => self.shared.user.clone(),
-            _ => role.to_owned(),
-        };
-        if role != self.shared.user && role != crate::facts::DATABASE && database.password_verifier(&role).is_none() {
-            return Err(Error::new(SqlState::UNDEFINED_OBJECT, format!("role \"{role}\" does not exist")));
-        }
-        let altered = self.planner.workers().spawn_blocking(move || {
-            let verifier = password.map(|password| tidepool_database::scram::verifier_text(&password));
-            database.set_password_verifier(&role, verifier)
-        });
-        joined(altered.await)?;
-        Ok(Outcome::command("ALTER ROLE"))
     }
 
     pub(super) fn discard_all(&mut self) -> Result<Outcome> {

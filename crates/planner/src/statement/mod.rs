@@ -15,6 +15,7 @@ mod locking;
 pub mod merge;
 mod objects;
 mod partitions;
+mod roles;
 mod utility;
 
 use crate::sequences::SequenceOptions;
@@ -32,6 +33,7 @@ pub use comment::CommentOn;
 pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
+pub use roles::{GrantClause, GrantTargets, OwnedKind, RoleCommand, RoleName, RoleOptions};
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
     FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
@@ -188,6 +190,7 @@ pub enum Command {
     CreateSchema {
         name: String,
         if_not_exists: bool,
+        owner: Option<RoleName>,
     },
     AlterSchema {
         name: String,
@@ -322,10 +325,7 @@ pub enum Command {
     Backup {
         folder: String,
     },
-    AlterRole {
-        role: String,
-        password: Option<String>,
-    },
+    Role(Box<RoleCommand>),
     /// Recognised, but not to be had: raised when it is executed, so that statements before it run.
     Unsupported(Error),
 }

@@ -2,7 +2,7 @@
 
 use super::cursor::{Cursor, Source};
 use super::utility::{inner, names, qualified_name};
-use super::{AlterAction, Command, QualifiedName};
+use super::{AlterAction, Command, QualifiedName, RoleName};
 use crate::sequences::SequenceOptions;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use std::borrow::Cow;
@@ -267,7 +267,7 @@ fn create_view(cursor: &mut Cursor<'_>, or_replace: bool) -> Result<Command> {
 fn create_schema(cursor: &mut Cursor<'_>) -> Result<Command> {
     let if_not_exists = cursor.keywords(&["if", "not", "exists"]);
     let name = if cursor.is_keyword("authorization") { None } else { Some(cursor.ident()?) };
-    let owner = if cursor.keyword("authorization") { Some(cursor.ident()?) } else { None };
+    let owner = if cursor.keyword("authorization") { Some(super::roles::role_name(cursor)?) } else { None };
     if !cursor.at_end() {
         cursor.skip_rest();
         return Ok(Command::Unsupported(
@@ -275,9 +275,11 @@ fn create_schema(cursor: &mut Cursor<'_>) -> Result<Command> {
                 .with_hint("Create the schema, then what is to be in it."),
         ));
     }
-    // Everything belongs to role `tidepool`, as `pg_namespace` says.
-    match name.or(owner) {
-        Some(name) => Ok(Command::CreateSchema { name, if_not_exists }),
-        None => Err(cursor.error()),
+    match (name, owner) {
+        (Some(name), owner) => Ok(Command::CreateSchema { name, if_not_exists, owner }),
+        (None, Some(RoleName::Named(name))) => {
+            Ok(Command::CreateSchema { name: name.clone(), if_not_exists, owner: Some(RoleName::Named(name)) })
+        }
+        _ => Err(cursor.error()),
     }
 }

@@ -205,6 +205,9 @@ pub enum CopyEndpoint {
 
 /// Reads a utility statement; `None`, with nothing read, if it is one for sqlparser.
 pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
+    if let Some(command) = super::roles::command(cursor)? {
+        return Ok(Some(Command::Role(Box::new(command))));
+    }
     let Some(Token::Word(word)) = cursor.peek() else { return Ok(None) };
     let command = match word.value.to_ascii_lowercase().as_str() {
         "begin" | "start" | "commit" | "end" | "rollback" | "abort" | "savepoint" | "release" => transaction(cursor)?,
@@ -319,8 +322,7 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
         "comment" => super::comment::comment(cursor)?,
-        "cluster" | "lock" | "listen" | "notify" | "grant" | "revoke" | "do" | "load" | "refresh" | "security"
-        | "reassign" | "import" => {
+        "cluster" | "lock" | "listen" | "notify" | "do" | "load" | "refresh" | "security" | "import" => {
             let verb = word.value.to_uppercase();
             cursor.skip_rest();
             Command::Unsupported(Error::unsupported(format!("{verb} is not supported")))
@@ -473,7 +475,7 @@ fn transaction_modes(cursor: &mut Cursor<'_>) -> Result<Vec<TransactionMode>> {
     Ok(modes)
 }
 
-fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
+pub fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
     cursor.advance();
     if cursor.keywords(&["session", "characteristics", "as", "transaction"]) {
         return Ok(Command::SetSessionTransaction { modes: transaction_modes(cursor)? });
@@ -490,10 +492,6 @@ fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
     let local = cursor.keyword("local");
     if !local {
         cursor.keyword("session");
-    }
-    if cursor.is_keyword("authorization") || cursor.is_keyword("role") {
-        cursor.skip_rest();
-        return Ok(Command::Unsupported(Error::unsupported("changing the role of a session is not supported")));
     }
     if cursor.keywords(&["time", "zone"]) {
         let name = "timezone".to_owned();
@@ -974,20 +972,6 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<Command> {
     }
     if let Some(command) = super::indexes::alter(cursor)? {
         return Ok(command);
-    }
-    if cursor.one_of(&["role", "user"]).is_some() {
-        let role = cursor.ident()?;
-        cursor.keyword("with");
-        cursor.keyword("encrypted");
-        if !cursor.keyword("password") {
-            cursor.skip_rest();
-            return Ok(Command::Unsupported(
-                Error::unsupported("this form of ALTER ROLE is not supported")
-                    .with_hint("Only the password can be set."),
-            ));
-        }
-        let password = if cursor.keyword("null") { None } else { Some(cursor.string()?) };
-        return Ok(Command::AlterRole { role, password });
     }
     let Some(Token::Word(word)) = cursor.peek() else { return Err(cursor.error()) };
     let what = word.value.to_uppercase();

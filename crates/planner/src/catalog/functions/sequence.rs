@@ -15,7 +15,7 @@ use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, Sca
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tidepool_base::{Error, SqlState, TableId};
-use tidepool_database::Sequence;
+use tidepool_database::{Privileges, Sequence};
 use tidepool_heap::QueryHeap;
 
 use Type::*;
@@ -86,9 +86,14 @@ fn sequence(facts: &SessionFacts, value: &Value) -> Result<Arc<Sequence>> {
     }
 }
 
+fn check_may(facts: &SessionFacts, sequence: &Arc<Sequence>, any: &[Privileges]) -> Result<()> {
+    crate::privileges::check_sequence(facts, &Relation::Sequence(sequence.clone()), any).map_err(external)
+}
+
 /// Gives the session the next `rows` values.
 fn take(facts: &SessionFacts, sequence: &Arc<Sequence>, rows: usize) -> Result<Vec<i64>> {
     check_writable(facts, "nextval")?;
+    check_may(facts, sequence, &[Privileges::USAGE, Privileges::UPDATE])?;
     let database = facts.planner.database();
     let mut session = facts.sequences.lock();
     let mut values = Vec::with_capacity(rows);
@@ -177,6 +182,7 @@ pub fn next_value() -> ScalarUDF {
 fn set_value(facts: &SessionFacts, args: &[Value]) -> Result<Value> {
     check_writable(facts, "setval")?;
     let sequence = sequence(facts, &args[0])?;
+    check_may(facts, &sequence, &[Privileges::UPDATE])?;
     let (value, called) = (args[1].as_int(), args.get(2).is_none_or(Value::as_bool));
     facts.planner.database().set_sequence(&sequence, value, called).map_err(external)?;
     let mut session = facts.sequences.lock();
@@ -195,6 +201,7 @@ pub fn functions() -> Vec<Function> {
         Function::new("currval", &[&[Oid], &[Text]], "int8", |call, args| {
             let facts = call.facts()?;
             let sequence = sequence(facts, &args[0])?;
+            check_may(facts, &sequence, &[Privileges::USAGE, Privileges::SELECT])?;
             let last = facts.sequences.lock().by_id.get(&sequence.def.id).and_then(|own| own.last);
             last.map(Into::into).ok_or_else(|| {
                 sql_error(

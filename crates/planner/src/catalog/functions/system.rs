@@ -3,6 +3,7 @@
 use super::{Call, Function, Type, procedures, sql_error};
 use crate::catalog::keys::{index_column, index_definition, key_definition};
 use crate::catalog::objects::*;
+use crate::catalog::roles::{role_name, role_oid};
 use crate::catalog::value::Value;
 use crate::catalog::{comments, partitions, types};
 use crate::facts::SessionFacts;
@@ -29,8 +30,8 @@ pub fn functions() -> Vec<Function> {
             Ok(if args[0].as_bool() { resolve::search_path(facts) } else { resolve::named_path(facts) }.into())
         })
         .stable(),
+        Function::new("session_user", &[&[]], "name", |call, _| Ok(call.facts()?.session_user.clone().into())).stable(),
         Function::new("current_user", &[&[]], "name", |call, _| Ok(call.facts()?.user.clone().into()))
-            .alias("session_user")
             .alias("user")
             .alias("current_role")
             .stable(),
@@ -50,11 +51,13 @@ pub fn functions() -> Vec<Function> {
         .volatile(),
         Function::new("pg_cancel_backend", &[&[Int4]], "bool", |call, args| {
             let pid = u32::try_from(args[0].as_int()).unwrap_or(0);
+            check_signal(call.facts()?, pid, "cancel query")?;
             Ok(call.facts()?.planner.cancel(pid).into())
         })
         .volatile(),
         Function::new("pg_terminate_backend", &[&[Int4], &[Int4, Int8]], "bool", |call, args| {
             let pid = u32::try_from(args[0].as_int()).unwrap_or(0);
+            check_signal(call.facts()?, pid, "terminate process")?;
             Ok(call.facts()?.planner.terminate(pid).into())
         })
         .volatile(),
@@ -330,47 +333,31 @@ pub fn functions() -> Vec<Function> {
     for name in ["inet_server_port", "inet_client_port"] {
         list.push(Function::new(name, &[&[]], "int4", |_, _| Ok(Value::Null)));
     }
-    list.extend(privileges());
+    list.extend(crate::catalog::roles::functions());
     list.extend(registered_types());
     list
 }
 
-/// Everyone may do everything, as a superuser may; only a table that does not exist is refused.
-fn privileges() -> Vec<Function> {
-    // An object by oid or by name, and before it, perhaps, a role.
-    const OBJECT: &[&[Type]] = &[&[Any, Text], &[Any, Any, Text]];
-    let mut list = Vec::new();
-    for name in ["has_table_privilege", "has_any_column_privilege", "has_sequence_privilege"] {
-        list.push(
-            Function::new(name, OBJECT, "bool", |call, args| {
-                let relation = &args[args.len() - 2];
-                if let Value::Text(name) = relation
-                    && find_relation(call.facts()?, name).is_none()
-                {
-                    return Err(sql_error(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist")));
-                }
-                Ok(true.into())
-            })
-            .stable(),
-        );
+/// Sessions of superusers are superusers' to end, others their own roles'.
+fn check_signal(facts: &SessionFacts, pid: u32, what: &str) -> Result<()> {
+    let catalog = &facts.version.catalog;
+    let Some(session) = facts.planner.sessions().into_iter().find(|session| session.session_id == pid) else {
+        return Ok(());
+    };
+    let role = catalog.role(&session.user).map_or(tidepool_base::RoleId::OWNER, |role| role.id);
+    if facts.role.may_signal(catalog, role) {
+        return Ok(());
     }
-    for name in [
-        "has_schema_privilege",
-        "has_database_privilege",
-        "has_tablespace_privilege",
-        "has_function_privilege",
-        "has_language_privilege",
-        "has_type_privilege",
-        "has_server_privilege",
-        "has_foreign_data_wrapper_privilege",
-        "has_parameter_privilege",
-        "pg_has_role",
-    ] {
-        list.push(Function::new(name, OBJECT, "bool", |_, _| Ok(true.into())));
-    }
-    let column: &[&[Type]] = &[&[Any, Any, Text], &[Any, Any, Any, Text]];
-    list.push(Function::new("has_column_privilege", column, "bool", |_, _| Ok(true.into())));
-    list
+    Err(sql_error(
+        SqlState::INSUFFICIENT_PRIVILEGE,
+        format!(
+            "must be a member of the role whose {} or member of pg_signal_backend",
+            match what {
+                "cancel query" => "query is being canceled",
+                _ => "process is being terminated",
+            }
+        ),
+    ))
 }
 
 /// `'t'::regclass` and its like: text or oid in, oid out (`…_in`), and oid to name (`…_out`). The rewriter calls them.

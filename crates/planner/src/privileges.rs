@@ -1,0 +1,599 @@
+//! Whom a statement works for, and what that role may do (PostgreSQL's privileges).
+//!
+//! What a statement reads is checked where names become plans (`query`), against the role that the query works for: a view's
+//! query for the view's owner. All else that a statement needs is checked before it begins, from its syntax ([`check`]).
+//! Superusers pass everything.
+
+use crate::facts::SessionFacts;
+use crate::resolve::{self, Relation};
+use crate::statement::{AlterAction, Command, CopyEndpoint, CopySource, QualifiedName, fold};
+use datafusion::sql::sqlparser::ast;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use tidepool_base::{Error, Result, RoleId, SchemaId, SqlState};
+use tidepool_database::{AccessKind, AccessObject, Catalog, Grant, Privileges, RelationName};
+use tidepool_table::TableDef;
+
+const READ_ALL_DATA: RoleId = RoleId(6181);
+const WRITE_ALL_DATA: RoleId = RoleId(6182);
+const CHECKPOINT: RoleId = RoleId(4544);
+const MAINTAIN: RoleId = RoleId(6337);
+const READ_FILES: RoleId = RoleId(4569);
+const WRITE_FILES: RoleId = RoleId(4570);
+const MONITOR: RoleId = RoleId(3373);
+const READ_ALL_STATS: RoleId = RoleId(3375);
+const SIGNAL_BACKEND: RoleId = RoleId(4200);
+
+/// A role that something is done for.
+#[derive(Clone, Debug)]
+pub struct Acting {
+    pub id: RoleId,
+    pub is_superuser: bool,
+    pub may_create_roles: bool,
+    /// Itself and those whose privileges it has.
+    roles: BTreeSet<RoleId>,
+}
+
+fn denied(message: String) -> Error {
+    Error::new(SqlState::INSUFFICIENT_PRIVILEGE, message)
+}
+
+impl Acting {
+    /// A role that is not there any more may nothing.
+    pub fn of(catalog: &Catalog, id: RoleId) -> Acting {
+        let def = catalog.roles.get(&id);
+        let is_superuser = def.is_some_and(|role| role.superuser);
+        Acting {
+            id,
+            is_superuser,
+            may_create_roles: is_superuser || def.is_some_and(|role| role.create_role),
+            roles: if is_superuser { BTreeSet::from([id]) } else { catalog.roles_of(id, true) },
+        }
+    }
+
+    /// Whether it has a role's privileges.
+    pub fn has(&self, role: RoleId) -> bool {
+        self.is_superuser || self.roles.contains(&role)
+    }
+
+    pub fn owns(&self, catalog: &Catalog, object: &AccessObject) -> bool {
+        self.has(catalog.owner_of(object))
+    }
+
+    fn of_grants(&self, grants: &[Grant]) -> Privileges {
+        let to_us =
+            grants.iter().filter(|grant| grant.grantee == RoleId::PUBLIC || self.roles.contains(&grant.grantee));
+        to_us.fold(Privileges::NONE, |all, grant| all.and(grant.privileges))
+    }
+
+    /// What it may do with an object, apart from its columns.
+    pub fn privileges(&self, catalog: &Catalog, object: &AccessObject, kind: AccessKind) -> Privileges {
+        if self.is_superuser {
+            return kind.privileges();
+        }
+        let mut all = self.of_grants(&catalog.access(object).grants(kind));
+        if self.roles.contains(&READ_ALL_DATA) {
+            all = all.and(match kind {
+                AccessKind::Table | AccessKind::Sequence => Privileges::SELECT,
+                AccessKind::Schema => Privileges::USAGE,
+                _ => Privileges::NONE,
+            });
+        }
+        if self.roles.contains(&WRITE_ALL_DATA) {
+            all = all.and(match kind {
+                AccessKind::Table => Privileges::INSERT.and(Privileges::UPDATE).and(Privileges::DELETE),
+                AccessKind::Sequence => Privileges::UPDATE.and(Privileges::USAGE),
+                AccessKind::Schema => Privileges::USAGE,
+                _ => Privileges::NONE,
+            });
+        }
+        all
+    }
+
+    /// What it may do with a column, by its number, without what it may do with all of the table.
+    pub fn of_column(&self, catalog: &Catalog, table: &AccessObject, number: u16) -> Privileges {
+        if self.is_superuser {
+            return AccessKind::Column.privileges();
+        }
+        let access = catalog.access.get(table);
+        access.and_then(|access| access.columns.get(&number)).map_or(Privileges::NONE, |grants| self.of_grants(grants))
+    }
+
+    /// Whether it may do this with some column at least.
+    pub fn with_some_column(&self, catalog: &Catalog, table: &AccessObject, privilege: Privileges) -> bool {
+        catalog
+            .access
+            .get(table)
+            .is_some_and(|access| access.columns.values().any(|grants| self.of_grants(grants).has(privilege)))
+    }
+
+    pub fn check_superuser(&self, message: &str) -> Result<()> {
+        if self.is_superuser { Ok(()) } else { Err(denied(message.to_owned())) }
+    }
+
+    pub fn may_see_all_statistics(&self) -> bool {
+        [MONITOR, READ_ALL_STATS].into_iter().any(|role| self.has(role))
+    }
+
+    /// Whether it may end a session of that role.
+    pub fn may_signal(&self, catalog: &Catalog, role: RoleId) -> bool {
+        let is_superuser = catalog.roles.get(&role).is_some_and(|role| role.superuser);
+        self.is_superuser || !is_superuser && (self.has(role) || self.has(SIGNAL_BACKEND))
+    }
+}
+
+/// Of a relation of users: what it is, its id, and its name.
+fn access_of(relation: &Relation) -> Option<(AccessKind, AccessObject, &str, &'static str)> {
+    Some(match relation {
+        Relation::Table(table) => (AccessKind::Table, AccessObject::Relation(table.def.id), &table.def.name, "table"),
+        Relation::View(view) => (AccessKind::Table, AccessObject::Relation(view.id), &view.name, "view"),
+        Relation::Sequence(sequence) => {
+            (AccessKind::Sequence, AccessObject::Relation(sequence.def.id), &sequence.def.name, "sequence")
+        }
+        Relation::System(_) => return None,
+    })
+}
+
+/// What a reader of a relation may read of it.
+#[derive(Clone, Debug)]
+pub enum Readable {
+    All,
+    /// Only the columns of which this is true.
+    Columns(Vec<bool>),
+}
+
+/// Whether a query may read a relation. 42501.
+pub fn check_read(facts: &SessionFacts, acting: &Acting, relation: &Relation) -> Result<Readable> {
+    if acting.is_superuser {
+        return Ok(Readable::All);
+    }
+    if let Relation::System(system) = relation {
+        return match system.name {
+            "pg_authid" | "pg_shadow" => Err(denied(format!("permission denied for table {}", system.name))),
+            _ => Ok(Readable::All),
+        };
+    }
+    let catalog = &facts.version.catalog;
+    let Some((kind, object, name, what)) = access_of(relation) else { return Ok(Readable::All) };
+    if acting.privileges(catalog, &object, kind).has(Privileges::SELECT) {
+        return Ok(Readable::All);
+    }
+    if let Relation::Table(table) = relation
+        && acting.with_some_column(catalog, &object, Privileges::SELECT)
+    {
+        let columns = table.def.columns.iter();
+        let may = |number| acting.of_column(catalog, &object, number).has(Privileges::SELECT);
+        return Ok(Readable::Columns(columns.map(|column| may(column.number)).collect()));
+    }
+    Err(denied(format!("permission denied for {what} {name}")))
+}
+
+/// 42501 for a schema that the statement names and may not look into.
+pub fn check_schema(facts: &SessionFacts, acting: &Acting, schema: Option<&str>) -> Result<()> {
+    let Some(schema) = schema.and_then(|name| facts.version.schema(name)) else { return Ok(()) };
+    check_of_schema(facts, acting, schema.id, Privileges::USAGE)
+}
+
+fn check_of_schema(facts: &SessionFacts, acting: &Acting, id: SchemaId, privilege: Privileges) -> Result<()> {
+    let object = AccessObject::Schema(id);
+    match acting.privileges(&facts.version.catalog, &object, AccessKind::Schema).has(privilege) {
+        true => Ok(()),
+        false => Err(denied(format!("permission denied for schema {}", facts.version.schema_name(id)))),
+    }
+}
+
+/// Whether names without a schema are looked up in this one.
+pub fn is_usable(facts: &SessionFacts, schema: &str) -> bool {
+    facts.role.is_superuser || check_schema(facts, &facts.role, Some(schema)).is_ok()
+}
+
+/// Whether the session may use a sequence for one of these. 42501.
+pub fn check_sequence(facts: &SessionFacts, relation: &Relation, any: &[Privileges]) -> Result<()> {
+    let Some((kind, object, name, what)) = access_of(relation).filter(|_| !facts.role.is_superuser) else {
+        return Ok(());
+    };
+    let has = facts.role.privileges(&facts.version.catalog, &object, kind);
+    match any.iter().any(|privilege| has.has(*privilege)) {
+        true => Ok(()),
+        false => Err(denied(format!("permission denied for {what} {name}"))),
+    }
+}
+
+struct Check<'f> {
+    facts: &'f SessionFacts,
+    acting: &'f Acting,
+    catalog: &'f Catalog,
+}
+
+/// What a statement needs beyond what its queries read. 42501. Objects that do not exist are another's to tell.
+pub fn check(facts: &SessionFacts, command: &Command) -> Result<()> {
+    if facts.role.is_superuser {
+        return Ok(());
+    }
+    Check { facts, acting: &facts.role, catalog: &facts.version.catalog }.command(command)
+}
+
+impl Check<'_> {
+    fn command(&self, command: &Command) -> Result<()> {
+        match command {
+            Command::Insert(insert, _) => self.insert(insert),
+            Command::Update { update, .. } => self.update(update),
+            Command::Delete { delete, .. } => self.delete(delete),
+            Command::Locking { query, .. } => self.locking(query),
+            Command::CreateTable { table, tablespace, .. } => {
+                self.tablespace(tablespace.as_deref())?;
+                let name = object_name(&table.name);
+                self.create_in(name.schema.as_deref())
+            }
+            Command::DropTables { names, .. }
+            | Command::DropViews { names, .. }
+            | Command::DropSequences { names, .. } => names.iter().try_for_each(|name| self.drop(name)),
+            Command::AlterTable { name, actions, .. } => {
+                self.own(name)?;
+                actions.iter().try_for_each(|action| self.action(action))
+            }
+            Command::AlterView { name, action, .. } | Command::NameSequence { name, action, .. } => {
+                self.own(name)?;
+                self.action(action)
+            }
+            Command::AlterSequence { name, .. } => self.own(name),
+            Command::CreateSequence { name, .. } => self.create_in(name.schema.as_deref()),
+            Command::CreateView { name, or_replace, .. } => {
+                if *or_replace && self.relation(name)?.is_some() {
+                    self.own(name)?;
+                }
+                self.create_in(name.schema.as_deref())
+            }
+            Command::CreateIndex(clause) => {
+                self.tablespace(clause.key.tablespace.as_deref())?;
+                self.own(&clause.table)
+            }
+            Command::AlterIndex { name, .. } => self.own_index(name),
+            Command::DropIndexes { names, .. } => names.iter().try_for_each(|name| self.own_index(name)),
+            Command::Reindex(what) => match what {
+                crate::statement::Reindexed::Table(name) => self.maintain(name),
+                crate::statement::Reindexed::Index(name) => self.own_index(name),
+            },
+            Command::CreateSchema { .. } => self.on_database(Privileges::CREATE),
+            Command::AlterSchema { name, .. } => {
+                self.own_schema(name)?;
+                self.on_database(Privileges::CREATE)
+            }
+            Command::DropSchemas { names, .. } => names.iter().try_for_each(|name| self.own_schema(name)),
+            Command::Truncate { names, .. } => {
+                names.iter().try_for_each(|name| self.table(name, Privileges::TRUNCATE, &[]))
+            }
+            Command::CreateTablespace { name, .. } => self
+                .acting
+                .check_superuser(&format!("permission denied to create tablespace \"{name}\""))
+                .map_err(|error| error.with_hint("Must be superuser to create a tablespace.")),
+            Command::AlterTablespace { name, .. } | Command::DropTablespace { name, .. } => {
+                match self.acting.owns(self.catalog, &AccessObject::Tablespace(name.clone())) {
+                    true => Ok(()),
+                    false => Err(denied(format!("must be owner of tablespace {name}"))),
+                }
+            }
+            Command::Copy(copy) => self.copy(copy),
+            Command::Declare { query, .. } => self.command(query.command()),
+            Command::Explain { statement, .. } => self.command(statement.command()),
+            Command::Checkpoint if self.acting.has(CHECKPOINT) => Ok(()),
+            Command::Checkpoint => {
+                Err(denied("must be superuser or have privileges of pg_checkpoint to do CHECKPOINT".to_owned()))
+            }
+            Command::Analyze { names } | Command::Vacuum { names, .. } => {
+                names.iter().try_for_each(|name| self.maintain(name))
+            }
+            Command::Merge { table } => self.maintain(table),
+            Command::Advise(_) if self.acting.has(MONITOR) => Ok(()),
+            Command::ResetAccess | Command::Advise(_) | Command::Check | Command::Backup { .. } => {
+                self.acting.check_superuser("permission denied: this procedure is for superusers")
+            }
+            // Each looks after its own.
+            Command::Role(_) => Ok(()),
+            // What their queries read is checked with them, and when a prepared statement is executed it comes by here.
+            Command::Empty
+            | Command::Query(_)
+            | Command::Begin { .. }
+            | Command::Commit { .. }
+            | Command::Rollback { .. }
+            | Command::Savepoint { .. }
+            | Command::Release { .. }
+            | Command::RollbackTo { .. }
+            | Command::Set { .. }
+            | Command::SetTransaction { .. }
+            | Command::SetConstraints { .. }
+            | Command::SetSessionTransaction { .. }
+            | Command::Reset { .. }
+            | Command::Show { .. }
+            | Command::DiscardAll
+            | Command::DiscardSequences
+            | Command::DiscardNothing { .. }
+            | Command::Prepare { .. }
+            | Command::Execute { .. }
+            | Command::Deallocate { .. }
+            | Command::Fetch { .. }
+            | Command::Close { .. }
+            | Command::Unsupported(_) => Ok(()),
+        }
+    }
+
+    /// `None`: there is none, or one of the system's. 42501 when its schema may not be looked into.
+    fn relation(&self, name: &QualifiedName) -> Result<Option<Relation>> {
+        check_schema(self.facts, self.acting, name.schema.as_deref())?;
+        let relation = resolve::relation(self.facts, name.schema.as_deref(), &name.name);
+        Ok(relation.filter(|relation| !matches!(relation, Relation::System(_))))
+    }
+
+    fn own(&self, name: &QualifiedName) -> Result<()> {
+        let Some(relation) = self.relation(name)? else { return Ok(()) };
+        let Some((_, object, name, what)) = access_of(&relation) else { return Ok(()) };
+        match self.acting.owns(self.catalog, &object) {
+            true => Ok(()),
+            false => Err(denied(format!("must be owner of {what} {name}"))),
+        }
+    }
+
+    /// The owner of a schema may drop what is in it.
+    fn drop(&self, name: &QualifiedName) -> Result<()> {
+        let schema = match self.relation(name)? {
+            Some(Relation::Table(table)) => table.def.schema,
+            Some(Relation::View(view)) => view.schema,
+            Some(Relation::Sequence(sequence)) => sequence.def.schema,
+            _ => return Ok(()),
+        };
+        match self.acting.owns(self.catalog, &AccessObject::Schema(schema)) {
+            true => Ok(()),
+            false => self.own(name),
+        }
+    }
+
+    fn own_index(&self, name: &QualifiedName) -> Result<()> {
+        check_schema(self.facts, self.acting, name.schema.as_deref())?;
+        let schemas = match &name.schema {
+            Some(schema) => vec![schema.clone()],
+            None => resolve::search_path(self.facts),
+        };
+        let found = schemas.iter().filter_map(|schema| self.facts.version.schema(schema)).find_map(|schema| {
+            self.facts.version.index(&RelationName::new(schema.id, &name.name)).map(|(table, _)| table.def.id)
+        });
+        match found {
+            Some(table) if !self.acting.owns(self.catalog, &AccessObject::Relation(table)) => {
+                Err(denied(format!("must be owner of index {}", name.name)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn own_schema(&self, name: &str) -> Result<()> {
+        match self.facts.version.schema(name) {
+            Some(schema) if !self.acting.owns(self.catalog, &AccessObject::Schema(schema.id)) => {
+                Err(denied(format!("must be owner of schema {name}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn maintain(&self, name: &QualifiedName) -> Result<()> {
+        if self.acting.has(MAINTAIN) { Ok(()) } else { self.own(name) }
+    }
+
+    fn on_database(&self, privilege: Privileges) -> Result<()> {
+        let has = self.acting.privileges(self.catalog, &AccessObject::Database, AccessKind::Database);
+        match has.has(privilege) {
+            true => Ok(()),
+            false => Err(denied(format!("permission denied for database {}", self.facts.database))),
+        }
+    }
+
+    fn create_in(&self, schema: Option<&str>) -> Result<()> {
+        let current = || resolve::current_schema(self.facts);
+        let Some(schema) = schema.map(str::to_owned).or_else(current) else { return Ok(()) };
+        match self.facts.version.schema(&schema) {
+            Some(schema) => check_of_schema(self.facts, self.acting, schema.id, Privileges::CREATE),
+            None => Ok(()),
+        }
+    }
+
+    /// The tablespace that new tables go to anyway is for everybody.
+    fn tablespace(&self, name: Option<&str>) -> Result<()> {
+        let default = &self.facts.planner.database().config().default_tablespace;
+        let Some(name) = name.filter(|name| name != default) else { return Ok(()) };
+        let object = AccessObject::Tablespace(name.to_owned());
+        match self.acting.privileges(self.catalog, &object, AccessKind::Tablespace).has(Privileges::CREATE) {
+            true => Ok(()),
+            false => Err(denied(format!("permission denied for tablespace {name}"))),
+        }
+    }
+
+    /// `columns`: that the privilege is for, all of which may have it in place of the table. None: all of the table.
+    fn table(&self, name: &QualifiedName, privilege: Privileges, columns: &[String]) -> Result<()> {
+        let Some(relation) = self.relation(name)? else { return Ok(()) };
+        let Some((kind, object, shown, what)) = access_of(&relation) else { return Ok(()) };
+        if self.acting.privileges(self.catalog, &object, kind).has(privilege) {
+            return Ok(());
+        }
+        let may = |def: &TableDef, column: &String| match def.columns.iter().find(|own| own.name == *column) {
+            Some(own) => self.acting.of_column(self.catalog, &object, own.number).has(privilege),
+            // The statement says what is wrong with it.
+            None => true,
+        };
+        match &relation {
+            Relation::Table(table) if !columns.is_empty() && columns.iter().all(|column| may(&table.def, column)) => {
+                Ok(())
+            }
+            _ => Err(denied(format!("permission denied for {what} {shown}"))),
+        }
+    }
+
+    fn insert(&self, insert: &ast::Insert) -> Result<()> {
+        let ast::TableObject::TableName(table) = &insert.table else { return Ok(()) };
+        let name = object_name(table);
+        let mut columns: Vec<String> = insert.columns.iter().map(column_name).collect();
+        if columns.is_empty()
+            && let Some(Relation::Table(table)) = self.relation(&name)?
+        {
+            columns = table.def.columns.iter().map(|column| column.name.clone()).collect();
+        }
+        self.table(&name, Privileges::INSERT, &columns)?;
+        let mut read = Names::default();
+        if let Some(ast::OnInsert::OnConflict(conflict)) = &insert.on {
+            if let Some(ast::ConflictTarget::Columns(columns)) = &conflict.conflict_target {
+                read.0.extend(columns.iter().map(fold));
+            }
+            if let ast::OnConflictAction::DoUpdate(update) = &conflict.action {
+                self.table(&name, Privileges::UPDATE, &assigned(&update.assignments))?;
+                for assignment in &update.assignments {
+                    read.of(&assignment.value);
+                }
+                update.selection.iter().for_each(|selection| read.of(selection));
+            }
+        }
+        read.of_items(insert.returning.as_ref());
+        self.reads(&name, &read)
+    }
+
+    fn update(&self, update: &ast::Update) -> Result<()> {
+        let ast::TableFactor::Table { name, .. } = &update.table.relation else { return Ok(()) };
+        let name = object_name(name);
+        self.table(&name, Privileges::UPDATE, &assigned(&update.assignments))?;
+        let mut read = Names::default();
+        update.assignments.iter().for_each(|assignment| read.of(&assignment.value));
+        update.selection.iter().for_each(|selection| read.of(selection));
+        read.of_items(update.returning.as_ref());
+        self.reads(&name, &read)
+    }
+
+    fn delete(&self, delete: &ast::Delete) -> Result<()> {
+        let (ast::FromTable::WithFromKeyword(from) | ast::FromTable::WithoutKeyword(from)) = &delete.from;
+        let Some(ast::TableFactor::Table { name, .. }) = from.first().map(|from| &from.relation) else { return Ok(()) };
+        let name = object_name(name);
+        self.table(&name, Privileges::DELETE, &[])?;
+        let mut read = Names::default();
+        delete.selection.iter().for_each(|selection| read.of(selection));
+        read.of_items(delete.returning.as_ref());
+        self.reads(&name, &read)
+    }
+
+    /// A statement that looks at its target's rows needs to read them: the columns that it names, which may be another
+    /// table's of the same name, or all for a `*`.
+    fn reads(&self, target: &QualifiedName, names: &Names) -> Result<()> {
+        let Some(Relation::Table(table)) = self.relation(target)? else { return Ok(()) };
+        let of_table = table.def.columns.iter().map(|column| &column.name);
+        let columns: Vec<String> =
+            of_table.filter(|name| names.0.contains(*name) || names.0.contains("*")).cloned().collect();
+        if columns.is_empty() { Ok(()) } else { self.table(target, Privileges::SELECT, &columns) }
+    }
+
+    /// Rows are locked by whoever might change them.
+    fn locking(&self, query: &ast::Query) -> Result<()> {
+        let ast::SetExpr::Select(select) = &*query.body else { return Ok(()) };
+        let tables = select
+            .from
+            .iter()
+            .flat_map(|from| std::iter::once(&from.relation).chain(from.joins.iter().map(|join| &join.relation)));
+        for table in tables {
+            let ast::TableFactor::Table { name, .. } = table else { continue };
+            let name = object_name(name);
+            let Some(Relation::Table(found)) = self.relation(&name)? else { continue };
+            let object = AccessObject::Relation(found.def.id);
+            let any = Privileges::UPDATE;
+            if !self.acting.with_some_column(self.catalog, &object, any) {
+                self.table(&name, any, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn action(&self, action: &AlterAction) -> Result<()> {
+        match action {
+            AlterAction::SetTablespace { tablespace, .. } => self.tablespace(Some(tablespace)),
+            AlterAction::SetSchema { schema } => self.create_in(Some(schema)),
+            _ => Ok(()),
+        }
+    }
+
+    fn copy(&self, copy: &crate::statement::CopyStatement) -> Result<()> {
+        let from = copy.from;
+        if let CopyEndpoint::File(_) = &copy.endpoint {
+            let (role, message) = match from {
+                true => (
+                    READ_FILES,
+                    "must be superuser or have privileges of the pg_read_server_files role to COPY from a file",
+                ),
+                false => (
+                    WRITE_FILES,
+                    "must be superuser or have privileges of the pg_write_server_files role to COPY to a file",
+                ),
+            };
+            if !self.acting.has(role) {
+                return Err(denied(message.to_owned()).with_hint(
+                    "Anyone can COPY to stdout or from stdin. psql's \\copy command also works for anyone.",
+                ));
+            }
+        }
+        match &copy.source {
+            CopySource::Table { name, columns } => {
+                let mut columns = columns.clone();
+                if columns.is_empty()
+                    && let Some(Relation::Table(table)) = self.relation(name)?
+                {
+                    columns = table.def.columns.iter().map(|column| column.name.clone()).collect();
+                }
+                self.table(name, if from { Privileges::INSERT } else { Privileges::SELECT }, &columns)
+            }
+            CopySource::Query(statement) => self.command(statement.command()),
+        }
+    }
+}
+
+/// Names of columns in expressions, without what they are qualified by; `*` among them for all.
+#[derive(Default)]
+struct Names(BTreeSet<String>);
+
+impl Names {
+    fn of(&mut self, node: &impl ast::Visit) {
+        let _ = ast::Visit::visit(node, self);
+    }
+
+    /// Of `RETURNING`.
+    fn of_items(&mut self, items: Option<&Vec<ast::SelectItem>>) {
+        for item in items.into_iter().flatten() {
+            if matches!(item, ast::SelectItem::Wildcard(_) | ast::SelectItem::QualifiedWildcard(..)) {
+                self.0.insert("*".to_owned());
+            }
+            self.of(item);
+        }
+    }
+}
+
+impl ast::Visitor for Names {
+    type Break = ();
+
+    fn pre_visit_expr(&mut self, expr: &ast::Expr) -> ControlFlow<()> {
+        match expr {
+            ast::Expr::Identifier(ident) => drop(self.0.insert(fold(ident))),
+            ast::Expr::CompoundIdentifier(idents) => self.0.extend(idents.last().map(fold)),
+            ast::Expr::Wildcard(_) | ast::Expr::QualifiedWildcard(..) => drop(self.0.insert("*".to_owned())),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn assigned(assignments: &[ast::Assignment]) -> Vec<String> {
+    let names = |target: &ast::AssignmentTarget| match target {
+        ast::AssignmentTarget::ColumnName(name) => vec![column_name(name)],
+        ast::AssignmentTarget::Tuple(names) => names.iter().map(column_name).collect(),
+    };
+    assignments.iter().flat_map(|assignment| names(&assignment.target)).collect()
+}
+
+fn column_name(name: &ast::ObjectName) -> String {
+    name.0.last().and_then(ast::ObjectNamePart::as_ident).map(fold).unwrap_or_default()
+}
+
+fn object_name(name: &ast::ObjectName) -> QualifiedName {
+    let mut parts = name.0.iter().rev().filter_map(ast::ObjectNamePart::as_ident).map(fold);
+    let (own, schema) = (parts.next().unwrap_or_default(), parts.next());
+    QualifiedName { schema, name: own }
+}
