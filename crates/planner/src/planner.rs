@@ -78,6 +78,11 @@ impl Planner {
         self.sessions.lock().len()
     }
 
+    /// Sessions of those who connected as `user`.
+    pub fn session_count_of(&self, user: &str) -> usize {
+        self.sessions().iter().filter(|session| session.user == user).count()
+    }
+
     /// Statements that run now, then the latest finished ones.
     pub fn queries(&self) -> Vec<Arc<QueryInfo>> {
         self.queries.list()

@@ -220,8 +220,12 @@ impl Check<'_> {
             Command::Update { update, .. } => self.update(update),
             Command::Delete { delete, .. } => self.delete(delete),
             Command::Locking { query, .. } => self.locking(query),
-            Command::CreateTable { table, tablespace, .. } => {
+            Command::CreateTable { table, tablespace, partitions, .. } => {
                 self.tablespace(tablespace.as_deref())?;
+                if let Some((parent, _)) = &partitions.of {
+                    self.own(parent)?;
+                }
+                self.references(table)?;
                 let name = object_name(&table.name);
                 self.create_in(name.schema.as_deref())
             }
@@ -425,6 +429,23 @@ impl Check<'_> {
         }
     }
 
+    /// What the foreign keys of a new table refer to.
+    fn references(&self, table: &ast::CreateTable) -> Result<()> {
+        let of_table = table.constraints.iter().filter_map(|constraint| match constraint {
+            ast::TableConstraint::ForeignKey(key) => Some(key),
+            _ => None,
+        });
+        let options = table.columns.iter().flat_map(|column| &column.options);
+        let of_columns = options.filter_map(|option| match &option.option {
+            ast::ColumnOption::ForeignKey(key) => Some(key),
+            _ => None,
+        });
+        of_table.chain(of_columns).try_for_each(|key| {
+            let columns: Vec<String> = key.referred_columns.iter().map(fold).collect();
+            self.table(&object_name(&key.foreign_table), Privileges::REFERENCES, &columns)
+        })
+    }
+
     fn insert(&self, insert: &ast::Insert) -> Result<()> {
         let ast::TableObject::TableName(table) = &insert.table else { return Ok(()) };
         let name = object_name(table);
@@ -508,6 +529,10 @@ impl Check<'_> {
         match action {
             AlterAction::SetTablespace { tablespace, .. } => self.tablespace(Some(tablespace)),
             AlterAction::SetSchema { schema } => self.create_in(Some(schema)),
+            AlterAction::AttachPartition { name, .. } => self.own(name),
+            AlterAction::AddForeignKey(key) => {
+                self.table(&key.referenced, Privileges::REFERENCES, &key.referenced_columns)
+            }
             _ => Ok(()),
         }
     }

@@ -218,6 +218,7 @@ async fn start(
     if parameter("replication").is_some_and(|value| !matches!(value, "false" | "off" | "no" | "0")) {
         return Err(Error::unsupported("replication connections are not supported").into());
     }
+    check_connection_limit(service, user)?;
     let mut session = service.planner.session(user);
     for (name, value) in parameters {
         match name.as_str() {
@@ -238,6 +239,18 @@ async fn start(
         backend::parameter_status(&mut wire.output, name, &value);
     }
     Ok(session)
+}
+
+/// 53300 when the role has as many sessions as it may have. Superusers are not counted.
+fn check_connection_limit(service: &Service, user: &str) -> Result<(), Error> {
+    let state = service.planner.database().state();
+    let role = state.catalog.role(user).filter(|role| !role.superuser);
+    match role.and_then(|role| role.connections_max) {
+        Some(most) if service.planner.session_count_of(user) >= most as usize => {
+            Err(Error::new(SqlState::TOO_MANY_CONNECTIONS, format!("too many connections for role \"{user}\"")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `-c name=value` and `--name=value`, as a server's command line has them; a backslash escapes a blank.

@@ -603,6 +603,40 @@ async fn passwords() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn roles_connect_as_far_as_they_may() {
+    let (server, owner) = TestServer::start_connected().await;
+    let sql = "CREATE ROLE ada LOGIN CONNECTION LIMIT 1; CREATE ROLE bob LOGIN PASSWORD 'geheim'; CREATE ROLE team;
+               ALTER ROLE ada SET search_path = other; CREATE TABLE t (a int); GRANT SELECT ON t TO bob";
+    owner.batch_execute(sql).await.unwrap();
+    let mut config = server.config();
+    let ada = connect(config.user("ada")).await.unwrap();
+    assert_eq!(cell(&ada, "SELECT current_user || session_user").await, "adaada");
+    assert_eq!(cell(&ada, "SHOW search_path").await, "other");
+    assert_eq!(cell(&ada, "SHOW is_superuser").await, "off");
+    assert_eq!(code(&ada.simple_query("SELECT * FROM public.t").await.unwrap_err()), "42501");
+    assert_eq!(code(&ada.simple_query("CREATE TABLESPACE x LOCATION 'anon:'").await.unwrap_err()), "42501");
+    assert_eq!(
+        code(&ada.simple_query("SELECT pg_terminate_backend(1), pg_terminate_backend(2)").await.unwrap_err()),
+        "42501"
+    );
+    let seen = "SELECT count(*) FROM pg_stat_activity WHERE query = '<insufficient privilege>'";
+    assert_eq!(cell(&ada, seen).await, "1");
+    assert_eq!(code(&connect(&config).await.unwrap_err()), "53300");
+    assert_eq!(code(&connect(config.user("team")).await.unwrap_err()), "28000");
+    assert_eq!(code(&connect(config.user("nobody")).await.unwrap_err()), "28000");
+    // One with a password is asked for it, also while the database's own has none.
+    assert_eq!(code(&connect(config.user("bob").password("geraten")).await.unwrap_err()), "28P01");
+    let bob = connect(config.password("geheim")).await.unwrap();
+    assert_eq!(cell(&bob, "SELECT count(*) FROM t").await, "0");
+    // What is taken away is gone for the next statement.
+    owner.batch_execute("REVOKE SELECT ON t FROM bob").await.unwrap();
+    assert_eq!(code(&bob.simple_query("SELECT count(*) FROM t").await.unwrap_err()), "42501");
+    assert_eq!(code(&owner.simple_query("DROP ROLE ada").await.unwrap_err()), "55006");
+    owner.batch_execute("ALTER ROLE bob VALID UNTIL '2001-01-01'").await.unwrap();
+    assert_eq!(code(&connect(&config).await.unwrap_err()), "28P01");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tls() {
     use tokio_rustls::rustls::pki_types::ServerName;
     use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};

@@ -12,7 +12,7 @@ use crate::facts::SessionFacts;
 use crate::session::TransactionStatus;
 use datafusion::common::Result;
 use std::sync::atomic::Ordering;
-use tidepool_base::{RoleId, SchemaId, SqlType};
+use tidepool_base::{SchemaId, SqlType};
 use tidepool_database::AccessObject;
 use tidepool_table::{Identity, Table};
 
@@ -629,11 +629,7 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             TransactionStatus::InTransaction => "idle in transaction",
             TransactionStatus::Failed => "idle in transaction (aborted)",
         };
-        let role = facts.version.catalog.role(&session.user).map_or(RoleId::OWNER, |role| role.id);
-        let text = match facts.role.may_see_all_statistics() || facts.role.has(role) {
-            true => query.map_or_else(String::new, |query| query.text.clone()),
-            false => "<insufficient privilege>".to_owned(),
-        };
+        let text = query.map_or_else(String::new, |query| super::roles::shown_text(facts, &session.user, &query.text));
         rows.push([
             ("datid", DATABASE.into()),
             ("datname", facts.database.into()),

@@ -31,6 +31,15 @@ pub fn owner_name(facts: &SessionFacts, object: &AccessObject) -> String {
     role_name(facts, oid).unwrap_or_else(|| format!("unknown (OID={oid})"))
 }
 
+/// The text of a user's statement, for those who may see it.
+pub fn shown_text(facts: &SessionFacts, user: &str, text: &str) -> String {
+    let role = facts.version.catalog.role(user).map_or(RoleId::OWNER, |role| role.id);
+    match facts.role.may_see_all_statistics() || facts.role.has(role) {
+        true => text.to_owned(),
+        false => "<insufficient privilege>".to_owned(),
+    }
+}
+
 /// A list of grants as PostgreSQL shows `aclitem`s: `grantee=letters/grantor`, each letter with a `*` that may be granted on.
 fn list(facts: &SessionFacts, grants: &[Grant]) -> Value {
     let name = |role: RoleId| match role {

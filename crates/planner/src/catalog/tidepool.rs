@@ -381,7 +381,7 @@ fn queries(facts: &SessionFacts, rows: &mut Rows) {
             ("pid", query.session_id.into()),
             ("user_name", query.user.clone().into()),
             ("state", query.state().name().into()),
-            ("query", query.text.clone().into()),
+            ("query", super::roles::shown_text(facts, &query.user, &query.text).into()),
             ("start_time", query.start.into()),
             ("end_time", end.into()),
             ("elapsed_ms", (elapsed.num_microseconds().unwrap_or(i64::MAX) as f64 / 1e3).into()),

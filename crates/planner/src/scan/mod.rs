@@ -63,7 +63,7 @@ impl TableProvider {
         if projection.iter().chain(&filtered).all(|column| may(*column)) {
             return Ok(());
         }
-        let message = format!("permission denied for table {}", self.source.version().def.name);
+        let message = format!("permission denied for table {}", self.source.version.def.name);
         Err(crate::errors::carry(tidepool_base::Error::new(SqlState::INSUFFICIENT_PRIVILEGE, message)))
     }
 
