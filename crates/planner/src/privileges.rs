@@ -219,6 +219,7 @@ impl Check<'_> {
             Command::Insert(insert, _) => self.insert(insert),
             Command::Update { update, .. } => self.update(update),
             Command::Delete { delete, .. } => self.delete(delete),
+            Command::MergeInto { merge, .. } => self.merge(merge),
             Command::Locking { query, .. } => self.locking(query),
             Command::CreateTable { table, tablespace, partitions, .. } => {
                 self.tablespace(tablespace.as_deref())?;
@@ -492,6 +493,36 @@ impl Check<'_> {
         let mut read = Names::default();
         delete.selection.iter().for_each(|selection| read.of(selection));
         read.of_items(delete.returning.as_ref());
+        self.reads(&name, &read)
+    }
+
+    fn merge(&self, merge: &ast::Merge) -> Result<()> {
+        let ast::TableFactor::Table { name, .. } = &merge.table else { return Ok(()) };
+        let name = object_name(name);
+        let all = match self.relation(&name)? {
+            Some(Relation::Table(table)) => table.def.columns.iter().map(|column| column.name.clone()).collect(),
+            _ => Vec::new(),
+        };
+        let mut read = Names::default();
+        read.of(&*merge.on);
+        for clause in &merge.clauses {
+            clause.predicate.iter().for_each(|predicate| read.of(predicate));
+            match &clause.action {
+                ast::MergeAction::Insert(insert) => {
+                    let named: Vec<String> = insert.columns.iter().map(column_name).collect();
+                    self.table(&name, Privileges::INSERT, if named.is_empty() { &all } else { &named })?;
+                }
+                ast::MergeAction::Update(update) if update.assignments.is_empty() => {}
+                ast::MergeAction::Update(update) => {
+                    self.table(&name, Privileges::UPDATE, &assigned(&update.assignments))?;
+                    update.assignments.iter().for_each(|assignment| read.of(&assignment.value));
+                }
+                ast::MergeAction::Delete { .. } => self.table(&name, Privileges::DELETE, &[])?,
+            }
+        }
+        if let Some(ast::OutputClause::Returning { select_items, .. }) = &merge.output {
+            read.of_items(Some(select_items));
+        }
         self.reads(&name, &read)
     }
 
