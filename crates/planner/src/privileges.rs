@@ -6,7 +6,7 @@
 
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
-use crate::statement::{AlterAction, Command, CopyEndpoint, CopySource, QualifiedName, fold};
+use crate::statement::{AlterAction, Command, CommentOn, CopyEndpoint, CopySource, QualifiedName, fold};
 use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -272,12 +272,18 @@ impl Check<'_> {
                 .acting
                 .check_superuser(&format!("permission denied to create tablespace \"{name}\""))
                 .map_err(|error| error.with_hint("Must be superuser to create a tablespace.")),
-            Command::AlterTablespace { name, .. } | Command::DropTablespace { name, .. } => {
-                match self.acting.owns(self.catalog, &AccessObject::Tablespace(name.clone())) {
-                    true => Ok(()),
-                    false => Err(denied(format!("must be owner of tablespace {name}"))),
-                }
-            }
+            Command::AlterTablespace { name, .. } | Command::DropTablespace { name, .. } => self.own_tablespace(name),
+            Command::Comment { about, .. } => match about {
+                CommentOn::Table(name)
+                | CommentOn::View(name)
+                | CommentOn::Sequence(name)
+                | CommentOn::Column(name, _)
+                | CommentOn::Constraint(_, name) => self.own(name),
+                CommentOn::Index(name) => self.own_index(name),
+                CommentOn::Schema(name) => self.own_schema(name),
+                CommentOn::Database(name) => self.own_other(&AccessObject::Database, &format!("database {name}")),
+                CommentOn::Tablespace(name) => self.own_tablespace(name),
+            },
             Command::Copy(copy) => self.copy(copy),
             Command::Declare { query, .. } => self.command(query.command()),
             Command::Explain { statement, .. } => self.command(statement.command()),
@@ -375,6 +381,17 @@ impl Check<'_> {
                 Err(denied(format!("must be owner of schema {name}")))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn own_tablespace(&self, name: &str) -> Result<()> {
+        self.own_other(&AccessObject::Tablespace(name.to_owned()), &format!("tablespace {name}"))
+    }
+
+    fn own_other(&self, object: &AccessObject, shown: &str) -> Result<()> {
+        match self.acting.owns(self.catalog, object) {
+            true => Ok(()),
+            false => Err(denied(format!("must be owner of {shown}"))),
         }
     }
 

@@ -5,7 +5,7 @@ use crate::execute::joined;
 use crate::interrupt::Interrupt;
 use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
 use chrono::Utc;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Result, SqlState};
 use tidepool_database::{AccessObject, Commented, RelationName, Transaction, advice};
 
 impl Session {
