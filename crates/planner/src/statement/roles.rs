@@ -17,7 +17,7 @@ pub enum RoleName {
 }
 
 /// The options of `CREATE ROLE` and `ALTER ROLE` that were given.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoleOptions {
     pub superuser: Option<bool>,
     pub create_database: Option<bool>,
