@@ -23,7 +23,7 @@ QUERIES = {
     "text": "SELECT count(*) FROM t WHERE note LIKE '%77%'",
     "count": "SELECT count(*) FROM t",
 }
-ROWS = "SELECT i AS id, i % 100 AS k, DATE '2024-01-01' + (i * 7919 % 366)::int AS day, (i * 31 % 100000) / 100.0 AS price, i % 11 AS discount, 'note ' || (i % 1000) AS note FROM {series}"
+ROWS = "SELECT i AS id, i % 100 AS k, DATE '2024-01-01' + (i::bigint * 7919 % 366)::int AS day, (i::bigint * 31 % 100000) / 100.0 AS price, i % 11 AS discount, 'note ' || (i % 1000) AS note FROM {series}"
 COLUMNS = "id bigint, k int, day date, price numeric(15,2), discount int, note text"
 
 
@@ -38,7 +38,7 @@ class Tidepool:
         import psycopg2
         port = free_port()
         command = [args.tidepool, "serve", "--listen", f"127.0.0.1:{port}", "--data", str(folder / "data"), "--near", args.near, "--far", args.far]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while True:
             try:
                 connection = psycopg2.connect(host="127.0.0.1", port=port, user="tidepool", dbname="tidepool")
