@@ -553,9 +553,13 @@ impl Check<'_> {
         if columns.is_empty() { Ok(()) } else { self.table(target, Privileges::SELECT, &columns) }
     }
 
-    /// Rows are locked by whoever might change them.
+    /// Rows are locked by whoever might change them, and may read what the query names of them: tables whose rows are
+    /// locked are not looked up by name when the query is planned.
     fn locking(&self, query: &ast::Query) -> Result<()> {
         let ast::SetExpr::Select(select) = &*query.body else { return Ok(()) };
+        let mut read = Names::default();
+        read.of(query);
+        read.of_items(Some(&select.projection));
         let tables = select
             .from
             .iter()
@@ -565,10 +569,12 @@ impl Check<'_> {
             let name = object_name(name);
             let Some(Relation::Table(found)) = self.relation(&name)? else { continue };
             let object = AccessObject::Relation(found.def.id);
-            let any = Privileges::UPDATE;
-            if !self.acting.with_some_column(self.catalog, &object, any) {
-                self.table(&name, any, &[])?;
+            for privilege in [Privileges::SELECT, Privileges::UPDATE] {
+                if !self.acting.with_some_column(self.catalog, &object, privilege) {
+                    self.table(&name, privilege, &[])?;
+                }
             }
+            self.reads(&name, &read)?;
         }
         Ok(())
     }
