@@ -125,20 +125,25 @@ impl Database {
         let keys_added = add_declared_keys(&mut manifest.tables, || self.next_table_id().0);
         let had_records = self.recover(storage, &manifest, &mut opened.recovery)?;
         storage.remove_leftovers()?;
-        let mut left = None;
+        let segment_bytes = self.config().log.segment_bytes;
+        if let Some(left) = &opened.home.saved.left
+            && left.remove(storage, segment_bytes)
+        {
+            opened.home.saved.left = None;
+        }
         if !opened.is_as_configured(self.config()) {
-            let (next, before) = opened.moved(self.config(), storage, &|name| self.tablespaces().get(name))?;
-            (opened, left) = (next, Some(before));
+            opened = opened.moved(self.config(), storage, &|name| self.tablespaces().get(name))?;
         }
         opened.sign(storage)?;
-        let OpenedLog { recovery, mut home, .. } = opened;
+        opened.home.saved.closed = false;
+        let mut home = opened.home.clone();
         let is_known = manifest.identity.as_deref() == Some(&home.identity.to_string());
-        home.saved.closed = false;
         storage.set_log_home(home.clone());
         let transactions = self.transactions().clone();
         // Below it, all have been appended.
         let floor = move || CommitTs(transactions.floor().0.saturating_sub(1));
-        let log = recovery.into_log(Box::new(floor))?;
+        let held = opened.take_memory();
+        let log = opened.recovery.into_log(Box::new(floor))?;
         if keys_added || !is_known || manifest.tables.iter().any(|table| table.store.is_none()) {
             // A folder that is new, or of an earlier release: the log builds upon what it says.
             self.save()?;
@@ -149,8 +154,12 @@ impl Database {
             let finds_more = storage.would_find_more(&self.version());
             self.dirty.store(had_records || finds_more, Ordering::Release);
         }
-        if let Some(left) = left {
-            left.remove(storage, &home);
+        // The manifest names this log by now.
+        held.settle();
+        if let Some(left) = home.saved.left.take()
+            && left.remove(storage, segment_bytes)
+        {
+            storage.set_log_home(home);
         }
         let writer = LogWriter::start(log.clone(), self.background.clone())?;
         let _ = self.log_writer.set(writer);

@@ -29,6 +29,17 @@ pub(crate) struct SavedLog {
     /// The checkpoint has everything.
     #[serde(default)]
     pub closed: bool,
+    /// The log before, whose files may still be there: a process may end while it removes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<LeftFolder>,
+}
+
+/// A folder with a log that was read, and that another has taken the place of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeftFolder {
+    folder: Option<PathBuf>,
+    identity: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +78,8 @@ pub(crate) struct OpenedLog {
     pub recovery: Recovery,
     device: LogMemory,
     pub home: LogHome,
+    /// The log that was read, if this one takes its place.
+    before: Option<LogMemory>,
 }
 
 #[derive(Debug)]
@@ -150,12 +163,12 @@ pub(crate) fn find_log(
     let Some(identity) = manifest.identity()? else { return Ok(None) };
     // Of an earlier release: where the configuration says, and without a mark.
     let is_marked = manifest.log.is_some();
-    let unmarked = || SavedLog { place: LogPlace::Folder(configured_folder(config)), closed: false };
+    let unmarked = || SavedLog { place: LogPlace::Folder(configured_folder(config)), closed: false, left: None };
     let saved = manifest.log.clone().unwrap_or_else(unmarked);
     match find(config, storage, &saved.place, identity, is_marked, spaces) {
         Ok(device) => {
             let recovery = Log::open(device.device(), log_config(config, identity))?;
-            Ok(Some(OpenedLog { recovery, device, home: LogHome { identity, saved } }))
+            Ok(Some(OpenedLog { recovery, device, home: LogHome { identity, saved }, before: None }))
         }
         Err(error) if saved.closed => {
             tracing::info!("the log is not where it was, and had nothing in it: {error}");
@@ -241,8 +254,8 @@ fn create_log(config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<
         Some(name) => create_in_memory(config, name, identity, spaces)?,
     };
     let recovery = Log::open(device.device(), log_config(config, identity))?;
-    let home = LogHome { identity, saved: SavedLog { place, closed: false } };
-    Ok(OpenedLog { recovery, device, home })
+    let home = LogHome { identity, saved: SavedLog { place, closed: false, left: None } };
+    Ok(OpenedLog { recovery, device, home, before: None })
 }
 
 fn create_in_memory(
@@ -298,11 +311,25 @@ impl OpenedLog {
 
     /// Another log, where the configuration says, for what comes after this one has been read. This one is to be removed
     /// when a manifest names the other.
-    pub fn moved(self, config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<(OpenedLog, LeftLog)> {
-        let next = create_log(config, storage, spaces)?;
+    pub fn moved(self, config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<OpenedLog> {
+        let mut next = create_log(config, storage, spaces)?;
         let [from, to] = [&self.home, &next.home].map(|home| home.saved.place.describe(storage));
         tracing::info!("the log moves from {from} to {to}");
-        Ok((next, LeftLog(self.device)))
+        if let LogPlace::Folder(folder) = &self.home.saved.place {
+            let (folder, identity) = (folder.clone(), self.home.identity.to_string());
+            next.home.saved.left = Some(LeftFolder { folder, identity });
+        }
+        next.before = Some(self.device);
+        Ok(next)
+    }
+
+    /// The memory that it and the one before lie in.
+    pub fn take_memory(&mut self) -> HeldLogs {
+        let own = match (&self.device, &self.home.saved.place) {
+            (LogMemory::Memory(_, space), LogPlace::Memory(region)) => Some((Arc::clone(space), region.place())),
+            _ => None,
+        };
+        HeldLogs { own, before: self.before.take() }
     }
 
     /// Has the folder say whose log it has, where an earlier release did not.
@@ -320,25 +347,43 @@ impl OpenedLog {
     }
 }
 
-/// A log that is nobody's any more.
-pub(crate) struct LeftLog(LogMemory);
+/// Until the manifest names a log, the one before stays as it is.
+pub(crate) struct HeldLogs {
+    own: Option<(Arc<Tablespace>, (u64, usize))>,
+    before: Option<LogMemory>,
+}
 
-impl LeftLog {
-    /// Best effort: what stays behind takes room, and is in nobody's way. `home`: where the log is now.
-    pub fn remove(self, storage: &Storage, home: &LogHome) {
-        match self.0 {
-            LogMemory::Memory(_, space) => space.keep_always(match &home.saved.place {
-                LogPlace::Memory(region) if region.contents.tablespace == space.name() => Some(region.place()),
-                _ => None,
-            }),
-            LogMemory::Files(device) => {
-                let removed = device
-                    .segments()
-                    .and_then(|numbers| numbers.into_iter().try_for_each(|number| device.remove(number)))
-                    .and_then(|()| storage.remove_mark(device.folder(), MARK));
-                if let Err(error) = removed {
-                    tracing::warn!("the log that was read could not be removed: {error}");
-                }
+impl HeldLogs {
+    /// The manifest names the log: its tablespace keeps it, and nobody keeps the one before.
+    pub fn settle(self) {
+        if let Some(LogMemory::Memory(_, space)) = &self.before {
+            space.keep_always([]);
+        }
+        if let Some((space, place)) = self.own {
+            space.keep_always([place]);
+        }
+    }
+}
+
+impl LeftFolder {
+    /// Removes the files of a log that is nobody's any more, the mark last: where that names somebody else, or is not there,
+    /// nothing of it is left. Best effort: what stays behind takes room, and is looked for again at the next start.
+    pub fn remove(&self, storage: &Storage, segment_bytes: usize) -> bool {
+        let folder = folder_of(self.folder.as_deref(), storage);
+        let files = storage.files();
+        let is_ours = files
+            .read(&folder.join(MARK))
+            .is_ok_and(|bytes| bytes == format!("TIDEPOOL LOG {}\n", self.identity).as_bytes());
+        let remove = || {
+            let device = FileDevice::open(Arc::clone(files), &folder, segment_bytes, OpenHow::default())?;
+            device.segments()?.into_iter().try_for_each(|number| device.remove(number))?;
+            storage.remove_mark(&folder, MARK)
+        };
+        match if is_ours { remove() } else { Ok(()) } {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!("the log that was in folder \"{}\" could not be removed: {error}", folder.display());
+                false
             }
         }
     }

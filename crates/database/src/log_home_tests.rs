@@ -195,6 +195,31 @@ fn a_log_moves_to_where_the_configuration_says() {
 }
 
 #[test]
+fn what_a_move_left_behind_is_removed_by_the_next_start() {
+    let root = tempfile::tempdir().unwrap();
+    let here = root.path().join("here");
+    let database = with_table(config(&here));
+    let before = killed(&here, "before");
+    database.close().unwrap();
+    drop(database);
+    let database = Database::open(far_log(&here)).unwrap();
+    insert_and_commit(&database, "t", 10..20);
+    // As if it had been killed before it removed the files.
+    for (name, config) in [("back", config as fn(&Path) -> Config), ("on", far_log)] {
+        let copy = killed(&here, name);
+        for entry in std::fs::read_dir(before.join("data/log")).unwrap().map(Result::unwrap) {
+            std::fs::copy(entry.path(), copy.join("data/log").join(entry.file_name())).unwrap();
+        }
+        let database = Database::open(config(&copy)).unwrap();
+        assert_eq!(rows(&database, "t").len(), 20, "{name}");
+        insert_and_commit(&database, "t", 20..30);
+        assert_eq!(copy.join("data/log/LOG").exists(), name == "back");
+        let again = killed(&copy, &format!("{name}-again"));
+        assert_eq!(count(config(&again)), 30);
+    }
+}
+
+#[test]
 fn what_cannot_have_the_log_is_refused_and_what_has_it_stays_as_it_is() {
     let root = tempfile::tempdir().unwrap();
     let refused = |change: &dyn Fn(&mut Config)| {

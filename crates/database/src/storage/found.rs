@@ -526,7 +526,7 @@ impl Finds {
                 left.places.push((place.offset, len));
             }
         }
-        if let Some(SavedLog { place: LogPlace::Memory(region), closed }) = &manifest.log
+        if let Some(SavedLog { place: LogPlace::Memory(region), closed, .. }) = &manifest.log
             && let Some(of_log) = left(&region.contents)
         {
             let left = all.entry(region.contents.tablespace.clone()).or_insert_with(|| of_log.clone());
