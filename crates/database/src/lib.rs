@@ -56,7 +56,7 @@ pub use partition::{
     ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
 };
 pub use references::{NewForeignKey, RowRules};
-pub use roles::{Access, AccessKind, AccessObject, Grant, Membership, PREDEFINED, Privileges, RoleDef, grant, revoke};
+pub use roles::{Access, AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, grant, predefined, revoke};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use storage::Copied;

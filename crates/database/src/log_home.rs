@@ -11,6 +11,7 @@
 use crate::storage::{Manifest, SavedContents, Storage};
 use crate::{Config, Database};
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
@@ -132,7 +133,7 @@ fn folder_of(folder: Option<&Path>, storage: &Storage) -> PathBuf {
     folder.map_or_else(|| storage.folder().join("log"), Path::to_owned)
 }
 
-fn mark(identity: DatabaseIdentity) -> String {
+fn mark(identity: impl Display) -> String {
     format!("TIDEPOOL LOG {identity}\n")
 }
 
@@ -371,9 +372,7 @@ impl LeftFolder {
     pub fn remove(&self, storage: &Storage, segment_bytes: usize) -> bool {
         let folder = folder_of(self.folder.as_deref(), storage);
         let files = storage.files();
-        let is_ours = files
-            .read(&folder.join(MARK))
-            .is_ok_and(|bytes| bytes == format!("TIDEPOOL LOG {}\n", self.identity).as_bytes());
+        let is_ours = files.read(&folder.join(MARK)).is_ok_and(|bytes| bytes == mark(&self.identity).as_bytes());
         let remove = || {
             let device = FileDevice::open(Arc::clone(files), &folder, segment_bytes, OpenHow::default())?;
             device.segments()?.into_iter().try_for_each(|number| device.remove(number))?;

@@ -90,22 +90,36 @@ impl RoleDef {
     }
 }
 
-/// Roles that exist from the beginning, and that others are made members of (PostgreSQL's predefined roles).
-pub const PREDEFINED: [(RoleId, &str); 9] = [
-    (RoleId(3373), "pg_monitor"),
-    (RoleId(3375), "pg_read_all_stats"),
-    (RoleId(4200), "pg_signal_backend"),
-    (RoleId(4544), "pg_checkpoint"),
-    (RoleId(4569), "pg_read_server_files"),
-    (RoleId(4570), "pg_write_server_files"),
-    (RoleId(6181), "pg_read_all_data"),
-    (RoleId(6182), "pg_write_all_data"),
-    (RoleId(6337), "pg_maintain"),
-];
+/// Roles that exist from the beginning, and that others are made members of (PostgreSQL's predefined roles, by its oids).
+pub mod predefined {
+    use tidepool_base::RoleId;
+
+    pub const MONITOR: RoleId = RoleId(3373);
+    pub const READ_ALL_STATS: RoleId = RoleId(3375);
+    pub const SIGNAL_BACKEND: RoleId = RoleId(4200);
+    pub const CHECKPOINT: RoleId = RoleId(4544);
+    pub const READ_SERVER_FILES: RoleId = RoleId(4569);
+    pub const WRITE_SERVER_FILES: RoleId = RoleId(4570);
+    pub const READ_ALL_DATA: RoleId = RoleId(6181);
+    pub const WRITE_ALL_DATA: RoleId = RoleId(6182);
+    pub const MAINTAIN: RoleId = RoleId(6337);
+
+    pub(crate) const ALL: [(RoleId, &str); 9] = [
+        (MONITOR, "pg_monitor"),
+        (READ_ALL_STATS, "pg_read_all_stats"),
+        (SIGNAL_BACKEND, "pg_signal_backend"),
+        (CHECKPOINT, "pg_checkpoint"),
+        (READ_SERVER_FILES, "pg_read_server_files"),
+        (WRITE_SERVER_FILES, "pg_write_server_files"),
+        (READ_ALL_DATA, "pg_read_all_data"),
+        (WRITE_ALL_DATA, "pg_write_all_data"),
+        (MAINTAIN, "pg_maintain"),
+    ];
+}
 
 /// The roles of a database in which none were made yet.
 pub(crate) fn initial_roles(password: Option<String>) -> BTreeMap<RoleId, Arc<RoleDef>> {
-    let predefined = PREDEFINED.iter().map(|(id, name)| RoleDef::new(*id, *name));
+    let predefined = predefined::ALL.iter().map(|(id, name)| RoleDef::new(*id, *name));
     std::iter::once(RoleDef::owner(password)).chain(predefined).map(|role| (role.id, Arc::new(role))).collect()
 }
 

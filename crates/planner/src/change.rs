@@ -105,9 +105,7 @@ impl Change {
     /// Type oids of the parameters: those given, else of a column for one that is assigned to it as it stands.
     pub fn parameters(&self, given: &[u32]) -> Vec<u32> {
         let mut oids = given.to_vec();
-        for (position, value) in self.assigned.iter().flatten() {
-            insert::settle_parameter(&mut oids, value, self.version.def.columns[*position].sql_type.oid());
-        }
+        insert::settle_values(&self.version.def, self.assigned.iter().flatten(), &mut oids);
         oids
     }
 

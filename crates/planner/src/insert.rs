@@ -487,8 +487,19 @@ pub fn value_parameters(insert: &ast::Insert, column_oids: &[u32], given: &[u32]
     oids
 }
 
+/// Gives parameters that stand alone the types of the columns that they are assigned to, by position, unless they have some.
+pub fn settle_values<'v>(
+    def: &TableDef,
+    values: impl IntoIterator<Item = (&'v usize, &'v ast::Expr)>,
+    oids: &mut Vec<u32>,
+) {
+    for (position, value) in values {
+        settle_parameter(oids, value, def.columns[*position].sql_type.oid());
+    }
+}
+
 /// Gives a parameter that stands alone a type, unless it has one.
-pub fn settle_parameter(oids: &mut Vec<u32>, value: &ast::Expr, oid: u32) {
+fn settle_parameter(oids: &mut Vec<u32>, value: &ast::Expr, oid: u32) {
     if let ast::Expr::Value(value) = value
         && let ast::Value::Placeholder(name) = &value.value
         && let Some(index @ 1..=65_535) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())

@@ -132,9 +132,7 @@ impl Merge {
     /// Type oids of the parameters: those given, else of a column for one that fills it as it stands.
     pub fn parameters(&self, given: &[u32]) -> Vec<u32> {
         let mut oids = given.to_vec();
-        for (position, value) in self.clauses.iter().flat_map(|clause| &clause.values) {
-            insert::settle_parameter(&mut oids, value, self.version.def.columns[*position].sql_type.oid());
-        }
+        insert::settle_values(&self.version.def, self.clauses.iter().flat_map(|clause| &clause.values), &mut oids);
         oids
     }
 

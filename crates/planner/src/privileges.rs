@@ -11,18 +11,8 @@ use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use tidepool_base::{Error, Result, RoleId, SchemaId, SqlState};
-use tidepool_database::{AccessKind, AccessObject, Catalog, Grant, Privileges, RelationName};
+use tidepool_database::{AccessKind, AccessObject, Catalog, Grant, Privileges, RelationName, predefined};
 use tidepool_table::TableDef;
-
-const READ_ALL_DATA: RoleId = RoleId(6181);
-const WRITE_ALL_DATA: RoleId = RoleId(6182);
-const CHECKPOINT: RoleId = RoleId(4544);
-const MAINTAIN: RoleId = RoleId(6337);
-const READ_FILES: RoleId = RoleId(4569);
-const WRITE_FILES: RoleId = RoleId(4570);
-const MONITOR: RoleId = RoleId(3373);
-const READ_ALL_STATS: RoleId = RoleId(3375);
-const SIGNAL_BACKEND: RoleId = RoleId(4200);
 
 /// A role that something is done for.
 #[derive(Clone, Debug)]
@@ -72,14 +62,14 @@ impl Acting {
             return kind.privileges();
         }
         let mut all = self.of_grants(&catalog.access(object).grants(kind));
-        if self.roles.contains(&READ_ALL_DATA) {
+        if self.roles.contains(&predefined::READ_ALL_DATA) {
             all = all.and(match kind {
                 AccessKind::Table | AccessKind::Sequence => Privileges::SELECT,
                 AccessKind::Schema => Privileges::USAGE,
                 _ => Privileges::NONE,
             });
         }
-        if self.roles.contains(&WRITE_ALL_DATA) {
+        if self.roles.contains(&predefined::WRITE_ALL_DATA) {
             all = all.and(match kind {
                 AccessKind::Table => Privileges::INSERT.and(Privileges::UPDATE).and(Privileges::DELETE),
                 AccessKind::Sequence => Privileges::UPDATE.and(Privileges::USAGE),
@@ -112,13 +102,13 @@ impl Acting {
     }
 
     pub fn may_see_all_statistics(&self) -> bool {
-        [MONITOR, READ_ALL_STATS].into_iter().any(|role| self.has(role))
+        [predefined::MONITOR, predefined::READ_ALL_STATS].into_iter().any(|role| self.has(role))
     }
 
     /// Whether it may end a session of that role.
     pub fn may_signal(&self, catalog: &Catalog, role: RoleId) -> bool {
         let is_superuser = catalog.roles.get(&role).is_some_and(|role| role.superuser);
-        self.is_superuser || !is_superuser && (self.has(role) || self.has(SIGNAL_BACKEND))
+        self.is_superuser || !is_superuser && (self.has(role) || self.has(predefined::SIGNAL_BACKEND))
     }
 }
 
@@ -287,7 +277,7 @@ impl Check<'_> {
             Command::Copy(copy) => self.copy(copy),
             Command::Declare { query, .. } => self.command(query.command()),
             Command::Explain { statement, .. } => self.command(statement.command()),
-            Command::Checkpoint if self.acting.has(CHECKPOINT) => Ok(()),
+            Command::Checkpoint if self.acting.has(predefined::CHECKPOINT) => Ok(()),
             Command::Checkpoint => {
                 Err(denied("must be superuser or have privileges of pg_checkpoint to do CHECKPOINT".to_owned()))
             }
@@ -295,7 +285,7 @@ impl Check<'_> {
                 names.iter().try_for_each(|name| self.maintain(name))
             }
             Command::Merge { table } => self.maintain(table),
-            Command::Advise(_) if self.acting.has(MONITOR) => Ok(()),
+            Command::Advise(_) if self.acting.has(predefined::MONITOR) => Ok(()),
             Command::ResetAccess | Command::Advise(_) | Command::Check | Command::Backup { .. } => {
                 self.acting.check_superuser("permission denied: this procedure is for superusers")
             }
@@ -396,7 +386,7 @@ impl Check<'_> {
     }
 
     fn maintain(&self, name: &QualifiedName) -> Result<()> {
-        if self.acting.has(MAINTAIN) { Ok(()) } else { self.own(name) }
+        if self.acting.has(predefined::MAINTAIN) { Ok(()) } else { self.own(name) }
     }
 
     fn on_database(&self, privilege: Privileges) -> Result<()> {
@@ -596,11 +586,11 @@ impl Check<'_> {
         if let CopyEndpoint::File(_) = &copy.endpoint {
             let (role, message) = match from {
                 true => (
-                    READ_FILES,
+                    predefined::READ_SERVER_FILES,
                     "must be superuser or have privileges of the pg_read_server_files role to COPY from a file",
                 ),
                 false => (
-                    WRITE_FILES,
+                    predefined::WRITE_SERVER_FILES,
                     "must be superuser or have privileges of the pg_write_server_files role to COPY to a file",
                 ),
             };

@@ -119,9 +119,7 @@ impl Clause {
 
     /// Type oids of the parameters: those given, else of a column for one that is assigned to it as it stands.
     pub fn parameters(&self, def: &TableDef, oids: &mut Vec<u32>) {
-        for (position, value) in self.update.iter().flat_map(|update| &update.assigned) {
-            insert::settle_parameter(oids, value, def.columns[*position].sql_type.oid());
-        }
+        insert::settle_values(def, self.update.iter().flat_map(|update| &update.assigned), oids);
     }
 
     /// `alias` is what the table's columns are qualified with.

@@ -71,8 +71,8 @@ impl Session {
             }
             Command::AlterTable { name, if_exists, actions } => self.alter_table(text, name, *if_exists, actions).await,
             Command::Comment { about, text: comment } => self.comment(text, about, comment.as_deref()).await,
-            Command::CreateTablespace { name, location, options } => {
-                self.create_tablespace(name, location, options).await
+            Command::CreateTablespace { name, location, options, owner } => {
+                self.create_tablespace(name, location, options, owner.as_ref()).await
             }
             Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,

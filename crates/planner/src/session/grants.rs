@@ -2,7 +2,7 @@
 
 use super::roles::{Told, Work, denied};
 use crate::resolve::{self, Relation};
-use crate::statement::{GrantClause, GrantTargets, QualifiedName, RoleName};
+use crate::statement::{GrantClause, GrantTargets, MemberChange, QualifiedName, RoleName};
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::{AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, Transaction};
 
@@ -38,71 +38,72 @@ impl Work {
         }
     }
 
-    pub(super) fn grant_roles(
+    /// Nobody speaks for another: `GRANTED BY` is the current role.
+    fn check_grantor(&self, grantor: Option<&RoleName>) -> Result<()> {
+        match grantor {
+            Some(grantor) if self.speaker.role(self.catalog(), grantor)?.id != self.speaker.current => {
+                Err(Error::unsupported("grantor must be current user"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `GRANT` and `REVOKE` of roles.
+    pub(super) fn members(
         mut self,
         transaction: &mut Transaction,
         roles: &[String],
         grantees: &[RoleName],
-        admin: bool,
+        change: MemberChange,
+        grantor: Option<&RoleName>,
     ) -> Told {
+        self.check_grantor(grantor)?;
         for role in roles {
             let group = self.speaker.role(self.catalog(), &RoleName::Named(role.clone()))?;
             self.check_may_admit(&group)?;
             for grantee in grantees {
                 self.version = transaction.version();
                 let member = self.speaker.role(self.catalog(), grantee)?;
-                if self.catalog().roles_of(group.id, false).contains(&member.id) {
-                    return Err(Error::new(
-                        SqlState::INVALID_GRANT_OPERATION,
-                        format!("role \"{}\" is a member of role \"{}\"", group.name, member.name),
-                    ));
+                if let Some(changed) = self.member(&group, &member, change)? {
+                    transaction.alter_role(changed)?;
                 }
-                let mut member = RoleDef::clone(&member);
-                match member.member_of.iter_mut().find(|of| of.role == group.id) {
-                    Some(of) if of.admin || !admin => {
-                        let message =
-                            format!("role \"{}\" is already a member of role \"{}\"", member.name, group.name);
-                        self.notice("NOTICE", SqlState::SUCCESSFUL_COMPLETION, message);
-                        continue;
-                    }
-                    Some(of) => of.admin = true,
-                    None => {
-                        member.member_of.push(Membership { role: group.id, admin, grantor: self.speaker.current });
-                    }
-                }
-                transaction.alter_role(member)?;
             }
         }
         self.told()
     }
 
-    pub(super) fn revoke_roles(
-        mut self,
-        transaction: &mut Transaction,
-        roles: &[String],
-        grantees: &[RoleName],
-        admin_only: bool,
-    ) -> Told {
-        for role in roles {
-            let group = self.speaker.role(self.catalog(), &RoleName::Named(role.clone()))?;
-            self.check_may_admit(&group)?;
-            for grantee in grantees {
-                self.version = transaction.version();
-                let member = self.speaker.role(self.catalog(), grantee)?;
-                let mut member = RoleDef::clone(&member);
-                match member.member_of.iter_mut().find(|of| of.role == group.id) {
-                    None => {
-                        let message = format!("role \"{}\" is not a member of role \"{}\"", member.name, group.name);
-                        self.notice("WARNING", SqlState::WARNING, message);
-                        continue;
-                    }
-                    Some(of) if admin_only => of.admin = false,
-                    Some(_) => member.member_of.retain(|of| of.role != group.id),
-                }
-                transaction.alter_role(member)?;
+    /// The member as it will be. `None`, with a notice, when it is so already.
+    fn member(&mut self, group: &RoleDef, member: &RoleDef, change: MemberChange) -> Result<Option<RoleDef>> {
+        if matches!(change, MemberChange::Grant { .. }) && self.catalog().roles_of(group.id, false).contains(&member.id)
+        {
+            return Err(Error::new(
+                SqlState::INVALID_GRANT_OPERATION,
+                format!("role \"{}\" is a member of role \"{}\"", group.name, member.name),
+            ));
+        }
+        let mut changed = member.clone();
+        let of = changed.member_of.iter_mut().find(|of| of.role == group.id);
+        match (change, of) {
+            (MemberChange::Grant { admin }, Some(of)) if of.admin || !admin => {
+                let message = format!("role \"{}\" is already a member of role \"{}\"", member.name, group.name);
+                self.notice("NOTICE", SqlState::SUCCESSFUL_COMPLETION, message);
+                return Ok(None);
+            }
+            (MemberChange::Grant { .. }, Some(of)) => of.admin = true,
+            (MemberChange::Grant { admin }, None) => {
+                changed.member_of.push(Membership { role: group.id, admin, grantor: self.speaker.current });
+            }
+            (MemberChange::Revoke { .. }, None) => {
+                let message = format!("role \"{}\" is not a member of role \"{}\"", member.name, group.name);
+                self.notice("WARNING", SqlState::WARNING, message);
+                return Ok(None);
+            }
+            (MemberChange::Revoke { admin_only: true }, Some(of)) => of.admin = false,
+            (MemberChange::Revoke { admin_only: false }, Some(_)) => {
+                changed.member_of.retain(|of| of.role != group.id);
             }
         }
-        self.told()
+        Ok(Some(changed))
     }
 
     pub(super) fn relation(&self, name: &QualifiedName) -> Result<Target> {
@@ -171,11 +172,7 @@ impl Work {
 
     pub(super) fn grant(mut self, transaction: &mut Transaction, clause: &GrantClause, revokes: bool) -> Told {
         let acting = self.speaker.acting(self.catalog());
-        if let Some(grantor) = &clause.grantor
-            && self.speaker.role(self.catalog(), grantor)?.id != self.speaker.current
-        {
-            return Err(Error::unsupported("grantor must be current user"));
-        }
+        self.check_grantor(clause.grantor.as_ref())?;
         let grantees = clause.grantees.iter().map(|name| self.speaker.grantee(self.catalog(), name));
         let grantees: Vec<RoleId> = grantees.collect::<Result<_>>()?;
         if clause.option && !revokes && grantees.contains(&RoleId::PUBLIC) {

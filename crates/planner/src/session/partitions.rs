@@ -101,19 +101,20 @@ impl Altering<'_> {
             }
             _ => return Ok(()),
         };
-        for partition in partitions {
-            let facts = self.facts.over(self.transaction.version());
-            let mut of = Altering {
-                facts: &facts,
-                transaction: self.transaction,
-                interrupt: self.interrupt,
-                table: partition,
-                is_recursing: true,
-                told: self.told,
-            };
-            of.apply(&repeated)?;
-        }
-        Ok(())
+        partitions.into_iter().try_for_each(|partition| self.of_partition(partition, |of| of.apply(&repeated)))
+    }
+
+    /// Alters a partition along with its table, over what was done so far.
+    fn of_partition(&mut self, partition: TableId, alter: impl FnOnce(&mut Altering<'_>) -> Result<()>) -> Result<()> {
+        let facts = self.facts.over(self.transaction.version());
+        alter(&mut Altering {
+            facts: &facts,
+            transaction: self.transaction,
+            interrupt: self.interrupt,
+            table: partition,
+            is_recursing: true,
+            told: self.told,
+        })
     }
 
     /// Gives the partitions of a table a column that it has now, and the constraints that came with it.
@@ -123,19 +124,9 @@ impl Altering<'_> {
         added: &ColumnDef,
         checks: &[CheckDef],
     ) -> Result<()> {
-        for partition in partitions_of(parent) {
-            let facts = self.facts.over(self.transaction.version());
-            let mut of = Altering {
-                facts: &facts,
-                transaction: self.transaction,
-                interrupt: self.interrupt,
-                table: partition,
-                is_recursing: true,
-                told: self.told,
-            };
-            of.add_inherited(parent, added, checks)?;
-        }
-        Ok(())
+        partitions_of(parent)
+            .into_iter()
+            .try_for_each(|partition| self.of_partition(partition, |of| of.add_inherited(parent, added, checks)))
     }
 
     fn add_inherited(&mut self, parent: &TableDef, added: &ColumnDef, checks: &[CheckDef]) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::facts::SessionFacts;
 use crate::privileges::Acting;
 use crate::resolve::{self, Relation};
 use crate::settings::Settings;
-use crate::statement::{OwnedKind, RoleCommand, RoleName, RoleOptions, SetValue};
+use crate::statement::{MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions, SetValue};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::{Access, AccessObject, Catalog, DatabaseVersion, Membership, RoleDef, Transaction};
@@ -76,8 +76,8 @@ impl Session {
             RoleCommand::Create { .. } => "CREATE ROLE",
             RoleCommand::Alter { .. } | RoleCommand::Rename { .. } | RoleCommand::Set { .. } => "ALTER ROLE",
             RoleCommand::Drop { .. } => "DROP ROLE",
-            RoleCommand::GrantRoles { .. } => "GRANT ROLE",
-            RoleCommand::RevokeRoles { .. } => "REVOKE ROLE",
+            RoleCommand::Members { change: MemberChange::Grant { .. }, .. } => "GRANT ROLE",
+            RoleCommand::Members { change: MemberChange::Revoke { .. }, .. } => "REVOKE ROLE",
             RoleCommand::Grant(_) => "GRANT",
             RoleCommand::Revoke(_) => "REVOKE",
             RoleCommand::Owner { kind, .. } => match kind {
@@ -113,11 +113,8 @@ impl Session {
                     RoleCommand::Rename { role, new_name } => work.rename(transaction, &role, &new_name),
                     RoleCommand::Set { role, setting } => work.set(transaction, &role, setting, &database),
                     RoleCommand::Drop { names, if_exists } => work.drop(transaction, &names, if_exists, &others),
-                    RoleCommand::GrantRoles { roles, grantees, admin } => {
-                        work.grant_roles(transaction, &roles, &grantees, admin)
-                    }
-                    RoleCommand::RevokeRoles { roles, grantees, admin_only } => {
-                        work.revoke_roles(transaction, &roles, &grantees, admin_only)
+                    RoleCommand::Members { roles, grantees, change, grantor } => {
+                        work.members(transaction, &roles, &grantees, change, grantor.as_ref())
                     }
                     RoleCommand::Grant(clause) => work.grant(transaction, &clause, false),
                     RoleCommand::Revoke(clause) => work.grant(transaction, &clause, true),

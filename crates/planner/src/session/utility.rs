@@ -3,10 +3,10 @@
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::interrupt::Interrupt;
-use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName};
+use crate::statement::{AdviseArguments, AlterTablespaceAction, QualifiedName, RoleName};
 use chrono::Utc;
-use tidepool_base::{ByteSize, Result, SqlState};
-use tidepool_database::{AccessObject, Commented, RelationName, Transaction, advice};
+use tidepool_base::{ByteSize, Result, RoleId, SqlState};
+use tidepool_database::{Access, AccessObject, Commented, RelationName, Transaction, advice};
 
 impl Session {
     pub(super) async fn create_tablespace(
@@ -14,12 +14,27 @@ impl Session {
         name: &str,
         location: &str,
         options: &[(String, String)],
+        owner: Option<&RoleName>,
     ) -> Result<Outcome> {
         self.refuse_in_block("CREATE TABLESPACE")?;
         self.check_writable("CREATE TABLESPACE")?;
+        let facts = self.facts(Utc::now());
+        let owner = owner.map_or(Ok(facts.role.id), |owner| self.member_role(&facts, owner))?;
+        // What it sees would be kept.
+        drop(facts);
         let config = crate::ddl::tablespace(name, location, options, self.planner.database().config())?;
         let database = self.planner.database().clone();
-        joined(self.planner.workers().spawn_blocking(move || database.create_tablespace(config)).await)?;
+        let creating = self.planner.workers().spawn_blocking(move || {
+            let object = AccessObject::Tablespace(config.name.clone());
+            database.create_tablespace(config)?;
+            if owner != RoleId::OWNER {
+                let mut transaction = database.begin()?;
+                transaction.set_access(object, Access::of(owner));
+                transaction.commit()?;
+            }
+            Ok(())
+        });
+        joined(creating.await)?;
         Ok(Outcome::command("CREATE TABLESPACE"))
     }
 

@@ -33,7 +33,7 @@ pub use comment::CommentOn;
 pub use indexes::{IndexAction, IndexClause, Reindexed};
 pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
-pub use roles::{GrantClause, GrantTargets, OwnedKind, RoleCommand, RoleName, RoleOptions};
+pub use roles::{GrantClause, GrantTargets, MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions};
 pub use utility::{
     AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
     FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
@@ -220,6 +220,7 @@ pub enum Command {
         name: String,
         location: String,
         options: Vec<(String, String)>,
+        owner: Option<RoleName>,
     },
     AlterTablespace {
         name: String,

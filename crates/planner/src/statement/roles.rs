@@ -74,6 +74,13 @@ pub struct GrantClause {
     pub cascade: bool,
 }
 
+/// What becomes of a membership.
+#[derive(Clone, Copy, Debug)]
+pub enum MemberChange {
+    Grant { admin: bool },
+    Revoke { admin_only: bool },
+}
+
 #[derive(Clone, Debug)]
 pub enum RoleCommand {
     Create {
@@ -98,15 +105,12 @@ pub enum RoleCommand {
         names: Vec<RoleName>,
         if_exists: bool,
     },
-    GrantRoles {
+    /// Of each of the roles, and each of the grantees.
+    Members {
         roles: Vec<String>,
         grantees: Vec<RoleName>,
-        admin: bool,
-    },
-    RevokeRoles {
-        roles: Vec<String>,
-        grantees: Vec<RoleName>,
-        admin_only: bool,
+        change: MemberChange,
+        grantor: Option<RoleName>,
     },
     Grant(GrantClause),
     Revoke(GrantClause),
@@ -214,7 +218,11 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<RoleCommand> {
         return Ok(RoleCommand::Rename { role, new_name: cursor.ident()? });
     }
     if cursor.keywords(&["in", "database"]) {
-        cursor.ident()?;
+        let database = cursor.ident()?;
+        if database != crate::facts::DATABASE {
+            let message = format!("database \"{database}\" does not exist");
+            return Err(Error::new(SqlState::INVALID_CATALOG_NAME, message));
+        }
     }
     if cursor.keywords(&["reset", "all"]) {
         return Ok(RoleCommand::Set { role, setting: None });
@@ -229,11 +237,23 @@ fn alter(cursor: &mut Cursor<'_>) -> Result<RoleCommand> {
     // `ALTER GROUP g ADD USER u`.
     if cursor.keywords(&["add", "user"]) {
         let RoleName::Named(group) = role else { return Err(cursor.error()) };
-        return Ok(RoleCommand::GrantRoles { roles: vec![group], grantees: role_names(cursor)?, admin: false });
+        let grantees = role_names(cursor)?;
+        return Ok(RoleCommand::Members {
+            roles: vec![group],
+            grantees,
+            change: MemberChange::Grant { admin: false },
+            grantor: None,
+        });
     }
     if cursor.keywords(&["drop", "user"]) {
         let RoleName::Named(group) = role else { return Err(cursor.error()) };
-        return Ok(RoleCommand::RevokeRoles { roles: vec![group], grantees: role_names(cursor)?, admin_only: false });
+        let grantees = role_names(cursor)?;
+        return Ok(RoleCommand::Members {
+            roles: vec![group],
+            grantees,
+            change: MemberChange::Revoke { admin_only: false },
+            grantor: None,
+        });
     }
     cursor.keyword("with");
     Ok(RoleCommand::Alter { role, options: options(cursor, false)? })
@@ -269,8 +289,7 @@ fn options(cursor: &mut Cursor<'_>, creates: bool) -> Result<RoleOptions> {
             options.admins = idents(cursor)?;
         } else if creates && cursor.keyword("sysid") {
             cursor.number_if().ok_or_else(|| cursor.error())?;
-        } else if cursor.one_of(&["role", "user"]).is_some() {
-            // `ALTER ROLE g USER u`, too, is PostgreSQL's.
+        } else if creates && cursor.one_of(&["role", "user"]).is_some() {
             options.roles = idents(cursor)?;
         } else {
             let word = cursor.ident()?;
@@ -373,8 +392,8 @@ fn grant(cursor: &mut Cursor<'_>) -> Result<RoleCommand> {
             cursor.expect_keyword("to")?;
             let grantees = grantees(cursor)?;
             let admin = cursor.keywords(&["with", "admin", "option"]) || cursor.keywords(&["with", "admin", "true"]);
-            granted_by(cursor)?;
-            Ok(RoleCommand::GrantRoles { roles, grantees, admin })
+            let grantor = granted_by(cursor)?;
+            Ok(RoleCommand::Members { roles, grantees, change: MemberChange::Grant { admin }, grantor })
         }
         Granted::Privileges { privileges, all_columns } => {
             let targets = targets(cursor)?;
@@ -397,9 +416,9 @@ fn revoke(cursor: &mut Cursor<'_>) -> Result<RoleCommand> {
         Granted::Roles(roles) => {
             cursor.expect_keyword("from")?;
             let grantees = grantees(cursor)?;
-            granted_by(cursor)?;
+            let grantor = granted_by(cursor)?;
             super::objects::cascades(cursor);
-            Ok(RoleCommand::RevokeRoles { roles, grantees, admin_only })
+            Ok(RoleCommand::Members { roles, grantees, change: MemberChange::Revoke { admin_only }, grantor })
         }
         Granted::Privileges { privileges, all_columns } => {
             let targets = targets(cursor)?;

@@ -897,13 +897,11 @@ fn create_unsupported(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
 /// Past `CREATE TABLESPACE`.
 fn create_tablespace(cursor: &mut Cursor<'_>) -> Result<Command> {
     let name = cursor.ident()?;
-    if cursor.keyword("owner") {
-        cursor.ident()?;
-    }
+    let owner = if cursor.keyword("owner") { Some(super::roles::role_name(cursor)?) } else { None };
     cursor.expect_keyword("location")?;
     let location = cursor.string()?;
     let options = if cursor.keyword("with") { parameters(cursor)? } else { Vec::new() };
-    Ok(Command::CreateTablespace { name, location, options })
+    Ok(Command::CreateTablespace { name, location, options, owner })
 }
 
 /// `(name = value, …)`
