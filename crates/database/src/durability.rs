@@ -164,6 +164,7 @@ impl Database {
         let writer = LogWriter::start(log.clone(), self.background.clone())?;
         let _ = self.log_writer.set(writer);
         let _ = self.log.set(log);
+        self.drop_unfinished_indexes();
         self.index_tables()
     }
 

@@ -298,7 +298,7 @@ impl Transaction {
             return Ok(());
         }
         let now = self.database.state();
-        if now.tables.values().any(|now| Arc::ptr_eq(now, table)) {
+        if now.tables.values().any(|now| Arc::ptr_eq(now, table) || table.serves_writers_of(now)) {
             return Ok(());
         }
         Err(Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
@@ -332,8 +332,12 @@ impl Transaction {
     }
 
     pub(crate) fn lock(&mut self, name: &RelationName) -> Result<()> {
+        self.lock_as(name, LockMode::Exclusive)
+    }
+
+    pub(crate) fn lock_as(&mut self, name: &RelationName, mode: LockMode) -> Result<()> {
         let patience = self.patience();
-        self.lock_name(name, &*patience.begin_wait())
+        self.lock_name_in(name, mode, &*patience.begin_wait())
     }
 
     /// Locks a table and returns what this transaction has of it. 42P01 when there is none.

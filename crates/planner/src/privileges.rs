@@ -245,7 +245,7 @@ impl Check<'_> {
             }
             Command::AlterIndex { name, .. } => self.own_index(name),
             Command::DropIndexes { names, .. } => names.iter().try_for_each(|name| self.own_index(name)),
-            Command::Reindex(what) => match what {
+            Command::Reindex { what, .. } => match what {
                 crate::statement::Reindexed::Table(name) => self.maintain(name),
                 crate::statement::Reindexed::Index(name) => self.own_index(name),
             },

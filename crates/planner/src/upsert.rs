@@ -71,7 +71,7 @@ pub struct ReadyUpdate {
 impl Clause {
     /// 42P10 when no key has the columns, 42704 when no constraint has the name.
     pub fn read(def: &TableDef, clause: ast::OnConflict) -> Result<Clause> {
-        let unique = |index: &&IndexDef| index.unique;
+        let unique = |index: &&IndexDef| index.unique && !index.building;
         let arbiters: Vec<TableId> = match &clause.conflict_target {
             None => def.indexes.iter().filter(unique).map(|index| index.id).collect(),
             Some(ast::ConflictTarget::OnConstraint(name)) => {

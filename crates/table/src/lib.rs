@@ -35,7 +35,9 @@ mod version;
 pub use check::TableReport;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
-pub use index::{BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, key_value};
+pub use index::{
+    BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, fill_index, key_value,
+};
 pub use parameters::{MergePolicy, StorageParameters};
 pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, PartitionStrategy, Partitioning, RangeBound};
 pub use row_group::RowGroup;

@@ -97,6 +97,9 @@ pub struct IndexDef {
     /// The index of the partitioned table that it is the part of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_of: Option<TableId>,
+    /// Rows that were there before it are still being put in: writers keep it, and nobody relies on it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub building: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

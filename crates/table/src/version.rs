@@ -101,6 +101,16 @@ impl Table {
         self
     }
 
+    /// Who writes rows as if this were the table does for the other what is to be done: it has the same rows, and no
+    /// indexes that this has not.
+    pub fn serves_writers_of(&self, other: &Table) -> bool {
+        let has = |index: &Arc<TableIndex>| self.indexes.iter().any(|own| Arc::ptr_eq(own, index));
+        let without_indexes = |def: &TableDef| TableDef { indexes: Vec::new(), ..def.clone() };
+        Arc::ptr_eq(&self.rows, &other.rows)
+            && other.indexes.iter().all(has)
+            && without_indexes(&self.def) == without_indexes(&other.def)
+    }
+
     pub fn indexes(&self) -> &[Arc<TableIndex>] {
         &self.indexes
     }

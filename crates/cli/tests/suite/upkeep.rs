@@ -1,7 +1,10 @@
-//! `check`, `backup` and `restore` from the command line.
+//! `check`, `backup` and `restore` from the command line; indexes while sessions write.
 
 use crate::cli::{serve, sql, text, tidepool};
+use crate::server::{TestServer, code};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const MAKE: &str = "CREATE TABLESPACE pool LOCATION 'anon:' WITH (size = '32MB');\n\
     CREATE TABLE t (id bigint PRIMARY KEY, note text) TABLESPACE pool;\n\
@@ -88,4 +91,69 @@ fn a_backup_is_checked_and_restored_elsewhere() {
     assert!(!done && told.contains("has no tablespace \"elsewhere\""), "{told}");
     server.signal(libc::SIGTERM);
     assert!(server.wait().0);
+}
+
+/// What psql shows of an index that is made while sessions write, and the answers that it gives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn indexes_are_made_and_dropped_while_sessions_write() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client
+        .batch_execute(
+            "CREATE TABLE account (id int PRIMARY KEY, branch int NOT NULL, balance bigint NOT NULL);
+             INSERT INTO account SELECT i, i % 50, 100 FROM generate_series(1, 20000) AS g(i)",
+        )
+        .await
+        .unwrap();
+    client.batch_execute("CALL tidepool.merge('account')").await.unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let mut writers = Vec::new();
+    for writer in 0..3 {
+        let (session, done) = (server.connect().await, Arc::clone(&done));
+        writers.push(tokio::spawn(async move {
+            let mut written = 0;
+            for step in 0_i32.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let id = (step * 37 + writer * 7_919) % 20_000 + 1;
+                let sql = format!(
+                    "BEGIN; UPDATE account SET balance = balance - 1, branch = (branch + 7) % 50 WHERE id = {id};
+                     UPDATE account SET balance = balance + 1 WHERE id = {}; COMMIT",
+                    20_001 - id
+                );
+                match session.batch_execute(&sql).await {
+                    Ok(()) => written += 1,
+                    // Two take rows in each other's order.
+                    Err(error) if code(&error) == "40P01" => session.batch_execute("ROLLBACK").await.unwrap(),
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+            written
+        }));
+    }
+    for _ in 0..3 {
+        client.batch_execute("CREATE INDEX CONCURRENTLY by_branch ON account (branch, id)").await.unwrap();
+        for round in 0..2 {
+            // Each side its own way to the rows: to `branch + 0` there is none but a scan.
+            for branch in [0, 17, 49] {
+                let sql = format!(
+                    "SELECT (SELECT count(*) || ' ' || coalesce(sum(id), 0) FROM account WHERE branch = {branch})
+                        = (SELECT count(*) || ' ' || coalesce(sum(id), 0) FROM account WHERE branch + 0 = {branch})"
+                );
+                let same: bool = client.query_one(&sql, &[]).await.unwrap().get(0);
+                assert!(same, "branch {branch}, round {round}");
+            }
+            client.batch_execute("REINDEX INDEX CONCURRENTLY by_branch").await.unwrap();
+        }
+        let faults = client.query("CALL tidepool.check()", &[]).await.unwrap();
+        assert!(faults.iter().all(|row| row.get::<_, Option<String>>("fault").is_none()), "{faults:?}");
+        client.batch_execute("DROP INDEX CONCURRENTLY by_branch").await.unwrap();
+    }
+    done.store(true, Ordering::Relaxed);
+    for writer in writers {
+        assert!(writer.await.unwrap() > 0);
+    }
+    let total: i64 = client.query_one("SELECT sum(balance)::bigint FROM account", &[]).await.unwrap().get(0);
+    assert_eq!(total, 2_000_000);
 }

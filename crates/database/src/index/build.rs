@@ -148,6 +148,32 @@ impl Database {
     }
 }
 
+impl Database {
+    /// Forgets the indexes that were being made beside others' writes when the process ended. To be called when nobody is
+    /// at work yet, and before what is there is made anew.
+    pub(crate) fn drop_unfinished_indexes(&self) {
+        let _commit = self.commit.lock();
+        let state = self.state();
+        let mut tables = state.tables.clone();
+        for (name, table) in &state.tables {
+            if table.def.indexes.iter().any(|index| index.building) {
+                let mut def = TableDef::clone(&table.def);
+                for index in def.indexes.extract_if(.., |index| index.building) {
+                    tracing::warn!("index \"{}\" of table \"{}\" was not finished, and is gone", index.name, name.name);
+                }
+                tables.insert(name.clone(), Arc::new(table.with_def(Arc::new(def))));
+            }
+        }
+        self.set_state(DatabaseState { tables, ..DatabaseState::clone(&state) });
+    }
+}
+
+/// 23505: no index can be made of these rows.
+pub(super) fn duplicated(table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]) -> Result<()> {
+    let error = Error::new(SqlState::UNIQUE_VIOLATION, format!("could not create unique index \"{}\"", def.name));
+    Err(error.with_detail(format!("Key {} is duplicated.", key_text(table, def, index, key)?)))
+}
+
 impl Transaction {
     /// The table with those of its indexes made that are not there yet, of its rows as this transaction has them. It has
     /// the table to itself. 23505 where a key that is to be unique is there twice.
@@ -158,13 +184,8 @@ impl Transaction {
         // Also what the present statement wrote.
         let _ = self.worker().next_command();
         let view = Arc::new(self.worker().hold_now());
-        let duplicate = |table: &TableDef, def: &IndexDef, index: &TableIndex, key: &[u8]| {
-            let error =
-                Error::new(SqlState::UNIQUE_VIOLATION, format!("could not create unique index \"{}\"", def.name));
-            Err(error.with_detail(format!("Key {} is duplicated.", key_text(table, def, index, key)?)))
-        };
         let patience = self.patience();
-        self.database.with_indexes(table, &view, &duplicate, &|| patience.check())
+        self.database.with_indexes(table, &view, &duplicated, &|| patience.check())
     }
 }
 
@@ -195,6 +216,7 @@ pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnM
             constraint: Some(KeyConstraint { oid: next_id(), primary: true }),
             tablespace: None,
             partition_of: None,
+            building: false,
         });
         added = true;
     }

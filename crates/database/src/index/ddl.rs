@@ -2,6 +2,7 @@
 
 use crate::Transaction;
 use crate::catalog::RelationName;
+use crate::locks::LockMode;
 use crate::transaction::{check_name, exists};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -115,13 +116,14 @@ impl Transaction {
             constraint,
             tablespace: new.tablespace,
             partition_of: new.partition_of,
+            building: false,
         })
     }
 
     /// Drops an index, with the constraint that it serves. 42704 when there is none.
     pub fn drop_index(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
-            let (table, index) = self.locked_index(name)?;
+            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
             for part in self.parts_of_index(&table.def, index.id) {
                 self.drop_index(&part)?;
             }
@@ -139,7 +141,7 @@ impl Transaction {
     pub fn rename_index(&mut self, name: &RelationName, new_name: &str) -> Result<()> {
         QueryHeap::outside(|| {
             check_name(new_name)?;
-            let (table, index) = self.locked_index(name)?;
+            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
             let full = RelationName::new(name.schema, new_name);
             self.lock(&full)?;
             if self.state().is_taken(&full) {
@@ -154,7 +156,7 @@ impl Transaction {
     pub fn set_index_tablespace(&mut self, name: &RelationName, tablespace: Option<&str>) -> Result<()> {
         QueryHeap::outside(|| {
             let space = tablespace.map(|space| self.database.tablespaces().get(space)).transpose()?;
-            let (table, index) = self.locked_index(name)?;
+            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
             let mut def = TableDef::clone(&table.def);
             for known in def.indexes.iter_mut().filter(|known| known.id == index.id) {
                 known.tablespace = space.as_ref().map(|space| space.name().to_owned());
@@ -166,7 +168,7 @@ impl Transaction {
     /// Makes an index anew.
     pub fn reindex(&mut self, name: &RelationName) -> Result<()> {
         QueryHeap::outside(|| {
-            let (table, index) = self.locked_index(name)?;
+            let (table, index) = self.locked_index(name, LockMode::Exclusive)?;
             for part in self.parts_of_index(&table.def, index.id) {
                 self.reindex(&part)?;
             }
@@ -189,14 +191,15 @@ impl Transaction {
         })
     }
 
-    fn remake(&mut self, table: &Table, def: TableDef, which: &BTreeSet<TableId>) -> Result<()> {
+    fn remake(&mut self, table: &Table, mut def: TableDef, which: &BTreeSet<TableId>) -> Result<()> {
+        def.indexes.iter_mut().filter(|index| which.contains(&index.id)).for_each(|index| index.building = false);
         let without = table.with_def(Arc::new(def)).without_indexes(|id| which.contains(&id));
         let made = self.indexed(without)?;
         self.change(made);
         Ok(())
     }
 
-    fn change_index(&mut self, table: &Table, id: TableId, change: impl FnOnce(&mut IndexDef)) {
+    pub(super) fn change_index(&mut self, table: &Table, id: TableId, change: impl FnOnce(&mut IndexDef)) {
         let mut def = TableDef::clone(&table.def);
         if let Some(index) = def.indexes.iter_mut().find(|index| index.id == id) {
             change(index);
@@ -205,13 +208,14 @@ impl Transaction {
     }
 
     /// An index, and its table as this transaction has it, locked. 42704 when there is none.
-    fn locked_index(&mut self, name: &RelationName) -> Result<(Arc<Table>, IndexDef)> {
+    pub(super) fn locked_index(&mut self, name: &RelationName, mode: LockMode) -> Result<(Arc<Table>, IndexDef)> {
         let missing = || Error::new(SqlState::UNDEFINED_OBJECT, format!("index \"{}\" does not exist", name.name));
         let find = |state: &crate::DatabaseState| state.index(name).map(|(table, _)| RelationName::from(&*table.def));
         loop {
             let table = find(&self.state()).ok_or_else(missing)?;
             self.lock(name)?;
-            self.locked_table(&table)?;
+            self.table(&table)?;
+            self.lock_as(&table, mode)?;
             // Whoever had the table may have renamed it, or the index.
             let state = self.state();
             let Some((found, index)) = state.index(name) else { return Err(missing()) };

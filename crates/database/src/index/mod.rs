@@ -1,11 +1,13 @@
 //! Tables' indexes: made, changed and dropped by transactions, and kept up to date with rows.
 //!
 //! Where an index is in a definition, its tree is beside the rows ([`Table::indexes`]) as soon as anybody can find the
-//! table. A transaction that makes or drops one has the table to itself; readers go on with the table that they have.
+//! table. A transaction that makes or drops one has the table to itself; readers go on with the table that they have. Or it
+//! makes or drops it beside others' writes (`online`).
 
 mod build;
 mod conflict;
 mod ddl;
+mod online;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -10,7 +10,7 @@ use tidepool_device::Location;
 use tidepool_table::{ColumnDef, IndexColumn, TableDef};
 use tidepool_tablespace::TablespaceConfig;
 
-fn table(config: Config) -> Arc<Database> {
+pub(super) fn table(config: Config) -> Arc<Database> {
     let database = Database::open(config).unwrap();
     let mut transaction = database.begin().unwrap();
     let columns = vec![ColumnDef::new("id", SqlType::BigInt), ColumnDef::new("name", SqlType::Text)];
@@ -20,7 +20,7 @@ fn table(config: Config) -> Arc<Database> {
     database
 }
 
-fn insert(transaction: &mut Transaction, rows: &[(i64, &str)]) -> Result<u64> {
+pub(super) fn insert(transaction: &mut Transaction, rows: &[(i64, &str)]) -> Result<u64> {
     let texts: Vec<Vec<Option<String>>> =
         rows.iter().map(|(id, name)| vec![Some(id.to_string()), Some((*name).to_owned())]).collect();
     let mut writer = transaction.writer("t")?;
@@ -31,7 +31,7 @@ fn insert(transaction: &mut Transaction, rows: &[(i64, &str)]) -> Result<u64> {
 }
 
 /// The rows with this key, through the index: id and name.
-fn find(database: &Database, id: i64) -> Vec<(RowId, String)> {
+pub(super) fn find(database: &Database, id: i64) -> Vec<(RowId, String)> {
     let version = database.version();
     let seen = version.table("t").unwrap();
     let index = &seen.table().indexes()[0];
@@ -59,13 +59,13 @@ fn find(database: &Database, id: i64) -> Vec<(RowId, String)> {
     rows.iter().filter_map(read).collect()
 }
 
-fn update(transaction: &mut Transaction, row: RowId, id: i64, name: &str) -> Result<Changed> {
+pub(super) fn update(transaction: &mut Transaction, row: RowId, id: i64, name: &str) -> Result<Changed> {
     let def = transaction.version().table("t").unwrap().def.clone();
     let batch = batch_of(&def, &[vec![Some(id.to_string()), Some(name.to_owned())]]);
     transaction.update("t", &[row], &batch)
 }
 
-fn code(error: &Error) -> SqlState {
+pub(super) fn code(error: &Error) -> SqlState {
     error.code()
 }
 

@@ -224,6 +224,7 @@ impl Transaction {
         let primary = |index: &IndexDef| index.constraint.map(|constraint| constraint.primary);
         let serves = |own: &&IndexDef| {
             own.partition_of.is_none()
+                && !own.building
                 && own.columns == columns
                 && (own.unique, own.nulls_not_distinct) == (index.unique, index.nulls_not_distinct)
                 && primary(own) == primary(index)

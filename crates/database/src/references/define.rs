@@ -177,6 +177,7 @@ impl Transaction {
         }
         let serves = |index: &&tidepool_table::IndexDef| {
             index.unique
+                && !index.building
                 && index.columns.len() == referenced.len()
                 && referenced.iter().all(|number| index.has_column(*number))
         };

@@ -75,7 +75,7 @@ pub fn indexes(facts: &SessionFacts, rows: &mut Rows) {
             ("indnullsnotdistinct", index.nulls_not_distinct.into()),
             ("indisprimary", index.is_primary().into()),
             ("indimmediate", true.into()),
-            ("indisvalid", true.into()),
+            ("indisvalid", (!index.building).into()),
             ("indisready", true.into()),
             ("indislive", true.into()),
             ("indkey", numbers(index)),

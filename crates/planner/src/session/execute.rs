@@ -48,10 +48,10 @@ impl Session {
             }
             Command::CreateIndex(clause) => self.create_index(text, clause).await,
             Command::AlterIndex { name, if_exists, action } => self.alter_index(text, name, *if_exists, action).await,
-            Command::DropIndexes { names, if_exists, cascade } => {
-                self.drop_indexes(text, names, *if_exists, *cascade).await
+            Command::DropIndexes { names, if_exists, concurrently, cascade } => {
+                self.drop_indexes(text, names, *if_exists, *concurrently, *cascade).await
             }
-            Command::Reindex(what) => self.reindex(text, what).await,
+            Command::Reindex { what, concurrently } => self.reindex(text, what, *concurrently).await,
             Command::CreateView { name, or_replace, columns, query } => {
                 self.create_view(text, name, *or_replace, columns, query).await
             }

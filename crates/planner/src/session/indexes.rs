@@ -1,17 +1,21 @@
 //! Indexes made, changed, made anew and dropped.
 
-use super::{Notice, Outcome, Session};
+use super::{Notice, Outcome, Running, Session};
 use crate::ddl::check_table_name;
 use crate::dependents::Object;
+use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::statement::{IndexAction, IndexClause, QualifiedName, Reindexed};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::RelationName;
+use tidepool_database::{Database, DatabaseState, RelationName, Transaction};
 
 impl Session {
     pub(super) async fn create_index(&mut self, text: &str, clause: &IndexClause) -> Result<Outcome> {
         self.check_writable("CREATE INDEX")?;
+        if clause.concurrently {
+            self.refuse_in_any_block("CREATE INDEX CONCURRENTLY")?;
+        }
         let running = self.running(text);
         let table = resolve::table(&running.facts, &clause.table)?;
         if let Some(name) = &clause.key.name {
@@ -25,6 +29,13 @@ impl Session {
         }
         clause.key.check(&table.def.columns)?;
         let (table, key) = (RelationName::from(&*table.def), clause.key.clone());
+        if clause.concurrently {
+            self.online(running, move |database, begin| {
+                database.create_index_online(begin, &table, |now| key.resolve(now)).map(drop)
+            })
+            .await?;
+            return Ok(Outcome::command("CREATE INDEX"));
+        }
         self.write(running, move |transaction, interrupt| {
             transaction.lock_table(&table, &interrupt.lock_wait())?;
             let now = transaction.version().table(&table).ok_or_else(|| Error::internal("a locked table is gone"))?;
@@ -35,14 +46,51 @@ impl Session {
         Ok(Outcome::command("CREATE INDEX"))
     }
 
+    /// Runs what needs several transactions, on a thread that may block.
+    async fn online(
+        &self,
+        running: Running,
+        work: impl FnOnce(&Database, &dyn Fn() -> Result<Transaction>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Running { facts, interrupt, mut query } = running;
+        query.info.running(None);
+        let role = facts.role.id;
+        // What it sees would be kept.
+        drop(facts);
+        let synchronous = self.commits_synchronously();
+        let database = self.planner.database().clone();
+        let working = self.planner.workers().spawn_blocking(move || {
+            work(&database, &|| {
+                let mut transaction = database.begin()?;
+                transaction.set_patience(interrupt.clone());
+                transaction.set_synchronous(synchronous);
+                transaction.act_as(role);
+                Ok(transaction)
+            })
+        });
+        joined(working.await)?;
+        query.succeeded();
+        Ok(())
+    }
+
     pub(super) async fn drop_indexes(
         &mut self,
         text: &str,
         names: &[QualifiedName],
         if_exists: bool,
+        concurrently: bool,
         cascade: bool,
     ) -> Result<Outcome> {
         self.check_writable("DROP INDEX")?;
+        if concurrently {
+            self.refuse_in_any_block("DROP INDEX CONCURRENTLY")?;
+            if names.len() > 1 {
+                return Err(Error::unsupported("DROP INDEX CONCURRENTLY does not support dropping multiple objects"));
+            }
+            if cascade {
+                return Err(Error::unsupported("DROP INDEX CONCURRENTLY does not support CASCADE"));
+            }
+        }
         let running = self.running(text);
         let mut targets = Vec::with_capacity(names.len());
         for name in names {
@@ -67,6 +115,13 @@ impl Session {
                         return Err(Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, message)
                             .with_hint(format!("You can drop index {} instead.", whole.name)));
                     }
+                    if concurrently
+                        && let Some((table, def)) = state.index(&found)
+                        && table.def.partitioning.is_some()
+                    {
+                        let message = format!("cannot drop partitioned index \"{}\" concurrently", def.name);
+                        return Err(Error::unsupported(message));
+                    }
                     targets.push(found);
                 }
                 Err(error) if if_exists && error.code() == SqlState::UNDEFINED_OBJECT => {
@@ -83,7 +138,11 @@ impl Session {
                     .filter_map(|name| version.index(name).map(|(table, index)| Object::Key(table.def.id, index.id)))
                     .collect();
                 let told = super::objects::drop_all(transaction, interrupt, &path, &keys, cascade)?;
-                targets.iter().try_for_each(|name| transaction.drop_index(name)).map(|()| told)
+                let drop_one = |name| match concurrently {
+                    true => transaction.drop_index_online(name),
+                    false => transaction.drop_index(name),
+                };
+                targets.iter().try_for_each(drop_one).map(|()| told)
             })
             .await?;
         self.notices.extend(told.map(|error| Notice { severity: "NOTICE", error }));
@@ -119,8 +178,11 @@ impl Session {
         Ok(Outcome::command("ALTER INDEX"))
     }
 
-    pub(super) async fn reindex(&mut self, text: &str, what: &Reindexed) -> Result<Outcome> {
+    pub(super) async fn reindex(&mut self, text: &str, what: &Reindexed, concurrently: bool) -> Result<Outcome> {
         self.check_writable("REINDEX")?;
+        if concurrently {
+            self.refuse_in_any_block("REINDEX CONCURRENTLY")?;
+        }
         let running = self.running(text);
         let (name, whole) = match what {
             Reindexed::Index(name) => (index(&running.facts, name)?, false),
@@ -129,12 +191,36 @@ impl Session {
                 (RelationName::from(&*table.def), true)
             }
         };
+        if concurrently {
+            let state = running.facts.version.state();
+            let names = if whole { indexes_of(state, &name) } else { vec![name] };
+            self.online(running, move |database, begin| {
+                names.iter().try_for_each(|name| database.reindex_online(begin, name))
+            })
+            .await?;
+            return Ok(Outcome::command("REINDEX"));
+        }
         self.write(running, move |transaction, _| match whole {
             true => transaction.reindex_table(&name),
             false => transaction.reindex(&name),
         })
         .await?;
         Ok(Outcome::command("REINDEX"))
+    }
+}
+
+/// The indexes of a table, or of all partitions that have rows.
+fn indexes_of(state: &DatabaseState, table: &RelationName) -> Vec<RelationName> {
+    let Some(table) = state.tables.get(table) else { return Vec::new() };
+    match &table.def.partitioning {
+        Some(partitioning) => (partitioning.partitions.iter())
+            .filter_map(|partition| state.table_of_id(partition.id))
+            .flat_map(|partition| indexes_of(state, &RelationName::from(&*partition.def)))
+            .collect(),
+        None => {
+            let finished = table.def.indexes.iter().filter(|index| !index.building);
+            finished.map(|index| RelationName::new(table.def.schema, &index.name)).collect()
+        }
     }
 }
 

@@ -227,7 +227,7 @@ impl Session {
         ended
     }
 
-    fn commits_synchronously(&self) -> bool {
+    pub(super) fn commits_synchronously(&self) -> bool {
         self.settings.get("synchronous_commit").as_deref() != Some("off")
     }
 
@@ -318,6 +318,18 @@ impl Session {
                 format!("{what} cannot run inside a transaction block"),
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// As `refuse_in_block`, also where several statements share a transaction without `BEGIN`.
+    pub(super) fn refuse_in_any_block(&self, what: &str) -> Result<()> {
+        self.refuse_in_block(what)?;
+        match &self.block {
+            Some(_) => {
+                Err(Error::new(SqlState::ACTIVE_SQL_TRANSACTION, format!("{what} cannot run beside other statements"))
+                    .with_detail("Several statements that are sent together are one transaction."))
+            }
+            None => Ok(()),
         }
     }
 

@@ -13,6 +13,8 @@ use tidepool_base::{Error, Result};
 pub struct IndexClause {
     pub table: QualifiedName,
     pub if_not_exists: bool,
+    /// Others' changes of rows go on.
+    pub concurrently: bool,
     pub key: KeyClause,
 }
 
@@ -36,8 +38,7 @@ pub fn create(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     if !cursor.keywords(&["create", "index"]) && !cursor.keywords(&["create", "unique", "index"]) {
         return Ok(None);
     }
-    // Others' reads go on in any case, and a transaction may make one.
-    cursor.keyword("concurrently");
+    let concurrently = cursor.keyword("concurrently");
     let if_not_exists = cursor.keywords(&["if", "not", "exists"]);
     let name = if cursor.is_keyword("on") { None } else { Some(cursor.ident()?) };
     if name.is_none() && if_not_exists {
@@ -80,7 +81,7 @@ pub fn create(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         )));
     }
     let key = KeyClause { name, constraint: None, unique, columns, nulls_not_distinct, tablespace };
-    Ok(Some(Command::CreateIndex(Box::new(IndexClause { table, if_not_exists, key }))))
+    Ok(Some(Command::CreateIndex(Box::new(IndexClause { table, if_not_exists, concurrently, key }))))
 }
 
 fn unsupported(cursor: &mut Cursor<'_>, message: impl Into<String>, hint: &str) -> Command {
@@ -149,10 +150,10 @@ pub fn drop(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     if !cursor.keyword("index") {
         return Ok(None);
     }
-    cursor.keyword("concurrently");
+    let concurrently = cursor.keyword("concurrently");
     let if_exists = cursor.keywords(&["if", "exists"]);
     let names = names(cursor)?;
-    Ok(Some(Command::DropIndexes { names, if_exists, cascade: cascades(cursor) }))
+    Ok(Some(Command::DropIndexes { names, if_exists, concurrently, cascade: cascades(cursor) }))
 }
 
 /// Past `ALTER`. `None`, with nothing read, when it alters something else.
@@ -178,21 +179,35 @@ pub fn reindex(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
     if !cursor.keyword("reindex") {
         return Ok(None);
     }
+    let mut concurrently = false;
     if cursor.token(&Token::LParen) {
-        while !cursor.token(&Token::RParen) {
-            if cursor.at_end() {
-                return Err(cursor.error());
+        loop {
+            let option = cursor.ident()?;
+            match (option.as_str(), cursor.one_of(&["true", "on", "false", "off"])) {
+                ("concurrently", said) => concurrently = !matches!(said, Some("false" | "off")),
+                ("verbose", _) => {}
+                _ => {
+                    return Ok(Some(unsupported(
+                        cursor,
+                        "this option of REINDEX is not supported",
+                        "TABLESPACE is ALTER INDEX … SET TABLESPACE.",
+                    )));
+                }
             }
-            cursor.advance();
+            if !cursor.token(&Token::Comma) {
+                break;
+            }
         }
+        cursor.expect_token(&Token::RParen)?;
     }
     let what = cursor.one_of(&["index", "table"]);
     let Some(what) = what else {
         return Ok(Some(unsupported(cursor, "this form of REINDEX is not supported", "Supported: INDEX and TABLE.")));
     };
-    cursor.keyword("concurrently");
+    concurrently |= cursor.keyword("concurrently");
     let name = qualified_name(cursor)?;
-    Ok(Some(Command::Reindex(if what == "index" { Reindexed::Index(name) } else { Reindexed::Table(name) })))
+    let what = if what == "index" { Reindexed::Index(name) } else { Reindexed::Table(name) };
+    Ok(Some(Command::Reindex { what, concurrently }))
 }
 
 /// Past `ADD [CONSTRAINT name]`, at `PRIMARY KEY` or `UNIQUE`. The inner error is for one that is not to be had.

@@ -168,9 +168,13 @@ pub enum Command {
     DropIndexes {
         names: Vec<QualifiedName>,
         if_exists: bool,
+        concurrently: bool,
         cascade: bool,
     },
-    Reindex(Reindexed),
+    Reindex {
+        what: Reindexed,
+        concurrently: bool,
+    },
     CreateView {
         name: QualifiedName,
         or_replace: bool,

@@ -1,7 +1,9 @@
-//! Indexes made of the rows that there are: read and sorted by several threads, then put in node by node.
+//! Indexes made of the rows that there are: read and sorted by several threads, then put in node by node; or, while others
+//! write, entry by entry.
 
-use super::{IndexKey, TableIndex, codec};
-use crate::{BATCH_ROWS, IndexDef, ScanRequest, TableScan, TableVersion};
+use super::{Entered, IndexKey, TableIndex, codec};
+use crate::rows::Claim;
+use crate::{BATCH_ROWS, IndexDef, ScanReader, ScanRequest, TableScan, TableVersion};
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use parking_lot::Mutex;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId};
 use tidepool_index::{Index, IndexBuilder};
 use tidepool_tablespace::Tablespace;
-use tidepool_txn::Transactions;
+use tidepool_txn::{Tag, Transactions, View};
 
 /// Part of a node that is filled: the rest is for rows to come, as in PostgreSQL.
 const FILL_PERCENT: u8 = 90;
@@ -24,6 +26,9 @@ pub struct BuildRequest {
 
 /// Told of a key that is there twice: by the index's place, the index and the key.
 pub type Duplicate<'a> = &'a (dyn Fn(usize, &TableIndex, &[u8]) -> Result<()> + Sync);
+
+/// Entries that are put in at a time, in order, while others write: some tens of megabytes with their keys.
+const FILL_ENTRIES: usize = 1 << 20;
 
 /// Keys that a thread read, in order in the end.
 #[derive(Default)]
@@ -59,6 +64,11 @@ impl Run {
 
     fn key(&self, entry: &Entry) -> &[u8] {
         &self.bytes[entry.at..entry.at + entry.len as usize]
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.entries.clear();
     }
 
     fn sort(&mut self) {
@@ -102,9 +112,108 @@ pub fn build_indexes(
                 Ok(())
             })?;
             let codec = codec(&version.def, def)?;
-            Ok(TableIndex { tree: builder.finish()?, codec, ..shape })
+            Ok(TableIndex { tree: Arc::new(builder.finish()?), codec, ..shape })
         })
         .collect()
+}
+
+/// Entries of the rows that the version has, put into an index that others' rows go into meanwhile: those of every
+/// transaction that could not be seen by the version's view have theirs from their writers. `wait` is called with a
+/// transaction that may come to have a key that is to be unique, and returns when it is over; `duplicate` with a key that
+/// two rows have.
+pub fn fill_index(
+    version: &Arc<TableVersion>,
+    index: &TableIndex,
+    threads: usize,
+    wait: &dyn Fn(Tag) -> Result<()>,
+    duplicate: &dyn Fn(&[u8]) -> Result<()>,
+    check: &(dyn Fn() -> Result<()> + Sync),
+) -> Result<()> {
+    let view: &View = version.view();
+    let unsettled = on_threads(version, index, threads, |reader| {
+        let mut run = Run::default();
+        let mut unsettled = Vec::new();
+        let mut key = IndexKey::default();
+        loop {
+            let more = index.read_keys(reader, FILL_ENTRIES, &mut run, check)?;
+            for (place, entry) in run.entries.iter().enumerate() {
+                if place.is_multiple_of(1 << 12) {
+                    check()?;
+                }
+                key.set(run.key(entry), entry.has_null);
+                // Who is in the way may be gone by the time that the others are in.
+                if index.enter(&version.table().rows, view, entry.row, &key)? != Entered::Done {
+                    unsettled.push((key.clone(), entry.row));
+                }
+            }
+            if !more {
+                return Ok(unsettled);
+            }
+            run.clear();
+        }
+    })?;
+    for (key, row) in unsettled.into_iter().flatten() {
+        index.settle(version, row, &key, wait, duplicate)?;
+    }
+    index.completed(view.ts());
+    Ok(())
+}
+
+impl TableIndex {
+    /// Puts in the entry of a row that the version has, in whose way another was.
+    fn settle(
+        &self,
+        version: &TableVersion,
+        row: RowId,
+        key: &IndexKey,
+        wait: &dyn Fn(Tag) -> Result<()>,
+        duplicate: &dyn Fn(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let view: &View = version.view();
+        let mut other = IndexKey::default();
+        let mut claim = || self.claim(&version.table().rows, view, row, key, &mut other);
+        loop {
+            match claim()? {
+                Claim::Undecided(tag) => wait(tag)?,
+                // The row has another key by now, or is deleted. Older views look for it here.
+                Claim::Free => return self.tree.insert(view, key.bytes(), row).map(drop),
+                Claim::Has | Claim::Own => match self.enter(&version.table().rows, view, row, key)? {
+                    Entered::Done => return Ok(()),
+                    Entered::Wait(tag) => wait(tag)?,
+                    // Unless this row has given its key up since, and the other one took it.
+                    Entered::Taken(_) if matches!(claim()?, Claim::Has | Claim::Own) => return duplicate(key.bytes()),
+                    Entered::Taken(_) => {}
+                },
+            }
+        }
+    }
+
+    /// Adds keys of rows that a reader has, sorted. False when there are no more.
+    fn read_keys(
+        &self,
+        reader: &mut ScanReader,
+        entries_max: usize,
+        run: &mut Run,
+        check: &(dyn Fn() -> Result<()> + Sync),
+    ) -> Result<bool> {
+        let mut key = IndexKey::default();
+        let mut more = true;
+        while run.entries.len() < entries_max {
+            let Some(batch) = reader.next_batch()? else {
+                more = false;
+                break;
+            };
+            check()?;
+            let (rows, columns) = batch.columns().split_last().ok_or_else(|| Error::internal("rows without ids"))?;
+            let rows = rows.as_primitive::<UInt64Type>().values();
+            for (place, row) in rows.iter().enumerate() {
+                self.key_at(columns, place, &mut key)?;
+                run.push(&key, RowId(*row));
+            }
+        }
+        run.sort();
+        Ok(more)
+    }
 }
 
 /// A sorted run a thread.
@@ -114,40 +223,38 @@ fn read(
     threads: usize,
     check: &(dyn Fn() -> Result<()> + Sync),
 ) -> Result<Vec<Run>> {
+    on_threads(version, index, threads, |reader| {
+        let mut run = Run::default();
+        index.read_keys(reader, usize::MAX, &mut run, check)?;
+        Ok(run)
+    })
+}
+
+/// What `work` makes of the key columns and ids of the version's rows, which threads share.
+fn on_threads<T: Send>(
+    version: &Arc<TableVersion>,
+    index: &TableIndex,
+    threads: usize,
+    work: impl Fn(&mut ScanReader) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     let ids = version.def.columns.len();
     let projection = index.positions().iter().copied().chain([ids]).collect();
     let request = ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
     let scan = TableScan::new(Arc::clone(version), request);
-    let read_one = || -> Result<Run> {
-        let mut run = Run::default();
-        let mut reader = scan.reader();
-        let mut key = IndexKey::default();
-        while let Some(batch) = reader.next_batch()? {
-            check()?;
-            let (rows, columns) = batch.columns().split_last().ok_or_else(|| Error::internal("rows without ids"))?;
-            let rows = rows.as_primitive::<UInt64Type>().values();
-            for (place, row) in rows.iter().enumerate() {
-                index.key_at(columns, place, &mut key)?;
-                run.push(&key, RowId(*row));
-            }
-        }
-        run.sort();
-        Ok(run)
-    };
     let threads = threads.min(version.parts().len()).max(1);
     if threads == 1 {
-        return Ok(vec![read_one()?]);
+        return Ok(vec![work(&mut scan.reader())?]);
     }
-    let runs = Mutex::new(Vec::with_capacity(threads));
+    let done = Mutex::new(Vec::with_capacity(threads));
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let run = read_one();
-                runs.lock().push(run);
+                let one = work(&mut scan.reader());
+                done.lock().push(one);
             });
         }
     });
-    runs.into_inner().into_iter().collect()
+    done.into_inner().into_iter().collect()
 }
 
 /// All entries in order.

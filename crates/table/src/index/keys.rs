@@ -29,6 +29,12 @@ impl IndexKey {
         self.has_null
     }
 
+    pub(super) fn set(&mut self, bytes: &[u8], has_null: bool) {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+        self.has_null = has_null;
+    }
+
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.has_null = false;

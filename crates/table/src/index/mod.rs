@@ -11,7 +11,8 @@
 //!   puts the entry in anew.
 //!
 //! An index that is made later has entries of the versions that its maker saw. Views from before it cannot use it
-//! ([`TableIndex::is_complete_for`]).
+//! ([`TableIndex::is_complete_for`]). One that is made while rows are written is there first, for writers to put their
+//! entries in; then its maker draws his view, and puts in what that shows ([`fill_index`]).
 
 mod access;
 mod build;
@@ -23,7 +24,7 @@ mod uses;
 
 pub use access::IndexAccess;
 pub(crate) use access::{Found, equal_to, within};
-pub use build::{BuildRequest, build_indexes};
+pub use build::{BuildRequest, build_indexes, fill_index};
 pub(crate) use gone::Entries;
 pub use keys::{IndexKey, key_value};
 pub use uses::IndexUse;
@@ -34,7 +35,7 @@ use arrow_array::ArrayRef;
 use std::cell::Cell;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use tidepool_base::{CommitTs, Error, Result, RowId, SqlType, TableId};
 use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
 use tidepool_index::{Cursor, Direction, Index, UniqueInsert, Verdict};
@@ -45,13 +46,14 @@ use tidepool_txn::{Tag, Transactions, View};
 #[derive(Debug)]
 pub struct TableIndex {
     id: TableId,
-    tree: Index,
+    tree: Arc<Index>,
     codec: KeyCodec,
     /// Of the key's columns.
     positions: Vec<usize>,
     unique: bool,
     nulls_not_distinct: bool,
-    complete_from: CommitTs,
+    /// A timestamp.
+    complete_from: AtomicU64,
     /// A transaction under way, or one that has committed, puts no entries in any more.
     is_left: AtomicBool,
 }
@@ -79,17 +81,42 @@ impl TableIndex {
         TableIndex::over(table, def, tree, CommitTs(0))
     }
 
+    /// As `create`, for a table that has rows, whose entries follow.
+    pub fn create_incomplete(
+        table: &TableDef,
+        def: &IndexDef,
+        space: Arc<Tablespace>,
+        transactions: &Arc<Transactions>,
+    ) -> Result<TableIndex> {
+        let tree = Index::create(space, Arc::clone(transactions))?;
+        TableIndex::over(table, def, tree, CommitTs(u64::MAX))
+    }
+
     fn over(table: &TableDef, def: &IndexDef, tree: Index, complete_from: CommitTs) -> Result<TableIndex> {
         Ok(TableIndex {
             id: def.id,
-            tree,
+            tree: Arc::new(tree),
             codec: codec(table, def)?,
             positions: table.index_positions(def),
             unique: def.unique,
             nulls_not_distinct: def.nulls_not_distinct,
-            complete_from,
+            complete_from: AtomicU64::new(complete_from.0),
             is_left: AtomicBool::new(false),
         })
+    }
+
+    /// The same index, under the number of one whose place it takes. Who knows it as this one goes on putting entries in.
+    pub fn in_place_of(&self, other: &TableIndex) -> TableIndex {
+        TableIndex {
+            id: other.id,
+            tree: Arc::clone(&self.tree),
+            codec: self.codec.clone(),
+            positions: self.positions.clone(),
+            unique: self.unique,
+            nulls_not_distinct: self.nulls_not_distinct,
+            complete_from: AtomicU64::new(self.complete_from.load(Ordering::Acquire)),
+            is_left: AtomicBool::new(false),
+        }
     }
 
     pub fn id(&self) -> TableId {
@@ -115,7 +142,12 @@ impl TableIndex {
 
     /// Whether every row that the view sees has an entry.
     pub fn is_complete_for(&self, view: &View) -> bool {
-        view.ts() >= self.complete_from && !self.is_left.load(Ordering::Acquire)
+        view.ts().0 >= self.complete_from.load(Ordering::Acquire) && !self.is_left.load(Ordering::Acquire)
+    }
+
+    /// Every row that a view from then on sees has an entry.
+    fn completed(&self, from: CommitTs) {
+        self.complete_from.store(from.0, Ordering::Release);
     }
 
     /// To be called by who drops it, before he writes rows; and with false when that comes to nothing.

@@ -25,6 +25,7 @@ fn index_def(id: u32, columns: Vec<IndexColumn>, unique: bool) -> IndexDef {
         constraint: None,
         tablespace: None,
         partition_of: None,
+        building: false,
     }
 }
 
