@@ -9,9 +9,11 @@ use crate::catalog::SessionSequences;
 use crate::privileges::Acting;
 use crate::settings::Settings;
 use chrono::{DateTime, Utc};
+use datafusion::catalog::TableProvider;
 use datafusion::common::config::{ConfigEntry, ConfigExtension, ConfigOptions, ExtensionOptions};
 use parking_lot::Mutex;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_database::DatabaseVersion;
 
@@ -35,6 +37,8 @@ pub struct SessionFacts {
     pub version: Arc<DatabaseVersion>,
     pub transaction_start: DateTime<Utc>,
     pub statement_start: DateTime<Utc>,
+    /// Rows of those parts of the statement that ran before it, by name in schema `pg_oid`.
+    pub parts: BTreeMap<String, Arc<dyn TableProvider>>,
 }
 
 impl std::fmt::Debug for SessionFacts {
@@ -46,7 +50,18 @@ impl std::fmt::Debug for SessionFacts {
 impl SessionFacts {
     /// The same, over another state of the database.
     pub fn over(&self, version: Arc<DatabaseVersion>) -> Arc<SessionFacts> {
-        Arc::new(SessionFacts {
+        Arc::new(self.copy(version))
+    }
+
+    /// The same, with the rows of one part more.
+    pub fn with_part(&self, name: String, rows: Arc<dyn TableProvider>) -> Arc<SessionFacts> {
+        let mut facts = self.copy(self.version.clone());
+        facts.parts.insert(name, rows);
+        Arc::new(facts)
+    }
+
+    fn copy(&self, version: Arc<DatabaseVersion>) -> SessionFacts {
+        SessionFacts {
             planner: self.planner.clone(),
             user: self.user.clone(),
             session_user: self.session_user.clone(),
@@ -58,7 +73,8 @@ impl SessionFacts {
             version,
             transaction_start: self.transaction_start,
             statement_start: self.statement_start,
-        })
+            parts: self.parts.clone(),
+        }
     }
 
     /// The facts of the statement that `options` belong to.

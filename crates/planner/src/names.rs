@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 /// The names of a query's outputs, as far as its text tells.
+#[derive(Clone)]
 pub struct OutputNames {
     /// From the first output on, up to the first wildcard.
     head: Vec<String>,
@@ -45,6 +46,14 @@ impl OutputNames {
             if names.wildcard { names.tail.push(name) } else { names.head.push(name) }
         }
         names
+    }
+
+    /// The name of the one output, if there is no other.
+    pub fn only(&self) -> Option<String> {
+        match self.head.as_slice() {
+            [name] if !self.wildcard => Some(name.clone()),
+            _ => None,
+        }
     }
 
     /// Puts the names over those of a plan's outputs.

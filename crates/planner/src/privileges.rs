@@ -158,6 +158,19 @@ pub fn check_read(facts: &SessionFacts, acting: &Acting, relation: &Relation) ->
     Err(denied(format!("permission denied for {what} {name}")))
 }
 
+/// As `check_read`, of a relation whose rows are locked: by whoever might change some column of them.
+pub fn check_lock(facts: &SessionFacts, acting: &Acting, relation: &Relation) -> Result<Readable> {
+    if let Some((kind, object, name, what)) = access_of(relation).filter(|_| !acting.is_superuser) {
+        let catalog = &facts.version.catalog;
+        let update = Privileges::UPDATE;
+        if !acting.privileges(catalog, &object, kind).has(update) && !acting.with_some_column(catalog, &object, update)
+        {
+            return Err(denied(format!("permission denied for {what} {name}")));
+        }
+    }
+    check_read(facts, acting, relation)
+}
+
 /// 42501 for a schema that the statement names and may not look into.
 pub fn check_schema(facts: &SessionFacts, acting: &Acting, schema: Option<&str>) -> Result<()> {
     let Some(schema) = schema.and_then(|name| facts.version.schema(name)) else { return Ok(()) };
@@ -210,7 +223,6 @@ impl Check<'_> {
             Command::Update { update, .. } => self.update(update),
             Command::Delete { delete, .. } => self.delete(delete),
             Command::MergeInto { merge, .. } => self.merge(merge),
-            Command::Locking { query, .. } => self.locking(query),
             Command::CreateTable { table, tablespace, partitions, .. } => {
                 self.tablespace(tablespace.as_deref())?;
                 if let Some((parent, _)) = &partitions.of {
@@ -294,6 +306,7 @@ impl Check<'_> {
             // What their queries read is checked with them, and when a prepared statement is executed it comes by here.
             Command::Empty
             | Command::Query(_)
+            | Command::Locking { .. }
             | Command::Begin { .. }
             | Command::Commit { .. }
             | Command::Rollback { .. }
@@ -541,32 +554,6 @@ impl Check<'_> {
         let columns: Vec<String> =
             of_table.filter(|name| names.0.contains(*name) || names.0.contains("*")).cloned().collect();
         if columns.is_empty() { Ok(()) } else { self.table(target, Privileges::SELECT, &columns) }
-    }
-
-    /// Rows are locked by whoever might change them, and may read what the query names of them: tables whose rows are
-    /// locked are not looked up by name when the query is planned.
-    fn locking(&self, query: &ast::Query) -> Result<()> {
-        let ast::SetExpr::Select(select) = &*query.body else { return Ok(()) };
-        let mut read = Names::default();
-        read.of(query);
-        read.of_items(Some(&select.projection));
-        let tables = select
-            .from
-            .iter()
-            .flat_map(|from| std::iter::once(&from.relation).chain(from.joins.iter().map(|join| &join.relation)));
-        for table in tables {
-            let ast::TableFactor::Table { name, .. } = table else { continue };
-            let name = object_name(name);
-            let Some(Relation::Table(found)) = self.relation(&name)? else { continue };
-            let object = AccessObject::Relation(found.def.id);
-            for privilege in [Privileges::SELECT, Privileges::UPDATE] {
-                if !self.acting.with_some_column(self.catalog, &object, privilege) {
-                    self.table(&name, privilege, &[])?;
-                }
-            }
-            self.reads(&name, &read)?;
-        }
-        Ok(())
     }
 
     fn action(&self, action: &AlterAction) -> Result<()> {

@@ -29,7 +29,6 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::{AccessObject, ViewDef};
@@ -56,7 +55,7 @@ impl Names<'_> {
     /// The table, view or system table that a name means.
     fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
         if schema == Some(resolve::BY_ID)
-            && let Some(rows) = self.rows.get(name)
+            && let Some(rows) = self.rows.get(name).or_else(|| self.facts.parts.get(name))
         {
             return Ok(rows.clone());
         }
@@ -85,7 +84,7 @@ impl Names<'_> {
             Relation::System(system) => crate::catalog::table(system, self.facts),
         };
         match self.within {
-            Some(within) => crate::view::as_it_was(within.view, &relation, provider),
+            Some(within) => crate::view::as_it_was(within.view, &relation, provider, None),
             None => Ok(provider),
         }
     }
@@ -225,7 +224,7 @@ pub fn logical_plan_of_rows(
     rows: Arc<dyn TableProvider>,
 ) -> Result<LogicalPlan> {
     let rows = BTreeMap::from([(crate::row_expressions::ROW.to_owned(), rows)]);
-    logical_plan_with_rows(state, facts, query, parameters, rows)
+    logical_plan_with_rows(state, facts, query, parameters, rows, None)
 }
 
 /// The plan of a query that reads these under their names in schema `pg_oid`.
@@ -235,23 +234,17 @@ pub fn logical_plan_with_rows(
     query: Box<ast::Query>,
     parameters: ParameterFields,
     rows: BTreeMap<String, Arc<dyn TableProvider>>,
+    within: Option<Within<'_>>,
 ) -> Result<LogicalPlan> {
-    planned_by(&Names { state, facts, within: None, rows }, query, parameters, None)
+    planned_by(&Names { state, facts, within, rows }, query, parameters, None)
 }
 
-/// 0A000 for a query that locks rows within another: here nobody would lock them.
+/// 0A000 for a query that locks rows where nobody would lock them: of a view.
 fn refuse_locks(query: &ast::Query) -> Result<()> {
-    struct Locks;
-    impl ast::Visitor for Locks {
-        type Break = ();
-        fn pre_visit_query(&mut self, query: &ast::Query) -> ControlFlow<()> {
-            if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        }
-    }
-    match ast::Visit::visit(query, &mut Locks) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(Error::unsupported("FOR UPDATE and FOR SHARE are not supported here")
-            .with_hint("A SELECT of its own can lock rows.")),
+    match crate::statement::locking::has_locks(query) {
+        false => Ok(()),
+        true => Err(Error::unsupported("FOR UPDATE and FOR SHARE are not supported here")
+            .with_hint("Lock the rows where the view is read.")),
     }
 }
 

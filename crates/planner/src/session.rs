@@ -22,6 +22,7 @@ mod objects;
 mod outcome;
 mod owners;
 mod partitions;
+mod parts;
 mod prepared;
 mod query;
 mod roles;
@@ -322,6 +323,7 @@ impl Session {
             version,
             transaction_start: self.block.as_ref().map_or(statement_start, |block| block.start),
             statement_start,
+            parts: Default::default(),
         })
     }
 

@@ -416,15 +416,20 @@ fn check_replacement(before: &ViewDef, after: &ViewDef) -> Result<()> {
 
 // ------------------------------------------------------------------------------------------------------------- planning
 
-fn query_plan(state: &SessionState, facts: &Arc<SessionFacts>, view: &ViewDef, depth: usize) -> Result<LogicalPlan> {
+/// A view's query. `depth`: views around it.
+pub fn query_of(view: &ViewDef, depth: usize) -> Result<Box<Query>> {
     if depth > DEPTH_MAX {
         return Err(Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
             .with_detail(format!("Views are nested more than {DEPTH_MAX} deep.")));
     }
-    let query = match crate::statement::parse(&view.query)?.first().map(Statement::command) {
-        Some(Command::Query(query)) => query.clone(),
-        _ => return Err(Error::internal(format!("view \"{}\" has no query", view.name))),
-    };
+    match crate::statement::parse(&view.query)?.first().map(Statement::command) {
+        Some(Command::Query(query)) => Ok(query.clone()),
+        _ => Err(Error::internal(format!("view \"{}\" has no query", view.name))),
+    }
+}
+
+fn query_plan(state: &SessionState, facts: &Arc<SessionFacts>, view: &ViewDef, depth: usize) -> Result<LogicalPlan> {
+    let query = query_of(view, depth)?;
     query::logical_plan_within(state, facts, query, Vec::new(), None, Some(Within { view, depth }))
 }
 
@@ -435,9 +440,18 @@ pub fn provider(
     view: &ViewDef,
     depth: usize,
 ) -> Result<Arc<dyn TableProvider>> {
-    let plan = query_plan(state, facts, view, depth)?;
+    as_table(view, query_plan(state, facts, view, depth)?, std::iter::empty())
+}
+
+/// The plan of a view's query, with these columns behind the view's own, as a table.
+pub fn as_table(
+    view: &ViewDef,
+    plan: LogicalPlan,
+    hidden: impl Iterator<Item = String>,
+) -> Result<Arc<dyn TableProvider>> {
     let outputs: Vec<PlanExpr> = (view.columns.iter().enumerate())
         .map(|(position, column)| PlanExpr::Column(plan.schema().qualified_field(position).into()).alias(&column.name))
+        .chain(hidden.map(ident))
         .collect();
     let plan = LogicalPlanBuilder::from(plan)
         .project(outputs)
@@ -446,11 +460,25 @@ pub fn provider(
     Ok(Arc::new(ViewTable::new(plan, None)))
 }
 
-/// A relation as it was when a view that reads it was made.
+/// Names of a relation's columns, perhaps as they were when a view that reads it was made.
+pub fn columns_then(view: Option<&ViewDef>, relation: &Relation) -> Vec<String> {
+    let then = view.and_then(|view| view.relations.iter().find(|then| then.id.0 == relation.oid()));
+    match then {
+        None => columns_of(relation).into_iter().map(|(_, name)| name).collect(),
+        Some(then) => {
+            let now = columns_of(relation);
+            let is_there = |column: &&ViewSource| now.iter().any(|now| now.0 == column.number);
+            then.columns.iter().filter(is_there).map(|column| column.name.clone()).collect()
+        }
+    }
+}
+
+/// A relation as it was when a view that reads it was made, with a column of the provider's more.
 pub fn as_it_was(
     view: &ViewDef,
     relation: &Relation,
     provider: Arc<dyn TableProvider>,
+    hidden: Option<&str>,
 ) -> Result<Arc<dyn TableProvider>> {
     let Some(then) = view.relations.iter().find(|then| then.id.0 == relation.oid()) else { return Ok(provider) };
     let now = columns_of(relation);
@@ -464,6 +492,7 @@ pub fn as_it_was(
             let (_, name) = now.iter().find(|now| now.0 == column.number)?;
             Some(ident(name).alias(&column.name))
         })
+        .chain(hidden.map(ident))
         .collect();
     let plan = LogicalPlanBuilder::scan("relation", provider_as_source(provider), None)
         .and_then(|plan| plan.project(outputs))

@@ -94,6 +94,142 @@ async fn who_waited_sees_the_row_as_it_is_then() {
     first.batch_execute("COMMIT").await.unwrap();
 }
 
+/// `LIMIT` counts rows that are there when they are locked; none are locked beyond it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_limit_counts_rows_that_were_locked() {
+    let server = TestServer::start().await;
+    let first = jobs(&server, 5).await;
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 1").await.unwrap();
+    let sql = "SELECT id FROM job WHERE n = 0 ORDER BY id LIMIT 2 FOR UPDATE";
+    assert_eq!(after(&server, &first, "COMMIT", sql).await, Ok(vec![2, 3]));
+    // A row keeps its place, whatever it comes to.
+    first.batch_execute("BEGIN; UPDATE job SET n = 8 WHERE id = 2").await.unwrap();
+    let sql = "SELECT id FROM job ORDER BY n, id LIMIT 2 FOR NO KEY UPDATE";
+    assert_eq!(after(&server, &first, "COMMIT", sql).await, Ok(vec![2, 3]));
+    first.batch_execute("BEGIN; SELECT id FROM job ORDER BY id LIMIT 2 OFFSET 1 FOR UPDATE").await.unwrap();
+    let second = server.connect().await;
+    second.batch_execute("SELECT id FROM job WHERE id > 3 FOR UPDATE NOWAIT").await.unwrap();
+    for id in [1, 2, 3] {
+        let locked = second.batch_execute(&format!("SELECT id FROM job WHERE id = {id} FOR UPDATE NOWAIT")).await;
+        assert_eq!(code(&locked.unwrap_err()), "55P03", "{id}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn views_and_subqueries_lock_rows_of_their_tables() {
+    let server = TestServer::start().await;
+    let first = jobs(&server, 3).await;
+    let second = server.connect().await;
+    first
+        .batch_execute(
+            "CREATE VIEW low AS SELECT id, n FROM job WHERE id < 3;
+             CREATE VIEW lower AS SELECT id AS k FROM low WHERE id < 2;
+             CREATE VIEW top AS SELECT * FROM job ORDER BY id LIMIT 1",
+        )
+        .await
+        .unwrap();
+    let free = "SELECT id FROM job ORDER BY id FOR UPDATE SKIP LOCKED";
+    for (sql, left) in [
+        ("SELECT * FROM low FOR UPDATE", vec![3]),
+        ("SELECT * FROM lower FOR SHARE", vec![2, 3]),
+        ("SELECT * FROM top FOR UPDATE", vec![2, 3]),
+        ("SELECT * FROM low WHERE n = 1 FOR UPDATE", vec![1, 2, 3]),
+        ("SELECT * FROM (SELECT id FROM job WHERE id > 1) s FOR UPDATE", vec![1]),
+        ("SELECT * FROM (SELECT id FROM low) s WHERE id = 2 FOR UPDATE OF s", vec![1, 3]),
+        ("SELECT * FROM (SELECT id FROM job ORDER BY id DESC LIMIT 2) s FOR UPDATE", vec![1]),
+        ("SELECT * FROM (SELECT id FROM job WHERE id < 3 FOR UPDATE) s", vec![3]),
+        ("SELECT 1 WHERE EXISTS (SELECT 1 FROM job WHERE id = 2 FOR UPDATE)", vec![1, 3]),
+        ("WITH x AS (SELECT id FROM low FOR UPDATE) SELECT count(*) FROM x", vec![3]),
+        ("WITH x AS (SELECT id FROM low FOR UPDATE) SELECT 1", vec![1, 2, 3]),
+        ("SELECT * FROM low JOIN (SELECT 1 AS k) s ON k = id FOR UPDATE OF low", vec![2, 3]),
+        ("INSERT INTO job SELECT id + 10, 0 FROM job WHERE id = 3 FOR UPDATE", vec![1, 2]),
+        ("CREATE TABLE made AS SELECT * FROM job WHERE id = 3 FOR UPDATE", vec![1, 2]),
+    ] {
+        first.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
+        let found: Vec<i32> = second.query(free, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert_eq!(found, left, "{sql}");
+        first.batch_execute("ROLLBACK").await.unwrap();
+    }
+    let all = "SELECT id FROM low WHERE n = 0 ORDER BY id FOR UPDATE";
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 1").await.unwrap();
+    assert_eq!(after(&server, &first, "ROLLBACK", all).await, Ok(vec![1, 2]));
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 1").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", all).await, Ok(vec![2]));
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 2").await.unwrap();
+    let sql = "SELECT id FROM (SELECT id FROM job WHERE n = 0 ORDER BY id LIMIT 1) s FOR UPDATE";
+    assert_eq!(after(&server, &first, "COMMIT", sql).await, Ok(vec![3]));
+}
+
+/// A statement's own subquery waits, and looks again, as a query does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_subquery_that_locks_gives_rows_as_they_are_then() {
+    let server = TestServer::start().await;
+    let first = jobs(&server, 6).await;
+    let next =
+        "DELETE FROM job WHERE id IN (SELECT id FROM job WHERE n = 0 ORDER BY id LIMIT 1 FOR UPDATE) RETURNING id";
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 1").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", next).await, Ok(vec![2]));
+    // One that was changed and still meets the condition.
+    first.batch_execute("BEGIN; UPDATE job SET n = n WHERE id = 3").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", next).await, Ok(vec![3]));
+    first.batch_execute("BEGIN; DELETE FROM job WHERE id = 4").await.unwrap();
+    let sql = "WITH x AS (SELECT id FROM job WHERE n = 0 ORDER BY id LIMIT 1 FOR UPDATE)
+               UPDATE job SET n = 1 FROM x WHERE job.id = x.id RETURNING job.id";
+    assert_eq!(after(&server, &first, "COMMIT", sql).await, Ok(vec![5]));
+    first.batch_execute("BEGIN; UPDATE job SET n = 7 WHERE id = 6").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", next).await, Ok(vec![]));
+    assert_eq!(cell(&first, "SELECT sum(n)::bigint FROM job").await, 15);
+    // Where a transaction has one snapshot, it says so.
+    let second = server.connect().await;
+    second.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM job").await.unwrap();
+    first.batch_execute("UPDATE job SET n = 0 WHERE id = 1").await.unwrap();
+    let refused = second.query("SELECT * FROM (SELECT id FROM job FOR UPDATE) s", &[]).await;
+    assert_eq!(code(&refused.unwrap_err()), "40001");
+}
+
+/// Job queues in one statement, in the forms that real ones have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_queue_is_worked_off_by_one_statement_a_job() {
+    let server = TestServer::start().await;
+    let client = jobs(&server, 90).await;
+    let forms = [
+        "DELETE FROM job WHERE id IN (SELECT id FROM job ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
+        "DELETE FROM job WHERE id = (SELECT id FROM job ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING id",
+        "DELETE FROM job USING (SELECT id FROM job ORDER BY id LIMIT 2 FOR UPDATE SKIP LOCKED) s
+         WHERE s.id = job.id RETURNING job.id",
+        "WITH s AS MATERIALIZED (SELECT id FROM job ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+         DELETE FROM job USING s WHERE s.id = job.id RETURNING job.id",
+    ];
+    let workers: Vec<_> = forms
+        .into_iter()
+        .map(|sql| {
+            let config = server.config();
+            tokio::spawn(async move {
+                let client = crate::server::connect(&config).await.unwrap();
+                let take = client.prepare(sql).await.unwrap();
+                let mut taken = Vec::new();
+                loop {
+                    let rows = client.query(&take, &[]).await.unwrap();
+                    if rows.is_empty() {
+                        return taken;
+                    }
+                    taken.extend(rows.iter().map(|row| row.get::<_, i32>(0)));
+                }
+            })
+        })
+        .collect();
+    let mut taken = Vec::new();
+    for worker in workers {
+        taken.append(&mut worker.await.unwrap());
+    }
+    taken.sort_unstable();
+    // Who finds all that is left in others' hands is done.
+    assert_eq!(cell(&client, "SELECT count(*) FROM job").await as usize + taken.len(), 90);
+    let all = taken.len();
+    taken.dedup();
+    assert_eq!(taken.len(), all, "a job was taken twice");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_snapshot_locks_what_it_shows_or_nothing() {
     let server = TestServer::start().await;

@@ -749,6 +749,7 @@ fn array_of_query(mut query: Box<Query>) -> Expr {
     let simple = query.with.is_none()
         && query.limit_clause.is_none()
         && query.fetch.is_none()
+        && query.locks.is_empty()
         && matches!(&*query.body, SetExpr::Select(select)
             if select.distinct.is_none()
                 && select.having.is_none()

@@ -57,7 +57,8 @@ impl TableProvider {
     /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.
     fn check_readable(&self, projection: &[usize], filters: &[Expr]) -> Result<()> {
         let Readable::Columns(readable) = &self.readable else { return Ok(()) };
-        let may = |column: usize| readable.get(column).copied().unwrap_or(false);
+        // Ids are nobody's column.
+        let may = |column: usize| readable.get(column).copied().unwrap_or(self.target.is_some());
         let named = filters.iter().flat_map(|filter| filter.column_refs());
         let filtered: Vec<usize> = named.filter_map(|column| self.schema.index_of(&column.name).ok()).collect();
         if projection.iter().chain(&filtered).all(|column| may(*column)) {
@@ -74,11 +75,22 @@ impl TableProvider {
         version: Arc<TableVersion>,
         target: usize,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
+        TableProvider::to_lock(database, version, target, ROW_ID, Readable::All)
+    }
+
+    /// As `with_row_ids`, with a name for that column, of which no more may be read than this.
+    pub fn to_lock(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+        target: usize,
+        id: &str,
+        readable: Readable,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let mut fields = version.def.arrow_schema().fields().to_vec();
-        fields.push(Arc::new(Field::new(ROW_ID, DataType::UInt64, false)));
+        fields.push(Arc::new(Field::new(id, DataType::UInt64, false)));
         let source = Arc::new(Source::of(database, version)?);
         let schema = Arc::new(Schema::new(fields));
-        Ok(Arc::new(TableProvider { schema, source, target: Some(target), readable: Readable::All }))
+        Ok(Arc::new(TableProvider { schema, source, target: Some(target), readable }))
     }
 
     /// What the statistics say about all of its columns, before any filter.

@@ -1,6 +1,7 @@
 //! `INSERT`, `UPDATE`, `DELETE` and `MERGE`: rows of a plan written, and given back where `RETURNING` asks for them.
 
 use super::explain::{Explained, Ran};
+use super::parts::Begun;
 use super::tables::checked_writer;
 use super::{Outcome, ResultColumn, Session};
 use crate::catalog::quote_identifier;
@@ -284,9 +285,10 @@ impl Session {
         parameters: &[ArrayRef],
         explained: Option<&mut Option<Explained>>,
     ) -> Result<Option<Outcome>> {
-        let running = self.running(text);
+        let Begun { running, statement, plans: parts, .. } =
+            self.begin_statement(text, statement, parameters, true).await?;
         let start = Instant::now();
-        let (source, upsert, planned) = self.plan_change(&running.facts, statement, parameters).await?;
+        let (source, upsert, planned) = self.plan_change(&running.facts, &statement, parameters).await?;
         let planning = start.elapsed();
         let mut node = explained.is_some().then(|| source.node(&running.facts, upsert.as_ref()));
         let schema = planned.schema.clone();
@@ -353,7 +355,7 @@ impl Session {
                 node.detail(format!("Tuples: inserted={inserted} updated={updated} deleted={deleted}"));
             }
             let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
-            *explained = Some(Explained { node, plan, planning, ran });
+            *explained = Some(Explained { node, plan, parts, planning, ran });
         }
         let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))

@@ -1,17 +1,24 @@
 //! `COPY` between a table or query and the client or a file.
 
+use super::parts::Begun;
 use super::query::query_of;
 use super::{Outcome, Session};
 use crate::execute::joined;
 use crate::resolve::{self, Relation};
-use crate::statement::{CopyEndpoint, CopySource, CopyStatement};
+use crate::statement::{Command, CopyEndpoint, CopySource, CopyStatement, Statement};
 use arrow::array::ArrayRef;
 use std::sync::atomic::Ordering;
 use tidepool_base::{Error, Result, SqlState};
 
 impl Session {
-    pub(super) async fn copy(&mut self, text: &str, copy: &CopyStatement, parameters: &[ArrayRef]) -> Result<Outcome> {
-        let running = self.running(text);
+    pub(super) async fn copy(
+        &mut self,
+        text: &str,
+        statement: &Statement,
+        copy: &CopyStatement,
+        parameters: &[ArrayRef],
+    ) -> Result<Outcome> {
+        let Begun { running, statement: rest, .. } = self.begin_statement(text, statement, parameters, true).await?;
         if copy.from {
             let CopySource::Table { name, columns } = &copy.source else {
                 return Err(Error::new(SqlState::SYNTAX_ERROR, "COPY FROM needs a table"));
@@ -54,6 +61,7 @@ impl Session {
         let source = copy.source.clone();
         let query = move || match (table, &source) {
             (Some(query), _) => Ok(query),
+            (None, CopySource::Query(_)) if matches!(rest.command(), Command::Query(_)) => query_of(&rest),
             (None, CopySource::Query(statement)) => query_of(statement),
             (None, CopySource::Table { .. }) => Err(Error::internal("a table makes no query")),
         };

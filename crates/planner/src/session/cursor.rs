@@ -47,9 +47,9 @@ impl Session {
         }
         let (columns, batches): (_, BatchStream) = match query.command() {
             Command::Query(_) => {
-                let running = self.running(query.text());
-                let query = query.clone();
-                let (columns, _, batches) = self.start(running, move || query_of(&query), parameters).await?;
+                let begun = self.begin_statement(query.text(), query, parameters, true).await?;
+                let rest = begun.statement;
+                let (columns, _, batches) = self.start(begun.running, move || query_of(&rest), parameters).await?;
                 (columns, Box::pin(batches))
             }
             Command::Locking { .. } if hold => {

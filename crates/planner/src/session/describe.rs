@@ -61,13 +61,22 @@ impl Session {
             _ => return none(None),
         }
         let facts = self.facts(Utc::now());
+        let locks = statement.locks_rows();
         let statement = statement.clone();
         let given = given.to_vec();
-        joined(self.planner.workers().spawn(async move { describe(&facts, &statement, &given) }).await)
+        joined(
+            self.planner
+                .workers()
+                .spawn(async move {
+                    let statement = if locks { crate::locking::parts::without_locks(&statement) } else { statement };
+                    describe(&facts, &statement, &given)
+                })
+                .await,
+        )
     }
 }
 
-fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
+pub(super) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
     let state = facts.planner.state(facts);
     match statement.command() {
         Command::Query(ast_query) | Command::Locking { query: ast_query, .. } => {

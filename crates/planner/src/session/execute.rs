@@ -21,6 +21,24 @@ impl Session {
         self.take_requested_settings();
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;
+        let is_whole = matches!(
+            statement.command(),
+            Command::Query(_) | Command::CreateTable { .. } | Command::Copy(_) | Command::Explain { .. }
+        );
+        if !statement.locks_rows() || !is_whole {
+            return self.dispatch(statement, parameters).await;
+        }
+        // What it locks and what it then reads is of one transaction.
+        match statement.command() {
+            Command::Explain { options, .. } if !options.analyze => {}
+            _ => self.check_writable("SELECT FOR UPDATE")?,
+        }
+        let own_block = self.begin_own_block();
+        let outcome = self.dispatch(statement, parameters).await;
+        self.end_own_block(own_block, outcome).await
+    }
+
+    async fn dispatch(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let text = statement.text();
         match statement.command() {
             Command::Empty => Ok(Outcome::Empty),
@@ -76,7 +94,7 @@ impl Session {
             }
             Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
-            Command::Copy(copy) => self.copy(text, copy, parameters).await,
+            Command::Copy(copy) => self.copy(text, statement, copy, parameters).await,
             Command::Begin { modes } => self.begin_block(modes),
             Command::Commit { chain } => self.commit(*chain).await,
             Command::Rollback { chain } => self.roll_back(*chain).await,

@@ -1,6 +1,7 @@
 //! `EXPLAIN`: of queries, and of statements that write. `ANALYZE` does what the statement does, in its transaction.
 
 use super::change::Verb;
+use super::parts::Begun;
 use super::query::query_of;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
@@ -25,6 +26,8 @@ pub(super) struct Explained {
     /// What stands over the plan, of a statement that does something with the plan's rows.
     pub node: Option<Node>,
     pub plan: Arc<dyn ExecutionPlan>,
+    /// Plans of the queries within it that lock rows.
+    pub parts: Vec<Arc<dyn ExecutionPlan>>,
     pub planning: Duration,
     /// Unless it was planned only.
     pub ran: Option<Ran>,
@@ -58,7 +61,7 @@ impl Session {
             if writes {
                 return Err(Error::unsupported("EXPLAIN PLACEMENT runs queries only"));
             }
-            let (running, planned, _) = self.planned(text, &statement, &parameters).await?;
+            let (running, planned, ..) = self.planned(text, &statement, &parameters, true).await?;
             return self.explain_placement(running, planned).await;
         }
         let paging = PagingBefore::now(self.planner.database());
@@ -72,6 +75,11 @@ impl Session {
         let node = explained.node.as_ref();
         let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
         let mut lines = crate::explain::lines(&explained.plan, node, ran, options);
+        for (number, part) in explained.parts.iter().enumerate() {
+            lines.push(format!("Part {} (locks rows first)", number + 1));
+            let part = crate::explain::lines(part, Some(&Node::new("LockRows")), None, options);
+            lines.extend(part.into_iter().map(|line| format!("  {line}")));
+        }
         if let Some(Ran { elapsed, rows, info }) = explained.ran.filter(|_| !options.hides_summary) {
             for (tablespace, _, peak) in info.heap_bytes() {
                 lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
@@ -96,42 +104,46 @@ impl Session {
 
     /// The plan of the query in a statement.
     async fn planned(
-        &self,
+        &mut self,
         text: &str,
         statement: &Statement,
         parameters: &[ArrayRef],
-    ) -> Result<(Running, query::Planned, Duration)> {
-        let running = self.running(text);
+        runs: bool,
+    ) -> Result<(Running, query::Planned, Duration, Vec<Arc<dyn ExecutionPlan>>)> {
+        let Begun { running, statement, plans, .. } = self.begin_statement(text, statement, parameters, runs).await?;
         let facts = running.facts.clone();
-        let (statement, parameters) = (statement.clone(), parameters.to_vec());
+        let parameters = parameters.to_vec();
         let start = Instant::now();
         let planning =
             self.planner.workers().spawn(async move { query::plan(facts, query_of(&statement)?, parameters).await });
         let planned = joined(planning.await)?;
-        Ok((running, planned, start.elapsed()))
+        Ok((running, planned, start.elapsed(), plans))
     }
 
-    async fn explain_only(&self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
+    async fn explain_only(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
         if Verb::of(statement.command()).is_some() {
-            let running = self.running(text);
+            let Begun { running, statement, plans: parts, .. } =
+                self.begin_statement(text, statement, parameters, false).await?;
             let start = Instant::now();
-            let (source, upsert, planned) = self.plan_change(&running.facts, statement, parameters).await?;
+            let (source, upsert, planned) = self.plan_change(&running.facts, &statement, parameters).await?;
             let node = Some(source.node(&running.facts, upsert.as_ref()));
-            return Ok(Explained { node, plan: planned.plan, planning: start.elapsed(), ran: None });
+            return Ok(Explained { node, plan: planned.plan, parts, planning: start.elapsed(), ran: None });
         }
         if let Command::Locking { .. } = statement.command() {
-            let running = self.running(text);
+            let Begun { running, reading, plans: parts, .. } =
+                self.begin_statement(text, statement, parameters, false).await?;
+            let reading = reading.ok_or_else(|| Error::internal("not a query that locks rows"))?;
             let start = Instant::now();
-            let (_, planned) = self.plan_locking(&running.facts, statement, parameters).await?;
+            let (_, planned) = self.plan_locking(&running.facts, reading, parameters).await?;
             let node = Some(Node::new("LockRows"));
-            return Ok(Explained { node, plan: planned.plan, planning: start.elapsed(), ran: None });
+            return Ok(Explained { node, plan: planned.plan, parts, planning: start.elapsed(), ran: None });
         }
-        let (_, planned, planning) = self.planned(text, statement, parameters).await?;
-        Ok(Explained { node: None, plan: planned.plan, planning, ran: None })
+        let (_, planned, planning, parts) = self.planned(text, statement, parameters, false).await?;
+        Ok(Explained { node: None, plan: planned.plan, parts, planning, ran: None })
     }
 
-    async fn analyze_query(&self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
-        let (running, planned, planning) = self.planned(text, statement, parameters).await?;
+    async fn analyze_query(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
+        let (running, planned, planning, parts) = self.planned(text, statement, parameters, true).await?;
         let info = running.query.info.clone();
         let start = Instant::now();
         let prepared = self.prepare_run(running, planned, None)?;
@@ -141,7 +153,8 @@ impl Session {
         while let Some(batch) = batches.next().await {
             rows += batch?.num_rows() as u64;
         }
-        Ok(Explained { node: None, plan, planning, ran: Some(Ran { elapsed: start.elapsed(), rows, info }) })
+        let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
+        Ok(Explained { node: None, plan, parts, planning, ran })
     }
 
     /// `None` where nothing was to be done.

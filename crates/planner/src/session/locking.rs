@@ -1,17 +1,19 @@
 //! `SELECT … FOR UPDATE` and its kin: the rows that a query finds, locked before they are given back.
 //!
 //! Where a row was changed since the statement's view was drawn, it is locked as it is now, and the query is asked again
-//! for this row alone, as PostgreSQL asks it. A query with a `LIMIT` or with subqueries that give one value runs again,
-//! as of now, with the row locked: other rows may come in the place of one that is there no more.
+//! for this row alone, as PostgreSQL asks it. `LIMIT` counts the rows that are then locked. A query with subqueries that
+//! give one value, or of partitioned tables, runs again, as of now, with the row locked.
 
 use super::change::newer_of;
 use super::change::returned_stream;
 use super::explain::{Explained, Ran};
+use super::parts::Begun;
 use super::{Outcome, ResultColumn, Session};
-use crate::execute::{Reevaluation, joined};
+use crate::execute::{Execution, Reevaluation, joined};
 use crate::explain::Node;
 use crate::facts::SessionFacts;
-use crate::locking::{self, Target};
+use crate::interrupt::Interrupt;
+use crate::locking::{self, Reading, Target};
 use crate::names::OutputNames;
 use crate::query;
 use crate::statement::{Command, Statement};
@@ -51,19 +53,14 @@ impl Session {
     pub(super) async fn plan_locking(
         &self,
         facts: &Arc<SessionFacts>,
-        statement: &Statement,
+        reading: Reading,
         parameters: &[ArrayRef],
     ) -> Result<(locking::Planned, query::Planned)> {
         let facts = facts.clone();
         let parameters = parameters.to_vec();
-        let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
-            let Command::Locking { query, clauses } = statement.command() else {
-                return Err(Error::internal("not a query that locks rows"));
-            };
             let state = facts.planner.state(&facts);
-            let fields = query::parameter_fields(&parameters);
-            let locking = locking::plan(&state, &facts, query.clone(), clauses, fields, &parameters)?;
+            let locking = locking::plan(&state, &facts, &reading, &parameters)?;
             let plan = query::physical_plan(&state, &locking.plan).await?;
             Ok((locking, query::planned(state, plan, &OutputNames::none())))
         });
@@ -78,9 +75,11 @@ impl Session {
         parameters: &[ArrayRef],
         explained: Option<&mut Option<Explained>>,
     ) -> Result<Option<Outcome>> {
-        let running = self.running(text);
+        let Begun { running, reading, plans: parts, .. } =
+            self.begin_statement(text, statement, parameters, true).await?;
+        let reading = reading.ok_or_else(|| Error::internal("not a query that locks rows"))?;
         let start = Instant::now();
-        let (locking, planned) = self.plan_locking(&running.facts, statement, parameters).await?;
+        let (locking, planned) = self.plan_locking(&running.facts, reading, parameters).await?;
         let planning = start.elapsed();
         let columns: Vec<ResultColumn> = locking.columns(&planned.schema);
         let interrupt = running.interrupt.clone();
@@ -88,12 +87,29 @@ impl Session {
         let info = running.query.info.clone();
         let start = Instant::now();
         let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
+        let (plan, heap) = (prepared.plan.clone(), prepared.heap.clone());
+        let locked = self.begin_write(facts, interrupt, self.lock_rows(locking, prepared, reevaluation));
+        let Some(kept) = joined(locked.await)? else { return Ok(None) };
+        if let Some(explained) = explained {
+            let rows = kept.iter().map(|batch| batch.num_rows() as u64).sum();
+            let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
+            *explained = Some(Explained { node: Some(Node::new("LockRows")), plan, parts, planning, ran });
+        }
+        Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(kept, heap)), tag: "SELECT" }))
+    }
+
+    /// Runs a plan, and locks its rows: what a transaction does that gives them back. `None`: nothing was done, and the
+    /// statement is to be run again, as of now.
+    pub(super) fn lock_rows(
+        &self,
+        locking: locking::Planned,
+        prepared: Execution,
+        reevaluation: Reevaluation,
+    ) -> impl FnOnce(&mut Transaction, &Interrupt) -> Result<Option<Vec<RecordBatch>>> + Send + use<> {
         let is_partitioned = locking.targets.iter().any(|target| target.tree.is_some());
         let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false);
-        let plan = prepared.plan.clone();
         let mut batches = prepared.start(&self.planner.workers());
-        let heap = batches.heap().clone();
-        let locked = self.begin_write(facts, interrupt, move |transaction, interrupt| {
+        move |transaction, interrupt| {
             for target in &locking.targets {
                 let def = &target.version.def;
                 transaction.lock_rows_of(&**def, &interrupt.lock_wait())?;
@@ -131,14 +147,7 @@ impl Session {
                 }
             }
             Ok(Some(kept))
-        });
-        let Some(kept) = joined(locked.await)? else { return Ok(None) };
-        if let Some(explained) = explained {
-            let rows = kept.iter().map(|batch| batch.num_rows() as u64).sum();
-            let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
-            *explained = Some(Explained { node: Some(Node::new("LockRows")), plan, planning, ran });
         }
-        Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(kept, heap)), tag: "SELECT" }))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Queries: planned and started.
 
+use super::parts::Begun;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
 use crate::execute::{Batches, Execution, Reevaluation, joined};
@@ -44,6 +45,17 @@ impl Session {
         planned: query::Planned,
         counts: Option<&Arc<HeapCounts>>,
     ) -> Result<Execution> {
+        let mut execution = self.execution(&running, planned, counts)?;
+        execution.query = Some(running.query);
+        Ok(execution)
+    }
+
+    fn execution(
+        &self,
+        running: &Running,
+        planned: query::Planned,
+        counts: Option<&Arc<HeapCounts>>,
+    ) -> Result<Execution> {
         let heap = crate::heap::open(self.planner.database(), &running.facts.settings)?;
         let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
         let context = TaskContext::default()
@@ -59,10 +71,18 @@ impl Session {
             context: Arc::new(context),
             schema: planned.schema,
             heap,
-            query: Some(running.query),
-            interrupt: running.interrupt,
+            query: None,
+            interrupt: running.interrupt.clone(),
             failed: self.block_failed(),
         })
+    }
+
+    /// As `prepare_writing`, of a part of the statement that runs.
+    pub(super) fn prepare_part(&self, running: &Running, planned: query::Planned) -> Result<(Execution, Reevaluation)> {
+        let (plan, config) = (planned.plan.clone(), planned.state.config().clone());
+        let execution = self.execution(running, planned, None)?;
+        let reevaluation = Reevaluation::new(plan, config, &execution, self.planner.workers());
+        Ok((execution, reevaluation))
     }
 
     /// As `prepare_run`, with what it takes to run the plan again for some rows.
@@ -83,8 +103,7 @@ impl Session {
         statement: &Statement,
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
-        let running = self.running(text);
-        let statement = statement.clone();
+        let Begun { running, statement, .. } = self.begin_statement(text, statement, parameters, true).await?;
         let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }

@@ -1,6 +1,7 @@
 //! Statements that make, fill, change and drop tables.
 
 use super::explain::{Explained, Ran};
+use super::parts::Begun;
 use super::{Outcome, Session};
 use crate::ddl::NewTable;
 use crate::execute::{Batches, joined};
@@ -37,11 +38,11 @@ impl Session {
         if explained.is_some() && !is_query {
             return Err(Error::unsupported("this needs a query that returns rows"));
         }
-        let running = self.running(text);
+        let Begun { running, statement, plans: parts, .. } =
+            self.begin_statement(text, statement, parameters, true).await?;
         let start = Instant::now();
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
-        let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
             let Command::CreateTable { table, tablespace, partitions, .. } = statement.command() else {
                 return Err(Error::internal("not a CREATE TABLE"));
@@ -104,7 +105,7 @@ impl Session {
         let rows = joined(written.await)?;
         if let Some(explained) = explained {
             let ran = Some(Ran { elapsed: start.elapsed(), rows, info });
-            *explained = Some(Explained { node: None, plan, planning, ran });
+            *explained = Some(Explained { node: None, plan, parts, planning, ran });
         }
         Ok(Outcome::command(if with_data { format!("SELECT {rows}") } else { "CREATE TABLE AS".to_owned() }))
     }

@@ -358,6 +358,26 @@ impl Session {
         interrupt: Arc<Interrupt>,
         write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
     ) -> tokio::task::JoinHandle<Result<T>> {
+        self.begin_work(facts, interrupt, true, write)
+    }
+
+    /// As `begin_write`, in a block, for a statement that goes on: over what it sees already.
+    pub(super) fn begin_part<T: Send + 'static>(
+        &self,
+        facts: Arc<SessionFacts>,
+        interrupt: Arc<Interrupt>,
+        write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<Result<T>> {
+        self.begin_work(facts, interrupt, false, write)
+    }
+
+    fn begin_work<T: Send + 'static>(
+        &self,
+        facts: Arc<SessionFacts>,
+        interrupt: Arc<Interrupt>,
+        ends: bool,
+        write: impl FnOnce(&mut Transaction, &Interrupt) -> Result<T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<Result<T>> {
         let slot = self.block.as_ref().map(|block| block.slot.clone());
         let failed = self.block.as_ref().map(|block| block.failed.clone());
         let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
@@ -370,10 +390,14 @@ impl Session {
             transaction.set_synchronous(synchronous);
             transaction.act_as(facts.role.id);
             let written = write(&mut transaction, &interrupt).and_then(|value| {
-                transaction.check_references(&Rules { facts })?;
+                if ends {
+                    transaction.check_references(&Rules { facts })?;
+                }
                 interrupt.check().map(|()| value)
             });
-            transaction.end_statement();
+            if ends || written.is_err() {
+                transaction.end_statement();
+            }
             match (written, slot) {
                 (Ok(value), Some(slot)) => {
                     *slot.lock() = Some(transaction);

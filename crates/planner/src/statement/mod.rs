@@ -11,7 +11,7 @@ mod alter;
 mod comment;
 mod cursor;
 mod indexes;
-mod locking;
+pub mod locking;
 pub mod merge;
 mod objects;
 mod partitions;
@@ -59,6 +59,8 @@ struct Inner {
     offset: u32,
     command: Option<Command>,
     deep: bool,
+    /// A query of it locks rows.
+    locks: bool,
 }
 
 impl Drop for Inner {
@@ -98,8 +100,24 @@ impl Statement {
         }
     }
 
-    fn new(text: &str, offset: u32, command: Command, deep: bool) -> Statement {
-        Statement(Arc::new(Inner { text: text.to_owned(), offset, command: Some(command), deep }))
+    /// Whether a query of it locks rows.
+    pub(crate) fn locks_rows(&self) -> bool {
+        self.0.locks
+    }
+
+    /// The same text, read otherwise.
+    pub(crate) fn rewritten(&self, command: Command) -> Statement {
+        Statement(Arc::new(Inner {
+            text: self.0.text.clone(),
+            offset: self.0.offset,
+            command: Some(command),
+            deep: self.0.deep,
+            locks: false,
+        }))
+    }
+
+    fn new(text: &str, offset: u32, command: Command, deep: bool, locks: bool) -> Statement {
+        Statement(Arc::new(Inner { text: text.to_owned(), offset, command: Some(command), deep, locks }))
     }
 }
 
@@ -335,6 +353,38 @@ pub enum Command {
     Unsupported(Error),
 }
 
+impl Command {
+    /// Lets a visitor see the queries of a statement that may lock rows.
+    pub(crate) fn visit_queries(&mut self, visitor: &mut impl VisitQueries) {
+        match self {
+            Command::Query(query) | Command::Locking { query, .. } => visitor.visit(None, query.as_mut()),
+            Command::Insert(insert, _) => visitor.visit(None, insert.as_mut()),
+            Command::Update { update, with } => visitor.visit(with.as_deref_mut(), update.as_mut()),
+            Command::Delete { delete, with } => visitor.visit(with.as_deref_mut(), delete.as_mut()),
+            Command::MergeInto { merge, with } => visitor.visit(with.as_deref_mut(), merge.as_mut()),
+            Command::CreateTable { table, .. } => {
+                if let Some(query) = &mut table.query {
+                    visitor.visit(None, query.as_mut());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What looks at a statement's queries, and at those that its `WITH` names, which is kept apart from it.
+pub(crate) trait VisitQueries {
+    fn visit<T: ast::Visit + ast::VisitMut>(&mut self, with: Option<&mut ast::With>, node: &mut T);
+}
+
+/// Whether the query in these brackets locks rows.
+fn has_own_locks(query: &ast::Query) -> bool {
+    match query.body.as_ref() {
+        ast::SetExpr::Query(inner) => !inner.locks.is_empty() || has_own_locks(inner),
+        _ => false,
+    }
+}
+
 /// Splits and parses a client's text.
 pub fn parse(sql: &str) -> Result<Vec<Statement>> {
     if sql.contains('\0') {
@@ -370,10 +420,11 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
         } else {
             command(&source, piece)?
         };
-        statements.push(Statement::new(text, start_chars, command, deep));
+        let locks = locking::is_in(&source, piece);
+        statements.push(Statement::new(text, start_chars, command, deep, locks));
     }
     if statements.is_empty() {
-        statements.push(Statement::new("", 0, Command::Empty, false));
+        statements.push(Statement::new("", 0, Command::Empty, false, false));
     }
     Ok(statements)
 }
@@ -479,7 +530,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     let (tokens, overriding) = utility::take_overriding(tokens);
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
     let (tokens, partitions) = partitions::take(source, tokens)?;
-    let (tokens, clauses) = locking::take(source, tokens)?;
+    let tokens = locking::spell(source, tokens)?;
     let tokens = merge::spelled(tokens);
     // `TABLE t` is short for `SELECT * FROM t`.
     let tokens = match tokens.first() {
@@ -501,6 +552,10 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     crate::catalog::rewrite(&mut statement);
     Ok(match statement {
         ast::Statement::Query(mut query) => match *query.body {
+            _ if !query.locks.is_empty() || matches!(*query.body, ast::SetExpr::Query(_)) && has_own_locks(&query) => {
+                let clauses = locking::take(&mut query);
+                Command::Locking { query, clauses }
+            }
             ast::SetExpr::Update(ast::Statement::Update(update)) => {
                 Command::Update { update: Box::new(update), with: query.with.take().map(Box::new) }
             }
@@ -511,7 +566,6 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
                 Command::MergeInto { merge: Box::new(merge), with: query.with.take().map(Box::new) }
             }
             ast::SetExpr::Insert(_) => Command::Unsupported(Error::unsupported("INSERT after WITH is not supported")),
-            _ if !clauses.is_empty() => Command::Locking { query, clauses },
             _ => Command::Query(query),
         },
         ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),

@@ -257,6 +257,10 @@ fn create_view(cursor: &mut Cursor<'_>, or_replace: bool) -> Result<Command> {
     }
     let query = inner(cursor)?;
     Ok(match query.command() {
+        _ if query.locks_rows() => Command::Unsupported(
+            Error::unsupported("views that lock rows are not supported")
+                .with_hint("Lock the rows where the view is read."),
+        ),
         Command::Query(_) => Command::CreateView { name, or_replace, columns, query },
         Command::Unsupported(error) => Command::Unsupported(error.clone()),
         _ => return Err(Error::new(SqlState::SYNTAX_ERROR, "a view is made of a query")),

@@ -558,7 +558,8 @@ pub fn inner(cursor: &mut Cursor<'_>) -> Result<Statement> {
     let text = &cursor.source.0[start..end.max(start)];
     cursor.skip_rest();
     // Depth was bounded for the whole, which also drops deep ones elsewhere; as a part it is dropped with the whole.
-    Ok(Statement::new(text, offset, command, false))
+    let locks = super::locking::is_in(cursor.source, tokens);
+    Ok(Statement::new(text, offset, command, false, locks))
 }
 
 fn prepare(cursor: &mut Cursor<'_>) -> Result<Command> {
