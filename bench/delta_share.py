@@ -85,6 +85,7 @@ def main():
     parser.add_argument("--tidepool", default=str(ROOT / "target/release/tidepool"))
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--shares", default="0,0.1,1,5,10,25,50", help="percent of the rows, ascending")
+    parser.add_argument("--one-by-one", action="store_true", help="a thousandth of the rows at a time")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--near", default="6GB")
     parser.add_argument("--far", default="anon:,size=2GB", help="LOCATION,size=SIZE,profile=NAME")
@@ -104,7 +105,11 @@ def main():
                 else:
                     # Thousandths of the rows, in each thousand of ids the same: scattered, and none twice.
                     upto = round(share * 10)
-                    if upto > done:
+                    if upto > done and args.one_by_one:
+                        # Neighbours' versions lie far from one another, as those of rows that are changed at random.
+                        for thousandth in range(done, upto):
+                            engine.run(f"UPDATE t SET price = price + 1 WHERE id % 1000 = {thousandth * 617 % 1000}")
+                    elif upto > done:
                         engine.run(f"UPDATE t SET price = price + 1 WHERE id % 1000 >= {done} AND id % 1000 < {upto}")
             done = round(share * 10) if share is not None else done
             # In turns, so that noise is everybody's.

@@ -230,14 +230,8 @@ impl TableScan {
         for of_range in rows.chunk_by(|a, b| a.range() == b.range()) {
             let number = of_range[0].range();
             let Some(range) = version.range(number) else { continue };
-            let (mut main, mut delta) = (Vec::new(), Vec::new());
-            for row in of_range {
-                if range.image(row.position()).is_some() {
-                    delta.push(row.position() as u32);
-                } else if range.is_in_main(row.position()) {
-                    main.push(row.position() as u32);
-                }
-            }
+            let positions: Vec<u32> = of_range.iter().map(|row| row.position() as u32).collect();
+            let (main, delta) = range.sorted_out(&positions);
             if let (Some(last), Ok(index)) = (main.last(), version.ranges.binary_search(&number)) {
                 let source = Source::Main { range: number, group: Arc::clone(&version.row_groups[index]), index };
                 morsels.push(Morsel { source, rows: 0..*last as usize + 1, picked: Some(main.into()) });
@@ -888,10 +882,7 @@ impl ScanReader {
             match &source {
                 Source::Main { range, group, .. } => {
                     if hides {
-                        let range = self.range(*range)?;
-                        for (word, shown) in words.iter_mut().zip(aligned.start / 64..) {
-                            *word &= if range.is_clean(shown) { range.main(shown) } else { range.shown(shown) };
-                        }
+                        self.range(*range)?.and_shown(aligned.start / 64, &mut words);
                     }
                     self.test_main(group, work, aligned.clone(), &mut words)?;
                 }
@@ -952,18 +943,8 @@ impl ScanReader {
         let range = scan.version.range(number).ok_or_else(|| Error::internal("a scan's range is gone"))?;
         let mut versions = Vec::new();
         match picked {
-            Some(picked) => {
-                for position in picked {
-                    versions.extend(range.image(*position as usize).map(|image| (*position, image)));
-                }
-            }
-            None => {
-                for window in positions.start / 64..positions.end.div_ceil(64) {
-                    if !range.is_clean(window) {
-                        range.window(window, &mut versions);
-                    }
-                }
-            }
+            Some(picked) => range.images(picked, &mut versions),
+            None => range.windows(positions.start / 64..positions.end.div_ceil(64), &mut versions),
         }
         let images: Vec<&[u8]> = versions.iter().map(|(_, image)| *image).collect();
         let count = scan.version.def.columns.len();

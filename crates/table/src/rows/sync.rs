@@ -5,6 +5,19 @@ pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
+/// Asks the processor to fetch the cache line of an address.
+#[inline]
+pub(crate) fn prefetch<T>(address: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which is right for any address.
+        unsafe { _mm_prefetch(address.cast(), _MM_HINT_T0) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+    let _ = address;
+}
+
 /// Beside memory that is written, published, read by many and freed: the model checker finds a read that neither comes after the
 /// writing nor before the freeing.
 #[derive(Debug)]

@@ -12,7 +12,7 @@
 //! is not followed from a version that every snapshot sees, so what it points at then may be gone.
 
 use super::memory::{BLOCK_ALIGN, VersionMemory};
-use super::sync::{AtomicPtr, AtomicU64, Witness};
+use super::sync::{AtomicPtr, AtomicU64, Witness, prefetch};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use tidepool_base::Result;
@@ -28,6 +28,7 @@ pub(crate) struct Header {
 }
 
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
+const LINE_BYTES: usize = 64;
 const LEN_MASK: u32 = (1 << 28) - 1;
 const _: () = assert!((cfg!(loom) || HEADER_BYTES == 24) && super::IMAGE_BYTES_MAX <= 1 << 28);
 
@@ -53,6 +54,13 @@ unsafe impl Send for Version {}
 unsafe impl Sync for Version {}
 
 impl Version {
+    /// Asks the processor to fetch what short rows have of it.
+    #[inline]
+    pub fn prefetch(self) {
+        prefetch(self.0.as_ptr());
+        prefetch(self.0.as_ptr().cast::<u8>().wrapping_add(LINE_BYTES));
+    }
+
     /// Writes a new version, which nobody else can reach yet. `begin`: a tag's word, or a timestamp. `leaves_key`: the row's key columns are as they were,
     /// which those who locked only the key do not mind. 53200 when the memory is full.
     pub fn write(

@@ -1,22 +1,28 @@
 //! Looking at a range 64 rows at a time, for scans.
 
 use super::RowStore;
-use super::range::{MainPart, Range, WORDS};
+use super::range::{MainPart, Range as RowRange, WORDS};
 use super::store::Seen;
+use super::sync::prefetch;
 use super::version::{Found, Version};
 use crate::RowGroup;
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::RowId;
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::View;
 
+/// Rows whose heads and versions are fetched from memory at the same time: more than a processor has misses under way.
+const TOGETHER: usize = 32;
+
 /// A range as a view sees it, by a main that was there under the view. Any number of looks agree with one another: see `range`.
 #[derive(Clone, Copy)]
 pub struct RangeView<'v> {
     store: &'v RowStore,
     view: &'v View,
-    range: &'v Range,
+    range: &'v RowRange,
     main: Option<&'v MainPart>,
 }
 
@@ -36,7 +42,7 @@ impl RowStore {
         if self.sees_main(view, range) { range.main_to_keep(view) } else { None }
     }
 
-    fn sees_main(&self, view: &View, range: &Range) -> bool {
+    fn sees_main(&self, view: &View, range: &RowRange) -> bool {
         view.sees(&self.transactions, &range.begin, range.command.load(Ordering::Relaxed))
     }
 
@@ -97,12 +103,6 @@ impl<'v> RangeView<'v> {
         self.main.map(|main| &main.group)
     }
 
-    /// Whether main alone says everything about these 64 rows, which it then does as `main` says.
-    #[inline]
-    pub fn is_clean(&self, window: usize) -> bool {
-        self.range.headed(window) == 0
-    }
-
     /// Rows that may have versions.
     pub(crate) fn headed_rows(&self) -> usize {
         self.range.headed_rows()
@@ -125,40 +125,86 @@ impl<'v> RangeView<'v> {
         self.store.seen_charging(self.view, version, self.main.map_or(0, MainPart::upto), |_| ())
     }
 
-    /// The image of a row that is in a version.
-    pub fn image(&self, position: usize) -> Option<&'v [u8]> {
-        let Found::Version(version) = self.range.head(self.view, position)?.load() else { return None };
-        match self.seen(version) {
-            Seen::Image(image) => Some(image),
-            Seen::Deleted | Seen::Main => None,
+    /// Appends those of some positions whose rows are in versions, with their images. What is read is the caller's to charge
+    /// for.
+    pub fn images(&self, positions: &[u32], versions: &mut Vec<(u32, &'v [u8])>) {
+        for positions in positions.chunks(TOGETHER) {
+            self.look_at(positions, &mut |position, seen| {
+                if let Seen::Image(image) = seen {
+                    versions.push((position, image));
+                }
+            });
         }
     }
 
-    /// Whether main shows a row.
-    pub fn is_in_main(&self, position: usize) -> bool {
-        let is_there = self.main.is_some_and(|main| main.has(position));
-        is_there
-            && match self.range.head(self.view, position).map(|head| head.load()) {
-                Some(Found::Version(version)) => matches!(self.seen(version), Seen::Main),
-                _ => true,
-            }
-    }
-
-    /// As `window`, without the versions.
-    pub(crate) fn shown(&self, window: usize) -> u64 {
-        let mut shown = self.main(window);
-        let mut headed = self.range.headed(window) & shown;
-        while headed != 0 {
-            let bit = headed & headed.wrapping_neg();
-            headed &= headed - 1;
-            let position = window * 64 + bit.trailing_zeros() as usize;
-            if let Some(Found::Version(version)) = self.range.head(self.view, position).map(|head| head.load())
-                && !matches!(self.seen(version), Seen::Main)
-            {
-                shown &= !bit;
+    /// What the view sees of rows that may have versions, in order: those that `headed` says of each window. As many as
+    /// are looked at together wait for memory together, and not for one another.
+    fn look(&self, windows: Range<usize>, headed: impl Fn(usize) -> u64, take: &mut impl FnMut(u32, Seen<'v>)) {
+        let mut positions = [0; TOGETHER];
+        let mut count = 0;
+        for window in windows {
+            let mut headed = headed(window);
+            while headed != 0 {
+                positions[count] = (window * 64) as u32 + headed.trailing_zeros();
+                headed &= headed - 1;
+                count += 1;
+                if count == TOGETHER {
+                    self.look_at(&positions, take);
+                    count = 0;
+                }
             }
         }
-        shown
+        self.look_at(&positions[..count], take);
+    }
+
+    fn look_at(&self, positions: &[u32], take: &mut impl FnMut(u32, Seen<'v>)) {
+        let mut versions = [None; TOGETHER];
+        if positions.len() > 1 {
+            for position in positions {
+                if let Some(head) = self.range.head(self.view, *position as usize) {
+                    prefetch(head);
+                }
+            }
+        }
+        for (position, place) in positions.iter().zip(&mut versions) {
+            let head = self.range.head(self.view, *position as usize).map(|head| head.load());
+            if let Some(Found::Version(version)) = head {
+                version.prefetch();
+                *place = Some(version);
+            }
+        }
+        for (position, version) in positions.iter().zip(versions) {
+            take(*position, version.map_or(Seen::Main, |version| self.seen(version)));
+        }
+    }
+
+    /// Of some positions, those whose rows main shows, and those whose rows are in versions.
+    pub fn sorted_out(&self, positions: &[u32]) -> (Vec<u32>, Vec<u32>) {
+        let (mut in_main, mut in_versions) = (Vec::new(), Vec::new());
+        let main_has = |position: u32| self.main.is_some_and(|main| main.has(position as usize));
+        for positions in positions.chunks(TOGETHER) {
+            self.look_at(positions, &mut |position, seen| match seen {
+                Seen::Image(_) => in_versions.push(position),
+                Seen::Main if main_has(position) => in_main.push(position),
+                Seen::Main | Seen::Deleted => {}
+            });
+        }
+        (in_main, in_versions)
+    }
+
+    /// Of some rows, 64 a word from window `first` on, leaves those that main shows.
+    pub(crate) fn and_shown(&self, first: usize, rows: &mut [u64]) {
+        for (word, window) in rows.iter_mut().zip(first..) {
+            *word &= self.main(window);
+        }
+        let wanted: &[Cell<u64>] = Cell::from_mut(rows).as_slice_of_cells();
+        let headed = |window: usize| self.range.headed(window) & wanted[window - first].get();
+        self.look(first..first + wanted.len(), headed, &mut |position, seen| {
+            if !matches!(seen, Seen::Main) {
+                let word = &wanted[position as usize / 64 - first];
+                word.set(word.get() & !(1 << (position % 64)));
+            }
+        });
     }
 
     /// The rows of the window that main shows, unless versions hide them: a bit each.
@@ -171,23 +217,23 @@ impl<'v> RangeView<'v> {
     /// range and image. What is read is the caller's to charge for.
     pub fn window(&self, window: usize, versions: &mut Vec<(u32, &'v [u8])>) -> u64 {
         let mut shown = self.main(window);
-        let mut headed = self.range.headed(window);
-        while headed != 0 {
-            let bit = headed & headed.wrapping_neg();
-            headed &= headed - 1;
-            let position = window * 64 + bit.trailing_zeros() as usize;
-            let Some(Found::Version(version)) = self.range.head(self.view, position).map(|head| head.load()) else {
-                continue;
-            };
-            match self.seen(version) {
-                Seen::Main => {}
-                Seen::Deleted => shown &= !bit,
-                Seen::Image(image) => {
-                    shown &= !bit;
-                    versions.push((position as u32, image));
-                }
+        self.look(window..window + 1, |window| self.range.headed(window), &mut |position, seen| {
+            if !matches!(seen, Seen::Main) {
+                shown &= !(1 << (position % 64));
             }
-        }
+            if let Seen::Image(image) = seen {
+                versions.push((position, image));
+            }
+        });
         shown
+    }
+
+    /// Appends the rows of some windows that are in versions, as `window` does.
+    pub fn windows(&self, windows: Range<usize>, versions: &mut Vec<(u32, &'v [u8])>) {
+        self.look(windows, |window| self.range.headed(window), &mut |position, seen| {
+            if let Seen::Image(image) = seen {
+                versions.push((position, image));
+            }
+        });
     }
 }

@@ -48,7 +48,9 @@ fn look(reader: &Session, row: RowId) -> (CommitTs, Option<i64>) {
     let range = reader.store.range(&view, 0).unwrap();
     let by_range = || {
         // First what main shows, then what versions do, as scans come by.
-        let shown = range.shown(0);
+        let mut shown = [u64::MAX];
+        range.and_shown(0, &mut shown);
+        let shown = shown[0];
         let mut versions = Vec::new();
         let _ = range.window(0, &mut versions);
         let in_main = (shown != 0).then(|| range.group().unwrap()).map(|group| {
