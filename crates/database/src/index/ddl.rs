@@ -50,22 +50,7 @@ impl Transaction {
             let before = self.locked_table(&table)?;
             let mut def = TableDef::clone(&before.def);
             if new.primary == Some(true) {
-                if !def.primary_key.is_empty() {
-                    return Err(Error::new(
-                        SqlState::INVALID_TABLE_DEFINITION,
-                        format!("multiple primary keys for table \"{}\" are not allowed", def.name),
-                    ));
-                }
-                for column in &new.columns {
-                    let Some((position, of_table)) = def.column_by_number(column.number) else { continue };
-                    if of_table.nullable {
-                        self.check_not_null(&table, position)?;
-                    }
-                    def.primary_key.push(position);
-                }
-                for position in def.primary_key.clone() {
-                    def.columns[position].nullable = false;
-                }
+                self.make_primary(&table, &mut def, &new.columns)?;
             }
             check_has_partition_key(&def, &new)?;
             let index = self.define(&def, new)?;
@@ -75,6 +60,58 @@ impl Transaction {
             self.change(made);
             self.index_partitions(&table, id)?;
             Ok(name)
+        })
+    }
+
+    /// A table's key is in these columns: 42P16 when it has one, 23502 where they have NULLs.
+    fn make_primary(&mut self, table: &RelationName, def: &mut TableDef, columns: &[IndexColumn]) -> Result<()> {
+        if !def.primary_key.is_empty() {
+            return Err(Error::new(
+                SqlState::INVALID_TABLE_DEFINITION,
+                format!("multiple primary keys for table \"{}\" are not allowed", def.name),
+            ));
+        }
+        for column in columns {
+            let Some((position, of_table)) = def.column_by_number(column.number) else { continue };
+            if of_table.nullable {
+                self.check_not_null(table, position)?;
+            }
+            def.primary_key.push(position);
+        }
+        for position in def.primary_key.clone() {
+            def.columns[position].nullable = false;
+        }
+        Ok(())
+    }
+
+    /// Makes a constraint, `PRIMARY KEY` or `UNIQUE`, of an index that a table has, which takes its name. 42704 when there is
+    /// none, 55000 when it is not finished or serves another, 42809 when it is not unique or has another order than keys
+    /// have; else as `create_index`.
+    pub fn constrain(&mut self, table: impl Into<RelationName>, index: &str, name: &str, primary: bool) -> Result<()> {
+        let table = table.into();
+        QueryHeap::outside(|| {
+            let before = self.locked_table(&table)?;
+            let mut def = TableDef::clone(&before.def);
+            if def.partitioning.is_some() {
+                let message = "ALTER TABLE / ADD CONSTRAINT USING INDEX is not supported on partitioned tables";
+                return Err(Error::unsupported(message));
+            }
+            let missing = || Error::new(SqlState::UNDEFINED_OBJECT, format!("index \"{index}\" does not exist"));
+            let known = def.index(index).cloned().ok_or_else(missing)?;
+            check_may_constrain(&known, primary)?;
+            if name != index {
+                self.rename_index(&RelationName::new(table.schema, index), name)?;
+                def = TableDef::clone(&self.table(&table)?.def);
+            }
+            if primary {
+                self.make_primary(&table, &mut def, &known.columns)?;
+            }
+            let oid = self.database.next_table_id().0;
+            for index in def.indexes.iter_mut().filter(|index| index.id == known.id) {
+                index.constraint = Some(KeyConstraint { oid, primary });
+            }
+            self.change(before.with_def(Arc::new(def)));
+            Ok(())
         })
     }
 
@@ -224,6 +261,29 @@ impl Transaction {
             }
         }
     }
+}
+
+fn check_may_constrain(index: &IndexDef, primary: bool) -> Result<()> {
+    let not_so = |state, message: String| Err(Error::new(state, message));
+    let name = &index.name;
+    if index.constraint.is_some() {
+        let message = format!("index \"{name}\" is already associated with a constraint");
+        return not_so(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message);
+    }
+    if index.building {
+        return not_so(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, format!("index \"{name}\" is not valid"));
+    }
+    if !index.unique {
+        return not_so(SqlState::WRONG_OBJECT_TYPE, format!("\"{name}\" is not a unique index"));
+    }
+    if let Some(place) = index.columns.iter().position(|column| column.descending || column.nulls_first) {
+        let message = format!("index \"{name}\" column number {} does not have default sorting behavior", place + 1);
+        return not_so(SqlState::WRONG_OBJECT_TYPE, message);
+    }
+    if primary && index.nulls_not_distinct {
+        return Err(Error::unsupported("a primary key of an index with NULLS NOT DISTINCT"));
+    }
+    Ok(())
 }
 
 /// 0A000 for a unique index of a partitioned table that could not tell from one partition what is in another.

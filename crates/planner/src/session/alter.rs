@@ -158,6 +158,20 @@ impl Altering<'_> {
                 let new = key.resolve(&table.def)?;
                 self.transaction.create_index(&name, new).map(drop)
             }
+            AlterAction::UseIndex { name: constraint, index, primary } => {
+                let constraint = constraint.as_deref().unwrap_or(index);
+                if crate::keys::constraint_names(&table.def).iter().any(|known| known == constraint) {
+                    return Err(crate::keys::taken(constraint, &table.def.name));
+                }
+                self.transaction.constrain(&name, index, constraint, *primary)?;
+                if constraint != index {
+                    let message = format!(
+                        "ALTER TABLE / ADD CONSTRAINT USING INDEX will rename index \"{index}\" to \"{constraint}\""
+                    );
+                    self.told.push(Error::new(SqlState::SUCCESSFUL_COMPLETION, message));
+                }
+                Ok(())
+            }
             AlterAction::AttachPartition { name, bound } => self.attach(table, name, bound),
             AlterAction::DetachPartition { name } => self.detach(table, name),
             AlterAction::AddForeignKey(key) => self.add_foreign_key(table, key),

@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use super::objects::cascades;
 use super::utility::{names, qualified_name};
-use super::{Command, QualifiedName};
+use super::{AlterAction, Command, QualifiedName};
 use crate::keys::{KeyClause, KeyColumnClause};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use tidepool_base::{Error, Result};
@@ -211,17 +211,19 @@ pub fn reindex(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
 }
 
 /// Past `ADD [CONSTRAINT name]`, at `PRIMARY KEY` or `UNIQUE`. The inner error is for one that is not to be had.
-pub fn key(cursor: &mut Cursor<'_>, name: Option<String>) -> Result<std::result::Result<KeyClause, Error>> {
+pub fn key(cursor: &mut Cursor<'_>, name: Option<String>) -> Result<std::result::Result<AlterAction, Error>> {
     let primary = cursor.keywords(&["primary", "key"]);
     if !primary {
         cursor.expect_keyword("unique")?;
     }
-    let nulls_not_distinct = !primary && nulls_not_distinct(cursor)?;
-    if cursor.keywords(&["using", "index"]) {
-        cursor.skip_rest();
-        return Ok(Err(Error::unsupported("a constraint cannot take over an index")
-            .with_hint("Name the columns; an index is made for them.")));
+    if !cursor.are_keywords(&["using", "index", "tablespace"]) && cursor.keywords(&["using", "index"]) {
+        let index = cursor.ident()?;
+        if let Err(error) = not_deferrable(cursor) {
+            return Ok(Err(error));
+        }
+        return Ok(Ok(AlterAction::UseIndex { name, index, primary }));
     }
+    let nulls_not_distinct = !primary && nulls_not_distinct(cursor)?;
     cursor.expect_token(&Token::LParen)?;
     let mut columns = Vec::new();
     loop {
@@ -235,7 +237,8 @@ pub fn key(cursor: &mut Cursor<'_>, name: Option<String>) -> Result<std::result:
     if let Err(error) = not_deferrable(cursor) {
         return Ok(Err(error));
     }
-    Ok(Ok(KeyClause { name, constraint: Some(primary), unique: true, columns, nulls_not_distinct, tablespace }))
+    let key = KeyClause { name, constraint: Some(primary), unique: true, columns, nulls_not_distinct, tablespace };
+    Ok(Ok(AlterAction::AddKey(Box::new(key))))
 }
 
 /// `NOT DEFERRABLE` and `INITIALLY IMMEDIATE`, which all constraints are. 0A000 for others.

@@ -100,6 +100,12 @@ pub enum AlterAction {
     },
     /// `PRIMARY KEY` or `UNIQUE`.
     AddKey(Box<crate::keys::KeyClause>),
+    /// `ADD [CONSTRAINT name] … USING INDEX`.
+    UseIndex {
+        name: Option<String>,
+        index: String,
+        primary: bool,
+    },
     AddForeignKey(Box<crate::references::ForeignKeyClause>),
     ValidateConstraint {
         name: String,
