@@ -115,7 +115,7 @@ fn add(cursor: &mut Cursor<'_>) -> Result<Result<AlterAction>> {
     if cursor.are_keywords(&["primary", "key"])
         || cursor.is_keyword("unique") && (named || matches!(cursor.second(), Some(Token::LParen | Token::Word(_))))
     {
-        return Ok(super::indexes::key(cursor, name)?);
+        return super::indexes::key(cursor, name);
     }
     if cursor.keywords(&["foreign", "key"]) {
         return Ok(foreign_key(cursor, name)?.map(|key| AlterAction::AddForeignKey(Box::new(key))));
