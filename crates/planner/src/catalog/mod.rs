@@ -18,6 +18,7 @@ mod pg_catalog;
 mod relations;
 mod rewrite;
 mod roles;
+mod row_subquery;
 mod sequences;
 mod syntax;
 mod tidepool;

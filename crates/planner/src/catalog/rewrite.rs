@@ -360,12 +360,28 @@ fn array_twin(name: &str) -> Option<&'static str> {
 impl VisitorMut for Rewriter {
     type Break = ();
 
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+        // The standard's way to write LIMIT.
+        if let Some(Fetch { with_ties: false, percent: false, quantity }) = &mut query.fetch
+            && let LimitClause::LimitOffset { limit: limit @ None, .. } = query
+                .limit_clause
+                .get_or_insert(LimitClause::LimitOffset { limit: None, offset: None, limit_by: vec![] })
+        {
+            *limit = Some(quantity.take().unwrap_or_else(|| number(1)));
+            query.fetch = None;
+        }
+        ControlFlow::Continue(())
+    }
+
     fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
         for table in &select.from {
             self.note_alias(&table.relation);
             for join in &table.joins {
                 self.note_alias(&join.relation);
             }
+        }
+        if let Some(condition) = &mut select.selection {
+            super::row_subquery::conditions(condition);
         }
         let name = |item: &SelectItem| match item {
             SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
@@ -687,23 +703,23 @@ fn is_small_integer(expr: &Expr) -> bool {
     }
 }
 
-fn unnamed(expr: Expr) -> SelectItem {
+pub fn unnamed(expr: Expr) -> SelectItem {
     SelectItem::UnnamedExpr(expr)
 }
 
-fn table_alias(name: Ident, columns: Vec<TableAliasColumnDef>) -> TableAlias {
+pub fn table_alias(name: Ident, columns: Vec<TableAliasColumnDef>) -> TableAlias {
     TableAlias { explicit: true, name, columns, at: None }
 }
 
-fn derived(query: Query, alias: TableAlias) -> TableFactor {
+pub fn derived(query: Query, alias: TableAlias) -> TableFactor {
     TableFactor::Derived { lateral: false, subquery: Box::new(query), alias: Some(alias), sample: None }
 }
 
-fn empty_query() -> Query {
+pub fn empty_query() -> Query {
     select(vec![], vec![])
 }
 
-fn select(projection: Vec<SelectItem>, from: Vec<TableWithJoins>) -> Query {
+pub fn select(projection: Vec<SelectItem>, from: Vec<TableWithJoins>) -> Query {
     let select = Select {
         select_token: helpers::attached_token::AttachedToken::empty(),
         optimizer_hints: vec![],

@@ -76,6 +76,7 @@ pub fn expression(expr: &mut Expr) {
             }
         }
         Expr::Function(_) => function(expr),
+        Expr::InSubquery { .. } => super::row_subquery::value(expr),
         Expr::BinaryOp { left, op, right } => {
             if let (Expr::Tuple(lefts), Expr::Tuple(rights)) = (left.as_ref(), right.as_ref())
                 && let Some(compared) = compare_rows(lefts, op, rights)
@@ -108,7 +109,7 @@ fn joined(parts: Vec<Expr>, op: BinaryOperator) -> Option<Expr> {
 }
 
 /// Rows compare by their first fields that differ.
-fn compare_rows(lefts: &[Expr], op: &BinaryOperator, rights: &[Expr]) -> Option<Expr> {
+pub fn compare_rows(lefts: &[Expr], op: &BinaryOperator, rights: &[Expr]) -> Option<Expr> {
     use BinaryOperator::{And, Eq, Gt, GtEq, Lt, LtEq, NotEq, Or};
     if lefts.len() != rights.len() {
         return None;
