@@ -56,6 +56,7 @@ impl DatabaseState {
                 let def = &table.def;
                 def.checks.iter().any(|check| check.oid == *oid)
                     || def.foreign_keys.iter().any(|key| key.oid == *oid)
+                    || def.foreign_keys.iter().flat_map(|key| &key.referenced_parts).any(|part| part.oid == *oid)
                     || def.indexes.iter().any(|index| index.constraint.is_some_and(|constraint| constraint.oid == *oid))
             }),
             Commented::Schema(id) => self.catalog.schemas.contains_key(id),

@@ -55,7 +55,7 @@ pub use log_home::reset_log;
 pub use partition::{
     ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
 };
-pub use references::{NewForeignKey, RowRules};
+pub use references::{NewForeignKey, Referring, RowRules};
 pub use roles::{Access, AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, grant, predefined, revoke};
 pub use rows::{Changed, LockWait, Locked};
 pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};

@@ -6,7 +6,7 @@ use crate::partition::{Membership, Routing};
 use crate::progress::Progress;
 use crate::references::Watch;
 use crate::transaction::{column_position, table_of};
-use crate::{Database, DatabaseVersion, TableWriter, Transaction};
+use crate::{Database, TableWriter, Transaction};
 use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId, TableId};
@@ -59,6 +59,15 @@ enum Now {
     Skipped,
 }
 
+/// What is done to rows of one table. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy)]
+enum Change<'a> {
+    Become(&'a RecordBatch),
+    Go,
+    /// To be in another leaf.
+    Leave,
+}
+
 /// What is looked at of each row that is written. Kept from row to row.
 pub(crate) struct RowWrite {
     keys: ChangedKeys,
@@ -68,6 +77,11 @@ pub(crate) struct RowWrite {
 impl RowWrite {
     pub fn new(watch: Watch) -> RowWrite {
         RowWrite { keys: ChangedKeys::default(), watch }
+    }
+
+    /// Whether others refer to rows of the table.
+    pub fn is_referenced(&self) -> bool {
+        self.watch.is_referenced()
     }
 }
 
@@ -137,43 +151,68 @@ impl Transaction {
             self.enter_group(&table, statement.view(), number, &group)?;
             self.loaded_range(&table, number, group.rows());
         }
-        rest.iter().try_for_each(|batch| self.insert_rows(&table, &statement, batch))?;
+        rest.iter().try_for_each(|batch| self.insert_rows(&table, statement.view(), batch).map(drop))?;
         Ok(rows)
     }
 
-    fn insert_rows(&mut self, table: &Arc<Table>, statement: &DatabaseVersion, batch: &RecordBatch) -> Result<()> {
+    /// Returns their ids.
+    pub(crate) fn insert_rows(&mut self, table: &Arc<Table>, view: &View, batch: &RecordBatch) -> Result<Vec<RowId>> {
         let images = table.rows.layout().rows(batch)?;
         let mut image = Vec::new();
+        let mut ids = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
             images.image(row, &mut image)?;
             let (worker, writes) = self.writing();
-            let row = table.rows.insert(worker, statement.view(), writes, &image)?;
-            self.enter_row(table, statement.view(), row, &image)?;
+            let row = table.rows.insert(worker, view, writes, &image)?;
+            self.enter_row(table, view, row, &image)?;
             self.inserted(table, row);
+            ids.push(row);
         }
-        Ok(())
+        Ok(ids)
     }
 
-    /// Appends a few rows to a locked table, as `TableWriter::checked` gives them.
-    pub(crate) fn insert_checked(&mut self, name: &RelationName, rows: &RecordBatch) -> Result<()> {
+    /// Appends a few rows to a locked table, as `TableWriter::checked` gives them. Returns their ids.
+    pub(crate) fn insert_checked(&mut self, name: &RelationName, rows: &RecordBatch) -> Result<Vec<RowId>> {
         if rows.num_rows() == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let table = self.table(name)?;
         let statement = self.statement()?;
         self.written.insert(table.def.id, table.clone());
-        self.insert_rows(&table, &statement, rows)
+        self.insert_rows(&table, statement.view(), rows)
     }
 
     /// Puts whole new rows in the place of those with these ids. They are as `TableWriter::checked` gives them.
     pub fn update(&mut self, table: impl Into<RelationName>, ids: &[RowId], rows: &RecordBatch) -> Result<Changed> {
         let name = table.into();
-        QueryHeap::outside(|| self.change_rows(&name, ids, Some(rows), None))
+        QueryHeap::outside(|| self.change_rows(&name, ids, Change::Become(rows), None))
     }
 
     pub fn delete(&mut self, table: impl Into<RelationName>, ids: &[RowId]) -> Result<Changed> {
         let name = table.into();
-        QueryHeap::outside(|| self.change_rows(&name, ids, None, None))
+        QueryHeap::outside(|| self.change_rows(&name, ids, Change::Go, None))
+    }
+
+    /// As `delete`, of rows that are to be in another leaf.
+    pub(crate) fn take_out(&mut self, name: &RelationName, ids: &[RowId]) -> Result<Changed> {
+        self.change_rows(name, ids, Change::Leave, None)
+    }
+
+    /// Rows that were taken out of a leaf are in another one now.
+    pub(crate) fn note_moved(
+        &mut self,
+        from: TableId,
+        left: impl IntoIterator<Item = RowId>,
+        to: &RelationName,
+        now: &[RowId],
+    ) -> Result<()> {
+        let state = self.state();
+        if !state.foreign_keys_on(from).is_empty()
+            && let Some(from) = state.table_of_id(from)
+        {
+            self.moved(from, left, table_of(&state, to)?.as_ref(), now);
+        }
+        Ok(())
     }
 
     /// As `update`, or `delete` where there are no rows, of rows that turned out to be newer than the statement's view,
@@ -185,7 +224,8 @@ impl Transaction {
         rows: Option<&RecordBatch>,
     ) -> Result<Changed> {
         let name = RelationName::from(&*version.def);
-        QueryHeap::outside(|| self.change_rows(&name, ids, rows, Some(version.view())))
+        let change = rows.map_or(Change::Go, Change::Become);
+        QueryHeap::outside(|| self.change_rows(&name, ids, change, Some(version.view())))
     }
 
     /// Rows of a table that the statement was to write or lock, and that others had changed since its view was drawn. They
@@ -233,7 +273,7 @@ impl Transaction {
         &mut self,
         name: &RelationName,
         ids: &[RowId],
-        rows: Option<&RecordBatch>,
+        change: Change<'_>,
         view: Option<&Arc<HeldSnapshot>>,
     ) -> Result<Changed> {
         self.lock_rows(name)?;
@@ -245,9 +285,16 @@ impl Transaction {
             return self.again();
         }
         self.written.insert(table.def.id, table.clone());
+        let rows = match change {
+            Change::Become(rows) => Some(rows),
+            Change::Go | Change::Leave => None,
+        };
         let images = rows.map(|rows| table.rows.layout().rows(rows)).transpose()?;
         let mut image = Vec::new();
-        let mut write = RowWrite::new(Watch::of(&state, &table));
+        let mut write = RowWrite::new(match change {
+            Change::Leave => Watch::of_moving(&state, &table),
+            Change::Become(_) | Change::Go => Watch::of(&state, &table),
+        });
         let mut done = Vec::with_capacity(ids.len());
         // Who changes the key must be alone; whoever it is that looks again finds out whether it does.
         let lock = if rows.is_some() { RowLock::NoKeyUpdate } else { RowLock::Update };

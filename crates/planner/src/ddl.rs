@@ -193,9 +193,6 @@ pub fn new_table(
             Some(NewPartition { parent: parent.def.id, bound: partitions::bound(facts, &parent.def, clause)? })
         }
     };
-    if !foreign_keys.is_empty() && partitioning.is_some() {
-        return Err(partitions::no_foreign_keys());
-    }
     Ok(NewTable {
         name,
         if_not_exists: table.if_not_exists,

@@ -146,7 +146,8 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
         }
         Object::Table(id) => {
             let owned = version.catalog.owned_sequences(id).map(|owned| (Object::Sequence(owned.def.id), true));
-            let keys = foreign_keys(version, id, |child, _| child != id);
+            let keys = version.foreign_keys_on(id).into_iter().filter(|referring| referring.child.def.id != id);
+            let keys = keys.map(|of| (Object::ForeignKey(of.child.def.id, of.key.oid), false)).collect::<Vec<_>>();
             let partitioning = version.table_of_id(id).and_then(|table| table.def.partitioning.as_ref());
             let partitions = partitioning.into_iter().flat_map(|partitioning| &partitioning.partitions);
             let partitions = partitions.map(|partition| (Object::Table(partition.id), true));
@@ -180,13 +181,14 @@ fn dependents(version: &DatabaseVersion, object: Object) -> Vec<(Object, bool)> 
     }
 }
 
-/// Foreign keys that refer to a table, those that `which` says of their table and themselves.
+/// Foreign keys that refer to a table and are no parts of others, those that `which` says of their table and themselves.
 fn foreign_keys(
     version: &DatabaseVersion,
     table: TableId,
     which: impl Fn(TableId, &ForeignKeyDef) -> bool,
 ) -> Vec<(Object, bool)> {
-    let keys = version.foreign_keys_to(table).filter(|(child, key)| which(child.def.id, key));
+    let keys = version.foreign_keys_to(table).filter(|(_, key)| key.part_of.is_none());
+    let keys = keys.filter(|(child, key)| which(child.def.id, key));
     keys.map(|(child, key)| (Object::ForeignKey(child.def.id, key.oid), false)).collect()
 }
 
@@ -207,7 +209,9 @@ fn collect(
         return;
     }
     let mut found = dependents(version, object);
-    found.sort_by_key(|(dependent, _)| std::cmp::Reverse(dependent.oid()));
+    // What refers to a table depends on it rather than on its partitions.
+    let is_partition = |dependent: &Object, silent: bool| silent && matches!(dependent, Object::Table(_));
+    found.sort_by_key(|(dependent, silent)| (is_partition(dependent, *silent), std::cmp::Reverse(dependent.oid())));
     for (dependent, silent) in found {
         collect(version, dependent, (!silent).then_some(object), seen, drops);
     }

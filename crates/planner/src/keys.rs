@@ -160,7 +160,7 @@ fn plain_columns(columns: &[ast::IndexColumn]) -> Result<Vec<KeyColumnClause>> {
 /// Names of a table's constraints.
 pub fn constraint_names(def: &TableDef) -> Vec<String> {
     let keys = def.indexes.iter().filter(|index| index.constraint.is_some()).map(|index| index.name.clone());
-    let foreign = def.foreign_keys.iter().map(|key| key.name.clone());
+    let foreign = def.foreign_keys.iter().flat_map(|key| key.names().cloned());
     def.checks.iter().map(|check| check.name.clone()).chain(keys).chain(foreign).collect()
 }
 

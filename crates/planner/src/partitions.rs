@@ -59,12 +59,6 @@ pub fn partitioning(by: &PartitionBy, columns: &[ColumnDef]) -> Result<Partition
     Ok(Partitioning { strategy, columns, partitions: Vec::new() })
 }
 
-/// 0A000.
-pub fn no_foreign_keys() -> Error {
-    Error::unsupported("foreign keys of and to partitioned tables are not supported")
-        .with_hint("A single partition can have them, and be referred to.")
-}
-
 /// The partitioned table that a table is to be a partition of. 42P17 for one that is not partitioned.
 pub fn parent(facts: &SessionFacts, name: &QualifiedName) -> Result<Arc<TableVersion>> {
     let table = resolve::table(facts, name)?;

@@ -85,9 +85,6 @@ impl ForeignKeyClause {
             ));
         }
         let parent = resolve::table(facts, name)?;
-        if def.partitioning.is_some() || parent.def.partitioning.is_some() {
-            return Err(crate::partitions::no_foreign_keys());
-        }
         Ok(NewForeignKey {
             name: self.name.clone(),
             columns: numbers(&self.columns, &def.columns)?,

@@ -43,8 +43,8 @@ pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, Partitio
 pub use row_group::RowGroup;
 pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{
-    CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, ReferentialAction,
-    SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,
+    CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, ReferencedPart,
+    ReferentialAction, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,
 };
 pub use segment::{Origin, Segment, SegmentPlace};
 pub use statistics::{ColumnStatistics, Datum, TableStatistics};

@@ -179,6 +179,23 @@ pub struct ForeignKeyDef {
     pub deferrable: bool,
     #[serde(default, skip_serializing_if = "is_false")]
     pub initially_deferred: bool,
+    /// A partition's: the foreign key, by number, of the partitioned table that it is the part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<u32>,
+    /// Of a reference to a partitioned table, what PostgreSQL has for each of the partitions, all the way down. A foreign
+    /// key that is itself a part has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub referenced_parts: Vec<ReferencedPart>,
+}
+
+/// A foreign key to a partitioned table, as far as it refers to one of its partitions: a constraint of its own by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReferencedPart {
+    /// From the same numbers as tables' ids.
+    pub oid: u32,
+    pub name: String,
+    /// The partition.
+    pub referenced: TableId,
 }
 
 /// What becomes of rows that refer to one that goes, or whose key changes.
@@ -197,6 +214,11 @@ pub enum ReferentialAction {
 impl ForeignKeyDef {
     pub fn has_column(&self, number: u16) -> bool {
         self.columns.contains(&number)
+    }
+
+    /// Its own, and those of what it is to partitions that it refers to.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(self.referenced_parts.iter().map(|part| &part.name))
     }
 }
 

@@ -278,3 +278,121 @@ async fn no_row_is_left_without_the_one_that_it_refers_to() {
     }
     assert_eq!(cell(&client, orphans).await, 0);
 }
+
+/// Parents 0 to 39 in four partitions, and children in two, of which nothing refers to a parent.
+async fn partitioned(server: &TestServer) -> Client {
+    let client = server.connect().await;
+    client
+        .batch_execute(
+            "CREATE TABLE p (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+             CREATE TABLE p0 PARTITION OF p FOR VALUES FROM (0) TO (10);
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (10) TO (20);
+             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (20) TO (40) PARTITION BY HASH (id);
+             CREATE TABLE p20 PARTITION OF p2 FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+             CREATE TABLE p21 PARTITION OF p2 FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+             INSERT INTO p SELECT i, 0 FROM generate_series(0, 39) AS g(i);
+             CREATE TABLE c (id int, r int REFERENCES p ON UPDATE CASCADE, PRIMARY KEY (id)) PARTITION BY LIST (id);
+             CREATE TABLE c1 PARTITION OF c FOR VALUES IN (1);
+             CREATE TABLE c2 PARTITION OF c DEFAULT",
+        )
+        .await
+        .unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn references_between_partitions_wait_as_those_between_tables_do() {
+    let server = TestServer::start().await;
+    let first = partitioned(&server).await;
+    for sql in ["DELETE FROM p WHERE id = 1", "DELETE FROM p0 WHERE id = 1"] {
+        first.batch_execute("BEGIN; INSERT INTO c VALUES (1, 1)").await.unwrap();
+        assert_eq!(after(&server, &first, "COMMIT", sql).await, refused());
+        first.batch_execute("DELETE FROM c").await.unwrap();
+        first.batch_execute("BEGIN; INSERT INTO c2 VALUES (2, 1)").await.unwrap();
+        assert_eq!(after(&server, &first, "ROLLBACK", sql).await, Ok(()));
+        first.batch_execute("INSERT INTO p VALUES (1, 0)").await.unwrap();
+    }
+    first.batch_execute("DELETE FROM p WHERE id > 20").await.unwrap();
+    for change in ["BEGIN; DELETE FROM p WHERE id = 12", "BEGIN; UPDATE p SET id = 38 WHERE id = 12"] {
+        first.batch_execute(change).await.unwrap();
+        assert_eq!(after(&server, &first, "ROLLBACK", "INSERT INTO c VALUES (1, 12)").await, Ok(()));
+        first.batch_execute("DELETE FROM c").await.unwrap();
+    }
+    // A key that moves takes those along who refer to it meanwhile.
+    first.batch_execute("BEGIN; INSERT INTO c VALUES (1, 5)").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "UPDATE p SET id = 25 WHERE id = 5").await, Ok(()));
+    assert_eq!(cell(&first, "SELECT r::bigint FROM c1").await, 25);
+    first.batch_execute("BEGIN; UPDATE p SET id = 26 WHERE id = 6").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "INSERT INTO c VALUES (2, 6)").await, refused());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn partitions_come_and_go_under_references() {
+    let server = TestServer::start().await;
+    let first = partitioned(&server).await;
+    // Who refers to a partition's row keeps it from leaving.
+    first.batch_execute("BEGIN; INSERT INTO c VALUES (1, 15)").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "ALTER TABLE p DETACH PARTITION p1").await, refused());
+    first.batch_execute("DELETE FROM c; BEGIN; ALTER TABLE p DETACH PARTITION p1").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "INSERT INTO c VALUES (1, 15)").await, refused());
+    // A partition that leaves keeps its foreign key, and one that comes gets it.
+    first.batch_execute("BEGIN; ALTER TABLE c DETACH PARTITION c1; INSERT INTO c1 VALUES (1, 5)").await.unwrap();
+    assert_eq!(after(&server, &first, "COMMIT", "DELETE FROM p WHERE id = 5").await, refused());
+    let snapshot = server.connect().await;
+    snapshot.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM p").await.unwrap();
+    first
+        .batch_execute(
+            "CREATE TABLE c3 (id int PRIMARY KEY, r int); INSERT INTO c3 VALUES (3, 7);
+             DROP TABLE c2; ALTER TABLE c ATTACH PARTITION c3 FOR VALUES IN (3)",
+        )
+        .await
+        .unwrap();
+    let stale = snapshot.batch_execute("DELETE FROM p WHERE id = 7").await.unwrap_err();
+    assert_eq!(code(&stale), "40001");
+    let gone = first.batch_execute("DELETE FROM p WHERE id = 7").await.unwrap_err();
+    assert_eq!(code(&gone), "23503");
+    // Whoever has a snapshot from before a partition was referred to cannot write to it.
+    snapshot.batch_execute("ROLLBACK").await.unwrap();
+    first.batch_execute("CREATE TABLE p3 (id int PRIMARY KEY, n int); INSERT INTO p3 VALUES (45, 0)").await.unwrap();
+    snapshot.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM p").await.unwrap();
+    first
+        .batch_execute("ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (40) TO (50); UPDATE c3 SET r = 45")
+        .await
+        .unwrap();
+    assert_eq!(code(&snapshot.batch_execute("DELETE FROM p3").await.unwrap_err()), "40001");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_reference_breaks_while_both_sides_move() {
+    const STEPS: i64 = 60;
+    let server = TestServer::start().await;
+    let client = partitioned(&server).await;
+    let tasks: Vec<_> = (0..4)
+        .map(|task: i64| {
+            let config = server.config();
+            tokio::spawn(async move {
+                let client = crate::server::connect(&config).await.unwrap();
+                for step in 0..STEPS {
+                    let id = (task * 7 + step * 11) % 40;
+                    let other = (id + 13 + task) % 40;
+                    let sql = match (task + step) % 5 {
+                        0 => format!("INSERT INTO c VALUES ({}, {id})", task * 1000 + step),
+                        1 => format!("UPDATE p SET id = {other} WHERE id = {id}"),
+                        2 => format!("DELETE FROM p WHERE id = {id}"),
+                        3 => format!("UPDATE c SET r = {other}, id = id + 100000 WHERE id % 10 = {}", step % 10),
+                        _ => format!("INSERT INTO p VALUES ({id}, 0) ON CONFLICT DO NOTHING"),
+                    };
+                    if let Err(error) = client.batch_execute(&sql).await {
+                        let known = ["23503", "23505", "40P01", "40001"];
+                        assert!(known.contains(&code(&error)), "{sql}: {error:?}");
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let orphans = "SELECT count(*) FROM c WHERE r IS NOT NULL AND r NOT IN (SELECT id FROM p)";
+    assert_eq!(cell(&client, orphans).await, 0);
+}

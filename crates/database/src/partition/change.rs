@@ -85,7 +85,7 @@ impl Transaction {
         let rows = writer.member(rows)?;
         let routing = writer.routing_mut()?;
         let mut done = vec![false; ids.len()];
-        for Share { ordinal, places, rows } in routing.shares(&rows)? {
+        for Share { ordinal, places, rows } in routing.tree.shares(&rows)? {
             let checked = routing.writer(ordinal)?.checked(&rows)?;
             let def = routing.leaf(ordinal)?.def.clone();
             let target = self.locked_leaf(&def)?;
@@ -99,15 +99,18 @@ impl Transaction {
                     true => self.update(&target, &leaf_ids, &pick(&checked, &here)?)?,
                     false => {
                         let source = self.leaf_name(tree, from)?;
-                        self.delete(source, &leaf_ids)?
+                        self.check_may_move(tree.leaves()[from], tree.table())?;
+                        self.take_out(&source, &leaf_ids)?
                     }
                 };
                 let Changed::Rows(changed) = changed else { return Ok(Changed::Again) };
                 note(&mut done, &of_batch, &changed);
                 if from != ordinal {
-                    let moved = here.iter().enumerate().filter(|(index, _)| changed.value(*index));
-                    let moved: Vec<u32> = moved.map(|(_, place)| *place).collect();
-                    self.insert_checked(&target, &pick(&checked, &moved)?)?;
+                    let moved = || here.iter().enumerate().filter(|(index, _)| changed.value(*index));
+                    let places: Vec<u32> = moved().map(|(_, place)| *place).collect();
+                    let now = self.insert_checked(&target, &pick(&checked, &places)?)?;
+                    let left = moved().map(|(index, _)| leaf_ids[index]);
+                    self.note_moved(tree.leaves()[from], left, &target, &now)?;
                 }
             }
         }
@@ -138,7 +141,7 @@ impl Transaction {
         let rows = writer.member(rows)?;
         let parent = writer.table().def.clone();
         let mut done: Vec<Option<Upserted>> = (0..rows.num_rows()).map(|_| None).collect();
-        let shares = writer.routing_mut()?.shares(&rows)?;
+        let shares = writer.routing_mut()?.tree.shares(&rows)?;
         for Share { ordinal, places, rows } in shares {
             let checked = writer.routing_mut()?.writer(ordinal)?.checked(&rows)?;
             let def = writer.routing_mut()?.leaf(ordinal)?.def.clone();

@@ -67,7 +67,7 @@ impl Transaction {
             for index in &parent.def.indexes {
                 self.index_partition(&parent.def, table.def.id, index)?;
             }
-            Ok(())
+            self.inherit_foreign_keys(parent.def.id, table.def.id)
         })
     }
 
@@ -82,8 +82,13 @@ impl Transaction {
                     format!("relation \"{}\" is not a partition of relation \"{}\"", table.def.name, parent.def.name),
                 ));
             }
-            self.forget_partition(&parent, table.def.id);
-            self.change_def(&table, |def| {
+            self.leave_foreign_keys(parent.def.id, table.def.id)?;
+            let gone = || Error::internal("a locked table is gone");
+            let state = self.state();
+            let parent = state.table_of_id(parent.def.id).ok_or_else(gone)?;
+            let table = state.table_of_id(table.def.id).ok_or_else(gone)?;
+            self.forget_partition(parent, table.def.id);
+            self.change_def(table, |def| {
                 def.partition_of = None;
                 def.indexes.iter_mut().for_each(|index| index.partition_of = None);
             });

@@ -20,7 +20,7 @@ mod tree;
 
 pub use change::ChangedRows;
 pub use ddl::NewPartition;
-pub(crate) use route::Routing;
+pub(crate) use route::{Routing, Share, pick};
 pub use text::{bound_literal, bound_text};
 pub use tree::PartitionTree;
 pub(crate) use tree::{Membership, PartitionTrees};

@@ -25,7 +25,7 @@ pub(crate) struct Routing {
 }
 
 /// Rows of a batch that belong to one leaf.
-pub(super) struct Share {
+pub(crate) struct Share {
     pub ordinal: usize,
     /// Their places in the batch.
     pub places: Vec<u32>,
@@ -71,24 +71,8 @@ impl Routing {
         self.writers.iter_mut().flatten().map(|writer| &mut **writer)
     }
 
-    /// Divides rows, in the table's types. 23514 for a row that belongs nowhere.
-    pub(super) fn shares(&self, batch: &RecordBatch) -> Result<Vec<Share>> {
-        let ordinals = self.tree.route(batch)?;
-        let Some(first) = ordinals.first() else { return Ok(Vec::new()) };
-        if ordinals.iter().all(|ordinal| ordinal == first) {
-            let places = (0..batch.num_rows() as u32).collect();
-            return Ok(vec![Share { ordinal: *first as usize, places, rows: batch.clone() }]);
-        }
-        let mut places: Vec<Vec<u32>> = vec![Vec::new(); self.tree.leaves().len()];
-        for (row, ordinal) in ordinals.iter().enumerate() {
-            places[*ordinal as usize].push(row as u32);
-        }
-        let used = places.into_iter().enumerate().filter(|(_, places)| !places.is_empty());
-        used.map(|(ordinal, places)| Ok(Share { ordinal, rows: pick(batch, &places)?, places })).collect()
-    }
-
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
-        for share in self.shares(batch)? {
+        for share in self.tree.shares(batch)? {
             self.writer(share.ordinal)?.write(&share.rows)?;
         }
         let buffered: usize = self.writers.iter().flatten().map(|writer| writer.buffered_bytes()).sum();
@@ -102,8 +86,26 @@ impl Routing {
     }
 }
 
+impl PartitionTree {
+    /// Divides rows, in the table's types. 23514 for a row that belongs nowhere.
+    pub(crate) fn shares(&self, batch: &RecordBatch) -> Result<Vec<Share>> {
+        let ordinals = self.route(batch)?;
+        let Some(first) = ordinals.first() else { return Ok(Vec::new()) };
+        if ordinals.iter().all(|ordinal| ordinal == first) {
+            let places = (0..batch.num_rows() as u32).collect();
+            return Ok(vec![Share { ordinal: *first as usize, places, rows: batch.clone() }]);
+        }
+        let mut places: Vec<Vec<u32>> = vec![Vec::new(); self.leaves().len()];
+        for (row, ordinal) in ordinals.iter().enumerate() {
+            places[*ordinal as usize].push(row as u32);
+        }
+        let used = places.into_iter().enumerate().filter(|(_, places)| !places.is_empty());
+        used.map(|(ordinal, places)| Ok(Share { ordinal, rows: pick(batch, &places)?, places })).collect()
+    }
+}
+
 /// Some rows of a batch, without what is left of its texts.
-pub(super) fn pick(batch: &RecordBatch, places: &[u32]) -> Result<RecordBatch> {
+pub(crate) fn pick(batch: &RecordBatch, places: &[u32]) -> Result<RecordBatch> {
     let broken = |error: ArrowError| Error::internal(format!("rows cannot be divided: {error}"));
     let picked = take_record_batch(batch, &UInt32Array::from(places.to_vec())).map_err(broken)?;
     let own = |column: &ArrayRef| -> ArrayRef {

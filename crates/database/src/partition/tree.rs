@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlType, TableId};
+use tidepool_index::key::KeyValue;
 use tidepool_table::{ColumnFilter, PartitionMap, TableDef};
 
 /// No leaf.
@@ -87,6 +88,15 @@ impl Node {
         Ok(Node { def: def.clone(), map, children })
     }
 
+    fn nodes(&self, found: &mut Vec<TableId>) {
+        found.push(self.def.id);
+        for child in &self.children {
+            if let Child::Inner(inner) = child {
+                inner.nodes(found);
+            }
+        }
+    }
+
     fn keep(&self, filters: &[ColumnFilter], kept: &mut Vec<usize>) {
         let wanted = self.map.prune(filters);
         for place in self.map.in_order().into_iter().filter(|place| wanted[*place]) {
@@ -139,9 +149,36 @@ impl Node {
 }
 
 impl PartitionTree {
+    /// The partitioned table.
+    pub fn table(&self) -> TableId {
+        self.root.def.id
+    }
+
     /// Tables that have the rows, by ordinal.
     pub fn leaves(&self) -> &[TableId] {
         &self.leaves
+    }
+
+    /// The partitioned table and the partitioned tables among its partitions, each before those within it.
+    pub fn nodes(&self) -> Vec<TableId> {
+        let mut nodes = Vec::new();
+        self.root.nodes(&mut nodes);
+        nodes
+    }
+
+    /// The ordinal of the leaf for a row of which `value_at` knows the partition keys' columns, by position. `None` where
+    /// there is none.
+    pub fn leaf_of<'v>(&self, value_at: &dyn Fn(usize) -> Option<KeyValue<'v>>) -> Result<Option<usize>> {
+        let mut node = &self.root;
+        loop {
+            let values = node.map.positions().iter().map(|position| value_at(*position)).collect::<Option<Vec<_>>>();
+            let values = values.ok_or_else(|| Error::internal("a key has not all columns of a partition key"))?;
+            match node.map.place_of(&values)?.map(|place| &node.children[place]) {
+                Some(Child::Leaf(ordinal)) => return Ok(Some(*ordinal)),
+                Some(Child::Inner(inner)) => node = inner,
+                None => return Ok(None),
+            }
+        }
     }
 
     /// Ordinals of the leaves that may have rows for which all of the conditions hold, in order.

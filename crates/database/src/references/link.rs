@@ -1,7 +1,11 @@
 //! A foreign key between two tables as a transaction has them.
 
+use super::Loss;
+use super::Lost;
 use super::convert::{Reverse, convert, reverse};
+use super::parents::Parents;
 use crate::Patience;
+use crate::catalog::DatabaseState;
 use crate::index::value_text;
 use crate::text::{TextSettings, TextWriter};
 use arrow_array::cast::AsArray;
@@ -9,11 +13,11 @@ use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use tidepool_base::{Error, Part, Result, RowId, SqlState, SqlType, Subject};
+use tidepool_base::{Error, Part, Result, RowId, SqlState, SqlType, Subject, TableId};
 use tidepool_index::key::KeyValue;
 use tidepool_table::rows::{RowRef, RowStore};
 use tidepool_table::{
-    BATCH_ROWS, ForeignKeyDef, IndexKey, RowGroup, ScanRequest, Table, TableIndex, TableScan, TableVersion, key_value,
+    BATCH_ROWS, ForeignKeyDef, RowGroup, ScanRequest, Table, TableDef, TableIndex, TableScan, TableVersion, key_value,
 };
 use tidepool_txn::{HeldSnapshot, View};
 
@@ -29,9 +33,12 @@ pub(super) const KEYS_KNOWN_MAX: usize = 1 << 18;
 pub(super) struct Link {
     pub key: ForeignKeyDef,
     pub child: Arc<Table>,
+    /// Those that have the child's rows: itself, or if it is partitioned its leaves, by ordinal.
+    pub leaves: Vec<Arc<Table>>,
     pub parent: Arc<Table>,
-    /// The parent's. Keys are its.
+    /// The parent's. Keys are its; those of leaves' indexes are the same.
     pub index: Arc<TableIndex>,
+    pub(super) parents: Parents,
     /// Of the child's schema, for messages.
     pub schema: String,
     /// Positions of the child's columns, in the order in which the foreign key names them.
@@ -42,8 +49,12 @@ pub(super) struct Link {
     places: Vec<usize>,
 }
 
-/// Takes rows of the child's, each with the number of the key that it refers to.
-pub(super) type TakeChildren<'a> = &'a mut dyn FnMut(&[(RowId, usize)]) -> Result<()>;
+/// Takes rows of one of the child's leaves, by its place among them, each with the number of the key that it refers to.
+pub(super) type TakeChildren<'a> = &'a mut dyn FnMut(usize, &[(RowId, usize)]) -> Result<()>;
+
+/// Takes a row of arrays, which are the foreign key's columns, with what it refers to, and the key if it is one. Whether
+/// other rows with the same key may be passed over.
+pub(super) type TakeReference<'a> = &'a mut dyn FnMut(&[ArrayRef], usize, Reference, &[u8]) -> Result<bool>;
 
 /// What a row refers to. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +69,14 @@ pub(super) enum Reference {
 }
 
 impl Link {
-    pub fn new(key: &ForeignKeyDef, child: &Arc<Table>, parent: &Arc<Table>, schema: &str) -> Result<Link> {
+    /// `leaves`: the child's. The parent's are opened as they are needed.
+    pub fn new(
+        state: &DatabaseState,
+        key: &ForeignKeyDef,
+        child: &Arc<Table>,
+        leaves: Vec<Arc<Table>>,
+        parent: &Arc<Table>,
+    ) -> Result<Link> {
         let broken = || Error::internal(format!("foreign key \"{}\" does not fit its tables", key.name));
         let index = parent.index(key.index).ok_or_else(broken)?.clone();
         let positions = child.def.positions(&key.columns);
@@ -76,9 +94,11 @@ impl Link {
         Ok(Link {
             key: key.clone(),
             child: child.clone(),
+            leaves,
             parent: parent.clone(),
+            parents: Parents::of(state, parent, &index)?,
             index,
-            schema: schema.to_owned(),
+            schema: state.schema_name(child.def.schema).to_owned(),
             positions,
             types,
             places,
@@ -106,24 +126,11 @@ impl Link {
         Ok(if key.len() > tidepool_index::KEY_BYTES_MAX { Reference::Nowhere } else { Reference::Key })
     }
 
-    /// Whether a view's version of a child's row refers to `key`.
-    pub fn refers(&self, view: &View, row: RowId, key: &[u8]) -> Result<bool> {
-        let (found, columns) = read_columns(&self.child.rows, view, &[row], &self.positions)?;
+    /// Whether a view's version of a row of one of the child's leaves refers to `key`.
+    pub fn refers(&self, leaf: usize, view: &View, row: RowId, key: &[u8]) -> Result<bool> {
+        let (found, columns) = read_columns(&self.leaves[leaf].rows, view, &[row], &self.positions)?;
         let mut own = Vec::new();
         Ok(!found.is_empty() && self.reference(&columns, 0, &mut own)? == Reference::Key && own == key)
-    }
-
-    /// The parent's row that has `key`, as the view sees it.
-    pub fn referenced(&self, view: &View, key: &[u8]) -> Result<Option<RowId>> {
-        let mut own = IndexKey::default();
-        for row in self.index.tree().get(view, key).iter() {
-            let Some(found) = self.parent.rows.read(view, *row) else { continue };
-            self.index.key_of(&self.parent.rows, found, &mut own)?;
-            if own.bytes() == key {
-                return Ok(Some(*row));
-            }
-        }
-        Ok(None)
     }
 
     /// Finds the child's rows that refer to one of `keys`, as the view sees them. `found` is given them in parts, each row
@@ -135,13 +142,29 @@ impl Link {
         patience: &dyn Patience,
         found: TakeChildren<'_>,
     ) -> Result<()> {
-        let version = Arc::new(TableVersion::of(&self.child, view));
+        for leaf in 0..self.leaves.len() {
+            patience.check()?;
+            self.children_in(leaf, view, keys, patience, found)?;
+        }
+        Ok(())
+    }
+
+    fn children_in(
+        &self,
+        leaf: usize,
+        view: &Arc<HeldSnapshot>,
+        keys: &HashMap<Vec<u8>, usize>,
+        patience: &dyn Patience,
+        found: TakeChildren<'_>,
+    ) -> Result<()> {
+        let table = &self.leaves[leaf];
+        let version = Arc::new(TableVersion::of(table, view));
         let mut projection = self.positions.clone();
         // The rows' ids.
-        projection.push(self.child.def.columns.len());
+        projection.push(table.def.columns.len());
         let request =
             ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
-        let scan = match self.candidates(&version, keys)? {
+        let scan = match self.candidates(table, &version, keys)? {
             Some(rows) => TableScan::picked(version, request, &rows),
             None => TableScan::new(version, request),
         };
@@ -160,20 +183,19 @@ impl Link {
                 }
             }
             if !matches.is_empty() {
-                found(&matches)?;
+                found(leaf, &matches)?;
                 matches.clear();
             }
         }
         Ok(())
     }
 
-    /// Looks at all rows of the child as a version shows them. `orphan` is told, as the error that it is, of each that
-    /// refers to nothing, and ends that by an error.
-    pub fn each_orphan(
+    /// Looks at all rows of one of the child's leaves as a version shows them.
+    pub fn each_reference(
         &self,
         version: &Arc<TableVersion>,
         interrupted: &dyn Fn() -> Result<()>,
-        orphan: &mut dyn FnMut(Error) -> Result<()>,
+        take: TakeReference<'_>,
     ) -> Result<()> {
         let request = ScanRequest {
             projection: self.positions.clone(),
@@ -187,28 +209,44 @@ impl Link {
         while let Some(batch) = reader.next_batch()? {
             interrupted()?;
             for row in 0..batch.num_rows() {
-                match self.reference(batch.columns(), row, &mut key)? {
-                    Reference::Nothing => {}
-                    Reference::Mixed => orphan(self.mixed())?,
-                    Reference::Nowhere => orphan(self.not_present(batch.columns(), row)?)?,
-                    Reference::Key if known.contains(&key) => {}
-                    Reference::Key if self.referenced(version.view(), &key)?.is_none() => {
-                        orphan(self.not_present(batch.columns(), row)?)?;
+                let reference = self.reference(batch.columns(), row, &mut key)?;
+                if reference == Reference::Key && known.contains(&key) {
+                    continue;
+                }
+                if take(batch.columns(), row, reference, &key)? && reference == Reference::Key {
+                    if known.len() == KEYS_KNOWN_MAX {
+                        known.clear();
                     }
-                    Reference::Key => {
-                        if known.len() == KEYS_KNOWN_MAX {
-                            known.clear();
-                        }
-                        known.insert(key.clone());
-                    }
+                    known.insert(key.clone());
                 }
             }
         }
         Ok(())
     }
 
-    /// Rows among which are all that refer to one of `keys`, through an index of the child. `None`: a scan costs less.
-    fn candidates(&self, version: &TableVersion, keys: &HashMap<Vec<u8>, usize>) -> Result<Option<Vec<RowId>>> {
+    /// As `each_reference`; all of the parent's leaves are open. `orphan` is told, as the error that it is, of each row that
+    /// refers to nothing, and ends that by an error.
+    pub fn each_orphan(
+        &self,
+        version: &Arc<TableVersion>,
+        interrupted: &dyn Fn() -> Result<()>,
+        orphan: &mut dyn FnMut(Error) -> Result<()>,
+    ) -> Result<()> {
+        self.each_reference(version, interrupted, &mut |columns, row, reference, key| match reference {
+            Reference::Nothing => Ok(false),
+            Reference::Mixed => orphan(self.mixed()).map(|()| false),
+            Reference::Key if self.referenced(version.view(), key)?.is_some() => Ok(true),
+            Reference::Nowhere | Reference::Key => orphan(self.not_present(columns, row)?).map(|()| false),
+        })
+    }
+
+    /// Rows among which are all that refer to one of `keys`, through an index of the leaf. `None`: a scan costs less.
+    fn candidates(
+        &self,
+        leaf: &Table,
+        version: &TableVersion,
+        keys: &HashMap<Vec<u8>, usize>,
+    ) -> Result<Option<Vec<RowId>>> {
         let rows_max = version.rows_max();
         if keys.len() as u64 * SCANNED_PER_LOOK_UP > rows_max {
             return Ok(None);
@@ -218,7 +256,7 @@ impl Link {
             let columns = index.positions().iter();
             columns.map_while(|column| self.positions.iter().position(|known| known == column)).collect::<Vec<usize>>()
         };
-        let usable = self.child.indexes().iter().filter(|index| index.is_complete_for(version.view()));
+        let usable = leaf.indexes().iter().filter(|index| index.is_complete_for(version.view()));
         let best = usable.map(|index| (leading(index), index)).max_by_key(|(leading, _)| leading.len());
         let Some((leading, index)) = best.filter(|(leading, _)| !leading.is_empty()) else { return Ok(None) };
         let mut rows = Vec::new();
@@ -252,24 +290,41 @@ impl Link {
         Ok(values)
     }
 
-    fn violation(&self, message: String) -> Error {
+    fn violation(&self, message: String, constraint: &str) -> Error {
         Error::new(SqlState::FOREIGN_KEY_VIOLATION, message).with_subject(Subject {
             schema: self.schema.clone(),
             table: self.child.def.name.clone(),
-            part: Part::Constraint(self.key.name.clone()),
+            part: Part::Constraint(constraint.to_owned()),
         })
     }
 
     fn refused(&self) -> Error {
         let Link { key, child, .. } = self;
-        self.violation(format!(
+        let message = format!(
             "insert or update on table \"{}\" violates foreign key constraint \"{}\"",
             child.def.name, key.name
-        ))
+        );
+        self.violation(message, &key.name)
     }
 
     /// 23503 for a row of arrays whose key nobody has.
     pub fn not_present(&self, columns: &[ArrayRef], row: usize) -> Result<Error> {
+        let key = self.row_text(columns, row)?;
+        Ok(self.refused().with_detail(format!("Key {key} is not present in table \"{}\".", self.parent.def.name)))
+    }
+
+    /// 23503 for a row of arrays whose key is in a partition that is to leave the parent.
+    pub fn removed(&self, partition: &TableDef, columns: &[ArrayRef], row: usize) -> Result<Error> {
+        let constraint = self.part_name(partition.id);
+        let message =
+            format!("removing partition \"{}\" violates foreign key constraint \"{constraint}\"", partition.name);
+        let key = self.row_text(columns, row)?;
+        let detail = format!("Key {key} is still referenced from table \"{}\".", self.child.def.name);
+        Ok(self.violation(message, constraint).with_detail(detail))
+    }
+
+    /// A row's columns and what is in them, each in parentheses.
+    fn row_text(&self, columns: &[ArrayRef], row: usize) -> Result<String> {
         let settings = TextSettings::default();
         let mut texts = Vec::with_capacity(columns.len());
         for (column, (sql_type, _)) in columns.iter().zip(&self.types) {
@@ -279,13 +334,7 @@ impl Link {
         }
         let names: Vec<&str> =
             self.positions.iter().map(|position| self.child.def.columns[*position].name.as_str()).collect();
-        let detail = format!(
-            "Key ({})=({}) is not present in table \"{}\".",
-            names.join(", "),
-            texts.join(", "),
-            self.parent.def.name
-        );
-        Ok(self.refused().with_detail(detail))
+        Ok(format!("({})=({})", names.join(", "), texts.join(", ")))
     }
 
     /// 23503 for a row of which some columns are NULL.
@@ -293,19 +342,32 @@ impl Link {
         self.refused().with_detail("MATCH FULL does not allow mixing of null and nonnull key values.")
     }
 
+    /// What the foreign key is called as far as it refers to a partition of the parent's.
+    fn part_name(&self, partition: TableId) -> &str {
+        let part = self.key.referenced_parts.iter().find(|part| part.referenced == partition);
+        part.map_or(&self.key.name, |part| &part.name)
+    }
+
     /// 23503 for a key that somebody refers to.
-    pub fn still_referenced(&self, key: &[u8]) -> Result<Error> {
+    pub fn still_referenced(&self, state: &DatabaseState, lost: &Lost) -> Result<Error> {
         let Link { key: def, child, parent, .. } = self;
         let names = parent.def.positions(&def.referenced_columns).into_iter();
         let names: Vec<&str> = names.map(|position| parent.def.columns[position].name.as_str()).collect();
-        let values = self.values(key)?;
+        let values = self.values(&lost.key)?;
         let texts = (values.iter().zip(&self.types))
             .map(|(value, (_, sql_type))| value_text(value, *sql_type))
             .collect::<Result<Vec<_>>>()?;
-        let error = self.violation(format!(
-            "update or delete on table \"{}\" violates foreign key constraint \"{}\" on table \"{}\"",
-            parent.def.name, def.name, child.def.name
-        ));
+        // A row that moved was the whole table's.
+        let leaf = state.table_of_id(lost.place.0).filter(|_| lost.loss != Loss::Moved);
+        let of = leaf.unwrap_or(parent);
+        let constraint = self.part_name(of.def.id);
+        let error = self.violation(
+            format!(
+                "update or delete on table \"{}\" violates foreign key constraint \"{constraint}\" on table \"{}\"",
+                of.def.name, child.def.name
+            ),
+            constraint,
+        );
         Ok(error.with_detail(format!(
             "Key ({})=({}) is still referenced from table \"{}\".",
             names.join(", "),

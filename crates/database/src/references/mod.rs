@@ -10,6 +10,14 @@
 //!
 //! What was done to other rows makes further events, which are dealt with in the same way.
 //!
+//! # Partitioned tables
+//!
+//! A foreign key of a partitioned table is also one of each of its partitions, which knows whose part it is: rows that are
+//! written are checked by their leaf's. Keys that are no more are dealt with by the foreign key that is no part, for all
+//! leaves of its table. A reference to a partitioned table finds its row in the one leaf that the key belongs to: the
+//! unique index has all columns of the partition key. So a row that moves to another leaf has another key, and what is
+//! done about it is what is done about a change.
+//!
 //! # Why no row is left without the one that it refers to
 //!
 //! Let one transaction write a row that refers to a key, and another take the key away. The former locks the parent's row
@@ -24,24 +32,30 @@
 //!
 //! Whoever checks a foreign key shares the locks of both tables; whoever makes or drops one has both alone, and puts
 //! another `Table` of the same definition in the parent's place, so that a transaction with a snapshot from before cannot
-//! write to it.
+//! write to it. Of a partitioned table that goes for all its partitions, but that of a table referred to only those leaves
+//! are locked that are looked into.
 
 mod act;
 mod check;
 mod convert;
 mod define;
+mod inherit;
 mod link;
+mod parents;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::verify;
 pub use define::NewForeignKey;
+pub use state::Referring;
+pub(crate) use state::referencing;
 
 use crate::catalog::{DatabaseState, RelationName};
 use crate::{RowChecks, Transaction};
 use arrow_array::ArrayRef;
 use link::Link;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_table::rows::RowRef;
@@ -68,10 +82,25 @@ impl RowRules for () {
     }
 }
 
+/// A row of a table.
+type Place = (TableId, RowId);
+
+/// How a row came to have a key no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Loss {
+    Deleted,
+    Changed,
+    /// The row went to another partition. Who refers to the leaf that it was in takes it for deleted, who refers to a
+    /// table that both leaves are within for changed.
+    Moved,
+}
+
 /// A key that a row of a referenced table has no more.
 #[derive(Clone, Debug)]
 struct Lost {
-    row: RowId,
+    /// Where it had the key.
+    place: Place,
+    loss: Loss,
     /// As the index has it.
     key: Vec<u8>,
 }
@@ -86,8 +115,15 @@ enum Rows {
 
 #[derive(Debug)]
 enum Event {
-    Written { table: TableId, rows: Rows },
-    Lost { table: TableId, index: TableId, deleted: bool, lost: Lost },
+    Written {
+        table: TableId,
+        rows: Rows,
+    },
+    /// `index`: of the row's table.
+    Lost {
+        index: TableId,
+        lost: Lost,
+    },
 }
 
 /// What is checked at the transaction's end.
@@ -104,6 +140,8 @@ pub(crate) struct References {
     /// In the order that it came about; what was checked early stays.
     deferred: Vec<Deferred>,
     modes: Modes,
+    /// Where rows went that left a leaf, while there are events that know where they were.
+    moved: HashMap<Place, Place>,
 }
 
 /// `SET CONSTRAINTS`: whether foreign keys are deferred, by number, where it is not as they are declared.
@@ -130,37 +168,21 @@ impl References {
         self.events.truncate(savepoint.events);
         self.deferred.truncate(savepoint.deferred);
         self.modes.clone_from(&savepoint.modes);
+        // Numbers of rows that are undone may come again.
+        self.moved.clear();
+    }
+
+    /// Where a row is by now.
+    fn now_at(&self, mut place: Place) -> Place {
+        while let Some(next) = self.moved.get(&place) {
+            place = *next;
+        }
+        place
     }
 
     fn is_deferred(&self, key: &ForeignKeyDef) -> bool {
         let mode = self.modes.single.get(&key.oid).copied().or(self.modes.all);
         key.deferrable && mode.unwrap_or(key.initially_deferred)
-    }
-}
-
-/// By table, the tables whose foreign keys refer to it.
-pub(crate) fn referencing(tables: &BTreeMap<RelationName, Arc<Table>>) -> BTreeMap<TableId, Vec<TableId>> {
-    let mut all: BTreeMap<TableId, Vec<TableId>> = BTreeMap::new();
-    for table in tables.values() {
-        for key in &table.def.foreign_keys {
-            let of_parent = all.entry(key.referenced).or_default();
-            if !of_parent.contains(&table.def.id) {
-                of_parent.push(table.def.id);
-            }
-        }
-    }
-    all
-}
-
-impl DatabaseState {
-    /// The foreign keys that refer to a table, each with the table that has it.
-    pub fn foreign_keys_to(&self, table: TableId) -> impl Iterator<Item = (&Arc<Table>, &ForeignKeyDef)> {
-        let children = self.referencing.get(&table).into_iter().flatten();
-        let children = children.filter_map(|child| self.table_of_id(*child));
-        children.flat_map(move |child| {
-            let keys = child.def.foreign_keys.iter().filter(move |key| key.referenced == table);
-            keys.map(move |key| (child, key))
-        })
     }
 }
 
@@ -175,18 +197,30 @@ pub(crate) struct Watch {
     refers_anew: bool,
     /// Its keys that will be no more, each with its index.
     lost: Vec<(TableId, Vec<u8>)>,
+    /// Rows that go do so to be in another leaf.
+    moves: bool,
 }
 
 impl Watch {
     pub fn of(state: &DatabaseState, table: &Table) -> Watch {
         let mut watch = Watch::default();
         watch.refers.extend(table.def.foreign_keys.iter().map(|key| table.def.positions(&key.columns)));
-        for (_, key) in state.foreign_keys_to(table.def.id) {
-            watch.referenced.extend(table.indexes().iter().position(|index| index.id() == key.index));
+        for referring in state.foreign_keys_on(table.def.id) {
+            watch.referenced.extend(table.indexes().iter().position(|index| index.id() == referring.index));
         }
         watch.referenced.sort_unstable();
         watch.referenced.dedup();
         watch
+    }
+
+    /// For rows that are taken out of a leaf and put into another.
+    pub fn of_moving(state: &DatabaseState, table: &Table) -> Watch {
+        Watch { moves: true, ..Watch::of(state, table) }
+    }
+
+    /// Whether others refer to rows of the table.
+    pub fn is_referenced(&self) -> bool {
+        !self.referenced.is_empty()
     }
 
     /// Looks at what is to become of a row; `None`: it goes.
@@ -274,9 +308,42 @@ impl Transaction {
         if watch.refers_anew {
             self.references.events.push(Event::Written { table: id, rows: Rows::One(row) });
         }
+        let loss = match deleted {
+            true if watch.moves => Loss::Moved,
+            true => Loss::Deleted,
+            false => Loss::Changed,
+        };
         let lost = watch.lost.drain(..);
-        let lost = lost.map(|(index, key)| Event::Lost { table: id, index, deleted, lost: Lost { row, key } });
+        let lost = lost.map(|(index, key)| Event::Lost { index, lost: Lost { place: (id, row), loss, key } });
         self.references.events.extend(lost);
+    }
+
+    /// Rows that left a leaf which others refer to are in another one now.
+    pub(crate) fn moved(&mut self, from: &Table, left: impl IntoIterator<Item = RowId>, to: &Table, now: &[RowId]) {
+        let places = left.into_iter().zip(now).map(|(row, now)| ((from.def.id, row), (to.def.id, *now)));
+        self.references.moved.extend(places);
+    }
+
+    /// 0A000 where a row cannot leave a leaf for another within `root`, as some foreign key refers to what the leaf is
+    /// within, but `root` is not.
+    pub(crate) fn check_may_move(&self, leaf: TableId, root: TableId) -> Result<()> {
+        let state = self.state();
+        let mut between = state.table_of_id(leaf).and_then(|leaf| leaf.def.partition_of);
+        while let Some(table) = between.filter(|table| *table != root).and_then(|table| state.table_of_id(table)) {
+            if state.foreign_keys_to(table.def.id).any(|(_, key)| key.part_of.is_none()) {
+                let root = state.table_of_id(root).map_or("", |root| &root.def.name);
+                let message = "cannot move tuple across partitions when a non-root ancestor of the source partition is \
+                               directly referenced in a foreign key";
+                return Err(Error::unsupported(message)
+                    .with_detail(format!(
+                        "A foreign key points to ancestor \"{}\" but not the root ancestor \"{root}\".",
+                        table.def.name
+                    ))
+                    .with_hint(format!("Consider defining the foreign key on table \"{root}\".")));
+            }
+            between = table.def.partition_of;
+        }
+        Ok(())
     }
 
     /// What there is now, this transaction's work up to now included.
@@ -315,13 +382,37 @@ impl Transaction {
         }
     }
 
-    /// A foreign key of a table, by number, with both tables' locks shared. `None` when it is gone.
+    /// The leaves of a table by ordinal, or itself, their locks shared, as that of all that they are within is.
+    fn shared_leaves(&mut self, table: &Arc<Table>) -> Result<Vec<Arc<Table>>> {
+        self.share_nodes(table)?;
+        let Some(tree) = self.state().partition_tree(&table.def)? else { return Ok(vec![table.clone()]) };
+        let gone = || Error::internal("a partition went while its table's lock was held");
+        let leaf = |leaf: &TableId| self.shared_by_id(*leaf)?.ok_or_else(gone);
+        tree.leaves().iter().map(leaf).collect()
+    }
+
+    /// A foreign key of a table, by number, with the locks of both shared. `None` when it is gone.
     fn link(&mut self, child: TableId, key: u32) -> Result<Option<Link>> {
         let Some(child) = self.shared_by_id(child)? else { return Ok(None) };
         let Some(key) = child.def.foreign_keys.iter().find(|known| known.oid == key) else { return Ok(None) };
         let Some(parent) = self.shared_by_id(key.referenced)? else { return Ok(None) };
-        let state = self.state();
-        Link::new(key, &child, &parent, state.schema_name(child.def.schema)).map(Some)
+        self.share_nodes(&parent)?;
+        let leaves = self.shared_leaves(&child)?;
+        Link::new(&self.state(), key, &child, leaves, &parent).map(Some)
+    }
+
+    /// Shares the locks of the partitioned tables within one, so that the partitions stay what they are.
+    fn share_nodes(&mut self, table: &Arc<Table>) -> Result<()> {
+        let mut left = vec![table.clone()];
+        while let Some(table) = left.pop() {
+            for partition in table.def.partitioning.iter().flat_map(|of| &of.partitions) {
+                let state = self.state();
+                if state.table_of_id(partition.id).is_some_and(|partition| partition.def.partitioning.is_some()) {
+                    left.extend(self.shared_by_id(partition.id)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn wait(&self, tag: tidepool_txn::Tag) -> Result<()> {

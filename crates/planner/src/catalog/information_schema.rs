@@ -1,6 +1,6 @@
 //! The rows of `information_schema`'s views, the SQL standard's form of the catalogue.
 
-use super::keys::foreign_keys;
+use super::keys::{foreign_keys, foreign_keys_of};
 use super::objects::*;
 use super::relations::{self, Rows};
 use super::roles::owner_name;
@@ -98,8 +98,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                         ]);
                     }
                 }
-                for key in &table.def.foreign_keys {
-                    foreign_key_usage(name, facts, table, key, rows);
+                for key in foreign_keys_of(facts, table) {
+                    foreign_key_usage(name, facts, table, &key, rows);
                 }
                 let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
                 let columns = keys.flat_map(|key| {
@@ -296,7 +296,7 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
         for check in &table.def.checks {
             push(table, check.name.clone(), "CHECK", None, [false; 2]);
         }
-        for key in &table.def.foreign_keys {
+        for key in foreign_keys_of(facts, table) {
             push(table, key.name.clone(), "FOREIGN KEY", None, [key.deferrable, key.initially_deferred]);
         }
         for (index, _) in table.def.columns.iter().enumerate().filter(|(_, column)| !column.nullable) {

@@ -6,6 +6,7 @@ use super::relations::Rows;
 use super::types;
 use super::value::Value;
 use crate::facts::SessionFacts;
+use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_database::AccessObject;
 use tidepool_table::{ForeignKeyDef, IndexColumn, IndexDef, ReferentialAction, Table, TableDef};
@@ -90,6 +91,8 @@ pub fn indexes(facts: &SessionFacts, rows: &mut Rows) {
 pub fn constraints(facts: &SessionFacts, rows: &mut Rows) {
     for (table, index) in indexed(facts) {
         let Some(constraint) = index.constraint else { continue };
+        let above = index.partition_of.and_then(|above| facts.version.index_by_id(above));
+        let of = above.and_then(|(_, above)| above.constraint).map(|constraint| constraint.oid);
         rows.push([
             ("oid", constraint.oid.into()),
             ("conname", index.name.clone().into()),
@@ -98,11 +101,13 @@ pub fn constraints(facts: &SessionFacts, rows: &mut Rows) {
             ("convalidated", true.into()),
             ("conrelid", table.def.id.0.into()),
             ("conindid", index.id.0.into()),
+            ("conparentid", of.unwrap_or_default().into()),
             ("confupdtype", " ".into()),
             ("confdeltype", " ".into()),
             ("confmatchtype", " ".into()),
-            ("conislocal", true.into()),
-            ("connoinherit", true.into()),
+            ("conislocal", of.is_none().into()),
+            ("coninhcount", usize::from(of.is_some()).into()),
+            ("connoinherit", (of.is_none() && table.def.partitioning.is_none()).into()),
             ("conkey", numbers(index)),
         ]);
     }
@@ -120,8 +125,16 @@ fn action(action: ReferentialAction) -> &'static str {
 }
 
 /// All foreign keys, each with its table.
-pub fn foreign_keys(facts: &SessionFacts) -> impl Iterator<Item = (&Arc<Table>, &ForeignKeyDef)> {
-    facts.version.tables.values().flat_map(|table| table.def.foreign_keys.iter().map(move |key| (table, key)))
+pub fn foreign_keys(facts: &SessionFacts) -> impl Iterator<Item = (&Arc<Table>, Cow<'_, ForeignKeyDef>)> {
+    facts.version.tables.values().flat_map(|table| foreign_keys_of(facts, table).map(move |key| (table, key)))
+}
+
+/// A table's foreign keys. One that refers to a partitioned table is followed by what it is to each of the partitions.
+pub fn foreign_keys_of<'a>(facts: &'a SessionFacts, table: &'a Table) -> impl Iterator<Item = Cow<'a, ForeignKeyDef>> {
+    table.def.foreign_keys.iter().flat_map(|key| {
+        let parts = key.referenced_parts.iter().filter_map(|part| facts.version.referenced_part(key, part));
+        std::iter::once(Cow::Borrowed(key)).chain(parts.map(Cow::Owned))
+    })
 }
 
 /// The rows of `pg_constraint` for foreign keys.
@@ -138,12 +151,14 @@ pub fn foreign_key_constraints(facts: &SessionFacts, rows: &mut Rows) {
             ("convalidated", (!key.not_valid).into()),
             ("conrelid", table.def.id.0.into()),
             ("conindid", key.index.0.into()),
+            ("conparentid", key.part_of.unwrap_or_default().into()),
             ("confrelid", key.referenced.0.into()),
             ("confupdtype", action(key.on_update).into()),
             ("confdeltype", action(key.on_delete).into()),
             ("confmatchtype", if key.match_full { "f" } else { "s" }.into()),
-            ("conislocal", true.into()),
-            ("connoinherit", true.into()),
+            ("conislocal", key.part_of.is_none().into()),
+            ("coninhcount", usize::from(key.part_of.is_some()).into()),
+            ("connoinherit", (key.part_of.is_none() && table.def.partitioning.is_none()).into()),
             ("conkey", numbers(&key.columns)),
             ("confkey", numbers(&key.referenced_columns)),
         ]);

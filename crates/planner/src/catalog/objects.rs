@@ -7,6 +7,7 @@
 use super::relations;
 use crate::facts::SessionFacts;
 use crate::resolve;
+use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_base::{SchemaId, TableId};
 use tidepool_database::RelationName;
@@ -103,7 +104,7 @@ pub fn check_by_oid(facts: &SessionFacts, oid: u32) -> Option<&CheckDef> {
 }
 
 /// A foreign key, and its table.
-pub fn foreign_key_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, &ForeignKeyDef)> {
+pub fn foreign_key_by_oid(facts: &SessionFacts, oid: u32) -> Option<(&Arc<Table>, Cow<'_, ForeignKeyDef>)> {
     super::keys::foreign_keys(facts).find(|(_, key)| key.oid == oid)
 }
 

@@ -297,7 +297,7 @@ fn classes(facts: &SessionFacts, rows: &mut Rows) {
         let (main, delta) = table_bytes(&table);
         let row_count = table.statistics().rows;
         let has_foreign_keys =
-            !table.def.foreign_keys.is_empty() || facts.version.foreign_keys_to(table.def.id).next().is_some();
+            !table.def.foreign_keys.is_empty() || !facts.version.foreign_keys_on(table.def.id).is_empty();
         rows.push([
             ("oid", table.def.id.0.into()),
             ("relname", table.def.name.clone().into()),

@@ -82,7 +82,11 @@ impl Altering<'_> {
         let table = self.locked()?;
         self.check_partitioned(&table, action)?;
         self.apply_here(&table, action)?;
-        self.recurse(&table.def, action)
+        self.recurse(&table.def, action)?;
+        match action {
+            AlterAction::SetType { column, .. } if !self.is_recursing => self.recheck_foreign_keys(&table, column),
+            _ => Ok(()),
+        }
     }
 
     fn apply_here(&mut self, table: &Arc<TableVersion>, action: &AlterAction) -> Result<()> {
@@ -120,20 +124,7 @@ impl Altering<'_> {
             }
             AlterAction::DropIdentity { column, if_exists } => self.drop_identity(table, column, *if_exists),
             AlterAction::AlterConstraint { name: constraint, deferrable, initially_deferred } => {
-                let mut def = TableDef::clone(&table.def);
-                let key = def.foreign_keys.iter_mut().find(|key| key.name == *constraint);
-                let Some(key) = key else {
-                    if !constraint_names(&table.def).contains(constraint) {
-                        return Err(no_constraint(constraint, &table.def.name));
-                    }
-                    let message = format!(
-                        "constraint \"{constraint}\" of relation \"{}\" is not a foreign key constraint",
-                        table.def.name
-                    );
-                    return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
-                };
-                (key.deferrable, key.initially_deferred) = (*deferrable, *initially_deferred);
-                self.transaction.set_table_def(&name, def)
+                self.alter_constraint(table, constraint, *deferrable, *initially_deferred)
             }
             AlterAction::SetNotNull { column, not_null } => self.set_not_null(table, column, *not_null),
             AlterAction::AddCheck { name: constraint, condition } => {
@@ -188,7 +179,9 @@ impl Altering<'_> {
                     return self.transaction.rename_index(&RelationName::new(def.schema, old), new_name);
                 }
                 let checks = def.checks.iter_mut().map(|check| &mut check.name);
-                let keys = def.foreign_keys.iter_mut().map(|key| &mut key.name);
+                let keys = def.foreign_keys.iter_mut().flat_map(|key| {
+                    std::iter::once(&mut key.name).chain(key.referenced_parts.iter_mut().map(|part| &mut part.name))
+                });
                 match checks.chain(keys).find(|name| *name == old) {
                     Some(name) => name.clone_from(new_name),
                     None => return Err(no_constraint(old, &def.name)),
@@ -291,9 +284,6 @@ impl Altering<'_> {
         for key in &keys {
             let now = self.locked()?;
             self.transaction.create_index(&name, key.resolve(&now.def)?)?;
-        }
-        if !foreign_keys.is_empty() && def.partitioning.is_some() {
-            return Err(crate::partitions::no_foreign_keys());
         }
         for key in &foreign_keys {
             let now = self.locked()?;
@@ -421,8 +411,7 @@ impl Altering<'_> {
         let number = def.columns[position].number;
         let touched: Vec<CheckDef> =
             def.checks.iter().filter(|check| check.columns.contains(&number)).cloned().collect();
-        self.check_existing(&def, &touched)?;
-        self.recheck_foreign_keys(table.def.id, number)
+        self.check_existing(&def, &touched)
     }
 
     fn set_default(&mut self, table: &TableVersion, column: &str, default: Option<&ast::Expr>) -> Result<()> {
@@ -481,6 +470,8 @@ impl Altering<'_> {
             return self.drop_key(table, constraint, cascade);
         } else if def.foreign_key(constraint).is_some() {
             return self.transaction.drop_foreign_key(&*table.def, constraint);
+        } else if def.foreign_keys.iter().any(|key| key.names().any(|name| name == constraint)) {
+            return Err(super::partitions::inherited(constraint, &def.name));
         } else {
             let error = no_constraint(constraint, &def.name);
             if if_exists {

@@ -67,7 +67,11 @@ impl Session {
             CommentOn::Constraint(constraint, name) => {
                 let def = resolve::table(facts, name)?.def.clone();
                 let check = def.checks.iter().find(|check| check.name == *constraint).map(|check| check.oid);
-                let key = || def.foreign_keys.iter().find(|key| key.name == *constraint).map(|key| key.oid);
+                let part = |key: &tidepool_table::ForeignKeyDef| {
+                    let part = key.referenced_parts.iter().find(|part| part.name == *constraint);
+                    if key.name == *constraint { Some(key.oid) } else { part.map(|part| part.oid) }
+                };
+                let key = || def.foreign_keys.iter().find_map(part);
                 let index = || def.index(constraint).and_then(|index| index.constraint).map(|served| served.oid);
                 let oid = check.or_else(key).or_else(index).ok_or_else(|| {
                     let message = format!("constraint \"{constraint}\" for table \"{}\" does not exist", name.name);

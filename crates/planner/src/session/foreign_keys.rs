@@ -50,14 +50,16 @@ impl Session {
                 let mut left = named;
                 // Under the lock of a table nobody comes to refer to it.
                 while !left.is_empty() {
-                    for id in std::mem::take(&mut left) {
-                        let version = transaction.version();
-                        let Some(table) = version.table_by_id(id) else { continue };
-                        transaction.lock_table(&*table.def, &interrupt.lock_wait())?;
-                        if !tables.contains(&id) {
-                            tables.push(id);
-                            let partitions = table.def.partitioning.iter().flat_map(|of| &of.partitions);
-                            left.extend(partitions.map(|partition| partition.id));
+                    // All partitions first: they are among those that are emptied.
+                    while !left.is_empty() {
+                        for id in std::mem::take(&mut left) {
+                            let version = transaction.version();
+                            let Some(table) = version.table_by_id(id) else { continue };
+                            transaction.lock_table(&*table.def, &interrupt.lock_wait())?;
+                            if !tables.contains(&id) {
+                                tables.push(id);
+                                left.extend(super::partitions::partitions_of(&table.def));
+                            }
                         }
                     }
                     left.extend(referencing(transaction, &tables, cascade, &mut told)?);
@@ -89,7 +91,14 @@ fn referencing(
     let version = transaction.version();
     let mut found = Vec::new();
     for id in tables {
-        for (child, _) in version.foreign_keys_to(*id) {
+        let mut within = vec![*id];
+        while let Some(parent) = within.last().and_then(|id| version.table_of_id(*id)?.def.partition_of) {
+            within.push(parent);
+        }
+        let mut children: Vec<_> = within.iter().flat_map(|id| version.foreign_keys_to(*id)).collect();
+        // Whole tables before their partitions.
+        children.sort_by_key(|(_, key)| key.part_of.is_some());
+        for (child, _) in children {
             if tables.contains(&child.def.id) || found.contains(&child.def.id) {
                 continue;
             }
@@ -119,9 +128,10 @@ fn deferrable(facts: &SessionFacts, names: &[QualifiedName]) -> Result<Vec<u32>>
         let in_schema = |schema: &String| {
             let id = facts.version.schema(schema)?.id;
             let tables = facts.version.tables.values().filter(move |table| table.def.schema == id);
+            let names_it = |key: &&ForeignKeyDef| key.names().any(|known| *known == name.name);
             let constraints: Vec<Option<&ForeignKeyDef>> = tables
                 .filter(|table| crate::keys::constraint_names(&table.def).contains(&name.name))
-                .map(|table| table.def.foreign_key(&name.name))
+                .map(|table| table.def.foreign_keys.iter().find(names_it))
                 .collect();
             (!constraints.is_empty()).then_some(constraints)
         };
@@ -178,16 +188,51 @@ impl Altering<'_> {
         self.transaction.drop_index(&RelationName::new(table.def.schema, name))
     }
 
-    /// The foreign keys that a column's new type matters to.
-    pub(super) fn recheck_foreign_keys(&mut self, table: TableId, number: u16) -> Result<()> {
-        let version = self.transaction.version();
-        let mut touched: Vec<(RelationName, String)> = Vec::new();
-        if let Some(own) = version.table_of_id(table) {
-            let keys = own.def.foreign_keys.iter().filter(|key| key.has_column(number));
-            touched.extend(keys.map(|key| (RelationName::from(&*own.def), key.name.clone())));
+    pub(super) fn alter_constraint(
+        &mut self,
+        table: &TableVersion,
+        constraint: &str,
+        deferrable: bool,
+        initially_deferred: bool,
+    ) -> Result<()> {
+        let def = &table.def;
+        if def.foreign_key(constraint).is_some() {
+            return self.transaction.set_deferrable(&**def, constraint, deferrable, initially_deferred);
         }
-        let others = version.foreign_keys_to(table).filter(|(_, key)| key.referenced_columns.contains(&number));
-        touched.extend(others.map(|(child, key)| (RelationName::from(&*child.def), key.name.clone())));
+        if !crate::keys::constraint_names(def).iter().any(|name| name == constraint) {
+            return Err(super::alter::no_constraint(constraint, &def.name));
+        }
+        if let Some(key) = def.foreign_keys.iter().find(|key| key.names().any(|name| name == constraint)) {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("cannot alter constraint \"{constraint}\" on relation \"{}\"", def.name),
+            )
+            .with_detail(format!(
+                "Constraint \"{constraint}\" is derived from constraint \"{}\" of relation \"{}\".",
+                key.name, def.name
+            ))
+            .with_hint("You may alter the constraint it derives from, instead."));
+        }
+        let message =
+            format!("constraint \"{constraint}\" of relation \"{}\" is not a foreign key constraint", def.name);
+        Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message))
+    }
+
+    /// Looks again at the foreign keys that a column's new type matters to, of the table and its partitions.
+    pub(super) fn recheck_foreign_keys(&mut self, table: &TableVersion, column: &str) -> Result<()> {
+        let version = self.transaction.version();
+        let Some(position) = table.def.column_index(column) else { return Ok(()) };
+        let mut touched: Vec<(RelationName, String)> = Vec::new();
+        let mut tables = vec![table.def.id];
+        tables.extend(version.partitions_within(&table.def));
+        for table in tables.iter().filter_map(|table| version.table_of_id(*table)) {
+            let number = table.def.columns[position].number;
+            let own = table.def.foreign_keys.iter().filter(|key| key.has_column(number)).map(|key| (table, key));
+            let others = version.foreign_keys_to(table.def.id);
+            let all = own.chain(others.filter(|(_, key)| key.referenced_columns.contains(&number)));
+            let whole = all.filter(|(_, key)| key.part_of.is_none());
+            touched.extend(whole.map(|(child, key)| (RelationName::from(&*child.def), key.name.clone())));
+        }
         for (child, key) in touched {
             self.transaction.recheck_foreign_key(&child, &key)?;
         }

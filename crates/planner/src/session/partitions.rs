@@ -16,6 +16,11 @@ fn invalid(message: String) -> Error {
     Error::new(SqlState::INVALID_TABLE_DEFINITION, message)
 }
 
+/// 42P16 for a constraint that is the part of another.
+pub(super) fn inherited(constraint: &str, table: &str) -> Error {
+    invalid(format!("cannot drop inherited constraint \"{constraint}\" of relation \"{table}\""))
+}
+
 /// The partitions of a table, in the order in which they came.
 pub(super) fn partitions_of(def: &TableDef) -> Vec<TableId> {
     let partitions = def.partitioning.iter().flat_map(|partitioning| &partitioning.partitions);
@@ -42,9 +47,6 @@ impl Altering<'_> {
                     def.name
                 )));
             }
-            if matches!(action, AlterAction::AddForeignKey(_)) {
-                return Err(partitions::no_foreign_keys());
-            }
         }
         let Some(parent) = def.partition_of.filter(|_| !self.is_recursing) else { return Ok(()) };
         let parent =
@@ -63,7 +65,7 @@ impl Altering<'_> {
                 Err(invalid(format!("column \"{column}\" is marked NOT NULL in parent table")))
             }
             AlterAction::DropConstraint { name, .. } if is_inherited(&parent.def, def, name) => {
-                Err(invalid(format!("cannot drop inherited constraint \"{name}\" of relation \"{}\"", def.name)))
+                Err(inherited(name, &def.name))
             }
             AlterAction::RenameConstraint { name, .. } if parent.def.checks.iter().any(|check| check.name == *name) => {
                 Err(invalid(format!("cannot rename inherited constraint \"{name}\"")))
@@ -194,4 +196,5 @@ impl Altering<'_> {
 fn is_inherited(parent: &TableDef, def: &TableDef, constraint: &str) -> bool {
     parent.checks.iter().any(|check| check.name == constraint)
         || def.index(constraint).is_some_and(|index| index.partition_of.is_some())
+        || def.foreign_key(constraint).is_some_and(|key| key.part_of.is_some())
 }

@@ -255,6 +255,21 @@ impl PartitionMap {
         })
     }
 
+    /// The partition of a row with these values of the key's columns.
+    pub fn place_of(&self, values: &[KeyValue<'_>]) -> Result<Option<usize>> {
+        let mut key = Vec::new();
+        for (place, value) in values.iter().enumerate() {
+            self.codec.push(place, value, &mut key)?;
+        }
+        let found = match &self.parts {
+            Parts::Range(_) if values.contains(&KeyValue::Null) => None,
+            Parts::Range(ranges) => find(ranges, &key).map(|at| ranges[at].place),
+            Parts::List(places) => places.get(&key).copied(),
+            Parts::Hash(parts) => hashed(parts, &key),
+        };
+        Ok(found.or(self.default))
+    }
+
     /// The partition of each row; `columns` are those of the key.
     pub fn route(&self, columns: &[ArrayRef], rows: usize) -> Result<Vec<Option<usize>>> {
         let mut places = Vec::with_capacity(rows);

@@ -126,7 +126,7 @@ pub fn functions() -> Vec<Function> {
                 .into());
             }
             if let Some((table, key)) = foreign_key_by_oid(facts, oid) {
-                return Ok(crate::references::definition(facts, &table.def, key).into());
+                return Ok(crate::references::definition(facts, &table.def, &key).into());
             }
             Ok(key_by_oid(facts, oid).map(|(table, index)| key_definition(&table.def, index)).into())
         })
