@@ -1,5 +1,5 @@
 use super::*;
-use crate::{ColumnDef, ColumnFilter, CompareOp, Datum, TableDef};
+use crate::{ColumnDef, ColumnFilter, CompareOp, Datum, TableDef, key_value};
 use arrow_array::{ArrayRef, Int32Array, StringViewArray};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlType, TableId};
@@ -47,7 +47,12 @@ fn rows(rows: &[(Option<i32>, Option<&str>)]) -> Vec<ArrayRef> {
 
 fn route(map: &PartitionMap, rows: &[ArrayRef], count: usize) -> Result<Vec<Option<usize>>> {
     let key: Vec<ArrayRef> = map.positions().iter().map(|position| rows[*position].clone()).collect();
-    map.route(&key, count)
+    let places = map.route(&key, count)?;
+    for (row, place) in places.iter().enumerate() {
+        let values = key.iter().zip(map.types()).map(|(column, sql_type)| key_value(*sql_type, column, row));
+        assert_eq!(map.place_of(&values.collect::<Result<Vec<_>>>()?)?, *place);
+    }
+    Ok(places)
 }
 
 fn compare(op: CompareOp, value: i64) -> ColumnFilter {
