@@ -40,6 +40,8 @@ pub struct Table {
     /// Those of its definition, once they are made.
     indexes: Vec<Arc<TableIndex>>,
     entries: Arc<Entries>,
+    /// Another one once others refer to the table, or do so no more, which its definition does not say.
+    referred: Arc<()>,
     /// Transactions that wrote rows. Of the rows, whatever the definition.
     written: Arc<WriteCounts>,
     /// What was worked out last, and of which state of the rows.
@@ -66,6 +68,7 @@ impl Table {
             rows,
             indexes: Vec::new(),
             entries: Arc::default(),
+            referred: Arc::default(),
             written: Arc::default(),
             statistics: Mutex::default(),
             of_partitions: Mutex::default(),
@@ -79,9 +82,15 @@ impl Table {
         Table {
             indexes: self.indexes.iter().filter(stays).cloned().collect(),
             entries: Arc::clone(&self.entries),
+            referred: Arc::clone(&self.referred),
             written: Arc::clone(&self.written),
             ..Table::new(Arc::clone(&def), self.placement.clone(), Arc::clone(&self.rows))
         }
+    }
+
+    /// The same, for writers who know what refers to it by now. It serves nobody who does not.
+    pub fn referred_anew(&self) -> Table {
+        Table { referred: Arc::default(), ..self.with_def(Arc::clone(&self.def)) }
     }
 
     /// With indexes of its definition that were made of its rows.
@@ -102,11 +111,12 @@ impl Table {
     }
 
     /// Who writes rows as if this were the table does for the other what is to be done: it has the same rows, and no
-    /// indexes that this has not.
+    /// indexes that this has not, and the same refer to it.
     pub fn serves_writers_of(&self, other: &Table) -> bool {
         let has = |index: &Arc<TableIndex>| self.indexes.iter().any(|own| Arc::ptr_eq(own, index));
         let without_indexes = |def: &TableDef| TableDef { indexes: Vec::new(), ..def.clone() };
         Arc::ptr_eq(&self.rows, &other.rows)
+            && Arc::ptr_eq(&self.referred, &other.referred)
             && other.indexes.iter().all(has)
             && without_indexes(&self.def) == without_indexes(&other.def)
     }

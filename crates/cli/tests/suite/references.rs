@@ -351,7 +351,12 @@ async fn partitions_come_and_go_under_references() {
     assert_eq!(code(&stale), "40001");
     let gone = first.batch_execute("DELETE FROM p WHERE id = 7").await.unwrap_err();
     assert_eq!(code(&gone), "23503");
-    // Whoever has a snapshot from before a partition was referred to cannot write to it.
+    // Whoever has a snapshot from before a table, or a partition, was referred to cannot write to it.
+    snapshot.batch_execute("ROLLBACK").await.unwrap();
+    first.batch_execute("CREATE TABLE q (id int PRIMARY KEY); INSERT INTO q VALUES (1)").await.unwrap();
+    snapshot.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM q").await.unwrap();
+    first.batch_execute("CREATE TABLE of_q (r int REFERENCES q); INSERT INTO of_q VALUES (1)").await.unwrap();
+    assert_eq!(code(&snapshot.batch_execute("DELETE FROM q").await.unwrap_err()), "40001");
     snapshot.batch_execute("ROLLBACK").await.unwrap();
     first.batch_execute("CREATE TABLE p3 (id int PRIMARY KEY, n int); INSERT INTO p3 VALUES (45, 0)").await.unwrap();
     snapshot.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM p").await.unwrap();

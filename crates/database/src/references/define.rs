@@ -210,10 +210,10 @@ impl Transaction {
     pub(super) fn touch(&mut self, table: TableId) -> Result<()> {
         let state = self.state();
         let Some(table) = state.table_of_id(table) else { return Ok(()) };
-        self.change(table.with_def(table.def.clone()));
+        self.change(table.referred_anew());
         for partition in state.partitions_within(&table.def) {
             if let Some(partition) = state.table_of_id(partition) {
-                self.change(partition.with_def(partition.def.clone()));
+                self.change(partition.referred_anew());
             }
         }
         Ok(())
