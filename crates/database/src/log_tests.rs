@@ -1,5 +1,7 @@
 //! Restarts: what the log has that no checkpoint has.
 
+mod partitioned;
+
 use crate::tests::{columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
 use crate::{Changed, Config, Database, Transaction};
 use rand::rngs::StdRng;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{Result, RowId, SqlState};
 use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
-use tidepool_table::ROW_GROUP_ROWS;
+use tidepool_table::{ROW_GROUP_ROWS, TableDef};
 
 /// Ids of the rows of `t`, in their order.
 fn ids(database: &Database) -> Vec<RowId> {
@@ -126,19 +128,29 @@ fn rows_keep_their_ids() {
     assert_eq!(database.version().table("t").unwrap().rows().ranges(), 1, "restarts do not scatter rows");
 }
 
-/// All tables' rows, in order.
+/// All tables' rows, in order; of partitioned tables their partitions.
 type Content = BTreeMap<String, Vec<String>>;
 
 fn content(database: &Database) -> Content {
-    let names = database.version().tables.keys().map(|name| name.name.clone()).collect::<Vec<_>>();
-    names.into_iter().map(|name| (name.clone(), sorted(rows(database, &name)))).collect()
+    let version = database.version();
+    let of = |def: &TableDef| match def.partitioning {
+        Some(_) => partitioned::content(database, def),
+        None => rows(database, &def.name),
+    };
+    version.tables.values().map(|table| (table.def.name.clone(), sorted(of(&table.def)))).collect()
 }
 
 /// One transaction of a random history.
 fn step(random: &mut StdRng, database: &Arc<Database>, next: &mut usize) -> Result<Transaction> {
     let mut transaction = database.begin()?;
     for _ in 0..random.random_range(1..4) {
-        let names: Vec<String> = transaction.version().tables.keys().map(|name| name.name.clone()).collect();
+        if random.random_range(0..3) == 0 {
+            partitioned::step(random, &mut transaction, next)?;
+            continue;
+        }
+        let version = transaction.version();
+        let plain = version.tables.values().filter(|of| of.def.partitioning.is_none() && of.def.partition_of.is_none());
+        let names: Vec<String> = plain.map(|table| table.def.name.clone()).collect();
         let name = names.get(random.random_range(0..names.len().max(1))).cloned().unwrap_or_default();
         let mut numbers = |count: usize| {
             *next += count;

@@ -4,6 +4,8 @@
 //! Each client writes transactions of its own, one after another, and notes which were acknowledged. `TIDEPOOL_STRESS_SEED` and
 //! `TIDEPOOL_STRESS_SECONDS` make it another and a longer history.
 
+mod partitioned;
+
 use crate::cli::{Serving, text, tidepool, try_serve};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -19,6 +21,8 @@ const ASYNCHRONOUS: usize = 3;
 const ACCOUNTS: i64 = 16;
 /// Transactions that a client's journal keeps.
 const KEPT: i64 = 12;
+/// Partitions that came last: the others are dropped.
+const KEPT_PARTITIONS: i64 = 3;
 
 /// Of the crash points every so manieth is next, so that a short run has some of each kind; it has no divisor in common with
 /// the number of kinds of rounds, so that a long one has all.
@@ -61,9 +65,11 @@ async fn write(url: String, number: usize, first: i64, told: Arc<Told>, mut rand
              DELETE FROM journal WHERE client = {number} AND number <= {};
              UPDATE account SET balance = balance + CASE WHEN id = {from} THEN -5 WHEN id = {to} THEN 5 ELSE 0 END
              WHERE id IN ({from}, {to}) AND {from} <> {to};
+             {}
              {}",
             rows.join(", "),
             next - KEPT,
+            partitioned::moved(number, next),
             if rolled_back { "ROLLBACK" } else { "COMMIT" },
         );
         if rolled_back {
@@ -96,38 +102,44 @@ async fn is_through(client: &Client, sql: &str) -> bool {
     }
 }
 
-/// Tables that come and go, each with its number of rows; checkpoints and merges.
+/// Tables that come and go, each with its number of rows, and partitions; checkpoints and merges.
 async fn define(url: String, first: i64, told: Arc<Told>, mut random: StdRng) {
     let Some(client) = connect(&url).await else { return };
     for next in first.. {
         let sql = format!(
             "BEGIN; CREATE TABLE made_{next} AS SELECT x FROM generate_series(1, {next}) AS g(x);
-             DROP TABLE IF EXISTS made_{}; COMMIT",
-            next - 2
+             DROP TABLE IF EXISTS made_{}; {} COMMIT",
+            next - 2,
+            partitioned::sliced(next)
         );
-        if client.batch_execute(&sql).await.is_err() {
+        if !is_through(&client, &sql).await {
             return;
         }
         told.tables.store(next, Ordering::SeqCst);
-        let other = match random.random_range(0..4) {
+        let other = match random.random_range(0..6) {
             0 => "CHECKPOINT",
             1 => "CALL tidepool.merge('journal')",
             2 => "CALL tidepool.merge('account')",
+            3 => "CALL tidepool.merge('moving_0')",
+            4 => partitioned::BACK,
             _ => "SELECT pg_sleep(0.02)",
         };
-        if client.batch_execute(other).await.is_err() {
+        if !is_through(&client, other).await {
             return;
         }
     }
 }
 
-/// Looks at the accounts until the server is gone: their sum holds in every snapshot, not only after a start.
+/// Looks at the accounts, and at rows that move, until the server is gone: their sum holds in every snapshot, not only after a
+/// start.
 async fn watch(url: String, about: String) {
     let Some(client) = connect(&url).await else { return };
     let sql = "SELECT sum(balance)::bigint, count(*) FROM account";
     while let Ok(row) = client.query_one(sql, &[]).await {
         let (sum, count): (i64, i64) = (row.get(0), row.get(1));
         assert_eq!((sum, count), (100 * ACCOUNTS, ACCOUNTS), "{about}: before the kill");
+        let Ok(watched) = partitioned::watch(&client).await else { return };
+        assert_eq!(watched, partitioned::WATCHED, "{about}: before the kill");
     }
 }
 
@@ -140,6 +152,7 @@ async fn check(url: &str, told: &Told, about: &str) {
     let client = connect(url).await.expect("the server is ready");
     assert_eq!(number(&client, "SELECT sum(balance)::bigint FROM account").await, 100 * ACCOUNTS, "{about}");
     assert_eq!(number(&client, "SELECT count(*) FROM account").await, ACCOUNTS, "{about}");
+    let mut all_last = Vec::new();
     for (of, acknowledged) in told.acknowledged.iter().enumerate() {
         let was_told = acknowledged.load(Ordering::SeqCst);
         let last = number(&client, &format!("SELECT last FROM counter WHERE client = {of}")).await;
@@ -160,6 +173,7 @@ async fn check(url: &str, told: &Told, about: &str) {
             ((last - KEPT + 1).max(1)..=last).map(|number| (number, parts(number))).collect();
         assert_eq!(found, expected, "{about}: the journal of {of}, told of {was_told}");
         acknowledged.store(last, Ordering::SeqCst);
+        all_last.push(last);
     }
     let tables = client
         .query(
@@ -177,6 +191,7 @@ async fn check(url: &str, told: &Told, about: &str) {
         assert_eq!(number(&client, &format!("SELECT count(*) FROM made_{number_of}")).await, number_of, "{about}");
     }
     told.tables.store(last, Ordering::SeqCst);
+    partitioned::check(&client, &all_last, last, about).await;
     for row in client.query("CALL tidepool.check()", &[]).await.unwrap() {
         let (object, fault): (String, Option<String>) = (row.get(0), row.get(2));
         assert_eq!(fault, None, "{about}: {object}");
@@ -230,8 +245,10 @@ async fn what_was_acknowledged_survives_kills() {
              CREATE TABLE counter (client int PRIMARY KEY, last bigint);
              INSERT INTO counter SELECT x, 0 FROM generate_series(0, {}) AS g(x);
              CREATE TABLE journal (client int, number bigint, part int, note text, PRIMARY KEY (client, number, part));
-             CREATE TABLE made_1 AS SELECT 1 AS x",
-            CLIENTS - 1
+             CREATE TABLE made_1 AS SELECT 1 AS x;
+             {}",
+            CLIENTS - 1,
+            partitioned::make()
         );
         client.batch_execute(&sql).await.unwrap();
         told.tables.store(1, Ordering::SeqCst);
