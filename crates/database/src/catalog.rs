@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{CommitTs, Error, Result, RoleId, SchemaId, SqlState, SqlType, TableId};
 use tidepool_table::rows::ReadLog;
 use tidepool_table::{EncodingKind, Table, TableDef, TableVersion};
-use tidepool_txn::HeldSnapshot;
+use tidepool_txn::{HeldSnapshot, Tag, Transactions, View};
 
 /// Where a relation is found: its schema, and its name there, which no other relation of the schema has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,6 +149,52 @@ pub struct DatabaseState {
     /// What tables are called.
     pub(crate) names: Arc<BTreeMap<TableId, RelationName>>,
     pub(crate) trees: Arc<PartitionTrees>,
+}
+
+/// What will exist when a transaction commits: a version of the state, as rows have versions. It is announced before the
+/// transaction begins to commit, and stamped before its slot moves on, so a view finds out whether it includes it as it
+/// does of a row: what a transaction writes and what it changes of what exists is seen together, or not at all.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    /// The transaction's tag, then its timestamp.
+    begin: AtomicU64,
+    state: Arc<DatabaseState>,
+}
+
+impl Coming {
+    pub fn new(tag: Tag, state: DatabaseState) -> Coming {
+        Coming { begin: AtomicU64::new(tag.word()), state: Arc::new(state) }
+    }
+
+    pub fn stamp(&self, ts: CommitTs) {
+        // Release: as a row's version is stamped.
+        self.begin.store(ts.0, Ordering::Release);
+    }
+}
+
+/// The state that is committed, and the one that is to be.
+#[derive(Debug)]
+pub(crate) struct Current {
+    pub state: Arc<DatabaseState>,
+    pub coming: Option<Arc<Coming>>,
+}
+
+impl Current {
+    /// What existed when a view was drawn; between that and this there was a full fence. `None`: what exists is newer.
+    pub fn as_of(&self, transactions: &Transactions, view: &View) -> Option<Arc<DatabaseState>> {
+        if self.state.commit_ts > view.ts() {
+            return None;
+        }
+        let Some(coming) = &self.coming else {
+            // Whoever comes now draws his timestamp after this look.
+            return Some(self.state.clone());
+        };
+        match view.sees(transactions, &coming.begin, u32::MAX) {
+            false => Some(self.state.clone()),
+            // Nothing came between it and the view: that would have had to wait for it.
+            true => Some(Arc::new(DatabaseState { commit_ts: view.ts(), ..DatabaseState::clone(&coming.state) })),
+        }
+    }
 }
 
 /// What exists, and what one view sees of tables' rows.

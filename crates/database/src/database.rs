@@ -1,7 +1,7 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Coming, Current};
 use crate::durability::LogWriter;
 use crate::elastic::{SavedAlteration, SpaceConfigs};
 use crate::encode_pool::EncodePool;
@@ -25,7 +25,7 @@ use tidepool_log::files::{Files, SystemFiles};
 use tidepool_table::Table;
 use tidepool_table::rows::{RowStore, VersionMemory};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
-use tidepool_txn::{Isolation, Transactions, Worker};
+use tidepool_txn::{Isolation, Transactions, View, Worker};
 
 /// How long `DROP TABLESPACE` waits for memory of statements that have ended.
 const HEAP_LINGERS_MAX: Duration = Duration::from_secs(2);
@@ -36,6 +36,15 @@ const BACKGROUND_INTERVAL: Duration = Duration::from_secs(5);
 /// Free memory that a tablespace keeps for the next use however long it is idle.
 const FREE_BYTES_KEPT: u64 = 64 << 20;
 
+/// What comes has been announced. To be dropped before `commit` is let go of.
+pub(crate) struct Announced<'d>(&'d Database);
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.0.current.write().coming = None;
+    }
+}
+
 /// One a process and data folder.
 ///
 /// Lock order: the storage's `saving`, then `commit`, then the storage's others; `current` and the rest are held for moments
@@ -43,7 +52,7 @@ const FREE_BYTES_KEPT: u64 = 64 << 20;
 pub struct Database {
     config: Config,
     spaces: Tablespaces,
-    current: RwLock<Arc<DatabaseState>>,
+    current: RwLock<Current>,
     /// Held while the next version is made of the current one.
     pub(crate) commit: Mutex<()>,
     transactions: Arc<Transactions>,
@@ -159,7 +168,10 @@ impl Database {
             encode_pool: EncodePool::new(config.threads),
             config,
             spaces,
-            current: RwLock::new(Arc::new(DatabaseState::new(manifest.commit_ts, BTreeMap::new(), catalog))),
+            current: RwLock::new(Current {
+                state: Arc::new(DatabaseState::new(manifest.commit_ts, BTreeMap::new(), catalog)),
+                coming: None,
+            }),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),
             seats: Mutex::default(),
@@ -204,22 +216,36 @@ impl Database {
 
     /// What exists.
     pub fn state(&self) -> Arc<DatabaseState> {
-        self.current.read().clone()
+        self.current.read().state.clone()
     }
 
     /// All that is committed by now.
     pub fn version(&self) -> Arc<DatabaseVersion> {
         QueryHeap::outside(|| {
-            let state = self.state();
-            let view = {
-                let mut keeper = self.keeper.lock();
-                // Within a transaction, so that no later one's writes are taken for the view's own.
-                let view = keeper.begin(Isolation::ReadCommitted).map(|()| keeper.hold_now());
-                keeper.abort(|_| ());
-                view.unwrap_or_else(|_| keeper.hold_now())
-            };
-            Arc::new(DatabaseVersion::new(state, Arc::new(view)))
+            loop {
+                let view = {
+                    let mut keeper = self.keeper.lock();
+                    // Within a transaction, so that no later one's writes are taken for the view's own.
+                    let view = keeper.begin(Isolation::ReadCommitted).map(|()| keeper.hold_now());
+                    keeper.abort(|_| ());
+                    view.unwrap_or_else(|_| keeper.hold_now())
+                };
+                if let Some(state) = self.state_as_of(&view) {
+                    return Arc::new(DatabaseVersion::new(state, Arc::new(view)));
+                }
+            }
         })
+    }
+
+    /// What existed when a view was drawn. `None`: what exists is newer, and another view is to be drawn.
+    pub(crate) fn state_as_of(&self, view: &View) -> Option<Arc<DatabaseState>> {
+        self.current.read().as_of(&self.transactions, view)
+    }
+
+    /// Announces what will exist when a transaction commits, until the state is set or what this returns is dropped.
+    pub(crate) fn announce(&self, coming: Arc<Coming>) -> Announced<'_> {
+        self.current.write().coming = Some(coming);
+        Announced(self)
     }
 
     /// 53300 when there are too many at a time.
@@ -247,7 +273,7 @@ impl Database {
     }
 
     pub(crate) fn set_state(&self, state: DatabaseState) {
-        *self.current.write() = Arc::new(state);
+        *self.current.write() = Current { state: Arc::new(state), coming: None };
     }
 
     pub(crate) fn transactions(&self) -> &Arc<Transactions> {

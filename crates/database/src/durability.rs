@@ -1,6 +1,6 @@
 //! What makes commits last: the log, and checkpoints of what it has.
 
-use crate::catalog::Changes;
+use crate::catalog::{Changes, Coming};
 use crate::database::Background;
 use crate::index::add_declared_keys;
 use crate::log_home::OpenedLog;
@@ -35,10 +35,10 @@ pub(crate) struct Committing<'t> {
 impl Committing<'_> {
     /// Commits rows. `None`: there were none.
     pub fn rows(mut self) -> Result<Option<CommitTs>> {
-        self.commit(None)
+        self.commit(None, None)
     }
 
-    fn commit(&mut self, catalog: Option<&CatalogChange>) -> Result<Option<CommitTs>> {
+    fn commit(&mut self, catalog: Option<&CatalogChange>, coming: Option<&Coming>) -> Result<Option<CommitTs>> {
         if catalog.is_some() {
             // It is to have a timestamp, also where no row was written.
             self.worker.tag_to_write();
@@ -48,7 +48,7 @@ impl Committing<'_> {
             self.worker.next_command()?;
             redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.interrupted)?;
         }
-        let committed = self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut() });
+        let committed = self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut(), coming });
         if let (Err(_), Some(redo)) = (&committed, &mut self.redo) {
             redo.abandon();
         }
@@ -102,7 +102,11 @@ impl Committing<'_> {
         next.check_dependencies(changes)?;
         let catalog = (!changes.is_empty()).then(|| CatalogChange::new(database, changes));
         name();
-        next.commit_ts = self.commit(catalog.as_ref())?.unwrap_or(next.commit_ts);
+        // It is seen with the transaction's rows, which others see before the state is set.
+        let tag = (!changes.is_empty()).then(|| self.worker.tag_to_write());
+        let coming = tag.map(|tag| Arc::new(Coming::new(tag, next.clone())));
+        let _announced = coming.clone().map(|coming| database.announce(coming));
+        next.commit_ts = self.commit(catalog.as_ref(), coming.as_deref())?.unwrap_or(next.commit_ts);
         let committed = next.commit_ts;
         let before = database.state();
         database.set_state(next);

@@ -13,7 +13,7 @@
 //!
 //! All numbers are little-endian. The rows of a store that nothing creates, or that is gone by the log's end, are passed over.
 
-use crate::catalog::Changes;
+use crate::catalog::{Changes, Coming};
 use crate::comment::Commented;
 use crate::roles::{Access, AccessObject, RoleDef};
 use crate::sequence::SequenceDef;
@@ -265,11 +265,27 @@ impl Redo {
     }
 }
 
+/// A crash point, at which tests may look at what others see.
+fn point(name: &'static str) {
+    crash_point(name);
+    #[cfg(test)]
+    AT_POINT.with_borrow_mut(|look| look.as_mut().into_iter().for_each(|look| look(name)));
+}
+
+#[cfg(test)]
+thread_local! {
+    /// What is called when this thread's commits come to a point.
+    pub(crate) static AT_POINT: std::cell::RefCell<Option<Box<dyn FnMut(&'static str)>>> =
+        const { std::cell::RefCell::new(None) };
+}
+
 /// A transaction that is written to a log, if there is one.
 pub(crate) struct Logged<'t> {
     pub writes: &'t mut WriteSet,
     /// Prepared.
     pub redo: Option<&'t mut Redo>,
+    /// What exists from then on, if it changes that.
+    pub coming: Option<&'t Coming>,
 }
 
 impl Commit for Logged<'_> {
@@ -282,15 +298,18 @@ impl Commit for Logged<'_> {
     }
 
     fn append(&mut self, ts: CommitTs) {
-        crash_point("commit.decided");
+        point("commit.decided");
         if let Some(redo) = &mut self.redo {
             redo.append(ts);
         }
     }
 
     fn stamp(&mut self, ts: CommitTs, worker: &Worker) {
+        if let Some(coming) = self.coming {
+            coming.stamp(ts);
+        }
         self.writes.stamp(ts, worker);
-        crash_point("commit.stamped");
+        point("commit.stamped");
     }
 
     fn end_reading(&mut self) {

@@ -849,3 +849,58 @@ fn rows_are_not_written_to_where_a_table_was() {
     drop(late);
     assert_eq!(rows(&database, "t"), expected(0..10));
 }
+
+/// A commit that writes rows and changes what exists is seen whole, or not at all, whenever somebody looks: its rows are
+/// visible from its decision on, and the state is set after they are stamped.
+#[test]
+fn what_exists_and_rows_change_at_the_same_moment() {
+    let database = Database::open(memory()).unwrap();
+    let mut transaction = database.begin().unwrap();
+    create(&mut transaction, "before");
+    create(&mut transaction, "rows");
+    transaction.commit().unwrap();
+
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let look = {
+        let (database, seen) = (database.clone(), seen.clone());
+        move |point: &'static str| {
+            let whole = |version: &crate::DatabaseVersion| {
+                let rows = rows_of(version.table("rows").unwrap()).len();
+                (rows, version.table("before").is_some(), version.table("after").is_some())
+            };
+            let mut looked = vec![whole(&database.version())];
+            for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable] {
+                let mut reader = database.begin_at(isolation).unwrap();
+                looked.push(whole(&reader.version()));
+                let version = reader.begin_statement().unwrap();
+                looked.push(whole(&version));
+                assert!(version.state().commit_ts <= version.view().ts(), "{point}");
+            }
+            seen.lock().unwrap().push((point, looked));
+        }
+    };
+    let mut early = database.begin_at(Isolation::RepeatableRead).unwrap();
+    early.begin_statement().unwrap();
+    let mut transaction = database.begin().unwrap();
+    insert(&mut transaction, "rows", 0..10).unwrap();
+    transaction.drop_table("before").unwrap();
+    create(&mut transaction, "after");
+    crate::redo::AT_POINT.set(Some(Box::new(look.clone())));
+    transaction.commit().unwrap();
+    crate::redo::AT_POINT.set(None);
+    look("committed");
+
+    let seen = seen.lock().unwrap();
+    assert_eq!(
+        seen.iter().map(|(point, _)| *point).collect::<Vec<_>>(),
+        ["commit.decided", "commit.stamped", "committed"]
+    );
+    for (point, looked) in seen.iter() {
+        for seen in looked {
+            assert_eq!(*seen, (10, false, true), "{point}");
+        }
+    }
+    let version = early.begin_statement().unwrap();
+    assert_eq!(rows_of(version.table("rows").unwrap()).len(), 0);
+    assert!(version.table("before").is_some() && version.table("after").is_none());
+}

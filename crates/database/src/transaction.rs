@@ -15,7 +15,7 @@ use tidepool_base::{CommitTs, Error, Result, RoleId, RowId, SchemaId, SqlState, 
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_table::rows::{ReadLog, RowStore, WriteSet};
 use tidepool_table::{ColumnDef, MergePolicy, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
-use tidepool_txn::{Isolation, Worker};
+use tidepool_txn::{HeldSnapshot, Isolation, Worker};
 
 /// PostgreSQL's limits, which its clients rely on.
 const NAME_BYTES_MAX: usize = 63;
@@ -155,8 +155,21 @@ impl Transaction {
     /// What exists as this transaction sees it: the latest committed, or what did at its snapshot, with its changes
     /// over it.
     pub(crate) fn state(&self) -> Arc<DatabaseState> {
-        let base = self.base.clone().unwrap_or_else(|| self.database.state());
+        self.with_changes(self.base.clone().unwrap_or_else(|| self.database.state()))
+    }
+
+    fn with_changes(&self, base: Arc<DatabaseState>) -> Arc<DatabaseState> {
         if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
+    }
+
+    /// A view, and what existed when it was drawn.
+    fn look(&self, draw: impl Fn(&Worker) -> HeldSnapshot) -> (Arc<DatabaseState>, Arc<HeldSnapshot>) {
+        loop {
+            let view = draw(self.worker());
+            if let Some(state) = self.database.state_as_of(&view) {
+                return (state, Arc::new(view));
+            }
+        }
     }
 
     /// Begins the next statement: it sees what earlier ones wrote, and nothing of what it writes itself. Returns what
@@ -166,14 +179,18 @@ impl Transaction {
             self.end_statement();
             self.begun = true;
             self.worker().next_command()?;
+            let (base, view) = match &self.base {
+                Some(base) => (base.clone(), Arc::new(self.worker().hold())),
+                None => self.look(|worker| {
+                    worker.forget_snapshot();
+                    worker.hold()
+                }),
+            };
             if self.isolation() != Isolation::ReadCommitted && self.base.is_none() {
-                let base = self.database.state();
                 self.writes.exists_as_of(base.commit_ts);
-                self.base = Some(base);
+                self.base = Some(base.clone());
             }
-            // First: what exists is as it was when the view is drawn, or was until then.
-            let state = self.state();
-            let view = Arc::new(self.worker().hold());
+            let state = self.with_changes(base);
             if self.isolation() == Isolation::Serializable && self.reads.is_none() {
                 self.reads = Some(Arc::default());
             }
@@ -221,7 +238,14 @@ impl Transaction {
                 None => {
                     // Only after four billion commands is it none: what was written since the last is then not seen.
                     let _ = self.worker().next_command();
-                    Arc::new(self.worker().hold())
+                    let (base, view) = match &self.base {
+                        Some(base) => (base.clone(), Arc::new(self.worker().hold())),
+                        // The transaction's own snapshot is its first statement's to draw.
+                        None => self.look(Worker::hold_now),
+                    };
+                    return Arc::new(
+                        DatabaseVersion::new(self.with_changes(base), view).with_reads(self.reads.clone()),
+                    );
                 }
             };
             Arc::new(DatabaseVersion::new(self.state(), view).with_reads(self.reads.clone()))

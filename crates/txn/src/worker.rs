@@ -245,6 +245,14 @@ impl Worker {
         self.held(&self.snapshot())
     }
 
+    /// Lets go of the transaction's own snapshot: the next view draws another. For whoever has not looked at anything
+    /// under it.
+    pub fn forget_snapshot(&self) {
+        if self.transaction_ts.replace(0) != 0 {
+            self.close_snapshot();
+        }
+    }
+
     /// As `snapshot_now`, to be used apart from the worker.
     pub fn hold_now(&self) -> HeldSnapshot {
         self.held(&self.snapshot_now())
