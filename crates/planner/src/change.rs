@@ -10,6 +10,7 @@ use crate::insert::{self, object_name};
 use crate::query::{self, ParameterFields};
 use crate::resolve::BY_ID;
 use crate::row_expressions::ROW;
+use crate::statement::current::cursor_of;
 use crate::statement::{fold, parse_expression, parse_query};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider as DataFusionTable;
@@ -19,7 +20,7 @@ use datafusion::logical_expr::{Cast, Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_table::{Identity, ROW_ID, TableDef, TableVersion};
 
 /// An `UPDATE` or `DELETE`, read off its syntax.
@@ -31,6 +32,8 @@ pub struct Change {
     assigned: Option<BTreeMap<usize, ast::Expr>>,
     others: Vec<ast::TableWithJoins>,
     selection: Option<ast::Expr>,
+    /// This row alone: a cursor's.
+    row: Option<RowId>,
     returning: Option<Vec<ast::SelectItem>>,
     with: Option<ast::With>,
 }
@@ -99,7 +102,14 @@ impl Change {
             return Err(Error::new(SqlState::SYNTAX_ERROR, "columns of the table to be changed cannot be renamed"));
         }
         let alias = alias.map_or_else(|| ast::Ident::with_quote('"', &named.name), |alias| alias.name);
-        Ok(Change { version, alias, assigned: None, others, selection, returning, with })
+        // Of `WHERE CURRENT OF` the session tells the row.
+        let selection = selection.filter(|condition| cursor_of(Some(condition)).is_none());
+        Ok(Change { version, alias, assigned: None, others, selection, row: None, returning, with })
+    }
+
+    /// Changes this row alone.
+    pub fn pick(&mut self, row: RowId) {
+        self.row = Some(row);
     }
 
     /// Type oids of the parameters: those given, else of a column for one that is assigned to it as it stands.
@@ -120,8 +130,11 @@ impl Change {
         let is_update = self.is_update();
         // Of a DELETE the rows themselves matter to RETURNING alone.
         let row = if is_update || returning.is_some() { def.columns.len() } else { 0 };
-        let provider: Arc<dyn DataFusionTable> =
-            crate::scan::TableProvider::with_row_ids(&facts.version, self.version.clone(), 0)?;
+        let version = self.version.clone();
+        let provider: Arc<dyn DataFusionTable> = match self.row {
+            Some(row) => crate::scan::TableProvider::of_row(&facts.version, version, row)?,
+            None => crate::scan::TableProvider::with_row_ids(&facts.version, version, 0)?,
+        };
         let query = self.query(row, returning.is_some())?;
         let source = query::logical_plan_of_rows(state, facts, query, parameters.clone(), provider)?;
 

@@ -11,6 +11,7 @@ use crate::names::OutputNames;
 use crate::query::{self, ParameterFields, Within};
 use crate::resolve::Relation;
 use crate::session::ResultColumn;
+use crate::statement::LockClause;
 use crate::statement::locking as statement;
 use arrow::array::ArrayRef;
 use arrow::datatypes::{DataType, Schema};
@@ -19,7 +20,7 @@ use datafusion::common::{Column, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Cast, Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
-use read::{Source, View};
+use read::{Reader, Source, View};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
@@ -64,12 +65,13 @@ impl Planned {
     }
 }
 
-/// `parameters` are the statement's; they are bound here.
+/// `parameters` are the statement's; they are bound here. `counts`: `LIMIT` and `OFFSET` are left to whoever locks rows.
 pub fn plan(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     reading: &Reading,
     parameters: &[ArrayRef],
+    counts: bool,
 ) -> Result<Planned> {
     let clause = reading.clause;
     let mut rows: BTreeMap<String, Arc<dyn DataFusionTable>> = BTreeMap::new();
@@ -98,7 +100,9 @@ pub fn plan(
     let mut plan = query::bind(plan, parameters)?;
     let (mut skip, mut fetch) = (0, None);
     let mut is_limited = statement::is_limited(&reading.query);
-    if let LogicalPlan::Limit(limit) = &plan {
+    if let LogicalPlan::Limit(limit) = &plan
+        && counts
+    {
         let numbers = count(limit.skip.as_deref()).and_then(|skip| Ok((skip, count(limit.fetch.as_deref())?)));
         match numbers {
             Ok(numbers) => {
@@ -132,6 +136,19 @@ pub fn plan(
         .map_err(from_datafusion)?;
     let (targets, names) = (reading.targets.clone(), reading.names.clone());
     Ok(Planned { plan, targets, skip, fetch, is_limited, names })
+}
+
+/// A query that a cursor might change rows of: a scan of one table, in any order, with its rows' ids.
+pub fn updatable(facts: &Arc<SessionFacts>, query: &ast::Query) -> Option<Reading> {
+    let ast::SetExpr::Select(select) = query.body.as_ref() else { return None };
+    let is_one = matches!(select.from.as_slice(), [table] if table.joins.is_empty());
+    if !is_one || query.order_by.is_some() || query.with.is_some() {
+        return None;
+    }
+    let mut reader = Reader::of_readers(facts);
+    let all = LockClause { lock: RowLock::KeyShare, of: Vec::new(), wait: LockWait::Wait };
+    let reading = reader.read(Box::new(query.clone()), &[all], None).ok()?;
+    (reader.parts.is_empty() && reading.targets.len() == 1).then_some(reading)
 }
 
 /// The plan of a query whose last outputs are ids.

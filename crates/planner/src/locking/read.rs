@@ -137,6 +137,8 @@ pub struct Reader<'a> {
     pub parts: Vec<Part>,
     targets: Vec<Target>,
     sources: Vec<(String, Source)>,
+    /// Ids are only read.
+    reads_only: bool,
 }
 
 pub fn id_name(place: usize) -> String {
@@ -145,7 +147,12 @@ pub fn id_name(place: usize) -> String {
 
 impl<'a> Reader<'a> {
     pub fn new(facts: &'a Arc<SessionFacts>) -> Reader<'a> {
-        Reader { facts, parts: Vec::new(), targets: Vec::new(), sources: Vec::new() }
+        Reader { facts, parts: Vec::new(), targets: Vec::new(), sources: Vec::new(), reads_only: false }
+    }
+
+    /// For a query whose rows' ids are wanted, and not locked.
+    pub fn of_readers(facts: &'a Arc<SessionFacts>) -> Reader<'a> {
+        Reader { reads_only: true, ..Reader::new(facts) }
     }
 
     /// `query` has no clauses of its own any more, and those of queries within it were taken care of.
@@ -341,7 +348,10 @@ impl<'a> Reader<'a> {
         if !level.acting.is_superuser {
             privileges::check_schema(self.facts, &level.acting, named.schema.as_deref())?;
         }
-        let readable = privileges::check_lock(self.facts, &level.acting, &relation)?;
+        let readable = match self.reads_only {
+            true => privileges::check_read(self.facts, &level.acting, &relation)?,
+            false => privileges::check_lock(self.facts, &level.acting, &relation)?,
+        };
         let (places, columns) = match &relation {
             Relation::Table(version) => {
                 let tree = self.facts.version.partition_tree(&version.def)?;

@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tidepool_base::RowId;
-use tidepool_database::ordinal_bits;
+use tidepool_database::{ordinal_bits, split_id};
 use tidepool_device::{PacingCounters, PacingTotals};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{
@@ -63,7 +63,7 @@ pub struct TidepoolScanExec {
     /// Learnt while the plan runs; over the output's columns.
     runtime: Vec<Arc<dyn PhysicalExpr>>,
     limit: Option<usize>,
-    /// These rows alone, by id; of a table that is not partitioned.
+    /// These rows alone, by id; of one table.
     picked: Option<Arc<[RowId]>>,
     /// Of a table that the statement changes or locks: which one of them.
     target: Option<usize>,
@@ -203,6 +203,15 @@ impl TidepoolScanExec {
 
     pub fn of_target(mut self, target: Option<usize>) -> TidepoolScanExec {
         self.target = target;
+        self
+    }
+
+    /// Reads one row alone, by its id among those of all partitions.
+    pub fn of_row(mut self, row: RowId) -> TidepoolScanExec {
+        let (ordinal, row) = if self.source.is_partitioned() { split_id(row) } else { (0, row) };
+        let of_row = self.parts.iter().filter(|part| part.ordinal == ordinal);
+        self.parts = of_row.map(|part| Part { access: None, ..part.clone() }).collect();
+        self.picked = Some([row].into());
         self
     }
 

@@ -27,7 +27,7 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use source::Source;
 use std::sync::Arc;
-use tidepool_base::SqlState;
+use tidepool_base::{RowId, SqlState};
 use tidepool_database::DatabaseVersion;
 use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
 
@@ -40,6 +40,8 @@ pub struct TableProvider {
     schema: SchemaRef,
     /// Of a table that the statement changes or locks: which one of them.
     target: Option<usize>,
+    /// This row alone, by its id.
+    row: Option<RowId>,
     readable: Readable,
 }
 
@@ -51,7 +53,8 @@ impl TableProvider {
         readable: Readable,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let schema = version.def.arrow_schema();
-        Ok(Arc::new(TableProvider { schema, source: Arc::new(Source::of(database, version)?), target: None, readable }))
+        let source = Arc::new(Source::of(database, version)?);
+        Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable }))
     }
 
     /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.
@@ -78,6 +81,26 @@ impl TableProvider {
         TableProvider::to_lock(database, version, target, ROW_ID, Readable::All)
     }
 
+    /// As `with_row_ids`, of one row, if it is there.
+    pub fn of_row(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+        row: RowId,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
+        let (source, schema) = TableProvider::identified(database, version, ROW_ID)?;
+        Ok(Arc::new(TableProvider { schema, source, target: Some(0), row: Some(row), readable: Readable::All }))
+    }
+
+    fn identified(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+        id: &str,
+    ) -> tidepool_base::Result<(Arc<Source>, SchemaRef)> {
+        let mut fields = version.def.arrow_schema().fields().to_vec();
+        fields.push(Arc::new(Field::new(id, DataType::UInt64, false)));
+        Ok((Arc::new(Source::of(database, version)?), Arc::new(Schema::new(fields))))
+    }
+
     /// As `with_row_ids`, with a name for that column, of which no more may be read than this.
     pub fn to_lock(
         database: &Arc<DatabaseVersion>,
@@ -86,11 +109,8 @@ impl TableProvider {
         id: &str,
         readable: Readable,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
-        let mut fields = version.def.arrow_schema().fields().to_vec();
-        fields.push(Arc::new(Field::new(id, DataType::UInt64, false)));
-        let source = Arc::new(Source::of(database, version)?);
-        let schema = Arc::new(Schema::new(fields));
-        Ok(Arc::new(TableProvider { schema, source, target: Some(target), readable }))
+        let (source, schema) = TableProvider::identified(database, version, id)?;
+        Ok(Arc::new(TableProvider { schema, source, target: Some(target), row: None, readable }))
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -133,6 +153,10 @@ impl DataFusionTable for TableProvider {
         let threads = state.config().target_partitions();
         let (source, schema) = (self.source.clone(), self.schema.clone());
         let scan = TidepoolScanExec::try_new(source, schema, projection, predicates, limit, threads)?;
+        if let Some(row) = self.row {
+            let statistics = Statistics { num_rows: Precision::Inexact(1), ..Statistics::new_unknown(&self.schema) };
+            return Ok(Arc::new(scan.of_row(row).with_statistics(statistics).of_target(self.target)));
+        }
         let statistics = match scan.points() {
             // What a whole table's statistics take to be worked out is more than a row.
             Some(rows) => Statistics { num_rows: Precision::Inexact(rows), ..Statistics::new_unknown(&self.schema) },
@@ -157,6 +181,9 @@ impl DataFusionTable for TableProvider {
     }
 
     fn statistics(&self) -> Option<Statistics> {
+        if self.row.is_some() {
+            return Some(Statistics { num_rows: Precision::Inexact(1), ..Statistics::new_unknown(&self.schema) });
+        }
         Some(table_statistics(&self.source.statistics(None), &self.schema, None, false))
     }
 }

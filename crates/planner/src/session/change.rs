@@ -260,10 +260,14 @@ impl Session {
     ) -> Result<(Source, Option<Upsert>, query::Planned)> {
         let facts = facts.clone();
         let parameters = parameters.to_vec();
+        let current = self.current_of(statement.command())?;
         let statement = statement.clone();
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
-            let (reading, _) = Source::read(&facts, statement.command(), &[])?;
+            let (mut reading, _) = Source::read(&facts, statement.command(), &[])?;
+            if let (Reading::Change(change), Some(current)) = (&mut reading, &current) {
+                change.pick(current.row_of(&change.version.def)?);
+            }
             let mut source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
             source.plan = query::bind(source.plan, &parameters)?;
             let settings = facts.settings.text_settings();

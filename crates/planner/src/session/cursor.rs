@@ -1,12 +1,22 @@
 //! Cursors: `DECLARE`, `FETCH`, `MOVE` and `CLOSE`.
 
+use super::change::part;
 use super::query::query_of;
 use super::{BatchStream, Outcome, ResultColumn, Session};
+use crate::execute::joined;
+use crate::facts::SessionFacts;
+use crate::locking;
+use crate::names::OutputNames;
+use crate::query;
+use crate::statement::current::cursor_of;
 use crate::statement::{Command, FetchCount, Statement};
-use arrow::array::{ArrayRef, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::Int64Type;
 use futures::StreamExt;
 use parking_lot::Mutex;
-use tidepool_base::{Error, Result, SqlState};
+use std::sync::Arc;
+use tidepool_base::{Error, Result, RowId, SqlState, TableId};
+use tidepool_table::TableDef;
 
 pub(super) struct Cursor {
     pub(super) columns: Vec<ResultColumn>,
@@ -17,6 +27,52 @@ pub(super) struct Cursor {
     pub(super) hold: bool,
     /// In the order of opening.
     pub(super) number: u64,
+    pub(super) place: Place,
+}
+
+/// Where a cursor is, for `WHERE CURRENT OF`.
+#[derive(Clone)]
+pub(super) struct Place {
+    cursor: String,
+    /// Tables whose rows' ids come before the batches' outputs: those that it locks rows of, or the one that it scans.
+    tables: Vec<TableId>,
+    locks: bool,
+    /// From a transaction that is over.
+    pub(super) is_held: bool,
+    /// `None` before the first row and after the last.
+    row: Option<Vec<RowId>>,
+}
+
+impl Place {
+    /// The row of a table that the cursor is at. 24000 if there is none, or if it cannot be told.
+    pub fn row_of(&self, def: &TableDef) -> Result<RowId> {
+        let (cursor, table) = (&self.cursor, &def.name);
+        let refused = |message: String| Error::new(SqlState::INVALID_CURSOR_STATE, message);
+        if self.is_held {
+            return Err(refused(format!("cursor \"{cursor}\" is held from a previous transaction")));
+        }
+        let mut places = (0..self.tables.len()).filter(|place| self.tables[*place] == def.id);
+        let place = match (places.next(), places.next(), self.locks) {
+            (Some(place), None, _) => place,
+            (None, _, true) => {
+                let what = "does not have a FOR UPDATE/SHARE reference to table";
+                return Err(refused(format!("cursor \"{cursor}\" {what} \"{table}\"")));
+            }
+            (Some(_), Some(_), true) => {
+                let what = "has multiple FOR UPDATE/SHARE references to table";
+                return Err(refused(format!("cursor \"{cursor}\" {what} \"{table}\"")));
+            }
+            _ => {
+                return Err(refused(format!(
+                    "cursor \"{cursor}\" is not a simply updatable scan of table \"{table}\""
+                )));
+            }
+        };
+        match &self.row {
+            Some(row) => Ok(row[place]),
+            None => Err(refused(format!("cursor \"{cursor}\" is not positioned on a row"))),
+        }
+    }
 }
 
 impl Session {
@@ -45,29 +101,75 @@ impl Session {
         if self.cursors.contains_key(name) {
             return Err(Error::new(SqlState::DUPLICATE_CURSOR, format!("cursor \"{name}\" already exists")));
         }
+        let mut tables = Vec::new();
         let (columns, batches): (_, BatchStream) = match query.command() {
             Command::Query(_) => {
                 let begun = self.begin_statement(query.text(), query, parameters, true).await?;
                 let rest = begun.statement;
-                let (columns, _, batches) = self.start(begun.running, move || query_of(&rest), parameters).await?;
-                (columns, Box::pin(batches))
+                match self.plan_updatable(&begun.running.facts, &rest, parameters).await? {
+                    Some((locking, planned)) => {
+                        tables = locking.targets.iter().map(|target| target.version.def.id).collect();
+                        let columns = locking.columns(&planned.schema);
+                        (columns, Box::pin(self.run(begun.running, planned)?))
+                    }
+                    None => {
+                        let query = move || query_of(&rest);
+                        let (columns, _, batches) = self.start(begun.running, query, parameters).await?;
+                        (columns, Box::pin(batches))
+                    }
+                }
             }
             Command::Locking { .. } if hold => {
                 let message = "DECLARE CURSOR WITH HOLD ... FOR UPDATE/SHARE is not supported";
                 return Err(Error::unsupported(message).with_detail("Holdable cursors must be READ ONLY."));
             }
             // All rows are locked at once, and not as they are fetched.
-            Command::Locking { .. } => match self.select_locking(query.text(), query, parameters, None).await? {
-                Outcome::Rows { columns, batches, .. } => (columns, batches),
-                _ => return Err(Error::internal("a query without rows")),
-            },
+            Command::Locking { .. } => {
+                match self.select_locking(query.text(), query, parameters, None, Some(&mut tables)).await? {
+                    Outcome::Rows { columns, batches, .. } => (columns, batches),
+                    _ => return Err(Error::internal("a query without rows")),
+                }
+            }
             _ => return Err(Error::unsupported("only queries can be declared as cursors")),
         };
         let number = self.next_cursor;
         self.next_cursor += 1;
-        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number };
+        let locks = matches!(query.command(), Command::Locking { .. });
+        let place = Place { cursor: name.to_owned(), tables, locks, is_held: false, row: None };
+        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number, place };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::command("DECLARE CURSOR"))
+    }
+
+    /// A query with its rows' ids, if a cursor could change them.
+    async fn plan_updatable(
+        &self,
+        facts: &Arc<SessionFacts>,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Option<(locking::Planned, query::Planned)>> {
+        let (facts, statement, parameters) = (facts.clone(), statement.clone(), parameters.to_vec());
+        let planning = self.planner.workers().spawn(async move {
+            let Command::Query(query) = statement.command() else { return Ok(None) };
+            let Some(reading) = locking::updatable(&facts, query) else { return Ok(None) };
+            let state = facts.planner.state(&facts);
+            // What is wrong with it is told when it is planned as it stands.
+            let Ok(locking) = locking::plan(&state, &facts, &reading, &parameters, false) else { return Ok(None) };
+            let Ok(plan) = query::physical_plan(&state, &locking.plan).await else { return Ok(None) };
+            Ok(Some((locking, query::planned(state, plan, &OutputNames::none()))))
+        });
+        joined(planning.await)
+    }
+
+    /// Where the cursor is that a statement names after `WHERE CURRENT OF`.
+    pub(super) fn current_of(&self, command: &Command) -> Result<Option<Place>> {
+        let condition = match command {
+            Command::Update { update, .. } => update.selection.as_ref(),
+            Command::Delete { delete, .. } => delete.selection.as_ref(),
+            _ => None,
+        };
+        let Some(name) = cursor_of(condition) else { return Ok(None) };
+        Ok(Some(self.cursor(name)?.place.clone()))
     }
 
     pub(super) async fn fetch(&mut self, name: &str, count: FetchCount, discard: bool) -> Result<Outcome> {
@@ -92,9 +194,16 @@ impl Session {
             }
             rows += take as u64;
             left -= take as u64;
-            if !discard {
-                fetched.push(Ok(batch.slice(0, take)));
+            let ids = cursor.place.tables.len();
+            if ids > 0 && take > 0 {
+                cursor.place.row = Some(ids_of(&batch, ids, take - 1)?);
             }
+            if !discard {
+                fetched.push(Ok(part(&batch.slice(0, take), ids..batch.num_columns())?));
+            }
+        }
+        if left > 0 {
+            cursor.place.row = None;
         }
         if discard {
             return Ok(Outcome::command(format!("MOVE {rows}")));
@@ -120,6 +229,15 @@ impl Session {
             }
         }
     }
+}
+
+/// The ids in a row's first columns.
+fn ids_of(batch: &RecordBatch, columns: usize, row: usize) -> Result<Vec<RowId>> {
+    let id = |column: usize| {
+        let ids = batch.column(column).as_primitive_opt::<Int64Type>();
+        ids.map(|ids| RowId(ids.value(row) as u64)).ok_or_else(|| Error::internal("a cursor's rows have no ids"))
+    };
+    (0..columns).map(id).collect()
 }
 
 fn no_cursor(name: &str) -> Error {

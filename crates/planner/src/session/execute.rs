@@ -44,7 +44,7 @@ impl Session {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
             Command::Query(_) => self.select(text, statement, parameters).await,
-            Command::Locking { .. } => self.select_locking(text, statement, parameters, None).await,
+            Command::Locking { .. } => self.select_locking(text, statement, parameters, None, None).await,
             Command::Insert(..) | Command::Update { .. } | Command::Delete { .. } | Command::MergeInto { .. } => {
                 self.change(text, statement, parameters, None).await
             }

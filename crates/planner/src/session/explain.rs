@@ -166,7 +166,9 @@ impl Session {
     ) -> Result<Option<Explained>> {
         let mut explained = None;
         match statement.command() {
-            Command::Locking { .. } => self.select_locking(text, statement, parameters, Some(&mut explained)).await?,
+            Command::Locking { .. } => {
+                self.select_locking(text, statement, parameters, Some(&mut explained), None).await?
+            }
             Command::CreateTable { .. } => self.create_table(text, statement, parameters, Some(&mut explained)).await?,
             _ => self.change(text, statement, parameters, Some(&mut explained)).await?,
         };

@@ -23,7 +23,7 @@ use arrow::datatypes::Int64Type;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
-use tidepool_base::{Error, Result, RowId};
+use tidepool_base::{Error, Result, RowId, TableId};
 use tidepool_database::{LockWait, Locked, RelationName, Transaction, split_id};
 
 impl Session {
@@ -33,6 +33,7 @@ impl Session {
         statement: &Statement,
         parameters: &[ArrayRef],
         mut explained: Option<&mut Option<Explained>>,
+        mut ids: Option<&mut Vec<TableId>>,
     ) -> Result<Outcome> {
         let Command::Locking { clauses, .. } = statement.command() else {
             return Err(Error::internal("not a query that locks rows"));
@@ -41,7 +42,7 @@ impl Session {
         // What it reads and what it locks is of one transaction.
         let own_block = self.begin_own_block();
         let locked = loop {
-            match self.try_locking(text, statement, parameters, explained.as_deref_mut()).await {
+            match self.try_locking(text, statement, parameters, explained.as_deref_mut(), ids.as_deref_mut()).await {
                 Ok(None) => {}
                 Ok(Some(outcome)) => break Ok(outcome),
                 Err(error) => break Err(error),
@@ -60,7 +61,7 @@ impl Session {
         let parameters = parameters.to_vec();
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
-            let locking = locking::plan(&state, &facts, &reading, &parameters)?;
+            let locking = locking::plan(&state, &facts, &reading, &parameters, true)?;
             let plan = query::physical_plan(&state, &locking.plan).await?;
             Ok((locking, query::planned(state, plan, &OutputNames::none())))
         });
@@ -74,6 +75,7 @@ impl Session {
         statement: &Statement,
         parameters: &[ArrayRef],
         explained: Option<&mut Option<Explained>>,
+        ids: Option<&mut Vec<TableId>>,
     ) -> Result<Option<Outcome>> {
         let Begun { running, reading, plans: parts, .. } =
             self.begin_statement(text, statement, parameters, true).await?;
@@ -88,7 +90,12 @@ impl Session {
         let start = Instant::now();
         let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
         let (plan, heap) = (prepared.plan.clone(), prepared.heap.clone());
-        let locked = self.begin_write(facts, interrupt, self.lock_rows(locking, prepared, reevaluation));
+        let keeps_ids = ids.is_some();
+        if let Some(ids) = ids {
+            *ids = locking.targets.iter().map(|target| target.version.def.id).collect();
+        }
+        let work = self.lock_rows(locking, prepared, reevaluation, keeps_ids);
+        let locked = self.begin_write(facts, interrupt, work);
         let Some(kept) = joined(locked.await)? else { return Ok(None) };
         if let Some(explained) = explained {
             let rows = kept.iter().map(|batch| batch.num_rows() as u64).sum();
@@ -98,13 +105,14 @@ impl Session {
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(kept, heap)), tag: "SELECT" }))
     }
 
-    /// Runs a plan, and locks its rows: what a transaction does that gives them back. `None`: nothing was done, and the
-    /// statement is to be run again, as of now.
+    /// Runs a plan, and locks its rows: what a transaction does that gives them back, perhaps with their ids before them.
+    /// `None`: nothing was done, and the statement is to be run again, as of now.
     pub(super) fn lock_rows(
         &self,
         locking: locking::Planned,
         prepared: Execution,
         reevaluation: Reevaluation,
+        keeps_ids: bool,
     ) -> impl FnOnce(&mut Transaction, &Interrupt) -> Result<Option<Vec<RecordBatch>>> + Send + use<> {
         let is_partitioned = locking.targets.iter().any(|target| target.tree.is_some());
         let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false);
@@ -127,6 +135,7 @@ impl Session {
                 looked_at: HashSet::new(),
                 skip: locking.skip,
                 left: locking.fetch.unwrap_or(usize::MAX),
+                first: if keeps_ids { 0 } else { locking.targets.len() },
             };
             let mut kept = Vec::new();
             while locker.left > 0
@@ -172,6 +181,8 @@ struct Locker<'a> {
     /// Rows to be passed over, and then to be given back.
     skip: usize,
     left: usize,
+    /// The first column that is given back.
+    first: usize,
 }
 
 impl Locker<'_> {
@@ -255,7 +266,7 @@ impl Locker<'_> {
         if mask.true_count() == 0 {
             return Ok(());
         }
-        let outputs: Vec<usize> = (self.targets.len()..batch.num_columns()).collect();
+        let outputs: Vec<usize> = (self.first..batch.num_columns()).collect();
         let part = part.project(&outputs).map_err(crate::errors::from_arrow)?;
         kept.push(filter_record_batch(&part, &mask).map_err(crate::errors::from_arrow)?);
         Ok(())

@@ -119,7 +119,8 @@ impl Session {
                 let (prepared, reevaluation) = self.prepare_part(&begun.running, planned)?;
                 heap = Some(prepared.heap.clone());
                 let interrupt = begun.running.interrupt.clone();
-                let locked = self.begin_part(facts.clone(), interrupt, self.lock_rows(locking, prepared, reevaluation));
+                let work = self.lock_rows(locking, prepared, reevaluation, false);
+                let locked = self.begin_part(facts.clone(), interrupt, work);
                 match joined(locked.await)? {
                     Some(rows) => kept = rows,
                     None => return Ok(false),

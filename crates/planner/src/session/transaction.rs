@@ -199,6 +199,7 @@ impl Session {
     async fn end(&mut self, commit: bool) -> Result<()> {
         let Some(block) = self.block.take() else { return Ok(()) };
         self.cursors.retain(|_, cursor| cursor.hold);
+        self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
         self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
         let synchronous = self.commits_synchronously();

@@ -9,6 +9,7 @@
 
 mod alter;
 mod comment;
+pub mod current;
 mod cursor;
 mod indexes;
 pub mod locking;
@@ -530,6 +531,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     let (tokens, overriding) = utility::take_overriding(tokens);
     let (tokens, tablespace, with_data) = utility::take_tablespace(source, &tokens)?;
     let (tokens, partitions) = partitions::take(source, tokens)?;
+    let tokens = current::spell(source, tokens)?;
     let tokens = locking::spell(source, tokens)?;
     let tokens = merge::spelled(tokens);
     // `TABLE t` is short for `SELECT * FROM t`.
