@@ -273,10 +273,12 @@ fn point(name: &'static str) {
 }
 
 #[cfg(test)]
+type Look = Box<dyn FnMut(&'static str)>;
+
+#[cfg(test)]
 thread_local! {
     /// What is called when this thread's commits come to a point.
-    pub(crate) static AT_POINT: std::cell::RefCell<Option<Box<dyn FnMut(&'static str)>>> =
-        const { std::cell::RefCell::new(None) };
+    pub(crate) static AT_POINT: std::cell::RefCell<Option<Look>> = const { std::cell::RefCell::new(None) };
 }
 
 /// A transaction that is written to a log, if there is one.

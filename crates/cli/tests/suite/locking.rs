@@ -230,6 +230,24 @@ async fn a_queue_is_worked_off_by_one_statement_a_job() {
     assert_eq!(taken.len(), all, "a job was taken twice");
 }
 
+/// What a subquery found is looked up: taking a job takes as long as finding it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_job_that_was_found_is_taken_by_its_key() {
+    let server = TestServer::start().await;
+    let client = jobs(&server, 2_000).await;
+    for sql in [
+        "DELETE FROM job WHERE id IN (SELECT id FROM job ORDER BY id LIMIT 2 FOR UPDATE SKIP LOCKED)",
+        "UPDATE job SET n = 1 WHERE id = (SELECT id FROM job ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)",
+        "SELECT * FROM job WHERE id IN (SELECT id FROM job WHERE n = 0 ORDER BY id LIMIT 1 FOR UPDATE)",
+    ] {
+        let rows = client.query(&format!("EXPLAIN ANALYZE {sql}"), &[]).await.unwrap();
+        let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        let own = lines.iter().take_while(|line| !line.starts_with("Part 1"));
+        assert!(own.into_iter().any(|line| line.contains("index=job_pkey")), "{}", lines.join("\n"));
+    }
+    assert_eq!(cell(&client, "SELECT min(id)::bigint FROM job WHERE n = 0").await, 4);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_snapshot_locks_what_it_shows_or_nothing() {
     let server = TestServer::start().await;

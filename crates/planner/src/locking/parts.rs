@@ -5,10 +5,13 @@
 
 use super::read::{Reader, Reading, Scope, stronger};
 use crate::facts::SessionFacts;
+use crate::insert::object_name;
 use crate::names::OutputNames;
 use crate::resolve::BY_ID;
 use crate::statement::locking::{has_locks, is_limited, strip, take};
 use crate::statement::{Command, QualifiedName, Statement, VisitQueries, fold};
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Schema};
 use datafusion::sql::sqlparser::ast::{self, VisitMut, VisitorMut};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -114,6 +117,106 @@ pub fn without_locks(statement: &Statement) -> Statement {
     let mut command = statement.command().clone();
     command.visit_queries(&mut Strip);
     statement.rewritten(command)
+}
+
+/// Rows of a part up to which they are written into conditions, where an index may find what they ask for.
+const INLINED_MAX: usize = 100;
+
+/// The values of a part's one column, as literals of its type; `None` where they are many, or of a type whose literals
+/// are not as good as its values.
+pub fn literals(schema: &Schema, rows: &[RecordBatch]) -> Result<Option<Literals>> {
+    let [column] = schema.fields().iter().as_slice() else { return Ok(None) };
+    let name = match column.data_type() {
+        DataType::Int16 => "SMALLINT",
+        DataType::Int32 => "INTEGER",
+        DataType::Int64 => "BIGINT",
+        DataType::Utf8View => "TEXT",
+        _ => return Ok(None),
+    };
+    let count: usize = rows.iter().map(RecordBatch::num_rows).sum();
+    if count > INLINED_MAX || rows.iter().any(|rows| rows.column(0).null_count() > 0) {
+        return Ok(None);
+    }
+    let literal =
+        |text: &str| crate::statement::parse_expression(&format!("CAST('{}' AS {name})", text.replace('\'', "''")));
+    let mut values = Vec::with_capacity(count);
+    for rows in rows {
+        let texts = arrow::compute::cast(rows.column(0), &DataType::Utf8View).map_err(crate::errors::from_arrow)?;
+        let texts = texts.as_string_view_opt().into_iter().flatten().flatten();
+        values.extend(texts.map(literal).collect::<Result<Vec<_>>>()?);
+    }
+    let null = crate::statement::parse_expression(&format!("CAST(NULL AS {name})"))?;
+    Ok(Some(Literals { values, null }))
+}
+
+/// What takes the place of a part in conditions.
+pub struct Literals {
+    values: Vec<ast::Expr>,
+    null: ast::Expr,
+}
+
+/// Puts literals in the place of a part: of `x IN (part)`, and of `x = (part)`.
+pub fn inline(number: usize, literals: &Literals, node: &mut impl ast::VisitMut) {
+    let _ = VisitMut::visit(node, &mut Inline { number, literals });
+}
+
+/// As [`inline`], of a whole statement.
+pub fn inline_into(number: usize, literals: &Literals, statement: &Statement) -> Statement {
+    let mut command = statement.command().clone();
+    command.visit_queries(&mut Inline { number, literals });
+    statement.rewritten(command)
+}
+
+struct Inline<'a> {
+    number: usize,
+    literals: &'a Literals,
+}
+
+impl VisitQueries for Inline<'_> {
+    fn visit<T: ast::Visit + ast::VisitMut>(&mut self, with: Option<&mut ast::With>, node: &mut T) {
+        let _ = with.map(|with| VisitMut::visit(with, self));
+        let _ = VisitMut::visit(node, self);
+    }
+}
+
+impl Inline<'_> {
+    fn is_part(&self, query: &ast::Query) -> bool {
+        let ast::SetExpr::Select(select) = query.body.as_ref() else { return false };
+        match select.from.as_slice() {
+            [ast::TableWithJoins { relation: ast::TableFactor::Table { name, alias: None, .. }, joins }] => {
+                let number = object_name(name).ok().and_then(|name| part_number(&name));
+                joins.is_empty() && number == Some(self.number)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl VisitorMut for Inline<'_> {
+    type Break = ();
+
+    fn pre_visit_expr(&mut self, expr: &mut ast::Expr) -> ControlFlow<()> {
+        let Literals { values, null } = self.literals;
+        match expr {
+            ast::Expr::InSubquery { expr: value, subquery, negated: false } if self.is_part(subquery) => {
+                *expr = match values.is_empty() {
+                    true => ast::Expr::value(ast::Value::Boolean(false)),
+                    false => ast::Expr::InList { expr: value.clone(), list: values.clone(), negated: false },
+                };
+            }
+            ast::Expr::BinaryOp { left, op: ast::BinaryOperator::Eq, right } if values.len() <= 1 => {
+                for side in [left, right] {
+                    if let ast::Expr::Subquery(query) = side.as_ref()
+                        && self.is_part(query)
+                    {
+                        **side = values.first().unwrap_or(null).clone();
+                    }
+                }
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
 }
 
 struct Extract<'a> {

@@ -15,7 +15,7 @@ use datafusion::common::stats::Precision;
 use datafusion::common::{Result as PlanResult, Statistics};
 use datafusion::logical_expr::{Expr, TableType};
 use datafusion::physical_plan::ExecutionPlan;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_heap::QueryHeap;
@@ -95,11 +95,15 @@ impl Session {
         &mut self,
         begun: &mut Begun,
         statement: &Statement,
-        parts: Vec<Part>,
+        waiting: Vec<Part>,
         parameters: &[ArrayRef],
         runs: bool,
     ) -> Result<bool> {
-        for (number, Part { reading, columns }) in parts.into_iter().enumerate() {
+        let mut waiting = VecDeque::from(waiting);
+        let mut next = 0;
+        while let Some(Part { reading, columns }) = waiting.pop_front() {
+            let number = next;
+            next += 1;
             let facts = begun.running.facts.clone();
             // The query of a view has no parameters.
             let parameters = if reading.within.is_some() { &[] } else { parameters };
@@ -124,6 +128,12 @@ impl Session {
                 match joined(locked.await)? {
                     Some(rows) => kept = rows,
                     None => return Ok(false),
+                }
+                if let Some(literals) = parts::literals(&schema, &kept)? {
+                    begun.statement = parts::inline_into(number, &literals, &begun.statement);
+                    let others = waiting.iter_mut().map(|part| &mut part.reading);
+                    let others = others.chain(&mut begun.reading);
+                    others.for_each(|reading| parts::inline(number, &literals, reading.query.as_mut()));
                 }
             }
             let rows = rows_of(schema, kept, heap)?;
