@@ -102,7 +102,7 @@ async fn is_through(client: &Client, sql: &str) -> bool {
     }
 }
 
-/// Tables that come and go, each with its number of rows, and partitions; checkpoints and merges.
+/// Tables that come and go, each with its number of rows, partitions, and indexes beside writers; checkpoints and merges.
 async fn define(url: String, first: i64, told: Arc<Told>, mut random: StdRng) {
     let Some(client) = connect(&url).await else { return };
     for next in first.. {
@@ -116,12 +116,16 @@ async fn define(url: String, first: i64, told: Arc<Told>, mut random: StdRng) {
             return;
         }
         told.tables.store(next, Ordering::SeqCst);
-        let other = match random.random_range(0..6) {
+        let other = match random.random_range(0..10) {
             0 => "CHECKPOINT",
             1 => "CALL tidepool.merge('journal')",
             2 => "CALL tidepool.merge('account')",
             3 => "CALL tidepool.merge('moving_0')",
             4 => partitioned::BACK,
+            5 => "CREATE INDEX CONCURRENTLY IF NOT EXISTS by_note ON journal (note)",
+            6 => "DROP INDEX CONCURRENTLY IF EXISTS by_note",
+            7 => "REINDEX INDEX CONCURRENTLY journal_pkey",
+            8 => "REINDEX TABLE CONCURRENTLY account",
             _ => "SELECT pg_sleep(0.02)",
         };
         if !is_through(&client, other).await {
@@ -191,6 +195,10 @@ async fn check(url: &str, told: &Told, about: &str) {
         assert_eq!(number(&client, &format!("SELECT count(*) FROM made_{number_of}")).await, number_of, "{about}");
     }
     told.tables.store(last, Ordering::SeqCst);
+    // Those that were not finished are gone.
+    let sql = "SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        WHERE NOT indisvalid OR relname LIKE '%ccnew%'";
+    assert_eq!(number(&client, sql).await, 0, "{about}");
     partitioned::check(&client, &all_last, last, about).await;
     for row in client.query("CALL tidepool.check()", &[]).await.unwrap() {
         let (object, fault): (String, Option<String>) = (row.get(0), row.get(2));
