@@ -95,6 +95,8 @@ impl Transaction {
         loop {
             match index.enter(&table.rows, view, row, key)? {
                 Entered::Done => return Ok(()),
+                // It was dropped since the transaction's snapshot: nobody finds anything by it any more.
+                Entered::Taken(_) if self.is_dropped(table, index) => return Ok(()),
                 Entered::Taken(_) => {
                     // Who goes on after a savepoint knows of the key.
                     self.read_all_of(table);
@@ -110,6 +112,14 @@ impl Transaction {
 }
 
 impl Transaction {
+    /// Whether an index that the transaction's snapshot has is there no more.
+    fn is_dropped(&self, table: &Table, index: &TableIndex) -> bool {
+        let is_own = self.changes.tables.contains_key(&table.def.id);
+        let now = self.database.state();
+        let lacks = |now: &Arc<Table>| now.def.indexes.iter().all(|known| known.id != index.id());
+        !is_own && now.table_of_id(table.def.id).is_some_and(lacks)
+    }
+
     fn taken(&self, table: &Table, index: &TableIndex, key: &IndexKey) -> Error {
         match table.def.indexes.iter().find(|def| def.id == index.id()) {
             Some(def) => duplicate_key(&table.def, def, index, key.bytes()).with_subject(Subject {
