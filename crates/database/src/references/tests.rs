@@ -1,10 +1,10 @@
 //! Foreign keys without SQL: what a commit checks by itself, and what survives a restart.
 
 use crate::tests::{batch_of, memory, near};
-use crate::{Config, Database, NewForeignKey, Transaction};
+use crate::{Config, Database, NewForeignKey, NewPartition, Transaction};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, SqlType};
-use tidepool_table::{ColumnDef, ReferentialAction};
+use tidepool_table::{ColumnDef, PartitionBound, PartitionStrategy, Partitioning, ReferentialAction, TableDef};
 
 fn family(config: Config, action: ReferentialAction, deferrable: bool) -> Arc<Database> {
     let database = Database::open(config).unwrap();
@@ -113,6 +113,42 @@ fn verification_finds_rows_that_refer_to_nothing() {
     transaction.references = super::References::default();
     transaction.commit().unwrap();
     assert_eq!(faults(), ["foreign key \"c_r_fkey\": Key (r)=(7) is not present in table \"p\"."]);
+}
+
+#[test]
+fn verification_looks_into_partitions() {
+    let database = family(memory(), ReferentialAction::NoAction, false);
+    let mut transaction = database.begin().unwrap();
+    let columns = vec![ColumnDef::new("id", SqlType::BigInt), ColumnDef::new("r", SqlType::BigInt)];
+    let whole = transaction.create_table("whole", columns.clone(), Vec::new(), near()).unwrap().def.clone();
+    let partitioning = Partitioning { strategy: PartitionStrategy::Range, columns: vec![1], partitions: Vec::new() };
+    let def = TableDef { partitioning: Some(partitioning), ..TableDef::clone(&whole) };
+    transaction.set_table_def(&"whole".into(), def).unwrap();
+    let referenced = transaction.version().table("p").unwrap().def.id;
+    let new = NewForeignKey {
+        name: None,
+        columns: vec![2],
+        referenced,
+        referenced_columns: Vec::new(),
+        match_full: false,
+        on_delete: ReferentialAction::NoAction,
+        on_update: ReferentialAction::NoAction,
+        not_valid: false,
+        deferrable: false,
+        initially_deferred: false,
+    };
+    transaction.create_foreign_key("whole", new).unwrap();
+    transaction.create_table("rest", columns, Vec::new(), near()).unwrap();
+    let partition = NewPartition { parent: whole.id, bound: PartitionBound::Default };
+    transaction.attach_partition(&"rest".into(), &partition).unwrap();
+    insert(&mut transaction, "p", &[&[Some(1)]]).unwrap();
+    insert(&mut transaction, "whole", &[&[Some(1), Some(1)], &[Some(2), Some(7)]]).unwrap();
+    // Past the checks.
+    transaction.references = super::References::default();
+    transaction.commit().unwrap();
+    let checked = database.check(&|| Ok(())).unwrap();
+    let faults: Vec<String> = checked.into_iter().flat_map(|checked| checked.faults).collect();
+    assert_eq!(faults, ["foreign key \"whole_r_fkey\": Key (r)=(7) is not present in table \"p\"."]);
 }
 
 #[test]
