@@ -113,7 +113,7 @@ impl Table {
     /// Who writes rows as if this were the table does for the other what is to be done: it has the same rows, and no
     /// indexes that this has not, and the same refer to it.
     pub fn serves_writers_of(&self, other: &Table) -> bool {
-        let has = |index: &Arc<TableIndex>| self.indexes.iter().any(|own| Arc::ptr_eq(own, index));
+        let has = |index: &Arc<TableIndex>| self.indexes.iter().any(|own| own.is_kept_by(index));
         let without_indexes = |def: &TableDef| TableDef { indexes: Vec::new(), ..def.clone() };
         Arc::ptr_eq(&self.rows, &other.rows)
             && Arc::ptr_eq(&self.referred, &other.referred)

@@ -116,7 +116,7 @@ impl Transaction {
     fn is_dropped(&self, table: &Table, index: &TableIndex) -> bool {
         let is_own = self.changes.tables.contains_key(&table.def.id);
         let now = self.database.state();
-        let lacks = |now: &Arc<Table>| now.def.indexes.iter().all(|known| known.id != index.id());
+        let lacks = |now: &Arc<Table>| !now.indexes().iter().any(|known| known.is_kept_by(index));
         !is_own && now.table_of_id(table.def.id).is_some_and(lacks)
     }
 

@@ -119,6 +119,11 @@ impl TableIndex {
         }
     }
 
+    /// Whether what is put into the other is in this one.
+    pub fn is_kept_by(&self, other: &TableIndex) -> bool {
+        Arc::ptr_eq(&self.tree, &other.tree)
+    }
+
     pub fn id(&self) -> TableId {
         self.id
     }

@@ -170,6 +170,31 @@ fn who_is_in_a_keys_way_is_waited_for() {
 }
 
 #[test]
+fn an_index_made_anew_is_as_unique_for_who_knows_it_by_its_first_name() {
+    let database = table(memory());
+    add(&database, &[(1, "a"), (2, "b")]).unwrap();
+    let mut declaring = database.begin().unwrap();
+    let (of, old, new) = declaring.declare_again(&RelationName::from("t_pkey")).unwrap();
+    declaring.commit().unwrap();
+    let mut repeating = database.begin_at(Isolation::RepeatableRead).unwrap();
+    repeating.begin_statement().unwrap();
+    insert(&mut repeating, &[(3, "c")]).unwrap();
+    let mut filling = database.begin().unwrap();
+    let name = filling.lock_to_fill(of, new).unwrap();
+    let filled = filling.fill(&name, new).unwrap();
+    filling.replace_index(&filled, old, new).unwrap();
+    filling.commit().unwrap();
+    add(&database, &[(4, "d")]).unwrap();
+    let error = insert(&mut repeating, &[(4, "again")]).unwrap_err();
+    assert_eq!(code(&error), SqlState::UNIQUE_VIOLATION);
+    insert(&mut repeating, &[(5, "e")]).unwrap();
+    repeating.commit().unwrap();
+    let error = add(&database, &[(5, "again")]).unwrap_err();
+    assert_eq!(code(&error), SqlState::UNIQUE_VIOLATION);
+    check(&database);
+}
+
+#[test]
 fn a_statement_that_is_ended_leaves_no_index() {
     struct Ended(AtomicU64);
     impl crate::Patience for Ended {
