@@ -387,11 +387,7 @@ impl Database {
             .with_hint("Remove it there and start again."));
         }
         let id = self.spaces.get(name)?.id();
-        if let Some(memory) = self.memories.lock().get(&id) {
-            self.keeper.lock().collect();
-            memory.trim();
-        }
-        self.reclaim_indexes();
+        self.free_retired_in(id);
         self.spaces.drop(name)?;
         self.memories.lock().remove(&id);
         self.altered.lock().remove(name);

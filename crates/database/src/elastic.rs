@@ -10,7 +10,7 @@ use crate::storage::{Finds, Manifest, SavedTablespace, Storage};
 use crate::{Config, Database, TableSize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::{CacheSize, Location, Stripe};
 use tidepool_table::TableVersion;
@@ -18,6 +18,9 @@ use tidepool_tablespace::{Reshape, Tablespace, TablespaceConfig, Tablespaces};
 
 /// Between two looks at whether memory was given back.
 const WAIT_SLICE: Duration = Duration::from_millis(10);
+
+/// What was dropped just before is gone by then, unless statements under way still read it.
+const FREED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What `ALTER TABLESPACE` asks for.
 #[derive(Clone, Debug)]
@@ -74,21 +77,51 @@ impl Database {
     ) -> Result<()> {
         let space = self.tablespaces().get(name)?;
         self.check_has_no_log(&space)?;
-        let reshape = match change {
-            TablespaceChange::Size { bytes } => space.resize(*bytes)?,
-            TablespaceChange::Cache { cache, size_bytes } => space.resize_cache(*cache, *size_bytes)?,
+        let prepare = || match change {
+            TablespaceChange::Size { bytes } => space.resize(*bytes),
+            TablespaceChange::Cache { cache, size_bytes } => space.resize_cache(*cache, *size_bytes),
             TablespaceChange::AddLocation { stripe, profile } => {
                 let profile = match profile.as_deref() {
                     None => space.config().profile.clone(),
                     Some("none") => None,
                     Some(name) => Some(self.config().profile(name)?),
                 };
-                space.add_location(stripe.clone(), profile)?
+                space.add_location(stripe.clone(), profile)
             }
-            TablespaceChange::DropLocation { location } => space.drop_location(location)?,
+            TablespaceChange::DropLocation { location } => space.drop_location(location),
         };
+        let reshape = self.when_freed(space.id(), patience, prepare)?;
         self.vacate(&space, &reshape, patience)?;
         self.record_tablespace(reshape.config().clone(), || reshape.finish())
+    }
+
+    /// Tries again for a moment what has no room: what was dropped just before may still be on its way out.
+    fn when_freed<T>(
+        &self,
+        space: TablespaceId,
+        patience: &dyn Patience,
+        prepare: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + FREED_WITHIN;
+        loop {
+            let prepared = prepare();
+            let is_full = prepared.as_ref().is_err_and(|error| error.code() == SqlState::OUT_OF_MEMORY);
+            if !is_full || Instant::now() >= deadline {
+                return prepared;
+            }
+            patience.check()?;
+            self.free_retired_in(space);
+            std::thread::sleep(WAIT_SLICE);
+        }
+    }
+
+    /// Frees what nobody can see any more.
+    pub(crate) fn free_retired_in(&self, space: TablespaceId) {
+        if let Some(memory) = self.memories.lock().get(&space) {
+            self.keeper.lock().collect();
+            memory.trim();
+        }
+        self.reclaim_indexes();
     }
 
     /// Empties what is closed.

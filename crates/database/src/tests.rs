@@ -2,7 +2,7 @@
 
 use crate::text::{TextReader, TextSettings, TextWriter};
 use crate::{
-    Access, AccessObject, Config, Database, Grant, Isolation, Patience, Privileges, RoleDef, TableSize,
+    Access, AccessObject, Config, Database, Grant, Isolation, NewIndex, Patience, Privileges, RoleDef, TableSize,
     TablespaceChange, Transaction,
 };
 use arrow_array::RecordBatch;
@@ -787,6 +787,32 @@ fn altered_paged_tablespaces_are_found_again() {
     let mut anew = configured();
     anew.far.location = "paged:50%:anon:".parse().unwrap();
     assert_eq!(state(&Database::open(anew).unwrap()), [(256, 128), (80, 8)]);
+}
+
+#[test]
+fn what_was_dropped_just_before_makes_room() {
+    let config = Config { threads: 2, ..Config::in_memory(256 * MIB, 64 * MIB) };
+    let database = Database::open(config).unwrap();
+    let smaller = TablespaceChange::Size { bytes: 4 * MIB };
+    for merges in [false, true] {
+        let mut transaction = database.begin().unwrap();
+        transaction.create_table("t", columns(), vec![], placement("far")).unwrap();
+        transaction.create_index("t", NewIndex { unique: false, primary: None, ..NewIndex::primary_key([1]) }).unwrap();
+        transaction.commit().unwrap();
+        for part in 0..16 {
+            insert_and_commit(&database, "t", part * 8_000..(part + 1) * 8_000);
+        }
+        if merges {
+            database.merge("t").unwrap();
+        }
+        let error = database.alter_tablespace("far", &smaller, &()).unwrap_err();
+        assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+        let mut transaction = database.begin().unwrap();
+        transaction.drop_table("t").unwrap();
+        transaction.commit().unwrap();
+        database.alter_tablespace("far", &smaller, &()).unwrap();
+        database.alter_tablespace("far", &TablespaceChange::Size { bytes: 64 * MIB }, &()).unwrap();
+    }
 }
 
 #[test]
