@@ -345,9 +345,6 @@ impl DatabaseState {
                     None => drop(catalog.comments.remove(about)),
                 }
             }
-        }
-        if changes.of_catalog() {
-            let catalog = Arc::make_mut(&mut catalog);
             for (id, role) in &changes.roles {
                 match role {
                     Some(role) => drop(catalog.roles.insert(*id, role.clone())),

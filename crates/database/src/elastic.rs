@@ -117,8 +117,8 @@ impl Database {
 
     /// Frees what nobody can see any more.
     pub(crate) fn free_retired_in(&self, space: TablespaceId) {
+        self.keeper.lock().collect();
         if let Some(memory) = self.memories.lock().get(&space) {
-            self.keeper.lock().collect();
             memory.trim();
         }
         self.reclaim_indexes();

@@ -120,7 +120,7 @@ impl Transaction {
         let mut def = TableDef::clone(&table.def);
         def.indexes.push(index.clone());
         let space = self.database.tablespaces().get(table.index_tablespace(index))?;
-        let made = TableIndex::create_incomplete(&def, keys, space, self.database.transactions())?;
+        let made = TableIndex::create(&def, keys, space, self.database.transactions(), None)?;
         self.change(table.with_def(Arc::new(def)).with_indexes([made]));
         Ok(())
     }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId};
-use tidepool_index::{Index, IndexBuilder};
+use tidepool_index::IndexBuilder;
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Tag, Transactions, View};
 
@@ -97,8 +97,8 @@ pub fn build_indexes(
         .map(|(place, request)| {
             let def = &request.def;
             let complete_from = version.view().ts();
-            let tree = Index::create(Arc::clone(&request.space), Arc::clone(transactions))?;
-            let shape = TableIndex::over(&version.def, def, tree, complete_from)?;
+            let space = Arc::clone(&request.space);
+            let shape = TableIndex::create(&version.def, def, space, transactions, Some(complete_from))?;
             if version.rows_max() == 0 {
                 return Ok(shape);
             }

@@ -70,32 +70,19 @@ pub enum Entered {
 }
 
 impl TableIndex {
-    /// An index without entries. 42704 where a column's type has no order.
+    /// An index without entries, of a table without rows as views from `complete_from` on see it; `None`: it has rows, whose
+    /// entries follow ([`fill_index`]). 42704 where a column's type has no order.
     pub fn create(
         table: &TableDef,
         def: &IndexDef,
         space: Arc<Tablespace>,
         transactions: &Arc<Transactions>,
+        complete_from: Option<CommitTs>,
     ) -> Result<TableIndex> {
-        let tree = Index::create(space, Arc::clone(transactions))?;
-        TableIndex::over(table, def, tree, CommitTs(0))
-    }
-
-    /// As `create`, for a table that has rows, whose entries follow.
-    pub fn create_incomplete(
-        table: &TableDef,
-        def: &IndexDef,
-        space: Arc<Tablespace>,
-        transactions: &Arc<Transactions>,
-    ) -> Result<TableIndex> {
-        let tree = Index::create(space, Arc::clone(transactions))?;
-        TableIndex::over(table, def, tree, CommitTs(u64::MAX))
-    }
-
-    fn over(table: &TableDef, def: &IndexDef, tree: Index, complete_from: CommitTs) -> Result<TableIndex> {
+        let complete_from = complete_from.unwrap_or(CommitTs(u64::MAX));
         Ok(TableIndex {
             id: def.id,
-            tree: Arc::new(tree),
+            tree: Arc::new(Index::create(space, Arc::clone(transactions))?),
             codec: codec(table, def)?,
             positions: table.index_positions(def),
             unique: def.unique,

@@ -64,7 +64,7 @@ fn fixture() -> Fixture {
     let (table, worker) = stored(&spaces, Arc::new(def), placement("near"));
     let transactions = Arc::clone(worker.transactions());
     let made: Vec<TableIndex> = (table.def.indexes.iter())
-        .map(|def| TableIndex::create(&table.def, def, spaces.far(), &transactions).unwrap())
+        .map(|def| TableIndex::create(&table.def, def, spaces.far(), &transactions, Some(CommitTs(0))).unwrap())
         .collect();
     let table = Arc::new(table.with_def(table.def.clone()).with_indexes(made));
     Fixture { spaces, table, transactions, worker }

@@ -335,7 +335,6 @@ fn indexes_come_and_go_under_writers() {
     check(&database);
 }
 
-/// The number of a key's entries is that of its rows, once nobody needs others.
 #[test]
 fn an_index_made_anew_serves_what_relies_on_it() {
     let database = table(memory());
