@@ -1,0 +1,12 @@
+//! The engine: morsel-driven pipelines of vectorised operators over tables and streams. Knows no SQL.
+
+pub mod counters;
+pub mod dictionary;
+pub mod expr;
+pub mod mask;
+pub mod pipeline;
+pub mod run;
+pub mod schedule;
+pub mod text;
+pub mod types;
+pub mod vector;
