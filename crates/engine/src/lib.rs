@@ -3,8 +3,10 @@
 pub mod counters;
 pub mod dictionary;
 pub mod expr;
+pub mod hash;
 pub mod mask;
 pub mod pipeline;
+pub mod rows;
 pub mod run;
 pub mod schedule;
 pub mod text;
