@@ -13,7 +13,7 @@ pub struct Mask {
 /// Bits of the last word that belong to rows.
 #[inline]
 fn tail(len: usize) -> u64 {
-    if len % 64 == 0 { u64::MAX } else { (1 << (len % 64)) - 1 }
+    if len.is_multiple_of(64) { u64::MAX } else { (1 << (len % 64)) - 1 }
 }
 
 impl Mask {
@@ -170,7 +170,7 @@ impl Mask {
 
     pub fn slice(&self, start: usize, len: usize) -> Mask {
         assert!(start + len <= self.len);
-        if start % 64 == 0 {
+        if start.is_multiple_of(64) {
             return Mask::from_words(self.words[start / 64..][..len.div_ceil(64)].to_vec(), len);
         }
         Mask::from_fn(len, |row| self.get(start + row))
