@@ -181,6 +181,7 @@ fn each_batch(
         dynamic: None,
         limit: None,
         batch_rows: BATCH_ROWS,
+        forms: Vec::new(),
     };
     let mut reader = TableScan::new(Arc::new(version), request).reader();
     while let Some(batch) = reader.next_batch()? {

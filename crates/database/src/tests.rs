@@ -112,6 +112,7 @@ fn rows_of(version: Arc<TableVersion>) -> Vec<String> {
         dynamic: None,
         limit: None,
         batch_rows: 4096,
+        forms: Vec::new(),
     };
     let types: Vec<SqlType> = version.def.columns.iter().map(|column| column.sql_type).collect();
     let mut reader = TableScan::new(version, request).reader();

@@ -17,8 +17,14 @@ const ACCOUNTS: i64 = 8;
 /// Ids, accounts and balances.
 fn read(version: Arc<TableVersion>) -> Vec<(RowId, i64, i64)> {
     // The column behind the table's is that of row ids.
-    let request =
-        ScanRequest { projection: vec![0, 1, 2], filters: vec![], dynamic: None, limit: None, batch_rows: 4096 };
+    let request = ScanRequest {
+        projection: vec![0, 1, 2],
+        filters: vec![],
+        dynamic: None,
+        limit: None,
+        batch_rows: 4096,
+        forms: Vec::new(),
+    };
     let mut reader = TableScan::new(version, request).reader();
     let mut rows = Vec::new();
     while let Some(batch) = reader.next_batch().unwrap() {

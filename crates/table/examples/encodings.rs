@@ -128,6 +128,7 @@ fn measure(table: &str, scale: f64, spaces: &Tablespaces) -> (u64, u64) {
             dynamic: None,
             limit: None,
             batch_rows: BATCH_ROWS,
+            forms: Vec::new(),
         };
         let best = (0..3).map(|_| scan(&version, request(vec![column])).0).min().expect("three runs");
         let encodings: Vec<String> = usage.encodings.iter().map(|(kind, count)| format!("{kind} x{count}")).collect();
@@ -226,6 +227,7 @@ fn queries(version: &Arc<TableVersion>) {
                 dynamic: None,
                 limit: None,
                 batch_rows: BATCH_ROWS,
+                forms: Vec::new(),
             };
             scan(version, request)
         };

@@ -80,8 +80,14 @@ impl TableVersion {
         columns.dedup();
         let ids = columns.len();
         let projection = columns.iter().copied().chain([self.def.columns.len()]).collect();
-        let request =
-            ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
+        let request = ScanRequest {
+            projection,
+            filters: Vec::new(),
+            dynamic: None,
+            limit: None,
+            batch_rows: BATCH_ROWS,
+            forms: Vec::new(),
+        };
         let mut reader = TableScan::new(Arc::clone(self), request).reader();
         let (mut key, mut other) = (IndexKey::default(), IndexKey::default());
         loop {

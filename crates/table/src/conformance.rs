@@ -3,7 +3,7 @@
 
 use crate::bits;
 use crate::encoding::EncodingKind;
-use crate::filter::{ColumnFilter, CompareOp, Predicate, SegmentTest};
+use crate::filter::{ColumnFilter, CompareOp, KeyTest, Predicate, SegmentTest};
 use crate::logical::Logical;
 use crate::segment::datum_at;
 use crate::testing::{array_of, field, heap_space, noise};
@@ -267,6 +267,24 @@ fn statistics_bound_and_count_the_values() {
     }
 }
 
+/// Some keys, and nothing else.
+#[derive(Debug)]
+struct Keys(std::collections::BTreeSet<i64>);
+
+impl KeyTest for Keys {
+    fn bounds(&self) -> Option<(i64, i64)> {
+        self.0.first().copied().zip(self.0.last().copied())
+    }
+
+    fn and_values(&self, values: &[i64], words: &mut [u64]) {
+        for (row, value) in values.iter().enumerate() {
+            if !self.0.contains(value) {
+                words[row / 64] &= !(1 << (row % 64));
+            }
+        }
+    }
+}
+
 /// Filters to try: comparisons with values that are there, that are not, and beyond both ends; sets; NULL tests; functions.
 fn filters(array: &ArrayRef, logical: Logical) -> Vec<(String, ColumnFilter)> {
     let mut filters = vec![
@@ -313,6 +331,17 @@ fn filters(array: &ArrayRef, logical: Logical) -> Vec<(String, ColumnFilter)> {
         let values: Vec<Datum> = values.iter().step_by(step).cloned().collect();
         filters.push((format!("in {values:?}"), ColumnFilter::In { column: 0, values }));
     }
+    if logical.is_int() {
+        let int = |datum: &Datum| match datum {
+            Datum::Int(value) => *value,
+            other => i64::from(*other == Datum::Boolean(true)),
+        };
+        for step in [1, 3] {
+            let keys: std::collections::BTreeSet<i64> = values.iter().step_by(step).map(int).collect();
+            filters.push((format!("keys {keys:?}"), ColumnFilter::Keys { column: 0, keys: Arc::new(Keys(keys)) }));
+        }
+        filters.push(("no keys".to_string(), ColumnFilter::Keys { column: 0, keys: Arc::new(Keys([].into())) }));
+    }
     filters.push(("in nothing".to_string(), ColumnFilter::In { column: 0, values: Vec::new() }));
     let pivot = values[values.len() / 2].clone();
     filters.push((
@@ -354,6 +383,19 @@ fn passes(filter: &ColumnFilter, value: Option<&Datum>, row: &ArrayRef) -> bool 
         ColumnFilter::In { values, .. } => {
             value.is_some_and(|value| values.iter().any(|constant| value.compare(constant).unwrap().is_eq()))
         }
+        ColumnFilter::Keys { keys, .. } => match value {
+            Some(Datum::Int(value)) => {
+                let mut word = [1];
+                keys.and_values(&[*value], &mut word);
+                word[0] == 1
+            }
+            Some(Datum::Boolean(value)) => {
+                let mut word = [1];
+                keys.and_values(&[i64::from(*value)], &mut word);
+                word[0] == 1
+            }
+            _ => false,
+        },
         ColumnFilter::Function { function, .. } => {
             let answer = function(row).unwrap();
             answer.is_valid(0) && answer.value(0)

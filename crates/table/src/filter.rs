@@ -8,7 +8,7 @@
 
 use crate::bits;
 use crate::blob::Blob;
-use crate::encoding::{IntTest, Ints, Payload, Rows, Validity};
+use crate::encoding::{IntTest, Ints, Keys, Payload, Rows, Validity};
 use crate::logical::Logical;
 use crate::statistics::{ColumnStatistics, Datum, float_key};
 use arrow_array::cast::AsArray;
@@ -49,6 +49,20 @@ impl CompareOp {
 /// Answers for each row of an array; NULL is not true.
 pub type FilterFunction = Arc<dyn Fn(&ArrayRef) -> Result<BooleanArray> + Send + Sync>;
 
+/// Whether integers are among some keys: of a join's other side. May let others pass.
+pub trait KeyTest: std::fmt::Debug + Send + Sync {
+    /// The least and the greatest key; `None` when there is none.
+    fn bounds(&self) -> Option<(i64, i64)>;
+
+    /// Clears bit `i` of `words` if `values[i]` is no key. What is cleared already stays so.
+    fn and_values(&self, values: &[i64], words: &mut [u64]);
+
+    /// It lets so many pass that it is not worth asking any more.
+    fn is_retired(&self) -> bool {
+        false
+    }
+}
+
 /// A condition on one column (by position in the table). A row passes when it is true; NULL is not true.
 #[derive(Clone)]
 pub enum ColumnFilter {
@@ -73,6 +87,11 @@ pub enum ColumnFilter {
         column: usize,
         function: FilterFunction,
     },
+    /// Of integers, dates and timestamps: among some keys, as far as the test tells.
+    Keys {
+        column: usize,
+        keys: Arc<dyn KeyTest>,
+    },
 }
 
 impl ColumnFilter {
@@ -82,7 +101,8 @@ impl ColumnFilter {
             | ColumnFilter::In { column, .. }
             | ColumnFilter::IsNull { column }
             | ColumnFilter::IsNotNull { column }
-            | ColumnFilter::Function { column, .. } => *column,
+            | ColumnFilter::Function { column, .. }
+            | ColumnFilter::Keys { column, .. } => *column,
         }
     }
 }
@@ -95,6 +115,7 @@ impl fmt::Debug for ColumnFilter {
             ColumnFilter::IsNull { column } => write!(f, "#{column} IsNull"),
             ColumnFilter::IsNotNull { column } => write!(f, "#{column} IsNotNull"),
             ColumnFilter::Function { column, .. } => write!(f, "#{column} Function"),
+            ColumnFilter::Keys { column, .. } => write!(f, "#{column} Keys"),
         }
     }
 }
@@ -263,6 +284,11 @@ impl Predicate {
                     or_none(IntTest::any_of(values).map(ints))
                 }
             },
+            ColumnFilter::Keys { keys, .. } if logical.is_int() => match keys.bounds() {
+                Some(_) => Test::Ints(IntTest::Keys(Keys(Arc::clone(keys)))),
+                None => Test::None,
+            },
+            ColumnFilter::Keys { .. } => return Err(wrong_type(logical)),
             ColumnFilter::Function { function, .. } => {
                 null_passes = is_true(function, &new_null_array(&logical.data_type(), 1))?[0] == 1;
                 Test::Function(Arc::clone(function))
@@ -304,6 +330,12 @@ impl Predicate {
         };
         match &self.source {
             ColumnFilter::Compare { op, value, .. } => outcome(*op, value),
+            ColumnFilter::Keys { keys, .. } => {
+                let (lower, upper) = keys.bounds()?;
+                let outside = outcome(CompareOp::Ge, &Datum::Int(lower)) == Some(false)
+                    || outcome(CompareOp::Le, &Datum::Int(upper)) == Some(false);
+                outside.then_some(false)
+            }
             ColumnFilter::In { values, .. } => {
                 values.iter().all(|value| outcome(CompareOp::Eq, value) == Some(false)).then_some(false)
             }
@@ -538,6 +570,8 @@ impl SegmentTest {
                     (Ints::Constant(_) | Ints::RunLength(_), _) => 1,
                     (Ints::Frame(_), IntTest::Within { .. } | IntTest::Outside { .. }) => 2,
                     (_, IntTest::Set(_)) => 20,
+                    // What joins leave is often little, but each value costs a look into their keys.
+                    (_, IntTest::Keys(_)) => 15,
                     _ => 6,
                 }
             }
@@ -568,7 +602,7 @@ impl SegmentTest {
         match test {
             IntTest::Within { lower, upper } => within(*lower, *upper),
             IntTest::Outside { lower, upper } => 1_000u64.saturating_sub(within(*lower, *upper)),
-            IntTest::Set(_) | IntTest::Table { .. } => 500,
+            IntTest::Set(_) | IntTest::Table { .. } | IntTest::Keys(_) => 500,
         }
     }
 
@@ -591,6 +625,11 @@ impl SegmentTest {
             return Ok(());
         }
         let valid = validity.words(blob, rows.start);
+        if let SegmentTest::Packed(IntTest::Keys(Keys(keys))) = self
+            && keys.is_retired()
+        {
+            return Ok(());
+        }
         with_nulls(words, valid, null_passes, |words| {
             match self {
                 SegmentTest::All => {}

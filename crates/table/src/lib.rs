@@ -13,6 +13,7 @@ mod check;
 #[cfg(test)]
 mod conformance;
 
+mod dictionary;
 mod encoding;
 mod filter;
 mod index;
@@ -33,15 +34,16 @@ mod testing;
 mod version;
 
 pub use check::TableReport;
+pub use dictionary::ColumnDictionary;
 pub use encoding::EncodingKind;
-pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource};
+pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource, KeyTest};
 pub use index::{
     BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, fill_index, key_value,
 };
 pub use parameters::{MergePolicy, StorageParameters};
 pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, PartitionStrategy, Partitioning, RangeBound};
 pub use row_group::RowGroup;
-pub use scan::{ColumnAccess, ScanMetrics, ScanReader, ScanRequest, TableScan};
+pub use scan::{ColumnAccess, Form, ScanMetrics, ScanReader, ScanRequest, TableScan};
 pub use schema::{
     CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, ReferencedPart,
     ReferentialAction, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,

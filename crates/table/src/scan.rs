@@ -10,7 +10,9 @@
 //! then decodes the projected columns, of these rows alone.
 
 use crate::bits;
+use crate::dictionary::ColumnDictionary;
 use crate::encoding::ints::by_block;
+use crate::encoding::ints_of;
 use crate::encoding::{IntTest, Payload, Rows, packing::BLOCK};
 use crate::filter::{ColumnFilter, FilterSource, Predicate, SegmentTest};
 use crate::index::{Found, IndexUse};
@@ -40,6 +42,20 @@ pub struct ScanRequest {
     /// Rows that may still be produced, by all readers together. Several scans may share it.
     pub limit: Option<Arc<AtomicUsize>>,
     pub batch_rows: usize,
+    /// Of each column of the projection, what it is handed out as; those that are left out, as Arrow has their type.
+    pub forms: Vec<Form>,
+}
+
+/// What a scan hands a column's values out as.
+#[derive(Clone, Debug, Default)]
+pub enum Form {
+    /// An array of the column's type.
+    #[default]
+    Arrow,
+    /// `Int64`: of integers, dates and timestamps, and of decimals, unscaled, which are known to fit.
+    Ints,
+    /// `Int64`: of text, its code in a dictionary of this version's.
+    Codes(Arc<ColumnDictionary>),
 }
 
 /// What a scan did so far, over all its readers. By tablespace where a tablespace matters.
@@ -181,6 +197,8 @@ struct GroupTest {
 pub struct TableScan {
     version: Arc<TableVersion>,
     projection: Vec<usize>,
+    /// Of each column of the projection.
+    forms: Vec<Form>,
     schema: SchemaRef,
     /// An error is told by the first reader that asks for a batch.
     predicates: Result<Vec<Predicate>>,
@@ -263,12 +281,21 @@ impl TableScan {
                 .collect()
         });
         let projection: Vec<usize> = request.projection.into_iter().filter(|column| *column <= columns).collect();
+        let mut forms = request.forms;
+        forms.resize(projection.len(), Form::Arrow);
         let row_id = Arc::new(Field::new(ROW_ID, DataType::UInt64, false));
-        let field = |column: &usize| Arc::clone(table_schema.fields().get(*column).unwrap_or(&row_id));
-        let fields: Vec<_> = projection.iter().map(field).collect();
+        let field = |(column, form): (&usize, &Form)| {
+            let field = table_schema.fields().get(*column).unwrap_or(&row_id);
+            match form {
+                Form::Arrow => Arc::clone(field),
+                Form::Ints | Form::Codes(_) => Arc::new(Field::new(field.name(), DataType::Int64, field.is_nullable())),
+            }
+        };
+        let fields: Vec<_> = projection.iter().zip(&forms).map(field).collect();
 
         Arc::new(TableScan {
             projection,
+            forms,
             schema: Arc::new(arrow_schema::Schema::new(fields)),
             predicates,
             dynamic: request.dynamic,
@@ -998,14 +1025,18 @@ impl ScanReader {
         let scan = Arc::clone(&self.scan);
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(scan.projection.len());
         let ids_column = scan.version.def.columns.len();
-        for column in &scan.projection {
+        for (column, form) in scan.projection.iter().zip(&scan.forms) {
             let array = match (&work.source, &work.delta) {
                 (Source::Main { range, .. }, _) if *column == ids_column => ids_of(*range, &rows),
-                (Source::Main { group, .. }, _) => {
+                (Source::Main { group, index, .. }, _) => {
                     let segment = &group.segments()[*column];
                     self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
                     self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
-                    segment.gather(&rows)?
+                    match form {
+                        Form::Arrow => segment.gather(&rows)?,
+                        Form::Ints => segment.gather_ints(&rows)?,
+                        Form::Codes(dictionary) => segment.gather_codes(&rows, dictionary.map(*index)?)?,
+                    }
                 }
                 (Source::Delta { .. }, Some(delta)) if *column == ids_column => {
                     let ids: UInt64Array = match &rows {
@@ -1018,9 +1049,14 @@ impl ScanReader {
                     let array = delta.as_ref().and_then(|delta| delta.columns[*column].as_ref());
                     let array = array.ok_or_else(|| Error::internal("rows of delta were not gathered"))?;
                     self.tally.column(*column).rows += rows.len() as u64;
-                    match &rows {
+                    let array = match &rows {
                         Rows::Range(range) => array.slice(range.start, range.len()),
                         Rows::List(rows) => take(array, rows)?,
+                    };
+                    match form {
+                        Form::Arrow => array,
+                        Form::Ints => ints_of(&array)?,
+                        Form::Codes(dictionary) => dictionary.codes_of(&array)?,
                     }
                 }
             };

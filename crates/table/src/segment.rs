@@ -285,6 +285,51 @@ impl Segment {
         payload.gather(blob, rows, self.logical, validity.gather(blob, rows))
     }
 
+    /// Integers of any type, and decimals that are known to fit, as an array of `Int64`.
+    pub(crate) fn gather_ints(&self, rows: &Rows<'_>) -> Result<ArrayRef> {
+        let Segment { validity, payload, blob, .. } = self.sound()?;
+        Ok(encoding::primitive::<Int64Type>(payload.narrow(blob, rows)?, validity.gather(blob, rows)))
+    }
+
+    /// Codes of text in a larger dictionary, given that of each code here.
+    pub(crate) fn gather_codes(&self, rows: &Rows<'_>, map: &[i64]) -> Result<ArrayRef> {
+        let Segment { validity, payload, blob, .. } = self.sound()?;
+        if let Validity::AllNull = validity {
+            return Ok(encoding::primitive::<Int64Type>(vec![0; rows.len()], validity.gather(blob, rows)));
+        }
+        let Payload::Dictionary(dictionary) = payload else {
+            return Err(Error::internal("codes of a segment without a dictionary were asked for"));
+        };
+        let mut codes: Vec<i64> = Vec::with_capacity(rows.len());
+        dictionary.codes().gather_into(blob, rows, &mut codes);
+        let within = |code: &i64| map.get(*code as usize).copied();
+        for code in &mut codes {
+            *code = within(code).ok_or_else(|| Error::internal("a code outside of its dictionary"))?;
+        }
+        Ok(encoding::primitive::<Int64Type>(codes, validity.gather(blob, rows)))
+    }
+
+    /// The text of its dictionary, ascending, if it has one. Nothing, if all is NULL.
+    pub(crate) fn dictionary_texts(&self) -> Result<Option<Vec<&[u8]>>> {
+        let Segment { validity, payload, blob, logical, .. } = self.sound()?;
+        Ok(match (validity, payload) {
+            (Validity::AllNull, _) => Some(Vec::new()),
+            (_, Payload::Dictionary(dictionary)) if logical.is_bytes() => {
+                Some((0..dictionary.len()).map(|code| dictionary.string(blob, code)).collect())
+            }
+            _ => None,
+        })
+    }
+
+    /// How many values its dictionary of text has, if it has one.
+    pub(crate) fn dictionary_len(&self) -> Option<usize> {
+        match (&self.validity, &self.payload) {
+            (Validity::AllNull, _) => Some(0),
+            (_, Payload::Dictionary(dictionary)) if self.logical.is_bytes() => Some(dictionary.len()),
+            _ => None,
+        }
+    }
+
     /// The value of one row; `None` for NULL. Panics if it is past the last row.
     pub fn value(&self, row: usize) -> Result<Option<Datum>> {
         assert!(row < self.header.rows, "row {row} of {}", self.header.rows);

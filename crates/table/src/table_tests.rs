@@ -3,7 +3,8 @@
 use crate::rows::{Merged, Outcome};
 use crate::testing::{self, array_of, insert, load, noise, placement, spaces, stored, table, write};
 use crate::{
-    ColumnAccess, ColumnFilter, CompareOp, Datum, FilterSource, RowGroup, ScanRequest, Table, TableScan, TableVersion,
+    ColumnAccess, ColumnDictionary, ColumnFilter, CompareOp, Datum, FilterSource, Form, RowGroup, ScanRequest, Table,
+    TableScan, TableVersion,
 };
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -70,7 +71,7 @@ fn build_table(spaces: &Tablespaces, groups: &[usize], deltas: &[usize]) -> (Arc
 }
 
 fn request(projection: Vec<usize>, filters: Vec<ColumnFilter>, batch_rows: usize) -> ScanRequest {
-    ScanRequest { projection, filters, dynamic: None, limit: None, batch_rows }
+    ScanRequest { projection, filters, dynamic: None, limit: None, batch_rows, forms: Vec::new() }
 }
 
 /// All rows of a scan read by turns with two readers, in the order of the first column.
@@ -178,6 +179,40 @@ fn a_scan_produces_exactly_the_rows_that_pass_all_filters() {
         assert_eq!(scan.metrics().rows_produced, expected.num_rows() as u64);
     }
     assert!(seen > 10_000);
+}
+
+#[test]
+fn values_come_as_integers_and_codes() {
+    let spaces = spaces();
+    for (groups, deltas) in [(&[5_000, 30_000][..], &[][..]), (&[5_000, 3_000], &[700]), (&[], &[100])] {
+        let (version, all) = build(&spaces, groups, deltas);
+        let dictionary = ColumnDictionary::of(&version, 1, 100).unwrap().map(Arc::new);
+        assert_eq!(dictionary.is_some(), deltas.is_empty());
+        assert!(ColumnDictionary::of(&version, 1, 3).unwrap().is_none() || groups.is_empty());
+        let codes = dictionary.clone().map_or(Form::Arrow, Form::Codes);
+        for filters in [vec![], vec![compare(2, CompareOp::Lt, Datum::Decimal(1_000))]] {
+            let forms = vec![Form::Ints, Form::Ints, Form::Ints, codes.clone(), Form::Arrow];
+            let request = ScanRequest { forms, ..request(vec![0, 2, 3, 1, 4], filters.clone(), 2_048) };
+            let found = read(&TableScan::new(Arc::clone(&version), request), 2_048);
+            let plain =
+                TableScan::new(Arc::clone(&version), self::request(vec![0, 2, 3, 1, 4], filters.clone(), 2_048));
+            let plain = read(&plain, 2_048);
+            assert_eq!(found.num_rows(), plain.num_rows());
+            assert!(!filters.is_empty() || found.num_rows() == all.num_rows());
+            for column in 0..3 {
+                let expected = crate::encoding::ints_of(plain.column(column)).unwrap();
+                assert_eq!(found.column(column), &expected, "column {column}");
+            }
+            if let Some(dictionary) = &dictionary {
+                let (codes, words) = (found.column(3).as_primitive::<Int64Type>(), plain.column(3).as_string_view());
+                for row in 0..found.num_rows() {
+                    let word = codes.is_valid(row).then(|| &*dictionary.values()[codes.value(row) as usize]);
+                    assert_eq!(word, words.is_valid(row).then(|| words.value(row).as_bytes()), "row {row}");
+                }
+            }
+            assert_eq!(found.column(4), plain.column(4));
+        }
+    }
 }
 
 #[test]

@@ -162,8 +162,14 @@ impl Link {
         let mut projection = self.positions.clone();
         // The rows' ids.
         projection.push(table.def.columns.len());
-        let request =
-            ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
+        let request = ScanRequest {
+            projection,
+            filters: Vec::new(),
+            dynamic: None,
+            limit: None,
+            batch_rows: BATCH_ROWS,
+            forms: Vec::new(),
+        };
         let scan = match self.candidates(table, &version, keys)? {
             Some(rows) => TableScan::picked(version, request, &rows),
             None => TableScan::new(version, request),
@@ -203,6 +209,7 @@ impl Link {
             dynamic: None,
             limit: None,
             batch_rows: BATCH_ROWS,
+            forms: Vec::new(),
         };
         let mut reader = TableScan::new(version.clone(), request).reader();
         let (mut key, mut known) = (Vec::new(), HashSet::new());

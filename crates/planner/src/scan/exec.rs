@@ -127,6 +127,7 @@ impl Round {
                 dynamic: self.runtime.clone().map(|source| source as Arc<dyn FilterSource>),
                 limit: self.rows_left.clone(),
                 batch_rows: self.batch_rows,
+                forms: Vec::new(),
             };
             let scan = match (&self.picked, &part.access) {
                 (Some(rows), _) => TableScan::picked(part.version.clone(), request, rows),
@@ -330,7 +331,7 @@ impl TidepoolScanExec {
 
     /// The tablespaces that hold what it reads, by name.
     fn tablespaces(&self) -> BTreeSet<&str> {
-        let filtered: Vec<usize> = self.filters.iter().map(column_of).collect();
+        let filtered: Vec<usize> = self.filters.iter().map(ColumnFilter::column).collect();
         let mut names: BTreeSet<&str> = BTreeSet::new();
         for part in self.parts.iter() {
             let placement = &part.version.placement;
@@ -402,16 +403,6 @@ fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
         Boundedness::Bounded,
     );
     Arc::new(properties.with_scheduling_type(SchedulingType::Cooperative))
-}
-
-fn column_of(filter: &ColumnFilter) -> usize {
-    match filter {
-        ColumnFilter::Compare { column, .. }
-        | ColumnFilter::In { column, .. }
-        | ColumnFilter::IsNull { column }
-        | ColumnFilter::IsNotNull { column }
-        | ColumnFilter::Function { column, .. } => *column,
-    }
 }
 
 impl fmt::Debug for TidepoolScanExec {

@@ -148,6 +148,17 @@ impl Dictionary {
         Ok(pick(blob.slice::<i64>(values), &self.gather_codes(blob, rows), T::from_int))
     }
 
+    /// Its values are of 128 bits.
+    pub fn is_wide(&self) -> bool {
+        matches!(self.values, Values::Wide(_))
+    }
+
+    /// Values of 128 bits that are known to fit 64.
+    pub fn narrow(&self, blob: &Blob, rows: &Rows<'_>) -> Result<Vec<i64>> {
+        let Values::Wide(values) = self.values else { return Err(mismatch()) };
+        Ok(pick(blob.slice::<i128>(values), &self.gather_codes(blob, rows), |value| value as i64))
+    }
+
     pub fn wide(&self, blob: &Blob, rows: &Rows<'_>) -> Result<Vec<i128>> {
         let Values::Wide(values) = self.values else { return Err(mismatch()) };
         Ok(pick(blob.slice::<i128>(values), &self.gather_codes(blob, rows), |value| value))

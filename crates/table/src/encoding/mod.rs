@@ -28,7 +28,7 @@ mod validity;
 pub(crate) use choose::{Column, write};
 pub(crate) use dictionary::Dictionary;
 pub(crate) use fsst::Fsst;
-pub(crate) use ints::{IntTest, Ints};
+pub(crate) use ints::{IntTest, Ints, Keys};
 pub(crate) use plain::Plain;
 pub(crate) use scaled::ScaledFloats;
 pub(crate) use strings::Strings;
@@ -38,11 +38,12 @@ pub(crate) use validity::Validity;
 use crate::blob::{Blob, TreeReader};
 use crate::logical::Logical;
 use arrow_array::builder::BooleanBufferBuilder;
+use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
     IntervalMonthDayNano, IntervalMonthDayNanoType, TimestampMicrosecondType,
 };
-use arrow_array::{ArrayRef, BinaryViewArray, BooleanArray, PrimitiveArray, StringViewArray};
+use arrow_array::{Array, ArrayRef, BinaryViewArray, BooleanArray, PrimitiveArray, StringViewArray};
 use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
 use ints::FromInt;
 use std::fmt;
@@ -264,6 +265,15 @@ impl Payload {
         })
     }
 
+    /// Integers of any type, and decimals that are known to fit, as 64 bits.
+    pub fn narrow(&self, blob: &Blob, rows: &Rows<'_>) -> Result<Vec<i64>> {
+        match self {
+            Payload::Dictionary(dictionary) if dictionary.is_wide() => dictionary.narrow(blob, rows),
+            Payload::Plain(plain) => Ok(plain.wide(blob, rows)?.into_iter().map(|value| value as i64).collect()),
+            _ => self.ints(blob, rows),
+        }
+    }
+
     fn ints<T: FromInt>(&self, blob: &Blob, rows: &Rows<'_>) -> Result<Vec<T>> {
         match self {
             Payload::Ints(ints) => Ok(ints.gather(blob, rows)),
@@ -301,8 +311,26 @@ impl Payload {
     }
 }
 
-fn primitive<T: ArrowPrimitiveType>(values: Vec<T::Native>, nulls: Option<NullBuffer>) -> ArrayRef {
+pub(crate) fn primitive<T: ArrowPrimitiveType>(values: Vec<T::Native>, nulls: Option<NullBuffer>) -> ArrayRef {
     Arc::new(PrimitiveArray::<T>::new(values.into(), nulls))
+}
+
+/// An array of integers of any type, or of decimals that are known to fit, as 64 bits.
+pub(crate) fn ints_of(array: &ArrayRef) -> Result<ArrayRef> {
+    fn widened<T: ArrowPrimitiveType>(array: &ArrayRef, widen: impl Fn(T::Native) -> i64) -> ArrayRef {
+        let array = array.as_primitive::<T>();
+        let values: Vec<i64> = array.values().iter().map(|value| widen(*value)).collect();
+        primitive::<Int64Type>(values, array.nulls().cloned())
+    }
+    Ok(match Logical::of(array.data_type())? {
+        Logical::Int16 => widened::<Int16Type>(array, i64::from),
+        Logical::Int32 => widened::<Int32Type>(array, i64::from),
+        Logical::Int64 => Arc::clone(array),
+        Logical::Date => widened::<Date32Type>(array, i64::from),
+        Logical::Timestamp | Logical::TimestampTz => widened::<TimestampMicrosecondType>(array, |value| value),
+        Logical::Decimal { .. } => widened::<Decimal128Type>(array, |value| value as i64),
+        _ => return Err(mismatch()),
+    })
 }
 
 /// `Payload::read` refuses an encoding that does not fit the type, so this is a broken invariant.

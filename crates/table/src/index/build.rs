@@ -239,7 +239,14 @@ fn on_threads<T: Send>(
 ) -> Result<Vec<T>> {
     let ids = version.def.columns.len();
     let projection = index.positions().iter().copied().chain([ids]).collect();
-    let request = ScanRequest { projection, filters: Vec::new(), dynamic: None, limit: None, batch_rows: BATCH_ROWS };
+    let request = ScanRequest {
+        projection,
+        filters: Vec::new(),
+        dynamic: None,
+        limit: None,
+        batch_rows: BATCH_ROWS,
+        forms: Vec::new(),
+    };
     let scan = TableScan::new(Arc::clone(version), request);
     let threads = threads.min(version.parts().len()).max(1);
     if threads == 1 {

@@ -127,7 +127,14 @@ impl Fixture {
 }
 
 fn request(filters: Vec<ColumnFilter>) -> ScanRequest {
-    ScanRequest { projection: vec![0, 1, 2, 3], filters, dynamic: None, limit: None, batch_rows: BATCH_ROWS }
+    ScanRequest {
+        projection: vec![0, 1, 2, 3],
+        filters,
+        dynamic: None,
+        limit: None,
+        batch_rows: BATCH_ROWS,
+        forms: Vec::new(),
+    }
 }
 
 fn scan(version: &Arc<TableVersion>) -> BTreeMap<RowId, Row> {

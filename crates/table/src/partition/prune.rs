@@ -150,9 +150,10 @@ impl PartitionMap {
 fn excludes_null(filters: &[ColumnFilter], position: usize) -> bool {
     filters.iter().any(|filter| match filter {
         // Nothing compares with NULL.
-        ColumnFilter::Compare { column, .. } | ColumnFilter::In { column, .. } | ColumnFilter::IsNotNull { column } => {
-            *column == position
-        }
+        ColumnFilter::Compare { column, .. }
+        | ColumnFilter::In { column, .. }
+        | ColumnFilter::Keys { column, .. }
+        | ColumnFilter::IsNotNull { column } => *column == position,
         ColumnFilter::IsNull { .. } | ColumnFilter::Function { .. } => false,
     })
 }

@@ -3,7 +3,7 @@
 //! The minimum and the width bound a block's values, so a filter often decides a block without unpacking it, and
 //! otherwise compares packed distances with a bound moved into the same frame, in the narrowest lane.
 
-use super::{Blocks, BlocksWriter, FromInt, IntTest, block_ranges, by_block, scratch};
+use super::{Blocks, BlocksWriter, FromInt, IntTest, Keys, block_ranges, by_block, scratch};
 use crate::bits;
 use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
 use crate::encoding::packing::{BLOCK, packed_bytes, unpack, unpack_one, width_of, with_lane};
@@ -145,6 +145,23 @@ impl Frame {
                     with_lane!(unpack(packed, width, &mut scratch), unreachable!("one value is all or none"), |lane| {
                         and_within(lane, lower_distance, span, inverted, words)
                     });
+                }
+                IntTest::Keys(Keys(keys)) => {
+                    let upper = (distance_max <= i64::MAX as u64).then(|| reference.checked_add(distance_max as i64));
+                    let outside = keys.bounds().is_none_or(|(least, greatest)| {
+                        greatest < reference || upper.flatten().is_some_and(|upper| upper < least)
+                    });
+                    if outside {
+                        words.fill(0);
+                        continue;
+                    }
+                    let mut values = [reference; BLOCK];
+                    with_lane!(unpack(packed, width, &mut scratch), {}, |lane| for (value, distance) in
+                        values.iter_mut().zip(lane)
+                    {
+                        *value = reference.wrapping_add(u64::from(*distance) as i64);
+                    });
+                    keys.and_values(&values[..words.len() * 64], words);
                 }
                 IntTest::Set(_) | IntTest::Table { .. } => {
                     let mut bytes = [0u8; BLOCK];

@@ -18,9 +18,11 @@ pub(crate) use frame::Frame;
 pub(crate) use run_length::RunLength;
 
 use super::packing::{BLOCK, Scratch};
+use crate::KeyTest;
 use crate::bits;
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 use tidepool_base::{Error, Result};
 
 /// What integers are decoded to.
@@ -39,13 +41,33 @@ from_int!(u8, u32, i16, i32, i64, i128);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum IntTest {
     /// Between the two, inclusive. `lower <= upper`.
-    Within { lower: i64, upper: i64 },
+    Within {
+        lower: i64,
+        upper: i64,
+    },
     /// Not between the two.
-    Outside { lower: i64, upper: i64 },
+    Outside {
+        lower: i64,
+        upper: i64,
+    },
     /// One of these, ascending and not empty.
     Set(Vec<i64>),
     /// `passes[value - base]` is 1; 0 for values past the table.
-    Table { base: i64, passes: Vec<u8> },
+    Table {
+        base: i64,
+        passes: Vec<u8>,
+    },
+    Keys(Keys),
+}
+
+/// Those of a join's other side.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys(pub Arc<dyn KeyTest>);
+
+impl PartialEq for Keys {
+    fn eq(&self, other: &Keys) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// A table this long stays in the second-level cache.
@@ -80,6 +102,11 @@ impl IntTest {
             IntTest::Table { base, passes } => {
                 passes.get(value.wrapping_sub(*base) as u64 as usize).is_some_and(|passes| *passes == 1)
             }
+            IntTest::Keys(Keys(keys)) => {
+                let mut word = [1];
+                keys.and_values(&[value], &mut word);
+                word[0] == 1
+            }
         }
     }
 
@@ -107,6 +134,7 @@ impl IntTest {
                 let span = upper.wrapping_sub(*lower) as u64;
                 each(values, words, |value| value.wrapping_sub(*lower) as u64 > span);
             }
+            IntTest::Keys(Keys(keys)) => keys.and_values(values, words),
             _ => each(values, words, |value| self.passes(value)),
         }
     }
