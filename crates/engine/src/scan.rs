@@ -1,0 +1,233 @@
+//! Tables as sources.
+
+use crate::dictionary::Dictionary;
+use crate::pipeline::{Next, Reader, Source};
+use crate::text::{Owners, Text};
+use crate::types::{Class, ColumnType, fits_i64};
+use crate::vector::{CHUNK_ROWS, Chunk, Vector};
+use arrow_buffer::Buffer;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::Result;
+use tidepool_table::{
+    ColumnDictionary, ColumnFilter, Datum, Form, IndexAccess, KeyTest, ScanReader, ScanRequest, TableScan, TableVersion,
+};
+
+/// A dictionary over all of a column has at most so many values.
+const DICTIONARY_MAX: usize = 4096;
+
+/// What a column of some versions of tables has, and what scans hand it out as. Versions are of one definition's columns.
+#[derive(Clone, Debug)]
+pub struct ScanColumn {
+    /// In the tables.
+    pub column: usize,
+    pub of: ColumnType,
+    forms: Vec<Form>,
+}
+
+impl ScanColumn {
+    /// What is known for certain of a column's values in these versions, each as its snapshot sees it.
+    pub fn of(versions: &[Arc<TableVersion>], column: usize, mut of: ColumnType) -> Result<ScanColumn> {
+        if versions.iter().all(|version| version.headed().is_empty()) {
+            let groups = || versions.iter().flat_map(|version| &version.row_groups);
+            let statistics = || groups().map(|group| group.segments()[column].statistics());
+            of.nullable &= statistics().any(|statistics| statistics.null_count > 0);
+            if of.bounds.is_some() {
+                let value = |datum: &Option<Datum>| match datum {
+                    Some(Datum::Int(value)) => Some(i128::from(*value)),
+                    Some(Datum::Decimal(value)) => Some(*value),
+                    _ => None,
+                };
+                let own = groups().map(|group| {
+                    let statistics = group.segments()[column].statistics();
+                    // All is NULL: a decoder may hand out anything there, which is 0.
+                    if statistics.null_count == group.rows() as u64 {
+                        return Some((0, 0));
+                    }
+                    value(&statistics.min).zip(value(&statistics.max))
+                });
+                let all = own.reduce(|a, b| {
+                    let ((a, b), (c, d)) = a.zip(b)?;
+                    Some((a.min(c), b.max(d)))
+                });
+                match all {
+                    Some(Some(bounds)) => of = of.within(bounds),
+                    Some(None) => {}
+                    None => of = of.within((0, 0)),
+                }
+            }
+        }
+        let mut forms = Vec::new();
+        if of.class() == Class::Int {
+            forms = vec![Form::Ints; versions.len()];
+        } else if let ([version], Class::Text) = (versions, of.class())
+            && let Some(dictionary) = ColumnDictionary::of(version, column, DICTIONARY_MAX)?
+        {
+            let mut bytes = Vec::with_capacity(dictionary.values().iter().map(|value| value.len()).sum());
+            dictionary.values().iter().for_each(|value| bytes.extend_from_slice(value));
+            let buffer = Buffer::from_vec(bytes);
+            let mut start = 0;
+            let texts = dictionary.values().iter().map(|value| {
+                start += value.len();
+                // SAFETY: the buffer becomes the values' owner just below.
+                unsafe { Text::new(&buffer[start - value.len()..start]) }
+            });
+            let texts = texts.collect();
+            of = of.in_dictionary(Arc::new(Dictionary::new(texts, Owners::of(vec![buffer.clone()]))));
+            of.bounds = Some((0, (dictionary.values().len() as i128 - 1).max(0)));
+            forms = vec![Form::Codes(Arc::new(dictionary))];
+        }
+        debug_assert!(of.class() != Class::Int || of.bounds.is_some_and(fits_i64));
+        Ok(ScanColumn { column, of, forms })
+    }
+
+    fn form(&self, part: usize) -> Form {
+        self.forms.get(part).cloned().unwrap_or_default()
+    }
+}
+
+/// A table, or a partition of one, and how its rows are reached.
+#[derive(Clone)]
+pub struct ScanPart {
+    pub version: Arc<TableVersion>,
+    /// Through an index, instead of all of the table.
+    pub access: Option<Arc<IndexAccess>>,
+}
+
+/// Keys that are known once an earlier pipeline has run.
+pub type KeysLater = Arc<dyn Fn() -> Option<Arc<dyn KeyTest>> + Send + Sync>;
+
+/// Told of each storage scan that is opened.
+pub type Opened = Arc<dyn Fn(&Arc<TableScan>) + Send + Sync>;
+
+/// Reads the columns of a table, of the rows that pass some filters.
+pub struct ScanSource {
+    pub parts: Vec<ScanPart>,
+    pub columns: Vec<ScanColumn>,
+    /// Over the tables' columns.
+    pub filters: Vec<ColumnFilter>,
+    /// By column of the tables.
+    pub runtime: Mutex<Vec<(usize, KeysLater)>>,
+    pub limit: Option<usize>,
+    pub opened: Option<Opened>,
+    scans: OnceLock<Vec<Arc<TableScan>>>,
+}
+
+impl ScanSource {
+    pub fn new(parts: Vec<ScanPart>, columns: Vec<ScanColumn>, filters: Vec<ColumnFilter>) -> ScanSource {
+        let (runtime, scans) = (Mutex::default(), OnceLock::new());
+        ScanSource { parts, columns, filters, runtime, limit: None, opened: None, scans }
+    }
+
+    fn open(&self) -> Vec<Arc<TableScan>> {
+        let mut filters = self.filters.clone();
+        let runtime = self.runtime.lock();
+        for (column, keys) in runtime.iter() {
+            filters.extend(keys().map(|keys| ColumnFilter::Keys { column: *column, keys }));
+        }
+        let limit = self.limit.map(|limit| Arc::new(AtomicUsize::new(limit)));
+        let rows_total = self.parts.iter().map(|part| part.version.rows_max()).sum();
+        let scan = |(index, part): (usize, &ScanPart)| {
+            let request = ScanRequest {
+                projection: self.columns.iter().map(|column| column.column).collect(),
+                filters: filters.clone(),
+                dynamic: None,
+                limit: limit.clone(),
+                batch_rows: CHUNK_ROWS,
+                forms: self.columns.iter().map(|column| column.form(index)).collect(),
+            };
+            let scan = match &part.access {
+                Some(access) => TableScan::through(Arc::clone(&part.version), request, access),
+                None => TableScan::among(Arc::clone(&part.version), request, rows_total),
+            };
+            if let Some(opened) = &self.opened {
+                opened(&scan);
+            }
+            scan
+        };
+        self.parts.iter().enumerate().map(scan).collect()
+    }
+
+    /// The storage scans, once it has run.
+    pub fn scans(&self) -> &[Arc<TableScan>] {
+        self.scans.get().map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Source for ScanSource {
+    fn reader(&self) -> Result<Box<dyn Reader>> {
+        let scans = self.scans.get_or_init(|| self.open());
+        let types = self.columns.iter().map(|column| column.of.clone()).collect();
+        Ok(Box::new(TableReader { scans: scans.clone(), types, part: 0, reader: None }))
+    }
+
+    fn parallelism(&self) -> Result<usize> {
+        let pieces = |part: &ScanPart| match part.access {
+            Some(_) => 1,
+            None => part.version.row_groups.len() + part.version.headed().len(),
+        };
+        // Small tables are cut finer, which does not pay for a few rows.
+        let rows: u64 = self.parts.iter().map(|part| part.version.rows_max()).sum();
+        let pieces: usize = self.parts.iter().map(pieces).sum();
+        Ok(pieces.max(rows as usize / (8 * CHUNK_ROWS)).max(1))
+    }
+}
+
+struct TableReader {
+    scans: Vec<Arc<TableScan>>,
+    types: Vec<ColumnType>,
+    part: usize,
+    reader: Option<ScanReader>,
+}
+
+impl Reader for TableReader {
+    fn next(&mut self) -> Result<Next> {
+        loop {
+            let Some(scan) = self.scans.get(self.part) else { return Ok(Next::End) };
+            let reader = self.reader.get_or_insert_with(|| scan.reader());
+            let Some(batch) = reader.next_batch()? else {
+                self.part += 1;
+                self.reader = None;
+                continue;
+            };
+            let columns = batch.columns().iter().zip(&self.types);
+            let columns = columns.map(|(array, of)| Vector::from_arrow(array, of)).collect::<Result<Vec<_>>>()?;
+            return Ok(Next::Chunk(Chunk::new(batch.num_rows(), columns)));
+        }
+    }
+}
+
+/// Rows that are known when the plan is made.
+pub struct ChunkSource {
+    pub chunks: Vec<Chunk>,
+    next: Arc<AtomicUsize>,
+}
+
+impl ChunkSource {
+    pub fn new(chunks: Vec<Chunk>) -> ChunkSource {
+        ChunkSource { chunks, next: Arc::default() }
+    }
+}
+
+impl Source for ChunkSource {
+    fn reader(&self) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(ChunkReader { chunks: self.chunks.clone(), next: Arc::clone(&self.next) }))
+    }
+
+    fn parallelism(&self) -> Result<usize> {
+        Ok(self.chunks.len().max(1))
+    }
+}
+
+struct ChunkReader {
+    chunks: Vec<Chunk>,
+    next: Arc<AtomicUsize>,
+}
+
+impl Reader for ChunkReader {
+    fn next(&mut self) -> Result<Next> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        Ok(self.chunks.get(next).cloned().map_or(Next::End, Next::Chunk))
+    }
+}
