@@ -534,7 +534,7 @@ impl Expr {
         }
     }
 
-    fn children_mut(&mut self) -> Vec<&mut Expr> {
+    pub(crate) fn children_mut(&mut self) -> Vec<&mut Expr> {
         match &mut self.node {
             Node::Column(_) | Node::Literal(_) => Vec::new(),
             Node::Arithmetic { left, right, .. }

@@ -2,10 +2,12 @@
 
 pub mod counters;
 pub mod dictionary;
+pub mod evaluate;
 pub mod expr;
 pub mod hash;
 pub mod limit;
 pub mod mask;
+pub mod operators;
 pub mod pipeline;
 pub mod rows;
 pub mod run;

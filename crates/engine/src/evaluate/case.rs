@@ -1,0 +1,242 @@
+//! CASE and COALESCE: each branch is evaluated for the rows that come to it alone.
+
+use super::arithmetic::Side;
+use super::{Input, Prepared, Value, logic, scatter_mask, text};
+use crate::expr::Scalar;
+use crate::mask::Mask;
+use crate::text::{Owners, Text};
+use crate::types::{Class, ColumnType};
+use crate::vector::{Texts, Values, Vector};
+use arrow_array::{Array, ArrayRef, BooleanArray, UInt32Array};
+use tidepool_base::{Error, Result};
+
+pub fn case(
+    branches: &[(Prepared, Prepared)],
+    otherwise: Option<&Prepared>,
+    of: &ColumnType,
+    input: &Input<'_>,
+    live: Option<&Mask>,
+) -> Result<Vector> {
+    let rows = input.rows;
+    let mut parts = Vec::with_capacity(branches.len() + 1);
+    let mut rest = live.cloned().unwrap_or_else(|| Mask::all(rows));
+    for (condition, value) in branches {
+        if rest.is_none() {
+            break;
+        }
+        let taken = condition.truth_within(input, &rest, true)?;
+        if !taken.is_none() {
+            parts.push((value.value_within(input, &taken)?, taken.clone()));
+            rest = rest.and_not(&taken);
+        }
+    }
+    if let Some(otherwise) = otherwise
+        && !rest.is_none()
+    {
+        parts.push((otherwise.value_within(input, &rest)?, rest));
+    }
+    merge(parts, of, rows)
+}
+
+pub fn coalesce(values: &[Prepared], of: &ColumnType, input: &Input<'_>, live: Option<&Mask>) -> Result<Vector> {
+    let rows = input.rows;
+    let mut parts = Vec::with_capacity(values.len());
+    let mut rest = live.cloned().unwrap_or_else(|| Mask::all(rows));
+    for value in values {
+        if rest.is_none() {
+            break;
+        }
+        let value = value.value_within(input, &rest)?;
+        let found = match &value {
+            Value::Constant(Scalar::Null) => continue,
+            Value::Constant(_) => rest.clone(),
+            Value::Vector(vector) => vector.valid.as_ref().map_or_else(|| rest.clone(), |valid| rest.and(valid)),
+        };
+        rest = rest.and_not(&found);
+        parts.push((value, found));
+    }
+    merge(parts, of, rows)
+}
+
+/// Values of some rows put where those rows are; all else is NULL.
+pub fn scatter(vector: &Vector, positions: &[u32], rows: usize) -> Result<Vector> {
+    fn put<T: Copy>(values: &[T], positions: &[u32], none: T, rows: usize) -> Vec<T> {
+        let mut out = vec![none; rows];
+        for (row, value) in positions.iter().zip(values) {
+            out[*row as usize] = *value;
+        }
+        out
+    }
+    let values = match &vector.values {
+        Values::Int(values) => Values::Int(put(values, positions, 0, rows).into()),
+        Values::Wide(values) => Values::Wide(put(values, positions, 0, rows).into()),
+        Values::Float(values) => Values::Float(put(values, positions, 0.0, rows).into()),
+        Values::Bool(values) => Values::Bool(scatter_mask(values, positions, rows)),
+        Values::Text(texts) => {
+            let values = put(texts.values(), positions, Text::EMPTY, rows);
+            // SAFETY: the values are from `texts`, whose owners they get.
+            Values::Text(unsafe { Texts::new(values, texts.owners().clone()) })
+        }
+        Values::Other(array) => {
+            let mut from = vec![None; rows];
+            for (index, row) in positions.iter().enumerate() {
+                from[*row as usize] = Some(index as u32);
+            }
+            let taken = arrow_select::take::take(array.as_ref(), &UInt32Array::from(from), None);
+            Values::Other(taken.map_err(|error| Error::internal(error.to_string()))?)
+        }
+    };
+    let valid = vector.valid.clone().unwrap_or_else(|| Mask::all(positions.len()));
+    Ok(Vector { values, valid: None }.with_valid(Some(scatter_mask(&valid, positions, rows))))
+}
+
+/// Each part's values in the rows of its mask; NULL in rows that are in none.
+fn merge(mut parts: Vec<(Value, Mask)>, of: &ColumnType, rows: usize) -> Result<Vector> {
+    if let [(Value::Vector(_), taken)] = &parts[..]
+        && taken.is_all()
+        && let Some((Value::Vector(vector), _)) = parts.pop()
+        && vector.values.class() == of.class()
+    {
+        return Ok(vector);
+    }
+    let mut valid: Option<Mask> = None;
+    for (value, taken) in &parts {
+        let there = match value {
+            Value::Constant(Scalar::Null) => continue,
+            Value::Constant(_) => taken.clone(),
+            Value::Vector(vector) => vector.valid.as_ref().map_or_else(|| taken.clone(), |valid| taken.and(valid)),
+        };
+        valid = Some(valid.map_or_else(|| there.clone(), |valid| valid.or(&there)));
+    }
+    let Some(valid) = valid else { return Ok(Vector::nulls(of, rows)) };
+    let values = match of.class() {
+        Class::Int => Values::Int(blend(&parts, rows, 0, ints)?.into()),
+        Class::Wide => {
+            let parts = parts.into_iter().map(|(value, taken)| Ok((widened(value), taken)));
+            Values::Wide(blend(&parts.collect::<Result<Vec<_>>>()?, rows, 0, wides)?.into())
+        }
+        Class::Float => Values::Float(blend(&parts, rows, 0.0, floats)?.into()),
+        Class::Bool => {
+            let mut all = Mask::none(rows);
+            for (value, taken) in parts {
+                all = all.or(&logic::truth_of(value, true, rows)?.and(&taken));
+            }
+            Values::Bool(all)
+        }
+        Class::Text => {
+            let mut owners = Owners::default();
+            for (value, _) in &mut parts {
+                match value {
+                    // Its bytes must be held by something.
+                    Value::Constant(Scalar::Text(bytes)) => {
+                        let texts = text::repeat(bytes, 1);
+                        owners.join(texts.owners());
+                        *value = Value::Vector(Vector { values: Values::Text(texts), valid: None });
+                    }
+                    Value::Vector(Vector { values: Values::Text(texts), .. }) => owners.join(texts.owners()),
+                    _ => {}
+                }
+            }
+            let values = blend(&parts, rows, Text::EMPTY, texts)?;
+            // SAFETY: the values are from the parts, whose owners are all joined.
+            Values::Text(unsafe { Texts::new(values, owners) })
+        }
+        Class::Other => Values::Other(blend_arrays(parts, of, rows)?),
+    };
+    Ok(Vector { values, valid: None }.with_valid(Some(valid)))
+}
+
+fn widened(value: Value) -> Value {
+    match value {
+        Value::Constant(Scalar::Int(value)) => Value::Constant(Scalar::Wide(value.into())),
+        Value::Vector(Vector { values: Values::Int(values), valid }) => {
+            let values = Values::Wide(values.iter().map(|value| i128::from(*value)).collect());
+            Value::Vector(Vector { values, valid })
+        }
+        value => value,
+    }
+}
+
+type SideOf<T> = for<'a> fn(&'a Value) -> Option<Side<'a, T>>;
+
+fn ints(value: &Value) -> Option<Side<'_, i64>> {
+    match value {
+        Value::Constant(Scalar::Int(value)) => Some(Side::Constant(*value)),
+        Value::Vector(Vector { values: Values::Int(values), .. }) => Some(Side::Slice(values)),
+        _ => None,
+    }
+}
+
+fn wides(value: &Value) -> Option<Side<'_, i128>> {
+    match value {
+        Value::Constant(Scalar::Wide(value)) => Some(Side::Constant(*value)),
+        Value::Vector(Vector { values: Values::Wide(values), .. }) => Some(Side::Slice(values)),
+        _ => None,
+    }
+}
+
+fn floats(value: &Value) -> Option<Side<'_, f64>> {
+    match value {
+        Value::Constant(Scalar::Float(value)) => Some(Side::Constant(*value)),
+        Value::Vector(Vector { values: Values::Float(values), .. }) => Some(Side::Slice(values)),
+        _ => None,
+    }
+}
+
+/// A column of one value stands for a constant: rows are more.
+fn texts(value: &Value) -> Option<Side<'_, Text>> {
+    match value {
+        Value::Vector(Vector { values: Values::Text(texts), .. }) => Some(match texts.values() {
+            [one] => Side::Constant(*one),
+            values => Side::Slice(values),
+        }),
+        _ => None,
+    }
+}
+
+fn blend<T: Copy>(parts: &[(Value, Mask)], rows: usize, none: T, side: SideOf<T>) -> Result<Vec<T>> {
+    let mut out = vec![none; rows];
+    for (value, taken) in parts {
+        match (value, side(value)) {
+            (_, Some(side)) => blend_into(&mut out, taken, side),
+            (Value::Constant(Scalar::Null), None) => {}
+            _ => return Err(Error::internal("branches of different types")),
+        }
+    }
+    Ok(out)
+}
+
+/// Takes over a side's values in the rows of a mask.
+fn blend_into<T: Copy>(out: &mut [T], mask: &Mask, side: Side<'_, T>) {
+    for (block, (word, out)) in mask.words().iter().zip(out.chunks_mut(64)).enumerate() {
+        match (*word, side) {
+            (0, _) => {}
+            (word, Side::Constant(value)) => {
+                for (bit, out) in out.iter_mut().enumerate() {
+                    *out = if word >> bit & 1 == 1 { value } else { *out };
+                }
+            }
+            (u64::MAX, Side::Slice(values)) => out.copy_from_slice(&values[block * 64..][..out.len()]),
+            (word, Side::Slice(values)) => {
+                let values = &values[block * 64..][..out.len()];
+                for (bit, (out, value)) in out.iter_mut().zip(values).enumerate() {
+                    *out = if word >> bit & 1 == 1 { *value } else { *out };
+                }
+            }
+        }
+    }
+}
+
+fn blend_arrays(parts: Vec<(Value, Mask)>, of: &ColumnType, rows: usize) -> Result<ArrayRef> {
+    let mut all = arrow_array::new_null_array(&of.data_type, rows);
+    for (value, taken) in parts {
+        let Values::Other(array) = value.into_vector(of, rows)?.values else {
+            return Err(Error::internal("branches of different types"));
+        };
+        let taken = BooleanArray::new(taken.to_arrow(), None);
+        let array: &dyn Array = array.as_ref();
+        let zipped = arrow_select::zip::zip(&taken, &array, &all.as_ref());
+        all = zipped.map_err(|error| Error::internal(error.to_string()))?;
+    }
+    Ok(all)
+}
