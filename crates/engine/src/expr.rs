@@ -436,7 +436,11 @@ impl Expr {
                 let moved = |value: i128| -> Option<i128> {
                     let digits = u32::from((i16::from(to) - i16::from(from)).unsigned_abs());
                     let power = 10i128.checked_pow(digits)?;
-                    if to >= from { value.checked_mul(power) } else { Some(value / power + value.signum()) }
+                    if to >= from {
+                        return value.checked_mul(power);
+                    }
+                    let rest = (value % power).abs();
+                    Some(value / power + if rest >= power - rest { value.signum() } else { 0 })
                 };
                 if let Some((lower, upper)) = self.of.bounds
                     && let (Some(lower), Some(upper)) = (moved(lower), moved(upper))
@@ -464,8 +468,11 @@ impl Expr {
         let of = match (part, value.of.bounds) {
             (DatePart::Year, Some((lower, upper))) => {
                 let day = if value.of.data_type == DataType::Date32 { 1 } else { 86_400_000_000 };
-                // A year off at each end is no harm.
-                of.within((1969 + lower.div_euclid(day * 365) - 1, 1971 + upper.div_euclid(day * 365) + 1))
+                // A year has 365 days or 366. A year off at each end is no harm.
+                let years = |value: i128, days: i128| value.div_euclid(day * days);
+                let lower = years(lower, 365).min(years(lower, 366));
+                let upper = years(upper, 365).max(years(upper, 366));
+                of.within((1969 + lower, 1971 + upper))
             }
             (DatePart::Year, None) => of,
             (DatePart::Quarter, _) => of.within((1, 4)),

@@ -197,7 +197,7 @@ pub fn binary(
     Ok(Value::Vector(Vector { values, valid: None }.with_valid(valid)))
 }
 
-pub fn negate(kernel: &Kernel, value: Value, live: Option<&Mask>, of: &ColumnType) -> Result<Value> {
+pub fn negate(kernel: &Kernel, value: Value, rows: usize, live: Option<&Mask>, of: &ColumnType) -> Result<Value> {
     match &value {
         Value::Vector(Vector { values: Values::Float(values), valid }) => {
             let values = values.iter().map(|value| -value).collect();
@@ -205,19 +205,7 @@ pub fn negate(kernel: &Kernel, value: Value, live: Option<&Mask>, of: &ColumnTyp
         }
         Value::Constant(Scalar::Float(value)) => Ok(Value::Constant(Scalar::Float(-value))),
         Value::Constant(Scalar::Null) => Ok(value),
-        Value::Constant(_) => {
-            let vector = value.into_vector(of, 1)?;
-            let _ = binary(kernel, Value::Constant(Scalar::Int(0)), Value::Vector(vector.clone()), 1, None, of)?;
-            Ok(match vector.values {
-                Values::Int(values) => Value::Constant(Scalar::Int(values[0].wrapping_neg())),
-                Values::Wide(values) => Value::Constant(Scalar::Wide(values[0].wrapping_neg())),
-                _ => return Err(Error::internal("negation of this type")),
-            })
-        }
-        Value::Vector(vector) => {
-            let rows = vector.len();
-            binary(kernel, Value::Constant(Scalar::Int(0)), value, rows, live, of)
-        }
+        _ => binary(kernel, Value::Constant(Scalar::Int(0)), value, rows, live, of),
     }
 }
 

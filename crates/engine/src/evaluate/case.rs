@@ -92,12 +92,11 @@ pub fn scatter(vector: &Vector, positions: &[u32], rows: usize) -> Result<Vector
 
 /// Each part's values in the rows of its mask; NULL in rows that are in none.
 fn merge(mut parts: Vec<(Value, Mask)>, of: &ColumnType, rows: usize) -> Result<Vector> {
-    if let [(Value::Vector(_), taken)] = &parts[..]
+    if let [(Value::Vector(vector), taken)] = &parts[..]
         && taken.is_all()
-        && let Some((Value::Vector(vector), _)) = parts.pop()
         && vector.values.class() == of.class()
     {
-        return Ok(vector);
+        return Ok(vector.clone());
     }
     let mut valid: Option<Mask> = None;
     for (value, taken) in &parts {

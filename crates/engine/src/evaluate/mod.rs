@@ -215,7 +215,7 @@ impl Prepared {
                 return arithmetic::binary(kernel, left, right, rows, live, &self.of);
             }
             Op::Negate { kernel, value } => {
-                return arithmetic::negate(kernel, value.value(input, live)?, live, &self.of);
+                return arithmetic::negate(kernel, value.value(input, live)?, rows, live, &self.of);
             }
             Op::Compare { op, left, right } => {
                 return compare::compare(*op, left.value(input, live)?, right.value(input, live)?, rows);
