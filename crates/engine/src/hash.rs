@@ -51,10 +51,23 @@ fn of_text(text: &Text, bytes: &[u8]) -> u64 {
 
 /// Hashes of keys: rows whose columns are all equal (or NULL in both) have the same.
 pub fn of_columns(columns: &[&Vector], rows: usize) -> Result<Vec<u64>> {
-    let mut hashes: Vec<u64> = Vec::new();
-    for column in columns {
-        fn each<T: Copy>(hashes: &mut Vec<u64>, values: &[T], valid: Option<&Mask>, hash: impl Fn(T) -> u64) {
-            match (hashes.is_empty(), valid) {
+    let mut hashes = Vec::new();
+    of_columns_into(columns, rows, &mut hashes)?;
+    Ok(hashes)
+}
+
+/// As [`of_columns`], in place of what `hashes` has.
+pub fn of_columns_into(columns: &[&Vector], rows: usize, hashes: &mut Vec<u64>) -> Result<()> {
+    hashes.clear();
+    for (index, column) in columns.iter().enumerate() {
+        fn each<T: Copy>(
+            is_first: bool,
+            hashes: &mut Vec<u64>,
+            values: &[T],
+            valid: Option<&Mask>,
+            hash: impl Fn(T) -> u64,
+        ) {
+            match (is_first, valid) {
                 (true, None) => hashes.extend(values.iter().map(|value| hash(*value))),
                 (true, Some(valid)) => {
                     let of = |(row, value): (usize, &T)| if valid.get(row) { hash(*value) } else { NULL };
@@ -72,18 +85,18 @@ pub fn of_columns(columns: &[&Vector], rows: usize) -> Result<Vec<u64>> {
         }
         let valid = column.valid.as_ref();
         match &column.values {
-            Values::Int(values) => each(&mut hashes, values, valid, of_int),
+            Values::Int(values) => each(index == 0, hashes, values, valid, of_int),
             Values::Wide(values) => {
-                each(&mut hashes, values, valid, |value| joined(of_int(value as i64), (value >> 64) as u64));
+                each(index == 0, hashes, values, valid, |value| joined(of_int(value as i64), (value >> 64) as u64));
             }
-            Values::Float(values) => each(&mut hashes, values, valid, |value| of_int(float_bits(value) as i64)),
+            Values::Float(values) => each(index == 0, hashes, values, valid, |value| of_int(float_bits(value) as i64)),
             Values::Bool(values) => {
                 let bytes: Vec<i64> = (0..values.len()).map(|row| i64::from(values.get(row))).collect();
-                each(&mut hashes, &bytes, valid, of_int);
+                each(index == 0, hashes, &bytes, valid, of_int);
             }
             Values::Text(texts) => {
                 let places: Vec<u32> = (0..rows as u32).collect();
-                each(&mut hashes, &places, valid, |row| {
+                each(index == 0, hashes, &places, valid, |row| {
                     let text = &texts.values()[row as usize];
                     of_text(text, if text.is_short() { &[] } else { texts.bytes(row as usize) })
                 });
@@ -94,5 +107,5 @@ pub fn of_columns(columns: &[&Vector], rows: usize) -> Result<Vec<u64>> {
     if columns.is_empty() {
         hashes.resize(rows, 0);
     }
-    Ok(hashes)
+    Ok(())
 }

@@ -5,6 +5,7 @@ pub mod dictionary;
 pub mod evaluate;
 pub mod expr;
 pub mod hash;
+pub mod join;
 pub mod limit;
 pub mod mask;
 pub mod operators;

@@ -1,7 +1,8 @@
 //! Rows as bytes one after the other, at addresses that do not change: what hash tables and sorts keep.
 //!
-//! A row is a header (its owner's: a link, a hash), a byte for eight of the columns that may be NULL, and the columns' values, an
-//! integer in as few bytes as its bounds need. Bytes of text beyond [`crate::text::INLINE_MAX`] lie in blocks beside.
+//! A row is a header (its owner's: a link, a hash), a byte for eight of the columns that may be NULL, and the columns'
+//! values, an integer in as few bytes as its bounds need. Bytes of text beyond [`crate::text::INLINE_MAX`] lie in
+//! blocks beside.
 
 use crate::hash::float_bits;
 use crate::mask::Mask;
@@ -10,6 +11,7 @@ use crate::types::{Class, ColumnType};
 use crate::vector::{Texts, Values, Vector};
 use arrow_buffer::Buffer;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use tidepool_base::{Error, Result};
 
 /// The address of a row; null for one that is not there.
@@ -61,6 +63,30 @@ impl RowPtr {
         unsafe { self.0.add(offset).cast::<T>().write_unaligned(value) }
     }
 
+    /// The row `count` rows on.
+    ///
+    /// # Safety
+    ///
+    /// It is in the same block, or just behind its last row; rows have `width` bytes.
+    #[inline(always)]
+    pub unsafe fn forward(self, count: usize, width: usize) -> RowPtr {
+        // SAFETY: the caller's word.
+        RowPtr(unsafe { self.0.add(count * width) })
+    }
+
+    /// The first eight bytes of its header, for threads that share it.
+    ///
+    /// # Safety
+    ///
+    /// The row is there as long as the result is used, its layout has a header of at least eight bytes and a width that
+    /// eight divides, and whoever reads or writes the header's first eight meanwhile does so by this, too.
+    #[inline(always)]
+    pub unsafe fn header<'a>(self) -> &'a AtomicU64 {
+        debug_assert!(self.0.addr().is_multiple_of(8));
+        // SAFETY: blocks begin at a cache line, so rows at a multiple of eight bytes; for the rest, the caller's word.
+        unsafe { AtomicU64::from_ptr(self.0.cast()) }
+    }
+
     /// Brings the row's first line into the cache.
     #[inline(always)]
     pub fn prefetch(self) {
@@ -106,8 +132,8 @@ impl RowLayout {
         of.class() != Class::Other
     }
 
-    /// `header` bytes come first, then the columns; `trailer` bytes, at an offset that 8 divides, last. Fails for a column that
-    /// [`RowLayout::holds`] not.
+    /// `header` bytes come first, then the columns; `trailer` bytes, at an offset that 8 divides, last. Fails for a
+    /// column that [`RowLayout::holds`] not.
     pub fn new(columns: Vec<ColumnType>, header: usize, trailer: usize) -> Result<RowLayout> {
         let kind = |of: &ColumnType| {
             let fits = |bits: u32| {
@@ -280,13 +306,13 @@ impl RowLayout {
         Vector { values, valid: None }.with_valid(valid)
     }
 
-    /// Where a column of `rows` of the vector is not the column of the stored row beside, `keep` becomes 0. NULL equals NULL if
-    /// `nulls_equal`, else nothing.
+    /// Where a column of `rows` of the vector is not the column of the stored row beside, `keep` becomes 0. NULL equals
+    /// NULL if `nulls_equal`, else nothing.
     ///
     /// # Safety
     ///
-    /// The stored rows are there and of this layout, and nobody writes this column of theirs meanwhile; so is what their texts
-    /// lie in.
+    /// The stored rows are there and of this layout, and nobody writes this column of theirs meanwhile; so is what
+    /// their texts lie in.
     pub unsafe fn compare(
         &self,
         column: usize,
@@ -362,7 +388,8 @@ impl RowLayout {
     ///
     /// # Safety
     ///
-    /// Both rows are there and of this layout, and nobody writes this column of theirs meanwhile; so is what their texts lie in.
+    /// Both rows are there and of this layout, and nobody writes this column of theirs meanwhile; so is what their
+    /// texts lie in.
     pub unsafe fn same(&self, column: usize, a: RowPtr, b: RowPtr) -> bool {
         let field = &self.fields[column];
         let offset = field.offset;
@@ -405,17 +432,47 @@ impl TextBlocks {
         let Some(block) = self.blocks.last_mut() else { unreachable!("just pushed") };
         let start = block.len();
         block.extend_from_slice(bytes);
-        // SAFETY: the block has room, so it did not move, and never will: it is only appended to within its capacity. Whoever has the
-        // row has the block (`Rows`).
+        // SAFETY: the block has room, so it did not move, and never will: it is only appended to within its capacity.
+        // Whoever has the row has the block (`Rows`).
         unsafe { Text::new(&block[start..]) }
     }
 }
 
-/// A block of rows. Its bytes never move.
+/// A block of rows, at a multiple of a cache line. Its bytes never move.
 #[derive(Debug)]
 struct Block {
-    bytes: Box<[std::mem::MaybeUninit<u8>]>,
+    first: std::ptr::NonNull<u8>,
+    bytes: usize,
     rows: usize,
+}
+
+// SAFETY: a block owns its bytes; who reads or writes rows of it by their addresses says why no other does so
+// meanwhile.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Of some bytes, more than 0.
+    fn new(bytes: usize) -> Block {
+        let layout = Block::layout(bytes);
+        assert!(bytes > 0);
+        // SAFETY: the layout has bytes.
+        let first = unsafe { std::alloc::alloc(layout) };
+        let Some(first) = std::ptr::NonNull::new(first) else { std::alloc::handle_alloc_error(layout) };
+        Block { first, bytes, rows: 0 }
+    }
+
+    fn layout(bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(bytes, 64).unwrap_or_else(|_| panic!("a block of {bytes} bytes"))
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, of this layout.
+        unsafe { std::alloc::dealloc(self.first.as_ptr(), Block::layout(self.bytes)) }
+    }
 }
 
 /// Rows of one layout, in the order in which they were made.
@@ -449,7 +506,7 @@ impl Rows {
 
     /// Bytes that it holds.
     pub fn bytes(&self) -> usize {
-        let blocks: usize = self.blocks.iter().map(|block| block.bytes.len()).sum();
+        let blocks: usize = self.blocks.iter().map(|block| block.bytes).sum();
         blocks + self.texts.blocks.iter().map(Vec::capacity).sum::<usize>()
     }
 
@@ -459,20 +516,22 @@ impl Rows {
         let width = self.layout.width.max(1);
         let mut left = count;
         while left > 0 {
-            let room = self.blocks.last().map_or(0, |block| block.bytes.len() / width - block.rows);
+            let room = self.blocks.last().map_or(0, |block| block.bytes / width - block.rows);
             if room == 0 {
-                let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes.len()) * 2)
+                let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes) * 2)
                     .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
                     .max(width * 16);
-                self.blocks.push(Block { bytes: Box::new_uninit_slice(bytes), rows: 0 });
+                self.blocks.push(Block::new(bytes));
                 continue;
             }
             let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };
             let take = left.min(room);
-            let start = block.rows * width;
-            let bytes = &mut block.bytes[start..start + take * width];
-            bytes.fill(std::mem::MaybeUninit::new(0));
-            let first = bytes.as_mut_ptr().cast::<u8>();
+            // SAFETY: there is room for `take` rows behind those there are, which nobody has yet.
+            let first = unsafe {
+                let first = block.first.as_ptr().add(block.rows * width);
+                first.write_bytes(0, take * width);
+                first
+            };
             // SAFETY: each row lies within the block.
             out.extend((0..take).map(|row| RowPtr(unsafe { first.add(row * width) })));
             block.rows += take;
@@ -481,7 +540,8 @@ impl Rows {
         self.len += count;
     }
 
-    /// Adds rows of some columns, of all `rows` of them or of those named. What is beside the columns is 0. Appends where they are.
+    /// Adds rows of some columns, of all `rows` of them or of those named. What is beside the columns is 0. Appends
+    /// where they are.
     pub fn append(
         &mut self,
         columns: &[&Vector],
@@ -501,8 +561,7 @@ impl Rows {
 
     /// Where its rows are, block by block: the first row of each, and how many there are.
     pub fn blocks(&self) -> impl Iterator<Item = (RowPtr, usize)> + '_ {
-        let first = |block: &Block| RowPtr(block.bytes.as_ptr().cast::<u8>().cast_mut());
-        self.blocks.iter().map(move |block| (first(block), block.rows))
+        self.blocks.iter().map(|block| (RowPtr(block.first.as_ptr()), block.rows))
     }
 
     /// All rows, in order.
@@ -549,8 +608,7 @@ impl FrozenRows {
     }
 
     pub fn blocks(&self) -> impl Iterator<Item = (RowPtr, usize)> + '_ {
-        let first = |block: &Block| RowPtr(block.bytes.as_ptr().cast::<u8>().cast_mut());
-        self.blocks.iter().map(move |block| (first(block), block.rows))
+        self.blocks.iter().map(|block| (RowPtr(block.first.as_ptr()), block.rows))
     }
 
     /// All rows, in order.

@@ -1,0 +1,154 @@
+//! What a join's build side tells scans of the probe side: which rows cannot match.
+
+use super::Join;
+use super::table::{Built, JoinTable, Range};
+use super::words::Words;
+use crate::hash;
+use crate::types::Class;
+use crate::vector::{CHUNK_ROWS, Values};
+use std::sync::atomic::Ordering;
+use tidepool_base::Result;
+
+/// Bits of a bitmap, for each of the rows.
+const BITMAP_BITS_PER_ROW: u64 = 128;
+const BITMAP_BITS_MIN: u64 = 1 << 16;
+/// More rows than this make a filter that a test of takes as long as a look into the table.
+const BLOOM_ROWS_MAX: usize = 4 << 20;
+const BLOOM_BITS_PER_ROW: usize = 12;
+
+/// Of a key that is an integer, by its value. NULL is no value: rows with NULL for the key match none.
+#[derive(Debug)]
+pub struct KeyFilter {
+    bounds: Option<(i64, i64)>,
+    set: Set,
+}
+
+#[derive(Debug)]
+enum Set {
+    /// Bounds are all that is known.
+    Bounds,
+    /// Bit `value - least`.
+    Bitmap(Words),
+    /// Word `hash >> shift`, and four bits there (Lang et al., "Performance-Optimal Filtering", PVLDB 12(5), 2019).
+    Bloom { shift: u32, words: Words },
+}
+
+#[inline(always)]
+fn pattern(hash: u64) -> u64 {
+    1 << (hash & 63) | 1 << (hash >> 6 & 63) | 1 << (hash >> 12 & 63) | 1 << (hash >> 18 & 63)
+}
+
+impl KeyFilter {
+    /// Of a key's bounds in `rows` rows, which are still to be put in.
+    pub(super) fn new(join: &Join, key: usize, rows: usize, bounds: Option<(i64, i64)>) -> Result<Option<KeyFilter>> {
+        let is_int = join.probe_types[join.keys[key].probe].class() == Class::Int;
+        if !join.filters
+            || !is_int
+            || join.keys[key].nulls_equal
+            || !join.kind.drops_unmatched_probe()
+            || join.null_aware
+        {
+            return Ok(None);
+        }
+        let Some((min, max)) = bounds else { return Ok(Some(KeyFilter { bounds: None, set: Set::Bounds })) };
+        let last = max.wrapping_sub(min) as u64;
+        let set = if last < (rows as u64).saturating_mul(BITMAP_BITS_PER_ROW).max(BITMAP_BITS_MIN) {
+            Set::Bitmap(Words::new(last as usize / 64 + 1)?)
+        } else if rows <= BLOOM_ROWS_MAX {
+            let words = (rows * BLOOM_BITS_PER_ROW).div_ceil(64).next_power_of_two().max(2);
+            Set::Bloom { shift: 64 - words.trailing_zeros(), words: Words::new(words)? }
+        } else {
+            Set::Bounds
+        };
+        Ok(Some(KeyFilter { bounds: Some((min, max)), set }))
+    }
+
+    /// Least and greatest value that matches; `None`: none does.
+    pub fn bounds(&self) -> Option<(i64, i64)> {
+        self.bounds
+    }
+
+    /// Whether a value that passes always matches, as far as this key goes.
+    pub fn is_exact(&self) -> bool {
+        matches!(self.set, Set::Bitmap(_)) || self.bounds.is_none()
+    }
+
+    /// Whether it tells more than its bounds do.
+    pub fn is_selective(&self) -> bool {
+        !matches!(self.set, Set::Bounds)
+    }
+
+    fn insert(&self, values: &[i64]) {
+        let set = |word: &std::sync::atomic::AtomicU64, bits: u64| {
+            if word.load(Ordering::Relaxed) & bits != bits {
+                word.fetch_or(bits, Ordering::Relaxed);
+            }
+        };
+        let Some((min, _)) = self.bounds else { return };
+        match &self.set {
+            Set::Bounds => {}
+            Set::Bitmap(words) => {
+                for value in values {
+                    let bit = value.wrapping_sub(min) as u64;
+                    set(&words[bit as usize / 64], 1 << (bit % 64));
+                }
+            }
+            Set::Bloom { shift, words } => {
+                for value in values {
+                    let hash = hash::of_int(*value);
+                    set(&words[(hash >> shift) as usize], pattern(hash));
+                }
+            }
+        }
+    }
+
+    /// Clears bit `i` where value `i` cannot match: bit `i % 64` of word `i / 64`. Bits of other values stay. Panics on
+    /// fewer words than values take.
+    pub fn test_ints(&self, values: &[i64], words: &mut [u64]) {
+        #[inline(always)]
+        fn each(values: &[i64], words: &mut [u64], test: impl Fn(i64) -> bool) {
+            assert!(words.len() >= values.len().div_ceil(64));
+            for (values, word) in values.chunks(64).zip(words) {
+                if *word == 0 {
+                    continue;
+                }
+                let mut fails = 0;
+                for (bit, value) in values.iter().enumerate() {
+                    fails |= u64::from(!test(*value)) << bit;
+                }
+                *word &= !fails;
+            }
+        }
+        let Some((min, max)) = self.bounds else { return each(values, words, |_| false) };
+        match &self.set {
+            Set::Bounds => each(values, words, |value| min <= value && value <= max),
+            Set::Bitmap(bits) => each(values, words, |value| {
+                let bit = value.wrapping_sub(min) as u64;
+                bits.get(bit as usize / 64).is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
+            }),
+            Set::Bloom { shift, words: bits } => each(values, words, |value| {
+                let hash = hash::of_int(value);
+                let pattern = pattern(hash);
+                bits[(hash >> shift) as usize].load(Ordering::Relaxed) & pattern == pattern
+            }),
+        }
+    }
+}
+
+impl JoinTable {
+    /// Puts rows' keys into the filters.
+    pub(super) fn insert_into_filters(&self, built: &Built, range: &Range) -> Result<()> {
+        for (filter, field) in built.filters.iter().zip(&self.key_fields) {
+            let Some(filter) = filter.as_ref().filter(|filter| filter.is_selective()) else { continue };
+            let pointers: Vec<_> = range.pointers().collect();
+            for pointers in pointers.chunks(CHUNK_ROWS) {
+                // SAFETY: the range has the rows, of this layout, and nobody writes their columns.
+                let key = unsafe { self.layout.gather(*field, pointers, &built.owners) };
+                if let Values::Int(values) = &key.values {
+                    filter.insert(values);
+                }
+            }
+        }
+        Ok(())
+    }
+}
