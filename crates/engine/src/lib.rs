@@ -1,5 +1,6 @@
 //! The engine: morsel-driven pipelines of vectorised operators over tables and streams. Knows no SQL.
 
+pub mod aggregate;
 pub mod counters;
 pub mod dictionary;
 pub mod evaluate;

@@ -559,6 +559,30 @@ impl Rows {
         Ok(())
     }
 
+    /// Adds copies of rows of the same layout, all of their bytes. What their texts lie in stays theirs.
+    ///
+    /// # Safety
+    ///
+    /// The rows are there, none of them is of `self`, and nobody writes them meanwhile.
+    pub unsafe fn copy(&mut self, from: &[RowPtr], out: &mut Vec<RowPtr>) {
+        let first = out.len();
+        self.reserve(from.len(), out);
+        let width = self.layout.width;
+        for (from, to) in from.iter().zip(&out[first..]) {
+            // SAFETY: both are rows of this width; one was made just now, the other is the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(from.0, to.0, width) };
+        }
+    }
+
+    /// Forgets its rows. What their texts lie in stays, for copies of them.
+    pub fn clear(&mut self) {
+        self.blocks.drain(..self.blocks.len().saturating_sub(1));
+        if let Some(block) = self.blocks.last_mut() {
+            block.rows = 0;
+        }
+        self.len = 0;
+    }
+
     /// Where its rows are, block by block: the first row of each, and how many there are.
     pub fn blocks(&self) -> impl Iterator<Item = (RowPtr, usize)> + '_ {
         self.blocks.iter().map(|block| (RowPtr(block.first.as_ptr()), block.rows))

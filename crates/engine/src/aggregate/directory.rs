@@ -1,0 +1,251 @@
+//! Which row has a key: a table of (tag, address) entries with linear probing.
+//!
+//! An entry has 16 bits of the row's hash beside its address, so that hardly any other row is looked at (Leis et al.,
+//! SIGMOD 2014, section 4.2). Rows of a chunk are looked up together, a column at a time.
+
+use crate::rows::{RowLayout, RowPtr, Rows};
+use crate::vector::Vector;
+use tidepool_base::{Error, Result};
+use tidepool_heap::QueryHeap;
+
+/// Upper bits of a hash that tell a row's partition.
+pub(super) const PARTITION_BITS: u32 = 6;
+pub(super) const PARTITIONS: usize = 1 << PARTITION_BITS;
+
+#[inline(always)]
+pub(super) fn partition_of(hash: u64) -> usize {
+    (hash >> (64 - PARTITION_BITS)) as usize
+}
+
+const TAG_SHIFT: u32 = 48;
+const ADDRESS: u64 = (1 << TAG_SHIFT) - 1;
+/// Instead of an address: a row that is being made, and its number among those. No address in user space has this bit.
+const PENDING: u64 = 1 << 47;
+const ENTRIES_MIN: usize = 1024;
+/// Directories of more bytes than this are not in the cache: their entries are prefetched.
+const CACHED_BYTES: usize = 256 << 10;
+const AHEAD: usize = 16;
+
+/// The bits below the partition's, at the place that they have in an entry.
+#[inline(always)]
+fn tag(hash: u64) -> u64 {
+    hash << PARTITION_BITS & !ADDRESS
+}
+
+/// Where the header of a row keeps its hash.
+pub(super) const HASH: usize = 0;
+pub(super) const HEADER_BYTES: usize = 8;
+
+/// # Safety
+///
+/// The row is there, with a header.
+#[inline(always)]
+pub(super) unsafe fn hash_of(row: RowPtr) -> u64 {
+    // SAFETY: the caller's word.
+    unsafe { row.read(HASH) }
+}
+
+/// Rows of new keys.
+pub(super) enum Fresh<'a> {
+    /// Made of these columns, the keys first.
+    Append(&'a mut Rows, &'a [&'a Vector]),
+    /// There already: these, one for each row that is looked up. Those that are new go to the list.
+    Given(&'a [RowPtr], &'a mut Vec<RowPtr>),
+    /// There are none.
+    Never,
+}
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// A power of two of them; 0: empty.
+    entries: Vec<u64>,
+    count: usize,
+}
+
+pub(super) fn check_heap() -> Result<()> {
+    QueryHeap::current().map_or(Ok(()), |heap| heap.check())
+}
+
+impl Directory {
+    pub fn new() -> Directory {
+        Directory { entries: Vec::new(), count: 0 }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.entries.len() * 8
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn clear(&mut self) {
+        self.entries.fill(0);
+        self.count = 0;
+    }
+
+    /// Makes room for more rows, at most half of it taken; `rows` are all that it has, in any order.
+    ///
+    /// # Safety
+    ///
+    /// The rows are there, with their hashes in their headers.
+    pub unsafe fn make_room(&mut self, more: usize, rows: impl FnOnce() -> Vec<RowPtr>) -> Result<()> {
+        let wanted = ((self.count + more) * 2).next_power_of_two().max(ENTRIES_MIN);
+        if wanted <= self.entries.len() {
+            return Ok(());
+        }
+        if wanted > 1 << 32 {
+            return Err(Error::unsupported("more than 2^31 groups of one partition"));
+        }
+        check_heap()?;
+        if self.count == 0 {
+            self.entries = vec![0; wanted];
+            return Ok(());
+        }
+        self.entries = Vec::new();
+        self.entries = vec![0; wanted];
+        let (rows, mask) = (rows(), wanted - 1);
+        for (index, row) in rows.iter().enumerate() {
+            if let Some(next) = rows.get(index + AHEAD) {
+                next.prefetch();
+            }
+            // SAFETY: the caller's word.
+            let hash = unsafe { hash_of(*row) };
+            let mut slot = hash as usize & mask;
+            while self.entries[slot] != 0 {
+                slot = (slot + 1) & mask;
+            }
+            self.entries[slot] = tag(hash) | row.address();
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, slot: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch of any address does nothing but perhaps fill a cache line.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(self.entries.as_ptr().wrapping_add(slot).cast::<i8>());
+        }
+    }
+
+    /// Finds the row of each key, or makes it one. Room was made for as many. With [`Fresh::Never`], a key without a row is an
+    /// error.
+    ///
+    /// # Safety
+    ///
+    /// All rows that it has, and those given, are there and of the layout, whose first columns the keys are; nobody writes their
+    /// columns meanwhile.
+    pub unsafe fn locate(
+        &mut self,
+        layout: &RowLayout,
+        keys: &[&Vector],
+        hashes: &[u64],
+        mut fresh: Fresh<'_>,
+        out: &mut Vec<RowPtr>,
+    ) -> Result<()> {
+        let rows = hashes.len();
+        let Some(mask) = self.entries.len().checked_sub(1).filter(|_| rows > 0) else {
+            return if rows == 0 { Ok(()) } else { Err(Error::internal("a look-up in a directory without room")) };
+        };
+        let is_cached = self.bytes() <= CACHED_BYTES;
+        let mut slots: Vec<u32> = hashes.iter().map(|hash| (*hash as usize & mask) as u32).collect();
+        let mut found: Vec<u64> = vec![0; rows];
+        let mut active: Vec<u32> = (0..rows as u32).collect();
+        let (mut check, mut made): (Vec<u32>, Vec<u32>) = (Vec::with_capacity(rows), Vec::new());
+        let (mut stored, mut keep, mut pointers) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
+        if !is_cached {
+            slots.iter().take(AHEAD).for_each(|slot| self.prefetch(*slot as usize));
+        }
+        while !active.is_empty() {
+            check.clear();
+            made.clear();
+            for (place, &row) in active.iter().enumerate() {
+                if !is_cached && let Some(next) = active.get(place + AHEAD) {
+                    self.prefetch(slots[*next as usize] as usize);
+                }
+                let row = row as usize;
+                let tag = tag(hashes[row]);
+                let mut slot = slots[row] as usize;
+                loop {
+                    let entry = self.entries[slot];
+                    if entry == 0 {
+                        let address = match &fresh {
+                            Fresh::Append(..) => PENDING | made.len() as u64,
+                            Fresh::Given(given, _) => given[row].address(),
+                            Fresh::Never => return Err(Error::internal("a key has no group")),
+                        };
+                        made.push(row as u32);
+                        self.entries[slot] = tag | address;
+                        found[row] = address;
+                        break;
+                    }
+                    if entry & !ADDRESS == tag {
+                        let address = entry & ADDRESS;
+                        if address & PENDING == 0 {
+                            // SAFETY: entries have addresses of rows.
+                            unsafe { RowPtr::from_address(address) }.prefetch();
+                        }
+                        found[row] = address;
+                        check.push(row as u32);
+                        break;
+                    }
+                    slot = (slot + 1) & mask;
+                }
+                slots[row] = slot as u32;
+            }
+            self.count += made.len();
+            if !made.is_empty() {
+                match &mut fresh {
+                    Fresh::Append(rows, columns) => {
+                        pointers.clear();
+                        rows.append(columns, Some(&made), hashes.len(), &mut pointers)?;
+                        for (row, pointer) in made.iter().zip(&pointers) {
+                            let row = *row as usize;
+                            // SAFETY: made just now, with a header.
+                            unsafe { pointer.write(HASH, hashes[row]) };
+                            found[row] = pointer.address();
+                            self.entries[slots[row] as usize] = tag(hashes[row]) | found[row];
+                        }
+                        for row in &check {
+                            let address = &mut found[*row as usize];
+                            if *address & PENDING != 0 {
+                                *address = pointers[(*address ^ PENDING) as usize].address();
+                            }
+                        }
+                    }
+                    Fresh::Given(given, list) => list.extend(made.iter().map(|row| given[*row as usize])),
+                    Fresh::Never => {}
+                }
+            }
+            stored.clear();
+            // SAFETY: addresses of rows.
+            stored.extend(check.iter().map(|row| unsafe { RowPtr::from_address(found[*row as usize]) }));
+            keep.clear();
+            keep.resize(check.len(), 1);
+            for (column, vector) in keys.iter().enumerate() {
+                // SAFETY: the caller's word.
+                unsafe { layout.compare(column, vector, &check, &stored, true, &mut keep)? };
+            }
+            active.clear();
+            for (row, keep) in check.iter().zip(&keep) {
+                if *keep == 0 {
+                    let slot = &mut slots[*row as usize];
+                    *slot = ((*slot as usize + 1) & mask) as u32;
+                    active.push(*row);
+                }
+            }
+        }
+        // SAFETY: addresses of rows.
+        out.extend(found.iter().map(|address| unsafe { RowPtr::from_address(*address) }));
+        Ok(())
+    }
+}
+
+/// A hash whose row is in the partition of another one.
+#[inline(always)]
+pub(super) fn partition_hash(partition: u64, hash: u64) -> u64 {
+    let lower = u64::MAX >> PARTITION_BITS;
+    partition & !lower | hash & lower
+}

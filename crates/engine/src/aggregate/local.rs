@@ -1,0 +1,162 @@
+//! A worker's own groups: all of them in a table that stays in its cache, or else rows of them in partitions.
+//!
+//! Pre-aggregation is that of Leis et al. (SIGMOD 2014, section 4.4): a table that has grown as far as it may is written out by
+//! partitions and starts empty again, so that what goes to memory is what repeats least. Where hardly anything repeats, rows go to
+//! the partitions without being looked up.
+
+use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of, partition_of};
+use crate::rows::{RowLayout, RowPtr, Rows};
+use crate::vector::Vector;
+use std::sync::Arc;
+use tidepool_base::Result;
+
+/// Half of a core's second-level cache. What a table takes beyond it must be worth it.
+const CACHE_BYTES: usize = 512 << 10;
+/// A core's part of the last-level cache.
+const TABLE_BYTES_MAX: usize = 4 << 20;
+/// Rows that go to the partitions together, when they are not looked up: what a core's second-level cache holds beside.
+const STAGED_BYTES: usize = 256 << 10;
+/// Rows that are not looked up before it is tried again whether they repeat.
+const SKIPPED_ROWS: u64 = 1 << 20;
+
+/// When a table writes itself out: the bounds above, or less for tests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub cache_bytes: usize,
+    pub table_bytes_max: usize,
+    pub staged_bytes: usize,
+    pub skipped_rows: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            cache_bytes: CACHE_BYTES,
+            table_bytes_max: TABLE_BYTES_MAX,
+            staged_bytes: STAGED_BYTES,
+            skipped_rows: SKIPPED_ROWS,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct LocalTable {
+    keys: usize,
+    limits: Limits,
+    directory: Directory,
+    /// What the directory has, or what is staged; and the text of all rows.
+    pub rows: Rows,
+    /// None until the first are written.
+    pub partitions: Vec<Rows>,
+    /// Looked up since the table was empty.
+    rows_in: u64,
+    is_skipping: bool,
+    skipped: u64,
+    /// Whether a key may have more than one row.
+    pub repeats: bool,
+}
+
+impl LocalTable {
+    /// `keys`: how many of the layout's columns are the key.
+    pub fn new(layout: &Arc<RowLayout>, keys: usize, limits: Limits) -> LocalTable {
+        LocalTable {
+            keys,
+            limits,
+            directory: Directory::new(),
+            rows: Rows::new(Arc::clone(layout)),
+            partitions: Vec::new(),
+            rows_in: 0,
+            is_skipping: false,
+            skipped: 0,
+            repeats: false,
+        }
+    }
+
+    /// Rows for some keys: of each, its group's, or one that is made just for it. They stay until [`LocalTable::settle`].
+    pub fn locate(&mut self, columns: &[&Vector], hashes: &[u64], out: &mut Vec<RowPtr>) -> Result<()> {
+        if self.is_skipping {
+            let first = out.len();
+            self.rows.append(columns, None, hashes.len(), out)?;
+            for (row, hash) in out[first..].iter().zip(hashes) {
+                // SAFETY: made just now, with a header.
+                unsafe { row.write(HASH, *hash) };
+            }
+            self.skipped += hashes.len() as u64;
+            return Ok(());
+        }
+        self.rows_in += hashes.len() as u64;
+        let layout = Arc::clone(self.rows.layout());
+        let rows = &mut self.rows;
+        // SAFETY: the directory has the rows of `rows`, which only this worker has.
+        unsafe {
+            self.directory.make_room(hashes.len(), || rows.pointers())?;
+            let fresh = Fresh::Append(rows, columns);
+            self.directory.locate(&layout, &columns[..self.keys], hashes, fresh, out)
+        }
+    }
+
+    /// Writes rows out if there are too many. No row that was given is of use any more.
+    pub fn settle(&mut self) -> Result<()> {
+        let rows_bytes = self.rows.len() * self.rows.layout().width();
+        if self.is_skipping {
+            if rows_bytes >= self.limits.staged_bytes {
+                self.write_out()?;
+                if self.skipped >= self.limits.skipped_rows {
+                    (self.is_skipping, self.skipped) = (false, 0);
+                }
+            }
+            return Ok(());
+        }
+        let bytes = rows_bytes + self.directory.bytes();
+        if bytes <= self.limits.cache_bytes {
+            return Ok(());
+        }
+        let groups = self.directory.len() as u64;
+        // Of G equally frequent groups, a table of 0.6 G has been filled by one and a half times as many rows: so all of them are
+        // about to fit into one of double the size.
+        if bytes <= self.limits.table_bytes_max && self.rows_in * 2 >= groups * 3 {
+            return Ok(());
+        }
+        self.is_skipping = self.rows_in < groups * 2;
+        self.write_out()
+    }
+
+    /// To the partitions, with all that is there.
+    pub fn write_out(&mut self) -> Result<()> {
+        if self.rows.is_empty() && !self.partitions.is_empty() {
+            return Ok(());
+        }
+        check_heap()?;
+        self.repeats |= !self.partitions.is_empty() || self.skipped > 0;
+        if self.partitions.is_empty() {
+            let new = || Rows::new(Arc::clone(self.rows.layout()));
+            self.partitions = std::iter::repeat_with(new).take(PARTITIONS).collect();
+        }
+        let rows = self.rows.pointers();
+        // SAFETY: the worker's own rows, which have headers.
+        let partitions: Vec<u8> = rows.iter().map(|row| partition_of(unsafe { hash_of(*row) }) as u8).collect();
+        let mut places = [0usize; PARTITIONS];
+        partitions.iter().for_each(|partition| places[usize::from(*partition)] += 1);
+        let mut sum = 0;
+        for place in &mut places {
+            sum += std::mem::replace(place, sum);
+        }
+        let mut sorted = vec![RowPtr::NONE; rows.len()];
+        for (row, partition) in rows.iter().zip(&partitions) {
+            let place = &mut places[usize::from(*partition)];
+            sorted[*place] = *row;
+            *place += 1;
+        }
+        let (mut start, mut written) = (0, Vec::new());
+        for (partition, end) in self.partitions.iter_mut().zip(places) {
+            written.clear();
+            // SAFETY: rows of this layout, which only this worker has, and which are not in the partition.
+            unsafe { partition.copy(&sorted[start..end], &mut written) };
+            start = end;
+        }
+        self.rows.clear();
+        self.directory.clear();
+        self.rows_in = 0;
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! After the last chunk: the workers' groups become one.
+
+use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of};
+use super::local::LocalTable;
+use super::output;
+use super::plan::{Lookup, Plan};
+use super::states::{Place, accumulate, merge};
+use super::texts::TextStore;
+use super::worker::{Groups, Worker};
+use crate::hash;
+use crate::pipeline::Task;
+use crate::rows::{FrozenRows, RowLayout, RowPtr, Rows};
+use crate::text::Owners;
+use crate::vector::{CHUNK_ROWS, Chunk, Vector};
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result};
+
+/// Rows that one task merges: partitions are made of more.
+const MERGED_ROWS: usize = 1 << 14;
+
+/// What the source reads.
+#[derive(Debug)]
+pub(super) struct Finished {
+    groups: Vec<Vec<RowPtr>>,
+    /// Pieces of `groups`: which, and from where.
+    pub pieces: Vec<(u32, u32)>,
+    owners: Owners,
+    _rows: Vec<FrozenRows>,
+}
+
+impl Finished {
+    fn new(groups: Vec<Vec<RowPtr>>, owners: Owners, rows: Vec<FrozenRows>) -> Finished {
+        let of_group = |(index, groups): (usize, &Vec<RowPtr>)| {
+            (0..groups.len()).step_by(CHUNK_ROWS).map(move |start| (index as u32, start as u32))
+        };
+        let pieces = groups.iter().enumerate().flat_map(of_group).collect();
+        Finished { groups, pieces, owners, _rows: rows }
+    }
+
+    pub fn chunk(&self, plan: &Plan, piece: usize) -> Result<Chunk> {
+        let (group, start) = self.pieces[piece];
+        let rows = &self.groups[group as usize][start as usize..];
+        // SAFETY: the rows are here with what they point to, and nobody writes them any more.
+        unsafe { output::chunk(plan, &rows[..rows.len().min(CHUNK_ROWS)], &self.owners) }
+    }
+}
+
+/// One partition's groups, with what they lie in.
+type Merged = (Vec<RowPtr>, Vec<FrozenRows>);
+
+#[derive(Default)]
+enum Stage {
+    #[default]
+    Begin,
+    /// Tables that are being written out: of each worker, its groups' and its sets'.
+    Written(Vec<Arc<Mutex<Option<LocalTable>>>>),
+    Merging(Arc<Vec<Mutex<Option<Merged>>>>),
+}
+
+/// How far the workers' groups are merged.
+#[derive(Default)]
+pub(super) struct Merging {
+    stage: Stage,
+    owners: Owners,
+    /// Rows that only own texts.
+    kept: Vec<FrozenRows>,
+    /// Without keys: the row of all.
+    one: Option<RowPtr>,
+}
+
+/// Merges what rows of one layout have into the first of them with the same key.
+struct Merger<'a> {
+    layout: &'a RowLayout,
+    keys: usize,
+    owners: &'a Owners,
+    directory: Directory,
+    groups: Vec<RowPtr>,
+}
+
+impl<'a> Merger<'a> {
+    fn new(layout: &'a RowLayout, keys: usize, owners: &'a Owners) -> Merger<'a> {
+        Merger { layout, keys, owners, directory: Directory::new(), groups: Vec::new() }
+    }
+
+    /// # Safety
+    ///
+    /// The rows are of the layout, and nobody else has them. `owners` hold what they point to.
+    unsafe fn add(&mut self, plan: Option<&Plan>, rows: &[RowPtr]) -> Result<()> {
+        let mut found = Vec::with_capacity(CHUNK_ROWS);
+        let (mut into, mut from) = (Vec::new(), Vec::new());
+        for batch in rows.chunks(CHUNK_ROWS) {
+            found.clear();
+            // SAFETY: the caller's word, here and below; rows of the directory were given before.
+            unsafe {
+                let hashes: Vec<u64> = batch.iter().map(|row| hash_of(*row)).collect();
+                let keys: Vec<Vector> =
+                    (0..self.keys).map(|column| self.layout.gather(column, batch, self.owners)).collect();
+                let keys: Vec<&Vector> = keys.iter().collect();
+                self.directory.make_room(batch.len(), || self.groups.clone())?;
+                let fresh = Fresh::Given(batch, &mut self.groups);
+                self.directory.locate(self.layout, &keys, &hashes, fresh, &mut found)?;
+            }
+            let Some(plan) = plan else { continue };
+            into.clear();
+            from.clear();
+            for (group, row) in found.iter().zip(batch).filter(|(group, row)| group != row) {
+                into.push(*group);
+                from.push(*row);
+            }
+            if !into.is_empty() {
+                for accumulator in &plan.accumulators {
+                    // SAFETY: as above; a group is none of the rows that are merged into others.
+                    unsafe { merge(accumulator, &into, &from) };
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn pointers(rows: &[FrozenRows]) -> impl Iterator<Item = Vec<RowPtr>> + '_ {
+    rows.iter().map(FrozenRows::pointers)
+}
+
+/// Adds a set's values to the groups' accumulators.
+///
+/// # Safety
+///
+/// Nobody else has the groups. `owners` hold what rows point to.
+unsafe fn add_set(
+    plan: &Plan,
+    index: usize,
+    rows: &[FrozenRows],
+    groups: Result<&mut Merger<'_>, RowPtr>,
+    owners: &Owners,
+) -> Result<()> {
+    let set = &plan.sets[index];
+    let keys = plan.keys.len();
+    let mut unique = Merger::new(&set.layout, keys + 1, owners);
+    for rows in pointers(rows) {
+        // SAFETY: the set's rows; the rest is the caller's word.
+        unsafe { unique.add(None, &rows)? };
+    }
+    let mut texts = TextStore::default();
+    let (mut groups, mut found) = (groups, Vec::new());
+    for batch in unique.groups.chunks(CHUNK_ROWS) {
+        // SAFETY: as above.
+        let columns: Vec<Vector> =
+            (0..=keys).map(|column| unsafe { set.layout.gather(column, batch, owners) }).collect();
+        found.clear();
+        let place = match &mut groups {
+            Ok(merger) => {
+                let columns: Vec<&Vector> = columns[..keys].iter().collect();
+                let hashes = hash::of_columns(&columns, batch.len())?;
+                // SAFETY: the merger's rows, of the plan's layout, are there.
+                unsafe { merger.directory.locate(&plan.layout, &columns, &hashes, Fresh::Never, &mut found)? };
+                Place { rows: None, ends: None, groups: &found }
+            }
+            Err(one) => {
+                found.push(*one);
+                Place { rows: None, ends: Some(vec![batch.len() as u32].into()), groups: &found }
+            }
+        };
+        for accumulator in plan.accumulators.iter().filter(|of| of.set == Some(index)) {
+            // SAFETY: the caller's word.
+            unsafe { accumulate(accumulator, columns.last(), &place, &mut texts)? };
+        }
+    }
+    Ok(())
+}
+
+/// A partition of each worker's groups and sets, or all of them.
+struct Part {
+    main: Vec<FrozenRows>,
+    sets: Vec<Vec<FrozenRows>>,
+    /// Whether no two rows of `main` have the same key.
+    is_unique: bool,
+}
+
+impl Part {
+    fn rows(&self) -> usize {
+        self.main.iter().chain(self.sets.iter().flatten()).map(FrozenRows::len).sum()
+    }
+
+    fn merged(mut self, plan: &Plan, owners: &Owners) -> Result<Merged> {
+        check_heap()?;
+        if let Lookup::One = plan.lookup {
+            // Of the sets alone: a row that is merged into that of all.
+            let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
+            rows.reserve(1, &mut made);
+            for (index, set) in self.sets.iter().enumerate() {
+                // SAFETY: the row was made just now.
+                unsafe { add_set(plan, index, set, Err(made[0]), owners)? };
+            }
+            return Ok((made, vec![rows.freeze()]));
+        }
+        if self.is_unique && self.sets.is_empty() {
+            return Ok((pointers(&self.main).flatten().collect(), self.main));
+        }
+        // So that most of what is merged into another is the smaller part.
+        self.main.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
+        let mut merger = Merger::new(&plan.layout, plan.keys.len(), owners);
+        for rows in pointers(&self.main) {
+            // SAFETY: this part's rows, which nobody else has.
+            unsafe { merger.add(Some(plan), &rows)? };
+        }
+        for (index, set) in self.sets.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { add_set(plan, index, set, Ok(&mut merger), owners)? };
+        }
+        Ok((merger.groups, self.main))
+    }
+}
+
+fn over(finished: Finished, out: &OnceLock<Finished>) -> Result<Vec<Task>> {
+    out.set(finished).map_err(|_| Error::internal("groups were merged twice"))?;
+    Ok(Vec::new())
+}
+
+impl Merging {
+    /// What [`crate::pipeline::Sink::finish`] does.
+    pub fn next(&mut self, plan: &Arc<Plan>, workers: Vec<Worker>, out: &Arc<OnceLock<Finished>>) -> Result<Vec<Task>> {
+        match std::mem::take(&mut self.stage) {
+            Stage::Begin => self.begin(plan, workers, out),
+            Stage::Written(tables) => self.merge(plan, tables),
+            Stage::Merging(merged) => {
+                let mut groups = Vec::with_capacity(merged.len());
+                let mut rows = std::mem::take(&mut self.kept);
+                for merged in merged.iter() {
+                    let Some((part, of_part)) = merged.lock().take() else {
+                        return Err(Error::internal("a part of the groups was not merged"));
+                    };
+                    match self.one {
+                        Some(one) => plan.accumulators.iter().filter(|of| of.set.is_some()).for_each(|accumulator| {
+                            // SAFETY: rows of the plan's layout, which nobody else has.
+                            unsafe { merge(accumulator, &[one], &part) };
+                        }),
+                        None => groups.push(part),
+                    }
+                    rows.extend(of_part);
+                }
+                groups.extend(self.one.map(|one| vec![one]));
+                over(Finished::new(groups, std::mem::take(&mut self.owners), rows), out)
+            }
+        }
+    }
+
+    fn begin(&mut self, plan: &Arc<Plan>, workers: Vec<Worker>, out: &Arc<OnceLock<Finished>>) -> Result<Vec<Task>> {
+        let (mut tables, mut direct) = (Vec::new(), Vec::new());
+        let mut buffers = Vec::new();
+        for worker in workers {
+            let Worker { groups, sets, texts, .. } = worker;
+            buffers.extend(texts.freeze());
+            match groups {
+                Groups::One(rows, group) => {
+                    match self.one {
+                        None => self.one = Some(group),
+                        Some(one) => plan.accumulators.iter().for_each(|accumulator| {
+                            // SAFETY: rows of the plan's layout, one of each worker; nobody else has them.
+                            unsafe { merge(accumulator, &[one], &[group]) };
+                        }),
+                    }
+                    self.kept.push(rows.freeze());
+                }
+                Groups::Direct(table) => direct.push(table.rows.freeze()),
+                Groups::Hashed(table) => tables.push(table),
+            }
+            tables.extend(sets);
+        }
+        self.owners.join(&Owners::of(buffers));
+        if let Lookup::One = plan.lookup
+            && self.one.is_none()
+        {
+            let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
+            rows.reserve(1, &mut made);
+            self.one = made.pop();
+            self.kept.push(rows.freeze());
+        }
+        if let Lookup::Direct(numbering) = &plan.lookup {
+            for rows in &direct {
+                self.owners.join(rows.owners());
+            }
+            let mut groups: Vec<RowPtr> = Vec::new();
+            let mut known = vec![RowPtr::NONE; if direct.len() > 1 { numbering.size } else { 0 }];
+            let (mut into, mut from) = (Vec::new(), Vec::new());
+            for rows in &direct {
+                if direct.len() == 1 {
+                    groups = rows.pointers();
+                    break;
+                }
+                for row in rows.pointers() {
+                    // SAFETY: rows of direct tables have their number in the header.
+                    let number = unsafe { row.read::<u64>(HASH) } as usize;
+                    if known[number].is_none() {
+                        known[number] = row;
+                        groups.push(row);
+                    } else {
+                        into.push(known[number]);
+                        from.push(row);
+                    }
+                }
+            }
+            for accumulator in &plan.accumulators {
+                // SAFETY: rows of the plan's layout, which nobody else has; a group is none of those that are merged into others.
+                unsafe { merge(accumulator, &into, &from) };
+            }
+            return over(Finished::new(vec![groups], std::mem::take(&mut self.owners), direct), out);
+        }
+        if tables.is_empty() {
+            let groups = self.one.map(|one| vec![one]);
+            let finished = Finished::new(
+                groups.into_iter().collect(),
+                std::mem::take(&mut self.owners),
+                std::mem::take(&mut self.kept),
+            );
+            return over(finished, out);
+        }
+        let rows: usize = tables.iter().map(|table| table.rows.len()).sum();
+        let is_small = rows <= MERGED_ROWS || tables.len() == 1;
+        let tables: Vec<_> = tables.into_iter().map(|table| Arc::new(Mutex::new(Some(table)))).collect();
+        let is_written = tables.iter().any(|table| table.lock().as_ref().is_some_and(|of| !of.partitions.is_empty()));
+        let mut tasks: Vec<Task> = Vec::new();
+        if is_written || !is_small {
+            for table in &tables {
+                let table = Arc::clone(table);
+                tasks.push(Box::new(move || table.lock().as_mut().map_or(Ok(()), LocalTable::write_out)));
+            }
+            self.stage = Stage::Written(tables);
+            return Ok(tasks);
+        }
+        self.merge(plan, tables)
+    }
+
+    /// Tasks for the partitions, if the tables were written out, else for all.
+    fn merge(&mut self, plan: &Arc<Plan>, tables: Vec<Arc<Mutex<Option<LocalTable>>>>) -> Result<Vec<Task>> {
+        let mains = usize::from(!matches!(plan.lookup, Lookup::One));
+        let mut parts: Vec<Part> = Vec::new();
+        let tables_each = mains + plan.sets.len();
+        let mut main_tables = 0;
+        let mut repeats = false;
+        for (number, table) in tables.iter().enumerate() {
+            let Some(table) = table.lock().take() else { return Err(Error::internal("a table is gone")) };
+            let LocalTable { rows, partitions, repeats: has_repeats, .. } = table;
+            let set = (number % tables_each).checked_sub(mains);
+            if set.is_none() && (!rows.is_empty() || !partitions.is_empty()) {
+                main_tables += 1;
+                repeats |= has_repeats;
+            }
+            let rows = rows.freeze();
+            self.owners.join(rows.owners());
+            let pieces: Vec<FrozenRows> = if partitions.is_empty() {
+                vec![rows]
+            } else {
+                self.kept.push(rows);
+                partitions.into_iter().map(Rows::freeze).collect()
+            };
+            if parts.len() < pieces.len() {
+                let new = || Part {
+                    main: Vec::new(),
+                    sets: plan.sets.iter().map(|_| Vec::new()).collect(),
+                    is_unique: false,
+                };
+                parts.resize_with(pieces.len(), new);
+            }
+            debug_assert!(pieces.len() == 1 || pieces.len() == PARTITIONS);
+            for (part, rows) in parts.iter_mut().zip(pieces) {
+                match set {
+                    None => part.main.push(rows),
+                    Some(set) => part.sets[set].push(rows),
+                }
+            }
+        }
+        let is_unique = main_tables <= 1 && !repeats;
+        let mut merged: Vec<(usize, Part)> = parts.into_iter().enumerate().collect();
+        let slots: Arc<Vec<Mutex<Option<Merged>>>> = Arc::new(merged.iter().map(|_| Mutex::new(None)).collect());
+        // The last is taken first.
+        merged.sort_by_key(|(_, part)| part.rows());
+        let mut tasks: Vec<Task> = Vec::new();
+        for (index, mut part) in merged {
+            part.is_unique = is_unique;
+            let (plan, slots, owners) = (Arc::clone(plan), Arc::clone(&slots), self.owners.clone());
+            tasks.push(Box::new(move || {
+                let merged = part.merged(&plan, &owners)?;
+                *slots[index].lock() = Some(merged);
+                Ok(())
+            }));
+        }
+        self.stage = Stage::Merging(slots);
+        Ok(tasks)
+    }
+}

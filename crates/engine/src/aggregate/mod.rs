@@ -1,0 +1,130 @@
+//! Aggregation: groups by hash, by number, or none.
+//!
+//! A group is a row ([`crate::rows`]) of its keys, with the states of its accumulators behind them. Each worker has groups of its
+//! own, which become one when all have ended. Groups are found in one of three ways: there is but one; keys that are integers with
+//! few values are numbered; others are looked up by their hash.
+
+mod direct;
+mod directory;
+mod functions;
+mod local;
+mod merge;
+mod output;
+mod plan;
+mod runs;
+mod states;
+#[cfg(test)]
+mod tests;
+mod texts;
+mod worker;
+
+pub use functions::{AggregateCall, AggregateFunction};
+pub use plan::Aggregate;
+
+use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::types::ColumnType;
+use merge::{Finished, Merging};
+use parking_lot::Mutex;
+use plan::{Plan, Variant};
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result};
+use worker::Worker;
+
+/// An aggregate and its groups: [`AggregateSink`] makes them, [`AggregateSource`] reads them afterwards.
+pub struct AggregateTable {
+    plan: Arc<Plan>,
+    merging: Mutex<Merging>,
+    finished: Arc<OnceLock<Finished>>,
+    /// Pieces of the result that readers took.
+    taken: AtomicUsize,
+}
+
+impl AggregateTable {
+    /// Fails for functions of types that they have not, and for keys of [`crate::types::Class::Other`].
+    pub fn new(aggregate: &Aggregate) -> Result<Arc<AggregateTable>> {
+        AggregateTable::with_variant(aggregate, Variant::default())
+    }
+
+    fn with_variant(aggregate: &Aggregate, variant: Variant) -> Result<Arc<AggregateTable>> {
+        Ok(Arc::new(AggregateTable {
+            plan: Arc::new(Plan::new(aggregate, variant)?),
+            merging: Mutex::default(),
+            finished: Arc::default(),
+            taken: AtomicUsize::new(0),
+        }))
+    }
+
+    /// The result's columns: the keys, and then the functions.
+    pub fn columns(&self) -> &[ColumnType] {
+        &self.plan.columns
+    }
+
+    fn finished(&self) -> Result<&Finished> {
+        self.finished.get().ok_or_else(|| Error::internal("groups are read before they are there"))
+    }
+}
+
+impl fmt::Debug for AggregateTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AggregateTable").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+/// Takes the rows that are aggregated.
+#[derive(Debug)]
+pub struct AggregateSink(Arc<AggregateTable>);
+
+impl AggregateSink {
+    pub fn new(table: &Arc<AggregateTable>) -> AggregateSink {
+        AggregateSink(Arc::clone(table))
+    }
+}
+
+impl Sink for AggregateSink {
+    fn worker(&self) -> Result<Box<dyn SinkState>> {
+        Ok(Box::new(Worker::new(&self.0.plan)))
+    }
+
+    fn finish(&self, _round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {
+        if self.0.finished.get().is_some() {
+            return Ok(Vec::new());
+        }
+        let workers = states_of(states).into_iter().map(|worker| *worker).collect();
+        self.0.merging.lock().next(&self.0.plan, workers, &self.0.finished)
+    }
+}
+
+/// Gives the groups, in no order, as columns of keys and functions. Every group comes once.
+#[derive(Debug)]
+pub struct AggregateSource(Arc<AggregateTable>);
+
+impl AggregateSource {
+    pub fn new(table: &Arc<AggregateTable>) -> AggregateSource {
+        AggregateSource(Arc::clone(table))
+    }
+}
+
+impl Source for AggregateSource {
+    fn reader(&self) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(GroupReader(Arc::clone(&self.0))))
+    }
+
+    fn parallelism(&self) -> Result<usize> {
+        Ok(self.0.finished()?.pieces.len())
+    }
+}
+
+struct GroupReader(Arc<AggregateTable>);
+
+impl Reader for GroupReader {
+    fn next(&mut self) -> Result<Next> {
+        let finished = self.0.finished()?;
+        let piece = self.0.taken.fetch_add(1, Ordering::Relaxed);
+        if piece >= finished.pieces.len() {
+            return Ok(Next::End);
+        }
+        Ok(Next::Chunk(finished.chunk(&self.0.plan, piece)?))
+    }
+}
