@@ -315,6 +315,9 @@ pub(super) fn float_of_key(key: u64) -> f64 {
     f64::from_bits(if key >> 63 == 1 { key ^ 1 << 63 } else { !key })
 }
 
+/// Runs of fewer rows are added one row after the other.
+const SHORT_RUN: usize = 16;
+
 /// # Safety
 ///
 /// Each group that a row has is a row that is there and has a state of `S` at `offset`; nobody else has them.
@@ -332,14 +335,17 @@ unsafe fn update<S: State, T: Copy>(
         group.write(offset, state);
     };
     // SAFETY: as above.
-    let many = |group: RowPtr, lanes: [S; 4]| unsafe {
+    let add = |group: RowPtr, more: S| unsafe {
+        let mut state = group.read::<S>(offset);
+        state.merge(more);
+        group.write(offset, state);
+    };
+    let many = |group: RowPtr, lanes: [S; 4]| {
         let [mut first, second, mut third, fourth] = lanes;
         first.merge(second);
         third.merge(fourth);
         first.merge(third);
-        let mut state = group.read::<S>(offset);
-        state.merge(first);
-        group.write(offset, state);
+        add(group, first);
     };
     match (&place.ends, &place.rows) {
         (None, None) => place.groups.iter().zip(values).for_each(|(group, value)| one(*group, *value)),
@@ -355,8 +361,10 @@ unsafe fn update<S: State, T: Copy>(
                 let mut lanes = [S::default(); 4];
                 match (rows, range.len()) {
                     (_, 0) => continue,
-                    (None, 1) => {
-                        one(*group, values[range.start]);
+                    (None, ..SHORT_RUN) => {
+                        let lane = &mut lanes[0];
+                        values[range].iter().for_each(|value| lane.add(map(*value)));
+                        add(*group, lanes[0]);
                         continue;
                     }
                     (None, _) => {
