@@ -140,18 +140,22 @@ impl DirectTable {
 /// Rows ordered by their number, below [`SORTED_GROUPS_MAX`], and how many each number has.
 fn sorted(numbers: &[u32]) -> (Vec<u32>, [u32; SORTED_GROUPS_MAX]) {
     const LANES: usize = 4;
-    const LAST: usize = SORTED_GROUPS_MAX - 1;
+    let number = |number: u32| number as usize & (SORTED_GROUPS_MAX - 1);
     // Each quarter of the rows counts by itself: neighbours of one group would wait for each other.
     let quarter = numbers.len() / LANES;
-    let quarters: [&[u32]; LANES] = std::array::from_fn(|lane| &numbers[lane * quarter..][..quarter]);
-    let rest = &numbers[LANES * quarter..];
+    let (a, rest) = numbers.split_at(quarter);
+    let (b, rest) = rest.split_at(quarter);
+    let (c, rest) = rest.split_at(quarter);
+    let (d, rest) = rest.split_at(quarter);
     let mut places = [[0u32; SORTED_GROUPS_MAX]; LANES];
+    let [of_a, of_b, of_c, of_d] = &mut places;
     for row in 0..quarter {
-        for (places, numbers) in places.iter_mut().zip(quarters) {
-            places[numbers[row] as usize & LAST] += 1;
-        }
+        of_a[number(a[row])] += 1;
+        of_b[number(b[row])] += 1;
+        of_c[number(c[row])] += 1;
+        of_d[number(d[row])] += 1;
     }
-    rest.iter().for_each(|number| places[LANES - 1][*number as usize & LAST] += 1);
+    rest.iter().for_each(|of| of_d[number(*of)] += 1);
     let (mut counts, mut sum) = ([0; SORTED_GROUPS_MAX], 0);
     for (number, count) in counts.iter_mut().enumerate() {
         let start = sum;
@@ -161,17 +165,20 @@ fn sorted(numbers: &[u32]) -> (Vec<u32>, [u32; SORTED_GROUPS_MAX]) {
         *count = sum - start;
     }
     let mut order = vec![0u32; numbers.len()];
-    for row in 0..quarter {
-        for (lane, (places, numbers)) in places.iter_mut().zip(quarters).enumerate() {
-            let place = &mut places[numbers[row] as usize & LAST];
-            order[*place as usize] = (lane * quarter + row) as u32;
-            *place += 1;
-        }
-    }
-    for (row, number) in rest.iter().enumerate() {
-        let place = &mut places[LANES - 1][*number as usize & LAST];
-        order[*place as usize] = (LANES * quarter + row) as u32;
+    #[inline(always)]
+    fn put(order: &mut [u32], place: &mut u32, row: usize) {
+        order[*place as usize] = row as u32;
         *place += 1;
+    }
+    let [of_a, of_b, of_c, of_d] = &mut places;
+    for row in 0..quarter {
+        put(&mut order, &mut of_a[number(a[row])], row);
+        put(&mut order, &mut of_b[number(b[row])], quarter + row);
+        put(&mut order, &mut of_c[number(c[row])], 2 * quarter + row);
+        put(&mut order, &mut of_d[number(d[row])], 3 * quarter + row);
+    }
+    for (row, of) in rest.iter().enumerate() {
+        put(&mut order, &mut of_d[number(*of)], LANES * quarter + row);
     }
     (order, counts)
 }

@@ -9,7 +9,7 @@ use tidepool_base::{Error, Result};
 use tidepool_heap::QueryHeap;
 
 /// Upper bits of a hash that tell a row's partition.
-pub(super) const PARTITION_BITS: u32 = 6;
+pub(super) const PARTITION_BITS: u32 = 8;
 pub(super) const PARTITIONS: usize = 1 << PARTITION_BITS;
 
 #[inline(always)]
@@ -24,12 +24,14 @@ const PENDING: u64 = 1 << 47;
 const ENTRIES_MIN: usize = 1024;
 /// Directories of more bytes than this are not in the cache: their entries are prefetched.
 const CACHED_BYTES: usize = 256 << 10;
+/// So are rows, where there are more.
+const CACHED_ROWS: usize = 8192;
 const AHEAD: usize = 16;
 
-/// The bits below the partition's, at the place that they have in an entry.
+/// The bits below the partition's, at the place that they have in an entry. Never 0, as no row's entry is.
 #[inline(always)]
 fn tag(hash: u64) -> u64 {
-    hash << PARTITION_BITS & !ADDRESS
+    (hash << PARTITION_BITS & !ADDRESS) | 1 << TAG_SHIFT
 }
 
 /// Where the header of a row keeps its hash.
@@ -149,22 +151,42 @@ impl Directory {
         let Some(mask) = self.entries.len().checked_sub(1).filter(|_| rows > 0) else {
             return if rows == 0 { Ok(()) } else { Err(Error::internal("a look-up in a directory without room")) };
         };
-        let is_cached = self.bytes() <= CACHED_BYTES;
-        let mut slots: Vec<u32> = hashes.iter().map(|hash| (*hash as usize & mask) as u32).collect();
+        let mut slots: Vec<u32> = vec![0; rows];
         let mut found: Vec<u64> = vec![0; rows];
-        let mut active: Vec<u32> = (0..rows as u32).collect();
-        let (mut check, mut made): (Vec<u32>, Vec<u32>) = (Vec::with_capacity(rows), Vec::new());
-        let (mut stored, mut keep, mut pointers) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
+        // Rows whose entry may be theirs, and those that must look on: at first, where their hash says.
+        let (mut check, mut active): (Vec<u32>, Vec<u32>) = (vec![0; rows], vec![0; rows]);
+        let (mut checked, mut looking) = (0, 0);
+        let is_cached = self.bytes() <= CACHED_BYTES;
         if !is_cached {
-            slots.iter().take(AHEAD).for_each(|slot| self.prefetch(*slot as usize));
+            hashes.iter().take(AHEAD).for_each(|hash| self.prefetch(*hash as usize & mask));
         }
-        while !active.is_empty() {
-            check.clear();
+        for row in 0..rows {
+            let hash = hashes[row];
+            if !is_cached && row + AHEAD < rows {
+                self.prefetch(hashes[row + AHEAD] as usize & mask);
+            }
+            let slot = hash as usize & mask;
+            let entry = self.entries[slot];
+            let is_hit = entry & !ADDRESS == tag(hash);
+            slots[row] = slot as u32;
+            found[row] = entry & ADDRESS;
+            // Both are written and one is counted: no branch to be guessed.
+            check[checked] = row as u32;
+            checked += usize::from(is_hit);
+            active[looking] = row as u32;
+            looking += usize::from(!is_hit);
+        }
+        check.truncate(checked);
+        active.truncate(looking);
+        if self.count > CACHED_ROWS {
+            // SAFETY: addresses of rows.
+            check.iter().for_each(|row| unsafe { RowPtr::from_address(found[*row as usize]) }.prefetch());
+        }
+        let mut made: Vec<u32> = Vec::new();
+        let (mut stored, mut keep, mut pointers) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
+        loop {
             made.clear();
-            for (place, &row) in active.iter().enumerate() {
-                if !is_cached && let Some(next) = active.get(place + AHEAD) {
-                    self.prefetch(slots[*next as usize] as usize);
-                }
+            for &row in &active {
                 let row = row as usize;
                 let tag = tag(hashes[row]);
                 let mut slot = slots[row] as usize;
@@ -182,12 +204,7 @@ impl Directory {
                         break;
                     }
                     if entry & !ADDRESS == tag {
-                        let address = entry & ADDRESS;
-                        if address & PENDING == 0 {
-                            // SAFETY: entries have addresses of rows.
-                            unsafe { RowPtr::from_address(address) }.prefetch();
-                        }
-                        found[row] = address;
+                        found[row] = entry & ADDRESS;
                         check.push(row as u32);
                         break;
                     }
@@ -235,6 +252,10 @@ impl Directory {
                     *slot = ((*slot as usize + 1) & mask) as u32;
                     active.push(*row);
                 }
+            }
+            check.clear();
+            if active.is_empty() {
+                break;
             }
         }
         // SAFETY: addresses of rows.

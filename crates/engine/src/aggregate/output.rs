@@ -43,7 +43,7 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
     Ok(match output {
         // SAFETY: the caller's word.
         Output::Stored(column) => unsafe { plan.layout.gather(column, rows, owners) },
-        Output::Count(accumulator) => integers(of, rows, |row| Ok(i128::from(count(accumulator, row))))?,
+        Output::Count(accumulator) => small(of, rows, |row| count(accumulator, row) as i64)?,
         Output::Sum { sum, seen: valid } => {
             let (sum, valid) = (&accumulators[sum], seen(valid));
             let vector = match sum.primitive {
@@ -52,6 +52,8 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
                     let values = floats(&|row| unsafe { row.read::<SumFloat>(sum.offset) }.0);
                     Vector { values, valid: None }
                 }
+                // SAFETY: the state is of that type; the rest is the caller's word.
+                Primitive::SumInt64 => small(of, rows, |row| unsafe { row.read::<Sum64>(sum.offset) }.0)?,
                 // A sum of nothing is 0, which every type holds.
                 _ => integers(of, rows, |row| {
                     // SAFETY: the caller's word.
@@ -156,6 +158,20 @@ fn integers(of: &ColumnType, rows: &[RowPtr], value: impl Fn(RowPtr) -> Result<i
             Values::Int(values.into())
         }
         Class::Wide => Values::Wide(rows.iter().map(value).collect::<Result<Vec<i128>>>()?.into()),
+        _ => return Err(Error::internal("an aggregate's result is no number")),
+    };
+    Ok(Vector { values, valid: None })
+}
+
+/// As [`integers`], of values that need no check in most types.
+fn small(of: &ColumnType, rows: &[RowPtr], value: impl Fn(RowPtr) -> i64) -> Result<Vector> {
+    let (lower, upper) = result_bounds(of);
+    if i128::from(i64::MIN) < lower || upper < i128::from(i64::MAX) {
+        return integers(of, rows, |row| Ok(value(row).into()));
+    }
+    let values = match of.class() {
+        Class::Int => Values::Int(rows.iter().map(|row| value(*row)).collect::<Vec<i64>>().into()),
+        Class::Wide => Values::Wide(rows.iter().map(|row| i128::from(value(*row))).collect::<Vec<i128>>().into()),
         _ => return Err(Error::internal("an aggregate's result is no number")),
     };
     Ok(Vector { values, valid: None })

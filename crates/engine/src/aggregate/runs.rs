@@ -4,7 +4,7 @@ use crate::hash::float_bits;
 use crate::mask::Mask;
 use crate::vector::{Values, Vector};
 
-/// Pairs of neighbours that are looked at before all are.
+/// Neighbours that are looked at before all are.
 const SAMPLE: usize = 64;
 
 /// Whether a row's key is that of the row before it. NULL is NULL's.
@@ -30,11 +30,8 @@ pub(super) fn ends(keys: &[&Vector], rows: usize) -> Option<Vec<u32>> {
     if rows < SAMPLE {
         return None;
     }
-    let step = rows / SAMPLE;
-    let same = (0..SAMPLE).filter(|pair| {
-        let row = (pair * step).max(1);
-        keys.iter().all(|key| is_same(key, row))
-    });
+    let start = rows.div_ceil(2) - SAMPLE / 2 + 1;
+    let same = (start..start + SAMPLE - 1).filter(|row| keys.iter().all(|key| is_same(key, *row)));
     if same.count() * 5 < SAMPLE * 2 {
         return None;
     }

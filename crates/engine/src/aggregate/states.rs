@@ -321,7 +321,7 @@ const SHORT_RUN: usize = 16;
 /// # Safety
 ///
 /// Each group that a row has is a row that is there and has a state of `S` at `offset`; nobody else has them.
-#[inline(always)]
+#[inline(never)]
 unsafe fn update<S: State, T: Copy>(
     offset: usize,
     values: &[T],
@@ -369,19 +369,21 @@ unsafe fn update<S: State, T: Copy>(
                     }
                     (None, _) => {
                         let (fours, rest) = values[range].as_chunks::<4>();
-                        for four in fours {
-                            for (lane, value) in lanes.iter_mut().zip(four) {
-                                lane.add(map(*value));
-                            }
+                        for &[a, b, c, d] in fours {
+                            lanes[0].add(map(a));
+                            lanes[1].add(map(b));
+                            lanes[2].add(map(c));
+                            lanes[3].add(map(d));
                         }
                         rest.iter().for_each(|value| lanes[0].add(map(*value)));
                     }
                     (Some(rows), _) => {
                         let (fours, rest) = rows[range].as_chunks::<4>();
-                        for four in fours {
-                            for (lane, row) in lanes.iter_mut().zip(four) {
-                                lane.add(map(values[*row as usize]));
-                            }
+                        for &[a, b, c, d] in fours {
+                            lanes[0].add(map(values[a as usize]));
+                            lanes[1].add(map(values[b as usize]));
+                            lanes[2].add(map(values[c as usize]));
+                            lanes[3].add(map(values[d as usize]));
                         }
                         rest.iter().for_each(|row| lanes[0].add(map(values[*row as usize])));
                     }
