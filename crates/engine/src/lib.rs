@@ -15,6 +15,7 @@ pub mod rows;
 pub mod run;
 pub mod scan;
 pub mod schedule;
+pub mod simd;
 pub mod sort;
 pub mod stream;
 pub mod text;

@@ -1,5 +1,6 @@
 //! Bits for the rows of a chunk: which values are there, which rows pass.
 
+use crate::simd;
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use std::sync::Arc;
 
@@ -51,41 +52,17 @@ impl Mask {
         Mask { words: words.into(), len }
     }
 
-    /// `test` of each value. Compares a block of values before it packs their bits, which compilers make SIMD of.
-    #[inline(always)]
+    /// `test` of each value. One that does not branch becomes SIMD.
+    #[inline]
     pub fn of_values<T: Copy>(values: &[T], test: impl Fn(T) -> bool) -> Mask {
-        let mut words = Vec::with_capacity(values.len().div_ceil(64));
-        let (blocks, rest) = values.as_chunks::<64>();
-        for block in blocks {
-            let mut bytes = [0u8; 64];
-            for (byte, value) in bytes.iter_mut().zip(block) {
-                *byte = u8::from(test(*value));
-            }
-            words.push(word_of(&bytes));
-        }
-        if !rest.is_empty() {
-            let mut bytes = [0u8; 64];
-            for (byte, value) in bytes.iter_mut().zip(rest) {
-                *byte = u8::from(test(*value));
-            }
-            words.push(word_of(&bytes));
-        }
-        Mask { words: words.into(), len: values.len() }
+        Mask { words: simd::words_of(values, test).into(), len: values.len() }
     }
 
     /// As [`Mask::of_values`], of two columns.
-    #[inline(always)]
+    #[inline]
     pub fn of_pairs<T: Copy, U: Copy>(left: &[T], right: &[U], test: impl Fn(T, U) -> bool) -> Mask {
         assert_eq!(left.len(), right.len());
-        let mut words = Vec::with_capacity(left.len().div_ceil(64));
-        for (left, right) in left.chunks(64).zip(right.chunks(64)) {
-            let mut bytes = [0u8; 64];
-            for ((byte, left), right) in bytes.iter_mut().zip(left).zip(right) {
-                *byte = u8::from(test(*left, *right));
-            }
-            words.push(word_of(&bytes));
-        }
-        Mask { words: words.into(), len: left.len() }
+        Mask { words: simd::words_of_pairs(left, right, test).into(), len: left.len() }
     }
 
     pub fn len(&self) -> usize {
@@ -120,8 +97,8 @@ impl Mask {
 
     fn zip(&self, other: &Mask, op: impl Fn(u64, u64) -> u64) -> Mask {
         assert_eq!(self.len, other.len);
-        let words: Vec<u64> = self.words.iter().zip(other.words.iter()).map(|(a, b)| op(*a, *b)).collect();
-        Mask::from_words(words, self.len)
+        // Of bits that are 0 in both, each of these makes a 0.
+        Mask { words: self.words.iter().zip(other.words.iter()).map(|(a, b)| op(*a, *b)).collect(), len: self.len }
     }
 
     pub fn and(&self, other: &Mask) -> Mask {
@@ -211,18 +188,6 @@ impl Mask {
             (None, None) => None,
         }
     }
-}
-
-/// Bit `i` is byte `i`, each 0 or 1.
-#[inline(always)]
-fn word_of(bytes: &[u8; 64]) -> u64 {
-    let mut word = 0;
-    for (index, eight) in bytes.as_chunks::<8>().0.iter().enumerate() {
-        // The product moves bit 0 of byte i to bit 56 + i.
-        let bits = u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56;
-        word |= bits << (index * 8);
-    }
-    word
 }
 
 #[cfg(test)]

@@ -6,8 +6,10 @@
 use super::Value;
 use crate::expr::{ArithmeticOp, Scalar};
 use crate::mask::Mask;
+use crate::simd::{Level, level, map, map_pairs, simd};
 use crate::types::{Class, ColumnType, type_bounds};
 use crate::vector::{Values, Vector};
+use arrow_buffer::{ArrowNativeType, ScalarBuffer};
 use arrow_schema::DataType;
 use tidepool_base::{Error, Result, SqlState};
 
@@ -131,12 +133,41 @@ impl Kernel {
     }
 }
 
+simd! {
+    /// Whether any value is outside.
+    pub fn leaves[](values: &[i64], lower: i64, upper: i64) -> bool {
+        let mut any = false;
+        for value in values {
+            any |= (*value < lower) | (*value > upper);
+        }
+        any
+    }
+
+    /// Whether any of three values has the sign of an overflow, as `sign` gives it.
+    fn overflows[](left: &[i64], right: &[i64], results: &[i64], sign: impl Fn(i64, i64, i64) -> i64) -> bool {
+        let mut all = 0;
+        for ((a, b), c) in left.iter().zip(right).zip(results) {
+            all |= sign(*a, *b, *c);
+        }
+        all < 0
+    }
+
+    /// As many bits as any value has, without its sign's.
+    fn bits[](values: &[i64]) -> u32 {
+        let mut all = 0;
+        for value in values {
+            all |= value ^ (value >> 63);
+        }
+        64 - all.leading_zeros()
+    }
+}
+
 #[inline(always)]
 fn zip<T: Copy, U: Copy, V>(left: Side<'_, T>, right: Side<'_, U>, rows: usize, f: impl Fn(T, U) -> V) -> Vec<V> {
     match (left, right) {
-        (Side::Slice(left), Side::Slice(right)) => left.iter().zip(right).map(|(a, b)| f(*a, *b)).collect(),
-        (Side::Slice(left), Side::Constant(b)) => left.iter().map(|a| f(*a, b)).collect(),
-        (Side::Constant(a), Side::Slice(right)) => right.iter().map(|b| f(a, *b)).collect(),
+        (Side::Slice(left), Side::Slice(right)) => map_pairs(left, right, f),
+        (Side::Slice(left), Side::Constant(b)) => map(left, |a| f(a, b)),
+        (Side::Constant(a), Side::Slice(right)) => map(right, |b| f(a, b)),
         (Side::Constant(a), Side::Constant(b)) => (0..rows).map(|_| f(a, b)).collect(),
     }
 }
@@ -174,6 +205,10 @@ pub fn binary(
         return Ok(Value::Constant(Scalar::Null));
     }
     let valid = Mask::both(left.valid(), right.valid());
+    let (mut left, mut right) = (left, right);
+    if let Some(values) = in_place(kernel, &mut left, &mut right)? {
+        return Ok(Value::Vector(Vector { values, valid }));
+    }
     let values = match kernel.class {
         Class::Float => {
             Values::Float(float(kernel, floats(&left)?, floats(&right)?, rows, valid.as_ref(), live)?.into())
@@ -197,6 +232,104 @@ pub fn binary(
     Ok(Value::Vector(Vector { values, valid: None }.with_valid(valid)))
 }
 
+/// Writes the result over an operand that nobody else has, if nothing can fail.
+fn in_place(kernel: &Kernel, left: &mut Value, right: &mut Value) -> Result<Option<Values>> {
+    if kernel.check.is_some() || kernel.divides || kernel.is_real {
+        return Ok(None);
+    }
+    let op = kernel.op;
+    Ok(match kernel.class {
+        Class::Int => {
+            if !matches!((wides(left)?, wides(right)?), (Wides::Int(_), Wides::Int(_))) {
+                return Ok(None);
+            }
+            if let Some(values) = own_ints(left) {
+                Some(Values::Int(over_ints(op, values, ints(right)?, false).into()))
+            } else if let Some(values) = own_ints(right) {
+                Some(Values::Int(over_ints(op, values, ints(left)?, true).into()))
+            } else {
+                None
+            }
+        }
+        Class::Float => {
+            if let Some(values) = own_floats(left) {
+                Some(Values::Float(over_floats(op, values, floats(right)?, false).into()))
+            } else if let Some(values) = own_floats(right) {
+                Some(Values::Float(over_floats(op, values, floats(left)?, true).into()))
+            } else {
+                None
+            }
+        }
+        _ => None,
+    })
+}
+
+/// A vector's memory, if it is nobody else's.
+fn own_ints(value: &mut Value) -> Option<Vec<i64>> {
+    let Value::Vector(Vector { values: Values::Int(values), .. }) = value else { return None };
+    own(values)
+}
+
+fn own_floats(value: &mut Value) -> Option<Vec<f64>> {
+    let Value::Vector(Vector { values: Values::Float(values), .. }) = value else { return None };
+    own(values)
+}
+
+fn own<T: ArrowNativeType>(values: &mut ScalarBuffer<T>) -> Option<Vec<T>> {
+    match std::mem::replace(values, Vec::new().into()).into_inner().into_vec() {
+        Ok(own) => Some(own),
+        Err(shared) => {
+            *values = shared.into();
+            None
+        }
+    }
+}
+
+simd! {
+    fn over[T: Copy](values: Vec<T>, other: &[T], f: impl Fn(T, T) -> T) -> Vec<T> {
+        let mut values = values;
+        for (value, other) in values.iter_mut().zip(other) {
+            *value = f(*value, *other);
+        }
+        values
+    }
+
+    fn over_with[T: Copy](values: Vec<T>, other: T, f: impl Fn(T, T) -> T) -> Vec<T> {
+        let mut values = values;
+        for value in &mut values {
+            *value = f(*value, other);
+        }
+        values
+    }
+}
+
+#[inline(always)]
+fn over_side<T: Copy>(values: Vec<T>, other: Side<'_, T>, f: impl Fn(T, T) -> T) -> Vec<T> {
+    match other {
+        Side::Slice(other) => over(values, other, f),
+        Side::Constant(other) => over_with(values, other, f),
+    }
+}
+
+/// `is_right`: the values are the right operand.
+fn over_ints(op: ArithmeticOp, values: Vec<i64>, other: Side<'_, i64>, is_right: bool) -> Vec<i64> {
+    match (op, is_right) {
+        (ArithmeticOp::Add, _) => over_side(values, other, i64::wrapping_add),
+        (ArithmeticOp::Subtract, false) => over_side(values, other, i64::wrapping_sub),
+        (ArithmeticOp::Subtract, true) => over_side(values, other, |b, a| a.wrapping_sub(b)),
+        _ => over_side(values, other, i64::wrapping_mul),
+    }
+}
+
+fn over_floats(op: ArithmeticOp, values: Vec<f64>, other: Side<'_, f64>, is_right: bool) -> Vec<f64> {
+    match (op, is_right) {
+        (ArithmeticOp::Add, _) => over_side(values, other, |a, b| a + b),
+        (ArithmeticOp::Subtract, false) => over_side(values, other, |a, b| a - b),
+        (ArithmeticOp::Subtract, true) => over_side(values, other, |b, a| a - b),
+        _ => over_side(values, other, |a, b| a * b),
+    }
+}
+
 pub fn negate(kernel: &Kernel, value: Value, rows: usize, live: Option<&Mask>, of: &ColumnType) -> Result<Value> {
     match &value {
         Value::Vector(Vector { values: Values::Float(values), valid }) => {
@@ -217,71 +350,88 @@ fn int(
     valid: Option<&Mask>,
     live: Option<&Mask>,
 ) -> Result<Vec<i64>> {
-    let mut suspect = false;
-    let values = match kernel.check {
-        None if !kernel.divides => match kernel.op {
-            ArithmeticOp::Add => zip(left, right, rows, i64::wrapping_add),
-            ArithmeticOp::Subtract => zip(left, right, rows, i64::wrapping_sub),
-            // One instruction for 32 bits each, several for 64.
-            _ if kernel.is_narrow => {
-                zip(left, right, rows, |a, b| i64::from(a as i32).wrapping_mul(i64::from(b as i32)))
-            }
-            _ => zip(left, right, rows, i64::wrapping_mul),
-        },
-        _ if kernel.divides => {
-            let is_quotient = kernel.op == ArithmeticOp::Divide;
-            let (lower, upper) = kernel.check.unwrap_or((i64::MIN.into(), i64::MAX.into()));
-            let (lower, upper) = (lower as i64, upper as i64);
-            let mut bad = false;
-            let values = zip_mut(left, right, rows, |a, b| {
-                if b == 0 {
-                    bad = true;
-                    return 0;
-                }
-                let value = if is_quotient { a.wrapping_div(b) } else { a.wrapping_rem(b) };
-                bad |= value < lower || value > upper || (is_quotient && b == -1 && a == i64::MIN);
-                value
-            });
-            suspect = bad;
-            values
+    if kernel.divides {
+        return divide(kernel, left, right, rows, valid, live);
+    }
+    let values = match kernel.op {
+        ArithmeticOp::Add => zip(left, right, rows, i64::wrapping_add),
+        ArithmeticOp::Subtract => zip(left, right, rows, i64::wrapping_sub),
+        // Where there is no instruction for 64 bits each.
+        _ if kernel.is_narrow && level() < Level::Avx512 => {
+            zip(left, right, rows, |a, b| i64::from(a as i32).wrapping_mul(i64::from(b as i32)))
         }
-        Some((lower, upper)) if lower >= i32::MIN.into() && upper <= i32::MAX.into() && kernel.is_narrow => {
-            // 64 bits hold whatever two values of 32 bits give.
-            let (lower, upper) = (lower as i64, upper as i64);
-            let values = match kernel.op {
-                ArithmeticOp::Add => zip(left, right, rows, i64::wrapping_add),
-                ArithmeticOp::Subtract => zip(left, right, rows, i64::wrapping_sub),
-                _ => zip(left, right, rows, |a, b| i64::from(a as i32).wrapping_mul(i64::from(b as i32))),
-            };
-            suspect = values.iter().fold(false, |bad, value| bad | (*value < lower) | (*value > upper));
-            values
-        }
-        check => {
-            let (lower, upper) = check.unwrap_or((i64::MIN.into(), i64::MAX.into()));
-            let (lower, upper) = (lower as i64, upper as i64);
-            let mut bad = false;
-            let values = match kernel.op {
-                ArithmeticOp::Add => zip_mut(left, right, rows, |a, b| {
-                    let sum = a.wrapping_add(b);
-                    bad |= ((a ^ sum) & (b ^ sum)) < 0 || sum < lower || sum > upper;
-                    sum
-                }),
-                ArithmeticOp::Subtract => zip_mut(left, right, rows, |a, b| {
-                    let difference = a.wrapping_sub(b);
-                    bad |= ((a ^ b) & (a ^ difference)) < 0 || difference < lower || difference > upper;
-                    difference
-                }),
-                _ => zip_mut(left, right, rows, |a, b| {
-                    let (product, overflows) = a.overflowing_mul(b);
-                    bad |= overflows || product < lower || product > upper;
-                    product
-                }),
-            };
-            suspect = bad;
-            values
-        }
+        _ => zip(left, right, rows, i64::wrapping_mul),
     };
-    if suspect {
+    let Some((lower, upper)) = kernel.check else { return Ok(values) };
+    // 64 bits hold whatever two values of 32 bits give.
+    let is_exact = kernel.is_narrow || !may_wrap(kernel.op, left, right, &values);
+    if is_exact && !leaves(&values, lower as i64, upper as i64) {
+        return Ok(values);
+    }
+    recheck(kernel, left, right, rows, valid, live)?;
+    Ok(values)
+}
+
+/// Whether 64 bits may not have held some result. Of sums and differences this is exact.
+fn may_wrap(op: ArithmeticOp, left: Side<'_, i64>, right: Side<'_, i64>, results: &[i64]) -> bool {
+    let bits_of = |side: Side<'_, i64>| match side {
+        Side::Slice(values) => bits(values),
+        Side::Constant(value) => bits(&[value]),
+    };
+    let sum = |a: i64, b: i64, c: i64| (a ^ c) & (b ^ c);
+    let difference = |a: i64, b: i64, c: i64| (a ^ b) & (a ^ c);
+    match (op, left, right) {
+        (ArithmeticOp::Add, Side::Slice(a), Side::Slice(b)) => overflows(a, b, results, sum),
+        (ArithmeticOp::Subtract, Side::Slice(a), Side::Slice(b)) => overflows(a, b, results, difference),
+        (ArithmeticOp::Add, Side::Slice(values), Side::Constant(constant))
+        | (ArithmeticOp::Add, Side::Constant(constant), Side::Slice(values)) => {
+            overflows(values, results, results, |a, c, _| sum(a, constant, c))
+        }
+        (ArithmeticOp::Subtract, Side::Slice(values), Side::Constant(constant)) => {
+            overflows(values, results, results, |a, c, _| difference(a, constant, c))
+        }
+        (ArithmeticOp::Subtract, Side::Constant(constant), Side::Slice(values)) => {
+            overflows(values, results, results, |b, c, _| difference(constant, b, c))
+        }
+        (ArithmeticOp::Multiply, ..) => bits_of(left) + bits_of(right) >= 63,
+        _ => true,
+    }
+}
+
+fn divide(
+    kernel: &Kernel,
+    left: Side<'_, i64>,
+    right: Side<'_, i64>,
+    rows: usize,
+    valid: Option<&Mask>,
+    live: Option<&Mask>,
+) -> Result<Vec<i64>> {
+    let is_quotient = kernel.op == ArithmeticOp::Divide;
+    if let (Side::Slice(values), Side::Constant(divisor)) = (left, right)
+        && kernel.is_narrow
+        && kernel.check.is_none()
+        && divisor > 0
+    {
+        // Of numbers this small, the nearest float to a quotient is on the same side of each whole number.
+        let quotient = |value: i64| (f64::from(value as i32) / divisor as f64) as i32 as i64;
+        return Ok(match is_quotient {
+            true => map(values, quotient),
+            false => map(values, |value| i64::from(value as i32) - quotient(value) * divisor),
+        });
+    }
+    let (lower, upper) = kernel.check.unwrap_or((i64::MIN.into(), i64::MAX.into()));
+    let (lower, upper) = (lower as i64, upper as i64);
+    let mut bad = false;
+    let values = zip_mut(left, right, rows, |a, b| {
+        if b == 0 {
+            bad = true;
+            return 0;
+        }
+        let value = if is_quotient { a.wrapping_div(b) } else { a.wrapping_rem(b) };
+        bad |= value < lower || value > upper || (is_quotient && b == -1 && a == i64::MIN);
+        value
+    });
+    if bad {
         recheck(kernel, left, right, rows, valid, live)?;
     }
     Ok(values)

@@ -4,6 +4,7 @@ use super::arithmetic::Side;
 use super::{Input, Prepared, Value, logic, scatter_mask, text};
 use crate::expr::Scalar;
 use crate::mask::Mask;
+use crate::simd::simd;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Texts, Values, Vector};
@@ -194,10 +195,20 @@ fn texts(value: &Value) -> Option<Side<'_, Text>> {
 }
 
 fn blend<T: Copy>(parts: &[(Value, Mask)], rows: usize, none: T, side: SideOf<T>) -> Result<Vec<T>> {
-    let mut out = vec![none; rows];
+    // The last part's values go everywhere, and the others over them.
+    let (last, parts) = match parts.split_last() {
+        Some(((last, _), parts)) => (side(last), parts),
+        None => (None, parts),
+    };
+    let mut out = match last {
+        Some(Side::Slice(values)) => values.to_vec(),
+        Some(Side::Constant(value)) => vec![value; rows],
+        None => vec![none; rows],
+    };
     for (value, taken) in parts {
         match (value, side(value)) {
-            (_, Some(side)) => blend_into(&mut out, taken, side),
+            (_, Some(Side::Slice(values))) => out = blended(out, taken.words(), values),
+            (_, Some(Side::Constant(value))) => out = blended_with(out, taken.words(), value),
             (Value::Constant(Scalar::Null), None) => {}
             _ => return Err(Error::internal("branches of different types")),
         }
@@ -205,24 +216,27 @@ fn blend<T: Copy>(parts: &[(Value, Mask)], rows: usize, none: T, side: SideOf<T>
     Ok(out)
 }
 
-/// Takes over a side's values in the rows of a mask.
-fn blend_into<T: Copy>(out: &mut [T], mask: &Mask, side: Side<'_, T>) {
-    for (block, (word, out)) in mask.words().iter().zip(out.chunks_mut(64)).enumerate() {
-        match (*word, side) {
-            (0, _) => {}
-            (word, Side::Constant(value)) => {
-                for (bit, out) in out.iter_mut().enumerate() {
-                    *out = if word >> bit & 1 == 1 { value } else { *out };
-                }
-            }
-            (u64::MAX, Side::Slice(values)) => out.copy_from_slice(&values[block * 64..][..out.len()]),
-            (word, Side::Slice(values)) => {
-                let values = &values[block * 64..][..out.len()];
-                for (bit, (out, value)) in out.iter_mut().zip(values).enumerate() {
-                    *out = if word >> bit & 1 == 1 { *value } else { *out };
-                }
+simd! {
+    /// With other values in the rows of a mask.
+    fn blended[T: Copy](out: Vec<T>, words: &[u64], values: &[T]) -> Vec<T> {
+        let mut out = out;
+        for ((word, out), values) in words.iter().zip(out.chunks_mut(64)).zip(values.chunks(64)) {
+            for (bit, (out, value)) in out.iter_mut().zip(values).enumerate() {
+                *out = if word >> bit & 1 == 1 { *value } else { *out };
             }
         }
+        out
+    }
+
+    /// With another value in the rows of a mask.
+    fn blended_with[T: Copy](out: Vec<T>, words: &[u64], value: T) -> Vec<T> {
+        let mut out = out;
+        for (word, out) in words.iter().zip(out.chunks_mut(64)) {
+            for (bit, out) in out.iter_mut().enumerate() {
+                *out = if word >> bit & 1 == 1 { value } else { *out };
+            }
+        }
+        out
     }
 }
 

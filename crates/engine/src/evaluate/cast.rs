@@ -4,6 +4,7 @@ use super::Value;
 use super::arithmetic::{out_of_range, rows_of_interest};
 use crate::expr::Scalar;
 use crate::mask::Mask;
+use crate::simd::{map, simd};
 use crate::types::{Class, ColumnType, type_bounds};
 use crate::vector::{Values, Vector};
 use arrow_schema::DataType;
@@ -97,6 +98,16 @@ impl Kernel {
     }
 }
 
+simd! {
+    fn all[T: Copy](values: &[T], test: impl Fn(T) -> bool) -> bool {
+        let mut all = true;
+        for value in values {
+            all &= test(*value);
+        }
+        all
+    }
+}
+
 fn failed(to: &ColumnType) -> Error {
     match to.data_type {
         DataType::Decimal128(precision, scale) => {
@@ -153,7 +164,7 @@ pub fn cast(
             to_float(values, *divisor, *is_real, |value| value as f64, |value| value as f32)
         }
         (Way::FloatToFloat { is_real: true }, Values::Float(values)) => {
-            Values::Float(values.iter().map(|value| f64::from(*value as f32)).collect())
+            Values::Float(map(values, |value| f64::from(value as f32)).into())
         }
         (Way::FloatToFloat { is_real: false }, Values::Float(_)) => values,
         (Way::FloatToInt, Values::Float(values)) => {
@@ -164,8 +175,8 @@ pub fn cast(
                 let value = value.round_ties_even();
                 (value >= lower) & (value < above)
             };
-            let results: Vec<i64> = values.iter().map(|value| value.round_ties_even() as i64).collect();
-            if !values.iter().fold(true, |all, value| all & is_within(*value)) {
+            let results = map(values, |value| value.round_ties_even() as i64);
+            if !all(values, is_within) {
                 confirm(&results, valid_rows, live, to, |row| is_within(values[row]))?;
             }
             Values::Int(results.into())
@@ -185,7 +196,7 @@ pub fn cast(
             of_class(results, to.class())
         }
         (Way::DateToTimestamp, Values::Int(days)) => {
-            let results: Vec<i64> = days.iter().map(|days| days.wrapping_mul(DAY_US)).collect();
+            let results = map(days, |days| days.wrapping_mul(DAY_US));
             if kernel.check.is_some() && days.iter().any(|days| days.checked_mul(DAY_US).is_none()) {
                 confirm(&results, valid_rows, live, to, |row| days[row].checked_mul(DAY_US).is_some())?;
             }
@@ -210,13 +221,13 @@ fn to_float<T: Copy>(
     to_f64: impl Fn(T) -> f64,
     to_f32: impl Fn(T) -> f32,
 ) -> Values {
-    let values = values.iter();
-    Values::Float(match (is_real, divisor == 1.0) {
-        (false, true) => values.map(|value| to_f64(*value)).collect(),
-        (false, false) => values.map(|value| to_f64(*value) / divisor).collect(),
-        (true, true) => values.map(|value| to_f32(*value).into()).collect(),
-        (true, false) => values.map(|value| ((to_f64(*value) / divisor) as f32).into()).collect(),
-    })
+    let floats: Vec<f64> = match (is_real, divisor == 1.0) {
+        (false, true) => map(values, to_f64),
+        (false, false) => map(values, |value| to_f64(value) / divisor),
+        (true, true) => map(values, |value| to_f32(value).into()),
+        (true, false) => map(values, |value| ((to_f64(value) / divisor) as f32).into()),
+    };
+    Values::Float(floats.into())
 }
 
 /// `None`: 64 bits do not do.
@@ -242,11 +253,11 @@ fn in_64_bits(
                 let (lower, upper) =
                     (lower.div_euclid(factor) + i64::from(lower % factor != 0), upper.div_euclid(factor));
                 let is_within = |value: i64| (lower <= value) & (value <= upper);
-                if !values.iter().fold(true, |all, value| all & is_within(*value)) {
+                if !all(values, is_within) {
                     confirm(values, valid, live, to, |row| is_within(values[row]))?;
                 }
             }
-            return Ok(Some(values.iter().map(|value| value.wrapping_mul(factor)).collect()));
+            return Ok(Some(map(values, |value| value.wrapping_mul(factor))));
         }
         Way::Divide(divisor) => {
             let Some(divisor) = fits(divisor) else { return Ok(None) };
@@ -256,7 +267,7 @@ fn in_64_bits(
     };
     if kernel.check.is_some() {
         let is_within = |value: i64| (lower <= value) & (value <= upper);
-        if !results.iter().fold(true, |all, value| all & is_within(*value)) {
+        if !all(&results, is_within) {
             confirm(&results, valid, live, to, |row| is_within(results[row]))?;
         }
     }

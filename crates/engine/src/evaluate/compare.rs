@@ -3,6 +3,7 @@
 use super::{Value, logic, text};
 use crate::expr::Scalar;
 use crate::mask::Mask;
+use crate::simd;
 use crate::vector::{Values, Vector};
 use std::cmp::Ordering;
 use tidepool_base::{Error, Result};
@@ -63,6 +64,10 @@ pub fn compare(op: CompareOp, left: Value, right: Value, rows: usize) -> Result<
     })
 }
 
+fn of_words(words: Vec<u64>, rows: usize) -> Mask {
+    Mask::from_words(words, rows)
+}
+
 fn different() -> Error {
     Error::internal("comparison of different types")
 }
@@ -105,17 +110,17 @@ fn floats_with(op: CompareOp, values: &[f64], constant: f64) -> Mask {
     }
     match op {
         // NaN is above the constant.
-        CompareOp::Gt => values_with(CompareOp::Le, values, constant).not(),
-        CompareOp::Ge => values_with(CompareOp::Lt, values, constant).not(),
-        op => values_with(op, values, constant),
+        CompareOp::Gt => of_words(simd::compare_constant(CompareOp::Le, values, constant), rows).not(),
+        CompareOp::Ge => of_words(simd::compare_constant(CompareOp::Lt, values, constant), rows).not(),
+        op => of_words(simd::compare_constant(op, values, constant), rows),
     }
 }
 
 fn with_constant(op: CompareOp, vector: &Vector, constant: &Scalar, rows: usize) -> Result<Vector> {
     let mask = match (&vector.values, constant) {
-        (Values::Int(values), Scalar::Int(constant)) => values_with(op, values, *constant),
+        (Values::Int(values), Scalar::Int(constant)) => of_words(simd::compare_constant(op, values, *constant), rows),
         (Values::Int(values), Scalar::Wide(constant)) => match i64::try_from(*constant) {
-            Ok(constant) => values_with(op, values, constant),
+            Ok(constant) => of_words(simd::compare_constant(op, values, constant), rows),
             Err(_) if *constant > 0 => all_or_none(op, Ordering::Less, rows),
             Err(_) => all_or_none(op, Ordering::Greater, rows),
         },
@@ -172,7 +177,7 @@ fn floats(op: CompareOp, a: &[f64], b: &[f64]) -> Mask {
 
 fn of_vectors(op: CompareOp, a: &Vector, b: &Vector) -> Result<Mask> {
     Ok(match (&a.values, &b.values) {
-        (Values::Int(a), Values::Int(b)) => pairs(op, a, b, |a: i64, b: i64| a.cmp(&b)),
+        (Values::Int(a), Values::Int(b)) => of_words(simd::compare_pairs(op, a, b), a.len()),
         (Values::Int(a), Values::Wide(b)) => pairs(op, a, b, |a: i64, b: i128| i128::from(a).cmp(&b)),
         (Values::Wide(a), Values::Int(b)) => pairs(op, a, b, |a: i128, b: i64| a.cmp(&b.into())),
         (Values::Wide(a), Values::Wide(b)) => pairs(op, a, b, |a: i128, b: i128| a.cmp(&b)),

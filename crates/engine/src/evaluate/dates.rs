@@ -1,21 +1,13 @@
 //! Parts of dates and timestamps.
 
+use super::arithmetic::leaves;
 use crate::expr::DatePart;
-use crate::types::{Class, ColumnType};
+use crate::simd::map;
+use crate::types::Class;
 use crate::vector::{Values, Vector};
-use arrow_schema::DataType;
 use tidepool_base::{Error, Result};
 
 pub const DAY_US: i64 = 86_400_000_000;
-
-/// The widest range of days that a table of their parts is made for.
-const TABLE_DAYS: i128 = 32_768;
-
-pub struct Kernel {
-    is_date: bool,
-    /// The first day's, and the part of each from there on.
-    table: Option<(i64, Vec<i16>)>,
-}
 
 /// The Gregorian calendar's year, month and day of a day counted from 1970-01-01 on: `civil_from_days` of Howard Hinnant's
 /// "chrono-compatible low-level date algorithms" (2013).
@@ -51,50 +43,79 @@ fn part_of(part: DatePart, days: i64) -> i64 {
     }
 }
 
-impl Kernel {
-    pub fn new(part: DatePart, of: &ColumnType) -> Kernel {
-        let is_date = of.data_type == DataType::Date32;
-        let table = match of.bounds {
-            Some((lower, upper)) if is_date && upper - lower < TABLE_DAYS && lower <= upper => {
-                let parts = (lower..=upper).map(|day| i16::try_from(part_of(part, day as i64)));
-                parts.collect::<std::result::Result<Vec<i16>, _>>().ok().map(|table| (lower as i64, table))
-            }
-            _ => None,
-        };
-        Kernel { is_date, table }
+/// Days on either side of 1970-01-01 that [`fields`] works for: half a million years and more.
+const NEAR_DAYS: i64 = 1 << 29;
+
+/// `n / DIVISOR` as a product, for `n` below 2^32: `SHIFT` is such that no quotient comes out wrong.
+#[inline(always)]
+fn quotient<const DIVISOR: u64, const SHIFT: u32>(n: u64) -> u64 {
+    (n * ((1 << SHIFT) / DIVISOR + 1)) >> SHIFT
+}
+
+/// Year, month from 1 on, and day of the month from 0 on, of a day within [`NEAR_DAYS`]: the algorithm of Neri and
+/// Schneider ("Euclidean affine functions and their application to calendar algorithms", 2022), all in products of 32
+/// bits, which SIMD has.
+#[inline(always)]
+fn fields(days: i64) -> (i64, u64, u64) {
+    /// Periods of 400 years that are added so that no count is negative.
+    const SHIFT: i64 = 3_675;
+    let n = (days + 719_468 + SHIFT * 146_097) as u64;
+    let n1 = 4 * n + 3;
+    let century = quotient::<146_097, 49>(n1);
+    let of_century = (n1 - century * 146_097) >> 2;
+    let p2 = 2_939_745 * (4 * of_century + 3);
+    let year = 100 * century + (p2 >> 32);
+    let of_year = quotient::<11_758_980, 55>(p2 & 0xFFFF_FFFF);
+    let n3 = 2_141 * of_year + 197_913;
+    // A year begins in March here.
+    let is_next = of_year >= 306;
+    let month = (n3 >> 16) - if is_next { 12 } else { 0 };
+    let day = quotient::<2_141, 32>(n3 & 0xFFFF);
+    (year as i64 - SHIFT * 400 + i64::from(is_next), month, day)
+}
+
+fn near(part: DatePart, days: &[i64]) -> Vec<i64> {
+    match part {
+        DatePart::Year => map(days, |day| fields(day).0),
+        DatePart::Quarter => map(days, |day| (((fields(day).1 + 2) * 86) >> 8) as i64),
+        DatePart::Month => map(days, |day| fields(day).1 as i64),
+        DatePart::Day => map(days, |day| fields(day).2 as i64 + 1),
+        DatePart::DayOfWeek => map(days, |day| {
+            // A multiple of 7 above what days may be below 0.
+            let n = (day + 4 + 7 * (1 << 27)) as u64;
+            (n - quotient::<7, 34>(n) * 7) as i64
+        }),
+        part => days.iter().map(|day| part_of(part, *day)).collect(),
     }
 }
 
-/// A value of a NULL may be anything: what is past all dates becomes some date.
-#[inline(always)]
-fn within(days: i64) -> i64 {
-    days.clamp(-(1 << 40), 1 << 40)
-}
-
-#[inline(always)]
-fn map(values: &[i64], is_date: bool, of_days: impl Fn(i64) -> i64) -> Vec<i64> {
-    if is_date {
-        values.iter().map(|days| of_days(within(*days))).collect()
-    } else {
-        values.iter().map(|micros| of_days(micros.div_euclid(DAY_US))).collect()
+/// Whole days, towards the past.
+fn days_of(micros: &[i64]) -> Vec<i64> {
+    /// Below it, floats hold each number, and the nearest float to a quotient is on the same side of each whole number.
+    const EXACT: i64 = 1 << 52;
+    if leaves(micros, -EXACT, EXACT) {
+        return micros.iter().map(|micros| micros.div_euclid(DAY_US)).collect();
     }
+    map(micros, |micros| (micros as f64 / DAY_US as f64).floor() as i64)
 }
 
 /// The part of each value, as an integer or as a float.
-pub fn part(part: DatePart, kernel: &Kernel, vector: &Vector, class: Class) -> Result<Vector> {
+pub fn part(part: DatePart, is_date: bool, vector: &Vector, class: Class) -> Result<Vector> {
     let values = vector.as_ints()?;
-    let parts: Vec<i64> = match (part, &kernel.table) {
-        (_, Some((first, table))) => {
-            let of = |day: &i64| table.get(day.wrapping_sub(*first) as usize).map_or(0, |part| i64::from(*part));
-            values.iter().map(of).collect()
+    let parts: Vec<i64> = match part {
+        DatePart::Hour | DatePart::Minute if is_date => vec![0; values.len()],
+        DatePart::Hour => values.iter().map(|micros| micros.rem_euclid(DAY_US) / 3_600_000_000).collect(),
+        DatePart::Minute => values.iter().map(|micros| micros.rem_euclid(3_600_000_000) / 60_000_000).collect(),
+        part => {
+            let of_timestamps = if is_date { None } else { Some(days_of(values)) };
+            let days = of_timestamps.as_deref().unwrap_or(values);
+            if leaves(days, -NEAR_DAYS, NEAR_DAYS) {
+                // A value of a NULL may be anything: what is past all dates becomes some date.
+                days.iter().map(|days| part_of(part, (*days).clamp(-(1 << 40), 1 << 40))).collect()
+            } else {
+                near(part, days)
+            }
         }
-        (DatePart::Hour, _) if !kernel.is_date => {
-            values.iter().map(|micros| micros.rem_euclid(DAY_US) / 3_600_000_000).collect()
-        }
-        (DatePart::Minute, _) if !kernel.is_date => {
-            values.iter().map(|micros| micros.rem_euclid(3_600_000_000) / 60_000_000).collect()
-        }
-        (part, _) => map(values, kernel.is_date, |days| part_of(part, days)),
     };
     let values = match class {
         Class::Int => Values::Int(parts.into()),
@@ -102,4 +123,37 @@ pub fn part(part: DatePart, kernel: &Kernel, vector: &Vector, class: Class) -> R
         _ => return Err(Error::internal("a date part that is no number")),
     };
     Ok(Vector { values, valid: vector.valid.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_agree() {
+        let eras = (-NEAR_DAYS..=NEAR_DAYS).step_by(146_097 * 97 + 31);
+        let ends = [-NEAR_DAYS, NEAR_DAYS - 146_097];
+        let days = (-800_000..800_000).chain(eras).chain(ends.into_iter().flat_map(|start| start..=start + 146_097));
+        let days: Vec<i64> = days.collect();
+        use DatePart::*;
+        for part in [Year, Quarter, Month, Day, DayOfWeek, DayOfYear] {
+            for (day, near) in days.iter().zip(near(part, &days)) {
+                assert_eq!(near, part_of(part, *day), "{part:?} of {day}");
+            }
+        }
+        // Quotients are wrong first where one more is due.
+        let centuries = (0..u64::from(u32::MAX) / 146_097).map(|century| century * 146_097);
+        for n in centuries.flat_map(|n| [n, n + 1, n + 146_096]) {
+            assert_eq!(quotient::<146_097, 49>(n), n / 146_097);
+        }
+    }
+
+    #[test]
+    fn days_are_whole_towards_the_past() {
+        let edges = (-52_000..52_000).step_by(7).map(|day: i64| day * DAY_US);
+        let micros: Vec<i64> = edges.flat_map(|micros| [micros - 1, micros, micros + 1]).collect();
+        let expected: Vec<i64> = micros.iter().map(|micros| micros.div_euclid(DAY_US)).collect();
+        assert!(!leaves(&micros, -(1 << 52), 1 << 52));
+        assert_eq!(days_of(&micros), expected);
+    }
 }

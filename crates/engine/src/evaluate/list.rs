@@ -4,6 +4,7 @@ use super::compare::compare;
 use super::{Value, logic};
 use crate::expr::Scalar;
 use crate::mask::Mask;
+use crate::simd;
 use crate::text::Text;
 use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
@@ -105,6 +106,16 @@ impl Set {
                     all = all.or(&super::text::compare_with(CompareOp::Eq, texts, value));
                 }
                 all
+            }
+            (Set::Few(values), Values::Int(ints)) => {
+                let mut all = vec![0; ints.len().div_ceil(64)];
+                for value in values.iter().filter_map(Scalar::as_i128) {
+                    // Beyond 64 bits, nothing is equal.
+                    let Ok(value) = i64::try_from(value) else { continue };
+                    let equal = simd::compare_constant(CompareOp::Eq, ints, value);
+                    all.iter_mut().zip(equal).for_each(|(all, equal)| *all |= equal);
+                }
+                Mask::from_words(all, ints.len())
             }
             (Set::Few(values), _) => {
                 let mut all = Mask::none(vector.len());

@@ -70,7 +70,7 @@ enum Op {
     Case { branches: Vec<(Prepared, Prepared)>, otherwise: Option<Box<Prepared>> },
     Coalesce(Vec<Prepared>),
     Cast { kernel: cast::Kernel, value: Box<Prepared> },
-    Part { part: DatePart, kernel: dates::Kernel, value: Box<Prepared> },
+    Part { part: DatePart, is_date: bool, value: Box<Prepared> },
     Substring { value: Box<Prepared>, start: i64, len: Option<i64> },
     Decode { value: Box<Prepared>, dictionary: Arc<Dictionary> },
     CodeTest { value: Box<Prepared>, test: list::CodeTest },
@@ -240,9 +240,9 @@ impl Prepared {
             Op::Cast { kernel, value } => {
                 return cast::cast(kernel, value.value(input, live)?, &value.of, &self.of, rows, live);
             }
-            Op::Part { part, kernel, value } => {
+            Op::Part { part, is_date, value } => {
                 let value = value.value(input, live)?.into_vector(&value.of, rows)?;
-                dates::part(*part, kernel, &value, self.of.class())?
+                dates::part(*part, *is_date, &value, self.of.class())?
             }
             Op::Substring { value, start, len } => {
                 let value = value.value(input, live)?.into_vector(&value.of, rows)?;

@@ -1,8 +1,9 @@
 //! Makes of an expression what can be evaluated.
 
-use super::{Op, Prepared, arithmetic, cast, dates, list, pattern, simplify, text};
+use super::{Op, Prepared, arithmetic, cast, list, pattern, simplify, text};
 use crate::expr::{Expr, Node};
 use crate::types::{Class, ColumnType};
+use arrow_schema::DataType;
 use tidepool_base::{Error, Result};
 
 impl Prepared {
@@ -54,7 +55,7 @@ impl Prepared {
             Node::Coalesce(values) => Op::Coalesce(all(values)?),
             Node::Cast(value) => Op::Cast { kernel: cast::Kernel::new(&value.of, &expr.of)?, value: one(value)? },
             Node::Part { part, value } => {
-                Op::Part { part: *part, kernel: dates::Kernel::new(*part, &value.of), value: one(value)? }
+                Op::Part { part: *part, is_date: value.of.data_type == DataType::Date32, value: one(value)? }
             }
             Node::Substring { value, start, len } => Op::Substring { value: one(value)?, start: *start, len: *len },
             Node::Decode(value) => {

@@ -5,6 +5,7 @@ use self::model::{Model, model};
 use self::random::{Maker, Random};
 use super::*;
 use crate::expr::{ArithmeticOp, Pattern};
+use crate::simd::{self, Level};
 use arrow_schema::DataType;
 
 fn ints(values: &[Option<i64>]) -> Vector {
@@ -103,6 +104,7 @@ const SEEDS: u64 = 1_500;
 fn run(is_strict: bool, seeds: std::ops::Range<u64>) {
     for seed in seeds {
         let mut random = Random(seed);
+        simd::limit(random.pick(&[Level::Plain, Level::Avx2, Level::Avx512]));
         let types = random::columns(&mut random);
         let count = random.pick(&[0, 1, 5, 63, 64, 65, 130, 200]);
         let (chunk, rows) = random::chunk(&mut random, &types, count);
