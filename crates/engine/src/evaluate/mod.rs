@@ -15,6 +15,7 @@ mod list;
 mod logic;
 mod pattern;
 mod prepare;
+mod search;
 mod simplify;
 #[cfg(test)]
 mod tests;
@@ -233,7 +234,7 @@ impl Prepared {
             }
             Op::Like { value, matcher, negated } => {
                 let value = value.value(input, live)?.into_vector(&value.of, rows)?;
-                pattern::like(&value, matcher, *negated)?
+                pattern::like(&value, matcher, *negated, live)?
             }
             Op::Case { branches, otherwise } => case::case(branches, otherwise.as_deref(), &self.of, input, live)?,
             Op::Coalesce(values) => case::coalesce(values, &self.of, input, live)?,

@@ -1,12 +1,16 @@
 //! `LIKE`: patterns, parsed once and searched for with the fastest means that they allow.
 
+use super::arithmetic::rows_of_interest;
 use super::logic;
+use super::search::Searcher;
+use super::text::compare_with;
 use crate::expr::Pattern;
 use crate::mask::Mask;
-use crate::vector::Vector;
+use crate::text::Text;
+use crate::vector::{Texts, Vector};
 use arrow_schema::DataType;
-use memchr::memmem::Finder;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_table::CompareOp;
 
 impl Pattern {
     /// `%` is any text, `_` any character; what follows `escape` is itself. 22025 for a pattern that ends in its escape.
@@ -53,39 +57,34 @@ pub struct Matcher {
 }
 
 enum Part {
-    Literal(Box<Finder<'static>>),
-    /// With characters that may be any.
-    Wild(Vec<Option<u8>>),
+    Literal(Box<Searcher>),
+    /// With characters that may be any; and what it begins with.
+    Wild {
+        wanted: Vec<Option<u8>>,
+        lead: Box<Searcher>,
+    },
 }
 
 impl Part {
     fn new(part: &[Option<u8>], ignores_case: bool) -> Part {
-        match part.iter().copied().collect::<Option<Vec<u8>>>() {
-            Some(bytes) if !ignores_case => Part::Literal(Box::new(Finder::new(&bytes).into_owned())),
-            Some(bytes) => {
-                let folded = folded(&bytes);
-                Part::Literal(Box::new(Finder::new(&folded).into_owned()))
-            }
-            None if !ignores_case => Part::Wild(part.to_vec()),
-            None => {
-                // Between characters that may be any lies whole text.
-                let mut all = Vec::new();
-                for run in part.chunk_by(|a, b| a.is_some() == b.is_some()) {
-                    match run.iter().copied().collect::<Option<Vec<u8>>>() {
-                        Some(bytes) => all.extend(folded(&bytes).into_iter().map(Some)),
-                        None => all.extend_from_slice(run),
-                    }
-                }
-                Part::Wild(all)
+        let mut wanted = Vec::with_capacity(part.len());
+        // Between characters that may be any lies whole text.
+        for run in part.chunk_by(|a, b| a.is_some() == b.is_some()) {
+            match run.iter().copied().collect::<Option<Vec<u8>>>() {
+                Some(bytes) if ignores_case => wanted.extend(folded(&bytes).into_iter().map(Some)),
+                _ => wanted.extend_from_slice(run),
             }
         }
+        let lead: Vec<u8> = wanted.iter().copied().map_while(|byte| byte).collect();
+        let searcher = Box::new(Searcher::new(&lead));
+        if lead.len() == wanted.len() { Part::Literal(searcher) } else { Part::Wild { wanted, lead: searcher } }
     }
 
     /// The end of its match at the start of `bytes`.
     fn at_start(&self, bytes: &[u8], is_text: bool) -> Option<usize> {
         match self {
-            Part::Literal(finder) => bytes.starts_with(finder.needle()).then(|| finder.needle().len()),
-            Part::Wild(wanted) => {
+            Part::Literal(part) => bytes.starts_with(part.needle()).then(|| part.needle().len()),
+            Part::Wild { wanted, .. } => {
                 let mut at = 0;
                 for wanted in wanted {
                     let byte = *bytes.get(at)?;
@@ -104,8 +103,8 @@ impl Part {
     /// The start of its match that reaches to the end of `bytes`.
     fn at_end(&self, bytes: &[u8], is_text: bool) -> Option<usize> {
         match self {
-            Part::Literal(finder) => bytes.ends_with(finder.needle()).then(|| bytes.len() - finder.needle().len()),
-            Part::Wild(wanted) => {
+            Part::Literal(part) => bytes.ends_with(part.needle()).then(|| bytes.len() - part.needle().len()),
+            Part::Wild { wanted, .. } => {
                 let mut at = bytes.len();
                 for wanted in wanted.iter().rev() {
                     at = at.checked_sub(1)?;
@@ -127,17 +126,15 @@ impl Part {
     /// The end of its first match in `bytes`.
     fn find(&self, bytes: &[u8], is_text: bool) -> Option<usize> {
         match self {
-            Part::Literal(finder) => finder.find(bytes).map(|start| start + finder.needle().len()),
-            Part::Wild(_) => {
+            Part::Literal(part) => part.find(bytes).map(|start| start + part.needle().len()),
+            Part::Wild { lead, .. } => {
                 let mut start = 0;
                 loop {
+                    start += lead.find(bytes.get(start..)?)?;
                     if let Some(end) = self.at_start(&bytes[start..], is_text) {
                         return Some(start + end);
                     }
                     start += if is_text { width(*bytes.get(start)?) } else { 1 };
-                    if start >= bytes.len() {
-                        return None;
-                    }
                 }
             }
         }
@@ -225,16 +222,60 @@ impl Matcher {
     }
 }
 
-pub fn like(vector: &Vector, matcher: &Matcher, negated: bool) -> Result<Vector> {
-    let texts = vector.as_texts()?;
-    let mask = if matcher.ignores_case {
-        let mut lower = Vec::new();
-        Mask::from_fn(vector.len(), |row| {
-            fold_into(texts.bytes(row), &mut lower);
-            matcher.matches(&lower) != negated
-        })
-    } else {
-        Mask::from_fn(vector.len(), |row| matcher.matches(texts.bytes(row)) != negated)
+/// What can be told by a value's length and first four bytes: which rows may match, and whether all of them do.
+fn by_head(texts: &Texts, first: &[u8]) -> (Mask, bool) {
+    let (known, len) = (first.len().min(4), first.len() as u32);
+    let mut prefix = [0; 4];
+    prefix[..known].copy_from_slice(&first[..known]);
+    let prefix = u32::from_le_bytes(prefix);
+    let bits = if known == 4 { u32::MAX } else { (1 << (8 * known)) - 1 };
+    let may_match = |text: Text| {
+        let head = text.head();
+        ((head >> 32) as u32 & bits == prefix) & (head as u32 >= len)
     };
-    Ok(logic::of_mask(mask).with_valid(vector.valid.clone()))
+    (Mask::of_values(texts.values(), may_match), first.len() <= 4)
+}
+
+pub fn like(vector: &Vector, matcher: &Matcher, negated: bool, live: Option<&Mask>) -> Result<Vector> {
+    let texts = vector.as_texts()?;
+    let rows = vector.len();
+    let mut candidates = rows_of_interest(rows, vector.valid.as_ref(), live);
+    let mut is_certain = false;
+    if let Some(Part::Literal(first)) = &matcher.first
+        && !matcher.ignores_case
+    {
+        if matcher.is_whole {
+            candidates = compare_with(CompareOp::Eq, texts, first.needle());
+            is_certain = true;
+        } else {
+            let (may_match, is_all) = by_head(texts, first.needle());
+            candidates = candidates.and(&may_match);
+            is_certain = is_all && matcher.middle.is_empty() && matcher.last.is_none();
+        }
+    }
+    let found = if is_certain {
+        candidates
+    } else {
+        let mut lower = Vec::new();
+        let mut matches = |row: usize| {
+            let mut bytes = texts.bytes(row);
+            if matcher.ignores_case {
+                fold_into(bytes, &mut lower);
+                bytes = &lower;
+            }
+            matcher.matches(bytes)
+        };
+        let mut words = candidates.words().to_vec();
+        for (index, word) in words.iter_mut().enumerate() {
+            let mut left = *word;
+            while left != 0 {
+                let bit = left.trailing_zeros();
+                left &= left - 1;
+                *word ^= u64::from(!matches(index * 64 + bit as usize)) << bit;
+            }
+        }
+        Mask::from_words(words, rows)
+    };
+    let found = if negated { found.not() } else { found };
+    Ok(logic::of_mask(found).with_valid(vector.valid.clone()))
 }

@@ -72,9 +72,10 @@ pub fn decode(codes: &Vector, dictionary: &Dictionary) -> Result<Vector> {
 
 /// Where the characters from `start` on (from 0) end, `len` of them.
 fn range_of(bytes: &[u8], start: usize, len: usize, is_binary: bool) -> (usize, usize) {
-    if is_binary || bytes.is_ascii() {
-        let start = start.min(bytes.len());
-        return (start, start.saturating_add(len).min(bytes.len()));
+    let end = start.saturating_add(len).min(bytes.len());
+    // Only what is looked at must be a byte a character.
+    if is_binary || bytes[..end].is_ascii() {
+        return (start.min(end), end);
     }
     let mut starts = bytes.iter().enumerate().filter(|(_, byte)| **byte & 0xC0 != 0x80).map(|(index, _)| index);
     let from = starts.by_ref().nth(start);
