@@ -510,34 +510,37 @@ impl Rows {
         blocks + self.texts.blocks.iter().map(Vec::capacity).sum::<usize>()
     }
 
+    /// Adds at most `count` rows whose bytes are yet to be written: where the first is, and how many.
+    fn room(&mut self, count: usize) -> (*mut u8, usize) {
+        let width = self.layout.width.max(1);
+        if self.blocks.last().is_none_or(|block| block.bytes / width == block.rows) {
+            let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes) * 2)
+                .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
+                .max(width * 16);
+            self.blocks.push(Block::new(bytes));
+        }
+        let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };
+        let take = count.min(block.bytes / width - block.rows);
+        // SAFETY: there is room for `take` rows behind those there are, which nobody has yet.
+        let first = unsafe { block.first.as_ptr().add(block.rows * width) };
+        block.rows += take;
+        self.len += take;
+        (first, take)
+    }
+
     /// Adds rows of which all bytes are 0, and tells where they are.
     pub fn reserve(&mut self, count: usize, out: &mut Vec<RowPtr>) {
         out.reserve(count);
-        let width = self.layout.width.max(1);
+        let width = self.layout.width;
         let mut left = count;
         while left > 0 {
-            let room = self.blocks.last().map_or(0, |block| block.bytes / width - block.rows);
-            if room == 0 {
-                let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes) * 2)
-                    .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
-                    .max(width * 16);
-                self.blocks.push(Block::new(bytes));
-                continue;
-            }
-            let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };
-            let take = left.min(room);
-            // SAFETY: there is room for `take` rows behind those there are, which nobody has yet.
-            let first = unsafe {
-                let first = block.first.as_ptr().add(block.rows * width);
-                first.write_bytes(0, take * width);
-                first
-            };
+            let (first, take) = self.room(left);
+            // SAFETY: these rows are new.
+            unsafe { first.write_bytes(0, take * width) };
             // SAFETY: each row lies within the block.
             out.extend((0..take).map(|row| RowPtr(unsafe { first.add(row * width) })));
-            block.rows += take;
             left -= take;
         }
-        self.len += count;
     }
 
     /// Adds rows of some columns, of all `rows` of them or of those named. What is beside the columns is 0. Appends
@@ -564,13 +567,35 @@ impl Rows {
     /// # Safety
     ///
     /// The rows are there, none of them is of `self`, and nobody writes them meanwhile.
-    pub unsafe fn copy(&mut self, from: &[RowPtr], out: &mut Vec<RowPtr>) {
-        let first = out.len();
-        self.reserve(from.len(), out);
-        let width = self.layout.width;
-        for (from, to) in from.iter().zip(&out[first..]) {
-            // SAFETY: both are rows of this width; one was made just now, the other is the caller's.
-            unsafe { std::ptr::copy_nonoverlapping(from.0, to.0, width) };
+    pub unsafe fn copy(&mut self, from: &[RowPtr]) {
+        /// # Safety
+        ///
+        /// As many rows of `width` bytes may be written from `to` on.
+        #[inline(always)]
+        unsafe fn each(from: &[RowPtr], to: *mut u8, width: usize) {
+            for (index, from) in from.iter().enumerate() {
+                // SAFETY: the caller's word.
+                unsafe { std::ptr::copy_nonoverlapping(from.0, to.add(index * width), width) };
+            }
+        }
+        let mut left = from;
+        while !left.is_empty() {
+            let (to, take) = self.room(left.len());
+            let (now, rest) = left.split_at(take);
+            // Known widths are copied in place.
+            // SAFETY: there is room for them; the rows are the caller's.
+            unsafe {
+                match self.layout.width {
+                    16 => each(now, to, 16),
+                    24 => each(now, to, 24),
+                    32 => each(now, to, 32),
+                    40 => each(now, to, 40),
+                    48 => each(now, to, 48),
+                    64 => each(now, to, 64),
+                    width => each(now, to, width),
+                }
+            }
+            left = rest;
         }
     }
 

@@ -73,6 +73,12 @@ impl Directory {
         Directory { entries: Vec::new(), count: 0 }
     }
 
+    /// With room for half as many rows, so that it grows once at most.
+    pub fn for_rows(rows: usize) -> Result<Directory> {
+        check_heap()?;
+        Ok(Directory { entries: vec![0; rows.next_power_of_two().max(ENTRIES_MIN)], count: 0 })
+    }
+
     pub fn bytes(&self) -> usize {
         self.entries.len() * 8
     }
@@ -132,6 +138,43 @@ impl Directory {
         }
     }
 
+    /// Looks where each hash says. What is there goes to `found`; rows whose entry may be theirs to `check`, others to
+    /// `active`: how many of each. All are as long as `hashes`, and the directory is not empty.
+    #[inline(never)]
+    fn look<const PREFETCHES: bool>(
+        &self,
+        hashes: &[u64],
+        found: &mut [u64],
+        check: &mut [u32],
+        active: &mut [u32],
+    ) -> (usize, usize) {
+        let rows = hashes.len();
+        assert!(check.len() == rows && active.len() == rows && self.entries.len().is_power_of_two());
+        let mask = self.entries.len() - 1;
+        let (mut checked, mut looking) = (0, 0);
+        if PREFETCHES {
+            hashes.iter().take(AHEAD).for_each(|hash| self.prefetch(*hash as usize & mask));
+        }
+        for (row, (hash, found)) in hashes.iter().zip(found).enumerate() {
+            if PREFETCHES && let Some(next) = hashes.get(row + AHEAD) {
+                self.prefetch(*next as usize & mask);
+            }
+            // SAFETY: the mask is the last index.
+            let entry = unsafe { *self.entries.get_unchecked(*hash as usize & mask) };
+            let is_hit = entry & !ADDRESS == tag(*hash);
+            *found = entry & ADDRESS;
+            // Both are written and one is counted: no branch to be guessed.
+            // SAFETY: neither count is above `row`, which is below the length of both.
+            unsafe {
+                *check.get_unchecked_mut(checked) = row as u32;
+                *active.get_unchecked_mut(looking) = row as u32;
+            }
+            checked += usize::from(is_hit);
+            looking += usize::from(!is_hit);
+        }
+        (checked, looking)
+    }
+
     /// Finds the row of each key, or makes it one. Room was made for as many. With [`Fresh::Never`], a key without a row is an
     /// error.
     ///
@@ -151,33 +194,20 @@ impl Directory {
         let Some(mask) = self.entries.len().checked_sub(1).filter(|_| rows > 0) else {
             return if rows == 0 { Ok(()) } else { Err(Error::internal("a look-up in a directory without room")) };
         };
-        let mut slots: Vec<u32> = vec![0; rows];
         let mut found: Vec<u64> = vec![0; rows];
-        // Rows whose entry may be theirs, and those that must look on: at first, where their hash says.
         let (mut check, mut active): (Vec<u32>, Vec<u32>) = (vec![0; rows], vec![0; rows]);
-        let (mut checked, mut looking) = (0, 0);
-        let is_cached = self.bytes() <= CACHED_BYTES;
-        if !is_cached {
-            hashes.iter().take(AHEAD).for_each(|hash| self.prefetch(*hash as usize & mask));
-        }
-        for row in 0..rows {
-            let hash = hashes[row];
-            if !is_cached && row + AHEAD < rows {
-                self.prefetch(hashes[row + AHEAD] as usize & mask);
-            }
-            let slot = hash as usize & mask;
-            let entry = self.entries[slot];
-            let is_hit = entry & !ADDRESS == tag(hash);
-            slots[row] = slot as u32;
-            found[row] = entry & ADDRESS;
-            // Both are written and one is counted: no branch to be guessed.
-            check[checked] = row as u32;
-            checked += usize::from(is_hit);
-            active[looking] = row as u32;
-            looking += usize::from(!is_hit);
-        }
+        let (checked, looking) = if self.bytes() <= CACHED_BYTES {
+            self.look::<false>(hashes, &mut found, &mut check, &mut active)
+        } else {
+            self.look::<true>(hashes, &mut found, &mut check, &mut active)
+        };
         check.truncate(checked);
         active.truncate(looking);
+        // Where rows have come to; only wanted if some are not where their hash says.
+        let mut slots: Vec<u32> = Vec::new();
+        if looking > 0 {
+            slots.extend(hashes.iter().map(|hash| (*hash as usize & mask) as u32));
+        }
         if self.count > CACHED_ROWS {
             // SAFETY: addresses of rows.
             check.iter().for_each(|row| unsafe { RowPtr::from_address(found[*row as usize]) }.prefetch());
@@ -248,6 +278,9 @@ impl Directory {
             active.clear();
             for (row, keep) in check.iter().zip(&keep) {
                 if *keep == 0 {
+                    if slots.is_empty() {
+                        slots.extend(hashes.iter().map(|hash| (*hash as usize & mask) as u32));
+                    }
                     let slot = &mut slots[*row as usize];
                     *slot = ((*slot as usize + 1) & mask) as u32;
                     active.push(*row);

@@ -43,6 +43,9 @@ impl Default for Limits {
 pub(super) struct LocalTable {
     keys: usize,
     limits: Limits,
+    /// How large it may become now, and how often a group had been found when that was settled.
+    bytes_max: usize,
+    repetition: f64,
     directory: Directory,
     /// What the directory has, or what is staged; and the text of all rows.
     pub rows: Rows,
@@ -62,6 +65,8 @@ impl LocalTable {
         LocalTable {
             keys,
             limits,
+            bytes_max: limits.cache_bytes,
+            repetition: 0.0,
             directory: Directory::new(),
             rows: Rows::new(Arc::clone(layout)),
             partitions: Vec::new(),
@@ -107,15 +112,23 @@ impl LocalTable {
             }
             return Ok(());
         }
-        let bytes = rows_bytes + self.directory.bytes();
-        if bytes <= self.limits.cache_bytes {
+        if rows_bytes + self.directory.bytes() <= self.bytes_max {
             return Ok(());
         }
         let groups = self.directory.len() as u64;
-        // Of G equally frequent groups, a table of 0.6 G has been filled by one and a half times as many rows: so all of them are
-        // about to fit into one of double the size.
-        if bytes <= self.limits.table_bytes_max && self.rows_in * 2 >= groups * 3 {
+        let repetition = self.rows_in as f64 / groups.max(1) as f64;
+        // Of G equally frequent groups, a table of 0.6 G has been filled by one and a half times as many rows: so all of
+        // them are about to fit into one of double the size. Of a few frequent groups among many, a larger table finds no
+        // more.
+        let is_worth_more = repetition >= 1.5 && repetition >= self.repetition * 1.4;
+        if self.bytes_max >= self.limits.table_bytes_max {
+            // The next one may be as large.
+        } else if is_worth_more {
+            self.bytes_max = (self.bytes_max * 2).min(self.limits.table_bytes_max);
+            self.repetition = repetition;
             return Ok(());
+        } else {
+            (self.bytes_max, self.repetition) = (self.limits.cache_bytes, f64::INFINITY);
         }
         self.is_skipping = self.rows_in < groups * 2;
         self.write_out()
@@ -147,11 +160,10 @@ impl LocalTable {
             sorted[*place] = *row;
             *place += 1;
         }
-        let (mut start, mut written) = (0, Vec::new());
+        let mut start = 0;
         for (partition, end) in self.partitions.iter_mut().zip(places) {
-            written.clear();
             // SAFETY: rows of this layout, which only this worker has, and which are not in the partition.
-            unsafe { partition.copy(&sorted[start..end], &mut written) };
+            unsafe { partition.copy(&sorted[start..end]) };
             start = end;
         }
         self.rows.clear();

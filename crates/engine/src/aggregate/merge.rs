@@ -79,8 +79,10 @@ struct Merger<'a> {
 }
 
 impl<'a> Merger<'a> {
-    fn new(layout: &'a RowLayout, keys: usize, owners: &'a Owners) -> Merger<'a> {
-        Merger { layout, keys, owners, directory: Directory::new(), groups: Vec::new() }
+    /// For the rows of `rows`.
+    fn new(layout: &'a RowLayout, keys: usize, rows: &[FrozenRows], owners: &'a Owners) -> Result<Merger<'a>> {
+        let directory = Directory::for_rows(rows.iter().map(FrozenRows::len).sum())?;
+        Ok(Merger { layout, keys, owners, directory, groups: Vec::new() })
     }
 
     /// # Safety
@@ -137,7 +139,7 @@ unsafe fn add_set(
 ) -> Result<()> {
     let set = &plan.sets[index];
     let keys = plan.keys.len();
-    let mut unique = Merger::new(&set.layout, keys + 1, owners);
+    let mut unique = Merger::new(&set.layout, keys + 1, rows, owners)?;
     for rows in pointers(rows) {
         // SAFETY: the set's rows; the rest is the caller's word.
         unsafe { unique.add(None, &rows)? };
@@ -200,7 +202,7 @@ impl Part {
         }
         // So that most of what is merged into another is the smaller part.
         self.main.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
-        let mut merger = Merger::new(&plan.layout, plan.keys.len(), owners);
+        let mut merger = Merger::new(&plan.layout, plan.keys.len(), &self.main, owners)?;
         for rows in pointers(&self.main) {
             // SAFETY: this part's rows, which nobody else has.
             unsafe { merger.add(Some(plan), &rows)? };
