@@ -5,8 +5,7 @@
 //! there are enough for a chunk, so that rows with many matches take no more memory than others.
 
 use super::JoinKind;
-use super::table::{Built, Directory, JoinTable, tag};
-use super::words::prefetch;
+use super::table::{ADDRESS, Built, Directory, JoinTable, tag};
 use crate::hash;
 use crate::mask::Mask;
 use crate::pipeline::{Operator, Out, Step};
@@ -18,8 +17,6 @@ use tidepool_base::{Error, Result};
 
 /// Of rows still looking, so few that whole lists are walked at once.
 const FEW_ROWS: usize = 64;
-/// Entries that are fetched together.
-const FETCH_ROWS: usize = 512;
 
 /// Looks rows of the probe side up. Hands on what [`super::Join::output`] says, where the kind has it come from here.
 pub struct Probe(Arc<JoinTable>);
@@ -65,6 +62,7 @@ impl Pairs {
 pub(super) struct Prober {
     pub table: Arc<JoinTable>,
     hashes: Vec<u64>,
+    entries: Vec<u64>,
     candidates: Pairs,
     rest: Pairs,
     keep: Vec<u8>,
@@ -83,6 +81,7 @@ impl Prober {
         Prober {
             table: Arc::clone(table),
             hashes: Vec::new(),
+            entries: Vec::new(),
             candidates: Pairs::default(),
             rest: Pairs::default(),
             keep: Vec::new(),
@@ -163,72 +162,60 @@ impl Step for Prober {
     }
 }
 
-/// Appends rows that an entry may have a match for, and the first of its list.
+/// Takes out the pairs whose entry passes. Its own loop: one that waits for entries must do nothing that depends on them, or
+/// fewer are on their way at a time.
 #[inline(always)]
-fn look_up(
-    rows: impl Iterator<Item = u32>,
-    hashes: &[u64],
-    slots: &[std::sync::atomic::AtomicU64],
-    shift: u32,
-    into: &mut Pairs,
-) {
-    let mut rows = rows.peekable();
-    let mut some: Vec<u32> = Vec::with_capacity(FETCH_ROWS);
-    while rows.peek().is_some() {
-        some.clear();
-        some.extend(rows.by_ref().take(FETCH_ROWS));
-        for row in &some {
-            prefetch(slots, (hashes[*row as usize] >> shift) as usize);
-        }
-        let start = into.len();
-        for row in &some {
-            let hash = hashes[*row as usize];
-            let (entry, tag) = (slots[(hash >> shift) as usize].load(Ordering::Relaxed), tag(hash));
-            if entry & tag == tag {
-                // SAFETY: entries have addresses of rows.
-                into.push(*row, unsafe { RowPtr::from_address(entry & super::table::ADDRESS) });
-            }
-        }
-        into.stored[start..].iter().for_each(|row| row.prefetch());
+fn choose(rows: Option<&[u32]>, entries: &[u64], passes: impl Fn(usize, u64) -> bool, into: &mut Pairs) {
+    into.rows.clear();
+    into.rows.resize(entries.len(), 0);
+    into.stored.clear();
+    into.stored.resize(entries.len(), RowPtr::NONE);
+    let mut count = 0;
+    for (place, entry) in entries.iter().enumerate() {
+        into.rows[count] = rows.map_or(place as u32, |rows| rows[place]);
+        // SAFETY: entries have addresses of rows, or 0.
+        into.stored[count] = unsafe { RowPtr::from_address(entry & ADDRESS) };
+        count += usize::from(passes(place, *entry));
     }
+    into.rows.truncate(count);
+    into.stored.truncate(count);
 }
 
 impl Prober {
     /// Rows that may have a match, and the first of the stored rows to look at.
     fn begin(&mut self, chunk: &Chunk, built: &Built, keys: &[Vector], keyed: Option<&Mask>) -> Result<()> {
-        self.candidates.clear();
+        let positions = keyed.map(Mask::positions);
+        let rows = positions.as_deref();
+        self.entries.clear();
         match &built.directory {
             Directory::Dense { min, slots } => {
-                let found = |key: i64| {
+                let entry = |key: i64| {
                     let slot = slots.get(key.wrapping_sub(*min) as u64 as usize);
                     slot.map_or(0, |slot| slot.load(Ordering::Relaxed))
                 };
                 let keys = keys[0].as_ints()?;
-                let candidates = &mut self.candidates;
-                let mut push = |row: u32| {
-                    let address = found(keys[row as usize]);
-                    if address != 0 {
-                        // SAFETY: words have addresses of rows.
-                        let stored = unsafe { RowPtr::from_address(address) };
-                        stored.prefetch();
-                        candidates.push(row, stored);
-                    }
-                };
-                match keyed {
-                    None => (0..chunk.rows as u32).for_each(&mut push),
-                    Some(keyed) => keyed.positions().into_iter().for_each(&mut push),
+                match rows {
+                    None => self.entries.extend(keys.iter().map(|key| entry(*key))),
+                    Some(rows) => self.entries.extend(rows.iter().map(|row| entry(keys[*row as usize]))),
                 }
+                choose(rows, &self.entries, |_, entry| entry != 0, &mut self.candidates);
                 Ok(())
             }
             Directory::Hash { shift, slots } => {
                 hash::of_columns_into(&keys.iter().collect::<Vec<_>>(), chunk.rows, &mut self.hashes)?;
-                match keyed {
-                    None => look_up(0..chunk.rows as u32, &self.hashes, slots, *shift, &mut self.candidates),
-                    Some(keyed) => {
-                        let rows = keyed.positions().into_iter();
-                        look_up(rows, &self.hashes, slots, *shift, &mut self.candidates);
+                if let Some(rows) = rows {
+                    for (place, row) in rows.iter().enumerate() {
+                        self.hashes[place] = self.hashes[*row as usize];
                     }
+                    self.hashes.truncate(rows.len());
                 }
+                let entry = |hash: &u64| slots[(hash >> shift) as usize].load(Ordering::Relaxed);
+                self.entries.extend(self.hashes.iter().map(entry));
+                let passes = |place: usize, entry: u64| {
+                    let tag = tag(self.hashes[place]);
+                    entry & tag == tag
+                };
+                choose(rows, &self.entries, passes, &mut self.candidates);
                 Ok(())
             }
             _ => Err(Error::internal("a look into a directory that has no rows")),
