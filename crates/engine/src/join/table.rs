@@ -16,13 +16,13 @@
 use super::Join;
 use super::filter::KeyFilter;
 use super::residual::Residual;
-use super::words::{Words, prefetch};
+use super::words::Words;
 use crate::hash;
 use crate::rows::{FrozenRows, RowLayout, RowPtr};
 use crate::run::Interruption;
 use crate::text::Owners;
 use crate::types::Class;
-use crate::vector::{CHUNK_ROWS, Values, Vector};
+use crate::vector::{Values, Vector};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result};
@@ -32,6 +32,9 @@ use tidepool_heap::QueryHeap;
 pub const ADDRESS: u64 = (1 << 48) - 1;
 /// Of a header: the row has found a match.
 pub const MATCHED: u64 = 1 << 63;
+
+/// Rows that are put into the directory together.
+const INSERT_ROWS: usize = 512;
 
 /// Words of a dense directory, for each of the rows.
 const DENSE_WORDS_PER_ROW: u64 = 8;
@@ -260,11 +263,14 @@ impl JoinTable {
 
     /// Puts rows into the directory. Any number of threads do so at once.
     pub(super) fn insert(&self, built: &Built, range: &Range) -> Result<()> {
-        let mut pointers = Vec::with_capacity(CHUNK_ROWS);
+        let mut pointers = Vec::with_capacity(INSERT_ROWS);
+        // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one another,
+        // loads do not.
+        let mut entries: Vec<u64> = Vec::with_capacity(INSERT_ROWS);
         let mut all = range.pointers();
         loop {
             pointers.clear();
-            pointers.extend(all.by_ref().take(CHUNK_ROWS / 2));
+            pointers.extend(all.by_ref().take(INSERT_ROWS));
             if pointers.is_empty() {
                 return Ok(());
             }
@@ -284,7 +290,9 @@ impl JoinTable {
                 }
                 Directory::Dense { min, slots } => {
                     let keys = ints(&int_key)?;
-                    keys.iter().for_each(|key| prefetch(slots, key.wrapping_sub(*min) as usize));
+                    let entry = |key: &i64| slots[key.wrapping_sub(*min) as usize].load(Ordering::Relaxed);
+                    entries.clear();
+                    entries.extend(keys.iter().map(entry));
                     let mut has_duplicates = false;
                     for (key, row) in keys.iter().zip(&pointers) {
                         let slot = &slots[key.wrapping_sub(*min) as usize];
@@ -309,7 +317,15 @@ impl JoinTable {
                         // SAFETY: the range has the row; until it is in the directory, its header has its hash.
                         None => pointers.iter().map(|row| unsafe { row.header() }.load(Ordering::Relaxed)).collect(),
                     };
-                    hashes.iter().for_each(|hash| prefetch(slots, (hash >> shift) as usize));
+                    let entry = |hash: &u64| slots[(hash >> shift) as usize].load(Ordering::Relaxed);
+                    entries.clear();
+                    entries.extend(hashes.iter().map(entry));
+                    for (hash, entry) in hashes.iter().zip(&entries) {
+                        if entry & tag(*hash) == tag(*hash) {
+                            // SAFETY: entries have addresses of rows.
+                            unsafe { RowPtr::from_address(entry & ADDRESS) }.prefetch();
+                        }
+                    }
                     for (hash, row) in hashes.iter().zip(&pointers) {
                         self.insert_hashed(built, &slots[(hash >> shift) as usize], *hash, *row);
                     }

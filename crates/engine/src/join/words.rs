@@ -57,16 +57,3 @@ impl Drop for Words {
         }
     }
 }
-
-/// Brings a word's line into the cache.
-#[inline(always)]
-pub fn prefetch(words: &[AtomicU64], index: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address does nothing but perhaps fill a cache line.
-    unsafe {
-        let at = words.as_ptr().wrapping_add(index);
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast::<i8>());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (words, index);
-}
