@@ -257,7 +257,7 @@ impl JoinTable {
                 return Ok(Directory::Dense { min, slots: Words::new(last as usize + 1)? });
             }
         }
-        let slots = (rows + rows / 4).next_power_of_two().max(64);
+        let slots = (rows * 2).next_power_of_two().max(64);
         Ok(Directory::Hash { shift: 64 - slots.trailing_zeros(), slots: Words::new(slots)? })
     }
 
