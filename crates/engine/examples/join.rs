@@ -28,7 +28,6 @@ impl Interruption for Never {
     }
 }
 
-const BUILD_ROWS: usize = 1_500_000;
 const PROBE_ROWS: usize = 6_000_000;
 
 /// Time that this thread was on a core, to some milliseconds: others' work does not count.
@@ -57,6 +56,7 @@ enum Key {
 
 struct Case {
     name: &'static str,
+    rows: usize,
     key: Key,
     kind: JoinKind,
     /// Rows of the build side that have the same key.
@@ -99,8 +99,8 @@ fn run(case: &Case, rounds: usize) {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         hash::of_int(state as i64) as usize % limit
     };
-    let keys = BUILD_ROWS / case.repeats;
-    let mut build: Vec<i64> = (0..BUILD_ROWS).map(|row| (row % keys * case.one_in) as i64).collect();
+    let keys = case.rows / case.repeats;
+    let mut build: Vec<i64> = (0..case.rows).map(|row| (row % keys * case.one_in) as i64).collect();
     for row in (1..build.len()).rev() {
         build.swap(row, random(row + 1));
     }
@@ -173,10 +173,10 @@ fn run(case: &Case, rounds: usize) {
         "{:<28} {:<8} keep {:6.2}  insert {:6.2} ns/build row   probe {:7.2} ns/row   after {:6.2}   {rows} rows",
         case.name,
         format!("{:?}", variant.unwrap()),
-        ns(least[0], BUILD_ROWS),
-        ns(least[1], BUILD_ROWS),
+        ns(least[0], case.rows),
+        ns(least[1], case.rows),
         ns(least[2], PROBE_ROWS),
-        ns(least[3], BUILD_ROWS),
+        ns(least[3], case.rows),
     );
 }
 
@@ -195,7 +195,9 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.next().unwrap_or_default();
     let rounds = arguments.next().map_or(3, |rounds| rounds.parse().unwrap());
-    let case = |name, key, kind, repeats, one_in, sorted| Case { name, key, kind, repeats, one_in, sorted };
+    let case =
+        |name, key, kind, repeats, one_in, sorted| Case { name, rows: 1_500_000, key, kind, repeats, one_in, sorted };
+    let small = |name, key, one_in| Case { name, rows: 20_000, key, kind: Inner, repeats: 1, one_in, sorted: false };
     use JoinKind::{Inner, Left, LeftSemi, Right, RightSemi};
     let cases = [
         case("dense", Key::Dense, Inner, 1, 1, false),
@@ -212,6 +214,12 @@ fn main() {
         case("text", Key::Text, Inner, 1, 1, false),
         case("semi, bitmap", Key::Dense, LeftSemi, 5, 1, false),
         case("semi, hash", Key::Sparse, LeftSemi, 5, 2, false),
+        small("small, dense", Key::Dense, 1),
+        small("small, dense, 1 in 10", Key::Dense, 10),
+        small("small, hash", Key::Sparse, 1),
+        small("small, hash, 1 in 10", Key::Sparse, 10),
+        small("small, two keys", Key::Two, 1),
+        small("small, text", Key::Text, 1),
     ];
     for case in cases.iter().filter(|case| case.name.contains(&filter)) {
         run(case, rounds);

@@ -5,7 +5,7 @@
 //! there are enough for a chunk, so that rows with many matches take no more memory than others.
 
 use super::JoinKind;
-use super::table::{ADDRESS, Built, Directory, JoinTable, tag};
+use super::table::{ADDRESS, Built, Directory, JoinTable, MATCHED, tag};
 use crate::hash;
 use crate::mask::Mask;
 use crate::pipeline::{Operator, Out, Step};
@@ -55,6 +55,40 @@ impl Pairs {
 
     pub fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    fn resize(&mut self, len: usize) {
+        self.rows.resize(len, 0);
+        self.stored.resize(len, RowPtr::NONE);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.rows.truncate(len);
+        self.stored.truncate(len);
+    }
+
+    /// The rows that found one, instead of what it has.
+    fn fill_found(&mut self, found: &[RowPtr]) {
+        self.resize(found.len());
+        let mut count = 0;
+        for (row, stored) in found.iter().enumerate() {
+            self.rows[count] = row as u32;
+            self.stored[count] = *stored;
+            count += usize::from(!stored.is_none());
+        }
+        self.truncate(count);
+    }
+
+    pub fn filter(&mut self, passing: &Mask) {
+        if passing.is_all() {
+            return;
+        }
+        let positions = passing.positions();
+        for (place, from) in positions.iter().enumerate() {
+            self.rows[place] = self.rows[*from as usize];
+            self.stored[place] = self.stored[*from as usize];
+        }
+        self.truncate(positions.len());
     }
 }
 
@@ -129,6 +163,9 @@ impl Step for Prober {
                     return Ok(());
                 }
             }
+            _ if !join.kind.emits_probe() && join.residual.is_none() => {
+                self.mark_all(&chunk, built, &keys, keyed.as_ref())?;
+            }
             _ => self.find_all(&chunk, built, &keys, keyed.as_ref(), out)?,
         }
         if join.tries_nulls() {
@@ -166,10 +203,7 @@ impl Step for Prober {
 /// fewer are on their way at a time.
 #[inline(always)]
 fn choose(rows: Option<&[u32]>, entries: &[u64], passes: impl Fn(usize, u64) -> bool, into: &mut Pairs) {
-    into.rows.clear();
-    into.rows.resize(entries.len(), 0);
-    into.stored.clear();
-    into.stored.resize(entries.len(), RowPtr::NONE);
+    into.resize(entries.len());
     let mut count = 0;
     for (place, entry) in entries.iter().enumerate() {
         into.rows[count] = rows.map_or(place as u32, |rows| rows[place]);
@@ -177,8 +211,7 @@ fn choose(rows: Option<&[u32]>, entries: &[u64], passes: impl Fn(usize, u64) -> 
         into.stored[count] = unsafe { RowPtr::from_address(entry & ADDRESS) };
         count += usize::from(passes(place, *entry));
     }
-    into.rows.truncate(count);
-    into.stored.truncate(count);
+    into.truncate(count);
 }
 
 impl Prober {
@@ -268,8 +301,7 @@ impl Prober {
                     left += 1;
                 }
             }
-            pairs.rows.truncate(left);
-            pairs.stored.truncate(left);
+            pairs.truncate(left);
         }
         self.candidates = pairs;
         Ok(())
@@ -281,36 +313,70 @@ impl Prober {
         let kind = table.join.kind;
         let mut found = std::mem::take(&mut self.found);
         let mut pairs = std::mem::take(&mut self.pairs);
-        pairs.clear();
-        let is_kept = matches!(kind, JoinKind::Left | JoinKind::Full);
-        if table.residual.is_some() || kind.emits_build() || !is_kept {
-            for (row, stored) in found.iter().enumerate() {
-                if !stored.is_none() {
-                    pairs.push(row as u32, *stored);
-                }
-            }
-        }
         if let Some(residual) = &table.residual
-            && pairs.len() > 0
+            && found.iter().any(|stored| !stored.is_none())
         {
+            pairs.fill_found(&found);
             // SAFETY: what is found are rows of the table's.
             let passing = unsafe { residual.passing(&table, &built.owners, chunk, &pairs.rows, &pairs.stored)? };
             pairs.filter(&passing);
             found.fill(RowPtr::NONE);
             pairs.rows.iter().zip(&pairs.stored).for_each(|(row, stored)| found[*row as usize] = *stored);
         }
-        if kind.emits_build() {
-            // SAFETY: as above.
-            unsafe { JoinTable::mark_matched(&pairs.stored) };
-        }
-        if is_kept {
+        if kind.tests_probe() {
+            self.matched.iter_mut().zip(&found).for_each(|(matched, stored)| *matched = u8::from(!stored.is_none()));
+        } else if matches!(kind, JoinKind::Inner | JoinKind::Left) && !found.iter().any(|stored| stored.is_none()) {
             self.hand_on_pairs(chunk, built, None, &found, out)?;
-        } else if kind.pairs() && pairs.len() > 0 {
-            self.hand_on_pairs(chunk, built, Some(&pairs.rows), &pairs.stored, out)?;
-        } else if kind.tests_probe() {
-            pairs.rows.iter().for_each(|row| self.matched[*row as usize] = 1);
+        } else {
+            if kind != JoinKind::Left {
+                pairs.fill_found(&found);
+            }
+            if kind.emits_build() {
+                // SAFETY: as above.
+                unsafe { JoinTable::mark_matched(&pairs.stored) };
+            }
+            if matches!(kind, JoinKind::Left | JoinKind::Full) {
+                self.hand_on_pairs(chunk, built, None, &found, out)?;
+            } else if kind.pairs() && pairs.len() > 0 {
+                self.hand_on_pairs(chunk, built, Some(&pairs.rows), &pairs.stored, out)?;
+            }
         }
         (self.found, self.pairs) = (found, pairs);
+        Ok(())
+    }
+
+    /// Notes all stored rows of the chunk's keys as matched, when that is all there is to do.
+    fn mark_all(&mut self, chunk: &Chunk, built: &Built, keys: &[Vector], keyed: Option<&Mask>) -> Result<()> {
+        self.begin(chunk, built, keys, keyed)?;
+        let mut pairs = std::mem::take(&mut self.candidates);
+        while pairs.len() > 0 {
+            self.compare(built, keys, &pairs)?;
+            let mut left = 0;
+            for place in 0..pairs.len() {
+                let (row, stored) = (pairs.rows[place], pairs.stored[place]);
+                // SAFETY: a row of the table's; headers are used as shared everywhere.
+                let header = unsafe { stored.header() };
+                let mut old = header.load(Ordering::Relaxed);
+                if self.keep[place] != 0 {
+                    if old & MATCHED == 0 {
+                        old = header.fetch_or(MATCHED, Ordering::Relaxed);
+                    }
+                    if old & MATCHED != 0 {
+                        // Whoever noted this one goes on to the others of its key.
+                        continue;
+                    }
+                }
+                if old & ADDRESS != 0 {
+                    // SAFETY: headers have addresses of rows.
+                    let next = unsafe { RowPtr::from_address(old & ADDRESS) };
+                    next.prefetch();
+                    (pairs.rows[left], pairs.stored[left]) = (row, next);
+                    left += 1;
+                }
+            }
+            pairs.truncate(left);
+        }
+        self.candidates = pairs;
         Ok(())
     }
 
@@ -384,6 +450,11 @@ impl Prober {
     ) -> Result<()> {
         let table = Arc::clone(&self.table);
         let kind = table.join.kind;
+        if !kind.emits_probe() {
+            // SAFETY: the stored rows are the table's; headers are used as shared everywhere.
+            let is_open = |row: RowPtr| unsafe { row.header() }.load(Ordering::Relaxed) & MATCHED == 0;
+            pairs.filter(&Mask::of_values(&pairs.stored, is_open));
+        }
         if let Some(residual) = &table.residual
             && pairs.len() > 0
         {
@@ -462,20 +533,5 @@ impl Prober {
             }
         };
         if passing.is_none() { Ok(()) } else { out(chunk.keep(&passing)?) }
-    }
-}
-
-impl Pairs {
-    pub fn filter(&mut self, passing: &Mask) {
-        if passing.is_all() {
-            return;
-        }
-        let positions = passing.positions();
-        for (place, from) in positions.iter().enumerate() {
-            self.rows[place] = self.rows[*from as usize];
-            self.stored[place] = self.stored[*from as usize];
-        }
-        self.rows.truncate(positions.len());
-        self.stored.truncate(positions.len());
     }
 }
