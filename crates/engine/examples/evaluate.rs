@@ -194,4 +194,19 @@ fn main() {
         println!("{least:8.3} ns  {name}");
     }
     println!("{sum:8.3} ns  in all");
+    for percent in [1, 10, 50, 90] {
+        let mask = tidepool_engine::mask::Mask::from_fn(CHUNK_ROWS, |_| random(&mut state) % 100 < percent);
+        let time = |work: &dyn Fn()| {
+            let once = |_| {
+                let start = Instant::now();
+                (0..100).for_each(|_| work());
+                start.elapsed().as_nanos() as f64 / (100 * CHUNK_ROWS) as f64
+            };
+            (0..60).map(once).fold(f64::MAX, f64::min)
+        };
+        let positions = time(&|| drop(black_box(black_box(&mask).positions())));
+        let rows = mask.positions();
+        let gather = time(&|| drop(black_box(chunk.columns[0].gather(black_box(&rows)))));
+        println!("{positions:8.3} ns  positions, {gather:.3} ns  gather of {percent}%, a row of the chunk");
+    }
 }

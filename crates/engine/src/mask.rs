@@ -119,19 +119,7 @@ impl Mask {
 
     /// Appends the rows whose bit is set, ascending.
     pub fn positions_into(&self, out: &mut Vec<u32>) {
-        out.reserve(self.count());
-        for (index, word) in self.words.iter().enumerate() {
-            let base = (index * 64) as u32;
-            if *word == u64::MAX {
-                out.extend(base..base + 64);
-                continue;
-            }
-            let mut left = *word;
-            while left != 0 {
-                out.push(base + left.trailing_zeros());
-                left &= left - 1;
-            }
-        }
+        simd::positions_into(&self.words, out);
     }
 
     pub fn positions(&self) -> Vec<u32> {

@@ -49,14 +49,22 @@ impl Text {
     /// Of at most [`INLINE_MAX`] bytes. Panics on more.
     #[inline]
     pub fn short(bytes: &[u8]) -> Text {
-        let mut within = [0u8; 12];
-        within[..bytes.len()].copy_from_slice(bytes);
-        let (prefix, rest) = within.split_at(4);
-        Text {
-            len: bytes.len() as u32,
-            prefix: [prefix[0], prefix[1], prefix[2], prefix[3]],
-            rest: u64::from_le_bytes([rest[0], rest[1], rest[2], rest[3], rest[4], rest[5], rest[6], rest[7]]),
-        }
+        let len = bytes.len();
+        assert!(len <= INLINE_MAX, "a short value is long");
+        let last_four = || bytes.last_chunk::<4>().map_or(0, |last| u64::from(u32::from_le_bytes(*last)));
+        // Loads that overlap, for a copy of unknown length is a call.
+        let (low, high) = if let Some(eight) = bytes.first_chunk::<8>() {
+            (u64::from_le_bytes(*eight), last_four() >> ((12 - len) * 8))
+        } else if let Some(four) = bytes.first_chunk::<4>() {
+            (u64::from(u32::from_le_bytes(*four)) | last_four() >> ((8 - len) * 8) << 32, 0)
+        } else if let (Some(first), Some(last)) = (bytes.first(), bytes.last()) {
+            let middle = len / 2;
+            let middle = u64::from(bytes[middle]) << (middle * 8);
+            (u64::from(*first) | middle | u64::from(*last) << ((len - 1) * 8), 0)
+        } else {
+            (0, 0)
+        };
+        Text { len: len as u32, prefix: (low as u32).to_le_bytes(), rest: low >> 32 | high << 32 }
     }
 
     #[inline]
@@ -170,6 +178,19 @@ impl Owners {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_values_come_back() {
+        for len in 0..=INLINE_MAX {
+            let bytes: Vec<u8> = (1..=len as u8).collect();
+            let text = Text::short(&bytes);
+            // SAFETY: all of it lies within.
+            assert_eq!(unsafe { text.bytes() }, bytes);
+            let mut padded = [0; 8];
+            bytes.iter().skip(4).zip(&mut padded).for_each(|(byte, padded)| *padded = *byte);
+            assert_eq!(text.rest(), u64::from_le_bytes(padded));
+        }
+    }
 
     #[test]
     fn order_and_equality_are_those_of_bytes() {

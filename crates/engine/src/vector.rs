@@ -1,6 +1,7 @@
 //! Columns of some rows, and chunks of them: what operators hand to one another.
 
 use crate::mask::Mask;
+use crate::simd::pick;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
 use arrow_array::builder::{BinaryViewBuilder, StringViewBuilder};
@@ -89,12 +90,6 @@ impl Values {
 
 fn mixed(wanted: &str) -> Error {
     Error::internal(format!("a column is not {wanted}"))
-}
-
-/// Values at some rows. The rows are known to be within.
-#[inline(always)]
-fn pick<T: Copy>(values: &[T], rows: &[u32]) -> Vec<T> {
-    rows.iter().map(|row| values[*row as usize]).collect()
 }
 
 impl Vector {
