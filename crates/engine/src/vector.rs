@@ -426,6 +426,13 @@ impl Chunk {
         Chunk { rows: len, columns: self.columns.iter().map(|column| column.slice(start, len)).collect() }
     }
 
+    /// Chunks of the same columns one after the other. Panics on none.
+    pub fn concat(parts: &[Chunk]) -> Result<Chunk> {
+        let column = |index: usize| Vector::concat(&parts.iter().map(|part| &part.columns[index]).collect::<Vec<_>>());
+        let columns = (0..parts[0].columns.len()).map(column).collect::<Result<_>>()?;
+        Ok(Chunk { rows: parts.iter().map(|part| part.rows).sum(), columns })
+    }
+
     /// Some rows of it alone; the same chunk when all of them pass.
     pub fn keep(self, rows: &Mask) -> Result<Chunk> {
         if rows.is_all() { Ok(self) } else { self.gather(&rows.positions()) }

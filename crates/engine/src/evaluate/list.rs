@@ -27,6 +27,11 @@ pub enum Set {
         least: i64,
         bits: Vec<u64>,
     },
+    /// The same of at most 64, for which there is SIMD.
+    Word {
+        least: i64,
+        bits: u64,
+    },
     Ints(HashSet<i64>),
     Wides(HashSet<i128>),
     /// Bits of floats, as [`key`] gives them.
@@ -71,7 +76,10 @@ impl Set {
                     let bit = (value - least) as usize;
                     bits[bit / 64] |= 1 << (bit % 64);
                 }
-                Ok(Set::Table { least, bits })
+                Ok(match bits[..] {
+                    [bits] => Set::Word { least, bits },
+                    _ => Set::Table { least, bits },
+                })
             }
             Class::Wide => {
                 let values = values.iter().map(|value| value.as_i128().ok_or_else(mistyped));
@@ -131,6 +139,7 @@ impl Set {
                 let bit = value.wrapping_sub(*least) as u64;
                 bits.get((bit / 64) as usize).is_some_and(|word| word >> (bit % 64) & 1 == 1)
             }),
+            (Set::Word { least, bits }, Values::Int(values)) => in_word(values, *least, *bits),
             (Set::Ints(set), Values::Int(values)) => Mask::of_values(values, |value| set.contains(&value)),
             (Set::Wides(set), Values::Wide(values)) => Mask::of_values(values, |value| set.contains(&value)),
             (Set::Floats(set), Values::Float(values)) => Mask::of_values(values, |value| set.contains(&key(value))),
@@ -143,6 +152,14 @@ impl Set {
             _ => return Err(mistyped()),
         })
     }
+}
+
+/// Whose bit from the least value on is set.
+fn in_word(values: &[i64], least: i64, bits: u64) -> Mask {
+    Mask::of_values(values, |value| {
+        let bit = value.wrapping_sub(least) as u64;
+        (bit < 64) & (bits >> (bit % 64) & 1 == 1)
+    })
 }
 
 pub fn within(value: Value, set: &Set, has_null: bool, negated: bool, of: &ColumnType, rows: usize) -> Result<Value> {
@@ -171,6 +188,8 @@ pub fn within(value: Value, set: &Set, has_null: bool, negated: bool, of: &Colum
 pub enum CodeTest {
     /// Those from the first to the last.
     Range(i64, i64),
+    /// Bits of at most 64 codes.
+    Word(u64),
     Table(Arc<[bool]>),
 }
 
@@ -183,6 +202,10 @@ impl CodeTest {
             Some((first, last)) if passes[first..=last].iter().all(|passes| *passes) => {
                 CodeTest::Range(first as i64, last as i64)
             }
+            Some(_) if passes.len() <= 64 => {
+                let bits = passes.iter().rev().fold(0, |bits, passes| bits << 1 | u64::from(*passes));
+                CodeTest::Word(bits)
+            }
             Some(_) => CodeTest::Table(Arc::clone(passes)),
         }
     }
@@ -192,6 +215,7 @@ impl CodeTest {
         let mask = match self {
             CodeTest::Range(first, last) if first == last => Mask::of_values(values, |code| code == *first),
             CodeTest::Range(first, last) => Mask::of_values(values, |code| (*first <= code) & (code <= *last)),
+            CodeTest::Word(bits) => in_word(values, 0, *bits),
             // The code of a NULL may be anything.
             CodeTest::Table(passes) => {
                 Mask::of_values(values, |code| passes.get(code as usize).copied().unwrap_or(false))

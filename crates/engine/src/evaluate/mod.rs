@@ -284,8 +284,13 @@ impl Prepared {
 
     /// Whether it costs less to take `count` rows out of `rows` and to evaluate those alone.
     fn pays_to_pick(&self, count: usize, rows: usize) -> bool {
+        /// Of a row that is taken out and whose result is put back.
         const PICK_COST: usize = 6;
-        if self.has_call { count < rows } else { count * (self.cost + PICK_COST) < rows * self.cost }
+        if self.has_call {
+            return count < rows;
+        }
+        // Even to look for them costs as much as a comparison or two of all rows.
+        count * (self.cost + PICK_COST) + rows * 2 < rows * self.cost
     }
 
     /// As [`Prepared::truth`], but bits outside `live` are 0.
