@@ -166,6 +166,13 @@ impl Owners {
         self.0.is_empty()
     }
 
+    /// What any of some hold, each once, and as one.
+    pub fn union<'a>(all: impl Iterator<Item = &'a Owners>) -> Owners {
+        let mut known = std::collections::HashSet::new();
+        let owners = all.flat_map(|owners| &owners.0).filter(|owner| known.insert(Arc::as_ptr(owner).cast::<Buffer>()));
+        Owners::of(owners.flat_map(|owner| owner.iter().cloned()).collect())
+    }
+
     pub fn join(&mut self, other: &Owners) {
         for owner in &other.0 {
             if !self.0.iter().any(|known| Arc::ptr_eq(known, owner)) {

@@ -1,0 +1,350 @@
+//! Sorting, and the first rows of what would be sorted.
+//!
+//! Each worker keeps its chunks, and of each row a key ([`keys`]) with the row's place. Keys are sorted in runs, which are merged
+//! by ranges of keys, each by any worker; rows follow once. With a limit, a worker drops what is beyond the last of the first
+//! rows that it has seen, and what is beyond any other worker's.
+
+mod keys;
+mod pick;
+#[cfg(test)]
+mod tests;
+
+use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::types::ColumnType;
+use crate::vector::{CHUNK_ROWS, Chunk};
+use keys::KeyPlan;
+use pick::{PLACES, Parts, Place};
+use std::any::Any;
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result};
+use tidepool_heap::QueryHeap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SortKey {
+    pub column: usize,
+    pub descending: bool,
+    pub nulls_first: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Sort {
+    pub keys: Vec<SortKey>,
+    /// Only so many of the first rows are wanted.
+    pub limit: Option<usize>,
+    pub types: Vec<ColumnType>,
+}
+
+/// Rows of a run: what a worker sorts at a time, within some milliseconds.
+const RUN_ROWS: usize = 1 << 16;
+/// Rows of a range that is merged at a time.
+const RANGE_ROWS: usize = 1 << 16;
+/// Keys of a run that tell where ranges begin.
+const SAMPLE: usize = 64;
+/// With a limit beyond it, all is sorted.
+const FIRST_MAX: usize = 1 << 17;
+/// Rows that a worker gathers at least before it looks for those that cannot be among the first.
+const HELD_MIN: usize = 2 * CHUNK_ROWS;
+
+/// A row's key and place.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    key: [u64; 2],
+    place: Place,
+}
+
+/// What a sort's pipelines share.
+pub struct Sorted {
+    sort: Sort,
+    plan: Result<KeyPlan>,
+    /// With a limit: no row whose key has a greater upper half is among the first.
+    threshold: AtomicU64,
+    workers: AtomicUsize,
+    ranges: OnceLock<Vec<OnceLock<Chunk>>>,
+}
+
+impl fmt::Debug for Sorted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sorted").field("sort", &self.sort).finish_non_exhaustive()
+    }
+}
+
+impl Sorted {
+    pub fn new(sort: Sort) -> Arc<Sorted> {
+        let plan = KeyPlan::new(&sort.keys, &sort.types);
+        Arc::new(Sorted {
+            sort,
+            plan,
+            threshold: AtomicU64::new(u64::MAX),
+            workers: AtomicUsize::new(0),
+            ranges: OnceLock::new(),
+        })
+    }
+
+    /// How many of the first rows workers look for.
+    fn first(&self) -> Option<usize> {
+        self.sort.limit.filter(|limit| *limit <= FIRST_MAX)
+    }
+
+    fn plan(&self) -> Result<&KeyPlan> {
+        self.plan.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// The order of two rows, `row` tells where they are.
+fn compare<'c>(plan: &KeyPlan, row: impl Fn(Place) -> (&'c Chunk, usize), a: &Item, b: &Item) -> Ordering {
+    let order = a.key.cmp(&b.key);
+    if plan.is_decisive || order.is_ne() { order } else { plan.compare(row(a.place), row(b.place)) }
+}
+
+fn check_heap() -> Result<()> {
+    QueryHeap::current().map_or(Ok(()), |heap| heap.check())
+}
+
+/// Takes the rows that are sorted.
+#[derive(Debug)]
+pub struct SortSink(pub Arc<Sorted>);
+
+struct SortState {
+    sorted: Arc<Sorted>,
+    worker: usize,
+    chunks: Vec<Chunk>,
+    /// Sorted.
+    runs: Vec<Vec<Item>>,
+    /// Not yet sorted.
+    items: Vec<Item>,
+    /// With a limit: rows that are gathered before the first of them are looked for again.
+    held_max: usize,
+}
+
+impl SortState {
+    fn take(&mut self, chunk: Chunk) -> Result<()> {
+        let sorted = Arc::clone(&self.sorted);
+        let keys = sorted.plan()?.encode(&chunk)?;
+        let number = self.chunks.len();
+        let item = |row: usize, key: u128| Item {
+            key: [(key >> 64) as u64, key as u64],
+            place: Place::new(self.worker, number, row),
+        };
+        let Some(limit) = sorted.first() else {
+            self.items.extend(keys.iter().enumerate().map(|(row, key)| item(row, *key)));
+            self.chunks.push(chunk);
+            return if self.items.len() >= RUN_ROWS { self.end_run() } else { Ok(()) };
+        };
+        let threshold = sorted.threshold.load(Relaxed);
+        let mut rows: Vec<u32> = Vec::new();
+        for (row, key) in keys.iter().enumerate() {
+            if (key >> 64) as u64 <= threshold {
+                self.items.push(item(rows.len(), *key));
+                rows.push(row as u32);
+            }
+        }
+        if rows.len() == chunk.rows {
+            self.chunks.push(chunk);
+        } else if !rows.is_empty() {
+            self.chunks.push(chunk.gather(&rows)?);
+        }
+        if self.items.len() >= self.held_max { self.shrink(limit) } else { Ok(()) }
+    }
+
+    /// Keeps the first rows alone.
+    fn shrink(&mut self, limit: usize) -> Result<()> {
+        if limit == 0 {
+            self.items.clear();
+            self.chunks.clear();
+            return Ok(());
+        }
+        let plan = self.sorted.plan()?;
+        let chunks = &self.chunks;
+        let row = |place: Place| (&chunks[place.chunk()], place.row());
+        if self.items.len() > limit {
+            let (_, last, _) = self.items.select_nth_unstable_by(limit - 1, |a, b| compare(plan, row, a, b));
+            self.sorted.threshold.fetch_min(last.key[0], Relaxed);
+            self.items.truncate(limit);
+        }
+        // The last chunk of a worker may be shorter; what lies here is of this worker alone.
+        let places: Vec<Place> =
+            self.items.iter().map(|item| Place::new(0, item.place.chunk(), item.place.row())).collect();
+        let parts = Parts::new(vec![std::mem::take(&mut self.chunks)]);
+        for (number, places) in places.chunks(CHUNK_ROWS).enumerate() {
+            self.chunks.push(parts.gather(places)?);
+            let items = &mut self.items[number * CHUNK_ROWS..];
+            for (row, item) in items.iter_mut().take(places.len()).enumerate() {
+                item.place = Place::new(self.worker, number, row);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_run(&mut self) -> Result<()> {
+        check_heap()?;
+        let plan = self.sorted.plan()?;
+        let mut items = std::mem::take(&mut self.items);
+        let chunks = &self.chunks;
+        let row = |place: Place| (&chunks[place.chunk()], place.row());
+        items.sort_unstable_by(|a, b| compare(plan, row, a, b));
+        self.runs.push(items);
+        Ok(())
+    }
+}
+
+impl SinkState for SortState {
+    fn push(&mut self, chunk: Chunk) -> Result<()> {
+        if chunk.rows <= PLACES {
+            return self.take(chunk);
+        }
+        (0..chunk.rows)
+            .step_by(CHUNK_ROWS)
+            .try_for_each(|start| self.take(chunk.slice(start, CHUNK_ROWS.min(chunk.rows - start))))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if let Some(limit) = self.sorted.first() {
+            self.shrink(limit)?;
+        }
+        self.end_run()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+/// Sorted runs of all workers, and their chunks.
+struct Runs {
+    sorted: Arc<Sorted>,
+    parts: Parts,
+    runs: Vec<Vec<Item>>,
+}
+
+impl Runs {
+    fn compare(&self, a: &Item, b: &Item) -> Ordering {
+        // Whoever made these had a plan.
+        self.sorted.plan().map_or(Ordering::Equal, |plan| compare(plan, |place| self.parts.row(place), a, b))
+    }
+
+    /// Where ranges of about equal size begin: the first row of each but the first.
+    fn splitters(&self, ranges: usize) -> Vec<Item> {
+        let mut sample: Vec<Item> = Vec::new();
+        for run in &self.runs {
+            sample.extend(run.iter().step_by((run.len() / SAMPLE).max(1)));
+        }
+        sample.sort_by(|a, b| self.compare(a, b));
+        (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect()
+    }
+
+    /// The rows from one splitter up to another.
+    fn range(&self, from: Option<&Item>, to: Option<&Item>, limit: usize) -> Result<Chunk> {
+        check_heap()?;
+        let mut items = Vec::new();
+        for run in &self.runs {
+            let place = |splitter: &Item| run.partition_point(|item| self.compare(item, splitter).is_lt());
+            let (start, end) = (from.map_or(0, place), to.map_or(run.len(), place));
+            items.extend_from_slice(&run[start..end.max(start)]);
+        }
+        // It finds the runs, and merges them.
+        items.sort_by(|a, b| self.compare(a, b));
+        items.truncate(limit);
+        let places: Vec<Place> = items.iter().map(|item| item.place).collect();
+        if places.is_empty() { Ok(Chunk::default()) } else { self.parts.gather(&places) }
+    }
+}
+
+impl Sink for SortSink {
+    fn worker(&self) -> Result<Box<dyn SinkState>> {
+        self.0.plan()?;
+        let worker = self.0.workers.fetch_add(1, Relaxed);
+        if worker >= PLACES {
+            return Err(Error::unsupported("more than 65,536 workers"));
+        }
+        Ok(Box::new(SortState {
+            sorted: Arc::clone(&self.0),
+            worker,
+            chunks: Vec::new(),
+            runs: Vec::new(),
+            items: Vec::new(),
+            held_max: (self.0.first().unwrap_or(0) * 2).max(HELD_MIN),
+        }))
+    }
+
+    fn finish(&self, round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {
+        if round > 0 {
+            return Ok(Vec::new());
+        }
+        let mut workers = vec![Vec::new(); self.0.workers.load(Relaxed)];
+        let mut runs = Vec::new();
+        for state in states_of::<SortState>(states) {
+            let mut state = *state;
+            runs.append(&mut state.runs);
+            workers[state.worker] = state.chunks;
+        }
+        runs.retain(|run| !run.is_empty());
+        let rows: usize = runs.iter().map(Vec::len).sum();
+        let first = self.0.first();
+        let count = if first.is_none() { rows.div_ceil(RANGE_ROWS).max(1) } else { 1 };
+        let limit = first.unwrap_or(usize::MAX);
+        let runs = Arc::new(Runs { sorted: Arc::clone(&self.0), parts: Parts::new(workers), runs });
+        let splitters = Arc::new(if count > 1 { runs.splitters(count) } else { Vec::new() });
+        let ranges = (0..count).map(|_| OnceLock::new()).collect();
+        self.0.ranges.set(ranges).map_err(|_| Error::internal("a sort was finished twice"))?;
+        let task = |range: usize| -> Task {
+            let (runs, splitters) = (Arc::clone(&runs), Arc::clone(&splitters));
+            Box::new(move || {
+                let from = range.checked_sub(1).map(|before| &splitters[before]);
+                let chunk = runs.range(from, splitters.get(range), limit)?;
+                // Once: each range has one task.
+                if let Some(ranges) = runs.sorted.ranges.get() {
+                    let _ = ranges[range].set(chunk);
+                }
+                Ok(())
+            })
+        };
+        Ok((0..count).map(task).collect())
+    }
+}
+
+/// The rows in order, for one reader.
+#[derive(Debug)]
+pub struct SortedSource(pub Arc<Sorted>);
+
+impl Source for SortedSource {
+    fn reader(&self) -> Result<Box<dyn Reader>> {
+        let left = self.0.sort.limit.unwrap_or(usize::MAX);
+        Ok(Box::new(SortedReader { sorted: Arc::clone(&self.0), range: 0, next: 0, left }))
+    }
+
+    fn parallelism(&self) -> Result<usize> {
+        Ok(1)
+    }
+}
+
+struct SortedReader {
+    sorted: Arc<Sorted>,
+    range: usize,
+    next: usize,
+    /// Rows until the limit.
+    left: usize,
+}
+
+impl Reader for SortedReader {
+    fn next(&mut self) -> Result<Next> {
+        let Some(ranges) = self.sorted.ranges.get() else { return Ok(Next::End) };
+        loop {
+            let Some(range) = ranges.get(self.range) else { return Ok(Next::End) };
+            let rows = range.get().ok_or_else(|| Error::internal("rows are read before they are sorted"))?;
+            if self.left == 0 {
+                return Ok(Next::End);
+            }
+            if self.next < rows.rows {
+                let len = (rows.rows - self.next).min(CHUNK_ROWS).min(self.left);
+                self.left -= len;
+                let chunk = rows.slice(self.next, len);
+                self.next += len;
+                return Ok(Next::Chunk(chunk));
+            }
+            (self.range, self.next) = (self.range + 1, 0);
+        }
+    }
+}
