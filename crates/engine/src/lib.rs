@@ -13,6 +13,8 @@ pub mod operators;
 pub mod pipeline;
 pub mod rows;
 pub mod run;
+#[cfg(test)]
+mod run_tests;
 pub mod scan;
 pub mod schedule;
 pub mod simd;
