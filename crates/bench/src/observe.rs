@@ -94,6 +94,8 @@ pub async fn run_observe(args: ObserveArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut connection = engine.connect().await?;
+    // What is held against the witness is the account of these operators.
+    connection.query("SET tidepool.engine = 'datafusion'").await?;
     connection.query(&format!("SET temp_tablespaces = '{WORK}'")).await?;
     // What is made on first use is not the query's.
     for query in &queries {

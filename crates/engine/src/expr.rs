@@ -204,6 +204,11 @@ impl Expr {
         self.of.class()
     }
 
+    /// Which column it is, if it is one as it stands.
+    pub fn as_column(&self) -> Option<usize> {
+        if let Node::Column(index) = &self.node { Some(*index) } else { None }
+    }
+
     pub fn as_literal(&self) -> Option<&Scalar> {
         if let Node::Literal(value) = &self.node { Some(value) } else { None }
     }
@@ -293,8 +298,9 @@ impl Expr {
         Ok(Expr { node: Node::Negate(self.into()), of })
     }
 
-    /// Both sides in one form: of one scale, and one class. Text in a dictionary is decoded unless the other side has the same.
-    fn matched(left: Expr, right: Expr) -> Result<(Expr, Expr)> {
+    /// Both sides in one form: of one scale, and integers both or neither; decimals may still be of two classes. Text in a dictionary
+    /// is decoded unless the other side has the same.
+    pub fn matched(left: Expr, right: Expr) -> Result<(Expr, Expr)> {
         let same_dictionary = match (&left.of.dictionary, &right.of.dictionary) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             (None, None) => true,

@@ -11,6 +11,7 @@ pub mod limit;
 pub mod mask;
 pub mod operators;
 pub mod pipeline;
+pub mod plan;
 pub mod rows;
 pub mod run;
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::types::{Class, ColumnType, fits_i64};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use arrow_buffer::Buffer;
 use parking_lot::Mutex;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::Result;
@@ -110,14 +111,45 @@ pub struct ScanSource {
     /// By column of the tables.
     pub runtime: Mutex<Vec<(usize, KeysLater)>>,
     pub limit: Option<usize>,
-    pub opened: Option<Opened>,
+    /// What people see of it.
+    pub shown: Arc<dyn fmt::Display + Send + Sync>,
+    opened: Option<Opened>,
     scans: OnceLock<Vec<Arc<TableScan>>>,
+    /// Storage scans of it and of those that were made of it.
+    history: Arc<Mutex<Vec<Arc<TableScan>>>>,
 }
 
 impl ScanSource {
-    pub fn new(parts: Vec<ScanPart>, columns: Vec<ScanColumn>, filters: Vec<ColumnFilter>) -> ScanSource {
-        let (runtime, scans) = (Mutex::default(), OnceLock::new());
-        ScanSource { parts, columns, filters, runtime, limit: None, opened: None, scans }
+    pub fn new(
+        parts: Vec<ScanPart>,
+        columns: Vec<ScanColumn>,
+        filters: Vec<ColumnFilter>,
+        limit: Option<usize>,
+        shown: Arc<dyn fmt::Display + Send + Sync>,
+    ) -> ScanSource {
+        let (runtime, scans, history) = (Mutex::default(), OnceLock::new(), Arc::default());
+        ScanSource { parts, columns, filters, runtime, limit, shown, opened: None, scans, history }
+    }
+
+    /// The same, to be read once more. `opened` is told of its storage scans.
+    pub fn afresh(&self, opened: Option<Opened>) -> ScanSource {
+        let all: Vec<usize> = (0..self.columns.len()).collect();
+        ScanSource { opened, ..self.narrowed(&all) }
+    }
+
+    /// Of some of its columns, in that order.
+    pub fn narrowed(&self, columns: &[usize]) -> ScanSource {
+        ScanSource {
+            parts: self.parts.clone(),
+            columns: columns.iter().map(|column| self.columns[*column].clone()).collect(),
+            filters: self.filters.clone(),
+            runtime: Mutex::default(),
+            limit: self.limit,
+            shown: Arc::clone(&self.shown),
+            opened: None,
+            scans: OnceLock::new(),
+            history: Arc::clone(&self.history),
+        }
     }
 
     fn open(&self) -> Vec<Arc<TableScan>> {
@@ -146,12 +178,14 @@ impl ScanSource {
             }
             scan
         };
-        self.parts.iter().enumerate().map(scan).collect()
+        let scans: Vec<_> = self.parts.iter().enumerate().map(scan).collect();
+        self.history.lock().extend(scans.iter().cloned());
+        scans
     }
 
-    /// The storage scans, once it has run.
-    pub fn scans(&self) -> &[Arc<TableScan>] {
-        self.scans.get().map_or(&[], Vec::as_slice)
+    /// The storage scans of each time that it ran.
+    pub fn history(&self) -> Vec<Arc<TableScan>> {
+        self.history.lock().clone()
     }
 }
 

@@ -18,7 +18,7 @@ use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
-use datafusion::logical_expr::expr::{Between, InList};
+use datafusion::logical_expr::expr::{Between, InList, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
@@ -870,6 +870,24 @@ impl Checked {
         let checked = Checked { steps, signature: Signature::variadic_any(Volatility::Immutable) };
         Transformed::yes(ScalarUDF::new_from_impl(checked).call(leaves))
     }
+}
+
+/// The arithmetic that a function watches over, if it is one that does.
+pub fn watched(function: &ScalarFunction) -> Option<Expr> {
+    let checked = function.func.inner().downcast_ref::<Checked>()?;
+    let mut leaves = function.args.iter();
+    let mut stack: Vec<Expr> = Vec::new();
+    for step in checked.steps.iter().copied() {
+        let value = match step {
+            Step::Leaf => leaves.next()?.clone(),
+            Step::Apply(op) => {
+                let (right, left) = (stack.pop()?, stack.pop()?);
+                datafusion::logical_expr::binary_expr(left, op, right)
+            }
+        };
+        stack.push(value);
+    }
+    stack.pop()
 }
 
 fn collect<'a>(expr: &'a Expr, steps: &mut Vec<Step>, leaves: &mut Vec<&'a Expr>) {

@@ -479,7 +479,7 @@ impl Sieve {
     fn blocks(&self, charge: &mut Charge<'_>) -> Blocks {
         let passed = self.rows_passed.load(Ordering::Relaxed);
         let Some(scan) = self.scan.downcast_ref::<TidepoolScanExec>() else { return Blocks::Values };
-        let metrics = scan.scan_metrics();
+        let metrics = crate::scan::scan_metrics(&scan.scans());
         let read = metrics.tablespaces.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
         charge.stream(read.saturating_sub(self.bytes_read.fetch_max(read, Ordering::Relaxed)));
         let produced = metrics.rows_produced;

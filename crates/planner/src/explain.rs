@@ -4,8 +4,9 @@
 //! time inside the operator itself, added up over its threads. Below follow the memory it held and, for a scan, what it
 //! read from each tablespace and how long pacing stalled it there.
 
+use crate::engine::EngineExec;
 use crate::pass::PassExec;
-use crate::scan::TidepoolScanExec;
+use crate::scan::{TidepoolScanExec, paced, scan_metrics};
 use crate::statement::ExplainOptions;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
@@ -15,6 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::ByteSize;
 use tidepool_device::PacingCounters;
+use tidepool_engine::plan::{Op, Plan};
+use tidepool_table::TableScan;
 
 /// Columns that a level of the plan is moved to the right by.
 const INDENT: usize = 6;
@@ -94,13 +97,50 @@ impl Explain {
         if self.analyze {
             let margin = " ".repeat(depth * INDENT + 2);
             let details = match plan.downcast_ref::<TidepoolScanExec>() {
-                Some(scan) => scan_details(scan, self.options.verbose),
+                Some(scan) => scan_details(&scan.scans(), self.options.verbose),
                 None => self.details(plan),
             };
             lines.extend(details.into_iter().chain(known).map(|detail| format!("{margin}{detail}")));
         }
+        if let Some(engine) = plan.downcast_ref::<EngineExec>() {
+            self.engine_node(engine.plan(), &engine.children(), depth + 1, lines);
+            return;
+        }
         for child in plan.children() {
             self.node(child.as_ref(), depth + 1, Vec::new(), lines);
+        }
+    }
+
+    /// An operator of the engine's, and those below it, down to streams of other operators'.
+    fn engine_node(&self, plan: &Plan, inputs: &[&Arc<dyn ExecutionPlan>], depth: usize, lines: &mut Vec<String>) {
+        if let Op::Input(number) = plan.op {
+            if let Some(input) = inputs.get(number) {
+                self.node(input.as_ref(), depth, Vec::new(), lines);
+            }
+            return;
+        }
+        let mut line = format!("{}->  {}", " ".repeat(depth * INDENT - 4), shown(plan.label()));
+        if let Some(rows) = plan.rows_estimated.filter(|_| !self.options.hides_costs) {
+            line += &format!("  (rows={})", rows.ceil() as u64);
+        }
+        if self.analyze {
+            let did = plan.counters.get();
+            line += &match self.options.hides_timing {
+                true => format!(" (actual rows={})", did.rows_out),
+                false => format!(" (actual time={:.3} ms rows={})", did.ns as f64 / 1e6, did.rows_out),
+            };
+        }
+        lines.push(line);
+        if self.analyze {
+            let margin = " ".repeat(depth * INDENT + 2);
+            lines.extend(plan.notes.lock().iter().map(|note| format!("{margin}{note}")));
+            if let Op::Scan(scan) = &plan.op {
+                let details = scan_details(&scan.history(), self.options.verbose);
+                lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+            }
+        }
+        for input in &plan.inputs {
+            self.engine_node(input, inputs, depth + 1, lines);
         }
     }
 
@@ -161,8 +201,8 @@ fn actual(plan: &dyn ExecutionPlan, hides_timing: bool) -> String {
     }
 }
 
-fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
-    let metrics = scan.scan_metrics();
+fn scan_details(scans: &[Arc<TableScan>], verbose: bool) -> Vec<String> {
+    let metrics = scan_metrics(scans);
     let mut details = vec![format!(
         "Rows Scanned: {}  Row Groups Skipped: {} of {}  Decoded: {}",
         metrics.rows_scanned,
@@ -186,7 +226,7 @@ fn scan_details(scan: &TidepoolScanExec, verbose: bool) -> Vec<String> {
         ));
     }
     if verbose {
-        for (tablespace, purpose, spent) in scan.paced() {
+        for (tablespace, purpose, spent) in paced(scans) {
             details.push(format!("Paced {} in {tablespace}: {}", purpose.name(), counters(&spent)));
         }
     }

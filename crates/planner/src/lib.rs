@@ -18,6 +18,7 @@ mod copy;
 mod correlated;
 mod ddl;
 mod dependents;
+mod engine;
 mod errors;
 mod execute;
 mod explain;

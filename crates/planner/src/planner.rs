@@ -17,10 +17,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result};
 use tidepool_database::Database;
+use tidepool_engine::schedule::{Tickets, Workers};
 use tokio::runtime::{Handle, Runtime};
 
 /// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
 pub(crate) const WORKER_STACK_BYTES: usize = 256 << 20;
+
+/// Stack of the engine's threads: expressions are as deep as statements.
+const ENGINE_STACK_BYTES: usize = WORKER_STACK_BYTES;
 
 /// One a process.
 pub struct Planner {
@@ -28,6 +32,8 @@ pub struct Planner {
     /// Plans and executes, apart from the threads that serve the protocol: an operator (or a paced access) may hold a
     /// thread for long. `None` only while dropping.
     workers: Option<Runtime>,
+    /// Run what the engine has of statements.
+    engine: Workers,
     state: SessionState,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
@@ -46,10 +52,13 @@ impl Planner {
             .enable_time()
             .build()
             .map_err(|error| Error::io("start worker threads", &error))?;
+        let threads = database.config().threads;
+        let engine = Workers::start(threads, ENGINE_STACK_BYTES, crate::heap::prepare_engine_thread)?;
         Ok(Arc::new(Planner {
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),
+            engine,
             state: state()?,
             advisory: Arc::default(),
             sessions: Mutex::default(),
@@ -113,6 +122,11 @@ impl Planner {
             Some(workers) => workers.handle().clone(),
             None => unreachable!("the workers live as long as the planner"),
         }
+    }
+
+    /// What has the engine's threads work for a statement.
+    pub(crate) fn engine_tickets(&self) -> Tickets {
+        self.engine.tickets()
     }
 
     /// The state that one statement is planned with.

@@ -1,6 +1,7 @@
 //! Queries: syntax to logical plan to physical plan, over the statement's one snapshot.
 
 use crate::casts::UNCONSTRAINED;
+use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
@@ -26,6 +27,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
 use std::collections::{BTreeMap, HashMap};
@@ -442,19 +444,45 @@ pub struct Planned {
     pub schema: SchemaRef,
 }
 
+/// Whose operators may run a query.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Operators {
+    /// Those of the engine that the session has set.
+    AsSet,
+    DataFusion,
+}
+
 /// Optimises a bound plan and makes its physical form.
-pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
-    let optimized = state.optimize(plan).map_err(from_datafusion)?;
-    state.query_planner().create_physical_plan(&optimized, state).await.map_err(from_datafusion)
+pub async fn physical_plan(
+    state: &SessionState,
+    plan: &LogicalPlan,
+    operators: Operators,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let mut optimized = state.optimize(plan).map_err(from_datafusion)?;
+    if let Some(facts) = SessionFacts::of(state.config_options())
+        && operators == Operators::AsSet
+        && facts.settings.own_engine()
+        // The account of a paced heap is kept of DataFusion's operators.
+        && !crate::heap::is_paced(facts.planner.database(), &facts.settings)
+    {
+        optimized = crate::engine::lower(state, &optimized).map_err(from_datafusion)?;
+    }
+    let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(EngineNodes)]);
+    planner.create_physical_plan(&optimized, state).await.map_err(from_datafusion)
 }
 
 /// Plans a query to be run.
-pub async fn plan(facts: Arc<SessionFacts>, query: Box<ast::Query>, parameters: Vec<ArrayRef>) -> Result<Planned> {
+pub async fn plan(
+    facts: Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: Vec<ArrayRef>,
+    operators: Operators,
+) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
     let logical = logical_plan(&state, &facts, query, parameter_fields(&parameters), None)?;
     let logical = bind(logical, &parameters)?;
-    let plan = physical_plan(&state, &logical).await?;
+    let plan = physical_plan(&state, &logical, operators).await?;
     Ok(planned(state, plan, &names))
 }
 

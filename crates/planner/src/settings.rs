@@ -131,6 +131,12 @@ static DEFINITIONS: &[Definition] = &[
     ),
     define("temp_tablespaces", Kind::Tablespaces, "", "Where the query heap lives, in overflow order."),
     define(
+        "tidepool.engine",
+        Kind::OneOf(&["tidepool", "datafusion"]),
+        "tidepool",
+        "Whose operators run queries: Tidepool's own, where it has them, or DataFusion's.",
+    ),
+    define(
         "tidepool.statement_memory",
         Kind::Size,
         "0",
@@ -274,6 +280,11 @@ impl Settings {
 
     pub fn threads(&self) -> usize {
         self.value("tidepool.threads").parse().unwrap_or(1)
+    }
+
+    /// Whether Tidepool's own operators run what they can.
+    pub fn own_engine(&self) -> bool {
+        self.value("tidepool.engine") == "tidepool"
     }
 
     pub fn statement_memory_bytes(&self) -> Option<u64> {

@@ -107,7 +107,7 @@ fn disaggregation_is_measured_by_share_of_local_memory() {
     }
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
-        .args(["bench", "disaggregation", "--sf", "0.01", "--repeat", "1", "--queries", "1,6,13", "--near", "1GB"])
+        .args(["bench", "disaggregation", "--sf", "0.05", "--repeat", "1", "--queries", "1,6,13", "--near", "1GB"])
         .args(["--shares", "100,20", "--profile", "rdma-56g-paging", "--report"])
         .arg(folder.path())
         .output()

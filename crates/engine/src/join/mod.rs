@@ -153,7 +153,7 @@ impl Join {
     }
 
     /// Fails for what no table can be made for: 0A000 where a column cannot be kept, XX000 for a join that is none.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::internal(format!("a join {what}")));
         let column = |types: &[ColumnType], column: usize| types.get(column).cloned();
         for key in &self.keys {

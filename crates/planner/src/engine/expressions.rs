@@ -7,6 +7,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit}
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, Result as PlanResult, ScalarValue, plan_err};
 use datafusion::execution::SessionState;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::logical_expr::{BinaryExpr, Case, Cast, Expr, ExprSchemable, Operator};
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 use std::sync::Arc;
@@ -57,7 +58,9 @@ pub fn scalar(value: &ScalarValue) -> Option<Scalar> {
         ScalarValue::Float64(Some(value)) => Scalar::Float(*value),
         ScalarValue::Decimal128(Some(value), ..) => Scalar::Wide(*value),
         ScalarValue::Utf8(Some(value)) | ScalarValue::Utf8View(Some(value)) => Scalar::Text(value.as_bytes().into()),
-        ScalarValue::Binary(Some(value)) | ScalarValue::BinaryView(Some(value)) => Scalar::Text(value.as_slice().into()),
+        ScalarValue::Binary(Some(value)) | ScalarValue::BinaryView(Some(value)) => {
+            Scalar::Text(value.as_slice().into())
+        }
         _ => return None,
     })
 }
@@ -199,6 +202,10 @@ impl Scope<'_> {
             Expr::ScalarFunction(function) => {
                 let arguments = function.args.as_slice();
                 match (function.func.name(), arguments) {
+                    ("tidepool_checked", _) => match crate::casts::watched(function) {
+                        Some(watched) => self.native(&watched)?,
+                        None => None,
+                    },
                     ("coalesce", arguments) if !arguments.is_empty() => {
                         let values = arguments.iter().map(|value| self.expr(value)).collect::<PlanResult<Vec<_>>>()?;
                         EngineExpr::coalesce(values).ok()
@@ -327,8 +334,11 @@ impl Scope<'_> {
         if !is_plain {
             return plan_err!("the engine does not evaluate {expr}");
         }
-        let mut indices: Vec<usize> =
-            expr.column_refs().into_iter().map(|column| self.schema.index_of_column(column)).collect::<PlanResult<_>>()?;
+        let mut indices: Vec<usize> = expr
+            .column_refs()
+            .into_iter()
+            .map(|column| self.schema.index_of_column(column))
+            .collect::<PlanResult<_>>()?;
         indices.sort_unstable();
         indices.dedup();
         let name = |place: usize| format!("c{place}");
@@ -348,10 +358,10 @@ impl Scope<'_> {
             })
             .data()?;
         let df_schema = DFSchema::try_from(schema.clone())?;
-        let physical = create_physical_expr(&own, &df_schema, self.state.execution_props())?;
+        let physical =
+            create_physical_expr(&own, &df_schema, self.state.execution_props(), &PhysicalPlanningContext::default())?;
         let of = ColumnType::new(physical.data_type(&schema)?, true);
-        let arguments =
-            indices.iter().map(|index| EngineExpr::column(*index, self.types[*index].clone())).collect();
+        let arguments = indices.iter().map(|index| EngineExpr::column(*index, self.types[*index].clone())).collect();
         let evaluation = Evaluation { name: expr.to_string(), expr: physical, schema };
         Ok(EngineExpr::call(Arc::new(evaluation), arguments, of))
     }

@@ -83,6 +83,58 @@ pub fn scans_of(plan: &Arc<dyn ExecutionPlan>) -> Vec<Arc<TableScan>> {
     scans
 }
 
+/// What a scan reads that some filters leave rows of; it is noted that it does.
+pub(super) fn parts_read(source: &Source, filters: &[ColumnFilter], projection: &[usize]) -> Vec<Part> {
+    let parts = source.parts(filters, projection);
+    // Whatever becomes of the plan: its answer may come from statistics. What is kept outlives the statement.
+    QueryHeap::outside(|| {
+        parts.iter().for_each(|part| part.version.read_by(filters, part.access.as_deref()));
+    });
+    parts
+}
+
+/// What pacing accounted to storage scans so far, by tablespace and purpose.
+pub fn paced(scans: &[Arc<TableScan>]) -> Vec<(String, Purpose, PacingCounters)> {
+    let mut sum: Vec<(String, Purpose, PacingTotals)> = Vec::new();
+    for (tablespace, purpose, spent) in scans.iter().flat_map(|scan| scan.paced()) {
+        match sum.iter().find(|(name, of, _)| (name, of) == (&tablespace, &purpose)) {
+            Some((.., totals)) => totals.add(&spent),
+            None => {
+                let totals = PacingTotals::default();
+                totals.add(&spent);
+                sum.push((tablespace, purpose, totals));
+            }
+        }
+    }
+    sum.into_iter().map(|(tablespace, purpose, totals)| (tablespace, purpose, totals.get())).collect()
+}
+
+/// What storage scans did so far, added up.
+pub fn scan_metrics(scans: &[Arc<TableScan>]) -> ScanMetrics {
+    let mut sum = ScanMetrics::default();
+    for one in scans.iter().map(|scan| scan.metrics()) {
+        sum.row_groups += one.row_groups;
+        sum.row_groups_skipped += one.row_groups_skipped;
+        sum.rows_scanned += one.rows_scanned;
+        sum.rows_produced += one.rows_produced;
+        sum.decoded_bytes += one.decoded_bytes;
+        if let Some((index, used)) = one.index {
+            let (_, total) = sum.index.get_or_insert_with(|| (index, IndexUse::default()));
+            *total += used;
+        }
+        for (name, bytes, stall_ns) in one.tablespaces {
+            match sum.tablespaces.iter_mut().find(|row| row.0 == name) {
+                Some(row) => {
+                    row.1 += bytes;
+                    row.2 += stall_ns;
+                }
+                None => sum.tablespaces.push((name, bytes, stall_ns)),
+            }
+        }
+    }
+    sum
+}
+
 /// The storage scans of this operator: a round for each time it was executed.
 #[derive(Default)]
 struct Run {
@@ -160,11 +212,7 @@ impl TidepoolScanExec {
         if let Some(predicate) = conjuncts.residual.first() {
             return plan_err!("{predicate} reads more than one column, which a scan cannot filter by");
         }
-        let parts: Arc<[Part]> = source.parts(&conjuncts.filters, &projection).into();
-        // Whatever becomes of the plan: its answer may come from statistics. What is kept outlives the statement.
-        QueryHeap::outside(|| {
-            parts.iter().for_each(|part| part.version.read_by(&conjuncts.filters, part.access.as_deref()));
-        });
+        let parts: Arc<[Part]> = parts_read(&source, &conjuncts.filters, &projection).into();
         let partitions = streams(&parts, threads);
         let schema = Arc::new(table_schema.project(&projection)?);
         Ok(TidepoolScanExec {
@@ -189,6 +237,11 @@ impl TidepoolScanExec {
     pub fn with_statistics(mut self, statistics: Statistics) -> TidepoolScanExec {
         self.table_statistics = Arc::new(statistics);
         self
+    }
+
+    /// What its rows pass.
+    pub fn filters(&self) -> &[ColumnFilter] {
+        &self.filters
     }
 
     /// What it reads.
@@ -253,20 +306,9 @@ impl TidepoolScanExec {
         }
     }
 
-    /// What pacing accounted to its storage scans so far, by tablespace and purpose.
-    pub fn paced(&self) -> Vec<(String, Purpose, PacingCounters)> {
-        let mut sum: Vec<(String, Purpose, PacingTotals)> = Vec::new();
-        for (tablespace, purpose, spent) in self.run.lock().scans().flat_map(|scan| scan.paced()) {
-            match sum.iter().find(|(name, of, _)| (name, of) == (&tablespace, &purpose)) {
-                Some((.., totals)) => totals.add(&spent),
-                None => {
-                    let totals = PacingTotals::default();
-                    totals.add(&spent);
-                    sum.push((tablespace, purpose, totals));
-                }
-            }
-        }
-        sum.into_iter().map(|(tablespace, purpose, totals)| (tablespace, purpose, totals.get())).collect()
+    /// The storage scans of each time that it was executed.
+    pub fn scans(&self) -> Vec<Arc<TableScan>> {
+        self.run.lock().scans().collect()
     }
 
     /// The share of what it produces, by width, that conditions on whole batches look at in every row.
@@ -288,33 +330,6 @@ impl TidepoolScanExec {
     /// The table's name.
     pub fn table(&self) -> &str {
         &self.source.version.def.name
-    }
-
-    /// What its storage scans did so far, added up.
-    pub fn scan_metrics(&self) -> ScanMetrics {
-        let mut sum = ScanMetrics::default();
-        for scan in self.run.lock().scans() {
-            let one = scan.metrics();
-            sum.row_groups += one.row_groups;
-            sum.row_groups_skipped += one.row_groups_skipped;
-            sum.rows_scanned += one.rows_scanned;
-            sum.rows_produced += one.rows_produced;
-            sum.decoded_bytes += one.decoded_bytes;
-            if let Some((index, used)) = one.index {
-                let (_, total) = sum.index.get_or_insert_with(|| (index, IndexUse::default()));
-                *total += used;
-            }
-            for (name, bytes, stall_ns) in one.tablespaces {
-                match sum.tablespaces.iter_mut().find(|row| row.0 == name) {
-                    Some(row) => {
-                        row.1 += bytes;
-                        row.2 += stall_ns;
-                    }
-                    None => sum.tablespaces.push((name, bytes, stall_ns)),
-                }
-            }
-        }
-        sum
     }
 
     /// The indexes that it reads through: their names, and the columns whose conditions are used.
@@ -416,25 +431,16 @@ impl fmt::Debug for TidepoolScanExec {
     }
 }
 
-impl DisplayAs for TidepoolScanExec {
-    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// What it reads, and how.
+impl fmt::Display for TidepoolScanExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> =
             self.projection.iter().map(|&index| self.table_schema.field(index).name().as_str()).collect();
         let list = |expressions: &[Arc<dyn PhysicalExpr>]| {
             expressions.iter().map(|expression| expression.to_string()).collect::<Vec<_>>().join(" AND ")
         };
         let tablespaces = self.tablespaces().into_iter().collect::<Vec<_>>().join(", ");
-        if let DisplayFormatType::TreeRender = format {
-            writeln!(f, "table={}", self.table())?;
-            if let Some(partitions) = self.partitions_text() {
-                writeln!(f, "partitions={partitions}")?;
-            }
-            if let Some((indexes, _)) = self.indexes() {
-                writeln!(f, "index={}", indexes.join(", "))?;
-            }
-            return writeln!(f, "tablespaces={tablespaces}");
-        }
-        write!(f, "TidepoolScanExec: table={}", self.table())?;
+        write!(f, "table={}", self.table())?;
         if let Some(partitions) = self.partitions_text() {
             write!(f, ", partitions={partitions}")?;
         }
@@ -456,6 +462,23 @@ impl DisplayAs for TidepoolScanExec {
             write!(f, ", limit={limit}")?;
         }
         write!(f, ", tablespaces=[{tablespaces}]")
+    }
+}
+
+impl DisplayAs for TidepoolScanExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let DisplayFormatType::TreeRender = format {
+            let tablespaces = self.tablespaces().into_iter().collect::<Vec<_>>().join(", ");
+            writeln!(f, "table={}", self.table())?;
+            if let Some(partitions) = self.partitions_text() {
+                writeln!(f, "partitions={partitions}")?;
+            }
+            if let Some((indexes, _)) = self.indexes() {
+                writeln!(f, "index={}", indexes.join(", "))?;
+            }
+            return writeln!(f, "tablespaces={tablespaces}");
+        }
+        write!(f, "TidepoolScanExec: {self}")
     }
 }
 
@@ -519,7 +542,7 @@ impl ExecutionPlan for TidepoolScanExec {
 
     fn metrics(&self) -> Option<MetricsSet> {
         let mut set = self.metrics.clone_inner();
-        let scan = self.scan_metrics();
+        let scan = scan_metrics(&self.scans());
         let mut add = |name: Cow<'static, str>, value: u64| {
             let count = Count::new();
             count.add(value as usize);

@@ -12,9 +12,10 @@ mod restrict;
 mod runtime;
 mod source;
 
-pub use exec::{TidepoolScanExec, scans_of};
+pub use exec::{TidepoolScanExec, paced, scan_metrics, scans_of};
 pub use filter::{datum_scalar, scalar_f64};
 pub use restrict::{can_restrict, restricted};
+pub use source::Part;
 
 use crate::optimizer::estimate::{self, Estimate};
 use crate::privileges::Readable;
@@ -33,7 +34,7 @@ use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
 
 /// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
 /// twice, and it would drop grouping columns and duplicates on their word.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TableProvider {
     source: Arc<Source>,
     /// The table's columns, and perhaps the rows' ids after them.
@@ -111,6 +112,33 @@ impl TableProvider {
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let (source, schema) = TableProvider::identified(database, version, id)?;
         Ok(Arc::new(TableProvider { schema, source, target: Some(target), row: None, readable }))
+    }
+
+    /// Whether the statement changes or locks rows of it.
+    pub fn is_target(&self) -> bool {
+        self.target.is_some() || self.row.is_some()
+    }
+
+    /// What a scan of some columns reads, for the engine; `None` for one that is not of the table's own columns. All of `filters`
+    /// are the storage's to evaluate.
+    pub fn read(
+        &self,
+        state: &dyn Session,
+        projection: &[usize],
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Option<Arc<TidepoolScanExec>>> {
+        let columns = self.source.version.def.columns.len();
+        if self.is_target() || projection.iter().any(|column| *column >= columns) {
+            return Ok(None);
+        }
+        self.check_readable(projection, filters)?;
+        let df_schema = DFSchema::try_from(self.schema.clone())?;
+        let predicates = filters.iter().map(|filter| state.create_physical_expr(filter.clone(), &df_schema));
+        let predicates = predicates.collect::<Result<Vec<_>>>()?;
+        let (source, schema) = (self.source.clone(), self.schema.clone());
+        let scan = TidepoolScanExec::try_new(source, schema, projection.to_vec(), predicates, limit, 1)?;
+        Ok(Some(Arc::new(scan)))
     }
 
     /// What the statistics say about all of its columns, before any filter.

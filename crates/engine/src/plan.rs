@@ -1,0 +1,612 @@
+//! Plans: trees of operators, and how they become pipelines.
+
+use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource, AggregateTable};
+use crate::counters::Counters;
+use crate::evaluate::simplify;
+use crate::expr::{Expr, Node};
+use crate::join::{BuildRows, BuildSink, Join, JoinKind, JoinTable, Probe};
+use crate::limit::Limit;
+use crate::operators::{Filter, Project};
+use crate::pipeline::{Operator, Pipeline, Sink, SinkState, Source, Task};
+use crate::run::Interruption;
+use crate::scan::{ChunkSource, KeysLater, Opened, ScanSource};
+use crate::sort::{Sort, SortKey, SortSink, Sorted, SortedSource};
+use crate::stream::{Inlet, InletSource};
+use crate::types::{Class, ColumnType};
+use crate::vector::Chunk;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tidepool_base::{Error, Result};
+use tidepool_table::KeyTest;
+
+/// What a node of a plan does.
+pub enum Op {
+    Scan(Arc<ScanSource>),
+    /// A stream from elsewhere, by number.
+    Input(usize),
+    Chunks(Vec<Chunk>),
+    Filter(Expr),
+    Project(Vec<Expr>),
+    /// Its inputs are the probe side and the build side.
+    Join(Join),
+    Aggregate(Aggregate),
+    Sort {
+        keys: Vec<SortKey>,
+        limit: Option<usize>,
+    },
+    Limit {
+        skip: usize,
+        fetch: Option<usize>,
+    },
+    /// All rows of all inputs.
+    Union,
+}
+
+/// An operator over its inputs.
+pub struct Plan {
+    pub op: Op,
+    pub inputs: Vec<Plan>,
+    pub types: Vec<ColumnType>,
+    pub rows_estimated: Option<f64>,
+    pub counters: Arc<Counters>,
+    /// What was decided while it ran.
+    pub notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Plan {
+    fn new(op: Op, inputs: Vec<Plan>, types: Vec<ColumnType>) -> Plan {
+        let (counters, notes) = (Arc::default(), Arc::default());
+        Plan { op, inputs, types, rows_estimated: None, counters, notes }
+    }
+
+    /// What people see of it.
+    pub fn label(&self) -> String {
+        let shown = |parts: &mut dyn Iterator<Item = String>| parts.collect::<Vec<_>>().join(", ");
+        match &self.op {
+            Op::Scan(scan) => format!("Scan: {}", scan.shown),
+            Op::Input(number) => format!("Stream {number}"),
+            Op::Chunks(_) => "Values".to_owned(),
+            Op::Filter(condition) => format!("Filter: {condition}"),
+            Op::Project(outputs) => format!("Project: {}", shown(&mut outputs.iter().map(Expr::to_string))),
+            Op::Join(join) => {
+                let keys = shown(&mut join.keys.iter().map(|key| format!("#{} = #{}", key.probe, key.build)));
+                let residual = join.residual.as_ref().map(|residual| format!(" if {residual}")).unwrap_or_default();
+                format!("{:?} join: {keys}{residual}", join.kind)
+            }
+            Op::Aggregate(aggregate) => {
+                let call = |call: &AggregateCall| {
+                    let argument = call.argument.map_or("*".to_owned(), |column| format!("#{column}"));
+                    let distinct = if call.distinct { "distinct " } else { "" };
+                    format!("{:?}({distinct}{argument})", call.function).to_lowercase()
+                };
+                let keys = shown(&mut aggregate.keys.iter().map(|column| format!("#{column}")));
+                format!("Aggregate by [{keys}]: {}", shown(&mut aggregate.functions.iter().map(call)))
+            }
+            Op::Sort { keys, limit } => {
+                let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
+                let limited = limit.map(|limit| format!(" limit {limit}")).unwrap_or_default();
+                format!("Sort: {}{limited}", shown(&mut keys.iter().map(key)))
+            }
+            Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
+            Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
+            Op::Union => "Union".to_owned(),
+        }
+    }
+
+    pub fn scan(source: ScanSource) -> Plan {
+        let types = source.columns.iter().map(|column| column.of.clone()).collect();
+        Plan::new(Op::Scan(Arc::new(source)), Vec::new(), types)
+    }
+
+    pub fn input(number: usize, types: Vec<ColumnType>) -> Plan {
+        Plan::new(Op::Input(number), Vec::new(), types)
+    }
+
+    pub fn chunks(chunks: Vec<Chunk>, types: Vec<ColumnType>) -> Plan {
+        Plan::new(Op::Chunks(chunks), Vec::new(), types)
+    }
+
+    pub fn filter(self, condition: Expr) -> Plan {
+        let types = self.types.clone();
+        Plan::new(Op::Filter(simplify(condition)), vec![self], types)
+    }
+
+    pub fn project(self, outputs: Vec<Expr>) -> Plan {
+        let outputs: Vec<Expr> = outputs.into_iter().map(simplify).collect();
+        let types = outputs.iter().map(|output| output.of.clone()).collect();
+        Plan::new(Op::Project(outputs), vec![self], types)
+    }
+
+    /// Of which only some columns, in some order.
+    pub fn columns(self, columns: &[usize]) -> Plan {
+        if columns.iter().copied().eq(0..self.types.len()) {
+            return self;
+        }
+        let rows = self.rows_estimated;
+        let outputs = columns.iter().map(|column| Expr::column(*column, self.types[*column].clone())).collect();
+        self.project(outputs).like(&rows)
+    }
+
+    pub fn join(probe: Plan, build: Plan, join: Join) -> Plan {
+        let types = join.output();
+        Plan::new(Op::Join(join), vec![probe, build], types)
+    }
+
+    pub fn aggregate(self, aggregate: Aggregate) -> Plan {
+        let types = aggregate.columns();
+        Plan::new(Op::Aggregate(aggregate), vec![self], types)
+    }
+
+    pub fn sort(self, keys: Vec<SortKey>, limit: Option<usize>) -> Plan {
+        let types = self.types.clone();
+        Plan::new(Op::Sort { keys, limit }, vec![self], types)
+    }
+
+    pub fn limit(self, skip: usize, fetch: Option<usize>) -> Plan {
+        let types = self.types.clone();
+        Plan::new(Op::Limit { skip, fetch }, vec![self], types)
+    }
+
+    /// Inputs have as many columns, of the same classes; their text is in no dictionary.
+    pub fn union(inputs: Vec<Plan>, types: Vec<ColumnType>) -> Plan {
+        Plan::new(Op::Union, inputs, types)
+    }
+
+    /// The same result with what nobody looks at left out. `needed`: of its columns, ascending. Gives the plan of these alone.
+    pub fn pruned(mut self, needed: &BTreeSet<usize>) -> Plan {
+        if matches!(self.op, Op::Aggregate(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_))
+            || needed.len() == self.types.len()
+        {
+            self = self.pruned_within();
+            let columns: Vec<usize> = needed.iter().copied().collect();
+            return if let Op::Scan(_) = self.op { self.narrowed(&columns) } else { self.columns(&columns) };
+        }
+        let columns: Vec<usize> = needed.iter().copied().collect();
+        match self.op {
+            Op::Filter(condition) => {
+                let mut wanted = needed.clone();
+                condition.columns_into(&mut wanted);
+                let place = places(&wanted);
+                let input = take(&mut self.inputs).pruned(&wanted);
+                let plan = input.filter(condition.moved(&place)).like(&self.rows_estimated);
+                plan.columns(&columns.iter().map(|column| place(*column)).collect::<Vec<_>>())
+            }
+            Op::Project(outputs) => {
+                let outputs: Vec<Expr> = outputs
+                    .into_iter()
+                    .enumerate()
+                    .filter(|(index, _)| needed.contains(index))
+                    .map(|(_, o)| o)
+                    .collect();
+                projected(take(&mut self.inputs), outputs)
+            }
+            Op::Join(join) => {
+                let (probe_output, build_output) = (join.probe_output.len(), join.build_output.len());
+                let of_probe = if join.kind.emits_probe() { probe_output } else { 0 };
+                let has_build = !matches!(join.kind, JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark);
+                let of_build = if has_build { build_output } else { 0 };
+                let has_mark = join.kind == JoinKind::LeftMark;
+                let probe =
+                    (0..of_probe).filter(|index| needed.contains(index)).map(|i| join.probe_output[i]).collect();
+                let build = (0..of_build)
+                    .filter(|index| needed.contains(&(of_probe + index)))
+                    .map(|index| join.build_output[index])
+                    .collect();
+                let mark = of_probe + of_build;
+                let plan =
+                    joined(take_two(&mut self.inputs), Join { probe_output: probe, build_output: build, ..join });
+                let plan = plan.like(&self.rows_estimated);
+                // The mark always comes.
+                if has_mark && !needed.contains(&mark) {
+                    let without: Vec<usize> = (0..plan.types.len() - 1).collect();
+                    return plan.columns(&without);
+                }
+                plan
+            }
+            Op::Sort { mut keys, limit } => {
+                let mut wanted = needed.clone();
+                wanted.extend(keys.iter().map(|key| key.column));
+                let place = places(&wanted);
+                keys.iter_mut().for_each(|key| key.column = place(key.column));
+                let plan = take(&mut self.inputs).pruned(&wanted).sort(keys, limit).like(&self.rows_estimated);
+                plan.columns(&columns.iter().map(|column| place(*column)).collect::<Vec<_>>())
+            }
+            Op::Limit { skip, fetch } => {
+                take(&mut self.inputs).pruned(needed).limit(skip, fetch).like(&self.rows_estimated)
+            }
+            _ => self,
+        }
+    }
+
+    fn like(mut self, rows: &Option<f64>) -> Plan {
+        self.rows_estimated = *rows;
+        self
+    }
+
+    /// The same columns, with inputs pruned.
+    fn pruned_within(mut self) -> Plan {
+        let all = |plan: &Plan| -> BTreeSet<usize> { (0..plan.types.len()).collect() };
+        match self.op {
+            Op::Scan(_) | Op::Input(_) | Op::Chunks(_) => self,
+            Op::Union => {
+                self.inputs = self.inputs.into_iter().map(Plan::pruned_within).collect();
+                self
+            }
+            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } => {
+                let input = take(&mut self.inputs);
+                let wanted = all(&input);
+                self.inputs = vec![input.pruned(&wanted)];
+                self
+            }
+            Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
+            Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated),
+            Op::Aggregate(mut aggregate) => {
+                let mut wanted: BTreeSet<usize> = aggregate.keys.iter().copied().collect();
+                wanted.extend(aggregate.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
+                let place = places(&wanted);
+                aggregate.keys.iter_mut().for_each(|key| *key = place(*key));
+                for call in &mut aggregate.functions {
+                    call.argument = call.argument.map(&place);
+                    call.filter = call.filter.map(&place);
+                }
+                let input = take(&mut self.inputs).pruned(&wanted);
+                aggregate.input = input.types.clone();
+                input.aggregate(aggregate).like(&self.rows_estimated)
+            }
+        }
+    }
+
+    /// A scan of some of its columns.
+    fn narrowed(self, columns: &[usize]) -> Plan {
+        let Op::Scan(source) = self.op else { return self };
+        Plan::scan(source.narrowed(columns)).like(&self.rows_estimated)
+    }
+}
+
+fn take(inputs: &mut Vec<Plan>) -> Plan {
+    inputs.pop().unwrap_or_else(|| unreachable!("an operator of one input has it"))
+}
+
+fn take_two(inputs: &mut Vec<Plan>) -> (Plan, Plan) {
+    let second = take(inputs);
+    (take(inputs), second)
+}
+
+/// Where a column is among those that are kept.
+fn places(kept: &BTreeSet<usize>) -> impl Fn(usize) -> usize + use<> {
+    let kept: Vec<usize> = kept.iter().copied().collect();
+    move |column| kept.binary_search(&column).unwrap_or_else(|_| unreachable!("a column that is used is kept"))
+}
+
+fn projected(input: Plan, outputs: Vec<Expr>) -> Plan {
+    let mut wanted = BTreeSet::new();
+    outputs.iter().for_each(|output| output.columns_into(&mut wanted));
+    let place = places(&wanted);
+    let rows = input.rows_estimated;
+    let input = input.pruned(&wanted);
+    let outputs: Vec<Expr> = outputs.into_iter().map(|output| output.moved(&place)).collect();
+    let is_identity = outputs.len() == input.types.len()
+        && outputs
+            .iter()
+            .enumerate()
+            .all(|(index, output)| matches!(output.node, Node::Column(column) if column == index));
+    if is_identity { input } else { input.project(outputs).like(&rows) }
+}
+
+fn joined((probe, build): (Plan, Plan), mut join: Join) -> Plan {
+    let of_probe = probe.types.len();
+    let mut wanted: (BTreeSet<usize>, BTreeSet<usize>) = join.keys.iter().map(|key| (key.probe, key.build)).unzip();
+    wanted.0.extend(&join.probe_output);
+    wanted.1.extend(&join.build_output);
+    let mut of_residual = BTreeSet::new();
+    if let Some(residual) = &join.residual {
+        residual.columns_into(&mut of_residual);
+    }
+    for column in of_residual {
+        if column < of_probe {
+            wanted.0.insert(column)
+        } else {
+            wanted.1.insert(column - of_probe)
+        };
+    }
+    let (of_probe_place, of_build_place) = (places(&wanted.0), places(&wanted.1));
+    let (probe, build) = (probe.pruned(&wanted.0), build.pruned(&wanted.1));
+    for key in &mut join.keys {
+        (key.probe, key.build) = (of_probe_place(key.probe), of_build_place(key.build));
+    }
+    join.probe_output.iter_mut().for_each(|column| *column = of_probe_place(*column));
+    join.build_output.iter_mut().for_each(|column| *column = of_build_place(*column));
+    let probe_len = probe.types.len();
+    join.residual = join.residual.map(|residual| {
+        residual.moved(&|column| match column.checked_sub(of_probe) {
+            None => of_probe_place(column),
+            Some(column) => probe_len + of_build_place(column),
+        })
+    });
+    (join.probe_types, join.build_types) = (probe.types.clone(), build.types.clone());
+    Plan::join(probe, build, join)
+}
+
+/// Rows on their way: from one of several sources, through operators.
+struct Branch {
+    source: Arc<dyn Source>,
+    operators: Vec<Arc<dyn Operator>>,
+    counters: Vec<Arc<Counters>>,
+}
+
+/// Puts pipelines together, in the order in which they run.
+struct Compiler<'a> {
+    inlets: &'a [Arc<Inlet>],
+    interruption: Arc<dyn Interruption>,
+    /// A scan of this execution's for each of the plan's, by the address of its specification.
+    scans: HashMap<*const ScanSource, Arc<ScanSource>>,
+    pipelines: Vec<Pipeline>,
+}
+
+/// The pipelines of a plan whose rows go into `sink`, for one execution. `inlets` are what its inputs come from; `opened` is told of
+/// storage scans.
+pub fn compile(
+    plan: &Plan,
+    inlets: &[Arc<Inlet>],
+    opened: Option<Opened>,
+    interruption: Arc<dyn Interruption>,
+    sink: Arc<dyn Sink>,
+) -> Result<Vec<Pipeline>> {
+    let mut compiler = Compiler { inlets, interruption, scans: HashMap::new(), pipelines: Vec::new() };
+    compiler.gather_scans(plan, &opened);
+    let branches = compiler.flow(plan)?;
+    compiler.end_in("result".to_owned(), branches, sink, Arc::default());
+    Ok(compiler.pipelines)
+}
+
+impl Compiler<'_> {
+    fn gather_scans(&mut self, plan: &Plan, opened: &Option<Opened>) {
+        if let Op::Scan(scan) = &plan.op {
+            self.scans.insert(Arc::as_ptr(scan), Arc::new(scan.afresh(opened.clone())));
+        }
+        plan.inputs.iter().for_each(|input| self.gather_scans(input, opened));
+    }
+
+    fn scan(&self, scan: &Arc<ScanSource>) -> Result<Arc<ScanSource>> {
+        let own = self.scans.get(&Arc::as_ptr(scan)).cloned();
+        own.ok_or_else(|| Error::internal("a scan that was not prepared"))
+    }
+
+    fn flow(&mut self, plan: &Plan) -> Result<Vec<Branch>> {
+        let source = |source: Arc<dyn Source>| {
+            vec![Branch { source, operators: Vec::new(), counters: vec![Arc::clone(&plan.counters)] }]
+        };
+        let input =
+            |index: usize| plan.inputs.get(index).ok_or_else(|| Error::internal("an operator's input is missing"));
+        let through = |mut branches: Vec<Branch>, operator: Arc<dyn Operator>| {
+            for branch in &mut branches {
+                branch.operators.push(Arc::clone(&operator));
+                branch.counters.push(Arc::clone(&plan.counters));
+            }
+            branches
+        };
+        Ok(match &plan.op {
+            Op::Scan(scan) => source(self.scan(scan)?),
+            Op::Input(number) => {
+                let inlet = self.inlets.get(*number).ok_or_else(|| Error::internal("a plan's stream is missing"))?;
+                source(Arc::new(InletSource(Arc::clone(inlet))))
+            }
+            Op::Chunks(chunks) => source(Arc::new(ChunkSource::new(chunks.clone()))),
+            Op::Filter(condition) => {
+                let branches = self.flow(input(0)?)?;
+                through(branches, Arc::new(Filter::new(condition.clone())?))
+            }
+            Op::Project(outputs) => {
+                let branches = self.flow(input(0)?)?;
+                through(branches, Arc::new(Project::new(outputs.clone())?))
+            }
+            Op::Limit { skip, fetch } => {
+                let branches = self.flow(input(0)?)?;
+                through(branches, Arc::new(Limit::new(*skip, *fetch)))
+            }
+            Op::Join(join) => {
+                let (probe, build) = (input(0)?, input(1)?);
+                let drops =
+                    !matches!(join.kind, JoinKind::Left | JoinKind::Full | JoinKind::LeftAnti | JoinKind::LeftMark);
+                let mut scans = Vec::new();
+                for (index, key) in join.keys.iter().enumerate() {
+                    if drops && !key.nulls_equal {
+                        reached(probe, key.probe, &mut |scan, column| scans.push((index, scan, column)));
+                    }
+                }
+                let table = JoinTable::new(
+                    Join { filters: !scans.is_empty(), ..join.clone() },
+                    Arc::clone(&self.interruption),
+                )?;
+                let branches = self.flow(build)?;
+                let sink = Arc::new(BuildSink::new(&table));
+                self.end_in("build".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                for (index, scan, column) in scans {
+                    let keys = Keys::later(&table, index);
+                    self.scan(&scan)?.runtime.lock().push((column, keys));
+                }
+                let branches = self.flow(probe)?;
+                let mut branches = through(branches, Arc::new(Probe::new(&table)));
+                if join.kind.emits_build() {
+                    branches.push(Branch {
+                        source: Arc::new(BuildRows::new(&table)),
+                        operators: Vec::new(),
+                        counters: vec![Arc::clone(&plan.counters)],
+                    });
+                }
+                branches
+            }
+            Op::Aggregate(aggregate) => {
+                let table = AggregateTable::new(aggregate)?;
+                let branches = self.flow(input(0)?)?;
+                let sink = Arc::new(AggregateSink::new(&table));
+                self.end_in("aggregate".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                source(Arc::new(AggregateSource::new(&table)))
+            }
+            Op::Sort { keys, limit } => {
+                let types = plan.types.clone();
+                let sorted = Sorted::new(Sort { keys: keys.clone(), limit: *limit, types });
+                let branches = self.flow(input(0)?)?;
+                let sink = Arc::new(SortSink(Arc::clone(&sorted)));
+                self.end_in("sort".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                source(Arc::new(SortedSource(sorted)))
+            }
+            Op::Union => {
+                let mut branches = Vec::new();
+                for input in &plan.inputs {
+                    branches.append(&mut self.flow(input)?);
+                }
+                branches
+            }
+        })
+    }
+
+    /// Each branch becomes a pipeline. The sink finishes after the last of them.
+    fn end_in(&mut self, name: String, branches: Vec<Branch>, sink: Arc<dyn Sink>, counters: Arc<Counters>) {
+        let shared = Arc::new(Shared { sink, left: AtomicUsize::new(branches.len()), states: Mutex::default() });
+        for Branch { source, operators, counters: mut own } in branches {
+            own.push(Arc::clone(&counters));
+            let sink = Arc::clone(&shared) as Arc<dyn Sink>;
+            self.pipelines.push(Pipeline { name: name.clone(), source, operators, sink, counters: own });
+        }
+    }
+}
+
+/// The scans whose rows can only matter if a column of theirs is among those that a column of the plan's has to be.
+fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, usize)) {
+    let of = &plan.types[column];
+    if of.class() != Class::Int || of.dictionary.is_some() {
+        return;
+    }
+    match &plan.op {
+        Op::Scan(scan) => {
+            let is_number = !matches!(of.data_type, arrow_schema::DataType::Decimal128(..));
+            if is_number && scan.limit.is_none() {
+                found(Arc::clone(scan), scan.columns[column].column);
+            }
+        }
+        Op::Filter(_) => reached(&plan.inputs[0], column, found),
+        Op::Sort { limit: None, .. } => reached(&plan.inputs[0], column, found),
+        Op::Project(outputs) => {
+            if let Node::Column(inner) = outputs[column].node {
+                reached(&plan.inputs[0], inner, found);
+            }
+        }
+        Op::Aggregate(aggregate) => {
+            if let Some(key) = aggregate.keys.get(column) {
+                reached(&plan.inputs[0], *key, found);
+            }
+        }
+        Op::Join(join) => {
+            let of_probe = if join.kind.emits_probe() { join.probe_output.len() } else { 0 };
+            if column < of_probe {
+                // A row of the probe side that is missing could only have matched.
+                if matches!(
+                    join.kind,
+                    JoinKind::Inner | JoinKind::Left | JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark
+                ) {
+                    let probe = join.probe_output[column];
+                    reached(&plan.inputs[0], probe, found);
+                }
+            } else if let Some(build) = join.build_output.get(column - of_probe)
+                && matches!(join.kind, JoinKind::Inner | JoinKind::Right | JoinKind::RightSemi | JoinKind::RightAnti)
+            {
+                reached(&plan.inputs[1], *build, found);
+            }
+        }
+        Op::Union => plan.inputs.iter().for_each(|input| reached(input, column, found)),
+        _ => {}
+    }
+}
+
+/// A sink of several pipelines.
+struct Shared {
+    sink: Arc<dyn Sink>,
+    left: AtomicUsize,
+    states: Mutex<Vec<Box<dyn SinkState>>>,
+}
+
+impl Sink for Shared {
+    fn worker(&self) -> Result<Box<dyn SinkState>> {
+        self.sink.worker()
+    }
+
+    fn finish(&self, round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {
+        if round == 0 && self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            self.states.lock().append(states);
+            return Ok(Vec::new());
+        }
+        if round == 0 {
+            states.append(&mut self.states.lock());
+        }
+        self.sink.finish(round, states)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.sink.is_ready()
+    }
+
+    fn is_satisfied(&self) -> bool {
+        self.sink.is_satisfied()
+    }
+}
+
+/// The keys of a join's build side, for a scan of its probe side.
+struct Keys {
+    table: Arc<JoinTable>,
+    key: usize,
+    bounds: Option<(i64, i64)>,
+    seen: AtomicU64,
+    kept: AtomicU64,
+    is_retired: AtomicBool,
+}
+
+/// Values that keys must have been asked about before they are judged.
+const JUDGED_AFTER_VALUES: u64 = 64 * 1024;
+
+/// Keys that let more than this share of values pass are not asked any more: what the join would do with the others costs less.
+const KEPT_MAX: f64 = 0.8;
+
+impl Keys {
+    fn later(table: &Arc<JoinTable>, key: usize) -> KeysLater {
+        let table = Arc::clone(table);
+        Arc::new(move || {
+            let bounds = table.key_filter(key)?.bounds();
+            let (seen, kept, is_retired) = Default::default();
+            let keys = Keys { table: Arc::clone(&table), key, bounds, seen, kept, is_retired };
+            Some(Arc::new(keys) as Arc<dyn KeyTest>)
+        })
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("key", &self.key).field("bounds", &self.bounds).finish_non_exhaustive()
+    }
+}
+
+impl KeyTest for Keys {
+    fn bounds(&self) -> Option<(i64, i64)> {
+        self.bounds
+    }
+
+    fn and_values(&self, values: &[i64], words: &mut [u64]) {
+        let Some(filter) = self.table.key_filter(self.key) else { return };
+        let count = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        let before = count(words);
+        filter.test_ints(values, words);
+        let kept = self.kept.fetch_add(count(words), Ordering::Relaxed);
+        let seen = self.seen.fetch_add(before, Ordering::Relaxed);
+        if seen >= JUDGED_AFTER_VALUES && kept as f64 > KEPT_MAX * seen as f64 {
+            self.is_retired.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Relaxed)
+    }
+}

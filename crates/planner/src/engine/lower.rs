@@ -1,0 +1,446 @@
+//! Which part of a plan the engine runs, and how: DataFusion's optimised plan, its covered parts replaced by nodes that stand for
+//! plans of the engine's.
+//!
+//! A covered part begins above scans of tables and ends where an operator or an expression is not the engine's. What is
+//! below such an operator is looked through again, and what comes out of it is a stream that an engine's plan above may take.
+
+use super::expressions::Scope;
+use super::node::EngineNode;
+use crate::optimizer::estimate::{self, Estimate};
+use crate::scan::{Part, TableProvider};
+use datafusion::arrow::datatypes::FieldRef;
+use datafusion::common::{DFSchema, JoinType, NullEquality, Result as PlanResult, internal_datafusion_err};
+use datafusion::datasource::source_as_provider;
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::expr_rewriter::unnormalize_cols;
+use datafusion::logical_expr::{
+    Aggregate, Expr, Extension, FetchType, Join, Limit, LogicalPlan, SkipType, Sort, TableScan, Union,
+};
+use std::sync::Arc;
+use tidepool_engine::aggregate::{Aggregate as EngineAggregate, AggregateCall, AggregateFunction, AggregateTable};
+use tidepool_engine::expr::Expr as EngineExpr;
+use tidepool_engine::join::{Join as EngineJoin, JoinKey, JoinKind};
+use tidepool_engine::plan::Plan;
+use tidepool_engine::scan::{ScanColumn, ScanPart, ScanSource};
+use tidepool_engine::sort::SortKey;
+use tidepool_engine::types::ColumnType;
+
+/// Replaces what the engine covers.
+pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
+    if has_targets(plan) {
+        return Ok(plan.clone());
+    }
+    rewrite(state, plan)
+}
+
+/// Rows that a statement changes or locks are found again by operators that can be restricted to some of them.
+fn has_targets(plan: &LogicalPlan) -> bool {
+    let own = match plan {
+        LogicalPlan::TableScan(scan) => table_of(scan).is_some_and(|table| table.is_target()),
+        _ => false,
+    };
+    own || plan.inputs().into_iter().any(has_targets)
+}
+
+fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
+    let provider = source_as_provider(&scan.source).ok()?;
+    let table: &TableProvider = provider.downcast_ref::<TableProvider>()?;
+    Some(Arc::new(table.clone()))
+}
+
+fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
+    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0 };
+    if let Ok(lowered) = lowering.node(plan)
+        && lowering.scans > 0
+        && let Some(types) = promised(&lowered.plan, plan.schema())
+    {
+        let inputs = lowering.inputs.iter().map(|input| rewrite_children(state, input)).collect::<PlanResult<_>>()?;
+        let all = (0..lowered.plan.types.len()).collect();
+        let node = EngineNode::new(lowered.plan.pruned(&all), types, plan.schema().clone(), inputs);
+        return Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }));
+    }
+    rewrite_children(state, plan)
+}
+
+fn rewrite_children(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
+    let inputs = plan.inputs();
+    if inputs.is_empty() {
+        return Ok(plan.clone());
+    }
+    let inputs = inputs.into_iter().map(|input| rewrite(state, input)).collect::<PlanResult<Vec<_>>>()?;
+    plan.with_new_exprs(plan.expressions(), inputs)
+}
+
+struct Lowered {
+    plan: Plan,
+    estimate: Estimate,
+}
+
+struct Lowering<'a> {
+    state: &'a SessionState,
+    /// What the engine takes as streams.
+    inputs: Vec<LogicalPlan>,
+    /// Of tables.
+    scans: usize,
+}
+
+fn refused(what: &str) -> datafusion::common::DataFusionError {
+    internal_datafusion_err!("the engine has no {what}")
+}
+
+fn own<T>(result: tidepool_base::Result<T>) -> PlanResult<T> {
+    result.map_err(crate::errors::carry)
+}
+
+fn column_types(schema: &DFSchema) -> Vec<ColumnType> {
+    schema.fields().iter().map(|field| ColumnType::new(field.data_type().clone(), true)).collect()
+}
+
+impl Lowering<'_> {
+    /// An operator of the engine's; or a stream, where there is none.
+    fn input(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let (inputs, scans) = (self.inputs.len(), self.scans);
+        match self.node(plan) {
+            Ok(lowered) => return Ok(lowered),
+            Err(error) => tracing::debug!(%error, plan = %plan.display(), "not the engine's"),
+        }
+        self.inputs.truncate(inputs);
+        self.scans = scans;
+        let types = column_types(plan.schema());
+        let mut below = Vec::new();
+        for input in plan.inputs() {
+            below.push(self.estimate(input));
+        }
+        self.inputs.push(plan.clone());
+        let estimate = estimate::of_node(plan, &below);
+        Ok(Lowered { plan: Plan::input(self.inputs.len() - 1, types), estimate })
+    }
+
+    fn estimate(&self, plan: &LogicalPlan) -> Estimate {
+        let below: Vec<Estimate> = plan.inputs().into_iter().map(|input| self.estimate(input)).collect();
+        estimate::of_node(plan, &below)
+    }
+
+    fn node(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let mut lowered = match plan {
+            LogicalPlan::TableScan(scan) => self.scan(scan, plan)?,
+            LogicalPlan::SubqueryAlias(alias) => {
+                let Lowered { plan: below, estimate } = self.node(&alias.input)?;
+                return Ok(Lowered { plan: below, estimate: estimate::of_node(plan, &[estimate]) });
+            }
+            LogicalPlan::Filter(filter) => {
+                let below = self.input(&filter.input)?;
+                let scope = self.scope(filter.input.schema(), &below.plan.types);
+                let condition = scope.expr(&filter.predicate)?;
+                let estimate = estimate::of_node(plan, &[below.estimate]);
+                Lowered { plan: below.plan.filter(condition), estimate }
+            }
+            LogicalPlan::Projection(projection) => {
+                let below = self.input(&projection.input)?;
+                let scope = self.scope(projection.input.schema(), &below.plan.types);
+                let outputs = projection.expr.iter().map(|expr| scope.expr(expr)).collect::<PlanResult<Vec<_>>>()?;
+                let estimate = estimate::of_node(plan, &[below.estimate]);
+                Lowered { plan: below.plan.project(outputs), estimate }
+            }
+            LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate, plan)?,
+            LogicalPlan::Join(join) => self.join(join, plan)?,
+            LogicalPlan::Sort(sort) => self.sort(sort, plan)?,
+            LogicalPlan::Limit(limit) => self.limit(limit, plan)?,
+            LogicalPlan::Union(union) => self.union(union, plan)?,
+            _ => return Err(refused("such operator")),
+        };
+        lowered.plan.rows_estimated = Some(lowered.estimate.rows);
+        Ok(lowered)
+    }
+
+    fn scope<'s>(&'s self, schema: &'s DFSchema, types: &'s [ColumnType]) -> Scope<'s> {
+        Scope { state: self.state, schema, types }
+    }
+
+    fn scan(&mut self, scan: &TableScan, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let table = table_of(scan).ok_or_else(|| refused("scan of this table"))?;
+        let projection: Vec<usize> = match &scan.projection {
+            Some(projection) => projection.clone(),
+            None => (0..scan.source.schema().fields().len()).collect(),
+        };
+        // As tables know their columns.
+        let filters = unnormalize_cols(scan.filters.iter().cloned());
+        let read = table.read(self.state, &projection, &filters, scan.fetch)?;
+        let read = read.ok_or_else(|| refused("scan of rows' ids"))?;
+        let versions: Vec<_> = read.parts().iter().map(|part| part.version.clone()).collect();
+        let schema = scan.source.schema();
+        let column = |index: &usize| {
+            let field = schema.field(*index);
+            own(ScanColumn::of(&versions, *index, ColumnType::new(field.data_type().clone(), field.is_nullable())))
+        };
+        let columns = projection.iter().map(column).collect::<PlanResult<Vec<_>>>()?;
+        let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
+        let parts = read.parts().iter().map(part).collect();
+        let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);
+        self.scans += 1;
+        let estimate = estimate::of_node(plan, &[]);
+        Ok(Lowered { plan: Plan::scan(source), estimate })
+    }
+
+    fn aggregate(&mut self, aggregate: &Aggregate, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let below = self.input(&aggregate.input)?;
+        let scope = self.scope(aggregate.input.schema(), &below.plan.types);
+        let mut outputs: Vec<EngineExpr> = Vec::new();
+        let place = |outputs: &mut Vec<EngineExpr>, expr: EngineExpr| {
+            outputs.push(expr);
+            outputs.len() - 1
+        };
+        let mut keys = Vec::new();
+        for expr in &aggregate.group_expr {
+            if matches!(expr, Expr::GroupingSet(_)) {
+                return Err(refused("grouping sets"));
+            }
+            keys.push(place(&mut outputs, scope.expr(expr)?));
+        }
+        let mut functions = Vec::new();
+        for (index, expr) in aggregate.aggr_expr.iter().enumerate() {
+            let field = plan.schema().field(keys.len() + index);
+            let inner = expr.clone().unalias();
+            let Expr::AggregateFunction(call) = &inner else { return Err(refused("such aggregate")) };
+            let params = &call.params;
+            if !params.order_by.is_empty() && !matches!(call.func.name(), "sum" | "count" | "min" | "max" | "avg")
+                || params.null_treatment.is_some()
+                || params.args.len() > 1
+            {
+                return Err(refused("such aggregate"));
+            }
+            let function = match call.func.name() {
+                "count" => AggregateFunction::Count,
+                "sum" => AggregateFunction::Sum,
+                "min" => AggregateFunction::Min,
+                "max" => AggregateFunction::Max,
+                "avg" => AggregateFunction::Avg,
+                "bool_and" => AggregateFunction::BoolAnd,
+                "bool_or" => AggregateFunction::BoolOr,
+                _ => return Err(refused("such aggregate")),
+            };
+            let argument = match params.args.as_slice() {
+                [Expr::Literal(value, _)] if function == AggregateFunction::Count && !value.is_null() => None,
+                [argument] => Some(scope.expr(argument)?),
+                _ => return Err(refused("such aggregate")),
+            };
+            let of = match (function, &argument) {
+                (AggregateFunction::Min | AggregateFunction::Max, Some(argument)) => {
+                    ColumnType { nullable: true, ..argument.of.clone() }
+                }
+                (AggregateFunction::Count, _) => ColumnType::new(field.data_type().clone(), false),
+                _ => ColumnType::new(field.data_type().clone(), true),
+            };
+            if of.data_type != *field.data_type() {
+                return Err(refused("aggregate of this type"));
+            }
+            let argument = argument.map(|argument| place(&mut outputs, argument));
+            let filter = match &params.filter {
+                Some(filter) => Some(place(&mut outputs, scope.expr(filter)?)),
+                None => None,
+            };
+            functions.push(AggregateCall {
+                function,
+                argument,
+                filter,
+                distinct: params.distinct && argument.is_some(),
+                of,
+            });
+        }
+        let input = below.plan.project(outputs);
+        let rows_max = u64::MAX;
+        let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
+        own(AggregateTable::new(&spec))?;
+        let estimate = estimate::of_node(plan, &[below.estimate]);
+        Ok(Lowered { plan: input.aggregate(spec), estimate })
+    }
+
+    fn join(&mut self, join: &Join, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        use JoinKind as Kind;
+        let left = self.input(&join.left)?;
+        let right = self.input(&join.right)?;
+        let estimate = estimate::of_node(plan, &[left.estimate.clone(), right.estimate.clone()]);
+        let left_is_smaller = left.estimate.rows <= right.estimate.rows;
+        // What the engine calls left is its probe side.
+        let (kind, left_builds) = match join.join_type {
+            JoinType::Inner => (Kind::Inner, left_is_smaller),
+            JoinType::Left if left_is_smaller => (Kind::Right, true),
+            JoinType::Left => (Kind::Left, false),
+            JoinType::Right if left_is_smaller => (Kind::Left, true),
+            JoinType::Right => (Kind::Right, false),
+            JoinType::Full => (Kind::Full, left_is_smaller),
+            JoinType::LeftSemi if left_is_smaller => (Kind::RightSemi, true),
+            JoinType::LeftSemi => (Kind::LeftSemi, false),
+            JoinType::RightSemi if left_is_smaller => (Kind::LeftSemi, true),
+            JoinType::RightSemi => (Kind::RightSemi, false),
+            JoinType::LeftAnti if left_is_smaller => (Kind::RightAnti, true),
+            JoinType::LeftAnti => (Kind::LeftAnti, false),
+            JoinType::RightAnti if left_is_smaller => (Kind::LeftAnti, true),
+            JoinType::RightAnti => (Kind::RightAnti, false),
+            JoinType::LeftMark => (Kind::LeftMark, false),
+            JoinType::RightMark => (Kind::LeftMark, true),
+        };
+        let (left_len, right_len) = (left.plan.types.len(), right.plan.types.len());
+        let mut sides = [(left.plan, join.left.schema()), (right.plan, join.right.schema())];
+        let mut keys: Vec<[EngineExpr; 2]> = Vec::new();
+        {
+            let scopes = sides.each_ref().map(|(plan, schema)| self.scope(schema, &plan.types));
+            for (left, right) in &join.on {
+                let (left, right) = own(EngineExpr::matched(scopes[0].expr(left)?, scopes[1].expr(right)?))?;
+                keys.push([left, right]);
+            }
+        }
+        // Keys that are no columns become some.
+        let mut places: Vec<[usize; 2]> = vec![[0; 2]; keys.len()];
+        for (side, (plan, _)) in sides.iter_mut().enumerate() {
+            let mut outputs: Vec<EngineExpr> =
+                plan.types.iter().enumerate().map(|(index, of)| EngineExpr::column(index, of.clone())).collect();
+            let width = outputs.len();
+            for (key, places) in keys.iter().zip(&mut places) {
+                places[side] = match key[side].as_column() {
+                    Some(column) => column,
+                    None => {
+                        outputs.push(key[side].clone());
+                        outputs.len() - 1
+                    }
+                };
+            }
+            if outputs.len() > width {
+                let below = std::mem::replace(plan, Plan::chunks(Vec::new(), Vec::new()));
+                *plan = below.project(outputs);
+            }
+        }
+        let [(left, _), (right, _)] = sides;
+        let (probe, build) = if left_builds { (right, left) } else { (left, right) };
+        let (probe_side, build_side) = if left_builds { (1, 0) } else { (0, 1) };
+        let (probe_len, build_len) = if left_builds { (right_len, left_len) } else { (left_len, right_len) };
+        let nulls_equal = join.null_equality == NullEquality::NullEqualsNull;
+        let engine_keys = places
+            .iter()
+            .map(|places| JoinKey { probe: places[probe_side], build: places[build_side], nulls_equal })
+            .collect();
+        let residual = match &join.filter {
+            None => None,
+            Some(filter) => {
+                let both = join.left.schema().join(join.right.schema())?;
+                let (of_left, of_right) = if left_builds { (&build, &probe) } else { (&probe, &build) };
+                let types: Vec<ColumnType> =
+                    of_left.types[..left_len].iter().chain(&of_right.types[..right_len]).cloned().collect();
+                let residual = self.scope(&both, &types).expr(filter)?;
+                let probe_width = probe.types.len();
+                Some(residual.moved(&|column| {
+                    let (side, column) = if column < left_len { (0, column) } else { (1, column - left_len) };
+                    if side == probe_side { column } else { probe_width + column }
+                }))
+            }
+        };
+        let spec = EngineJoin {
+            kind,
+            null_aware: join.null_aware,
+            probe_types: probe.types.clone(),
+            build_types: build.types.clone(),
+            keys: engine_keys,
+            residual,
+            probe_output: (0..probe_len).collect(),
+            build_output: (0..build_len).collect(),
+            filters: false,
+        };
+        own(spec.check())?;
+        let joined = Plan::join(probe, build, spec);
+        let joined = match kind {
+            // Its columns come in the order of the engine's sides.
+            Kind::Inner | Kind::Left | Kind::Right | Kind::Full if left_builds => {
+                let columns: Vec<usize> = (probe_len..probe_len + build_len).chain(0..probe_len).collect();
+                joined.columns(&columns)
+            }
+            _ => joined,
+        };
+        if joined.types.len() != plan.schema().fields().len() {
+            return Err(refused("such join"));
+        }
+        Ok(Lowered { plan: joined, estimate })
+    }
+
+    fn sort(&mut self, sort: &Sort, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let below = self.input(&sort.input)?;
+        let width = below.plan.types.len();
+        let mut outputs: Vec<EngineExpr> =
+            below.plan.types.iter().enumerate().map(|(index, of)| EngineExpr::column(index, of.clone())).collect();
+        let mut keys = Vec::new();
+        for key in &sort.expr {
+            let expr = self.scope(sort.input.schema(), &below.plan.types).expr(&key.expr)?;
+            if expr.class() == tidepool_engine::types::Class::Other {
+                return Err(refused("order of this type"));
+            }
+            let column = match expr.as_column() {
+                Some(column) => column,
+                None => {
+                    outputs.push(expr);
+                    outputs.len() - 1
+                }
+            };
+            keys.push(SortKey { column, descending: !key.asc, nulls_first: key.nulls_first });
+        }
+        let estimate = estimate::of_node(plan, &[below.estimate]);
+        let has_more = outputs.len() > width;
+        let input = if has_more { below.plan.project(outputs) } else { below.plan };
+        let sorted = input.sort(keys, sort.fetch);
+        let columns: Vec<usize> = (0..width).collect();
+        Ok(Lowered { plan: sorted.columns(&columns), estimate })
+    }
+
+    fn limit(&mut self, limit: &Limit, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let (SkipType::Literal(skip), FetchType::Literal(fetch)) = (limit.get_skip_type()?, limit.get_fetch_type()?)
+        else {
+            return Err(refused("such limit"));
+        };
+        let below = self.input(&limit.input)?;
+        let estimate = estimate::of_node(plan, &[below.estimate]);
+        Ok(Lowered { plan: below.plan.limit(skip, fetch), estimate })
+    }
+
+    fn union(&mut self, union: &Union, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        let mut inputs = Vec::new();
+        let mut estimates = Vec::new();
+        for input in &union.inputs {
+            let Lowered { plan, estimate } = self.input(input)?;
+            let outputs: Vec<EngineExpr> = plan
+                .types
+                .iter()
+                .enumerate()
+                .map(|(index, of)| EngineExpr::column(index, of.clone()).decoded())
+                .collect();
+            inputs.push(plan.project(outputs));
+            estimates.push(estimate);
+        }
+        let mut types = Vec::new();
+        for (column, field) in plan.schema().fields().iter().enumerate() {
+            let all = || inputs.iter().map(|input| &input.types[column]);
+            let class = all().next().map(ColumnType::class);
+            if all().any(|of| Some(of.class()) != class || of.scale() != all().next().and_then(ColumnType::scale)) {
+                return Err(refused("union of these types"));
+            }
+            let bounds = all().map(|of| of.bounds).reduce(|a, b| {
+                let ((a, b), (c, d)) = a.zip(b)?;
+                Some((a.min(c), b.max(d)))
+            });
+            let mut of = ColumnType::new(field.data_type().clone(), all().any(|of| of.nullable));
+            of.bounds = bounds.flatten().or(of.bounds);
+            types.push(of);
+        }
+        let estimate = estimate::of_node(plan, &estimates);
+        Ok(Lowered { plan: Plan::union(inputs, types), estimate })
+    }
+}
+
+/// The types that a result leaves the engine as: those that the plan promised. `None` where they are others.
+fn promised(plan: &Plan, schema: &DFSchema) -> Option<Vec<ColumnType>> {
+    let of = |(own, field): (&ColumnType, &FieldRef)| {
+        let of = ColumnType { data_type: field.data_type().clone(), ..own.clone() };
+        (of.class() == own.class() && of.scale() == own.scale()).then_some(of)
+    };
+    if plan.types.len() != schema.fields().len() {
+        return None;
+    }
+    plan.types.iter().zip(schema.fields()).map(of).collect()
+}

@@ -1,0 +1,11 @@
+//! The engine's part of plans: which it is ([`lower`]), what its expressions are ([`expressions`]), and how it runs among
+//! DataFusion's operators ([`exec`]).
+
+mod exec;
+mod expressions;
+mod lower;
+mod node;
+
+pub use exec::EngineExec;
+pub use lower::lower;
+pub use node::EngineNodes;
