@@ -10,6 +10,7 @@ use tidepool_base::{Result, TablespaceId};
 use tidepool_device::Location;
 use tidepool_engine::hash;
 use tidepool_engine::join::{BuildRows, BuildSink, Join, JoinKey, JoinKind, JoinTable, Probe};
+use tidepool_engine::mask::Mask;
 use tidepool_engine::pipeline::{Next, Operator, Sink, Source};
 use tidepool_engine::run::Interruption;
 use tidepool_engine::types::ColumnType;
@@ -65,6 +66,8 @@ struct Case {
     one_in: usize,
     /// Rows of the probe side come in the order of their keys.
     sorted: bool,
+    /// Values are tested before they come.
+    has_filter: bool,
 }
 
 fn text(value: i64) -> String {
@@ -124,7 +127,7 @@ fn run(case: &Case, rounds: usize) {
         residual: None,
         probe_output: vec![key_count],
         build_output: vec![key_count, key_count + 1],
-        filters: std::env::var("FILTERS").is_ok(),
+        filters: case.has_filter,
     };
     let (build, probe) = (chunks(case.key, &build), chunks(case.key, &probe));
     let mut least = [Duration::MAX; 4];
@@ -150,11 +153,18 @@ fn run(case: &Case, rounds: usize) {
         let start = Start::now();
         rows = 0;
         for chunk in &probe {
+            let mut chunk = chunk.clone();
+            if let Some(filter) = table.key_filter(0) {
+                let mut words = vec![u64::MAX; chunk.rows.div_ceil(64)];
+                filter.test_ints(chunk.columns[0].as_ints().unwrap(), &mut words);
+                let passing = Mask::from_words(words, chunk.rows);
+                chunk = chunk.keep(&passing).unwrap();
+            }
             let out = &mut |chunk: Chunk| {
                 rows += chunk.rows;
                 Ok(())
             };
-            step.push(chunk.clone(), out).unwrap();
+            step.push(chunk, out).unwrap();
         }
         took[2] = start.elapsed();
         let start = Start::now();
@@ -195,9 +205,26 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.next().unwrap_or_default();
     let rounds = arguments.next().map_or(3, |rounds| rounds.parse().unwrap());
-    let case =
-        |name, key, kind, repeats, one_in, sorted| Case { name, rows: 1_500_000, key, kind, repeats, one_in, sorted };
-    let small = |name, key, one_in| Case { name, rows: 20_000, key, kind: Inner, repeats: 1, one_in, sorted: false };
+    let case = |name, key, kind, repeats, one_in, sorted| Case {
+        name,
+        rows: 1_500_000,
+        key,
+        kind,
+        repeats,
+        one_in,
+        sorted,
+        has_filter: false,
+    };
+    let small = |name, key, one_in| Case {
+        name,
+        rows: 20_000,
+        key,
+        kind: Inner,
+        repeats: 1,
+        one_in,
+        sorted: false,
+        has_filter: false,
+    };
     use JoinKind::{Inner, Left, LeftSemi, Right, RightSemi};
     let cases = [
         case("dense", Key::Dense, Inner, 1, 1, false),
@@ -220,6 +247,10 @@ fn main() {
         small("small, hash, 1 in 10", Key::Sparse, 10),
         small("small, two keys", Key::Two, 1),
         small("small, text", Key::Text, 1),
+        Case { has_filter: true, ..case("filter, bitmap", Key::Dense, Inner, 5, 20, false) },
+        Case { has_filter: true, ..case("filter, Bloom", Key::Sparse, Inner, 5, 20, false) },
+        Case { has_filter: true, ..small("small, filter, bitmap", Key::Dense, 20) },
+        Case { has_filter: true, ..small("small, filter, Bloom", Key::Sparse, 20) },
     ];
     for case in cases.iter().filter(|case| case.name.contains(&filter)) {
         run(case, rounds);

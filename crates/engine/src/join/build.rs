@@ -133,12 +133,7 @@ impl Sink for BuildSink {
         }
         let task = |range| {
             let table = Arc::clone(table);
-            let insert = move || {
-                let built = table.built()?;
-                table.insert(built, &range)?;
-                table.insert_into_filters(built, &range)
-            };
-            Box::new(insert) as Task
+            Box::new(move || table.insert(table.built()?, &range)) as Task
         };
         Ok(ranges(&rows, TASK_ROWS).into_iter().map(task).collect())
     }

@@ -1,11 +1,12 @@
 //! What a join's build side tells scans of the probe side: which rows cannot match.
 
 use super::Join;
-use super::table::{Built, JoinTable, Range};
+use super::table::{Built, JoinTable};
 use super::words::Words;
 use crate::hash;
+use crate::rows::RowPtr;
 use crate::types::Class;
-use crate::vector::{CHUNK_ROWS, Values};
+use crate::vector::Values;
 use std::sync::atomic::Ordering;
 use tidepool_base::Result;
 
@@ -15,6 +16,8 @@ const BITMAP_BITS_MIN: u64 = 1 << 16;
 /// More rows than this make a filter that a test of takes as long as a look into the table.
 const BLOOM_ROWS_MAX: usize = 4 << 20;
 const BLOOM_BITS_PER_ROW: usize = 12;
+/// Of 64 values, so few that each is tested by itself.
+const FEW: u32 = 16;
 
 /// Of a key that is an integer, by its value. NULL is no value: rows with NULL for the key match none.
 #[derive(Debug)]
@@ -78,26 +81,36 @@ impl KeyFilter {
         !matches!(self.set, Set::Bounds)
     }
 
-    fn insert(&self, values: &[i64]) {
-        let set = |word: &std::sync::atomic::AtomicU64, bits: u64| {
-            if word.load(Ordering::Relaxed) & bits != bits {
-                word.fetch_or(bits, Ordering::Relaxed);
-            }
-        };
+    /// Puts some values in. `scratch` is kept for its memory only.
+    pub(super) fn insert(&self, values: &[i64], scratch: &mut Vec<(usize, u64)>) {
         let Some((min, _)) = self.bounds else { return };
-        match &self.set {
-            Set::Bounds => {}
+        scratch.clear();
+        let words = match &self.set {
+            Set::Bounds => return,
             Set::Bitmap(words) => {
-                for value in values {
+                let place = |value: &i64| {
                     let bit = value.wrapping_sub(min) as u64;
-                    set(&words[bit as usize / 64], 1 << (bit % 64));
-                }
+                    (bit as usize / 64, 1 << (bit % 64))
+                };
+                scratch.extend(values.iter().map(place));
+                words
             }
             Set::Bloom { shift, words } => {
-                for value in values {
+                let place = |value: &i64| {
                     let hash = hash::of_int(*value);
-                    set(&words[(hash >> shift) as usize], pattern(hash));
-                }
+                    ((hash >> shift) as usize, pattern(hash))
+                };
+                scratch.extend(values.iter().map(place));
+                words
+            }
+        };
+        // What is set already goes first: loads do not wait for one another, changes do.
+        for (word, bits) in scratch.iter_mut() {
+            *bits &= !words[*word].load(Ordering::Relaxed);
+        }
+        for (word, bits) in scratch.iter() {
+            if *bits != 0 {
+                words[*word].fetch_or(*bits, Ordering::Relaxed);
             }
         }
     }
@@ -109,14 +122,23 @@ impl KeyFilter {
         fn each(values: &[i64], words: &mut [u64], test: impl Fn(i64) -> bool) {
             assert!(words.len() >= values.len().div_ceil(64));
             for (values, word) in values.chunks(64).zip(words) {
-                if *word == 0 {
+                if word.count_ones() > FEW {
+                    let mut fails = 0;
+                    for (bit, value) in values.iter().enumerate() {
+                        fails |= u64::from(!test(*value)) << bit;
+                    }
+                    *word &= !fails;
                     continue;
                 }
-                let mut fails = 0;
-                for (bit, value) in values.iter().enumerate() {
-                    fails |= u64::from(!test(*value)) << bit;
+                let mut left = *word;
+                while left != 0 {
+                    let bit = left.trailing_zeros();
+                    left &= left - 1;
+                    // Bits past the last value stay.
+                    if values.get(bit as usize).is_some_and(|value| !test(*value)) {
+                        *word &= !(1 << bit);
+                    }
                 }
-                *word &= !fails;
             }
         }
         let Some((min, max)) = self.bounds else { return each(values, words, |_| false) };
@@ -137,18 +159,14 @@ impl KeyFilter {
 
 impl JoinTable {
     /// Puts rows' keys into the filters.
-    pub(super) fn insert_into_filters(&self, built: &Built, range: &Range) -> Result<()> {
+    pub(super) fn insert_into_filters(&self, built: &Built, rows: &[RowPtr], scratch: &mut Vec<(usize, u64)>) {
         for (filter, field) in built.filters.iter().zip(&self.key_fields) {
             let Some(filter) = filter.as_ref().filter(|filter| filter.is_selective()) else { continue };
-            let pointers: Vec<_> = range.pointers().collect();
-            for pointers in pointers.chunks(CHUNK_ROWS) {
-                // SAFETY: the range has the rows, of this layout, and nobody writes their columns.
-                let key = unsafe { self.layout.gather(*field, pointers, &built.owners) };
-                if let Values::Int(values) = &key.values {
-                    filter.insert(values);
-                }
+            // SAFETY: the caller has the rows, of this layout, and nobody writes their columns.
+            let key = unsafe { self.layout.gather(*field, rows, &built.owners) };
+            if let Values::Int(values) = &key.values {
+                filter.insert(values, scratch);
             }
         }
-        Ok(())
     }
 }

@@ -267,6 +267,7 @@ impl JoinTable {
         // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one another,
         // loads do not.
         let mut entries: Vec<u64> = Vec::with_capacity(INSERT_ROWS);
+        let mut places = Vec::new();
         let mut all = range.pointers();
         loop {
             pointers.clear();
@@ -274,6 +275,7 @@ impl JoinTable {
             if pointers.is_empty() {
                 return Ok(());
             }
+            self.insert_into_filters(built, &pointers, &mut places);
             // SAFETY: the range has the rows, of this layout, and nobody writes their columns.
             let key = |field| unsafe { self.layout.gather(field, &pointers, &built.owners) };
             let int_key = self.int_key().map(key);
