@@ -412,19 +412,19 @@ impl Prober {
                 self.compare(built, keys, &now)?;
             } else {
                 self.compare(built, keys, &now)?;
-                for (row, stored) in now.rows.iter().zip(&now.stored) {
-                    let stored = next(*stored);
-                    if !stored.is_none() {
-                        stored.prefetch();
-                        rest.push(*row, stored);
-                    }
-                }
+                // SAFETY: of rows of the table's; headers are used as shared everywhere.
+                let header = |row: &RowPtr| unsafe { row.header() }.load(Ordering::Relaxed);
+                self.entries.clear();
+                self.entries.extend(now.stored.iter().map(header));
+                choose(Some(&now.rows), &self.entries, |_, header| header & ADDRESS != 0, &mut rest);
             }
+            let mut count = pairs.len();
+            pairs.resize(count + now.len());
             for ((row, stored), keep) in now.rows.iter().zip(&now.stored).zip(&self.keep) {
-                if *keep != 0 {
-                    pairs.push(*row, *stored);
-                }
+                (pairs.rows[count], pairs.stored[count]) = (*row, *stored);
+                count += usize::from(*keep);
             }
+            pairs.truncate(count);
             std::mem::swap(&mut now, &mut rest);
             if pairs.len() >= CHUNK_ROWS || now.len() == 0 {
                 self.take_pairs(chunk, built, &mut pairs, false, out)?;
