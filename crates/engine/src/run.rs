@@ -52,7 +52,9 @@ struct State {
 type Over = Box<dyn FnOnce(Result<()>) + Send>;
 
 pub struct Run {
-    pipelines: Vec<Pipeline>,
+    /// Gone once the run is over, before that is told: so are the tables and streams that it read, however long somebody keeps the
+    /// run or a ticket of it. Who is inside has a count of his own.
+    pipelines: Mutex<Arc<Vec<Pipeline>>>,
     state: Mutex<State>,
     over: Mutex<Option<Over>>,
     heap: Option<Arc<QueryHeap>>,
@@ -98,7 +100,7 @@ impl Run {
     ) -> Arc<Run> {
         let run = Arc::new(Run {
             state: Mutex::new(State { is_over: pipelines.is_empty(), ..State::default() }),
-            pipelines,
+            pipelines: Mutex::new(Arc::new(pipelines)),
             over: Mutex::new(Some(Box::new(over))),
             heap,
             interruption,
@@ -112,7 +114,7 @@ impl Run {
         for waker in wakers {
             let _ = waker.0.set(Arc::downgrade(&run));
         }
-        if run.pipelines.is_empty() {
+        if run.state.lock().is_over {
             run.tell_over(Ok(()));
         } else {
             let job: Arc<dyn Job> = run.clone();
@@ -146,6 +148,10 @@ impl Run {
         if let Some(over) = over {
             over(result);
         }
+    }
+
+    fn pipelines(&self) -> Arc<Vec<Pipeline>> {
+        Arc::clone(&self.pipelines.lock())
     }
 
     fn check(&self) -> Result<()> {
@@ -196,7 +202,7 @@ impl Run {
                 let round = state.round.unwrap_or_default();
                 let mut finished = std::mem::take(&mut state.finished);
                 drop(state);
-                let tasks = self.guarded(|| self.pipelines[stage].sink.finish(round, &mut finished));
+                let tasks = self.guarded(|| self.pipelines()[stage].sink.finish(round, &mut finished));
                 let done = tasks.map(|tasks| {
                     let mut state = self.state.lock();
                     state.finished = finished;
@@ -216,7 +222,7 @@ impl Run {
                 });
                 self.leave(done);
                 self.wake();
-            } else if state.stage == self.pipelines.len() {
+            } else if state.stage == self.pipelines().len() {
                 if state.active > 0 {
                     return false;
                 }
@@ -244,11 +250,13 @@ impl Run {
                 state.active += 1;
                 drop(state);
                 let outcome = self.guarded(|| {
+                    let pipelines = self.pipelines();
+                    let pipeline = &pipelines[stage];
                     let mut worker = match worker {
                         Some(worker) => worker,
-                        None => self.worker(stage)?,
+                        None => self.worker(pipeline)?,
                     };
-                    let outcome = self.flow(stage, &mut worker, start, is_alone)?;
+                    let outcome = self.flow(pipeline, &mut worker, start, is_alone)?;
                     Ok((worker, outcome))
                 });
                 let mut is_blocked = false;
@@ -304,6 +312,7 @@ impl Run {
         state.is_over = true;
         drop(state);
         drop(rest);
+        drop(std::mem::take(&mut *self.pipelines.lock()));
         let stopped = || Err(Error::internal("a run was stopped"));
         let result = match error {
             Some(error) => Err(error),
@@ -318,8 +327,7 @@ impl Run {
         std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
     }
 
-    fn worker(&self, stage: usize) -> Result<WorkerState> {
-        let pipeline = &self.pipelines[stage];
+    fn worker(&self, pipeline: &Pipeline) -> Result<WorkerState> {
         if self.state.lock().parallelism.is_none() {
             let parallelism = pipeline.source.parallelism()?;
             self.state.lock().parallelism = Some(parallelism);
@@ -337,12 +345,11 @@ impl Run {
 
     fn flow(
         &self,
-        stage: usize,
+        pipeline: &Pipeline,
         worker: &mut WorkerState,
         start: Instant,
         is_alone: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
-        let pipeline = &self.pipelines[stage];
         let outcome = loop {
             self.check()?;
             if self.is_stopped() {

@@ -320,6 +320,47 @@ fn streams_go_in_and_come_out_however_slow_either_end_is() {
     }
 }
 
+/// A sink that tells when it goes.
+struct Guarded(Sum, Arc<AtomicU64>);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Sink for Guarded {
+    fn worker(&self) -> Result<Box<dyn SinkState>> {
+        self.0.worker()
+    }
+
+    fn finish(&self, round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {
+        self.0.finish(round, states)
+    }
+}
+
+#[test]
+fn what_a_run_held_is_gone_when_its_end_is_told() {
+    let workers = Workers::start(3, 1 << 20, || {}).unwrap();
+    let mut next = noise(5);
+    for round in 0..300u64 {
+        let (sender, over) = mpsc::channel();
+        let held = Arc::new(AtomicU64::new(2));
+        let fails_at = round.is_multiple_of(3).then_some((next() % 100) as i64);
+        let sink = || Arc::new(Guarded(Sum::default(), held.clone()));
+        let tripwire = Arc::new(Tripwire { fails_at, panics: false });
+        let pipelines =
+            vec![pipeline(numbers(20, 3), vec![], sink()), pipeline(numbers(20, 3), vec![tripwire], sink())];
+        let left = held.clone();
+        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], move |result| {
+            sender.send((result.is_err(), left.load(Ordering::SeqCst))).unwrap();
+        });
+        let failed = over.recv_timeout(PATIENCE).expect("the run ends");
+        assert_eq!(failed, (fails_at.is_some(), 0));
+        drop(run);
+    }
+}
+
 #[test]
 fn a_run_that_is_stopped_ends() {
     let workers = Workers::start(2, 1 << 20, || {}).unwrap();
