@@ -199,8 +199,8 @@ impl Step for Prober {
     }
 }
 
-/// Takes out the pairs whose entry passes. Its own loop: one that waits for entries must do nothing that depends on them, or
-/// fewer are on their way at a time.
+/// Takes out the pairs whose entry passes. Its own loop: one that waits for entries must do nothing that depends on
+/// them, or fewer are on their way at a time.
 #[inline(always)]
 fn choose(rows: Option<&[u32]>, entries: &[u64], passes: impl Fn(usize, u64) -> bool, into: &mut Pairs) {
     into.resize(entries.len());

@@ -264,8 +264,8 @@ impl JoinTable {
     /// Puts rows into the directory. Any number of threads do so at once.
     pub(super) fn insert(&self, built: &Built, range: &Range) -> Result<()> {
         let mut pointers = Vec::with_capacity(INSERT_ROWS);
-        // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one another,
-        // loads do not.
+        // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one
+        // another, loads do not.
         let mut entries: Vec<u64> = Vec::with_capacity(INSERT_ROWS);
         let mut places = Vec::new();
         let mut all = range.pointers();
