@@ -230,6 +230,7 @@ fn main() {
         case("dense", Key::Dense, Inner, 1, 1, false),
         case("dense, in order", Key::Dense, Inner, 1, 1, true),
         case("dense, 5 matches", Key::Dense, Inner, 5, 1, false),
+        case("dense, 1 in 2", Key::Dense, Inner, 1, 2, false),
         case("dense, left", Key::Dense, Left, 1, 1, false),
         case("hash", Key::Sparse, Inner, 1, 1, false),
         case("hash, 1 in 2", Key::Sparse, Inner, 1, 2, false),

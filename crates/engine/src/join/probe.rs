@@ -270,6 +270,16 @@ impl Prober {
         Ok(())
     }
 
+    /// The stored rows that follow in their lists, of those that are not the last.
+    fn follow(&mut self, pairs: &mut Pairs) {
+        // SAFETY: of rows of the table's; headers are used as shared everywhere.
+        let header = |row: &RowPtr| unsafe { row.header() }.load(Ordering::Relaxed);
+        self.entries.clear();
+        self.entries.extend(pairs.stored.iter().map(header));
+        choose(Some(&pairs.rows), &self.entries, |_, header| header & ADDRESS != 0, &mut self.rest);
+        std::mem::swap(pairs, &mut self.rest);
+    }
+
     /// For each row the first match that is found, or none, into `found`.
     fn find_one(&mut self, chunk: &Chunk, built: &Built, keys: &[Vector], keyed: Option<&Mask>) -> Result<()> {
         self.found.clear();
@@ -288,20 +298,13 @@ impl Prober {
             self.compare(built, keys, &pairs)?;
             let mut left = 0;
             for place in 0..pairs.len() {
-                let (row, stored) = (pairs.rows[place], pairs.stored[place]);
-                if self.keep[place] != 0 {
-                    self.found[row as usize] = stored;
-                    continue;
-                }
-                // SAFETY: a row of the table's, which is complete.
-                let next = unsafe { JoinTable::next(stored) };
-                if !next.is_none() {
-                    next.prefetch();
-                    (pairs.rows[left], pairs.stored[left]) = (row, next);
-                    left += 1;
-                }
+                let (row, stored, is_found) = (pairs.rows[place], pairs.stored[place], self.keep[place] != 0);
+                self.found[row as usize] = if is_found { stored } else { RowPtr::NONE };
+                (pairs.rows[left], pairs.stored[left]) = (row, stored);
+                left += usize::from(!is_found);
             }
             pairs.truncate(left);
+            self.follow(&mut pairs);
         }
         self.candidates = pairs;
         Ok(())

@@ -39,7 +39,7 @@ const INSERT_ROWS: usize = 512;
 /// Words of a dense directory, for each of the rows.
 const DENSE_WORDS_PER_ROW: u64 = 8;
 /// A directory of so many words is narrow for any number of rows.
-const DENSE_WORDS_MIN: u64 = 4096;
+const DENSE_WORDS_MIN: u64 = 16 << 10;
 /// Bits of a bitmap, for each of the rows: as much memory as a hash directory takes.
 const BITMAP_BITS_PER_ROW: u64 = 128;
 const BITMAP_BITS_MIN: u64 = 1 << 18;
