@@ -144,11 +144,15 @@ impl Mask {
     pub fn concat(parts: &[&Mask]) -> Mask {
         let len = parts.iter().map(|part| part.len).sum();
         let mut words = vec![0u64; usize::div_ceil(len, 64)];
-        let mut at = 0;
+        let mut at: usize = 0;
         for part in parts {
-            for row in part.positions() {
-                let row = at + row as usize;
-                words[row / 64] |= 1 << (row % 64);
+            // Bits past a part's last row are 0, so what spills over harms nothing.
+            for (index, word) in part.words.iter().enumerate() {
+                let (to, shift) = (at / 64 + index, at % 64);
+                words[to] |= word << shift;
+                if shift > 0 && to + 1 < words.len() {
+                    words[to + 1] |= word >> (64 - shift);
+                }
             }
             at += part.len;
         }

@@ -89,14 +89,29 @@ fn near(part: DatePart, days: &[i64]) -> Vec<i64> {
     }
 }
 
+/// Numbers below it floats hold exactly, and the nearest float to a quotient of theirs is on the same side of each whole
+/// number as the quotient.
+const EXACT: i64 = 1 << 52;
+
+#[inline(always)]
+fn floor(value: i64, unit: i64) -> i64 {
+    (value as f64 / unit as f64).floor() as i64
+}
+
 /// Whole days, towards the past.
 fn days_of(micros: &[i64]) -> Vec<i64> {
-    /// Below it, floats hold each number, and the nearest float to a quotient is on the same side of each whole number.
-    const EXACT: i64 = 1 << 52;
     if leaves(micros, -EXACT, EXACT) {
         return micros.iter().map(|micros| micros.div_euclid(DAY_US)).collect();
     }
-    map(micros, |micros| (micros as f64 / DAY_US as f64).floor() as i64)
+    map(micros, |micros| floor(micros, DAY_US))
+}
+
+/// How many units have passed of what each value is in.
+fn within(micros: &[i64], of: i64, unit: i64) -> Vec<i64> {
+    if leaves(micros, -EXACT, EXACT) {
+        return micros.iter().map(|micros| micros.rem_euclid(of) / unit).collect();
+    }
+    map(micros, |micros| floor(micros - floor(micros, of) * of, unit))
 }
 
 /// The part of each value, as an integer or as a float.
@@ -104,8 +119,8 @@ pub fn part(part: DatePart, is_date: bool, vector: &Vector, class: Class) -> Res
     let values = vector.as_ints()?;
     let parts: Vec<i64> = match part {
         DatePart::Hour | DatePart::Minute if is_date => vec![0; values.len()],
-        DatePart::Hour => values.iter().map(|micros| micros.rem_euclid(DAY_US) / 3_600_000_000).collect(),
-        DatePart::Minute => values.iter().map(|micros| micros.rem_euclid(3_600_000_000) / 60_000_000).collect(),
+        DatePart::Hour => within(values, DAY_US, 3_600_000_000),
+        DatePart::Minute => within(values, 3_600_000_000, 60_000_000),
         part => {
             let of_timestamps = if is_date { None } else { Some(days_of(values)) };
             let days = of_timestamps.as_deref().unwrap_or(values);
@@ -155,5 +170,9 @@ mod tests {
         let expected: Vec<i64> = micros.iter().map(|micros| micros.div_euclid(DAY_US)).collect();
         assert!(!leaves(&micros, -(1 << 52), 1 << 52));
         assert_eq!(days_of(&micros), expected);
+        let expected: Vec<i64> = micros.iter().map(|micros| micros.rem_euclid(DAY_US) / 3_600_000_000).collect();
+        assert_eq!(within(&micros, DAY_US, 3_600_000_000), expected);
+        let expected: Vec<i64> = micros.iter().map(|micros| micros.rem_euclid(3_600_000_000) / 60_000_000).collect();
+        assert_eq!(within(&micros, 3_600_000_000, 60_000_000), expected);
     }
 }

@@ -13,6 +13,7 @@ mod compare;
 mod dates;
 mod list;
 mod logic;
+mod lookup;
 mod pattern;
 mod prepare;
 mod search;
@@ -57,25 +58,84 @@ pub struct Prepared {
 enum Op {
     Column(usize),
     Literal(Scalar),
-    Arithmetic { kernel: arithmetic::Kernel, left: Box<Prepared>, right: Box<Prepared> },
-    Negate { kernel: arithmetic::Kernel, value: Box<Prepared> },
-    Compare { op: CompareOp, left: Box<Prepared>, right: Box<Prepared> },
-    IsDistinct { negated: bool, left: Box<Prepared>, right: Box<Prepared> },
+    Arithmetic {
+        kernel: arithmetic::Kernel,
+        left: Box<Prepared>,
+        right: Box<Prepared>,
+    },
+    Negate {
+        kernel: arithmetic::Kernel,
+        value: Box<Prepared>,
+    },
+    Compare {
+        op: CompareOp,
+        left: Box<Prepared>,
+        right: Box<Prepared>,
+    },
+    IsDistinct {
+        negated: bool,
+        left: Box<Prepared>,
+        right: Box<Prepared>,
+    },
     And(Vec<Prepared>),
     Or(Vec<Prepared>),
     Not(Box<Prepared>),
-    IsNull { value: Box<Prepared>, negated: bool },
-    IsBool { value: Box<Prepared>, is: bool, negated: bool },
-    In { value: Box<Prepared>, set: list::Set, has_null: bool, negated: bool },
-    Like { value: Box<Prepared>, matcher: pattern::Matcher, negated: bool },
-    Case { branches: Vec<(Prepared, Prepared)>, otherwise: Option<Box<Prepared>> },
+    IsNull {
+        value: Box<Prepared>,
+        negated: bool,
+    },
+    IsBool {
+        value: Box<Prepared>,
+        is: bool,
+        negated: bool,
+    },
+    In {
+        value: Box<Prepared>,
+        set: list::Set,
+        has_null: bool,
+        negated: bool,
+    },
+    Like {
+        value: Box<Prepared>,
+        matcher: pattern::Matcher,
+        negated: bool,
+    },
+    Case {
+        branches: Vec<(Prepared, Prepared)>,
+        otherwise: Option<Box<Prepared>>,
+    },
     Coalesce(Vec<Prepared>),
-    Cast { kernel: cast::Kernel, value: Box<Prepared> },
-    Part { part: DatePart, is_date: bool, value: Box<Prepared> },
-    Substring { value: Box<Prepared>, start: i64, len: Option<i64> },
-    Decode { value: Box<Prepared>, dictionary: Arc<Dictionary> },
-    CodeTest { value: Box<Prepared>, test: list::CodeTest },
-    Call { function: Arc<dyn Function>, arguments: Vec<Prepared> },
+    Cast {
+        kernel: cast::Kernel,
+        value: Box<Prepared>,
+    },
+    Part {
+        part: DatePart,
+        is_date: bool,
+        value: Box<Prepared>,
+    },
+    Substring {
+        value: Box<Prepared>,
+        start: i64,
+        len: Option<i64>,
+    },
+    Decode {
+        value: Box<Prepared>,
+        dictionary: Arc<Dictionary>,
+    },
+    CodeTest {
+        value: Box<Prepared>,
+        test: list::CodeTest,
+    },
+    Call {
+        function: Arc<dyn Function>,
+        arguments: Vec<Prepared>,
+    },
+    /// Of a column of codes: what is the case for each, and lastly for NULL.
+    Lookup {
+        codes: usize,
+        results: Vector,
+    },
 }
 
 /// The rows that an expression is evaluated for: a chunk's, or some of them.
@@ -254,6 +314,7 @@ impl Prepared {
             }
             Op::CodeTest { value, test } => test.apply(&value.value(input, live)?.into_vector(&value.of, rows)?)?,
             Op::Call { function, arguments } => call::call(function.as_ref(), arguments, &self.of, input)?,
+            Op::Lookup { codes, results } => lookup::lookup(&input.column(*codes)?, results)?,
         };
         Ok(Value::Vector(vector))
     }

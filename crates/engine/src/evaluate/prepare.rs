@@ -1,10 +1,13 @@
 //! Makes of an expression what can be evaluated.
 
-use super::{Op, Prepared, arithmetic, cast, list, pattern, simplify, text};
+use super::{Op, Prepared, arithmetic, cast, list, lookup, pattern, simplify, text};
 use crate::expr::{Expr, Node};
 use crate::types::{Class, ColumnType};
 use arrow_schema::DataType;
 use tidepool_base::{Error, Result};
+
+/// Of a result that is looked up by its code.
+const LOOKUP_COST: usize = 6;
 
 impl Prepared {
     /// Simplifies it first.
@@ -14,8 +17,18 @@ impl Prepared {
 
     /// Of an expression that has been simplified.
     pub fn simplified(expr: &Expr) -> Result<Prepared> {
-        let one = |expr: &Expr| Prepared::simplified(expr).map(Box::new);
-        let all = |exprs: &[Expr]| exprs.iter().map(Prepared::simplified).collect::<Result<Vec<_>>>();
+        Prepared::build(expr, true)
+    }
+
+    /// `with_lookups`: what depends on codes alone is worked out beforehand.
+    pub(super) fn build(expr: &Expr, with_lookups: bool) -> Result<Prepared> {
+        if with_lookups && let Some((codes, results)) = lookup::results(expr) {
+            let op = Op::Lookup { codes, results };
+            return Ok(Prepared { op, of: expr.of.clone(), cost: LOOKUP_COST, has_call: false, can_fail: false });
+        }
+        let of = |expr: &Expr| Prepared::build(expr, with_lookups);
+        let one = |expr: &Expr| of(expr).map(Box::new);
+        let all = |exprs: &[Expr]| exprs.iter().map(of).collect::<Result<Vec<_>>>();
         let op = match &expr.node {
             Node::Column(index) => Op::Column(*index),
             Node::Literal(scalar) => Op::Literal(scalar.clone()),
@@ -44,9 +57,7 @@ impl Prepared {
                 Op::Like { value: one(value)?, matcher, negated: *negated }
             }
             Node::Case { branches, otherwise } => {
-                let branch = |(condition, value): &(Expr, Expr)| {
-                    Ok((Prepared::simplified(condition)?, Prepared::simplified(value)?))
-                };
+                let branch = |(condition, value): &(Expr, Expr)| Ok((of(condition)?, of(value)?));
                 Op::Case {
                     branches: branches.iter().map(branch).collect::<Result<_>>()?,
                     otherwise: otherwise.as_deref().map(one).transpose()?,
@@ -90,7 +101,7 @@ impl Prepared {
 
     fn children(&self) -> Box<dyn Iterator<Item = &Prepared> + '_> {
         match &self.op {
-            Op::Column(_) | Op::Literal(_) => Box::new(std::iter::empty()),
+            Op::Column(_) | Op::Literal(_) | Op::Lookup { .. } => Box::new(std::iter::empty()),
             Op::Arithmetic { left, right, .. }
             | Op::Compare { left, right, .. }
             | Op::IsDistinct { left, right, .. } => Box::new([left.as_ref(), right.as_ref()].into_iter()),
@@ -116,7 +127,12 @@ impl Prepared {
     }
 }
 
-/// Of one row, in comparisons of integers; without its parts.
+/// Of one row, in comparisons of integers.
+pub fn cost(expr: &Expr) -> usize {
+    own_cost(expr) + expr.children().into_iter().map(cost).sum::<usize>()
+}
+
+/// The same without its parts.
 fn own_cost(expr: &Expr) -> usize {
     let class_of = |expr: &Expr| expr.of.class();
     let by_class = |of: &ColumnType| match of.class() {

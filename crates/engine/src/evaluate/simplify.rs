@@ -83,7 +83,7 @@ fn in_order(parts: Vec<Expr>) -> Vec<Expr> {
     let mut ranked: Vec<(usize, Expr)> = parts
         .into_iter()
         .map(|part| {
-            let rank = match Prepared::simplified(&part) {
+            let rank = match Prepared::build(&part, false) {
                 Ok(prepared) if !prepared.can_fail => prepared.cost,
                 _ => usize::MAX,
             };
@@ -101,7 +101,7 @@ fn folded(expr: &Expr) -> Option<Expr> {
         return None;
     }
     let chunk = Chunk::new(1, Vec::new());
-    let prepared = Prepared::simplified(expr).ok()?;
+    let prepared = Prepared::build(expr, false).ok()?;
     let scalar = match prepared.value(&Input::of(&chunk), None).ok()? {
         Value::Constant(scalar) => scalar,
         Value::Vector(vector) => scalar_of(&vector),
@@ -186,7 +186,7 @@ fn code_test(expr: &Expr) -> Option<Expr> {
 
 /// What the condition says of each code; `None` if it is not NULL exactly for NULL.
 fn passing(expr: &Expr, of: &ColumnType, codes: usize) -> Result<Option<Vec<bool>>> {
-    let prepared = Prepared::simplified(&expr.clone().moved(&|_| 0))?;
+    let prepared = Prepared::build(&expr.clone().moved(&|_| 0), false)?;
     let of_null = prepared.evaluate(&Chunk::new(1, vec![Vector::nulls(of, 1)]))?;
     if of_null.is_valid(0) {
         return Ok(None);
