@@ -220,10 +220,18 @@ simd! {
     /// With other values in the rows of a mask.
     fn blended[T: Copy](out: Vec<T>, words: &[u64], values: &[T]) -> Vec<T> {
         let mut out = out;
-        for ((word, out), values) in words.iter().zip(out.chunks_mut(64)).zip(values.chunks(64)) {
-            for (bit, (out, value)) in out.iter_mut().zip(values).enumerate() {
-                *out = if word >> bit & 1 == 1 { *value } else { *out };
+        let (blocks, rest) = out.as_chunks_mut::<64>();
+        let (from, from_rest) = values.as_chunks::<64>();
+        for ((word, out), values) in words.iter().zip(blocks.iter_mut()).zip(from) {
+            match *word {
+                0 => {}
+                u64::MAX => *out = *values,
+                word => choose(out, word, |bit| values[bit]),
             }
+        }
+        let word = words.last().copied().unwrap_or_default();
+        for (bit, (out, value)) in rest.iter_mut().zip(from_rest).enumerate() {
+            *out = if word >> bit & 1 == 1 { *value } else { *out };
         }
         out
     }
@@ -231,12 +239,35 @@ simd! {
     /// With another value in the rows of a mask.
     fn blended_with[T: Copy](out: Vec<T>, words: &[u64], value: T) -> Vec<T> {
         let mut out = out;
-        for (word, out) in words.iter().zip(out.chunks_mut(64)) {
-            for (bit, out) in out.iter_mut().enumerate() {
-                *out = if word >> bit & 1 == 1 { value } else { *out };
+        let (blocks, rest) = out.as_chunks_mut::<64>();
+        for (word, out) in words.iter().zip(blocks.iter_mut()) {
+            match *word {
+                0 => {}
+                word => choose(out, word, |_| value),
             }
         }
+        let word = words.last().copied().unwrap_or_default();
+        for (bit, out) in rest.iter_mut().enumerate() {
+            *out = if word >> bit & 1 == 1 { value } else { *out };
+        }
         out
+    }
+}
+
+#[inline(always)]
+fn choose<T: Copy>(out: &mut [T; 64], word: u64, value: impl Fn(usize) -> T) {
+    const FEW: u32 = 6;
+    if word.count_ones() <= FEW {
+        let mut left = word;
+        while left != 0 {
+            let bit = left.trailing_zeros() as usize;
+            out[bit] = value(bit);
+            left &= left - 1;
+        }
+        return;
+    }
+    for (bit, out) in out.iter_mut().enumerate() {
+        *out = if word >> bit & 1 == 1 { value(bit) } else { *out };
     }
 }
 
