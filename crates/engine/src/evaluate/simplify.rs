@@ -3,6 +3,7 @@
 
 use super::compare::{mirrored, opposite};
 use super::{Input, Prepared, Value};
+use crate::dictionary::Dictionary;
 use crate::expr::{Expr, Node, Scalar};
 use crate::types::{Class, ColumnType};
 use crate::vector::{CHUNK_ROWS, Chunk, Values, Vector};
@@ -155,6 +156,9 @@ fn code_test(expr: &Expr) -> Option<Expr> {
     {
         return None;
     }
+    if let Some(searched) = by_search(expr) {
+        return Some(searched);
+    }
     let mut columns = BTreeSet::new();
     expr.columns_into(&mut columns);
     if columns.len() != 1 {
@@ -168,20 +172,63 @@ fn code_test(expr: &Expr) -> Option<Expr> {
     if !is_nullable && (count == 0 || count == passes.len()) {
         return Some(literal(count > 0, expr.of.clone()));
     }
-    let code = |code: usize| {
-        let of = ColumnType::new(column.of.data_type.clone(), false).in_dictionary(Arc::clone(&dictionary));
-        Expr { node: Node::Literal(Scalar::Int(code as i64)), of }
-    };
     if count == 1 {
         let only = passes.iter().position(|passes| *passes)?;
-        return Expr::compare(CompareOp::Eq, column.clone(), code(only)).ok();
+        return compare_code(CompareOp::Eq, &column, &dictionary, only as i64);
     }
     if count + 1 == passes.len() {
         let missing = passes.iter().position(|passes| !*passes)?;
-        return Expr::compare(CompareOp::Ne, column.clone(), code(missing)).ok();
+        return compare_code(CompareOp::Ne, &column, &dictionary, missing as i64);
     }
     let of = expr.of.clone();
     Some(Expr { node: Node::CodeTest { value: Box::new(column), passes: passes.into() }, of })
+}
+
+fn compare_code(op: CompareOp, column: &Expr, dictionary: &Arc<Dictionary>, code: i64) -> Option<Expr> {
+    let of = ColumnType::new(column.of.data_type.clone(), false).in_dictionary(Arc::clone(dictionary));
+    Expr::compare(op, column.clone(), Expr { node: Node::Literal(Scalar::Int(code)), of }).ok()
+}
+
+/// What a coded column's values are compared with is looked for in the dictionary: codes order as values do.
+fn by_search(expr: &Expr) -> Option<Expr> {
+    fn coded(expr: &Expr) -> Option<(&Expr, &Arc<Dictionary>)> {
+        let Node::Decode(value) = &expr.node else { return None };
+        matches!(value.node, Node::Column(_)).then_some(())?;
+        Some((value, value.of.dictionary.as_ref()?))
+    }
+    match &expr.node {
+        Node::Compare { op, left, right } => {
+            let (op, value, constant) = match (left.as_literal(), right.as_literal()) {
+                (None, Some(constant)) => (*op, left, constant),
+                (Some(constant), None) => (mirrored(*op), right, constant),
+                _ => return None,
+            };
+            let (column, dictionary) = coded(value)?;
+            let Scalar::Text(constant) = constant else { return None };
+            let (op, code) = match (op, dictionary.find(constant)) {
+                (op, Ok(code)) => (op, code),
+                // No code is below 0.
+                (CompareOp::Eq, Err(_)) => (CompareOp::Lt, 0),
+                (CompareOp::Ne, Err(_)) => (CompareOp::Ge, 0),
+                (CompareOp::Lt | CompareOp::Le, Err(above)) => (CompareOp::Lt, above),
+                (CompareOp::Gt | CompareOp::Ge, Err(above)) => (CompareOp::Ge, above),
+            };
+            compare_code(op, column, dictionary, code)
+        }
+        Node::In { value, values, has_null: false, negated } if !values.is_empty() => {
+            let (column, dictionary) = coded(value)?;
+            let mut passes = vec![*negated; dictionary.len()];
+            for value in values {
+                let Scalar::Text(value) = value else { return None };
+                if let Ok(code) = dictionary.find(value) {
+                    passes[code as usize] = !negated;
+                }
+            }
+            let node = Node::CodeTest { value: Box::new(column.clone()), passes: passes.into() };
+            Some(Expr { node, of: expr.of.clone() })
+        }
+        _ => None,
+    }
 }
 
 /// What the condition says of each code; `None` if it is not NULL exactly for NULL.

@@ -126,3 +126,43 @@ fn values_are_those_of_the_model() {
 fn errors_are_those_of_the_model() {
     run(true, 0..SEEDS);
 }
+
+#[test]
+fn tests_of_coded_text_become_tests_of_codes() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let types = random::columns(&mut random);
+        let (chunk, rows) = random::chunk(&mut random, &types, 100);
+        for index in types.len() - 2..types.len() {
+            let column = Expr::column(index, types[index].clone());
+            let literal = |random: &mut Random| {
+                let of = ColumnType { dictionary: None, ..types[index].clone() };
+                let Model::Text(text) = random.scalar(&of) else { unreachable!("of text") };
+                text
+            };
+            let mut expressions = Vec::new();
+            use CompareOp::*;
+            for op in [Eq, Ne, Lt, Le, Gt, Ge] {
+                let known = types[index].dictionary.as_ref().map(|dictionary| dictionary.bytes(0).to_vec());
+                for text in [literal(&mut random), known.unwrap_or_default()] {
+                    let constant = Expr::literal(Scalar::Text(text.into()), DataType::Utf8View);
+                    let sides = [(column.clone(), constant.clone()), (constant, column.clone())];
+                    expressions.extend(sides.map(|(left, right)| Expr::compare(op, left, right).unwrap()));
+                }
+            }
+            let values: Vec<Scalar> = (0..9).map(|_| Scalar::Text(literal(&mut random).into())).collect();
+            expressions.extend([true, false].map(|negated| column.clone().in_list(values.clone(), negated).unwrap()));
+            let pattern = Pattern::parse("%a%", None, false).unwrap();
+            expressions.push(column.clone().like(pattern, false).unwrap());
+            for expr in expressions {
+                let simple = simplify(expr.clone());
+                let mut decodes = vec![&simple];
+                while let Some(part) = decodes.pop() {
+                    assert!(!matches!(part.node, crate::expr::Node::Decode(_)), "{expr} is {simple}");
+                    decodes.extend(part.children());
+                }
+                check(&expr, &types, &chunk, &rows, true, seed);
+            }
+        }
+    }
+}
