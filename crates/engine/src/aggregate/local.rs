@@ -5,8 +5,10 @@
 //! the partitions without being looked up.
 
 use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of, partition_of};
+use crate::hash;
 use crate::rows::{RowLayout, RowPtr, Rows};
-use crate::vector::Vector;
+use crate::text::Owners;
+use crate::vector::{CHUNK_ROWS, Vector};
 use std::sync::Arc;
 use tidepool_base::Result;
 
@@ -98,6 +100,27 @@ impl LocalTable {
             let fresh = Fresh::Append(rows, columns);
             self.directory.locate(&layout, &columns[..self.keys], hashes, fresh, out)
         }
+    }
+
+    /// Writes out rows that were made elsewhere, of keys that are all different, before any of its own.
+    pub fn absorb(&mut self, rows: Rows) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let layout = Arc::clone(rows.layout());
+        for batch in rows.pointers().chunks(CHUNK_ROWS) {
+            let none = Owners::default();
+            // SAFETY: nobody else has the rows. The columns are gone before the rows, which have what texts lie in.
+            let keys: Vec<Vector> =
+                (0..self.keys).map(|column| unsafe { layout.gather(column, batch, &none) }).collect();
+            let hashes = hash::of_columns(&keys.iter().collect::<Vec<_>>(), batch.len())?;
+            for (row, hash) in batch.iter().zip(hashes) {
+                // SAFETY: they have headers.
+                unsafe { row.write(HASH, hash) };
+            }
+        }
+        self.rows = rows;
+        self.write_out()
     }
 
     /// Writes rows out if there are too many. No row that was given is of use any more.

@@ -2,6 +2,7 @@
 
 use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of};
 use super::local::LocalTable;
+use super::ordered::{self, OrderedRows};
 use super::output;
 use super::plan::{Lookup, Plan};
 use super::states::{Place, accumulate, merge};
@@ -250,9 +251,10 @@ impl Merging {
 
     fn begin(&mut self, plan: &Arc<Plan>, workers: Vec<Worker>, out: &Arc<OnceLock<Finished>>) -> Result<Vec<Task>> {
         let (mut tables, mut direct) = (Vec::new(), Vec::new());
+        let mut all_ordered: Vec<OrderedRows> = Vec::new();
         let mut buffers = Vec::new();
         for worker in workers {
-            let Worker { groups, sets, texts, .. } = worker;
+            let Worker { groups, ordered, sets, texts, .. } = worker;
             buffers.extend(texts.freeze());
             match groups {
                 Groups::One(rows, group) => {
@@ -266,7 +268,10 @@ impl Merging {
                     self.kept.push(rows.freeze());
                 }
                 Groups::Direct(table) => direct.push(table.rows.freeze()),
-                Groups::Hashed(table) => tables.push(table),
+                Groups::Hashed(table) => {
+                    all_ordered.extend(ordered);
+                    tables.push(table);
+                }
             }
             tables.extend(sets);
         }
@@ -309,6 +314,21 @@ impl Merging {
             }
             return over(Finished::new(vec![groups], std::mem::take(&mut self.owners), direct), out);
         }
+        // Sets keep workers from having rows in order, so tables are one for each worker.
+        if !all_ordered.is_empty() {
+            if all_ordered.len() == tables.len()
+                && let Some(seams) = ordered::seams(&all_ordered, plan.keys.len())
+            {
+                return self.join_ordered(plan, all_ordered, seams, out);
+            }
+            // Those whose workers have none of their own.
+            let mut empty = tables.iter_mut().filter(|table| table.rows.is_empty() && table.partitions.is_empty());
+            for ordered in all_ordered {
+                if let Some(table) = empty.next() {
+                    table.absorb(ordered.rows)?;
+                }
+            }
+        }
         if tables.is_empty() {
             let groups = self.one.map(|one| vec![one]);
             let finished = Finished::new(
@@ -332,6 +352,33 @@ impl Merging {
             return Ok(tasks);
         }
         self.merge(plan, tables)
+    }
+
+    /// Rows that all came in order: next to nothing is left to do.
+    fn join_ordered(
+        &mut self,
+        plan: &Plan,
+        workers: Vec<OrderedRows>,
+        seams: Vec<(RowPtr, RowPtr)>,
+        out: &OnceLock<Finished>,
+    ) -> Result<Vec<Task>> {
+        let (into, from): (Vec<RowPtr>, Vec<RowPtr>) = seams.into_iter().unzip();
+        for accumulator in &plan.accumulators {
+            // SAFETY: rows of the plan's layout, which nobody else has. None is merged into one that was merged itself: seams
+            // name the first row of a key.
+            unsafe { merge(accumulator, &into, &from) };
+        }
+        let mut merged: Vec<u64> = from.iter().map(|row| row.address()).collect();
+        merged.sort_unstable();
+        let rows: Vec<FrozenRows> = workers.into_iter().map(|worker| worker.rows.freeze()).collect();
+        let mut groups: Vec<Vec<RowPtr>> = pointers(&rows).collect();
+        if !merged.is_empty() {
+            for groups in &mut groups {
+                groups.retain(|row| merged.binary_search(&row.address()).is_err());
+            }
+        }
+        rows.iter().for_each(|rows| self.owners.join(rows.owners()));
+        over(Finished::new(groups, std::mem::take(&mut self.owners), rows), out)
     }
 
     /// Tasks for the partitions, if the tables were written out, else for all.

@@ -9,6 +9,7 @@ mod directory;
 mod functions;
 mod local;
 mod merge;
+mod ordered;
 mod output;
 mod plan;
 mod runs;

@@ -55,6 +55,7 @@ pub(super) struct Variant {
     /// Also where numbers would do.
     pub is_hashed: bool,
     pub has_no_runs: bool,
+    pub has_no_order: bool,
 }
 
 #[derive(Debug)]
@@ -72,6 +73,8 @@ pub(super) struct Plan {
     pub lookup: Lookup,
     pub limits: Limits,
     pub finds_runs: bool,
+    /// Rows may come in the order of a key.
+    pub finds_order: bool,
 }
 
 impl Plan {
@@ -113,6 +116,10 @@ impl Plan {
             Some(numbering) => Lookup::Direct(numbering),
             None => Lookup::Hashed,
         };
+        let finds_order = !variant.has_no_order
+            && sets.is_empty()
+            && matches!(lookup, Lookup::Hashed)
+            && key_types.iter().any(|of| of.class() == Class::Int);
         Ok(Plan {
             columns: aggregate.columns(),
             keys: keys.clone(),
@@ -125,6 +132,7 @@ impl Plan {
             lookup,
             limits: variant.limits,
             finds_runs: !variant.has_no_runs,
+            finds_order,
         })
     }
 }

@@ -8,7 +8,7 @@ use crate::vector::{Values, Vector};
 const SAMPLE: usize = 64;
 
 /// Whether a row's key is that of the row before it. NULL is NULL's.
-fn is_same(column: &Vector, row: usize) -> bool {
+pub(super) fn is_same(column: &Vector, row: usize) -> bool {
     match (column.is_valid(row - 1), column.is_valid(row)) {
         (true, true) => {}
         (a, b) => return a == b,

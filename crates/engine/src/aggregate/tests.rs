@@ -353,7 +353,7 @@ fn variants() -> Vec<Variant> {
     [Limits::default(), tiny, never_skips]
         .into_iter()
         .flat_map(|limits| {
-            let of = move |is_hashed, has_no_runs| Variant { limits, is_hashed, has_no_runs };
+            let of = move |is_hashed, has_no_runs| Variant { limits, is_hashed, has_no_runs, has_no_order: false };
             [of(false, false), of(true, false), of(true, true)]
         })
         .collect()
@@ -391,6 +391,55 @@ fn every_function_of_every_class_in_every_variant() {
                     let aggregate =
                         Aggregate { input: types.clone(), keys: keys.clone(), functions, rows_max: rows as u64 };
                     let workers = 1 + random.below(3) as usize;
+                    let chunks = chunks(&columns, &types, &mut random);
+                    let result = aggregated(&aggregate, variant, chunks, workers, &mut random).unwrap();
+                    compare(&aggregate, &columns, &result);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_in_the_order_of_a_key() {
+    let types = vec![
+        ColumnType::new(DataType::Int64, false),
+        ColumnType::new(DataType::Int64, true),
+        ColumnType::new(DataType::Utf8View, true),
+        ColumnType::new(DataType::Int32, true).within((0, 1000)),
+    ];
+    let mut random = Random(23);
+    let rows = 20_000;
+    for pattern in 0..8 {
+        let mut key = |row: usize| match pattern {
+            0 | 5 => row / 4,
+            1 => row,
+            2 => row * 3 / 4,
+            3 if row > 15_000 => random.below(20_000) as usize,
+            3 => row / 2,
+            // A second time from the beginning.
+            4 => row % 10_000 / 3,
+            6 => row / 3000,
+            _ => 7,
+        };
+        let values: Vec<i128> = (0..rows).map(|row| key(row) as i128 - 500).collect();
+        let of_key = |of: &dyn Fn(i128) -> Option<Cell>| values.iter().map(|key| of(*key)).collect::<Column>();
+        let mut columns = vec![
+            of_key(&|key| Some(Cell::Int(key))),
+            of_key(&|key| (key % 3 != 0).then_some(Cell::Int(key * 7 % 100))),
+            of_key(&|key| (key % 5 != 0).then(|| Cell::Text(format!("{}{}", key % 99, "x".repeat(20)).into_bytes()))),
+            column(&types[3], rows, 900, &mut random),
+        ];
+        if pattern == 5 {
+            columns[1] = column(&types[1], rows, 3, &mut random);
+        }
+        for keys in [vec![0], vec![0, 1], vec![2, 1, 0], vec![1, 0, 2]] {
+            for workers in [1, 3] {
+                for has_no_order in [false, true] {
+                    let variant = Variant { has_no_order, is_hashed: true, ..variants()[pattern % 4 * 2] };
+                    let functions = calls(&types);
+                    let aggregate =
+                        Aggregate { input: types.clone(), keys: keys.clone(), functions, rows_max: rows as u64 };
                     let chunks = chunks(&columns, &types, &mut random);
                     let result = aggregated(&aggregate, variant, chunks, workers, &mut random).unwrap();
                     compare(&aggregate, &columns, &result);

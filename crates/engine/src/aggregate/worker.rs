@@ -4,6 +4,7 @@ use super::direct::DirectTable;
 use super::directory::partition_hash;
 use super::functions::Take;
 use super::local::LocalTable;
+use super::ordered::OrderedRows;
 use super::plan::{Lookup, Plan};
 use super::runs;
 use super::states::{Place, accumulate};
@@ -28,6 +29,8 @@ pub(super) enum Groups {
 pub(super) struct Worker {
     plan: Arc<Plan>,
     pub groups: Groups,
+    /// Instead of hashed ones, as long as all rows come in order.
+    pub ordered: Option<OrderedRows>,
     /// Of each set, the keys and values that are in it.
     pub sets: Vec<LocalTable>,
     pub texts: TextStore,
@@ -57,7 +60,8 @@ impl Worker {
             Lookup::Hashed => Groups::Hashed(LocalTable::new(&plan.layout, plan.keys.len(), plan.limits)),
         };
         let sets = plan.sets.iter().map(|set| LocalTable::new(&set.layout, plan.keys.len() + 1, plan.limits)).collect();
-        Worker { plan: Arc::clone(plan), groups, sets, texts: TextStore::default(), found: Vec::new() }
+        let ordered = plan.finds_order.then(|| OrderedRows::new(Rows::new(Arc::clone(&plan.layout))));
+        Worker { plan: Arc::clone(plan), groups, ordered, sets, texts: TextStore::default(), found: Vec::new() }
     }
 
     fn aggregate(&mut self, chunk: &Chunk) -> Result<()> {
@@ -66,6 +70,17 @@ impl Worker {
         let keys = &stored[..plan.keys.len()];
         let mut found = std::mem::take(&mut self.found);
         found.clear();
+        if let Some(ordered) = &mut self.ordered {
+            if let Some(place) = ordered.place(&stored, keys.len(), chunk.rows, &mut found)? {
+                self.update(chunk, &place)?;
+                self.found = found;
+                return Ok(());
+            }
+            found.clear();
+            if let (Some(ordered), Groups::Hashed(table)) = (self.ordered.take(), &mut self.groups) {
+                table.absorb(ordered.rows)?;
+            }
+        }
         match &mut self.groups {
             Groups::One(_, group) => {
                 found.push(*group);
@@ -139,6 +154,9 @@ impl Worker {
 
 impl SinkState for Worker {
     fn push(&mut self, chunk: Chunk) -> Result<()> {
+        if chunk.rows == 0 {
+            return Ok(());
+        }
         if chunk.rows <= 2 * CHUNK_ROWS {
             return self.aggregate(&chunk);
         }
