@@ -51,8 +51,16 @@ const HELD_MIN: usize = 2 * CHUNK_ROWS;
 /// A row's key and place.
 #[derive(Clone, Copy, Debug)]
 struct Item {
-    key: [u64; 2],
+    upper: u64,
+    lower: u64,
     place: Place,
+}
+
+impl Item {
+    #[inline(always)]
+    fn key(&self) -> u128 {
+        u128::from(self.upper) << 64 | u128::from(self.lower)
+    }
 }
 
 /// What a sort's pipelines share.
@@ -94,9 +102,19 @@ impl Sorted {
 }
 
 /// The order of two rows, `row` tells where they are.
+#[inline(always)]
 fn compare<'c>(plan: &KeyPlan, row: impl Fn(Place) -> (&'c Chunk, usize), a: &Item, b: &Item) -> Ordering {
-    let order = a.key.cmp(&b.key);
+    let order = a.key().cmp(&b.key());
     if plan.is_decisive || order.is_ne() { order } else { plan.compare(row(a.place), row(b.place)) }
+}
+
+/// Puts rows in order.
+fn sort_items<'c>(plan: &KeyPlan, row: impl Fn(Place) -> (&'c Chunk, usize) + Copy, items: &mut [Item]) {
+    if plan.is_decisive {
+        items.sort_unstable_by_key(Item::key);
+    } else {
+        items.sort_unstable_by(|a, b| compare(plan, row, a, b));
+    }
 }
 
 fn check_heap() -> Result<()> {
@@ -125,7 +143,8 @@ impl SortState {
         let keys = sorted.plan()?.encode(&chunk)?;
         let number = self.chunks.len();
         let item = |row: usize, key: u128| Item {
-            key: [(key >> 64) as u64, key as u64],
+            upper: (key >> 64) as u64,
+            lower: key as u64,
             place: Place::new(self.worker, number, row),
         };
         let Some(limit) = sorted.first() else {
@@ -161,7 +180,7 @@ impl SortState {
         let row = |place: Place| (&chunks[place.chunk()], place.row());
         if self.items.len() > limit {
             let (_, last, _) = self.items.select_nth_unstable_by(limit - 1, |a, b| compare(plan, row, a, b));
-            self.sorted.threshold.fetch_min(last.key[0], Relaxed);
+            self.sorted.threshold.fetch_min(last.upper, Relaxed);
             self.items.truncate(limit);
         }
         // The last chunk of a worker may be shorter; what lies here is of this worker alone.
@@ -184,7 +203,7 @@ impl SortState {
         let mut items = std::mem::take(&mut self.items);
         let chunks = &self.chunks;
         let row = |place: Place| (&chunks[place.chunk()], place.row());
-        items.sort_unstable_by(|a, b| compare(plan, row, a, b));
+        sort_items(plan, row, &mut items);
         self.runs.push(items);
         Ok(())
     }
@@ -244,8 +263,7 @@ impl Runs {
             let (start, end) = (from.map_or(0, place), to.map_or(run.len(), place));
             items.extend_from_slice(&run[start..end.max(start)]);
         }
-        // It finds the runs, and merges them.
-        items.sort_by(|a, b| self.compare(a, b));
+        sort_items(self.sorted.plan()?, |place| self.parts.row(place), &mut items);
         items.truncate(limit);
         let places: Vec<Place> = items.iter().map(|item| item.place).collect();
         if places.is_empty() { Ok(Chunk::default()) } else { self.parts.gather(&places) }
