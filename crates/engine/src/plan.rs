@@ -156,6 +156,32 @@ impl Plan {
         Plan::new(Op::Union, inputs, types)
     }
 
+    /// No more rows come out.
+    pub fn rows_max(&self) -> u64 {
+        let input = |index: usize| self.inputs.get(index).map_or(u64::MAX, Plan::rows_max);
+        match &self.op {
+            Op::Scan(scan) => {
+                let rows = scan.parts.iter().map(|part| part.version.rows_max()).sum();
+                scan.limit.map_or(rows, |limit| rows.min(limit as u64))
+            }
+            Op::Input(_) => u64::MAX,
+            Op::Chunks(chunks) => chunks.iter().map(|chunk| chunk.rows as u64).sum(),
+            Op::Filter(_) | Op::Project(_) => input(0),
+            // Without keys there is a row for no rows.
+            Op::Aggregate(_) => input(0).max(1),
+            Op::Sort { limit, .. } => limit.map_or(input(0), |limit| input(0).min(limit as u64)),
+            Op::Limit { fetch, .. } => fetch.map_or(input(0), |fetch| input(0).min(fetch as u64)),
+            Op::Union => self.inputs.iter().map(Plan::rows_max).fold(0, u64::saturating_add),
+            Op::Join(join) => match join.kind {
+                JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => input(0),
+                JoinKind::RightSemi | JoinKind::RightAnti => input(1),
+                JoinKind::Inner | JoinKind::Left | JoinKind::Right | JoinKind::Full => {
+                    input(0).max(1).saturating_mul(input(1).max(1)).saturating_add(input(0)).saturating_add(input(1))
+                }
+            },
+        }
+    }
+
     /// The same result with what nobody looks at left out. `needed`: of its columns, ascending. Gives the plan of these alone.
     pub fn pruned(mut self, needed: &BTreeSet<usize>) -> Plan {
         if matches!(self.op, Op::Aggregate(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_))

@@ -248,7 +248,7 @@ impl Lowering<'_> {
             });
         }
         let input = below.plan.project(outputs);
-        let rows_max = u64::MAX;
+        let rows_max = input.rows_max();
         let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
         own(AggregateTable::new(&spec))?;
         let estimate = estimate::of_node(plan, &[below.estimate]);
