@@ -89,9 +89,8 @@ pub trait SinkState: Any + Send {
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 
-/// A pipeline, and what it is called in plans.
+/// From a source through operators into a sink.
 pub struct Pipeline {
-    pub name: String,
     pub source: Arc<dyn Source>,
     pub operators: Vec<Arc<dyn Operator>>,
     pub sink: Arc<dyn Sink>,

@@ -53,14 +53,11 @@ pub struct Plan {
     pub types: Vec<ColumnType>,
     pub rows_estimated: Option<f64>,
     pub counters: Arc<Counters>,
-    /// What was decided while it ran.
-    pub notes: Arc<Mutex<Vec<String>>>,
 }
 
 impl Plan {
     fn new(op: Op, inputs: Vec<Plan>, types: Vec<ColumnType>) -> Plan {
-        let (counters, notes) = (Arc::default(), Arc::default());
-        Plan { op, inputs, types, rows_estimated: None, counters, notes }
+        Plan { op, inputs, types, rows_estimated: None, counters: Arc::default() }
     }
 
     /// What people see of it.
@@ -385,7 +382,7 @@ pub fn compile(
     let mut compiler = Compiler { inlets, interruption, scans: HashMap::new(), pipelines: Vec::new() };
     compiler.gather_scans(plan, &opened);
     let branches = compiler.flow(plan)?;
-    compiler.end_in("result".to_owned(), branches, sink, Arc::default());
+    compiler.end_in(branches, sink, Arc::default());
     Ok(compiler.pipelines)
 }
 
@@ -450,7 +447,7 @@ impl Compiler<'_> {
                 )?;
                 let branches = self.flow(build)?;
                 let sink = Arc::new(BuildSink::new(&table));
-                self.end_in("build".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                self.end_in(branches, sink, Arc::clone(&plan.counters));
                 for (index, scan, column) in scans {
                     let keys = Keys::later(&table, index);
                     self.scan(&scan)?.runtime.lock().push((column, keys));
@@ -470,7 +467,7 @@ impl Compiler<'_> {
                 let table = AggregateTable::new(aggregate)?;
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(AggregateSink::new(&table));
-                self.end_in("aggregate".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(AggregateSource::new(&table)))
             }
             Op::Sort { keys, limit } => {
@@ -478,7 +475,7 @@ impl Compiler<'_> {
                 let sorted = Sorted::new(Sort { keys: keys.clone(), limit: *limit, types });
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(SortSink(Arc::clone(&sorted)));
-                self.end_in("sort".to_owned(), branches, sink, Arc::clone(&plan.counters));
+                self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(SortedSource(sorted)))
             }
             Op::Union => {
@@ -492,12 +489,12 @@ impl Compiler<'_> {
     }
 
     /// Each branch becomes a pipeline. The sink finishes after the last of them.
-    fn end_in(&mut self, name: String, branches: Vec<Branch>, sink: Arc<dyn Sink>, counters: Arc<Counters>) {
+    fn end_in(&mut self, branches: Vec<Branch>, sink: Arc<dyn Sink>, counters: Arc<Counters>) {
         let shared = Arc::new(Shared { sink, left: AtomicUsize::new(branches.len()), states: Mutex::default() });
         for Branch { source, operators, counters: mut own } in branches {
             own.push(Arc::clone(&counters));
             let sink = Arc::clone(&shared) as Arc<dyn Sink>;
-            self.pipelines.push(Pipeline { name: name.clone(), source, operators, sink, counters: own });
+            self.pipelines.push(Pipeline { source, operators, sink, counters: own });
         }
     }
 }

@@ -133,7 +133,6 @@ impl Explain {
         lines.push(line);
         if self.analyze {
             let margin = " ".repeat(depth * INDENT + 2);
-            lines.extend(plan.notes.lock().iter().map(|note| format!("{margin}{note}")));
             if let Op::Scan(scan) = &plan.op {
                 let details = scan_details(&scan.history(), self.options.verbose);
                 lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));

@@ -585,14 +585,12 @@ fn run(aggregate: &Aggregate, chunks: Vec<Chunk>, threads: usize) -> Vec<Chunk> 
     let counters = || (0..2).map(|_| Arc::new(Counters::default())).collect();
     let pipelines = vec![
         Pipeline {
-            name: "aggregate".into(),
             source: Arc::new(Arc::new(Chunks(Mutex::new(chunks)))),
             operators: vec![],
             sink: Arc::new(AggregateSink::new(&table)),
             counters: counters(),
         },
         Pipeline {
-            name: "read".into(),
             source: Arc::new(AggregateSource::new(&table)),
             operators: vec![],
             sink: Arc::new(Arc::clone(&out)),

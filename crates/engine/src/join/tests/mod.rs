@@ -383,7 +383,6 @@ fn by_run(workers: &Workers, table: &Arc<JoinTable>, build: Vec<Chunk>, probe: V
     let given = |chunks| Arc::new(Given { chunks: Arc::new(chunks), next: Arc::default() });
     let collect = Arc::new(Collect::default());
     let pipeline = |source: Arc<dyn Source>, operators: Vec<Arc<dyn Operator>>, sink: Arc<dyn Sink>| Pipeline {
-        name: String::new(),
         counters: (0..operators.len() + 2).map(|_| Arc::default()).collect(),
         source,
         operators,
