@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 QUERIES = {
     "filter and sum": "SELECT sum(price * discount) FROM t WHERE day BETWEEN DATE '2024-03-01' AND DATE '2024-05-31' AND discount < 5",
     "group": "SELECT k, count(*), sum(price), avg(discount) FROM t GROUP BY k ORDER BY k",
+    "group by text": "SELECT note, count(*), sum(price) FROM t GROUP BY note ORDER BY note",
     "text": "SELECT count(*) FROM t WHERE note LIKE '%77%'",
     "count": "SELECT count(*) FROM t",
 }
@@ -120,7 +121,7 @@ def main():
                         start = time.perf_counter()
                         rows = engine.run(sql)
                         times[name, query].append(time.perf_counter() - start)
-                        rows = [[str(round(float(value), 4)) for value in row] for row in rows]
+                        rows = [[value if isinstance(value, str) else str(round(float(value), 4)) for value in row] for row in rows]
                         if answers.setdefault((share, query), rows) != rows:
                             raise SystemExit(f"{query} at {share} %: the engines' answers differ")
             for key, all in times.items():

@@ -206,6 +206,8 @@ pub struct DatabaseVersion {
     seen: Mutex<BTreeMap<TableId, Arc<TableVersion>>>,
     /// Where a serializable transaction's scans are put down.
     reads: Option<Arc<ReadLog>>,
+    /// Its transaction has written rows.
+    has_own_writes: bool,
 }
 
 impl Deref for DatabaseVersion {
@@ -218,11 +220,15 @@ impl Deref for DatabaseVersion {
 
 impl DatabaseVersion {
     pub(crate) fn new(state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
-        DatabaseVersion { state, view, seen: Mutex::default(), reads: None }
+        DatabaseVersion { state, view, seen: Mutex::default(), reads: None, has_own_writes: false }
     }
 
     pub(crate) fn with_reads(self, reads: Option<Arc<ReadLog>>) -> DatabaseVersion {
         DatabaseVersion { reads, ..self }
+    }
+
+    pub(crate) fn with_own_writes(self, has_own_writes: bool) -> DatabaseVersion {
+        DatabaseVersion { has_own_writes, ..self }
     }
 
     pub fn state(&self) -> &Arc<DatabaseState> {
@@ -235,7 +241,10 @@ impl DatabaseVersion {
 
     fn seen(&self, table: &Arc<Table>) -> Arc<TableVersion> {
         let mut seen = self.seen.lock();
-        let of = || Arc::new(TableVersion::of(table, &self.view).with_reads(self.reads.clone()));
+        let of = || {
+            let version = TableVersion::of(table, &self.view).with_reads(self.reads.clone());
+            Arc::new(version.with_own_writes(self.has_own_writes))
+        };
         seen.entry(table.def.id).or_insert_with(of).clone()
     }
 

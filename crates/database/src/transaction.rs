@@ -194,7 +194,7 @@ impl Transaction {
             if self.isolation() == Isolation::Serializable && self.reads.is_none() {
                 self.reads = Some(Arc::default());
             }
-            let version = Arc::new(DatabaseVersion::new(state, view).with_reads(self.reads.clone()));
+            let version = Arc::new(self.version_of(state, view));
             self.statement = Some(version.clone());
             Ok(version)
         })
@@ -243,13 +243,16 @@ impl Transaction {
                         // The transaction's own snapshot is its first statement's to draw.
                         None => self.look(Worker::hold_now),
                     };
-                    return Arc::new(
-                        DatabaseVersion::new(self.with_changes(base), view).with_reads(self.reads.clone()),
-                    );
+                    return Arc::new(self.version_of(self.with_changes(base), view));
                 }
             };
-            Arc::new(DatabaseVersion::new(self.state(), view).with_reads(self.reads.clone()))
+            Arc::new(self.version_of(self.state(), view))
         })
+    }
+
+    fn version_of(&self, state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
+        let has_own_writes = self.loaded || !self.writes.is_empty();
+        DatabaseVersion::new(state, view).with_reads(self.reads.clone()).with_own_writes(has_own_writes)
     }
 
     /// The running statement's; of one that is over with what it is for, if there is none.

@@ -12,11 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::Result;
 use tidepool_table::{
-    ColumnDictionary, ColumnFilter, Datum, Form, IndexAccess, KeyTest, ScanReader, ScanRequest, TableScan, TableVersion,
+    ColumnFilter, Datum, DeltaColumn, Form, IndexAccess, KeyTest, ScanReader, ScanRequest, TableScan, TableVersion,
 };
-
-/// A dictionary over all of a column has at most so many values.
-const DICTIONARY_MAX: usize = 4096;
 
 /// What a column of some versions of tables has, and what scans hand it out as. Versions are of one definition's columns.
 #[derive(Clone, Debug)]
@@ -28,19 +25,48 @@ pub struct ScanColumn {
 }
 
 impl ScanColumn {
-    /// What is known for certain of a column's values in these versions, each as its snapshot sees it.
-    pub fn of(versions: &[Arc<TableVersion>], column: usize, mut of: ColumnType) -> Result<ScanColumn> {
-        if versions.iter().all(|version| version.headed().is_empty()) {
+    /// What is known for certain of some columns' values in these versions, each as its snapshot sees it.
+    pub fn of(versions: &[Arc<TableVersion>], columns: Vec<(usize, ColumnType)>) -> Result<Vec<ScanColumn>> {
+        // Codes are of one version's dictionary.
+        let coded = |column: &usize, of: &ColumnType| match versions {
+            [version] => of.class() == Class::Text && version.main_has_dictionaries(*column),
+            _ => false,
+        };
+        let is_settled = versions.iter().all(|version| version.is_settled());
+        let looked_at =
+            |(column, of): &(usize, ColumnType)| is_settled || of.class() != Class::Text || coded(column, of);
+        let wanted: Vec<usize> = columns.iter().filter(|column| looked_at(column)).map(|(column, _)| *column).collect();
+        let deltas = versions.iter().map(|version| version.delta_columns(&wanted)).collect::<Result<Vec<_>>>()?;
+        let deltas: Option<Vec<Vec<Arc<DeltaColumn>>>> = deltas.into_iter().collect();
+        let of = |(column, of): (usize, ColumnType)| {
+            let place = wanted.iter().position(|wanted| *wanted == column);
+            let deltas = deltas.as_ref().zip(place);
+            let deltas: Option<Vec<&DeltaColumn>> =
+                deltas.map(|(deltas, place)| deltas.iter().map(|columns| &*columns[place]).collect());
+            ScanColumn::known(versions, deltas.as_deref(), column, of)
+        };
+        columns.into_iter().map(of).collect()
+    }
+
+    /// `deltas`: of each version, if they were looked at.
+    fn known(
+        versions: &[Arc<TableVersion>],
+        deltas: Option<&[&DeltaColumn]>,
+        column: usize,
+        mut of: ColumnType,
+    ) -> Result<ScanColumn> {
+        if let Some(deltas) = deltas {
             let groups = || versions.iter().flat_map(|version| &version.row_groups);
-            let statistics = || groups().map(|group| group.segments()[column].statistics());
-            of.nullable &= statistics().any(|statistics| statistics.null_count > 0);
+            let has_nulls = groups().any(|group| group.segments()[column].statistics().null_count > 0)
+                || deltas.iter().any(|delta| delta.nulls > 0);
+            of.nullable &= has_nulls;
             if of.bounds.is_some() {
                 let value = |datum: &Option<Datum>| match datum {
                     Some(Datum::Int(value)) => Some(i128::from(*value)),
                     Some(Datum::Decimal(value)) => Some(*value),
                     _ => None,
                 };
-                let own = groups().map(|group| {
+                let main = groups().map(|group| {
                     let statistics = group.segments()[column].statistics();
                     // All is NULL: a decoder may hand out anything there, which is 0.
                     if statistics.null_count == group.rows() as u64 {
@@ -48,7 +74,9 @@ impl ScanColumn {
                     }
                     value(&statistics.min).zip(value(&statistics.max))
                 });
-                let all = own.reduce(|a, b| {
+                let delta = deltas.iter().filter(|delta| delta.rows > 0);
+                let delta = delta.map(|delta| if delta.rows == delta.nulls { Some((0, 0)) } else { delta.bounds });
+                let all = main.chain(delta).reduce(|a, b| {
                     let ((a, b), (c, d)) = a.zip(b)?;
                     Some((a.min(c), b.max(d)))
                 });
@@ -62,8 +90,8 @@ impl ScanColumn {
         let mut forms = Vec::new();
         if of.class() == Class::Int {
             forms = vec![Form::Ints; versions.len()];
-        } else if let ([version], Class::Text) = (versions, of.class())
-            && let Some(dictionary) = ColumnDictionary::of(version, column, DICTIONARY_MAX)?
+        } else if let ([version], Some([delta]), Class::Text) = (versions, deltas, of.class())
+            && let Some(dictionary) = version.dictionary(column, delta)?
         {
             let mut bytes = Vec::with_capacity(dictionary.values().iter().map(|value| value.len()).sum());
             dictionary.values().iter().for_each(|value| bytes.extend_from_slice(value));
@@ -77,7 +105,7 @@ impl ScanColumn {
             let texts = texts.collect();
             of = of.in_dictionary(Arc::new(Dictionary::new(texts, Owners::of(vec![buffer.clone()]))));
             of.bounds = Some((0, (dictionary.values().len() as i128 - 1).max(0)));
-            forms = vec![Form::Codes(Arc::new(dictionary))];
+            forms = vec![Form::Codes(dictionary)];
         }
         debug_assert!(of.class() != Class::Int || of.bounds.is_some_and(fits_i64));
         Ok(ScanColumn { column, of, forms })

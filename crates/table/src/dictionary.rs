@@ -1,73 +1,173 @@
-//! One dictionary over all row groups of a column of text, so that a scan can hand out codes that mean the same everywhere.
+//! One dictionary over all of a column of text, so that a scan can hand out codes that mean the same everywhere.
 
+use crate::delta_columns::DeltaColumn;
 use crate::encoding::primitive;
-use crate::segment::Segment;
+use crate::sketch::hash_bytes;
 use crate::{RowGroup, TableVersion};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashTable};
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use tidepool_base::{Error, Result};
+use std::sync::{Arc, OnceLock};
+use tidepool_base::{Error, Result, RowGroupId};
+
+/// A dictionary has at most so many values, and bytes of them.
+pub(crate) const DICTIONARY_VALUES_MAX: usize = 4096;
+const DICTIONARY_BYTES_MAX: usize = 1 << 20;
 
 /// The distinct values of a column that one version's rows have, ascending by their bytes: a value's code is its place. Some may
 /// belong to rows that are not there any more.
 #[derive(Debug)]
 pub struct ColumnDictionary {
-    values: Vec<Box<[u8]>>,
-    /// Of each row group, the code of each of its own codes.
-    maps: Vec<Vec<i64>>,
+    values: Vec<Arc<[u8]>>,
+    /// Of each row group, the code of each of its own codes. Row groups of the same values share one.
+    maps: Vec<Arc<[i64]>>,
+    /// Codes by the hash of their values: made when somebody asks for the code of a text.
+    places: OnceLock<HashTable<u32>>,
+}
+
+/// What was made last of a column's main, and of which row groups.
+#[derive(Debug)]
+pub(crate) struct MainDictionary {
+    groups: Vec<RowGroupId>,
+    /// `None`: it has none.
+    dictionary: Option<Arc<ColumnDictionary>>,
+}
+
+impl TableVersion {
+    /// Of a column of text. `None` unless each of its segments has a dictionary, and they and delta have few values together.
+    /// Of main it is worked out once.
+    pub fn dictionary(&self, column: usize, delta: &DeltaColumn) -> Result<Option<Arc<ColumnDictionary>>> {
+        let Some(main) = self.main_dictionary(column)? else { return Ok(None) };
+        if delta.rows == delta.nulls {
+            return Ok(Some(main));
+        }
+        let Some(texts) = &delta.texts else { return Ok(None) };
+        let is_new = |text: &&[u8]| main.values.binary_search_by(|value| (**value).cmp(text)).is_err();
+        let new: Vec<&[u8]> = texts.iter().map(|text| &**text).filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(Some(main));
+        }
+        Ok(main.with(new).map(Arc::new))
+    }
+
+    /// Whether all of a column's main has dictionaries of few values.
+    pub fn main_has_dictionaries(&self, column: usize) -> bool {
+        let few = |group: &Arc<RowGroup>| {
+            group.segments()[column].dictionary_len().is_some_and(|len| len <= DICTIONARY_VALUES_MAX)
+        };
+        self.row_groups.iter().all(few)
+    }
+
+    fn main_dictionary(&self, column: usize) -> Result<Option<Arc<ColumnDictionary>>> {
+        if !self.main_has_dictionaries(column) {
+            return Ok(None);
+        }
+        let groups = || self.row_groups.iter().map(|group| group.id());
+        if let Some(Some(known)) = self.table().dictionaries().lock().get(column)
+            && groups().eq(known.groups.iter().copied())
+        {
+            return Ok(known.dictionary.clone());
+        }
+        let dictionary = ColumnDictionary::of(&self.row_groups, column)?.map(Arc::new);
+        let mut known = self.table().dictionaries().lock();
+        if known.len() <= column {
+            known.resize_with(column + 1, || None);
+        }
+        known[column] = Some(MainDictionary { groups: groups().collect(), dictionary: dictionary.clone() });
+        Ok(dictionary)
+    }
+}
+
+fn is_small<'a>(values: impl ExactSizeIterator<Item = &'a [u8]>) -> bool {
+    values.len() <= DICTIONARY_VALUES_MAX && values.map(<[u8]>::len).sum::<usize>() <= DICTIONARY_BYTES_MAX
 }
 
 impl ColumnDictionary {
-    /// `None` unless the column is text, each of its segments has a dictionary, they have no more than `values_max` values
-    /// together, and no row is in delta.
-    pub fn of(version: &TableVersion, column: usize, values_max: usize) -> Result<Option<ColumnDictionary>> {
-        if !version.headed.is_empty() {
-            return Ok(None);
-        }
-        let segment = |group: &Arc<RowGroup>| -> Option<usize> { group.segments()[column].dictionary_len() };
-        let is_small = |group: &Arc<RowGroup>| segment(group).is_some_and(|len| len <= values_max);
-        if !version.row_groups.iter().all(is_small) {
-            return Ok(None);
-        }
-        let mut own: Vec<Vec<&[u8]>> = Vec::with_capacity(version.row_groups.len());
+    fn of(groups: &[Arc<RowGroup>], column: usize) -> Result<Option<ColumnDictionary>> {
+        let mut own: Vec<Vec<&[u8]>> = Vec::with_capacity(groups.len());
         let mut all: BTreeSet<&[u8]> = BTreeSet::new();
-        for group in &version.row_groups {
-            let segment: &Segment = &group.segments()[column];
-            let Some(texts) = segment.dictionary_texts()? else { return Ok(None) };
+        for group in groups {
+            let Some(texts) = group.segments()[column].dictionary_texts()? else { return Ok(None) };
             // Most row groups have the same values as the one before.
             if own.last() != Some(&texts) {
                 all.extend(texts.iter().copied());
             }
-            if all.len() > values_max {
+            if all.len() > DICTIONARY_VALUES_MAX {
                 return Ok(None);
             }
             own.push(texts);
         }
+        if !is_small(all.iter().copied()) {
+            return Ok(None);
+        }
         let codes: HashMap<&[u8], i64> = all.iter().copied().zip(0..).collect();
         let code = |text: &&[u8]| codes.get(text).copied().ok_or_else(|| Error::internal("a value without a code"));
-        let maps = own.iter().map(|texts| texts.iter().map(code).collect()).collect::<Result<Vec<Vec<i64>>>>()?;
-        Ok(Some(ColumnDictionary { values: all.into_iter().map(Box::from).collect(), maps }))
+        let mut maps: Vec<Arc<[i64]>> = Vec::with_capacity(own.len());
+        for (index, texts) in own.iter().enumerate() {
+            let map = match maps.last() {
+                Some(last) if own[index - 1] == *texts => Arc::clone(last),
+                _ => texts.iter().map(code).collect::<Result<_>>()?,
+            };
+            maps.push(map);
+        }
+        let values = all.into_iter().map(Arc::from).collect();
+        Ok(Some(ColumnDictionary { values, maps, places: OnceLock::new() }))
+    }
+
+    /// With values that it does not have, ascending. `None` if they are too many together.
+    fn with(&self, new: Vec<&[u8]>) -> Option<ColumnDictionary> {
+        let mut new = new.into_iter().peekable();
+        let mut values: Vec<Arc<[u8]>> = Vec::with_capacity(self.values.len() + new.len());
+        let mut moved = Vec::with_capacity(self.values.len());
+        for value in &self.values {
+            values.extend(std::iter::from_fn(|| new.next_if(|new| *new < &**value)).map(Arc::from));
+            moved.push(values.len() as i64);
+            values.push(Arc::clone(value));
+        }
+        values.extend(new.map(Arc::from));
+        if !is_small(values.iter().map(|value| &**value)) {
+            return None;
+        }
+        let mut maps: Vec<Arc<[i64]>> = Vec::with_capacity(self.maps.len());
+        for (index, map) in self.maps.iter().enumerate() {
+            maps.push(match maps.last() {
+                Some(last) if Arc::ptr_eq(&self.maps[index - 1], map) => Arc::clone(last),
+                _ => map.iter().map(|code| moved[*code as usize]).collect(),
+            });
+        }
+        Some(ColumnDictionary { values, maps, places: OnceLock::new() })
     }
 
     /// By code.
-    pub fn values(&self) -> &[Box<[u8]>] {
+    pub fn values(&self) -> &[Arc<[u8]>] {
         &self.values
     }
 
     pub(crate) fn map(&self, group: usize) -> Result<&[i64]> {
-        let map = self.maps.get(group).map(Vec::as_slice);
+        let map = self.maps.get(group).map(|map| &**map);
         map.ok_or_else(|| Error::internal("a dictionary of another version"))
+    }
+
+    fn places(&self) -> &HashTable<u32> {
+        self.places.get_or_init(|| {
+            let hash = |code: &u32| hash_bytes(&self.values[*code as usize]);
+            let mut places = HashTable::with_capacity(self.values.len());
+            for code in 0..self.values.len() as u32 {
+                places.insert_unique(hash(&code), code, hash);
+            }
+            places
+        })
     }
 
     /// Codes of text, as `Int64`.
     pub(crate) fn codes_of(&self, array: &ArrayRef) -> Result<ArrayRef> {
+        let places = self.places();
         let code = |bytes: &[u8]| {
-            let found = self.values.binary_search_by(|value| value.as_ref().cmp(bytes));
-            found.map(|code| code as i64).map_err(|_| Error::internal("a value that no dictionary has"))
+            let found = places.find(hash_bytes(bytes), |code| *self.values[*code as usize] == *bytes);
+            found.map(|code| i64::from(*code)).ok_or_else(|| Error::internal("a value that no dictionary has"))
         };
         let value = |row: usize| -> &[u8] {
             match array.data_type() {

@@ -13,6 +13,7 @@ mod check;
 #[cfg(test)]
 mod conformance;
 
+mod delta_columns;
 mod dictionary;
 mod encoding;
 mod filter;
@@ -34,6 +35,7 @@ mod testing;
 mod version;
 
 pub use check::TableReport;
+pub use delta_columns::DeltaColumn;
 pub use dictionary::ColumnDictionary;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource, KeyTest};

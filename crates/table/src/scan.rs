@@ -582,6 +582,22 @@ impl Touched {
     }
 }
 
+/// Reading the versions of some images, and their bytes.
+pub(crate) fn read_of_versions(images: &[&[u8]]) -> (Access, u64) {
+    let bytes = |image: &&[u8]| (image.len() + VERSION_HEADER_BYTES) as u64;
+    let total: u64 = images.iter().map(bytes).sum();
+    let lines: u64 = images.iter().map(|image| bytes(image).div_ceil(LINE_BYTES)).sum();
+    let apart = |pair: &[&[u8]]| pair[0].as_ptr_range().end.addr().abs_diff(pair[1].as_ptr().addr()) > NEIGHBOURS_BYTES;
+    let runs = images.windows(2).filter(|pair| apart(pair)).count() as u64 + u64::from(!images.is_empty());
+    // Rows that were written one after the other lie so. Of others the heads say where they are, so that they do
+    // not wait for one another.
+    if runs * 4 <= lines {
+        (Access { pattern: Pattern::Sequential { bytes: total, runs }, write: false }, total)
+    } else {
+        (ColumnAccess::random(lines), total)
+    }
+}
+
 impl Tally {
     fn charge(&mut self, tablespace: &Tablespace, purpose: Purpose, access: Access, bytes: u64) {
         let spent = tablespace.spend(purpose, &[access]);
@@ -667,22 +683,11 @@ impl Tally {
     /// Reading versions, for the columns `wanted`: a row's image comes as a whole.
     #[inline(never)]
     fn versions(&mut self, tablespace: &Tablespace, images: &[&[u8]], wanted: &[usize]) {
-        let bytes: u64 = images.iter().map(|image| (image.len() + VERSION_HEADER_BYTES) as u64).sum();
-        let lines: u64 =
-            images.iter().map(|image| ((image.len() + VERSION_HEADER_BYTES) as u64).div_ceil(LINE_BYTES)).sum();
-        let apart =
-            |pair: &[&[u8]]| pair[0].as_ptr_range().end.addr().abs_diff(pair[1].as_ptr().addr()) > NEIGHBOURS_BYTES;
-        let runs = images.windows(2).filter(|pair| apart(pair)).count() as u64 + u64::from(!images.is_empty());
+        let (access, bytes) = read_of_versions(images);
         if bytes == 0 {
             return;
         }
-        // Rows that were written one after the other lie so. Of others the heads say where they are, so that they do
-        // not wait for one another.
-        if runs * 4 <= lines {
-            self.sequential(tablespace, Purpose::Delta, bytes, runs);
-        } else {
-            self.charge(tablespace, Purpose::Delta, ColumnAccess::random(lines), bytes);
-        }
+        self.charge(tablespace, Purpose::Delta, access, bytes);
         for (place, column) in wanted.iter().enumerate() {
             let access = self.column(*column);
             // The first has what cannot be divided.

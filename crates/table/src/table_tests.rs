@@ -3,8 +3,8 @@
 use crate::rows::{Merged, Outcome};
 use crate::testing::{self, array_of, insert, load, noise, placement, spaces, stored, table, write};
 use crate::{
-    ColumnAccess, ColumnDictionary, ColumnFilter, CompareOp, Datum, FilterSource, Form, RowGroup, ScanRequest, Table,
-    TableScan, TableVersion,
+    ColumnAccess, ColumnFilter, CompareOp, Datum, FilterSource, Form, RowGroup, ScanRequest, Table, TableScan,
+    TableVersion,
 };
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tidepool_base::{Error, Result, RowGroupId, RowId, SqlState, SqlType};
 use tidepool_device::{Location, Profile};
 use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
-use tidepool_txn::Worker;
+use tidepool_txn::{Isolation, Worker};
 
 const MONEY: SqlType = SqlType::Numeric { precision: 12, scale: 2 };
 const COLUMNS: [(&str, SqlType); 6] = [
@@ -186,9 +186,9 @@ fn values_come_as_integers_and_codes() {
     let spaces = spaces();
     for (groups, deltas) in [(&[5_000, 30_000][..], &[][..]), (&[5_000, 3_000], &[700]), (&[], &[100])] {
         let (version, all) = build(&spaces, groups, deltas);
-        let dictionary = ColumnDictionary::of(&version, 1, 100).unwrap().map(Arc::new);
-        assert_eq!(dictionary.is_some(), deltas.is_empty());
-        assert!(ColumnDictionary::of(&version, 1, 3).unwrap().is_none() || groups.is_empty());
+        let delta = version.delta_columns(&[1]).unwrap().unwrap();
+        let dictionary = version.dictionary(1, &delta[0]).unwrap();
+        assert_eq!(dictionary.as_ref().map(|dictionary| dictionary.values().len()), Some(4));
         let codes = dictionary.clone().map_or(Form::Arrow, Form::Codes);
         for filters in [vec![], vec![compare(2, CompareOp::Lt, Datum::Decimal(1_000))]] {
             let forms = vec![Form::Ints, Form::Ints, Form::Ints, codes.clone(), Form::Arrow];
@@ -591,4 +591,140 @@ fn a_full_tablespace_refuses_and_keeps_nothing() {
     let error = RowGroup::encode(RowGroupId(1), &rows(0, 20_000), &placement("tiny"), &spaces).unwrap_err();
     assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
     assert_eq!(tiny.ledger().iter().filter(|row| row.purpose == Purpose::Main).map(|row| row.bytes).sum::<u64>(), 0);
+}
+
+/// What a version's scan finds in a column of integers and one of text.
+fn found(version: &Arc<TableVersion>) -> (Vec<Option<i64>>, Vec<Option<String>>) {
+    let scan = TableScan::new(Arc::clone(version), request(vec![0, 1], vec![], 1_000));
+    let (mut numbers, mut texts) = (Vec::new(), Vec::new());
+    let mut reader = scan.reader();
+    while let Some(batch) = reader.next_batch().unwrap() {
+        numbers.extend(batch.column(0).as_primitive::<Int64Type>().iter());
+        texts.extend(batch.column(1).as_string_view().iter().map(|text| text.map(str::to_owned)));
+    }
+    (numbers, texts)
+}
+
+#[test]
+fn what_is_known_of_delta_holds_for_every_view() {
+    for seed in 0..30 {
+        let mut next = noise(seed);
+        let mut next = move |bound: u64| next() % bound;
+        let spaces = spaces();
+        let placement = placement("far");
+        let (table, mut worker) =
+            stored(&spaces, table(&[("n", SqlType::BigInt), ("t", SqlType::Text)]), placement.clone());
+        let mut other = worker.transactions().worker().unwrap();
+        let row = |value: u64| -> RecordBatch {
+            let number = array_of(SqlType::BigInt, 1, |_| (value % 9 != 0).then_some(value as i64));
+            let text = array_of(SqlType::Text, 1, |_| (value % 7 != 0).then_some(value as i64 / 40));
+            RecordBatch::try_new(table.def.arrow_schema(), vec![number, text]).unwrap()
+        };
+        let image = |value: u64| {
+            let (batch, mut image) = (row(value), Vec::new());
+            table.rows.layout().rows(&batch).unwrap().image(0, &mut image).unwrap();
+            image
+        };
+        let (mut ids, mut group): (Vec<RowId>, u64) = (Vec::new(), 0);
+        // Versions are also made of views that were drawn long before.
+        let mut views = Vec::new();
+        let mut versions: Vec<Arc<TableVersion>> = Vec::new();
+        // The other worker's transaction, while it is open.
+        let mut open: Option<crate::rows::WriteSet> = None;
+        for step in 0..300u64 {
+            // Values grow wider, so that what was known before is often not enough.
+            let value = 500 + next(step + 2) * 3 - step.min(400);
+            match next(8) {
+                0..3 => {
+                    table.begin_write();
+                    write(&mut worker, |worker, view, writes| match ids.get(next(ids.len() as u64 + 1) as usize) {
+                        Some(row) if next(6) == 0 => drop(table.rows.delete(worker, view, writes, *row)),
+                        Some(row) => drop(table.rows.update(worker, view, writes, *row, &image(value), false)),
+                        None => ids.push(table.rows.insert(worker, view, writes, &image(value)).unwrap()),
+                    });
+                    table.end_write();
+                }
+                3 => {
+                    let mut writes = open.take().unwrap_or_else(|| {
+                        other.begin(Isolation::ReadCommitted).unwrap();
+                        crate::rows::WriteSet::new()
+                    });
+                    other.next_command().unwrap();
+                    let view = other.snapshot();
+                    match ids.get(next(ids.len() as u64 + 1) as usize) {
+                        Some(row) => drop(table.rows.update(&other, &view, &mut writes, *row, &image(value), false)),
+                        None => _ = table.rows.insert(&other, &view, &mut writes, &image(value)).unwrap(),
+                    }
+                    drop(view);
+                    other.next_command().unwrap();
+                    let own = TableVersion::of(&table, &Arc::new(other.hold())).with_own_writes(!writes.is_empty());
+                    check_known(&Arc::new(own));
+                    if next(3) == 0 {
+                        table.begin_write();
+                        other.commit(&mut writes).unwrap();
+                        table.end_write();
+                    } else if next(4) == 0 {
+                        other.abort(|worker| writes.undo(worker));
+                    } else {
+                        open = Some(writes);
+                    }
+                }
+                4 if next(2) == 0 => {
+                    let encode = &mut |batch: &RecordBatch| {
+                        group += 1;
+                        RowGroup::encode(RowGroupId(group), batch, &placement, &spaces)
+                    };
+                    _ = table.rows.merge_range(&worker, 0, encode).unwrap();
+                    table.rows.finish_merge(&worker, 0);
+                    // Who was there before looks by the main of then.
+                    if let Some(view) = views.first() {
+                        check_known(&Arc::new(TableVersion::of(&table, view)));
+                        versions.iter().for_each(check_known);
+                    }
+                }
+                5 if !versions.is_empty() => drop(versions.swap_remove(next(versions.len() as u64) as usize)),
+                6 => views.push(Arc::new(worker.hold())),
+                _ if views.len() > 3 => drop(views.swap_remove(0)),
+                _ if !views.is_empty() => {
+                    let view = &views[next(views.len() as u64) as usize];
+                    versions.push(Arc::new(TableVersion::of(&table, view)));
+                }
+                _ => {}
+            }
+            if !versions.is_empty() {
+                check_known(&versions[next(versions.len() as u64) as usize]);
+            }
+        }
+        if let Some(mut writes) = open {
+            other.abort(|worker| writes.undo(worker));
+        }
+    }
+}
+
+fn check_known(version: &Arc<TableVersion>) {
+    let delta = version.delta_columns(&[0, 1]).unwrap().unwrap();
+    let (numbers, texts) = found(version);
+    let main = |value: &i64| {
+        version.row_groups.iter().any(|group| {
+            let statistics = group.segments()[0].statistics();
+            matches!((&statistics.min, &statistics.max), (Some(Datum::Int(min)), Some(Datum::Int(max))) if min <= value && value <= max)
+        })
+    };
+    let known = |value: &i64| {
+        main(value) || delta[0].bounds.is_some_and(|(min, max)| min <= (*value).into() && i128::from(*value) <= max)
+    };
+    let main_nulls = version.row_groups.iter().any(|group| group.segments()[0].statistics().null_count > 0);
+    for number in &numbers {
+        assert!(number.as_ref().map_or(main_nulls || delta[0].nulls > 0, known), "{number:?} of {delta:?}");
+    }
+    // Main may have other encodings than dictionaries.
+    let Some(dictionary) = version.dictionary(1, &delta[1]).unwrap() else { return };
+    let forms = vec![Form::Codes(Arc::clone(&dictionary))];
+    let scan = TableScan::new(Arc::clone(version), ScanRequest { forms, ..request(vec![1], vec![], 1_000) });
+    let (mut reader, mut decoded) = (scan.reader(), Vec::new());
+    while let Some(batch) = reader.next_batch().unwrap() {
+        let text = |code: i64| String::from_utf8(dictionary.values()[code as usize].to_vec()).unwrap();
+        decoded.extend(batch.column(0).as_primitive::<Int64Type>().iter().map(|code| code.map(text)));
+    }
+    assert_eq!(decoded, texts);
 }

@@ -1,3 +1,5 @@
+use crate::delta_columns::DeltaLook;
+use crate::dictionary::MainDictionary;
 use crate::index::{Entries, TableIndex};
 use crate::rows::{Apart, MainPart, RangeView, ReadLog, RowStore, ScanRead, VERSION_HEADER_BYTES};
 use crate::segment::statistics_of;
@@ -48,6 +50,9 @@ pub struct Table {
     statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
     /// Of a partitioned table: what was worked out last of partitions, and of which.
     of_partitions: Mutex<Option<OfPartitions>>,
+    look: Mutex<Option<DeltaLook>>,
+    /// By column.
+    dictionaries: Mutex<Vec<Option<MainDictionary>>>,
 }
 
 type OfPartitions = (Vec<Arc<TableStatistics>>, Arc<TableStatistics>);
@@ -72,6 +77,8 @@ impl Table {
             written: Arc::default(),
             statistics: Mutex::default(),
             of_partitions: Mutex::default(),
+            look: Mutex::default(),
+            dictionaries: Mutex::default(),
         }
     }
 
@@ -121,6 +128,14 @@ impl Table {
             && without_indexes(&self.def) == without_indexes(&other.def)
     }
 
+    pub(crate) fn look(&self) -> &Mutex<Option<DeltaLook>> {
+        &self.look
+    }
+
+    pub(crate) fn dictionaries(&self) -> &Mutex<Vec<Option<MainDictionary>>> {
+        &self.dictionaries
+    }
+
     pub fn indexes(&self) -> &[Arc<TableIndex>] {
         &self.indexes
     }
@@ -136,7 +151,8 @@ impl Table {
 
     /// To be called before a transaction that wrote rows draws its timestamp; and `end_write` once it is over.
     pub fn begin_write(&self) {
-        self.written.begun.fetch_add(1, AtomicOrdering::Relaxed);
+        // Release: who counts it finds what was written.
+        self.written.begun.fetch_add(1, AtomicOrdering::Release);
     }
 
     /// What is told by it is also told by every later view.
@@ -192,6 +208,10 @@ pub struct TableVersion {
     view: Arc<HeldSnapshot>,
     /// Of a serializable transaction.
     reads: Option<Arc<ReadLog>>,
+    /// Transactions that had begun to commit rows before the ranges were looked at.
+    pub(crate) writes_begun: u64,
+    /// The view's own transaction has written something.
+    pub(crate) has_own_writes: bool,
 }
 
 /// What one column's main takes.
@@ -219,6 +239,8 @@ impl TableVersion {
             table: Arc::clone(table),
             view: Arc::clone(view),
             reads: None,
+            writes_begun: table.writes_begun(),
+            has_own_writes: false,
         };
         for number in 0..table.rows.ranges() {
             let main = table.rows.main(view, number);
@@ -239,6 +261,11 @@ impl TableVersion {
     /// With what a transaction read put down, so that it can be asked about at its commit.
     pub fn with_reads(self, reads: Option<Arc<ReadLog>>) -> TableVersion {
         TableVersion { reads, ..self }
+    }
+
+    /// For a view whose transaction has written rows, of this table or of others.
+    pub fn with_own_writes(self, has_own_writes: bool) -> TableVersion {
+        TableVersion { has_own_writes, ..self }
     }
 
     /// To be told of each scan by whoever plans it: by these filters, all of which must hold, and through that index. Where nobody asks
@@ -341,11 +368,16 @@ impl TableVersion {
         self.headed.is_empty()
     }
 
+    /// Row groups of main, and the rows of each that are not deleted.
+    pub(crate) fn groups_live(&self) -> impl Iterator<Item = (RowGroupId, usize)> {
+        self.mains.iter().map(|main| (main.group.id(), main.live_rows()))
+    }
+
     /// Over main, and over some of delta. Worked out once for each state of the rows; exact if `is_settled` and main
     /// has no deleted rows.
     pub fn statistics(&self) -> Arc<TableStatistics> {
         let shape = Shape {
-            groups: self.mains.iter().map(|main| (main.group.id(), main.live_rows())).collect(),
+            groups: self.groups_live().collect(),
             writes: self.table.writes(),
             headed: self.delta_rows() as usize,
         };

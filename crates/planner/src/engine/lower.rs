@@ -171,9 +171,9 @@ impl Lowering<'_> {
         let schema = scan.source.schema();
         let column = |index: &usize| {
             let field = schema.field(*index);
-            own(ScanColumn::of(&versions, *index, ColumnType::new(field.data_type().clone(), field.is_nullable())))
+            (*index, ColumnType::new(field.data_type().clone(), field.is_nullable()))
         };
-        let columns = projection.iter().map(column).collect::<PlanResult<Vec<_>>>()?;
+        let columns = own(ScanColumn::of(&versions, projection.iter().map(column).collect()))?;
         let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
         let parts = read.parts().iter().map(part).collect();
         let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);

@@ -239,6 +239,31 @@ impl RowStore {
         }
     }
 
+    /// Appends the images of a chain, whose first version was in a head under the view, down to what the view sees; main has what was
+    /// written up to `upto`. What is read is the caller's to charge for.
+    pub(super) fn images_down_to_seen<'v>(
+        &self,
+        view: &'v View,
+        version: Version,
+        upto: u64,
+        images: &mut Vec<&'v [u8]>,
+    ) {
+        let mut next = Some(version);
+        while let Some(version) = next {
+            // SAFETY: from a head under the view, and then from versions that it does not see: see the module.
+            let header = unsafe { version.header::<'v>() };
+            let sees = header.kind() != Kind::Lock && view.sees(&self.transactions, &header.begin, header.command());
+            if sees && header.begin.load(Ordering::Relaxed) <= upto {
+                return;
+            }
+            if header.kind() == Kind::Row {
+                // SAFETY: as above; the image is in the header's block.
+                images.push(unsafe { version.image() });
+            }
+            next = if sees { None } else { header.older() };
+        }
+    }
+
     /// Whether `wanted` is true of the row as some snapshot may see it, or as somebody is about to write it. Under a
     /// view of the horizon (`Worker::pin_horizon`).
     pub fn any_version(&self, horizon: &View, row: RowId, wanted: &mut dyn FnMut(RowRef<'_>) -> bool) -> bool {

@@ -158,6 +158,13 @@ impl<'v> RangeView<'v> {
     }
 
     fn look_at(&self, positions: &[u32], take: &mut impl FnMut(u32, Seen<'v>)) {
+        for (position, version) in positions.iter().zip(self.heads(positions)) {
+            take(*position, version.map_or(Seen::Main, |version| self.seen(version)));
+        }
+    }
+
+    /// What the heads at some positions hold, at most `TOGETHER` of them.
+    fn heads(&self, positions: &[u32]) -> [Option<Version>; TOGETHER] {
         let mut versions = [None; TOGETHER];
         if positions.len() > 1 {
             for position in positions {
@@ -173,8 +180,31 @@ impl<'v> RangeView<'v> {
                 *place = Some(version);
             }
         }
-        for (position, version) in positions.iter().zip(versions) {
-            take(*position, version.map_or(Seen::Main, |version| self.seen(version)));
+        versions
+    }
+
+    /// Appends the images of all rows from the newest down to the one that the view sees, or main's. What is read is the caller's
+    /// to charge for.
+    pub(crate) fn images_down_to_seen(&self, images: &mut Vec<&'v [u8]>) {
+        let upto = self.main.map_or(0, MainPart::upto);
+        let mut positions = Vec::with_capacity(TOGETHER);
+        for window in 0..WORDS {
+            let mut headed = self.range.headed(window);
+            while headed != 0 {
+                positions.push((window * 64) as u32 + headed.trailing_zeros());
+                headed &= headed - 1;
+                if positions.len() == TOGETHER {
+                    self.images_of(&positions, upto, images);
+                    positions.clear();
+                }
+            }
+        }
+        self.images_of(&positions, upto, images);
+    }
+
+    fn images_of(&self, positions: &[u32], upto: u64, images: &mut Vec<&'v [u8]>) {
+        for version in self.heads(positions).into_iter().flatten() {
+            self.store.images_down_to_seen(self.view, version, upto, images);
         }
     }
 
