@@ -4,6 +4,7 @@
 //! [`crate::evaluate`]'s. Both sides of a comparison are of one class and, if they are decimals, of one scale: the
 //! constructors see to it.
 
+use crate::later::LaterValue;
 use crate::types::{Class, ColumnType, type_bounds};
 use arrow_array::ArrayRef;
 use arrow_schema::DataType;
@@ -72,6 +73,11 @@ pub enum Node {
     /// Of the chunk, by position.
     Column(usize),
     Literal(Scalar),
+    /// What a subquery of the plan's gives, by number. Executions have a place for it.
+    Later {
+        number: usize,
+        value: Option<LaterValue>,
+    },
     Arithmetic {
         op: ArithmeticOp,
         left: Box<Expr>,
@@ -198,6 +204,11 @@ impl Expr {
             _ => value,
         };
         Expr { node: Node::Literal(value), of }
+    }
+
+    /// What subquery `number` gives, of whose column `of` is.
+    pub fn later(number: usize, of: ColumnType) -> Expr {
+        Expr { node: Node::Later { number, value: None }, of: ColumnType { nullable: true, ..of } }
     }
 
     pub fn class(&self) -> Class {
@@ -522,7 +533,7 @@ impl Expr {
     /// Its parts.
     pub fn children(&self) -> Vec<&Expr> {
         match &self.node {
-            Node::Column(_) | Node::Literal(_) => Vec::new(),
+            Node::Column(_) | Node::Literal(_) | Node::Later { .. } => Vec::new(),
             Node::Arithmetic { left, right, .. }
             | Node::Compare { left, right, .. }
             | Node::IsDistinct { left, right, .. } => vec![left, right],
@@ -549,7 +560,7 @@ impl Expr {
 
     pub(crate) fn children_mut(&mut self) -> Vec<&mut Expr> {
         match &mut self.node {
-            Node::Column(_) | Node::Literal(_) => Vec::new(),
+            Node::Column(_) | Node::Literal(_) | Node::Later { .. } => Vec::new(),
             Node::Arithmetic { left, right, .. }
             | Node::Compare { left, right, .. }
             | Node::IsDistinct { left, right, .. } => vec![left, right],
@@ -580,6 +591,19 @@ impl Expr {
             columns.insert(*index);
         }
         self.children().into_iter().for_each(|child| child.columns_into(columns));
+    }
+
+    /// With the values of an execution's subqueries, by number.
+    pub(crate) fn with_later(mut self, values: &[LaterValue]) -> Expr {
+        self.bind(values);
+        self
+    }
+
+    fn bind(&mut self, values: &[LaterValue]) {
+        if let Node::Later { number, value } = &mut self.node {
+            *value = values.get(*number).cloned();
+        }
+        self.children_mut().into_iter().for_each(|child| child.bind(values));
     }
 
     /// With each column where `map` says it is.
@@ -614,6 +638,7 @@ impl fmt::Display for Expr {
             Node::Literal(Scalar::Bool(value)) => write!(f, "{value}"),
             Node::Literal(Scalar::Text(value)) => write!(f, "'{}'", String::from_utf8_lossy(value)),
             Node::Literal(Scalar::Other(_)) => write!(f, "a value"),
+            Node::Later { number, .. } => write!(f, "$subquery{number}"),
             Node::Arithmetic { op, left, right } => {
                 let op = match op {
                     ArithmeticOp::Add => "+",

@@ -7,6 +7,7 @@ pub mod evaluate;
 pub mod expr;
 pub mod hash;
 pub mod join;
+pub mod later;
 pub mod limit;
 pub mod mask;
 pub mod operators;

@@ -5,6 +5,7 @@ use crate::counters::Counters;
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
 use crate::join::{BuildRows, BuildSink, Join, JoinKind, JoinTable, Probe};
+use crate::later::{LaterSink, LaterValue};
 use crate::limit::Limit;
 use crate::operators::{Filter, Project};
 use crate::pipeline::{Operator, Pipeline, Sink, SinkState, Source, Task};
@@ -44,6 +45,9 @@ pub enum Op {
     },
     /// All rows of all inputs.
     Union,
+    /// The first input's rows. The others are the subqueries that its expressions refer to by number, each of one column; they run
+    /// before it.
+    Subqueries,
 }
 
 /// An operator over its inputs.
@@ -91,6 +95,7 @@ impl Plan {
             Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
             Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
             Op::Union => "Union".to_owned(),
+            Op::Subqueries => "Subqueries".to_owned(),
         }
     }
 
@@ -153,6 +158,16 @@ impl Plan {
         Plan::new(Op::Union, inputs, types)
     }
 
+    /// Which refers to subqueries.
+    pub fn with_subqueries(self, subqueries: Vec<Plan>) -> Plan {
+        if subqueries.is_empty() {
+            return self;
+        }
+        let (types, rows) = (self.types.clone(), self.rows_estimated);
+        let inputs = std::iter::once(self).chain(subqueries).collect();
+        Plan::new(Op::Subqueries, inputs, types).like(&rows)
+    }
+
     /// No more rows come out.
     pub fn rows_max(&self) -> u64 {
         let input = |index: usize| self.inputs.get(index).map_or(u64::MAX, Plan::rows_max);
@@ -163,7 +178,7 @@ impl Plan {
             }
             Op::Input(_) => u64::MAX,
             Op::Chunks(chunks) => chunks.iter().map(|chunk| chunk.rows as u64).sum(),
-            Op::Filter(_) | Op::Project(_) => input(0),
+            Op::Filter(_) | Op::Project(_) | Op::Subqueries => input(0),
             // Without keys there is a row for no rows.
             Op::Aggregate(_) => input(0).max(1),
             Op::Sort { limit, .. } => limit.map_or(input(0), |limit| input(0).min(limit as u64)),
@@ -238,6 +253,12 @@ impl Plan {
                 let plan = take(&mut self.inputs).pruned(&wanted).sort(keys, limit).like(&self.rows_estimated);
                 plan.columns(&columns.iter().map(|column| place(*column)).collect::<Vec<_>>())
             }
+            Op::Subqueries => {
+                let mut inputs = self.inputs.into_iter();
+                let main = inputs.next().map(|main| main.pruned(needed));
+                let main = main.unwrap_or_else(|| unreachable!("subqueries are somebody's"));
+                main.with_subqueries(inputs.map(Plan::pruned_wholly).collect())
+            }
             Op::Limit { skip, fetch } => {
                 take(&mut self.inputs).pruned(needed).limit(skip, fetch).like(&self.rows_estimated)
             }
@@ -250,19 +271,22 @@ impl Plan {
         self
     }
 
+    /// As `pruned`, all of its columns being needed.
+    pub fn pruned_wholly(self) -> Plan {
+        let all = (0..self.types.len()).collect();
+        self.pruned(&all)
+    }
+
     /// The same columns, with inputs pruned.
     fn pruned_within(mut self) -> Plan {
-        let all = |plan: &Plan| -> BTreeSet<usize> { (0..plan.types.len()).collect() };
         match self.op {
             Op::Scan(_) | Op::Input(_) | Op::Chunks(_) => self,
             Op::Union => {
                 self.inputs = self.inputs.into_iter().map(Plan::pruned_within).collect();
                 self
             }
-            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } => {
-                let input = take(&mut self.inputs);
-                let wanted = all(&input);
-                self.inputs = vec![input.pruned(&wanted)];
+            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } | Op::Subqueries => {
+                self.inputs = self.inputs.into_iter().map(Plan::pruned_wholly).collect();
                 self
             }
             Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
@@ -367,6 +391,8 @@ struct Compiler<'a> {
     interruption: Arc<dyn Interruption>,
     /// A scan of this execution's for each of the plan's, by the address of its specification.
     scans: HashMap<*const ScanSource, Arc<ScanSource>>,
+    /// Of its subqueries.
+    later: Vec<LaterValue>,
     pipelines: Vec<Pipeline>,
 }
 
@@ -379,7 +405,8 @@ pub fn compile(
     interruption: Arc<dyn Interruption>,
     sink: Arc<dyn Sink>,
 ) -> Result<Vec<Pipeline>> {
-    let mut compiler = Compiler { inlets, interruption, scans: HashMap::new(), pipelines: Vec::new() };
+    let mut compiler =
+        Compiler { inlets, interruption, scans: HashMap::new(), later: Vec::new(), pipelines: Vec::new() };
     compiler.gather_scans(plan, &opened);
     let branches = compiler.flow(plan)?;
     compiler.end_in(branches, sink, Arc::default());
@@ -397,6 +424,11 @@ impl Compiler<'_> {
     fn scan(&self, scan: &Arc<ScanSource>) -> Result<Arc<ScanSource>> {
         let own = self.scans.get(&Arc::as_ptr(scan)).cloned();
         own.ok_or_else(|| Error::internal("a scan that was not prepared"))
+    }
+
+    /// With this execution's values of subqueries.
+    fn bound(&self, expr: &Expr) -> Expr {
+        expr.clone().with_later(&self.later)
     }
 
     fn flow(&mut self, plan: &Plan) -> Result<Vec<Branch>> {
@@ -421,11 +453,11 @@ impl Compiler<'_> {
             Op::Chunks(chunks) => source(Arc::new(ChunkSource::new(chunks.clone()))),
             Op::Filter(condition) => {
                 let branches = self.flow(input(0)?)?;
-                through(branches, Arc::new(Filter::new(condition.clone())?))
+                through(branches, Arc::new(Filter::new(self.bound(condition))?))
             }
             Op::Project(outputs) => {
                 let branches = self.flow(input(0)?)?;
-                through(branches, Arc::new(Project::new(outputs.clone())?))
+                through(branches, Arc::new(Project::new(outputs.iter().map(|output| self.bound(output)).collect())?))
             }
             Op::Limit { skip, fetch } => {
                 let branches = self.flow(input(0)?)?;
@@ -442,7 +474,11 @@ impl Compiler<'_> {
                     }
                 }
                 let table = JoinTable::new(
-                    Join { filters: !scans.is_empty(), ..join.clone() },
+                    Join {
+                        filters: !scans.is_empty(),
+                        residual: join.residual.as_ref().map(|residual| self.bound(residual)),
+                        ..join.clone()
+                    },
                     Arc::clone(&self.interruption),
                 )?;
                 let branches = self.flow(build)?;
@@ -478,6 +514,15 @@ impl Compiler<'_> {
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(SortedSource(sorted)))
             }
+            Op::Subqueries => {
+                for subquery in &plan.inputs[1..] {
+                    let value = LaterValue::default();
+                    let branches = self.flow(subquery)?;
+                    self.end_in(branches, Arc::new(LaterSink(Arc::clone(&value))), Arc::clone(&plan.counters));
+                    self.later.push(value);
+                }
+                self.flow(input(0)?)?
+            }
             Op::Union => {
                 let mut branches = Vec::new();
                 for input in &plan.inputs {
@@ -512,7 +557,7 @@ fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, us
                 found(Arc::clone(scan), scan.columns[column].column);
             }
         }
-        Op::Filter(_) => reached(&plan.inputs[0], column, found),
+        Op::Filter(_) | Op::Subqueries => reached(&plan.inputs[0], column, found),
         Op::Sort { limit: None, .. } => reached(&plan.inputs[0], column, found),
         Op::Project(outputs) => {
             if let Node::Column(inner) = outputs[column].node {

@@ -1,5 +1,6 @@
 //! Columns of some rows, and chunks of them: what operators hand to one another.
 
+use crate::expr::Scalar;
 use crate::mask::Mask;
 use crate::simd::pick;
 use crate::text::{Owners, Text};
@@ -120,6 +121,21 @@ impl Vector {
     #[inline]
     pub fn is_valid(&self, row: usize) -> bool {
         self.valid.as_ref().is_none_or(|valid| valid.get(row))
+    }
+
+    /// The value of one row.
+    pub fn scalar(&self, row: usize) -> Scalar {
+        if !self.is_valid(row) {
+            return Scalar::Null;
+        }
+        match &self.values {
+            Values::Int(values) => Scalar::Int(values[row]),
+            Values::Wide(values) => Scalar::Wide(values[row]),
+            Values::Float(values) => Scalar::Float(values[row]),
+            Values::Bool(values) => Scalar::Bool(values.get(row)),
+            Values::Text(texts) => Scalar::Text(texts.bytes(row).into()),
+            Values::Other(array) => Scalar::Other(array.slice(row, 1)),
+        }
     }
 
     pub fn as_ints(&self) -> Result<&[i64]> {

@@ -24,6 +24,7 @@ mod text;
 
 use crate::dictionary::Dictionary;
 use crate::expr::{DatePart, Expr, Function, Scalar};
+use crate::later::LaterValue;
 use crate::mask::Mask;
 use crate::types::{Class, ColumnType};
 use crate::vector::{Chunk, Values, Vector};
@@ -58,6 +59,7 @@ pub struct Prepared {
 enum Op {
     Column(usize),
     Literal(Scalar),
+    Later(Option<LaterValue>),
     Arithmetic {
         kernel: arithmetic::Kernel,
         left: Box<Prepared>,
@@ -271,6 +273,10 @@ impl Prepared {
         let vector = match &self.op {
             Op::Column(index) => input.column(*index)?,
             Op::Literal(scalar) => return Ok(Value::Constant(scalar.clone())),
+            Op::Later(value) => {
+                let known = value.as_ref().and_then(|value| value.get()).cloned();
+                return known.map(Value::Constant).ok_or_else(|| Error::internal("a subquery that has not run"));
+            }
             Op::Arithmetic { kernel, left, right } => {
                 let (left, right) = (left.value(input, live)?, right.value(input, live)?);
                 return arithmetic::binary(kernel, left, right, rows, live, &self.of);

@@ -32,6 +32,7 @@ impl Prepared {
         let op = match &expr.node {
             Node::Column(index) => Op::Column(*index),
             Node::Literal(scalar) => Op::Literal(scalar.clone()),
+            Node::Later { value, .. } => Op::Later(value.clone()),
             Node::Arithmetic { op, left, right } => {
                 let kernel = arithmetic::Kernel::new(*op, &left.of, &right.of, &expr.of)?;
                 Op::Arithmetic { kernel, left: one(left)?, right: one(right)? }
@@ -101,7 +102,7 @@ impl Prepared {
 
     fn children(&self) -> Box<dyn Iterator<Item = &Prepared> + '_> {
         match &self.op {
-            Op::Column(_) | Op::Literal(_) | Op::Lookup { .. } => Box::new(std::iter::empty()),
+            Op::Column(_) | Op::Literal(_) | Op::Later(_) | Op::Lookup { .. } => Box::new(std::iter::empty()),
             Op::Arithmetic { left, right, .. }
             | Op::Compare { left, right, .. }
             | Op::IsDistinct { left, right, .. } => Box::new([left.as_ref(), right.as_ref()].into_iter()),
@@ -143,7 +144,7 @@ fn own_cost(expr: &Expr) -> usize {
         Class::Other => 16,
     };
     match &expr.node {
-        Node::Column(_) | Node::Literal(_) => 0,
+        Node::Column(_) | Node::Literal(_) | Node::Later { .. } => 0,
         Node::And(_) | Node::Or(_) | Node::Not(_) | Node::IsNull { .. } | Node::IsBool { .. } => 0,
         Node::Arithmetic { op, .. } => match (op, class_of(expr)) {
             (crate::expr::ArithmeticOp::Divide | crate::expr::ArithmeticOp::Modulo, Class::Wide) => 60,

@@ -6,7 +6,7 @@ use super::{Input, Prepared, Value};
 use crate::dictionary::Dictionary;
 use crate::expr::{Expr, Node, Scalar};
 use crate::types::{Class, ColumnType};
-use crate::vector::{CHUNK_ROWS, Chunk, Values, Vector};
+use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidepool_base::Result;
@@ -105,7 +105,7 @@ fn folded(expr: &Expr) -> Option<Expr> {
     let prepared = Prepared::build(expr, false).ok()?;
     let scalar = match prepared.value(&Input::of(&chunk), None).ok()? {
         Value::Constant(scalar) => scalar,
-        Value::Vector(vector) => scalar_of(&vector),
+        Value::Vector(vector) => vector.scalar(0),
     };
     let mut of = ColumnType { nullable: scalar.is_null(), ..expr.of.clone() };
     let scalar = match (scalar, of.class()) {
@@ -121,21 +121,6 @@ fn folded(expr: &Expr) -> Option<Expr> {
         }
     }
     Some(Expr { node: Node::Literal(scalar), of })
-}
-
-/// The value of a vector's only row.
-fn scalar_of(vector: &Vector) -> Scalar {
-    if !vector.is_valid(0) {
-        return Scalar::Null;
-    }
-    match &vector.values {
-        Values::Int(values) => Scalar::Int(values[0]),
-        Values::Wide(values) => Scalar::Wide(values[0]),
-        Values::Float(values) => Scalar::Float(values[0]),
-        Values::Bool(values) => Scalar::Bool(values.get(0)),
-        Values::Text(texts) => Scalar::Text(texts.bytes(0).into()),
-        Values::Other(array) => Scalar::Other(Arc::clone(array)),
-    }
 }
 
 fn column_of(expr: &Expr) -> Option<&Expr> {

@@ -8,7 +8,7 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, Tr
 use datafusion::common::{Column, DFSchema, Result as PlanResult, ScalarValue, plan_err};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::logical_expr::{BinaryExpr, Case, Cast, Expr, ExprSchemable, Operator};
+use datafusion::logical_expr::{BinaryExpr, Case, Cast, Expr, ExprSchemable, LogicalPlan, Operator, Subquery};
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 use std::sync::Arc;
 use tidepool_base::Result;
@@ -21,6 +21,8 @@ pub struct Scope<'a> {
     pub state: &'a SessionState,
     pub schema: &'a DFSchema,
     pub types: &'a [ColumnType],
+    /// What some subqueries give.
+    pub subqueries: Vec<(Arc<LogicalPlan>, EngineExpr)>,
 }
 
 /// DataFusion's evaluation of an expression, over the columns that it reads.
@@ -136,6 +138,11 @@ impl Scope<'_> {
         Ok(EngineExpr::column(index, self.types[index].clone()))
     }
 
+    fn subquery(&self, subquery: &Subquery) -> Option<EngineExpr> {
+        let known = self.subqueries.iter().find(|(plan, _)| *plan == subquery.subquery);
+        known.map(|(_, value)| value.clone())
+    }
+
     fn literal(&self, value: &ScalarValue) -> Option<EngineExpr> {
         Some(EngineExpr::literal(scalar(value)?, value.data_type()))
     }
@@ -147,6 +154,7 @@ impl Scope<'_> {
             Expr::Alias(alias) => Some(self.expr(&alias.expr)?),
             Expr::Column(column) => Some(self.column(column)?),
             Expr::Literal(value, _) => self.literal(value),
+            Expr::ScalarSubquery(subquery) => self.subquery(subquery),
             Expr::BinaryExpr(binary) => self.binary(binary, expr)?,
             Expr::Not(value) => Some(self.expr(value)?.negated()),
             Expr::IsNull(value) => Some(self.expr(value)?.is_null(false)),
@@ -318,50 +326,55 @@ impl Scope<'_> {
     fn call(&self, expr: &Expr) -> PlanResult<EngineExpr> {
         let mut is_plain = !expr.is_volatile() && !expr.contains_outer();
         expr.apply(|node| {
-            is_plain &= !matches!(
-                node,
-                Expr::ScalarSubquery(_)
-                    | Expr::Exists(_)
-                    | Expr::InSubquery(_)
-                    | Expr::SetComparison(_)
-                    | Expr::AggregateFunction(_)
-                    | Expr::WindowFunction(_)
-                    | Expr::GroupingSet(_)
-                    | Expr::Unnest(_)
-            );
+            is_plain &= match node {
+                Expr::ScalarSubquery(subquery) => self.subquery(subquery).is_some(),
+                Expr::Exists(_)
+                | Expr::InSubquery(_)
+                | Expr::SetComparison(_)
+                | Expr::AggregateFunction(_)
+                | Expr::WindowFunction(_)
+                | Expr::GroupingSet(_)
+                | Expr::Unnest(_) => false,
+                _ => true,
+            };
             Ok(TreeNodeRecursion::Continue)
         })?;
         if !is_plain {
             return plan_err!("the engine does not evaluate {expr}");
         }
-        let mut indices: Vec<usize> = expr
-            .column_refs()
-            .into_iter()
-            .map(|column| self.schema.index_of_column(column))
-            .collect::<PlanResult<_>>()?;
-        indices.sort_unstable();
-        indices.dedup();
-        let name = |place: usize| format!("c{place}");
-        // Whether a column has NULLs is a promise that nobody here relies on.
-        let field = |(place, index): (usize, &usize)| {
-            let field = self.schema.field(*index);
-            Field::new(name(place), field.data_type().clone(), true).with_metadata(field.metadata().clone())
-        };
-        let schema = Arc::new(Schema::new(indices.iter().enumerate().map(field).collect::<Vec<_>>()));
+        let mut arguments: Vec<EngineExpr> = Vec::new();
+        let mut fields: Vec<Field> = Vec::new();
+        let mut known: Vec<Expr> = Vec::new();
         let own = expr
             .clone()
             .transform_up(|node| {
-                let Expr::Column(column) = &node else { return Ok(Transformed::no(node)) };
-                let index = self.schema.index_of_column(column)?;
-                let place = indices.binary_search(&index).unwrap_or_default();
-                Ok(Transformed::yes(Expr::Column(Column::new_unqualified(name(place)))))
+                let (field, argument) = match &node {
+                    Expr::Column(column) => {
+                        let index = self.schema.index_of_column(column)?;
+                        let argument = EngineExpr::column(index, self.types[index].clone());
+                        (self.schema.field(index).as_ref().clone(), argument)
+                    }
+                    Expr::ScalarSubquery(subquery) => match self.subquery(subquery) {
+                        Some(argument) => (subquery.subquery.schema().field(0).as_ref().clone(), argument),
+                        None => return Ok(Transformed::no(node)),
+                    },
+                    _ => return Ok(Transformed::no(node)),
+                };
+                let place = known.iter().position(|known| *known == node).unwrap_or_else(|| {
+                    // Whether a column has NULLs is a promise that nobody here relies on.
+                    fields.push(field.with_name(format!("c{}", known.len())).with_nullable(true));
+                    arguments.push(argument);
+                    known.push(node.clone());
+                    known.len() - 1
+                });
+                Ok(Transformed::yes(Expr::Column(Column::new_unqualified(format!("c{place}")))))
             })
             .data()?;
+        let schema = Arc::new(Schema::new(fields));
         let df_schema = DFSchema::try_from(schema.clone())?;
         let physical =
             create_physical_expr(&own, &df_schema, self.state.execution_props(), &PhysicalPlanningContext::default())?;
         let of = ColumnType::new(physical.data_type(&schema)?, true);
-        let arguments = indices.iter().map(|index| EngineExpr::column(*index, self.types[*index].clone())).collect();
         let evaluation = Evaluation { name: expr.to_string(), expr: physical, schema };
         Ok(EngineExpr::call(Arc::new(evaluation), arguments, of))
     }

@@ -9,6 +9,7 @@ use super::node::EngineNode;
 use crate::optimizer::estimate::{self, Estimate};
 use crate::scan::{Part, TableProvider};
 use datafusion::arrow::datatypes::FieldRef;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, JoinType, NullEquality, Result as PlanResult, internal_datafusion_err};
 use datafusion::datasource::source_as_provider;
 use datafusion::execution::SessionState;
@@ -49,14 +50,15 @@ fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
 }
 
 fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0 };
+    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, subqueries: Vec::new() };
     if let Ok(lowered) = lowering.node(plan)
         && lowering.scans > 0
         && let Some(types) = promised(&lowered.plan, plan.schema())
     {
+        let subqueries = lowering.subqueries.into_iter().map(|subquery| subquery.lowered).collect();
+        let whole = lowered.plan.with_subqueries(subqueries);
         let inputs = lowering.inputs.iter().map(|input| rewrite_children(state, input)).collect::<PlanResult<_>>()?;
-        let all = (0..lowered.plan.types.len()).collect();
-        let node = EngineNode::new(lowered.plan.pruned(&all), types, plan.schema().clone(), inputs);
+        let node = EngineNode::new(whole.pruned_wholly(), types, plan.schema().clone(), inputs);
         return Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }));
     }
     rewrite_children(state, plan)
@@ -82,6 +84,15 @@ struct Lowering<'a> {
     inputs: Vec<LogicalPlan>,
     /// Of tables.
     scans: usize,
+    /// What its expressions refer to by number.
+    subqueries: Vec<Subquery>,
+}
+
+/// A subquery that gives one value, whatever row it is asked for.
+struct Subquery {
+    plan: Arc<LogicalPlan>,
+    of: ColumnType,
+    lowered: Plan,
 }
 
 fn refused(what: &str) -> datafusion::common::DataFusionError {
@@ -99,13 +110,14 @@ fn column_types(schema: &DFSchema) -> Vec<ColumnType> {
 impl Lowering<'_> {
     /// An operator of the engine's; or a stream, where there is none.
     fn input(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
-        let (inputs, scans) = (self.inputs.len(), self.scans);
+        let (inputs, scans, subqueries) = (self.inputs.len(), self.scans, self.subqueries.len());
         match self.node(plan) {
             Ok(lowered) => return Ok(lowered),
             Err(error) => tracing::debug!(%error, plan = %plan.display(), "not the engine's"),
         }
         self.inputs.truncate(inputs);
         self.scans = scans;
+        self.subqueries.truncate(subqueries);
         let types = column_types(plan.schema());
         let mut below = Vec::new();
         for input in plan.inputs() {
@@ -121,7 +133,37 @@ impl Lowering<'_> {
         estimate::of_node(plan, &below)
     }
 
+    /// Those of an operator's own expressions.
+    fn find_subqueries(&mut self, plan: &LogicalPlan) -> PlanResult<()> {
+        let mut found = Vec::new();
+        plan.apply_expressions(|expr| {
+            expr.apply(|expr| {
+                if let Expr::ScalarSubquery(subquery) = expr
+                    && subquery.outer_ref_columns.is_empty()
+                {
+                    found.push(subquery.subquery.clone());
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })?;
+        for plan in found {
+            if self.subqueries.iter().any(|known| known.plan == plan) {
+                continue;
+            }
+            let lowered = self.input(&plan)?.plan;
+            let [of] = lowered.types.as_slice() else { return Err(refused("subquery of several columns")) };
+            let value = EngineExpr::column(0, of.clone()).decoded();
+            let lowered = lowered.project(vec![value]);
+            let of = promised(&lowered, plan.schema()).ok_or_else(|| refused("subquery of this type"))?.swap_remove(0);
+            self.subqueries.push(Subquery { plan, of, lowered });
+        }
+        Ok(())
+    }
+
     fn node(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        if !matches!(plan, LogicalPlan::TableScan(_)) {
+            self.find_subqueries(plan)?;
+        }
         let mut lowered = match plan {
             LogicalPlan::TableScan(scan) => self.scan(scan, plan)?,
             LogicalPlan::SubqueryAlias(alias) => {
@@ -154,7 +196,10 @@ impl Lowering<'_> {
     }
 
     fn scope<'s>(&'s self, schema: &'s DFSchema, types: &'s [ColumnType]) -> Scope<'s> {
-        Scope { state: self.state, schema, types }
+        let subqueries = self.subqueries.iter().enumerate();
+        let subqueries = subqueries
+            .map(|(number, subquery)| (subquery.plan.clone(), EngineExpr::later(number, subquery.of.clone())));
+        Scope { state: self.state, schema, types, subqueries: subqueries.collect() }
     }
 
     fn scan(&mut self, scan: &TableScan, plan: &LogicalPlan) -> PlanResult<Lowered> {

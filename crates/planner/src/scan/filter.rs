@@ -6,11 +6,15 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, Tr
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{Expr, Operator};
 use datafusion::physical_expr::expressions::{
-    BinaryExpr, Column, InListExpr, IsNotNullExpr, IsNullExpr, Literal, NotExpr,
+    BinaryExpr, Column, InListExpr, IsNotNullExpr, IsNullExpr, LikeExpr, Literal, NotExpr,
 };
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, split_conjunction};
 use std::sync::Arc;
+use tidepool_engine::evaluate::Prepared;
+use tidepool_engine::expr::{Expr as EngineExpr, Pattern};
+use tidepool_engine::types::ColumnType;
+use tidepool_engine::vector::{Chunk, Vector};
 use tidepool_table::{ColumnFilter, CompareOp, Datum};
 
 /// True when the storage's scan can evaluate a predicate by itself: it reads one column and always answers the same.
@@ -123,6 +127,11 @@ fn column_filter(expr: &Arc<dyn PhysicalExpr>, table: &SchemaRef) -> Option<Colu
     {
         return Some(filter);
     }
+    if let Some(like) = expr.downcast_ref::<LikeExpr>()
+        && let Some(filter) = pattern(like, table)
+    {
+        return Some(filter);
+    }
     function(expr, table)
 }
 
@@ -176,6 +185,22 @@ fn membership(in_list: &InListExpr, table: &SchemaRef) -> Option<ColumnFilter> {
         }
     }
     Some(ColumnFilter::In { column: column.index(), values })
+}
+
+/// `LIKE` of a constant pattern, by the engine's matcher.
+fn pattern(like: &LikeExpr, table: &SchemaRef) -> Option<ColumnFilter> {
+    let column = like.expr().downcast_ref::<Column>()?.index();
+    let text = literal(like.pattern())?.try_as_str()??;
+    let pattern = Pattern::parse(text, Some('\\'), like.case_insensitive()).ok()?;
+    let of = ColumnType::new(table.field(column).data_type().clone(), true);
+    let condition = EngineExpr::column(0, of.clone()).like(pattern, like.negated()).ok()?;
+    let prepared = Prepared::new(&condition).ok()?;
+    let function = move |array: &ArrayRef| {
+        let chunk = Chunk::new(array.len(), vec![Vector::from_arrow(array, &of)?]);
+        let answers = prepared.evaluate(&chunk)?.to_arrow(&condition.of)?;
+        Ok(answers.as_boolean().clone())
+    };
+    Some(ColumnFilter::Function { column, function: Arc::new(function) })
 }
 
 fn function(expr: &Arc<dyn PhysicalExpr>, table: &SchemaRef) -> Option<ColumnFilter> {

@@ -254,6 +254,7 @@ pub fn model(expr: &Expr, columns: &[Model]) -> Outcome {
     Ok(match &expr.node {
         Node::Column(index) => columns[*index].clone(),
         Node::Literal(scalar) => of_scalar(scalar),
+        Node::Later { value, .. } => of_scalar(value.as_ref().and_then(|value| value.get()).unwrap()),
         Node::Arithmetic { op, left, right } => arithmetic(*op, &of(left)?, &of(right)?, &expr.of.data_type)?,
         Node::Negate(value) => match of(value)? {
             Int(value) => within(value.checked_neg(), &expr.of.data_type)?,

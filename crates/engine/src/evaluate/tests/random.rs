@@ -226,6 +226,17 @@ pub struct Maker<'a> {
     pub is_strict: bool,
 }
 
+/// What a subquery has given already.
+fn later(literal: &Expr, of: ColumnType) -> Expr {
+    let scalar = literal.as_literal().unwrap();
+    let scalar = match (scalar.as_i128(), of.class()) {
+        (Some(value), Class::Int) => Scalar::Int(value as i64),
+        (Some(value), Class::Wide) => Scalar::Wide(value),
+        _ => scalar.clone(),
+    };
+    Expr::later(0, of).with_later(&[Arc::new(scalar.into())])
+}
+
 impl Maker<'_> {
     fn leaf(&mut self, is_wanted: impl Fn(&ColumnType) -> bool) -> Option<Expr> {
         let fitting: Vec<usize> = (0..self.types.len()).filter(|index| is_wanted(&self.types[*index])).collect();
@@ -233,7 +244,8 @@ impl Maker<'_> {
         let of = self.types[index].clone();
         if self.random.one_in(3) {
             let plain = ColumnType { dictionary: None, ..of };
-            return Some(self.literal(&plain));
+            let literal = self.literal(&plain);
+            return Some(if self.random.one_in(3) { later(&literal, plain) } else { literal });
         }
         Some(Expr::column(index, of))
     }
