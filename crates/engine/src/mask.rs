@@ -119,7 +119,7 @@ impl Mask {
 
     /// Appends the rows whose bit is set, ascending.
     pub fn positions_into(&self, out: &mut Vec<u32>) {
-        simd::positions_into(&self.words, out);
+        simd::positions_into(&self.words, 0, out);
     }
 
     pub fn positions(&self) -> Vec<u32> {

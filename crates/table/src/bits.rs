@@ -1,5 +1,7 @@
 //! Selections as bitmaps of 64-bit words, least significant bit first, as Arrow's.
 
+pub(crate) use tidepool_simd::positions_into as positions;
+
 /// Words for `rows` bits.
 #[inline]
 pub(crate) fn words_for(rows: usize) -> usize {
@@ -65,22 +67,6 @@ pub(crate) fn clear(words: &mut [u64], start: usize, end: usize) {
         words[first] &= !head;
         words[first + 1..last].fill(0);
         words[last] &= !tail;
-    }
-}
-
-/// Appends the positions of set bits, each plus `base`.
-pub(crate) fn positions(words: &[u64], base: u32, out: &mut Vec<u32>) {
-    for (i, word) in words.iter().enumerate() {
-        let base = base + 64 * i as u32;
-        if *word == u64::MAX {
-            out.extend(base..base + 64);
-            continue;
-        }
-        let mut word = *word;
-        while word != 0 {
-            out.push(base + word.trailing_zeros());
-            word &= word - 1;
-        }
     }
 }
 

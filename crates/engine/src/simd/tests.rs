@@ -48,33 +48,3 @@ fn every_level_gives_the_same() {
         }
     }
 }
-
-#[test]
-fn positions_are_those_of_set_bits() {
-    let mut state = 1u64;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 11
-    };
-    for level in [Level::Plain, Level::Avx2, Level::Avx512] {
-        limit(level);
-        for len in 0..40 {
-            let words: Vec<u64> = (0..len)
-                .map(|_| [0, u64::MAX, random() | random(), random() & random() & random()][random() as usize % 4])
-                .collect();
-            let mut found = vec![77];
-            positions_into(&words, &mut found);
-            let expected = (0..len as u32 * 64).filter(|row| words[*row as usize / 64] >> (row % 64) & 1 == 1);
-            assert_eq!(found, std::iter::once(77).chain(expected).collect::<Vec<u32>>());
-            let values: Vec<i128> = (0..len as i128 * 64).map(|value| value * value).collect();
-            let picked = pick(&values, &found[1..]);
-            assert!(found[1..].iter().zip(picked).all(|(row, value)| value == i128::from(*row) * i128::from(*row)));
-        }
-    }
-}
-
-#[test]
-#[should_panic(expected = "past the last")]
-fn rows_past_the_last_are_not_picked() {
-    pick(&[1, 2, 3], &[0, 3]);
-}

@@ -9,6 +9,7 @@ use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
 use crate::encoding::packing::{BLOCK, packed_bytes, unpack, unpack_one, width_of, with_lane};
 use std::ops::Range;
 use tidepool_base::Result;
+use tidepool_simd::{and_words_of, extend_mapped};
 
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -80,9 +81,9 @@ impl Frame {
             with_lane!(
                 unpack(packed, width, &mut scratch),
                 out.resize(out.len() + range.len(), T::from_int(reference)),
-                |lane| out.extend(
-                    lane[range].iter().map(|value| T::from_int(reference.wrapping_add(u64::from(*value) as i64)))
-                )
+                |lane| extend_mapped(out, &lane[range], |value| {
+                    T::from_int(reference.wrapping_add(u64::from(value) as i64))
+                })
             );
         });
     }
@@ -182,12 +183,9 @@ impl Frame {
 #[inline]
 fn and_within<T: Lane>(values: &[T], lower: u64, span: u64, inverted: bool, words: &mut [u64]) {
     let (lower, span) = (T::truncate(lower), T::truncate(span));
-    let flip = if inverted { u64::MAX } else { 0 };
-    for (word, chunk) in words.iter_mut().zip(values.as_chunks::<64>().0) {
-        let mut bytes = [0u8; 64];
-        for (byte, value) in bytes.iter_mut().zip(chunk) {
-            *byte = u8::from(value.within(lower, span));
-        }
-        *word &= bits::word_of(&bytes) ^ flip;
+    let values = &values[..values.len().min(words.len() * 64)];
+    match inverted {
+        false => and_words_of(values, |value| value.within(lower, span), words),
+        true => and_words_of(values, |value| !value.within(lower, span), words),
     }
 }

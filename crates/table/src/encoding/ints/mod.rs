@@ -343,13 +343,22 @@ impl Ints {
     }
 }
 
+/// Rows of a block that are looked through one by one.
+const FEW: usize = 32;
+
 /// Splits ascending rows by block: calls `each(block, rows of it)`.
 #[inline]
 pub(crate) fn by_block(mut rows: &[u32], mut each: impl FnMut(usize, &[u32])) {
     while let Some(first) = rows.first() {
         let block = *first as usize / BLOCK;
         let end = ((block + 1) * BLOCK) as u64;
-        let (head, tail) = rows.split_at(rows.partition_point(|row| u64::from(*row) < end));
+        // Mostly few: to count those is quicker than to search.
+        let near = &rows[..rows.len().min(FEW)];
+        let mut count = near.iter().filter(|row| u64::from(**row) < end).count();
+        if count == FEW {
+            count += rows[FEW..rows.len().min(BLOCK)].partition_point(|row| u64::from(*row) < end);
+        }
+        let (head, tail) = rows.split_at(count);
         each(block, head);
         rows = tail;
     }

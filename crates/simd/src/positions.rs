@@ -1,20 +1,20 @@
 //! Rows whose bit is set, and values at rows.
 
-use super::{Level, level, simd};
+use crate::{Level, level, simd};
 
-/// Appends the positions of set bits, ascending; the lowest bit of the first word is 0.
-pub fn positions_into(words: &[u64], out: &mut Vec<u32>) {
+/// Appends the positions of set bits, ascending; the lowest bit of the first word is `base`.
+pub fn positions_into(words: &[u64], base: u32, out: &mut Vec<u32>) {
     let count: usize = words.iter().map(|word| word.count_ones() as usize).sum();
     #[cfg(target_arch = "x86_64")]
     // Where few are set, one at a time is as quick.
     if level() == Level::Avx512 && count > words.len() * 4 {
         // SAFETY: the processor has been found to have it.
-        unsafe { compressed_into(words, count, out) };
+        unsafe { compressed_into(words, base, count, out) };
         return;
     }
     out.reserve(count);
     for (index, word) in words.iter().enumerate() {
-        let base = (index * 64) as u32;
+        let base = base + (index * 64) as u32;
         let mut left = *word;
         while left != 0 {
             out.push(base + left.trailing_zeros());
@@ -26,7 +26,7 @@ pub fn positions_into(words: &[u64], out: &mut Vec<u32>) {
 /// `count` bits are set.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")]
-fn compressed_into(words: &[u64], count: usize, out: &mut Vec<u32>) {
+fn compressed_into(words: &[u64], base: u32, count: usize, out: &mut Vec<u32>) {
     use std::arch::x86_64::{
         _mm512_add_epi32, _mm512_maskz_compress_epi32, _mm512_set1_epi32, _mm512_setr_epi32, _mm512_storeu_si512,
     };
@@ -34,7 +34,8 @@ fn compressed_into(words: &[u64], count: usize, out: &mut Vec<u32>) {
     out.reserve(count + 16);
     let start = out.len();
     let slots = out.spare_capacity_mut();
-    let mut rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let mut rows = _mm512_add_epi32(first, _mm512_set1_epi32(base as i32));
     let sixteen = _mm512_set1_epi32(16);
     let mut at = 0;
     for word in words {

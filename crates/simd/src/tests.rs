@@ -1,0 +1,59 @@
+use super::*;
+
+/// Tests of all levels set one for all.
+static LEVELS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[test]
+fn positions_are_those_of_set_bits() {
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 11
+    };
+    let _alone = LEVELS.lock().unwrap();
+    for level in [Level::Plain, Level::Avx2, Level::Avx512] {
+        limit(level);
+        for len in 0..40 {
+            let words: Vec<u64> = (0..len)
+                .map(|_| [0, u64::MAX, random() | random(), random() & random() & random()][random() as usize % 4])
+                .collect();
+            let mut found = vec![77];
+            positions_into(&words, 0, &mut found);
+            let mut later = Vec::new();
+            positions_into(&words, 1000, &mut later);
+            assert!(found[1..].iter().map(|row| row + 1000).eq(later));
+            let expected = (0..len as u32 * 64).filter(|row| words[*row as usize / 64] >> (row % 64) & 1 == 1);
+            assert_eq!(found, std::iter::once(77).chain(expected).collect::<Vec<u32>>());
+            let values: Vec<i128> = (0..len as i128 * 64).map(|value| value * value).collect();
+            let picked = pick(&values, &found[1..]);
+            assert!(found[1..].iter().zip(picked).all(|(row, value)| value == i128::from(*row) * i128::from(*row)));
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "past the last")]
+fn rows_past_the_last_are_not_picked() {
+    pick(&[1, 2, 3], &[0, 3]);
+}
+
+#[test]
+fn words_keep_the_bits_of_what_passes() {
+    let _alone = LEVELS.lock().unwrap();
+    for level in [Level::Plain, Level::Avx2, Level::Avx512] {
+        limit(level);
+        for len in [0usize, 1, 63, 64, 65, 130, 1024] {
+            let values: Vec<u16> = (0..len).map(|row| (row * 7919 % 1000) as u16).collect();
+            let mut words = vec![0xF0F0_F0F0_FFFF_0FF0; len.div_ceil(64) + 1];
+            let before = words.clone();
+            and_words_of(&values, |value| value < 400, &mut words);
+            for (row, value) in values.iter().enumerate() {
+                let bit = |words: &[u64]| words[row / 64] >> (row % 64) & 1 == 1;
+                assert_eq!(bit(&words), bit(&before) && *value < 400);
+            }
+            let mut mapped = vec![7i64];
+            extend_mapped(&mut mapped, &values, |value| i64::from(value) - 5);
+            assert!(mapped.into_iter().eq(std::iter::once(7).chain(values.iter().map(|value| i64::from(*value) - 5))));
+        }
+    }
+}
