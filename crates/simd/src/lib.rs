@@ -1,9 +1,11 @@
 //! Wider instructions where the processor has them, found out at run time: everything is compiled for any x86-64.
 
+mod bitmap;
 mod positions;
 #[cfg(test)]
 mod tests;
 
+pub use bitmap::and_words_in_bitmap;
 pub use positions::{pick, positions_into};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -121,11 +123,22 @@ pub fn word_of(bytes: &[u8; 64]) -> u64 {
     word
 }
 
+// By index, as iterators' own functions are not always compiled into those of wider instructions.
 #[inline(always)]
 fn word_with<T: Copy>(values: &[T], test: &impl Fn(T) -> bool, pack: impl Fn(&[u8; 64]) -> u64) -> u64 {
     let mut bytes = [0u8; 64];
-    for (byte, value) in bytes.iter_mut().zip(values) {
-        *byte = u8::from(test(*value));
+    for index in 0..values.len().min(64) {
+        bytes[index] = u8::from(test(values[index]));
+    }
+    pack(&bytes)
+}
+
+/// As [`word_with`], of as many values as a word has bits.
+#[inline(always)]
+fn whole_word_with<T: Copy>(values: &[T; 64], test: &impl Fn(T) -> bool, pack: impl Fn(&[u8; 64]) -> u64) -> u64 {
+    let mut bytes = [0u8; 64];
+    for index in 0..64 {
+        bytes[index] = u8::from(test(values[index]));
     }
     pack(&bytes)
 }
@@ -133,13 +146,13 @@ fn word_with<T: Copy>(values: &[T], test: &impl Fn(T) -> bool, pack: impl Fn(&[u
 /// A bit for each value, by `test`, the bytes of 64 made bits by `pack`.
 #[inline(always)]
 pub fn words_with<T: Copy>(values: &[T], test: impl Fn(T) -> bool, pack: impl Fn(&[u8; 64]) -> u64 + Copy) -> Vec<u64> {
-    let mut words = Vec::with_capacity(values.len().div_ceil(64));
+    let mut words = vec![0; values.len().div_ceil(64)];
     let (blocks, rest) = values.as_chunks::<64>();
-    for block in blocks {
-        words.push(word_with(block, &test, pack));
+    for index in 0..blocks.len() {
+        words[index] = whole_word_with(&blocks[index], &test, pack);
     }
     if !rest.is_empty() {
-        words.push(word_with(rest, &test, pack));
+        words[blocks.len()] = word_with(rest, &test, pack);
     }
     words
 }
@@ -228,8 +241,10 @@ pub fn words_of<T: Copy>(values: &[T], test: impl Fn(T) -> bool) -> Vec<u64> {
 fn and_words_with<T: Copy>(values: &[T], test: impl Fn(T) -> bool, words: &mut [u64], pack: impl Fn(&[u8; 64]) -> u64) {
     let (blocks, rest) = values.as_chunks::<64>();
     assert!(words.len() >= values.len().div_ceil(64));
-    for (word, block) in words.iter_mut().zip(blocks) {
-        *word &= word_with(block, &test, &pack);
+    for index in 0..blocks.len() {
+        if words[index] != 0 {
+            words[index] &= whole_word_with(&blocks[index], &test, &pack);
+        }
     }
     if !rest.is_empty() {
         words[blocks.len()] &= word_with(rest, &test, &pack);

@@ -57,3 +57,28 @@ fn words_keep_the_bits_of_what_passes() {
         }
     }
 }
+
+#[test]
+fn values_are_found_in_bitmaps() {
+    use std::sync::atomic::AtomicU64;
+    let _alone = LEVELS.lock().unwrap();
+    for level in [Level::Plain, Level::Avx2, Level::Avx512] {
+        limit(level);
+        for least in [0i64, -70, i64::MIN, i64::MAX - 100] {
+            let bitmap: Vec<AtomicU64> = [0x8000_0000_0000_0001u64, 0, u64::MAX].map(AtomicU64::new).into();
+            let values: Vec<i64> = (0..210).map(|row| least.wrapping_add(row * 37 % 230 - 15)).collect();
+            for keep in [u64::MAX, 0x0101_0101_0101_0101, 0x00FF_FF00_FFFF_00FF] {
+                let mut words = vec![keep; 4];
+                and_words_in_bitmap(&values, least, &bitmap, &mut words);
+                for row in 0..256 {
+                    let kept = keep >> (row % 64) & 1 == 1;
+                    let is_there = values.get(row).is_none_or(|value| {
+                        let bit = value.wrapping_sub(least) as u64;
+                        matches!(bit, 0 | 63 | 128..192)
+                    });
+                    assert_eq!(words[row / 64] >> (row % 64) & 1 == 1, kept && is_there, "row {row} from {least}");
+                }
+            }
+        }
+    }
+}

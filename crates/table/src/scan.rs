@@ -532,6 +532,8 @@ struct Tally {
 struct Touched {
     segment_rows: usize,
     row_bytes: f64,
+    /// Of more rows of a block the whole block is read.
+    singles_max: usize,
     shared_lines: f64,
     sequential_bytes: f64,
     runs: u64,
@@ -547,6 +549,7 @@ impl Touched {
         Touched {
             segment_rows,
             row_bytes: (own + segment.validity().bytes()) as f64 / segment_rows as f64,
+            singles_max: segment.payload().singles_max(),
             shared_lines: shared as f64 / LINE,
             sequential_bytes: 0.0,
             runs: 0,
@@ -564,13 +567,16 @@ impl Touched {
             return;
         }
         let block_rows = BLOCK.min(self.segment_rows.saturating_sub(block * BLOCK)).max(1);
-        let whole = rows >= block_rows;
+        let whole = rows >= block_rows || !neighbours && rows > self.singles_max;
         if !neighbours || whole {
             charged.blocks |= bit;
         }
         let block_lines = block_rows as f64 * self.row_bytes / LINE;
-        let lines =
-            if neighbours { rows as f64 * self.row_bytes / LINE } else { distinct_lines(block_lines, rows as f64) };
+        let lines = match neighbours {
+            _ if whole => block_lines,
+            true => rows as f64 * self.row_bytes / LINE,
+            false => distinct_lines(block_lines, rows as f64),
+        };
         // Where every second line is wanted, prefetching brings all that are.
         if neighbours || lines * 2.0 >= block_lines {
             self.sequential_bytes += lines * LINE;

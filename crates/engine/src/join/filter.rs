@@ -144,10 +144,7 @@ impl KeyFilter {
         let Some((min, max)) = self.bounds else { return each(values, words, |_| false) };
         match &self.set {
             Set::Bounds => each(values, words, |value| min <= value && value <= max),
-            Set::Bitmap(bits) => each(values, words, |value| {
-                let bit = value.wrapping_sub(min) as u64;
-                bits.get(bit as usize / 64).is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
-            }),
+            Set::Bitmap(bits) => tidepool_simd::and_words_in_bitmap(values, min, bits, words),
             Set::Bloom { shift, words: bits } => each(values, words, |value| {
                 let hash = hash::of_int(value);
                 let pattern = pattern(hash);

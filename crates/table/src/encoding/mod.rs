@@ -171,6 +171,16 @@ impl Payload {
         if fits { Ok(payload) } else { Err(Error::corrupted("segment's encoding does not fit its type")) }
     }
 
+    /// Rows of a block that are read one by one, at most: for more, or for one of an encoding that goes from value to value, all of
+    /// the block is.
+    pub fn singles_max(&self) -> usize {
+        match self {
+            Payload::Ints(ints) => ints.singles_max(),
+            Payload::Dictionary(dictionary) => dictionary.codes().singles_max(),
+            _ => usize::MAX,
+        }
+    }
+
     /// What only decoding can tell: XX001 when some row would decode to nonsense.
     pub fn check(&self, blob: &Arc<Blob>, rows: usize, logical: Logical) -> Result<()> {
         match self {

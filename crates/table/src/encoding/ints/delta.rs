@@ -6,6 +6,7 @@ use crate::blob::{Blob, BlobWriter, Section, TreeReader};
 use crate::encoding::packing::{BLOCK, Scratch, packed_bytes, unpack, width_of, with_lane};
 use std::ops::Range;
 use tidepool_base::Result;
+use tidepool_simd::simd;
 
 #[derive(Debug)]
 pub(crate) struct Delta {
@@ -23,6 +24,36 @@ fn steps(values: &[i64]) -> (i64, u32) {
         max = max.max(step);
     }
     if min > max { (0, 0) } else { (min, width_of(max.wrapping_sub(min) as u64)) }
+}
+
+simd! {
+    /// Each value is the one before it, a step and the smallest step, which the block leaves out; the first is known. All of a block.
+    fn add_up[T: Copy + Into<u64>](steps: &[T], first: i64, step_min: i64, out: &mut [i64; BLOCK]) -> () {
+        assert!(steps.len() == BLOCK);
+        // In eights: sums within each, and what all before come to. Only the latter have to wait for one another.
+        let mut before = first.wrapping_sub(step_min);
+        for start in (0..BLOCK).step_by(8) {
+            let mut sums = [0i64; 8];
+            for index in 0..8 {
+                let step: u64 = steps[start + index].into();
+                sums[index] = (step as i64).wrapping_add(step_min);
+            }
+            if start == 0 {
+                // What the block has in the first place is no step.
+                sums[0] = step_min;
+            }
+            for distance in [1, 2, 4] {
+                let earlier = sums;
+                for index in distance..8 {
+                    sums[index] = sums[index].wrapping_add(earlier[index - distance]);
+                }
+            }
+            for index in 0..8 {
+                out[start + index] = before.wrapping_add(sums[index]);
+            }
+            before = before.wrapping_add(sums[7]);
+        }
+    }
 }
 
 impl Delta {
@@ -76,10 +107,7 @@ impl Delta {
                 value = value.wrapping_add(step_min);
                 *out = value;
             },
-            |lane| for (out, step) in out[1..len].iter_mut().zip(&lane[1..]) {
-                value = value.wrapping_add(step_min).wrapping_add(u64::from(*step) as i64);
-                *out = value;
-            }
+            |lane| add_up(lane, value, step_min, out)
         );
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct Frame {
 }
 
 /// Up to so many rows of a block are fetched one by one; unpacking the block costs about as much as this many.
-const SINGLES_MAX: usize = 48;
+pub(crate) const SINGLES_MAX: usize = 12;
 
 fn frame(values: &[i64]) -> (i64, u32) {
     let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), value| (min.min(*value), max.max(*value)));

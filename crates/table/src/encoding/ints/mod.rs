@@ -183,6 +183,14 @@ fn plain_width(values: &[i64]) -> u8 {
 }
 
 impl Ints {
+    pub fn singles_max(&self) -> usize {
+        match self {
+            Ints::Frame(_) => frame::SINGLES_MAX,
+            Ints::Delta(_) => 0,
+            _ => usize::MAX,
+        }
+    }
+
     /// Chooses a form: the smallest, unless one that is quicker to read is nearly as small.
     pub fn plan(values: &[i64]) -> IntsPlan {
         let runs = count_runs(values);
