@@ -458,7 +458,7 @@ pub async fn physical_plan(
     plan: &LogicalPlan,
     operators: Operators,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    let mut optimized = state.optimize(plan).map_err(from_datafusion)?;
+    let mut optimized = crate::optimizer::optimize(state, plan).map_err(from_datafusion)?;
     if let Some(facts) = SessionFacts::of(state.config_options())
         && operators == Operators::AsSet
         && facts.settings.own_engine()

@@ -5,7 +5,7 @@ mod positions;
 #[cfg(test)]
 mod tests;
 
-pub use bitmap::and_words_in_bitmap;
+pub use bitmap::{Bloom, and_words_in_bitmap};
 pub use positions::{pick, positions_into};
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -82,3 +82,31 @@ fn values_are_found_in_bitmaps() {
         }
     }
 }
+
+#[test]
+fn bloom_filters_forget_nothing_and_let_few_others_pass() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let _alone = LEVELS.lock().unwrap();
+    for words in [2usize, 64, 4096] {
+        let filter: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let bloom = Bloom(&filter);
+        let values: Vec<i64> = (0..words as i64 * 64 * 8 / 12).map(|row| row * 4 - 1000).collect();
+        // An eighth of the values.
+        for value in values.iter().step_by(8) {
+            let (word, pattern) = bloom.place(*value);
+            filter[word].fetch_or(pattern, Ordering::Relaxed);
+        }
+        let mut all = Vec::new();
+        for level in [Level::Plain, Level::Avx2, Level::Avx512] {
+            limit(level);
+            let mut words = vec![u64::MAX; values.len().div_ceil(64)];
+            bloom.and_words(&values, &mut words);
+            let passed: Vec<bool> = (0..values.len()).map(|row| words[row / 64] >> (row % 64) & 1 == 1).collect();
+            assert!(passed.iter().step_by(8).all(|passed| *passed));
+            let others = passed.iter().enumerate().filter(|(row, passed)| row % 8 != 0 && **passed).count();
+            assert!(words.len() < 60 || others < values.len() / 20, "{others} of {}", values.len());
+            all.push(passed);
+        }
+        assert!(all[0] == all[1] && all[1] == all[2]);
+    }
+}

@@ -3,21 +3,19 @@
 use super::Join;
 use super::table::{Built, JoinTable};
 use super::words::Words;
-use crate::hash;
 use crate::rows::RowPtr;
 use crate::types::Class;
 use crate::vector::Values;
 use std::sync::atomic::Ordering;
 use tidepool_base::Result;
+use tidepool_simd::{Bloom, and_words_in_bitmap, and_words_of};
 
-/// Bits of a bitmap, for each of the rows.
+/// Bits of a bitmap, for each of the rows; and as many as a core's cache holds beside other things, for any number of rows.
 const BITMAP_BITS_PER_ROW: u64 = 128;
-const BITMAP_BITS_MIN: u64 = 1 << 16;
+const BITMAP_BITS_MIN: u64 = 1 << 21;
 /// More rows than this make a filter that a test of takes as long as a look into the table.
 const BLOOM_ROWS_MAX: usize = 4 << 20;
 const BLOOM_BITS_PER_ROW: usize = 12;
-/// Of 64 values, so few that each is tested by itself.
-const FEW: u32 = 16;
 
 /// Of a key that is an integer, by its value. NULL is no value: rows with NULL for the key match none.
 #[derive(Debug)]
@@ -32,13 +30,7 @@ enum Set {
     Bounds,
     /// Bit `value - least`.
     Bitmap(Words),
-    /// Word `hash >> shift`, and four bits there (Lang et al., "Performance-Optimal Filtering", PVLDB 12(5), 2019).
-    Bloom { shift: u32, words: Words },
-}
-
-#[inline(always)]
-fn pattern(hash: u64) -> u64 {
-    1 << (hash & 63) | 1 << (hash >> 6 & 63) | 1 << (hash >> 12 & 63) | 1 << (hash >> 18 & 63)
+    Bloom(Words),
 }
 
 impl KeyFilter {
@@ -59,7 +51,7 @@ impl KeyFilter {
             Set::Bitmap(Words::new(last as usize / 64 + 1)?)
         } else if rows <= BLOOM_ROWS_MAX {
             let words = (rows * BLOOM_BITS_PER_ROW).div_ceil(64).next_power_of_two().max(2);
-            Set::Bloom { shift: 64 - words.trailing_zeros(), words: Words::new(words)? }
+            Set::Bloom(Words::new(words)?)
         } else {
             Set::Bounds
         };
@@ -95,12 +87,8 @@ impl KeyFilter {
                 scratch.extend(values.iter().map(place));
                 words
             }
-            Set::Bloom { shift, words } => {
-                let place = |value: &i64| {
-                    let hash = hash::of_int(*value);
-                    ((hash >> shift) as usize, pattern(hash))
-                };
-                scratch.extend(values.iter().map(place));
+            Set::Bloom(words) => {
+                scratch.extend(values.iter().map(|value| Bloom(words).place(*value)));
                 words
             }
         };
@@ -118,39 +106,25 @@ impl KeyFilter {
     /// Clears bit `i` where value `i` cannot match: bit `i % 64` of word `i / 64`. Bits of other values stay. Panics on
     /// fewer words than values take.
     pub fn test_ints(&self, values: &[i64], words: &mut [u64]) {
-        #[inline(always)]
-        fn each(values: &[i64], words: &mut [u64], test: impl Fn(i64) -> bool) {
-            assert!(words.len() >= values.len().div_ceil(64));
-            for (values, word) in values.chunks(64).zip(words) {
-                if word.count_ones() > FEW {
-                    let mut fails = 0;
-                    for (bit, value) in values.iter().enumerate() {
-                        fails |= u64::from(!test(*value)) << bit;
-                    }
-                    *word &= !fails;
-                    continue;
-                }
-                let mut left = *word;
-                while left != 0 {
-                    let bit = left.trailing_zeros();
-                    left &= left - 1;
-                    // Bits past the last value stay.
-                    if values.get(bit as usize).is_some_and(|value| !test(*value)) {
-                        *word &= !(1 << bit);
-                    }
-                }
-            }
-        }
-        let Some((min, max)) = self.bounds else { return each(values, words, |_| false) };
+        let Some((min, max)) = self.bounds else {
+            return and_words(values, |_| false, words);
+        };
         match &self.set {
-            Set::Bounds => each(values, words, |value| min <= value && value <= max),
-            Set::Bitmap(bits) => tidepool_simd::and_words_in_bitmap(values, min, bits, words),
-            Set::Bloom { shift, words: bits } => each(values, words, |value| {
-                let hash = hash::of_int(value);
-                let pattern = pattern(hash);
-                bits[(hash >> shift) as usize].load(Ordering::Relaxed) & pattern == pattern
-            }),
+            Set::Bounds => and_words(values, |value| min <= value && value <= max, words),
+            Set::Bitmap(bits) => and_words_in_bitmap(values, min, bits, words),
+            Set::Bloom(bits) => Bloom(bits).and_words(values, words),
         }
+    }
+}
+
+/// Bits past the last value stay.
+fn and_words(values: &[i64], test: impl Fn(i64) -> bool, words: &mut [u64]) {
+    let past = values.len() / 64;
+    let kept =
+        if values.len() % 64 == 0 { None } else { words.get(past).map(|word| word & u64::MAX << (values.len() % 64)) };
+    and_words_of(values, test, words);
+    if let Some(kept) = kept {
+        words[past] |= kept;
     }
 }
 

@@ -5,6 +5,9 @@ pub mod estimate;
 mod join_graph;
 mod join_mode;
 mod join_order;
+mod passes;
+
+pub use passes::optimize;
 
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::optimizer::Optimizer;

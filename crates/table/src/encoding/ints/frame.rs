@@ -164,6 +164,15 @@ impl Frame {
                     });
                     keys.and_values(&values[..words.len() * 64], words);
                 }
+                IntTest::Set(_) | IntTest::Table { .. } if distance_max < u64::from(u32::BITS) => {
+                    // So few values can be there that a bit for each says whether it passes.
+                    let passes = |distance: u64| u32::from(test.passes(reference.wrapping_add(distance as i64)));
+                    let passing = (0..=distance_max).fold(0, |bits, distance| bits | passes(distance) << distance);
+                    with_lane!(unpack(packed, width, &mut scratch), and_all(passing & 1 == 1, words), |lane| {
+                        let lane = &lane[..lane.len().min(words.len() * 64)];
+                        and_words_of(lane, |value| passing >> (u64::from(value) as u32 & 31) & 1 == 1, words);
+                    });
+                }
                 IntTest::Set(_) | IntTest::Table { .. } => {
                     let mut bytes = [0u8; BLOCK];
                     with_lane!(
@@ -177,6 +186,12 @@ impl Frame {
                 }
             }
         }
+    }
+}
+
+fn and_all(passes: bool, words: &mut [u64]) {
+    if !passes {
+        words.fill(0);
     }
 }
 
