@@ -265,7 +265,11 @@ impl Lowering<'_> {
                 _ => return Err(refused("such aggregate")),
             };
             let argument = match params.args.as_slice() {
-                [Expr::Literal(value, _)] if function == AggregateFunction::Count && !value.is_null() => None,
+                [Expr::Literal(value, _)]
+                    if function == AggregateFunction::Count && !value.is_null() && !params.distinct =>
+                {
+                    None
+                }
                 [argument] => Some(scope.expr(argument)?),
                 _ => return Err(refused("such aggregate")),
             };
@@ -284,13 +288,7 @@ impl Lowering<'_> {
                 Some(filter) => Some(place(&mut outputs, scope.expr(filter)?)),
                 None => None,
             };
-            functions.push(AggregateCall {
-                function,
-                argument,
-                filter,
-                distinct: params.distinct && argument.is_some(),
-                of,
-            });
+            functions.push(AggregateCall { function, argument, filter, distinct: params.distinct, of });
         }
         let input = below.plan.project(outputs);
         let rows_max = input.rows_max();

@@ -1,7 +1,7 @@
 //! A statement's tokens read one after another, with PostgreSQL's words for what went wrong.
 
+use super::dialect::Postgres;
 use datafusion::sql::sqlparser::ast;
-use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan};
 use tidepool_base::{Error, Result, SqlState};
@@ -232,7 +232,7 @@ impl<'a> Cursor<'a> {
         &mut self,
         read: impl FnOnce(&mut Parser<'_>) -> Result<T, datafusion::sql::sqlparser::parser::ParserError>,
     ) -> Result<T> {
-        let dialect = PostgreSqlDialect {};
+        let dialect = Postgres;
         let rest = self.rest();
         let mut parser = Parser::new(&dialect).with_tokens_with_locations(rest.to_vec());
         let value = read(&mut parser).map_err(|error| super::parser_error(self.source, rest, error))?;

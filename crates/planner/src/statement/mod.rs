@@ -11,6 +11,7 @@ mod alter;
 mod comment;
 pub mod current;
 mod cursor;
+mod dialect;
 mod indexes;
 pub mod locking;
 pub mod merge;
@@ -22,10 +23,10 @@ mod utility;
 use crate::sequences::SequenceOptions;
 use cursor::{Cursor, Source};
 use datafusion::sql::sqlparser::ast;
-use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, TokenizerError};
+use dialect::Postgres;
 use std::borrow::Cow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
@@ -431,9 +432,8 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
 }
 
 fn tokens_of(source: &Source<'_>) -> Result<Vec<TokenWithSpan>> {
-    let tokens = Tokenizer::new(&PostgreSqlDialect {}, source.0)
-        .tokenize_with_location()
-        .map_err(|error| tokenizer_error(source, error))?;
+    let tokens =
+        Tokenizer::new(&Postgres, source.0).tokenize_with_location().map_err(|error| tokenizer_error(source, error))?;
     Ok(tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect())
 }
 
@@ -543,7 +543,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
         }
         _ => tokens,
     };
-    let dialect = PostgreSqlDialect {};
+    let dialect = Postgres;
     let mut parser =
         Parser::new(&dialect).with_recursion_limit(NESTING_MAX * 4).with_tokens_with_locations(tokens.to_vec());
     let mut statement = parser.parse_statement().map_err(|error| parser_error(source, &tokens, error))?;
@@ -640,7 +640,7 @@ fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserErro
 
 /// Parses one query of its own, such as a view's, as it is written.
 pub fn parse_query(text: &str) -> Result<ast::Query> {
-    let dialect = PostgreSqlDialect {};
+    let dialect = Postgres;
     let source = Source(text);
     let mut parser = Parser::new(&dialect)
         .with_recursion_limit(NESTING_MAX * 4)
@@ -658,7 +658,7 @@ pub fn parse_query(text: &str) -> Result<ast::Query> {
 
 /// Parses one expression of its own, such as a stored default.
 pub fn parse_expression(text: &str) -> Result<ast::Expr> {
-    let dialect = PostgreSqlDialect {};
+    let dialect = Postgres;
     let source = Source(text);
     let mut parser = Parser::new(&dialect).try_with_sql(text).map_err(|error| parser_error(&source, &[], error))?;
     let mut expr = parser.parse_expr().map_err(|error| parser_error(&source, &[], error))?;

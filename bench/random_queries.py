@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+"""Random queries over random tables, by three ways to answer them: the engine, DataFusion's operators (`SET tidepool.engine`), DuckDB.
+
+Tables of every usual type, with skew, NULLs and extreme values; one is empty, and of the others some rows are merged, some in delta and some
+changed since. Queries are made of what the three mean the same by: no division of integers, no text of floats. Rows are compared without
+their order, floats to ten digits. An error of one that another has not is a difference, too.
+
+Needs a built Tidepool (`cargo build --release`) and bench/requirements.txt. `--seed` and `--queries` say which; a difference is printed with
+the seed that makes it.
+"""
+
+import argparse
+import datetime
+import decimal
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = ["", "a", "b", "ab", "abc", "Zebra", "über", "naïve", "long text that does not fit into twelve bytes", "long text that does not end alike", "%", "_", "x_y", "special requests", "日本"]
+TYPES = ["int", "bigint", "smallint", "numeric(12,2)", "double precision", "text", "date", "timestamp", "boolean"]
+NUMBERS = ("int", "bigint", "smallint", "numeric(12,2)", "double precision")
+EXACT = ("int", "bigint", "smallint", "numeric(12,2)")
+
+
+class Maker:
+    """Tables and queries from one seed."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.tables = {}
+        for number in range(4):
+            columns = [(f"c{number}_{place}", self.random.choice(TYPES)) for place in range(self.random.randint(2, 6))]
+            # Something to join by.
+            columns.insert(0, (f"k{number}", self.random.choice(["int", "bigint", "int", "text"]) if self.random.random() < 0.2 else "int"))
+            self.tables[f"t{number}"] = columns
+
+    def value(self, of, spread):
+        r = self.random
+        if r.random() < 0.08:
+            return None
+        number = int(r.paretovariate(1.2)) if r.random() < 0.3 else r.randint(-spread, spread)
+        number = max(min(number, 30_000), -30_000)
+        if of in ("int", "bigint", "smallint"):
+            if r.random() < 0.01:
+                return r.choice({"int": [2**31 - 1, -(2**31)], "bigint": [2**62, -(2**62)], "smallint": [32767, -32768]}[of])
+            return number
+        if of.startswith("numeric"):
+            return decimal.Decimal(number * 7) / 100 if r.random() < 0.99 else decimal.Decimal("9999999999.99")
+        if of == "double precision":
+            return number / 8
+        if of == "text":
+            return r.choice(WORDS) if r.random() < 0.7 else f"word {number}"
+        if of == "boolean":
+            return r.random() < 0.4
+        if of == "date":
+            return datetime.date(2024, 1, 1) + datetime.timedelta(days=number % 20_000 - 10_000)
+        return datetime.datetime(2024, 1, 1) + datetime.timedelta(seconds=number * 977, microseconds=number % 7)
+
+    def rows(self, table, count):
+        spread = self.random.choice([3, 20, 300, 20_000])
+        return [tuple(self.value(of, spread) for _, of in self.tables[table]) for _ in range(count)]
+
+    def literal(self, of):
+        value = None
+        while value is None:
+            value = self.value(of, 50)
+        if of in ("int", "bigint", "smallint"):
+            return str(max(min(value, 30_000), -30_000))
+        if of.startswith("numeric"):
+            return f"{value:.2f}"
+        if of == "double precision":
+            return f"({value!r}::double precision)"
+        if of == "text":
+            return "'" + value + "'"
+        if of == "boolean":
+            return str(value).lower()
+        if of == "date":
+            return f"DATE '{value}'"
+        return f"TIMESTAMP '{value}'"
+
+    def column(self, scope, of):
+        fitting = [name for name, known in scope if known == of]
+        return self.random.choice(fitting) if fitting else None
+
+    def expression(self, scope, of, depth):
+        r = self.random
+        leaf = self.column(scope, of)
+        if depth == 0 or r.random() < 0.3:
+            return leaf if leaf and r.random() < 0.8 else self.literal(of)
+        kind = r.randrange(5)
+        if kind == 0:
+            otherwise = f" ELSE {self.expression(scope, of, depth - 1)}" if r.random() < 0.7 else ""
+            return f"CASE WHEN {self.condition(scope, depth - 1)} THEN {self.expression(scope, of, depth - 1)}{otherwise} END"
+        if kind == 1:
+            return f"coalesce({self.expression(scope, of, depth - 1)}, {self.expression(scope, of, 0)})"
+        if of in ("int", "bigint") and kind == 2:
+            date = self.column(scope, "date")
+            if date and of == "int":
+                return f"extract({r.choice(['year', 'month', 'day', 'quarter'])} FROM {date})::int"
+            return f"({self.expression(scope, 'smallint', 0)} {r.choice('+-*')} {self.expression(scope, 'smallint', 0)}::int)::{of}"
+        if of == "numeric(12,2)" and kind == 2:
+            return f"({self.expression(scope, of, 0)} {r.choice('+-')} {self.expression(scope, of, 0)})"
+        if of == "double precision" and kind == 2:
+            return f"({self.expression(scope, of, 0)} {r.choice('+-*')} {self.expression(scope, of, depth - 1)})"
+        if of == "text" and kind in (2, 3):
+            inner = self.expression(scope, "text", depth - 1)
+            return r.choice([f"substring({inner} FROM {r.randint(1, 5)} FOR {r.randint(0, 6)})", f"upper({inner})", f"({inner} || {self.expression(scope, 'text', 0)})"])
+        if of == "boolean":
+            return "(" + self.condition(scope, depth - 1) + ")"
+        return leaf or self.literal(of)
+
+    def condition(self, scope, depth):
+        r = self.random
+        if depth > 0 and r.random() < 0.35:
+            return f"({self.condition(scope, depth - 1)} {r.choice(['AND', 'OR'])} {self.condition(scope, depth - 1)})"
+        if r.random() < 0.1:
+            return f"(NOT {self.condition(scope, max(depth - 1, 0))})"
+        of = r.choice([of for _, of in scope])
+        value = self.expression(scope, of, min(depth, 1))
+        kind = r.randrange(6)
+        if kind == 0:
+            return f"{value} IS {r.choice(['', 'NOT '])}NULL"
+        if kind == 1:
+            listed = ", ".join(self.literal(of) for _ in range(r.randint(1, 6)))
+            return f"{value} {r.choice(['', 'NOT '])}IN ({listed})"
+        if kind == 2 and of == "text":
+            pattern = r.choice(["%a%", "a%", "%b", "_b%", "%ong%not%", "%special%requests%", "%", "", "Z_bra", "%ü%", "long text%"])
+            return f"{value} {r.choice(['', 'NOT '])}LIKE '{pattern}'"
+        if kind == 3 and of != "boolean":
+            return f"{value} BETWEEN {self.literal(of)} AND {self.literal(of)}"
+        if kind == 4 and of in EXACT:
+            other = r.choice(EXACT)
+            return f"{value} {r.choice(['<', '<=', '=', '<>', '>='])} {self.expression(scope, other, 0)}"
+        return f"{value} {r.choice(['<', '<=', '=', '<>', '>', '>=', 'IS DISTINCT FROM'])} {self.expression(scope, of, min(depth, 1))}"
+
+    def scope(self, table, alias):
+        return [(f"{alias}.{name}", of) for name, of in self.tables[table]]
+
+    def aggregate(self, scope):
+        r = self.random
+        of = r.choice([of for _, of in scope])
+        argument = self.expression(scope, of, 1)
+        calls = ["count(*)", f"count({argument})", f"count(DISTINCT {argument})"]
+        if of != "boolean":
+            calls += [f"min({argument})", f"max({argument})"]
+        else:
+            calls += [f"bool_and({argument})", f"bool_or({argument})"]
+        if of in ("int", "smallint", "numeric(12,2)", "double precision"):
+            calls += [f"sum({argument})"] * 2 + [f"avg({argument})"]
+        call = r.choice(calls)
+        if r.random() < 0.15 and call != "count(*)":
+            call += f" FILTER (WHERE {self.condition(scope, 1)})"
+        return call
+
+    def query(self):
+        r = self.random
+        names = list(self.tables)
+        first = r.choice(names)
+        scope = self.scope(first, "a")
+        source = f"{first} a"
+        for alias in "bc"[: r.choice([0, 0, 1, 1, 1, 2])]:
+            other = r.choice(names)
+            theirs = self.scope(other, alias)
+            kind = r.choice(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
+            pairs = [(a, b) for a, of in scope for b, of_b in theirs if of == of_b and of not in ("boolean", "double precision")]
+            if not pairs:
+                continue
+            keys = r.sample(pairs, min(len(pairs), r.choice([1, 1, 2])))
+            on = " AND ".join(f"{a} = {b}" for a, b in keys)
+            if kind in ("JOIN", "LEFT JOIN") and r.random() < 0.3:
+                on += f" AND {self.condition(scope + theirs, 1)}"
+            source += f" {kind} {other} {alias} ON {on}"
+            scope = scope + theirs
+        where = []
+        if r.random() < 0.7:
+            where.append(self.condition(scope, 2))
+        if r.random() < 0.3:
+            other = r.choice(names)
+            theirs = self.scope(other, "s")
+            pairs = [(a, b) for a, of in scope for b, of_b in theirs if of == of_b and of not in ("boolean", "double precision")]
+            if pairs:
+                a, b = r.choice(pairs)
+                more = f" AND {self.condition(theirs, 1)}" if r.random() < 0.5 else ""
+                where.append(r.choice([
+                    f"{r.choice(['', 'NOT '])}EXISTS (SELECT 1 FROM {other} s WHERE {a} = {b}{more})",
+                    f"{a} {r.choice(['', 'NOT '])}IN (SELECT {b} FROM {other} s WHERE {b} IS NOT NULL{more})",
+                ]))
+        if r.random() < 0.15:
+            other = r.choice(names)
+            theirs = self.scope(other, "q")
+            of = r.choice([of for _, of in theirs if of != "boolean"])
+            mine = self.column(scope, of)
+            column = self.column(theirs, of)
+            if mine and column:
+                where.append(f"{mine} {r.choice(['<=', '>', '='])} (SELECT {r.choice(['min', 'max'])}({column}) FROM {other} q)")
+        where = f" WHERE {' AND '.join(where)}" if where else ""
+        shape = r.random()
+        if shape < 0.5:
+            keys = [self.expression(scope, r.choice([of for _, of in scope if of != 'double precision'] or ["int"]), r.choice([0, 0, 1])) for _ in range(r.choice([0, 1, 1, 2, 3]))]
+            # Constants are positions, or nothing to group by.
+            keys = [key for key in keys if "." in key and not key.startswith("(") or "CASE" in key]
+            calls = [self.aggregate(scope) for _ in range(r.randint(1, 4))]
+            outputs = ", ".join(f"{output} AS o{place}" for place, output in enumerate(keys + calls))
+            group = f" GROUP BY {', '.join(str(place + 1) for place in range(len(keys)))}" if keys else ""
+            having = f" HAVING count(*) > {r.randint(0, 3)}" if r.random() < 0.2 else ""
+            width = len(keys) + len(calls)
+            query = f"SELECT {outputs} FROM {source}{where}{group}{having}"
+        else:
+            outputs = [self.expression(scope, r.choice([of for _, of in scope]), 2) for _ in range(r.randint(1, 5))]
+            width = len(outputs)
+            distinct = "DISTINCT " if shape > 0.85 else ""
+            query = f"SELECT {distinct}{', '.join(f'{output} AS o{place}' for place, output in enumerate(outputs))} FROM {source}{where}"
+            if shape > 0.55 and shape < 0.6:
+                query = f"{query} UNION ALL {query}"
+        if r.random() < 0.4:
+            # By all of it, so that what a limit leaves is the same everywhere.
+            order = ", ".join(f"{place + 1} {r.choice(['', 'DESC '])}NULLS {r.choice(['FIRST', 'LAST'])}" for place in r.sample(range(width), width))
+            query = f"SELECT * FROM ({query}) z ORDER BY {order}"
+            if r.random() < 0.6:
+                query += f" LIMIT {r.choice([1, 3, 10, 1000])}"
+                if r.random() < 0.3:
+                    query += f" OFFSET {r.randint(0, 5)}"
+        return query
+
+
+def shown(value):
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return repr(value)
+    if isinstance(value, float):
+        return "0" if value == 0 else f"{value:.10g}"
+    if isinstance(value, (int, decimal.Decimal)):
+        # An average is exact here and a float there.
+        return "0" if value == 0 else f"{float(value):.10g}"
+    return str(value)
+
+
+def answer(run, sql):
+    try:
+        return sorted(tuple(shown(value) for value in row) for row in run(sql)), None
+    except Exception as error:  # noqa: BLE001
+        return None, str(error).strip().splitlines()[0]
+
+
+def same(a, b):
+    if a is None or b is None or len(a) != len(b):
+        return a is None and b is None
+    if a == b:
+        return True
+
+    def close(x, y):
+        try:
+            return x == y or abs(float(x) - float(y)) <= 1e-8 * max(abs(float(x)), abs(float(y)), 1e-6)
+        except ValueError:
+            return False
+    return all(close(x, y) for row, other in zip(a, b) for x, y in zip(row, other))
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tidepool", default=str(ROOT / "target/release/tidepool"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schemas", type=int, default=20)
+    parser.add_argument("--queries", type=int, default=100, help="for each schema")
+    parser.add_argument("--rows", type=int, default=3000, help="of a table, at most")
+    args = parser.parse_args()
+    import duckdb
+    import psycopg2
+    import psycopg2.extras
+
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [args.tidepool, "serve", "--listen", f"127.0.0.1:{port}", "--data", f"{folder}/data", "--near", "2GB"]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while True:
+                try:
+                    connection = psycopg2.connect(host="127.0.0.1", port=port, user="tidepool", dbname="tidepool")
+                    break
+                except psycopg2.OperationalError:
+                    time.sleep(0.1)
+            connection.autocommit = True
+            cursor = connection.cursor()
+            counts = {"queries": 0, "refused": 0, "errors": 0, "engine": 0, "duckdb": 0, "rows": 0}
+            for schema in range(args.seed, args.seed + args.schemas):
+                check(args, schema, cursor, duckdb.connect(), psycopg2.extras.execute_values, counts)
+            print(", ".join(f"{name}: {count}" for name, count in counts.items()))
+            sys.exit(1 if counts["engine"] or counts["duckdb"] else 0)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def check(args, seed, cursor, duck, insert_all, counts):
+    maker = Maker(seed)
+    for table, columns in maker.tables.items():
+        definition = ", ".join(f"{name} {of}" for name, of in columns)
+        cursor.execute(f"DROP TABLE IF EXISTS {table}")
+        cursor.execute(f"CREATE TABLE {table} ({definition}) WITH (merge = never)")
+        duck.execute(f"CREATE TABLE {table} ({definition})")
+        count = 0 if table == "t3" else maker.random.choice([1, 20, args.rows // 3, args.rows])
+        rows = maker.rows(table, count)
+        later = rows[len(rows) * 2 // 3:] if maker.random.random() < 0.7 else []
+        for part in (rows[: len(rows) - len(later)], later):
+            if part:
+                insert_all(cursor, f"INSERT INTO {table} VALUES %s", part, page_size=1000)
+                duck.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", part)
+            if part is not later:
+                cursor.execute(f"CALL tidepool.merge('{table}')")
+        if maker.random.random() < 0.5:
+            numbers = [name for name, of in columns if of in ("int", "bigint")]
+            if numbers:
+                change = f"UPDATE {table} SET {numbers[0]} = 77 WHERE {numbers[0]} BETWEEN 1 AND 2"
+                cursor.execute(change)
+                duck.execute(change)
+
+    def tidepool(engine):
+        def run(sql):
+            cursor.execute(f"SET tidepool.engine = '{engine}'")
+            cursor.execute(sql)
+            return cursor.fetchall()
+        return run
+
+    for number in range(args.queries):
+        sql = maker.query()
+        counts["queries"] += 1
+        plain, plain_error = answer(tidepool("datafusion"), sql)
+        own, own_error = answer(tidepool("tidepool"), sql)
+        theirs, their_error = answer(lambda sql: duck.execute(sql).fetchall(), sql)
+        if plain_error and own_error and their_error:
+            counts["refused"] += 1
+            continue
+        counts["rows"] += len(own or [])
+        # Whether an overflow comes to light depends on what is evaluated for which rows.
+        if any(error and ("range" in error or "verflow" in error) for error in (plain_error, own_error, their_error)):
+            counts["errors"] += 1
+            continue
+        for name, (rows, error) in {"engine": (plain, plain_error), "duckdb": (theirs, their_error)}.items():
+            if not same(own, rows):
+                counts[name] += 1
+                print(f"-- seed {seed}, query {number}: differs from {name}\n{sql};")
+                print(f"   engine: {own_error or len(own)}, {name}: {error or len(rows)}")
+                if own is not None and rows is not None:
+                    print("   ", [row for row in own if row not in rows][:2], [row for row in rows if row not in own][:2])
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+//! PostgreSQL's syntax, as the parser's own dialect has it, with what that gets wrong put right.
+
+use datafusion::sql::sqlparser::ast::Expr;
+use datafusion::sql::sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::parser::{Parser, ParserError};
+use std::any::{Any, TypeId};
+
+#[derive(Debug)]
+pub struct Postgres;
+
+/// What the parser's own dialect says.
+macro_rules! as_is {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result {
+            PostgreSqlDialect {}.$name($($argument),*)
+        })*
+    };
+}
+
+impl Dialect for Postgres {
+    fn dialect(&self) -> TypeId {
+        (PostgreSqlDialect {}).type_id()
+    }
+
+    /// `a IS DISTINCT FROM b AND c` is `(a IS DISTINCT FROM b) AND c`; the parser takes all that follows for its right side.
+    fn parse_infix(&self, parser: &mut Parser, expr: &Expr, precedence: u8) -> Option<Result<Expr, ParserError>> {
+        let negated = match () {
+            () if parser.parse_keywords(&[Keyword::IS, Keyword::DISTINCT, Keyword::FROM]) => false,
+            () if parser.parse_keywords(&[Keyword::IS, Keyword::NOT, Keyword::DISTINCT, Keyword::FROM]) => true,
+            () => return None,
+        };
+        let left = Box::new(expr.clone());
+        let right = parser.parse_subexpr(precedence).map(Box::new);
+        Some(right.map(|right| match negated {
+            false => Expr::IsDistinctFrom(left, right),
+            true => Expr::IsNotDistinctFrom(left, right),
+        }))
+    }
+
+    as_is! {
+        identifier_quote_style(identifier: &str) -> Option<char>;
+        is_delimited_identifier_start(ch: char) -> bool;
+        is_identifier_start(ch: char) -> bool;
+        is_identifier_part(ch: char) -> bool;
+        supports_unicode_string_literal() -> bool;
+        is_reserved_for_identifier(kw: Keyword) -> bool;
+        is_custom_operator_part(ch: char) -> bool;
+        get_next_precedence(parser: &Parser) -> Option<Result<u8, ParserError>>;
+        supports_filter_during_aggregation() -> bool;
+        supports_group_by_expr() -> bool;
+        prec_value(prec: Precedence) -> u8;
+        allow_extract_custom() -> bool;
+        allow_extract_single_quotes() -> bool;
+        supports_create_index_with_clause() -> bool;
+        supports_explain_with_utility_options() -> bool;
+        supports_listen_notify() -> bool;
+        supports_factorial_operator() -> bool;
+        supports_bitwise_shift_operators() -> bool;
+        supports_comment_on() -> bool;
+        supports_load_extension() -> bool;
+        supports_named_fn_args_with_colon_operator() -> bool;
+        supports_named_fn_args_with_expr_name() -> bool;
+        supports_empty_projections() -> bool;
+        supports_nested_comments() -> bool;
+        supports_string_escape_constant() -> bool;
+        supports_numeric_literal_underscores() -> bool;
+        supports_array_typedef_with_brackets() -> bool;
+        supports_geometric_types() -> bool;
+        supports_set_names() -> bool;
+        supports_alter_column_type_using() -> bool;
+        supports_notnull_operator() -> bool;
+        supports_interval_options() -> bool;
+        supports_insert_table_alias() -> bool;
+        supports_create_table_like_parenthesized() -> bool;
+        supports_select_wildcard_with_alias() -> bool;
+        supports_comma_separated_trim() -> bool;
+        supports_xml_expressions() -> bool;
+        supports_comment_optimizer_hint() -> bool;
+    }
+}
