@@ -616,8 +616,8 @@ fn what_is_known_of_delta_holds_for_every_view() {
             stored(&spaces, table(&[("n", SqlType::BigInt), ("t", SqlType::Text)]), placement.clone());
         let mut other = worker.transactions().worker().unwrap();
         let row = |value: u64| -> RecordBatch {
-            let number = array_of(SqlType::BigInt, 1, |_| (value % 9 != 0).then_some(value as i64));
-            let text = array_of(SqlType::Text, 1, |_| (value % 7 != 0).then_some(value as i64 / 40));
+            let number = array_of(SqlType::BigInt, 1, |_| (!value.is_multiple_of(9)).then_some(value as i64));
+            let text = array_of(SqlType::Text, 1, |_| (!value.is_multiple_of(7)).then_some(value as i64 / 40));
             RecordBatch::try_new(table.def.arrow_schema(), vec![number, text]).unwrap()
         };
         let image = |value: u64| {

@@ -120,8 +120,11 @@ impl KeyFilter {
 /// Bits past the last value stay.
 fn and_words(values: &[i64], test: impl Fn(i64) -> bool, words: &mut [u64]) {
     let past = values.len() / 64;
-    let kept =
-        if values.len() % 64 == 0 { None } else { words.get(past).map(|word| word & u64::MAX << (values.len() % 64)) };
+    let kept = if values.len().is_multiple_of(64) {
+        None
+    } else {
+        words.get(past).map(|word| word & u64::MAX << (values.len() % 64))
+    };
     and_words_of(values, test, words);
     if let Some(kept) = kept {
         words[past] |= kept;
