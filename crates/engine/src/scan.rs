@@ -25,8 +25,13 @@ pub struct ScanColumn {
 }
 
 impl ScanColumn {
-    /// What is known for certain of some columns' values in these versions, each as its snapshot sees it.
-    pub fn of(versions: &[Arc<TableVersion>], columns: Vec<(usize, ColumnType)>) -> Result<Vec<ScanColumn>> {
+    /// What is known for certain of some columns' values in these versions, each as its snapshot sees it. `looks`: delta is read for it,
+    /// which does not pay for a few rows.
+    pub fn of(
+        versions: &[Arc<TableVersion>],
+        columns: Vec<(usize, ColumnType)>,
+        looks: bool,
+    ) -> Result<Vec<ScanColumn>> {
         // Codes are of one version's dictionary.
         let coded = |column: &usize, of: &ColumnType| match versions {
             [version] => of.class() == Class::Text && version.main_has_dictionaries(*column),
@@ -36,7 +41,11 @@ impl ScanColumn {
         let looked_at =
             |(column, of): &(usize, ColumnType)| is_settled || of.class() != Class::Text || coded(column, of);
         let wanted: Vec<usize> = columns.iter().filter(|column| looked_at(column)).map(|(column, _)| *column).collect();
-        let deltas = versions.iter().map(|version| version.delta_columns(&wanted)).collect::<Result<Vec<_>>>()?;
+        let of_delta = |version: &Arc<TableVersion>| match looks || is_settled {
+            true => version.delta_columns(&wanted),
+            false => Ok(None),
+        };
+        let deltas = versions.iter().map(of_delta).collect::<Result<Vec<_>>>()?;
         let deltas: Option<Vec<Vec<Arc<DeltaColumn>>>> = deltas.into_iter().collect();
         let of = |(column, of): (usize, ColumnType)| {
             let place = wanted.iter().position(|wanted| *wanted == column);

@@ -111,6 +111,7 @@ macro_rules! simd {
         })*
     };
 }
+
 /// Bit `i` is byte `i`, each 0 or 1.
 #[inline(always)]
 pub fn word_of(bytes: &[u8; 64]) -> u64 {

@@ -218,7 +218,9 @@ impl Lowering<'_> {
             let field = schema.field(*index);
             (*index, ColumnType::new(field.data_type().clone(), field.is_nullable()))
         };
-        let columns = own(ScanColumn::of(&versions, projection.iter().map(column).collect()))?;
+        // What comes through an index is mostly few rows.
+        let looks = read.parts().iter().all(|part| part.access.is_none());
+        let columns = own(ScanColumn::of(&versions, projection.iter().map(column).collect(), looks))?;
         let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
         let parts = read.parts().iter().map(part).collect();
         let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);
