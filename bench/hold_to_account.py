@@ -36,6 +36,7 @@ def main():
     parser.add_argument("--sf", default="0.02,0.05", help="scale factors")
     parser.add_argument("--cache", default="512,4096", help="last-level caches, KiB")
     parser.add_argument("--queries", default="1,3,6,9,13,18")
+    parser.add_argument("--datafusion", action="store_true", help="by DataFusion's operators instead of the engine's")
     parser.add_argument("--seen", help="take what the witness saw from this file, which --json wrote")
     parser.add_argument("--out", help="write the table into this Markdown file")
     parser.add_argument("--json", help="write the figures into this file")
@@ -49,7 +50,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for sf in args.sf.split(","):
             data = Path(folder) / f"data{sf}"
-            observe = [args.tidepool, "observe", "--data", str(data)]
+            observe = [args.tidepool, "observe", "--data", str(data)] + ["--datafusion"] * args.datafusion
             subprocess.run(observe + ["--sf", sf, "--prepare"], check=True, stderr=subprocess.DEVNULL)
             for query in args.queries.split(","):
                 start = time.time()

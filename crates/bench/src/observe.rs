@@ -41,6 +41,9 @@ pub struct ObserveArgs {
     /// The last-level cache that is accounted with
     #[arg(long, default_value = "4MB")]
     pub last_level_cache: ByteSize,
+    /// By DataFusion's operators
+    #[arg(long)]
+    pub datafusion: bool,
     /// Only make the tables
     #[arg(long)]
     pub prepare: bool,
@@ -94,8 +97,6 @@ pub async fn run_observe(args: ObserveArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut connection = engine.connect().await?;
-    // What is held against the witness is the account of these operators.
-    connection.query("SET tidepool.engine = 'datafusion'").await?;
     connection.query(&format!("SET temp_tablespaces = '{WORK}'")).await?;
     // What is made on first use is not the query's.
     for query in &queries {
@@ -140,7 +141,7 @@ fn open(args: &ObserveArgs) -> Result<(Arc<Database>, Engine)> {
     config.tablespaces.push(work);
     let database = Database::open(config)?;
     let planner = Planner::new(database.clone())?;
-    Ok((database.clone(), Engine::Tidepool { database, planner, datafusion_only: false }))
+    Ok((database.clone(), Engine::Tidepool { database, planner, datafusion_only: args.datafusion }))
 }
 
 fn asked(counters: &PacingCounters) -> u64 {

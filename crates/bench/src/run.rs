@@ -45,17 +45,6 @@ pub struct Plan<'a> {
     pub results_dir: Option<&'a Path>,
 }
 
-impl Plan<'_> {
-    /// A paced heap's account is kept of DataFusion's operators alone, and placements are compared by the same operators.
-    async fn choose_operators(&self, connection: &mut Connection) -> Result<()> {
-        let is_paced = self.arms.iter().any(|arm| arm.placement.heap_far && arm.profile.is_some());
-        if is_paced && !matches!(self.engine, Engine::Plain(_)) {
-            connection.query("SET tidepool.engine = 'datafusion'").await?;
-        }
-        Ok(())
-    }
-}
-
 /// One placement's measurements under way.
 struct Measured {
     queries: Vec<QueryResult>,
@@ -64,7 +53,6 @@ struct Measured {
 
 pub async fn run(plan: &Plan<'_>) -> Result<Vec<PlacementResult>> {
     let mut connection = plan.engine.connect().await?;
-    plan.choose_operators(&mut connection).await?;
     let mut measured: Vec<Measured> = Vec::new();
     let mut references: Vec<Option<Expected>> = vec![None; plan.queries.len()];
 
@@ -216,7 +204,6 @@ pub(crate) async fn streams(plan: &Plan<'_>, arm: &Arm) -> Result<Throughput> {
     for stream in 0..plan.streams {
         let mut connection = plan.engine.connect().await?;
         if !matches!(plan.engine, Engine::Plain(_)) {
-            plan.choose_operators(&mut connection).await?;
             arm.placement.place_heap(&mut connection, &arm.far).await?;
         }
         clients.push((connection, stream_order(plan, stream + 1)));

@@ -366,6 +366,12 @@ impl Residency {
         }
     }
 
+    /// So many bytes are added to a pool, and filled.
+    pub fn grow_pool(&mut self, pool: PoolId, bytes: u64) {
+        let lines = self.pools.get(pool.0).and_then(Option::as_ref).map_or(0.0, |pool| pool.lines);
+        self.resize_pool(pool, (lines * LINE_BYTES).round() as u64 + bytes);
+    }
+
     /// A pool that grows has been filled where it grew.
     pub fn resize_pool(&mut self, pool: PoolId, bytes: u64) {
         self.clock += 1;
@@ -378,6 +384,29 @@ impl Residency {
         pool.lines = lines;
         pool.update();
         self.evict();
+    }
+
+    /// Touches so many of a pool's bytes once each, from end to end. Returns how many of them are expected to miss.
+    pub fn pass_pool(&mut self, pool: PoolId, bytes: u64) -> f64 {
+        let step = (self.cache_bytes as f64 / TOUCHES_PER_CACHE).max(LINE_BYTES);
+        let mut left = bytes as f64;
+        let mut missed = 0.0;
+        while left > 0.0 {
+            self.clock += 1;
+            let clock = self.clock;
+            let Some(pool) = self.pools.get_mut(pool.0).and_then(Option::as_mut) else { return missed };
+            if pool.lines <= 0.0 {
+                return missed;
+            }
+            let touched = left.min(step).min(pool.lines * LINE_BYTES);
+            left -= touched;
+            missed += touched * pool.untouched_ln().exp();
+            let share_left = 1.0 - touched / (pool.lines * LINE_BYTES);
+            pool.push(clock, share_left.ln().max(ALL_TOUCHED));
+            pool.update();
+            self.evict();
+        }
+        missed
     }
 
     /// Touches lines of a pool at random. Returns how many of them are expected to miss.
@@ -584,6 +613,20 @@ mod tests {
         // The large one had filled the cache.
         assert_near(small_missed, 1024.0, 0.05);
         assert_near(large_missed, 50.0 * 2048.0, 0.02);
+    }
+
+    #[test]
+    fn a_pass_over_a_pool_misses_what_the_cache_lacks() {
+        for (pool_bytes, share) in [(MIB / 2, 0.0), (2 * MIB, 0.5), (16 * MIB, 15.0 / 16.0)] {
+            let mut cache = Residency::new(MIB as u64);
+            let pool = cache.make_pool();
+            cache.resize_pool(pool, pool_bytes as u64);
+            let first = cache.pass_pool(pool, pool_bytes as u64 / 4);
+            assert_near(first, share * pool_bytes as f64 / 4.0, 0.1);
+        }
+        let mut cache = Residency::new(MIB as u64);
+        let pool = cache.make_pool();
+        assert_eq!(cache.pass_pool(pool, 100), 0.0, "it has no lines");
     }
 
     #[test]

@@ -23,5 +23,6 @@ pub mod simd;
 pub mod sort;
 pub mod stream;
 pub mod text;
+pub mod touch;
 pub mod types;
 pub mod vector;

@@ -3,6 +3,8 @@
 //! A pipeline's parts are shared by its workers; each worker has a state of its own of each part. A part may look at
 //! what earlier pipelines made (a join's table, a runtime filter) once its states are made: pipelines run in order.
 
+use crate::counters::Counters;
+use crate::touch::Account;
 use crate::vector::Chunk;
 use std::any::Any;
 use std::sync::Arc;
@@ -95,7 +97,8 @@ pub struct Pipeline {
     pub operators: Vec<Arc<dyn Operator>>,
     pub sink: Arc<dyn Sink>,
     /// What its parts count in: the source, each operator, the sink.
-    pub counters: Vec<Arc<crate::counters::Counters>>,
+    pub counters: Vec<Arc<Counters>>,
+    pub account: Option<Arc<dyn Account>>,
 }
 
 /// States as the type that a sink made them of. Panics on another sink's: that is a mistake in the engine.

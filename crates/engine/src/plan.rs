@@ -13,6 +13,7 @@ use crate::run::Interruption;
 use crate::scan::{ChunkSource, KeysLater, Opened, ScanSource};
 use crate::sort::{Sort, SortKey, SortSink, Sorted, SortedSource};
 use crate::stream::{Inlet, InletSource};
+use crate::touch::{Account, Meter};
 use crate::types::{Class, ColumnType};
 use crate::vector::Chunk;
 use hashbrown::HashMap;
@@ -56,12 +57,14 @@ pub struct Plan {
     pub inputs: Vec<Plan>,
     pub types: Vec<ColumnType>,
     pub rows_estimated: Option<f64>,
+    /// What it is called where costs are listed, if that is not what [`Plan::label`] says.
+    pub name: Option<String>,
     pub counters: Arc<Counters>,
 }
 
 impl Plan {
     fn new(op: Op, inputs: Vec<Plan>, types: Vec<ColumnType>) -> Plan {
-        Plan { op, inputs, types, rows_estimated: None, counters: Arc::default() }
+        Plan { op, inputs, types, rows_estimated: None, name: None, counters: Arc::default() }
     }
 
     /// What people see of it.
@@ -168,6 +171,12 @@ impl Plan {
         Plan::new(Op::Subqueries, inputs, types).like(&rows)
     }
 
+    /// It and all below it: before its inputs, in their order.
+    pub fn nodes(&self) -> Vec<&Plan> {
+        let below = self.inputs.iter().flat_map(Plan::nodes);
+        std::iter::once(self).chain(below).collect()
+    }
+
     /// No more rows come out.
     pub fn rows_max(&self) -> u64 {
         let input = |index: usize| self.inputs.get(index).map_or(u64::MAX, Plan::rows_max);
@@ -237,7 +246,7 @@ impl Plan {
                 let mark = of_probe + of_build;
                 let plan =
                     joined(take_two(&mut self.inputs), Join { probe_output: probe, build_output: build, ..join });
-                let plan = plan.like(&self.rows_estimated);
+                let plan = plan.like(&self.rows_estimated).called(self.name);
                 // The mark always comes.
                 if has_mark && !needed.contains(&mark) {
                     let without: Vec<usize> = (0..plan.types.len() - 1).collect();
@@ -271,6 +280,10 @@ impl Plan {
         self
     }
 
+    pub fn called(self, name: Option<String>) -> Plan {
+        Plan { name, ..self }
+    }
+
     /// As `pruned`, all of its columns being needed.
     pub fn pruned_wholly(self) -> Plan {
         let all = (0..self.types.len()).collect();
@@ -290,7 +303,7 @@ impl Plan {
                 self
             }
             Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
-            Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated),
+            Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated).called(self.name),
             Op::Aggregate(mut aggregate) => {
                 let mut wanted: BTreeSet<usize> = aggregate.keys.iter().copied().collect();
                 wanted.extend(aggregate.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
@@ -302,7 +315,7 @@ impl Plan {
                 }
                 let input = take(&mut self.inputs).pruned(&wanted);
                 aggregate.input = input.types.clone();
-                input.aggregate(aggregate).like(&self.rows_estimated)
+                input.aggregate(aggregate).like(&self.rows_estimated).called(self.name)
             }
         }
     }
@@ -388,6 +401,9 @@ struct Branch {
 /// Puts pipelines together, in the order in which they run.
 struct Compiler<'a> {
     inlets: &'a [Arc<Inlet>],
+    /// The plan's, in the order of their numbers.
+    nodes: Vec<&'a Plan>,
+    account: Option<Arc<dyn Account>>,
     interruption: Arc<dyn Interruption>,
     /// A scan of this execution's for each of the plan's, by the address of its specification.
     scans: HashMap<*const ScanSource, Arc<ScanSource>>,
@@ -397,16 +413,24 @@ struct Compiler<'a> {
 }
 
 /// The pipelines of a plan whose rows go into `sink`, for one execution. `inlets` are what its inputs come from; `opened` is told of
-/// storage scans.
+/// storage scans; `account` has operators by their number among the plan's [`Plan::nodes`].
 pub fn compile(
     plan: &Plan,
     inlets: &[Arc<Inlet>],
     opened: Option<Opened>,
+    account: Option<Arc<dyn Account>>,
     interruption: Arc<dyn Interruption>,
     sink: Arc<dyn Sink>,
 ) -> Result<Vec<Pipeline>> {
-    let mut compiler =
-        Compiler { inlets, interruption, scans: HashMap::new(), later: Vec::new(), pipelines: Vec::new() };
+    let mut compiler = Compiler {
+        inlets,
+        nodes: if account.is_some() { plan.nodes() } else { Vec::new() },
+        account,
+        interruption,
+        scans: HashMap::new(),
+        later: Vec::new(),
+        pipelines: Vec::new(),
+    };
     compiler.gather_scans(plan, &opened);
     let branches = compiler.flow(plan)?;
     compiler.end_in(branches, sink, Arc::default());
@@ -416,7 +440,8 @@ pub fn compile(
 impl Compiler<'_> {
     fn gather_scans(&mut self, plan: &Plan, opened: &Option<Opened>) {
         if let Op::Scan(scan) = &plan.op {
-            self.scans.insert(Arc::as_ptr(scan), Arc::new(scan.afresh(opened.clone())));
+            let afresh = scan.afresh(opened.clone(), self.account.clone());
+            self.scans.insert(Arc::as_ptr(scan), Arc::new(afresh));
         }
         plan.inputs.iter().for_each(|input| self.gather_scans(input, opened));
     }
@@ -424,6 +449,15 @@ impl Compiler<'_> {
     fn scan(&self, scan: &Arc<ScanSource>) -> Result<Arc<ScanSource>> {
         let own = self.scans.get(&Arc::as_ptr(scan)).cloned();
         own.ok_or_else(|| Error::internal("a scan that was not prepared"))
+    }
+
+    /// Its operators are numbered as [`Plan::nodes`] has them.
+    fn meter(&self, plan: &Plan) -> Meter {
+        let number = self.nodes.iter().position(|node| std::ptr::eq(*node, plan));
+        match (&self.account, number) {
+            (Some(account), Some(number)) => Meter::new(Arc::clone(account), number),
+            _ => Meter::default(),
+        }
     }
 
     /// With this execution's values of subqueries.
@@ -473,13 +507,14 @@ impl Compiler<'_> {
                         reached(probe, key.probe, &mut |scan, column| scans.push((index, scan, column)));
                     }
                 }
-                let table = JoinTable::new(
+                let table = JoinTable::metered(
                     Join {
                         filters: !scans.is_empty(),
                         residual: join.residual.as_ref().map(|residual| self.bound(residual)),
                         ..join.clone()
                     },
                     Arc::clone(&self.interruption),
+                    self.meter(plan),
                 )?;
                 let branches = self.flow(build)?;
                 let sink = Arc::new(BuildSink::new(&table));
@@ -500,7 +535,7 @@ impl Compiler<'_> {
                 branches
             }
             Op::Aggregate(aggregate) => {
-                let table = AggregateTable::new(aggregate)?;
+                let table = AggregateTable::metered(aggregate, self.meter(plan))?;
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(AggregateSink::new(&table));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
@@ -508,7 +543,7 @@ impl Compiler<'_> {
             }
             Op::Sort { keys, limit } => {
                 let types = plan.types.clone();
-                let sorted = Sorted::new(Sort { keys: keys.clone(), limit: *limit, types });
+                let sorted = Sorted::metered(Sort { keys: keys.clone(), limit: *limit, types }, self.meter(plan));
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(SortSink(Arc::clone(&sorted)));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
@@ -539,7 +574,8 @@ impl Compiler<'_> {
         for Branch { source, operators, counters: mut own } in branches {
             own.push(Arc::clone(&counters));
             let sink = Arc::clone(&shared) as Arc<dyn Sink>;
-            self.pipelines.push(Pipeline { source, operators, sink, counters: own });
+            let account = self.account.clone();
+            self.pipelines.push(Pipeline { source, operators, sink, counters: own, account });
         }
     }
 }

@@ -418,6 +418,8 @@ impl RowLayout {
 #[derive(Debug, Default)]
 struct TextBlocks {
     blocks: Vec<Vec<u8>>,
+    /// Of all texts.
+    bytes: usize,
 }
 
 const TEXT_BLOCK_BYTES: usize = 64 << 10;
@@ -427,11 +429,13 @@ impl TextBlocks {
     fn keep(&mut self, bytes: &[u8]) -> Text {
         let fits = self.blocks.last().is_some_and(|block| block.capacity() - block.len() >= bytes.len());
         if !fits {
-            self.blocks.push(Vec::with_capacity(bytes.len().max(TEXT_BLOCK_BYTES)));
+            let block = || Vec::with_capacity(bytes.len().max(TEXT_BLOCK_BYTES));
+            self.blocks.push(tidepool_heap::bulk(block));
         }
         let Some(block) = self.blocks.last_mut() else { unreachable!("just pushed") };
         let start = block.len();
         block.extend_from_slice(bytes);
+        self.bytes += bytes.len();
         // SAFETY: the block has room, so it did not move, and never will: it is only appended to within its capacity.
         // Whoever has the row has the block (`Rows`).
         unsafe { Text::new(&block[start..]) }
@@ -458,7 +462,7 @@ impl Block {
         let layout = Block::layout(bytes);
         assert!(bytes > 0);
         // SAFETY: the layout has bytes.
-        let first = unsafe { std::alloc::alloc(layout) };
+        let first = tidepool_heap::bulk(|| unsafe { std::alloc::alloc(layout) });
         let Some(first) = std::ptr::NonNull::new(first) else { std::alloc::handle_alloc_error(layout) };
         Block { first, bytes, rows: 0 }
     }
@@ -508,6 +512,11 @@ impl Rows {
     pub fn bytes(&self) -> usize {
         let blocks: usize = self.blocks.iter().map(|block| block.bytes).sum();
         blocks + self.texts.blocks.iter().map(Vec::capacity).sum::<usize>()
+    }
+
+    /// Bytes of its rows, and of the texts that lie beside them.
+    pub fn used_bytes(&self) -> usize {
+        self.len * self.layout.width + self.texts.bytes
     }
 
     /// Adds at most `count` rows whose bytes are yet to be written: where the first is, and how many.

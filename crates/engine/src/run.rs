@@ -3,6 +3,7 @@
 use crate::counters::Tally;
 use crate::pipeline::{Next, Out, Pipeline, Reader, SinkState, Step, Task};
 use crate::schedule::{Job, SLICE, Tickets, Worked};
+use crate::touch::Way;
 use crate::vector::Chunk;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -24,6 +25,7 @@ struct WorkerState {
     steps: Vec<Box<dyn Step>>,
     sink: Box<dyn SinkState>,
     tallies: Vec<Tally>,
+    way: Option<Way>,
 }
 
 #[derive(Default)]
@@ -340,6 +342,7 @@ impl Run {
             steps: pipeline.operators.iter().map(|operator| operator.worker()).collect::<Result<_>>()?,
             sink: pipeline.sink.worker()?,
             tallies: vec![Tally::default(); pipeline.operators.len() + 2],
+            way: pipeline.account.clone().map(Way::new),
         })
     }
 
@@ -372,6 +375,9 @@ impl Run {
                     tally.rows_out += chunk.rows as u64;
                     if chunk.rows > 0 {
                         push(chunk, after, steps, sink.as_mut(), tallies)?;
+                    }
+                    if let (Some(way), Some(heap)) = (&mut worker.way, &self.heap) {
+                        way.passed(heap);
                     }
                 }
                 Next::Blocked => break Outcome::Blocked,

@@ -161,7 +161,7 @@ impl Sink for Sum {
 }
 
 fn pipeline(source: Arc<dyn Source>, operators: Vec<Arc<dyn Operator>>, sink: Arc<dyn Sink>) -> Pipeline {
-    Pipeline { source, operators, sink, counters: Vec::new() }
+    Pipeline { source, operators, sink, counters: Vec::new(), account: None }
 }
 
 /// How runs come out; an end that is told twice is an error.

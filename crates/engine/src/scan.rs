@@ -3,6 +3,7 @@
 use crate::dictionary::Dictionary;
 use crate::pipeline::{Next, Reader, Source};
 use crate::text::{Owners, Text};
+use crate::touch::Account;
 use crate::types::{Class, ColumnType, fits_i64};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use arrow_buffer::Buffer;
@@ -151,6 +152,7 @@ pub struct ScanSource {
     /// What people see of it.
     pub shown: Arc<dyn fmt::Display + Send + Sync>,
     opened: Option<Opened>,
+    account: Option<Arc<dyn Account>>,
     scans: OnceLock<Vec<Arc<TableScan>>>,
     /// Storage scans of it and of those that were made of it.
     history: Arc<Mutex<Vec<Arc<TableScan>>>>,
@@ -165,13 +167,13 @@ impl ScanSource {
         shown: Arc<dyn fmt::Display + Send + Sync>,
     ) -> ScanSource {
         let (runtime, scans, history) = (Mutex::default(), OnceLock::new(), Arc::default());
-        ScanSource { parts, columns, filters, runtime, limit, shown, opened: None, scans, history }
+        ScanSource { parts, columns, filters, runtime, limit, shown, opened: None, account: None, scans, history }
     }
 
-    /// The same, to be read once more. `opened` is told of its storage scans.
-    pub fn afresh(&self, opened: Option<Opened>) -> ScanSource {
+    /// The same, to be read once more. `opened` is told of its storage scans, `account` of what they read.
+    pub fn afresh(&self, opened: Option<Opened>, account: Option<Arc<dyn Account>>) -> ScanSource {
         let all: Vec<usize> = (0..self.columns.len()).collect();
-        ScanSource { opened, ..self.narrowed(&all) }
+        ScanSource { opened, account, ..self.narrowed(&all) }
     }
 
     /// Of some of its columns, in that order.
@@ -184,6 +186,7 @@ impl ScanSource {
             limit: self.limit,
             shown: Arc::clone(&self.shown),
             opened: None,
+            account: None,
             scans: OnceLock::new(),
             history: Arc::clone(&self.history),
         }
@@ -230,7 +233,8 @@ impl Source for ScanSource {
     fn reader(&self) -> Result<Box<dyn Reader>> {
         let scans = self.scans.get_or_init(|| self.open());
         let types = self.columns.iter().map(|column| column.of.clone()).collect();
-        Ok(Box::new(TableReader { scans: scans.clone(), types, part: 0, reader: None }))
+        let account = self.account.clone();
+        Ok(Box::new(TableReader { scans: scans.clone(), types, part: 0, reader: None, account }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -250,6 +254,7 @@ struct TableReader {
     types: Vec<ColumnType>,
     part: usize,
     reader: Option<ScanReader>,
+    account: Option<Arc<dyn Account>>,
 }
 
 impl Reader for TableReader {
@@ -257,7 +262,11 @@ impl Reader for TableReader {
         loop {
             let Some(scan) = self.scans.get(self.part) else { return Ok(Next::End) };
             let reader = self.reader.get_or_insert_with(|| scan.reader());
-            let Some(batch) = reader.next_batch()? else {
+            let batch = reader.next_batch()?;
+            if let Some(account) = &self.account {
+                account.stream(reader.take_bytes_read());
+            }
+            let Some(batch) = batch else {
                 self.part += 1;
                 self.reader = None;
                 continue;

@@ -118,6 +118,17 @@ impl Vector {
         self.len() == 0
     }
 
+    /// Of its values, without what long texts lie in.
+    pub fn bytes(&self) -> usize {
+        let value_bytes = match &self.values {
+            Values::Int(_) | Values::Float(_) => 8,
+            Values::Wide(_) | Values::Text(_) => 16,
+            Values::Bool(_) => return self.len().div_ceil(8),
+            Values::Other(values) => return values.get_buffer_memory_size(),
+        };
+        self.len() * value_bytes
+    }
+
     #[inline]
     pub fn is_valid(&self, row: usize) -> bool {
         self.valid.as_ref().is_none_or(|valid| valid.get(row))
@@ -430,6 +441,11 @@ impl Chunk {
     pub fn new(rows: usize, columns: Vec<Vector>) -> Chunk {
         debug_assert!(columns.iter().all(|column| column.len() == rows));
         Chunk { rows, columns }
+    }
+
+    /// Bytes of its columns' values, without what long texts lie in.
+    pub fn bytes(&self) -> usize {
+        self.columns.iter().map(Vector::bytes).sum()
     }
 
     /// Some rows, in that order.

@@ -396,6 +396,23 @@ impl Arena {
         }
     }
 
+    /// The heap's tablespaces in the order in which they are asked. For bulk, one that is half full comes after all others: what is
+    /// left of it is for what is touched more often.
+    fn order(&self, is_bulk: bool) -> impl Iterator<Item = (&Held, &Tablespace)> {
+        let places = &self.order[..self.order_len.load(Ordering::Relaxed).min(HEAP_SPACES_MAX)];
+        let all = places.iter().enumerate().filter_map(move |(number, place)| {
+            let held = &self.held[usize::from(place.load(Ordering::Relaxed)) % HELD_MAX];
+            // SAFETY: held by a leased arena until its close, which waits for all threads to leave the heap.
+            let space = unsafe { held.space.load(Ordering::Acquire).as_ref() }?;
+            let is_last = number + 1 == places.len();
+            let is_late = is_bulk && !is_last && space.available_bytes() < space.size_bytes() / 2;
+            Some((held, space, is_late))
+        });
+        let early = all.clone().filter(|(.., is_late)| !is_late);
+        let late = all.filter(move |(.., is_late)| is_bulk && *is_late);
+        early.chain(late).map(|(held, space, _)| (held, space))
+    }
+
     /// Takes `size` bytes for the leasing heap. Null when neither budget nor tablespaces allow it.
     fn take(&self, size: usize, alignment: usize, zero: &mut bool) -> *mut c_void {
         if !self.lease.is_leased() {
@@ -404,12 +421,7 @@ impl Arena {
         let bytes = size as u64;
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if before.saturating_add(bytes) <= self.budget_bytes.load(Ordering::Relaxed) {
-            for place in &self.order[..self.order_len.load(Ordering::Relaxed).min(HEAP_SPACES_MAX)] {
-                let held = &self.held[usize::from(place.load(Ordering::Relaxed)) % HELD_MAX];
-                // SAFETY: held by a leased arena until its close, which waits for all threads to leave the heap.
-                let Some(space) = (unsafe { held.space.load(Ordering::Acquire).as_ref() }) else {
-                    continue;
-                };
+            for (held, space) in self.order(crate::bulk::is_bulk()) {
                 let Some(run) = space.allocate_tagged(size, alignment.max(BYTE_ALIGNMENT_MIN), self.tag) else {
                     continue;
                 };

@@ -14,12 +14,14 @@
 mod allocator;
 mod arena;
 mod blocks;
+mod bulk;
 mod jemalloc;
 mod lease;
 mod query_heap;
 
 pub use allocator::{TidepoolAllocator, is_installed};
 pub use blocks::{BLOCK_BYTES_MIN, BlockEvent};
+pub use bulk::bulk;
 pub use query_heap::{HeapGuard, HeapUsage, QueryHeap};
 
 /// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics.

@@ -46,6 +46,25 @@ fn allocations_come_from_the_heap_and_go_back() {
 }
 
 #[test]
+fn bulk_leaves_half_of_a_tablespace_to_what_is_touched_more_often() {
+    let (near, far) = (space("near", 64 * MIB), space("far", 64 * MIB));
+    let heap = QueryHeap::open(vec![near.clone(), far.clone()], None).unwrap();
+    let _guard = heap.enter();
+    let block = |bytes: u64| vec![1u8; bytes as usize];
+    let bulk: Vec<Vec<u8>> = (0..40).map(|_| tidepool_heap::bulk(|| block(MIB))).collect();
+    let held = |space: &Arc<Tablespace>| space.size_bytes() - space.available_bytes();
+    assert!((30 * MIB..=34 * MIB).contains(&held(&near)), "{}", held(&near));
+    assert!(held(&far) >= 6 * MIB);
+    // What is not bulk is still near; and so is bulk, once there is no room elsewhere.
+    let others: Vec<Vec<u8>> = (0..8).map(|_| block(MIB)).collect();
+    assert!(others.iter().all(|block| near.contains(block.as_ptr())));
+    let more: Vec<Vec<u8>> = (0..48).map(|_| tidepool_heap::bulk(|| block(MIB))).collect();
+    assert!(more.iter().any(|block| near.contains(block.as_ptr())));
+    heap.check().unwrap();
+    drop((bulk, others, more));
+}
+
+#[test]
 fn a_heap_overflows_in_the_order_of_its_tablespaces() {
     let (near, far) = (space("near", 4 * MIB), space("far", 64 * MIB));
     let heap = QueryHeap::open(vec![near.clone(), far.clone(), near.clone()], None).unwrap();

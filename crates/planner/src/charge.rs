@@ -1,6 +1,6 @@
-//! Pacing for operators that are not ours: what their work in a paced query heap would have cost.
+//! Pacing of the query heap: what operators' work in it would have cost.
 //!
-//! DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`). It is put together
+//! The engine's operators say what they touch ([`engine`]). DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`). It is put together
 //! from three things that can be seen from outside:
 //!
 //! * the large blocks that a thread allocates and frees: arrays are written after the one and read before the other;
@@ -13,11 +13,14 @@
 
 mod account;
 mod arrays;
+mod engine;
 mod keys;
 mod measure;
 
 pub use account::{HeapCounts, OperatorAccount, OperatorCount};
+pub use engine::EngineAccount;
 
+use crate::engine::EngineExec;
 use crate::errors::from_datafusion;
 use crate::pass::{PassExec, Passage};
 use crate::queries::QueryInfo;
@@ -49,7 +52,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 use tidepool_base::{ByteSize, Result};
-use tidepool_device::PoolId;
+use tidepool_device::{PacingCounters, PoolId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::BATCH_ROWS;
 
@@ -86,6 +89,11 @@ fn name_of(plan: &dyn ExecutionPlan) -> String {
     } else {
         (plan.name().trim_end_matches("Exec"), Vec::new())
     };
+    named(kind, &keys)
+}
+
+/// A kind of operator, with its keys as far as they fit on a line.
+pub fn named(kind: &str, keys: &[String]) -> String {
     if keys.is_empty() {
         return kind.to_owned();
     }
@@ -135,6 +143,12 @@ fn rewrite(
     if plan.is::<PassExec>() {
         let children = children.into_iter().map(|child| rewrite(child, above.clone(), account));
         return replaced(plan, children.collect::<PlanResult<_>>()?);
+    }
+    if let Some(engine) = plan.downcast_ref::<EngineExec>() {
+        let account_of_plan = Arc::new(EngineAccount::new(account, engine.plan()));
+        let inputs = children.into_iter().map(|child| rewrite(child, None, account));
+        let engine = engine.with_account(account_of_plan, inputs.collect::<PlanResult<_>>()?);
+        return Ok(Arc::new(engine));
     }
     let operator = account.operator(|| name_of(plan.as_ref()));
     let reserved = Arc::new(Reserved::default());
@@ -494,6 +508,21 @@ impl Sieve {
     }
 }
 
+/// What an operator was charged with, in lines for people.
+pub fn details(operator: &OperatorAccount, verbose: bool) -> Vec<String> {
+    let spent = operator.spent();
+    let line = |(tablespace, spent): &(String, PacingCounters)| match verbose {
+        false => format!(
+            "Heap in {tablespace} (estimate): read {}, written {}, stalled {:.3} ms",
+            ByteSize(spent.link_bytes_read),
+            ByteSize(spent.link_bytes_written),
+            spent.stall_ns as f64 / 1e6
+        ),
+        true => format!("Paced heap in {tablespace} (estimate): {}", crate::explain::counters(spent)),
+    };
+    spent.iter().map(line).collect()
+}
+
 /// The operator that a node stands above, if more is known of it.
 #[derive(Clone)]
 enum Below {
@@ -522,19 +551,7 @@ impl Passage for Boundary {
     }
 
     fn details(&self, verbose: bool) -> Vec<String> {
-        let spent = self.operator.spent();
-        spent
-            .iter()
-            .map(|(tablespace, spent)| match verbose {
-                false => format!(
-                    "Heap in {tablespace} (estimate): read {}, written {}, stalled {:.3} ms",
-                    ByteSize(spent.link_bytes_read),
-                    ByteSize(spent.link_bytes_written),
-                    spent.stall_ns as f64 / 1e6
-                ),
-                true => format!("Paced heap in {tablespace} (estimate): {}", crate::explain::counters(spent)),
-            })
-            .collect()
+        details(&self.operator, verbose)
     }
 
     fn execute(

@@ -4,6 +4,7 @@
 //! time inside the operator itself, added up over its threads. Below follow the memory it held and, for a scan, what it
 //! read from each tablespace and how long pacing stalled it there.
 
+use crate::charge::OperatorAccount;
 use crate::engine::EngineExec;
 use crate::pass::PassExec;
 use crate::scan::{TidepoolScanExec, paced, scan_metrics};
@@ -103,7 +104,7 @@ impl Explain {
             lines.extend(details.into_iter().chain(known).map(|detail| format!("{margin}{detail}")));
         }
         if let Some(engine) = plan.downcast_ref::<EngineExec>() {
-            self.engine_node(engine.plan(), &engine.children(), depth + 1, lines);
+            self.engine(engine, depth + 1, lines);
             return;
         }
         for child in plan.children() {
@@ -111,8 +112,32 @@ impl Explain {
         }
     }
 
+    /// The engine's plan, and what goes into it.
+    fn engine(&self, engine: &EngineExec, depth: usize, lines: &mut Vec<String>) {
+        let nodes = engine.plan().nodes();
+        let account = |node: &Plan| {
+            let number = nodes.iter().position(|other| std::ptr::eq(*other, node))?;
+            engine.account()?.operator(number)
+        };
+        if self.analyze
+            && let Some(account) = engine.account()
+        {
+            let margin = " ".repeat((depth - 1) * INDENT + 2);
+            let details = crate::charge::details(account.way(), self.options.verbose);
+            lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+        }
+        self.engine_node(engine.plan(), &engine.children(), &account, depth, lines);
+    }
+
     /// An operator of the engine's, and those below it, down to streams of other operators'.
-    fn engine_node(&self, plan: &Plan, inputs: &[&Arc<dyn ExecutionPlan>], depth: usize, lines: &mut Vec<String>) {
+    fn engine_node<'e>(
+        &self,
+        plan: &Plan,
+        inputs: &[&Arc<dyn ExecutionPlan>],
+        account: &dyn Fn(&Plan) -> Option<&'e OperatorAccount>,
+        depth: usize,
+        lines: &mut Vec<String>,
+    ) {
         if let Op::Input(number) = plan.op {
             if let Some(input) = inputs.get(number) {
                 self.node(input.as_ref(), depth, Vec::new(), lines);
@@ -137,9 +162,13 @@ impl Explain {
                 let details = scan_details(&scan.history(), self.options.verbose);
                 lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
             }
+            if let Some(account) = account(plan) {
+                let details = crate::charge::details(account, self.options.verbose);
+                lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+            }
         }
         for input in &plan.inputs {
-            self.engine_node(input, inputs, depth + 1, lines);
+            self.engine_node(input, inputs, account, depth + 1, lines);
         }
     }
 

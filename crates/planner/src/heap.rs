@@ -74,12 +74,6 @@ pub fn prepare_engine_thread() {
     QueryHeap::outside(grow_hashes);
 }
 
-/// Whether any of the heap that a session's settings ask for stands for a slower device.
-pub fn is_paced(database: &Database, settings: &Settings) -> bool {
-    let tablespaces = database.tablespaces();
-    settings.temp_tablespaces().iter().any(|name| tablespaces.get(name).is_ok_and(|space| space.pacer().is_some()))
-}
-
 /// Tokio's list of tasks that yielded, of this worker. It leaves out a waker that equals the last one.
 fn grow_yielded() {
     struct Nobody;

@@ -444,26 +444,11 @@ pub struct Planned {
     pub schema: SchemaRef,
 }
 
-/// Whose operators may run a query.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Operators {
-    /// Those of the engine that the session has set.
-    AsSet,
-    DataFusion,
-}
-
 /// Optimises a bound plan and makes its physical form.
-pub async fn physical_plan(
-    state: &SessionState,
-    plan: &LogicalPlan,
-    operators: Operators,
-) -> Result<Arc<dyn ExecutionPlan>> {
+pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     let mut optimized = crate::optimizer::optimize(state, plan).map_err(from_datafusion)?;
     if let Some(facts) = SessionFacts::of(state.config_options())
-        && operators == Operators::AsSet
         && facts.settings.own_engine()
-        // The account of a paced heap is kept of DataFusion's operators.
-        && !crate::heap::is_paced(facts.planner.database(), &facts.settings)
     {
         optimized = crate::engine::lower(state, &optimized).map_err(from_datafusion)?;
     }
@@ -472,17 +457,12 @@ pub async fn physical_plan(
 }
 
 /// Plans a query to be run.
-pub async fn plan(
-    facts: Arc<SessionFacts>,
-    query: Box<ast::Query>,
-    parameters: Vec<ArrayRef>,
-    operators: Operators,
-) -> Result<Planned> {
+pub async fn plan(facts: Arc<SessionFacts>, query: Box<ast::Query>, parameters: Vec<ArrayRef>) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
     let logical = logical_plan(&state, &facts, query, parameter_fields(&parameters), None)?;
     let logical = bind(logical, &parameters)?;
-    let plan = physical_plan(&state, &logical, operators).await?;
+    let plan = physical_plan(&state, &logical).await?;
     Ok(planned(state, plan, &names))
 }
 

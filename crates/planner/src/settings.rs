@@ -259,6 +259,17 @@ impl Settings {
         }
     }
 
+    /// Outside of transactions, what the next one will have is shown.
+    pub fn follow_defaults(&mut self) {
+        for (of, default) in [
+            ("transaction_isolation", "default_transaction_isolation"),
+            ("transaction_read_only", "default_transaction_read_only"),
+        ] {
+            let value = self.value(default).to_owned();
+            self.set_own(of, &value);
+        }
+    }
+
     fn value(&self, name: &str) -> &str {
         position(name).map_or("", |index| &self.values[index])
     }

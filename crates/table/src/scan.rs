@@ -332,6 +332,7 @@ impl TableScan {
             is_delta: false,
             dynamic: Dynamic { generation: None, predicates: Vec::new() },
             tally: Tally::default(),
+            bytes_read: 0,
             batch_end: None,
         }
     }
@@ -466,6 +467,7 @@ pub struct ScanReader {
     is_delta: bool,
     dynamic: Dynamic,
     tally: Tally,
+    bytes_read: u64,
     /// When the latest batch was handed out.
     batch_end: Option<Instant>,
 }
@@ -704,7 +706,8 @@ impl Tally {
     }
 
     #[inline(never)]
-    fn flush(&mut self, scan: &TableScan) {
+    /// Returns the bytes that were read.
+    fn flush(&mut self, scan: &TableScan) -> u64 {
         let tally = std::mem::take(self);
         if !tally.paced.is_empty() {
             let mut paced = scan.paced.lock();
@@ -722,9 +725,12 @@ impl Tally {
         for (total, read) in metrics.columns.iter_mut().zip(tally.columns) {
             *total += read;
         }
+        let mut bytes_read = 0;
         for (_, name, bytes, stall_ns) in tally.tablespaces {
             metrics.add_bytes(&name, bytes, stall_ns);
+            bytes_read += bytes;
         }
+        bytes_read
     }
 }
 
@@ -736,8 +742,13 @@ impl ScanReader {
         let end = Instant::now();
         self.batch_end = Some(end);
         self.tally.threads_ns = (end.duration_since(start).as_nanos() as u64).min(WORK_NS_MAX);
-        self.tally.flush(&self.scan);
+        self.bytes_read += self.tally.flush(&self.scan);
         batch
+    }
+
+    /// Bytes of main and delta that were read since it was last asked.
+    pub fn take_bytes_read(&mut self) -> u64 {
+        std::mem::take(&mut self.bytes_read)
     }
 
     /// Single-row inserts leave many small chunks: their rows leave together.

@@ -87,6 +87,12 @@ impl Directory {
         self.count
     }
 
+    /// Of the first entry that a hash may have.
+    pub fn address(&self, hash: u64) -> u64 {
+        let slot = hash as usize & self.entries.len().saturating_sub(1);
+        self.entries.as_ptr().addr() as u64 + slot as u64 * 8
+    }
+
     pub fn clear(&mut self) {
         self.entries.fill(0);
         self.count = 0;

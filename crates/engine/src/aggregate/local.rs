@@ -8,6 +8,7 @@ use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of, 
 use crate::hash;
 use crate::rows::{RowLayout, RowPtr, Rows};
 use crate::text::Owners;
+use crate::touch::{Meter, Pool, Touches};
 use crate::vector::{CHUNK_ROWS, Vector};
 use std::sync::Arc;
 use tidepool_base::Result;
@@ -59,11 +60,15 @@ pub(super) struct LocalTable {
     skipped: u64,
     /// Whether a key may have more than one row.
     pub repeats: bool,
+    touches: Touches,
+    /// Of `rows` and the directory, which are made in the same memory again and again.
+    own: Pool,
+    own_bytes_max: usize,
 }
 
 impl LocalTable {
     /// `keys`: how many of the layout's columns are the key.
-    pub fn new(layout: &Arc<RowLayout>, keys: usize, limits: Limits) -> LocalTable {
+    pub fn new(layout: &Arc<RowLayout>, keys: usize, limits: Limits, meter: &Meter) -> LocalTable {
         LocalTable {
             keys,
             limits,
@@ -76,6 +81,9 @@ impl LocalTable {
             is_skipping: false,
             skipped: 0,
             repeats: false,
+            touches: meter.touches(),
+            own: meter.pool(),
+            own_bytes_max: 0,
         }
     }
 
@@ -89,21 +97,38 @@ impl LocalTable {
                 unsafe { row.write(HASH, *hash) };
             }
             self.skipped += hashes.len() as u64;
+            self.touches.write(&self.own, hashes.len() * self.rows.layout().width());
             return Ok(());
         }
         self.rows_in += hashes.len() as u64;
         let layout = Arc::clone(self.rows.layout());
+        let (first, used_before) = (out.len(), self.rows.used_bytes());
         let rows = &mut self.rows;
         // SAFETY: the directory has the rows of `rows`, which only this worker has.
         unsafe {
             self.directory.make_room(hashes.len(), || rows.pointers())?;
             let fresh = Fresh::Append(rows, columns);
-            self.directory.locate(&layout, &columns[..self.keys], hashes, fresh, out)
+            self.directory.locate(&layout, &columns[..self.keys], hashes, fresh, out)?;
         }
+        self.touch(hashes, &out[first..], used_before);
+        Ok(())
+    }
+
+    /// Keys with these hashes were looked up, and have those rows; some of them are new.
+    fn touch(&mut self, hashes: &[u64], rows: &[RowPtr], used_before: usize) {
+        let used = self.rows.used_bytes();
+        let own_bytes = used + self.directory.bytes();
+        let grown = own_bytes.saturating_sub(self.own_bytes_max);
+        self.own_bytes_max += grown;
+        self.touches.append(&self.own, grown);
+        self.touches.write(&self.own, (used - used_before).saturating_sub(grown));
+        self.touches.look_up(&self.own, hashes.iter().map(|hash| self.directory.address(*hash)), 8, false);
+        let width = self.rows.layout().width();
+        self.touches.look_up(&self.own, rows.iter().map(|row| row.address()), width, true);
     }
 
     /// Writes out rows that were made elsewhere, of keys that are all different, before any of its own.
-    pub fn absorb(&mut self, rows: Rows) -> Result<()> {
+    pub fn absorb(&mut self, rows: Rows, groups: &Pool) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
         }
@@ -120,15 +145,15 @@ impl LocalTable {
             }
         }
         self.rows = rows;
-        self.write_out()
+        self.write_out(groups)
     }
 
     /// Writes rows out if there are too many. No row that was given is of use any more.
-    pub fn settle(&mut self) -> Result<()> {
+    pub fn settle(&mut self, groups: &Pool) -> Result<()> {
         let rows_bytes = self.rows.len() * self.rows.layout().width();
         if self.is_skipping {
             if rows_bytes >= self.limits.staged_bytes {
-                self.write_out()?;
+                self.write_out(groups)?;
                 if self.skipped >= self.limits.skipped_rows {
                     (self.is_skipping, self.skipped) = (false, 0);
                 }
@@ -138,8 +163,8 @@ impl LocalTable {
         if rows_bytes + self.directory.bytes() <= self.bytes_max {
             return Ok(());
         }
-        let groups = self.directory.len() as u64;
-        let repetition = self.rows_in as f64 / groups.max(1) as f64;
+        let group_count = self.directory.len() as u64;
+        let repetition = self.rows_in as f64 / group_count.max(1) as f64;
         // Of G equally frequent groups, a table of 0.6 G has been filled by one and a half times as many rows: so all of
         // them are about to fit into one of double the size. Of a few frequent groups among many, a larger table finds no
         // more.
@@ -153,16 +178,19 @@ impl LocalTable {
         } else {
             (self.bytes_max, self.repetition) = (self.limits.cache_bytes, f64::INFINITY);
         }
-        self.is_skipping = self.rows_in < groups * 2;
-        self.write_out()
+        self.is_skipping = self.rows_in < group_count * 2;
+        self.write_out(groups)
     }
 
-    /// To the partitions, with all that is there.
-    pub fn write_out(&mut self) -> Result<()> {
+    /// To the partitions, with all that is there. `groups`: what these lie in.
+    pub fn write_out(&mut self, groups: &Pool) -> Result<()> {
         if self.rows.is_empty() && !self.partitions.is_empty() {
             return Ok(());
         }
         check_heap()?;
+        let bytes = self.rows.len() * self.rows.layout().width();
+        self.touches.read(&self.own, bytes);
+        self.touches.append(groups, bytes);
         self.repeats |= !self.partitions.is_empty() || self.skipped > 0;
         if self.partitions.is_empty() {
             let new = || Rows::new(Arc::clone(self.rows.layout()));

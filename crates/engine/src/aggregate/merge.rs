@@ -12,6 +12,7 @@ use crate::hash;
 use crate::pipeline::Task;
 use crate::rows::{FrozenRows, RowLayout, RowPtr, Rows};
 use crate::text::Owners;
+use crate::touch::{Pool, Touches};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
@@ -77,13 +78,23 @@ struct Merger<'a> {
     owners: &'a Owners,
     directory: Directory,
     groups: Vec<RowPtr>,
+    touches: Touches,
+    /// What the rows lie in.
+    rows: &'a Pool,
 }
 
 impl<'a> Merger<'a> {
     /// For the rows of `rows`.
-    fn new(layout: &'a RowLayout, keys: usize, rows: &[FrozenRows], owners: &'a Owners) -> Result<Merger<'a>> {
+    fn new(
+        plan: &'a Plan,
+        layout: &'a RowLayout,
+        keys: usize,
+        rows: &[FrozenRows],
+        owners: &'a Owners,
+    ) -> Result<Merger<'a>> {
         let directory = Directory::for_rows(rows.iter().map(FrozenRows::len).sum())?;
-        Ok(Merger { layout, keys, owners, directory, groups: Vec::new() })
+        let touches = plan.meter.touches();
+        Ok(Merger { layout, keys, owners, directory, groups: Vec::new(), touches, rows: &plan.groups })
     }
 
     /// # Safety
@@ -104,6 +115,8 @@ impl<'a> Merger<'a> {
                 let fresh = Fresh::Given(batch, &mut self.groups);
                 self.directory.locate(self.layout, &keys, &hashes, fresh, &mut found)?;
             }
+            let width = self.layout.width();
+            self.touches.read(self.rows, batch.len() * width);
             let Some(plan) = plan else { continue };
             into.clear();
             from.clear();
@@ -112,6 +125,7 @@ impl<'a> Merger<'a> {
                 from.push(*row);
             }
             if !into.is_empty() {
+                self.touches.write(self.rows, into.len() * width);
                 for accumulator in &plan.accumulators {
                     // SAFETY: as above; a group is none of the rows that are merged into others.
                     unsafe { merge(accumulator, &into, &from) };
@@ -140,7 +154,7 @@ unsafe fn add_set(
 ) -> Result<()> {
     let set = &plan.sets[index];
     let keys = plan.keys.len();
-    let mut unique = Merger::new(&set.layout, keys + 1, rows, owners)?;
+    let mut unique = Merger::new(plan, &set.layout, keys + 1, rows, owners)?;
     for rows in pointers(rows) {
         // SAFETY: the set's rows; the rest is the caller's word.
         unsafe { unique.add(None, &rows)? };
@@ -203,7 +217,7 @@ impl Part {
         }
         // So that most of what is merged into another is the smaller part.
         self.main.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
-        let mut merger = Merger::new(&plan.layout, plan.keys.len(), &self.main, owners)?;
+        let mut merger = Merger::new(plan, &plan.layout, plan.keys.len(), &self.main, owners)?;
         for rows in pointers(&self.main) {
             // SAFETY: this part's rows, which nobody else has.
             unsafe { merger.add(Some(plan), &rows)? };
@@ -325,7 +339,7 @@ impl Merging {
             let mut empty = tables.iter_mut().filter(|table| table.rows.is_empty() && table.partitions.is_empty());
             for ordered in all_ordered {
                 if let Some(table) = empty.next() {
-                    table.absorb(ordered.rows)?;
+                    table.absorb(ordered.rows, &plan.groups)?;
                 }
             }
         }
@@ -345,8 +359,9 @@ impl Merging {
         let mut tasks: Vec<Task> = Vec::new();
         if is_written || !is_small {
             for table in &tables {
-                let table = Arc::clone(table);
-                tasks.push(Box::new(move || table.lock().as_mut().map_or(Ok(()), LocalTable::write_out)));
+                let (table, plan) = (Arc::clone(table), Arc::clone(plan));
+                let write_out = move || table.lock().as_mut().map_or(Ok(()), |table| table.write_out(&plan.groups));
+                tasks.push(Box::new(write_out));
             }
             self.stage = Stage::Written(tables);
             return Ok(tasks);

@@ -23,6 +23,7 @@ pub use functions::{AggregateCall, AggregateFunction};
 pub use plan::Aggregate;
 
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::touch::{Meter, Touches};
 use crate::types::ColumnType;
 use merge::{Finished, Merging};
 use parking_lot::Mutex;
@@ -45,12 +46,17 @@ pub struct AggregateTable {
 impl AggregateTable {
     /// Fails for functions of types that they have not, and for keys of [`crate::types::Class::Other`].
     pub fn new(aggregate: &Aggregate) -> Result<Arc<AggregateTable>> {
-        AggregateTable::with_variant(aggregate, Variant::default())
+        AggregateTable::metered(aggregate, Meter::default())
     }
 
-    fn with_variant(aggregate: &Aggregate, variant: Variant) -> Result<Arc<AggregateTable>> {
+    /// As above, with an account of what it touches.
+    pub fn metered(aggregate: &Aggregate, meter: Meter) -> Result<Arc<AggregateTable>> {
+        AggregateTable::with_variant(aggregate, Variant::default(), meter)
+    }
+
+    fn with_variant(aggregate: &Aggregate, variant: Variant, meter: Meter) -> Result<Arc<AggregateTable>> {
         Ok(Arc::new(AggregateTable {
-            plan: Arc::new(Plan::new(aggregate, variant)?),
+            plan: Arc::new(Plan::new(aggregate, variant, meter)?),
             merging: Mutex::default(),
             finished: Arc::default(),
             taken: AtomicUsize::new(0),
@@ -109,7 +115,8 @@ impl AggregateSource {
 
 impl Source for AggregateSource {
     fn reader(&self) -> Result<Box<dyn Reader>> {
-        Ok(Box::new(GroupReader(Arc::clone(&self.0))))
+        let touches = self.0.plan.meter.touches();
+        Ok(Box::new(GroupReader { table: Arc::clone(&self.0), touches }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -117,15 +124,21 @@ impl Source for AggregateSource {
     }
 }
 
-struct GroupReader(Arc<AggregateTable>);
+struct GroupReader {
+    table: Arc<AggregateTable>,
+    touches: Touches,
+}
 
 impl Reader for GroupReader {
     fn next(&mut self) -> Result<Next> {
-        let finished = self.0.finished()?;
-        let piece = self.0.taken.fetch_add(1, Ordering::Relaxed);
+        let finished = self.table.finished()?;
+        let piece = self.table.taken.fetch_add(1, Ordering::Relaxed);
         if piece >= finished.pieces.len() {
             return Ok(Next::End);
         }
-        Ok(Next::Chunk(finished.chunk(&self.0.plan, piece)?))
+        let plan = &self.table.plan;
+        let chunk = finished.chunk(plan, piece)?;
+        self.touches.read(&plan.groups, chunk.rows * plan.layout.width());
+        Ok(Next::Chunk(chunk))
     }
 }

@@ -6,6 +6,7 @@ use super::functions::{AggregateCall, Needs, Output, Take};
 use super::local::Limits;
 use super::states::Accumulator;
 use crate::rows::RowLayout;
+use crate::touch::{Meter, Pool};
 use crate::types::{Class, ColumnType};
 use std::sync::Arc;
 use tidepool_base::{Error, Result};
@@ -75,10 +76,13 @@ pub(super) struct Plan {
     pub finds_runs: bool,
     /// Rows may come in the order of a key.
     pub finds_order: bool,
+    pub meter: Meter,
+    /// Groups that no worker's own table has any more.
+    pub groups: Pool,
 }
 
 impl Plan {
-    pub fn new(aggregate: &Aggregate, variant: Variant) -> Result<Plan> {
+    pub fn new(aggregate: &Aggregate, variant: Variant, meter: Meter) -> Result<Plan> {
         let Aggregate { input, keys, functions, rows_max } = aggregate;
         let used =
             keys.iter().copied().chain(functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
@@ -133,6 +137,8 @@ impl Plan {
             limits: variant.limits,
             finds_runs: !variant.has_no_runs,
             finds_order,
+            groups: meter.pool(),
+            meter,
         })
     }
 }

@@ -10,6 +10,7 @@ use crate::pipeline::Pipeline;
 use crate::run::{Interruption, Run};
 use crate::schedule::Workers;
 use crate::text::{Owners, Text};
+use crate::touch::Meter;
 use crate::types::Class;
 use crate::vector::{Chunk, Texts, Values, Vector};
 use arrow_buffer::Buffer;
@@ -190,7 +191,7 @@ fn aggregated(
     workers: usize,
     random: &mut Random,
 ) -> Result<Vec<Chunk>> {
-    let table = AggregateTable::with_variant(aggregate, variant)?;
+    let table = AggregateTable::with_variant(aggregate, variant, Meter::default())?;
     let sink = AggregateSink::new(&table);
     let mut states = (0..workers).map(|_| sink.worker()).collect::<Result<Vec<_>>>()?;
     for chunk in chunks {
@@ -589,12 +590,14 @@ fn run(aggregate: &Aggregate, chunks: Vec<Chunk>, threads: usize) -> Vec<Chunk> 
             operators: vec![],
             sink: Arc::new(AggregateSink::new(&table)),
             counters: counters(),
+            account: None,
         },
         Pipeline {
             source: Arc::new(AggregateSource::new(&table)),
             operators: vec![],
             sink: Arc::new(Arc::clone(&out)),
             counters: counters(),
+            account: None,
         },
     ];
     let workers = Workers::start(threads, 1 << 20, || ()).unwrap();

@@ -13,6 +13,7 @@ use crate::hash;
 use crate::mask::Mask;
 use crate::pipeline::SinkState;
 use crate::rows::{RowPtr, Rows};
+use crate::touch::Touches;
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use std::any::Any;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub(super) struct Worker {
     pub sets: Vec<LocalTable>,
     pub texts: TextStore,
     found: Vec<RowPtr>,
+    touches: Touches,
 }
 
 /// Rows that are taken; `None`: all.
@@ -48,6 +50,7 @@ fn taken(take: &Take, chunk: &Chunk) -> Result<Option<Mask>> {
 
 impl Worker {
     pub fn new(plan: &Arc<Plan>) -> Worker {
+        let table = |layout, keys| LocalTable::new(layout, keys, plan.limits, &plan.meter);
         let groups = match &plan.lookup {
             Lookup::One => {
                 let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
@@ -57,11 +60,19 @@ impl Worker {
             Lookup::Direct(numbering) => {
                 Groups::Direct(DirectTable::new(numbering, Rows::new(Arc::clone(&plan.layout))))
             }
-            Lookup::Hashed => Groups::Hashed(LocalTable::new(&plan.layout, plan.keys.len(), plan.limits)),
+            Lookup::Hashed => Groups::Hashed(table(&plan.layout, plan.keys.len())),
         };
-        let sets = plan.sets.iter().map(|set| LocalTable::new(&set.layout, plan.keys.len() + 1, plan.limits)).collect();
+        let sets = plan.sets.iter().map(|set| table(&set.layout, plan.keys.len() + 1)).collect();
         let ordered = plan.finds_order.then(|| OrderedRows::new(Rows::new(Arc::clone(&plan.layout))));
-        Worker { plan: Arc::clone(plan), groups, ordered, sets, texts: TextStore::default(), found: Vec::new() }
+        Worker {
+            plan: Arc::clone(plan),
+            groups,
+            ordered,
+            sets,
+            texts: TextStore::default(),
+            found: Vec::new(),
+            touches: plan.meter.touches(),
+        }
     }
 
     fn aggregate(&mut self, chunk: &Chunk) -> Result<()> {
@@ -71,14 +82,16 @@ impl Worker {
         let mut found = std::mem::take(&mut self.found);
         found.clear();
         if let Some(ordered) = &mut self.ordered {
+            let used_before = ordered.rows.used_bytes();
             if let Some(place) = ordered.place(&stored, keys.len(), chunk.rows, &mut found)? {
+                self.touches.append(&plan.groups, ordered.rows.used_bytes() - used_before);
                 self.update(chunk, &place)?;
                 self.found = found;
                 return Ok(());
             }
             found.clear();
             if let (Some(ordered), Groups::Hashed(table)) = (self.ordered.take(), &mut self.groups) {
-                table.absorb(ordered.rows)?;
+                table.absorb(ordered.rows, &plan.groups)?;
             }
         }
         match &mut self.groups {
@@ -107,7 +120,7 @@ impl Worker {
                     self.update(chunk, &Place { rows: None, ends: None, groups: &found })?;
                 }
                 if let Groups::Hashed(table) = &mut self.groups {
-                    table.settle()?;
+                    table.settle(&plan.groups)?;
                 }
             }
         }
@@ -131,7 +144,7 @@ impl Worker {
             }
             let mut found = Vec::new();
             table.locate(&columns, &hashes, &mut found)?;
-            table.settle()?;
+            table.settle(&plan.groups)?;
             drop(narrowed);
         }
         Ok(())

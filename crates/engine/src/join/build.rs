@@ -7,6 +7,7 @@ use crate::mask::Mask;
 use crate::pipeline::{Sink, SinkState, Task, states_of};
 use crate::rows::{FrozenRows, RowPtr, Rows};
 use crate::text::Owners;
+use crate::touch::Touches;
 use crate::vector::{Chunk, Values, Vector};
 use std::any::Any;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ struct BuildState {
     bounds: Vec<Option<(i64, i64)>>,
     hashes: Vec<u64>,
     places: Vec<RowPtr>,
+    touches: Touches,
 }
 
 impl BuildSink {
@@ -89,6 +91,7 @@ impl Sink for BuildSink {
             bounds: vec![None; table.join.keys.len()],
             hashes: Vec::new(),
             places: Vec::new(),
+            touches: table.touches(),
         }))
     }
 
@@ -113,8 +116,13 @@ impl Sink for BuildSink {
         }
         let count = rows.iter().map(|rows| rows.len()).sum();
         let directory = table.directory(count, table.int_key().and(bounds.first().copied().flatten()))?;
-        let filters = (0..table.join.keys.len()).map(|key| KeyFilter::new(&table.join, key, count, bounds[key]));
+        let filters = (0..table.join.keys.len())
+            .map(|key| KeyFilter::new(&table.join, key, count, bounds[key], table.keeps_account()));
         let filters = filters.collect::<Result<Vec<_>>>()?;
+        let mut touches = table.touches();
+        touches.append(&table.pools.directory, directory.bytes());
+        touches.append(&table.pools.filters, filters.iter().flatten().map(KeyFilter::bytes).sum());
+        drop(touches);
         // All that a bitmap's rows are good for is in it once they were put in.
         let kept = if let Directory::Bitmap { .. } = directory { Vec::new() } else { rows.clone() };
         table.set(Built {
@@ -141,6 +149,24 @@ impl Sink for BuildSink {
 
 impl SinkState for BuildState {
     fn push(&mut self, chunk: Chunk) -> Result<()> {
+        let before = self.used_bytes();
+        self.keep(chunk)?;
+        let bytes = self.used_bytes() - before;
+        self.touches.append(&self.table.pools.rows, bytes);
+        Ok(())
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+impl BuildState {
+    fn used_bytes(&self) -> usize {
+        self.rows.used_bytes() + self.keyless.used_bytes()
+    }
+
+    fn keep(&mut self, chunk: Chunk) -> Result<()> {
         let table = &self.table;
         let column_of = |key: &super::JoinKey| key.build;
         let keyed = table.keyed(&chunk, column_of);
@@ -177,9 +203,5 @@ impl SinkState for BuildState {
             }
         }
         Ok(())
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
     }
 }

@@ -4,9 +4,10 @@ use super::Join;
 use super::table::{Built, JoinTable};
 use super::words::Words;
 use crate::rows::RowPtr;
+use crate::touch::distinct_lines;
 use crate::types::Class;
 use crate::vector::Values;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::Result;
 use tidepool_simd::{Bloom, and_words_in_bitmap, and_words_of};
 
@@ -22,6 +23,8 @@ const BLOOM_BITS_PER_ROW: usize = 12;
 pub struct KeyFilter {
     bounds: Option<(i64, i64)>,
     set: Set,
+    /// Lines of it that tests came to and nobody has taken yet, where an account is kept.
+    tested: Option<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -34,8 +37,15 @@ enum Set {
 }
 
 impl KeyFilter {
-    /// Of a key's bounds in `rows` rows, which are still to be put in.
-    pub(super) fn new(join: &Join, key: usize, rows: usize, bounds: Option<(i64, i64)>) -> Result<Option<KeyFilter>> {
+    /// Of a key's bounds in `rows` rows, which are still to be put in. `counts`: the lines that tests come to.
+    pub(super) fn new(
+        join: &Join,
+        key: usize,
+        rows: usize,
+        bounds: Option<(i64, i64)>,
+        counts: bool,
+    ) -> Result<Option<KeyFilter>> {
+        let tested = counts.then(AtomicU64::default);
         let is_int = join.probe_types[join.keys[key].probe].class() == Class::Int;
         if !join.filters
             || !is_int
@@ -45,7 +55,7 @@ impl KeyFilter {
         {
             return Ok(None);
         }
-        let Some((min, max)) = bounds else { return Ok(Some(KeyFilter { bounds: None, set: Set::Bounds })) };
+        let Some((min, max)) = bounds else { return Ok(Some(KeyFilter { bounds: None, set: Set::Bounds, tested })) };
         let last = max.wrapping_sub(min) as u64;
         let set = if last < (rows as u64).saturating_mul(BITMAP_BITS_PER_ROW).max(BITMAP_BITS_MIN) {
             Set::Bitmap(Words::new(last as usize / 64 + 1)?)
@@ -55,7 +65,14 @@ impl KeyFilter {
         } else {
             Set::Bounds
         };
-        Ok(Some(KeyFilter { bounds: Some((min, max)), set }))
+        Ok(Some(KeyFilter { bounds: Some((min, max)), set, tested }))
+    }
+
+    pub fn bytes(&self) -> usize {
+        match &self.set {
+            Set::Bounds => 0,
+            Set::Bitmap(words) | Set::Bloom(words) => words.len() * 8,
+        }
     }
 
     /// Least and greatest value that matches; `None`: none does.
@@ -103,12 +120,35 @@ impl KeyFilter {
         }
     }
 
+    /// Lines that a test of values comes to.
+    fn lines(&self, values: &[i64], min: i64) -> u64 {
+        match &self.set {
+            Set::Bounds => 0,
+            Set::Bitmap(words) => {
+                let place = |value: &i64| value.wrapping_sub(min) as u64 / 64;
+                let within = values.iter().map(place).filter(|word| *word < words.len() as u64);
+                distinct_lines(within.map(|word| (word + 8) * 8), 8)
+            }
+            Set::Bloom(words) => {
+                distinct_lines(values.iter().map(|value| (Bloom(words).place(*value).0 as u64 + 8) * 8), 8)
+            }
+        }
+    }
+
+    /// Lines that tests came to since it was last asked.
+    pub(super) fn take_tested(&self) -> u64 {
+        self.tested.as_ref().map_or(0, |tested| tested.swap(0, Ordering::Relaxed))
+    }
+
     /// Clears bit `i` where value `i` cannot match: bit `i % 64` of word `i / 64`. Bits of other values stay. Panics on
     /// fewer words than values take.
     pub fn test_ints(&self, values: &[i64], words: &mut [u64]) {
         let Some((min, max)) = self.bounds else {
             return and_words(values, |_| false, words);
         };
+        if let Some(tested) = &self.tested {
+            tested.fetch_add(self.lines(values, min), Ordering::Relaxed);
+        }
         match &self.set {
             Set::Bounds => and_words(values, |value| min <= value && value <= max, words),
             Set::Bitmap(bits) => and_words_in_bitmap(values, min, bits, words),

@@ -23,6 +23,7 @@ impl Prober {
             // Each row of the build side matches any.
             if !std::mem::replace(&mut self.has_marked_all, true) {
                 for range in ranges(&built.rows, CHUNK_ROWS) {
+                    self.touches.write(&self.table.pools.rows, range.count * self.table.layout.width());
                     let rows: Vec<RowPtr> = range.pointers().collect();
                     // SAFETY: the table's rows.
                     unsafe { JoinTable::mark_matched(&rows) };
@@ -62,6 +63,9 @@ impl Prober {
         let mut pairs = std::mem::take(&mut self.pairs);
         pairs.clear();
         for range in ranges(stored, usize::MAX) {
+            if !rows.is_empty() {
+                self.touches.read(&self.table.pools.rows, range.count * self.table.layout.width());
+            }
             for row in range.pointers() {
                 // SAFETY: a row of the table's; headers are used as shared everywhere.
                 if only_once && unsafe { row.header() }.load(Ordering::Relaxed) & MATCHED != 0 {

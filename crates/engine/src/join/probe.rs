@@ -10,6 +10,7 @@ use crate::hash;
 use crate::mask::Mask;
 use crate::pipeline::{Operator, Out, Step};
 use crate::rows::RowPtr;
+use crate::touch::Touches;
 use crate::vector::{CHUNK_ROWS, Chunk, Values, Vector};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -108,6 +109,7 @@ pub(super) struct Prober {
     pub unknown: Vec<u8>,
     /// Every stored row is known to have found a match.
     pub has_marked_all: bool,
+    pub touches: Touches,
 }
 
 impl Prober {
@@ -124,6 +126,7 @@ impl Prober {
             matched: Vec::new(),
             unknown: Vec::new(),
             has_marked_all: false,
+            touches: table.touches(),
         }
     }
 }
@@ -140,6 +143,9 @@ impl Step for Prober {
                 table.probe_null_came.store(true, Ordering::Relaxed);
             }
         }
+        for filter in built.filters.iter().flatten() {
+            self.touches.lines(&table.pools.filters, filter.take_tested(), false);
+        }
         let keys = table.keys(&chunk, column_of);
         self.matched.clear();
         self.matched.resize(chunk.rows, 0);
@@ -152,6 +158,8 @@ impl Step for Prober {
                     bits.get((bit / 64) as usize)
                         .is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
                 };
+                let address = |key: &i64| directory_address(*key, *min, bits.len() * 64, 64);
+                self.touches.look_up(&table.pools.directory, keys[0].as_ints()?.iter().map(address), 8, false);
                 let found = Mask::of_values(keys[0].as_ints()?, test);
                 let found = keyed.as_ref().map_or(found.clone(), |keyed| found.and(keyed));
                 return self.hand_on_tested(chunk, built, keyed.as_ref(), found, None, out);
@@ -199,6 +207,12 @@ impl Step for Prober {
     }
 }
 
+/// Where a directory of `len` objects, `per_word` of them in a word, has that of a key: as an address, for accounts. 0: nowhere.
+fn directory_address(key: i64, min: i64, len: usize, per_word: u64) -> u64 {
+    let place = key.wrapping_sub(min) as u64;
+    if place < len as u64 { 64 + place / per_word * 8 } else { 0 }
+}
+
 /// Takes out the pairs whose entry passes. Its own loop: one that waits for entries must do nothing that depends on
 /// them, or fewer are on their way at a time.
 #[inline(always)]
@@ -227,6 +241,8 @@ impl Prober {
                     slot.map_or(0, |slot| slot.load(Ordering::Relaxed))
                 };
                 let keys = keys[0].as_ints()?;
+                let address = |key: &i64| directory_address(*key, *min, slots.len(), 1);
+                self.touches.look_up(&self.table.pools.directory, keys.iter().map(address), 8, false);
                 match rows {
                     None => self.entries.extend(keys.iter().map(|key| entry(*key))),
                     Some(rows) => self.entries.extend(rows.iter().map(|row| entry(keys[*row as usize]))),
@@ -242,6 +258,8 @@ impl Prober {
                     }
                     self.hashes.truncate(rows.len());
                 }
+                let address = |hash: &u64| 64 + (hash >> shift) * 8;
+                self.touches.look_up(&self.table.pools.directory, self.hashes.iter().map(address), 8, false);
                 let entry = |hash: &u64| slots[(hash >> shift) as usize].load(Ordering::Relaxed);
                 self.entries.extend(self.hashes.iter().map(entry));
                 let passes = |place: usize, entry: u64| {
@@ -259,6 +277,9 @@ impl Prober {
     fn compare(&mut self, built: &Built, keys: &[Vector], pairs: &Pairs) -> Result<()> {
         self.keep.clear();
         self.keep.resize(pairs.len(), 1);
+        if built.looks_at_rows() {
+            self.touch_rows(&pairs.stored);
+        }
         if let Directory::Dense { .. } = built.directory {
             return Ok(());
         }
@@ -268,6 +289,13 @@ impl Prober {
             unsafe { layout.compare(*field, values, &pairs.rows, &pairs.stored, key.nulls_equal, &mut self.keep)? };
         }
         Ok(())
+    }
+
+    /// Rows of the build side are read, and noted as matched where that is asked for.
+    fn touch_rows(&mut self, stored: &[RowPtr]) {
+        let marks = self.table.join.kind.emits_build();
+        let addresses = stored.iter().map(|row| row.address());
+        self.touches.look_up(&self.table.pools.rows, addresses, self.table.layout.width(), marks);
     }
 
     /// The stored rows that follow in their lists, of those that are not the last.
@@ -284,6 +312,8 @@ impl Prober {
     fn find_one(&mut self, chunk: &Chunk, built: &Built, keys: &[Vector], keyed: Option<&Mask>) -> Result<()> {
         self.found.clear();
         if let (Directory::Dense { min, slots }, Values::Int(keys), None) = (&built.directory, &keys[0].values, keyed) {
+            let address = |key: &i64| directory_address(*key, *min, slots.len(), 1);
+            self.touches.look_up(&self.table.pools.directory, keys.iter().map(address), 8, false);
             self.found.extend(keys.iter().map(|key| {
                 let slot = slots.get(key.wrapping_sub(*min) as u64 as usize);
                 // SAFETY: words have addresses of rows, or 0.
@@ -316,6 +346,10 @@ impl Prober {
         let kind = table.join.kind;
         let mut found = std::mem::take(&mut self.found);
         let mut pairs = std::mem::take(&mut self.pairs);
+        if !built.looks_at_rows() && (kind.emits_build() || table.residual.is_some() || !table.output_fields.is_empty())
+        {
+            self.touch_rows(&found);
+        }
         if let Some(residual) = &table.residual
             && found.iter().any(|stored| !stored.is_none())
         {

@@ -21,6 +21,7 @@ use crate::hash;
 use crate::rows::{FrozenRows, RowLayout, RowPtr};
 use crate::run::Interruption;
 use crate::text::Owners;
+use crate::touch::{Meter, Pool, Touches};
 use crate::types::Class;
 use crate::vector::{Values, Vector};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,8 @@ pub const MATCHED: u64 = 1 << 63;
 
 /// Rows that are put into the directory together.
 const INSERT_ROWS: usize = 512;
+
+const LINE_BYTES: usize = 64;
 
 /// Words of a dense directory, for each of the rows.
 const DENSE_WORDS_PER_ROW: u64 = 8;
@@ -100,6 +103,36 @@ pub struct Built {
     pub filters: Vec<Option<KeyFilter>>,
 }
 
+impl Directory {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Directory::Empty | Directory::Nested => 0,
+            Directory::Bitmap { bits: words, .. }
+            | Directory::Dense { slots: words, .. }
+            | Directory::Hash { slots: words, .. } => words.len() * 8,
+        }
+    }
+}
+
+impl Built {
+    /// Whether rows are read to find out which of them a key has.
+    pub fn looks_at_rows(&self) -> bool {
+        match self.directory {
+            Directory::Dense { .. } => self.has_duplicates.load(Ordering::Relaxed),
+            Directory::Hash { .. } => true,
+            Directory::Empty | Directory::Nested | Directory::Bitmap { .. } => false,
+        }
+    }
+}
+
+/// What a join has in the query heap.
+#[derive(Debug)]
+pub(super) struct Pools {
+    pub rows: Pool,
+    pub directory: Pool,
+    pub filters: Pool,
+}
+
 /// A join's build side. Made empty; full once the pipeline that ends in its [`super::BuildSink`] is over.
 pub struct JoinTable {
     pub(super) join: Join,
@@ -112,6 +145,8 @@ pub struct JoinTable {
     pub(super) residual: Option<Residual>,
     pub(super) interruption: Arc<dyn Interruption>,
     built: OnceLock<Built>,
+    meter: Meter,
+    pub(super) pools: Pools,
     /// For an anti join of the build side that is aware of NULL: a row of the probe side came; one with NULL did.
     pub(super) probe_came: AtomicBool,
     pub(super) probe_null_came: AtomicBool,
@@ -153,6 +188,11 @@ impl Range {
 impl JoinTable {
     /// 0A000 where columns of the build side cannot be kept in rows; XX000 for a join that is none.
     pub fn new(join: Join, interruption: Arc<dyn Interruption>) -> Result<Arc<JoinTable>> {
+        JoinTable::metered(join, interruption, Meter::default())
+    }
+
+    /// As above, with an account of what it touches.
+    pub fn metered(join: Join, interruption: Arc<dyn Interruption>, meter: Meter) -> Result<Arc<JoinTable>> {
         join.check()?;
         let stored = join.stored();
         let field_of = |column: &usize| stored.iter().position(|stored| stored == column).unwrap_or(usize::MAX);
@@ -176,6 +216,8 @@ impl JoinTable {
             residual: residual.transpose()?,
             interruption,
             built: OnceLock::new(),
+            pools: Pools { rows: meter.pool(), directory: meter.pool(), filters: meter.pool() },
+            meter,
             probe_came: AtomicBool::new(false),
             probe_null_came: AtomicBool::new(false),
         }))
@@ -206,6 +248,15 @@ impl JoinTable {
     /// ([`Join::filters`]).
     pub fn key_filter(&self, key: usize) -> Option<&KeyFilter> {
         self.built.get()?.filters.get(key)?.as_ref()
+    }
+
+    pub(super) fn keeps_account(&self) -> bool {
+        self.meter.is_kept()
+    }
+
+    /// For a worker's account.
+    pub(super) fn touches(&self) -> Touches {
+        self.meter.touches()
     }
 
     pub(super) fn built(&self) -> Result<&Built> {
@@ -263,6 +314,8 @@ impl JoinTable {
 
     /// Puts rows into the directory. Any number of threads do so at once.
     pub(super) fn insert(&self, built: &Built, range: &Range) -> Result<()> {
+        let mut touches = self.touches();
+        let width = self.layout.width();
         let mut pointers = Vec::with_capacity(INSERT_ROWS);
         // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one
         // another, loads do not.
@@ -275,14 +328,19 @@ impl JoinTable {
             if pointers.is_empty() {
                 return Ok(());
             }
+            touches.read(&self.pools.rows, pointers.len() * width);
             self.insert_into_filters(built, &pointers, &mut places);
+            touches.look_up(&self.pools.filters, places.iter().map(|(word, _)| 64 + *word as u64 * 8), 8, true);
             // SAFETY: the range has the rows, of this layout, and nobody writes their columns.
             let key = |field| unsafe { self.layout.gather(field, &pointers, &built.owners) };
             let int_key = self.int_key().map(key);
             match &built.directory {
                 Directory::Empty | Directory::Nested => {}
                 Directory::Bitmap { min, bits } => {
-                    for key in ints(&int_key)? {
+                    let keys = ints(&int_key)?;
+                    let address = |key: &i64| 64 + key.wrapping_sub(*min) as u64 / 64 * 8;
+                    touches.look_up(&self.pools.directory, keys.iter().map(address), 8, true);
+                    for key in keys {
                         let bit = key.wrapping_sub(*min) as u64;
                         let (word, bit) = (&bits[bit as usize / 64], 1 << (bit % 64));
                         if word.load(Ordering::Relaxed) & bit == 0 {
@@ -295,6 +353,9 @@ impl JoinTable {
                     let entry = |key: &i64| slots[key.wrapping_sub(*min) as usize].load(Ordering::Relaxed);
                     entries.clear();
                     entries.extend(keys.iter().map(entry));
+                    let address = |key: &i64| 64 + key.wrapping_sub(*min) as u64 * 8;
+                    touches.look_up(&self.pools.directory, keys.iter().map(address), 8, true);
+                    touches.write(&self.pools.rows, pointers.len() * width.min(LINE_BYTES));
                     let mut has_duplicates = false;
                     for (key, row) in keys.iter().zip(&pointers) {
                         let slot = &slots[key.wrapping_sub(*min) as usize];
@@ -322,6 +383,11 @@ impl JoinTable {
                     let entry = |hash: &u64| slots[(hash >> shift) as usize].load(Ordering::Relaxed);
                     entries.clear();
                     entries.extend(hashes.iter().map(entry));
+                    let address = |hash: &u64| 64 + (hash >> shift) * 8;
+                    touches.look_up(&self.pools.directory, hashes.iter().map(address), 8, true);
+                    touches.write(&self.pools.rows, pointers.len() * width.min(LINE_BYTES));
+                    let alike = hashes.iter().zip(&entries).filter(|(hash, entry)| *entry & tag(**hash) == tag(**hash));
+                    touches.look_up(&self.pools.rows, alike.map(|(_, entry)| entry & ADDRESS), 1, false);
                     for (hash, entry) in hashes.iter().zip(&entries) {
                         if entry & tag(*hash) == tag(*hash) {
                             // SAFETY: entries have addresses of rows.

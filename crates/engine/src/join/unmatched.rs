@@ -3,6 +3,7 @@
 use super::JoinKind;
 use super::table::{JoinTable, MATCHED, Range, ranges};
 use crate::pipeline::{Next, Reader, Source};
+use crate::touch::Touches;
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -52,7 +53,8 @@ impl Source for BuildRows {
     fn reader(&self) -> Result<Box<dyn Reader>> {
         self.pieces()?;
         let (table, pieces) = (Arc::clone(&self.table), Arc::clone(&self.pieces));
-        Ok(Box::new(BuildReader { table, pieces, range: None, start: 0 }))
+        let touches = table.touches();
+        Ok(Box::new(BuildReader { table, pieces, range: None, start: 0, touches }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -66,6 +68,7 @@ struct BuildReader {
     range: Option<Range>,
     /// Rows of the range that were looked at.
     start: usize,
+    touches: Touches,
 }
 
 impl Reader for BuildReader {
@@ -85,6 +88,7 @@ impl Reader for BuildReader {
                 }
             };
             let mut rows = Vec::with_capacity(CHUNK_ROWS);
+            let first = self.start;
             for row in range.pointers().skip(self.start) {
                 if rows.len() == CHUNK_ROWS {
                     break;
@@ -95,6 +99,7 @@ impl Reader for BuildReader {
                     rows.push(row);
                 }
             }
+            self.touches.read(&self.table.pools.rows, (self.start - first) * self.table.layout.width());
             if self.start == range.count {
                 self.range = None;
             }

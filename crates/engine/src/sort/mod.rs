@@ -10,6 +10,7 @@ mod pick;
 mod tests;
 
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::touch::{Meter, Pool, Touches};
 use crate::types::ColumnType;
 use crate::vector::{CHUNK_ROWS, Chunk};
 use keys::KeyPlan;
@@ -71,6 +72,15 @@ pub struct Sorted {
     threshold: AtomicU64,
     workers: AtomicUsize,
     ranges: OnceLock<Vec<OnceLock<Chunk>>>,
+    meter: Meter,
+    pools: Pools,
+}
+
+/// What it has in the query heap.
+struct Pools {
+    chunks: Pool,
+    items: Pool,
+    sorted: Pool,
 }
 
 impl fmt::Debug for Sorted {
@@ -81,6 +91,11 @@ impl fmt::Debug for Sorted {
 
 impl Sorted {
     pub fn new(sort: Sort) -> Arc<Sorted> {
+        Sorted::metered(sort, Meter::default())
+    }
+
+    /// As above, with an account of what it touches.
+    pub fn metered(sort: Sort, meter: Meter) -> Arc<Sorted> {
         let plan = KeyPlan::new(&sort.keys, &sort.types);
         Arc::new(Sorted {
             sort,
@@ -88,6 +103,8 @@ impl Sorted {
             threshold: AtomicU64::new(u64::MAX),
             workers: AtomicUsize::new(0),
             ranges: OnceLock::new(),
+            pools: Pools { chunks: meter.pool(), items: meter.pool(), sorted: meter.pool() },
+            meter,
         })
     }
 
@@ -135,6 +152,7 @@ struct SortState {
     items: Vec<Item>,
     /// With a limit: rows that are gathered before the first of them are looked for again.
     held_max: usize,
+    touches: Touches,
 }
 
 impl SortState {
@@ -149,6 +167,8 @@ impl SortState {
         };
         let Some(limit) = sorted.first() else {
             self.items.extend(keys.iter().enumerate().map(|(row, key)| item(row, *key)));
+            self.touches.append(&sorted.pools.chunks, chunk.bytes());
+            self.touches.append(&sorted.pools.items, chunk.rows * size_of::<Item>());
             self.chunks.push(chunk);
             return if self.items.len() >= RUN_ROWS { self.end_run() } else { Ok(()) };
         };
@@ -265,8 +285,21 @@ impl Runs {
         }
         sort_items(self.sorted.plan()?, |place| self.parts.row(place), &mut items);
         items.truncate(limit);
+        let mut touches = self.sorted.meter.touches();
+        touches.read(&self.sorted.pools.items, items.len() * size_of::<Item>());
         let places: Vec<Place> = items.iter().map(|item| item.place).collect();
-        if places.is_empty() { Ok(Chunk::default()) } else { self.parts.gather(&places) }
+        if places.is_empty() {
+            return Ok(Chunk::default());
+        }
+        let chunk = self.parts.gather(&places)?;
+        let value_bytes = chunk.bytes().div_ceil(chunk.rows * chunk.columns.len().max(1));
+        let address = |place: &Place| 64 + place.number() * value_bytes as u64;
+        // A value of each column, in arrays apart.
+        for _ in &chunk.columns {
+            touches.look_up(&self.sorted.pools.chunks, places.iter().map(address), value_bytes, false);
+        }
+        touches.append(&self.sorted.pools.sorted, chunk.bytes());
+        Ok(chunk)
     }
 }
 
@@ -283,6 +316,7 @@ impl Sink for SortSink {
             chunks: Vec::new(),
             runs: Vec::new(),
             items: Vec::new(),
+            touches: self.0.meter.touches(),
             held_max: (self.0.first().unwrap_or(0) * 2).max(HELD_MIN),
         }))
     }
@@ -330,7 +364,8 @@ pub struct SortedSource(pub Arc<Sorted>);
 impl Source for SortedSource {
     fn reader(&self) -> Result<Box<dyn Reader>> {
         let left = self.0.sort.limit.unwrap_or(usize::MAX);
-        Ok(Box::new(SortedReader { sorted: Arc::clone(&self.0), range: 0, next: 0, left }))
+        let touches = self.0.meter.touches();
+        Ok(Box::new(SortedReader { sorted: Arc::clone(&self.0), range: 0, next: 0, left, touches }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -344,6 +379,7 @@ struct SortedReader {
     next: usize,
     /// Rows until the limit.
     left: usize,
+    touches: Touches,
 }
 
 impl Reader for SortedReader {
@@ -360,6 +396,7 @@ impl Reader for SortedReader {
                 self.left -= len;
                 let chunk = rows.slice(self.next, len);
                 self.next += len;
+                self.touches.read(&self.sorted.pools.sorted, chunk.bytes());
                 return Ok(Next::Chunk(chunk));
             }
             (self.range, self.next) = (self.range + 1, 0);

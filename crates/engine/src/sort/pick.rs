@@ -19,6 +19,11 @@ impl Place {
         Place((worker as u64) << 48 | (chunk as u64) << 16 | row as u64)
     }
 
+    /// Different for each row; the next one's in its chunk is one more.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     #[inline(always)]
     pub fn worker(self) -> usize {
         (self.0 >> 48) as usize

@@ -9,13 +9,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use tidepool_device::{Access, CostModel, Excess, PacingCounters, PacingTotals, Pattern, PoolId, Residency};
+use tidepool_device::{Access, CostModel, Excess, Miss, PacingCounters, PacingTotals, Pattern, PoolId, Residency};
+use tidepool_engine::touch::{self, Touch};
 use tidepool_heap::{BlockEvent, QueryHeap};
 use tidepool_tablespace::{Purpose, Tablespace};
 
 /// Independent accesses that a core keeps in flight while it works through a batch of precomputed hashes: out-of-order
 /// execution reaches over a few rows of such a loop, and each row's own accesses depend on each other.
 const IN_FLIGHT: f64 = 4.0;
+
+/// Parts of the cache in which the order of touches is followed.
+const WINDOWS_PER_CACHE: u64 = 64;
 
 /// What one operator did in the query heap, and what that costs by each of several models, in their order.
 #[derive(Clone, Debug)]
@@ -61,11 +65,11 @@ impl HeapCounts {
     fn add(&self, operator: usize, touched: &Touched) {
         let mut operators = self.operators.lock();
         let Some(count) = operators.get_mut(operator) else { return };
-        let spaces = touched.spaces.iter();
-        count.bytes += spaces.map(|space| space.bytes_read + space.bytes_written).sum::<u64>();
+        let passes = || touched.spaces.iter().chain([&touched.pools]);
+        count.bytes += passes().map(|passes| passes.bytes_read + passes.bytes_written).sum::<u64>();
         count.lines += touched.random.iter().map(|random| random.lines).sum::<u64>();
         for (index, model) in self.models.iter().enumerate() {
-            let passes = touched.spaces.iter().flat_map(Passes::accesses);
+            let passes = passes().flat_map(Passes::accesses);
             let random = touched.random.iter().map(|random| random.access(1.0, model.last_level_cache_bytes()));
             let accesses: Vec<Access> = passes.chain(random).collect();
             count.device_ns[index] += model.device_ns_of(&accesses, 1);
@@ -111,6 +115,21 @@ struct Passes {
 }
 
 impl Passes {
+    /// A share of the bytes, in as many runs.
+    fn share(&self, share: f64) -> Passes {
+        let of = |bytes: u64| (bytes as f64 * share).round() as u64;
+        Passes { bytes_read: of(self.bytes_read), bytes_written: of(self.bytes_written), ..*self }
+    }
+
+    fn add(&mut self, bytes: u64, write: bool) {
+        let (total, runs) = match write {
+            true => (&mut self.bytes_written, &mut self.runs_written),
+            false => (&mut self.bytes_read, &mut self.runs_read),
+        };
+        *total += bytes;
+        *runs += 1;
+    }
+
     fn accesses(&self) -> impl Iterator<Item = Access> + use<> {
         let access = |bytes, runs, write| Access { pattern: Pattern::Sequential { bytes, runs }, write };
         let read = access(self.bytes_read, self.runs_read, false);
@@ -127,6 +146,7 @@ struct RandomLines {
     lines: u64,
     missed: f64,
     write: bool,
+    in_flight: f64,
 }
 
 impl RandomLines {
@@ -137,7 +157,7 @@ impl RandomLines {
         // From float to integer, too large becomes the largest.
         let working_set_bytes = (cache_bytes as f64 / hits.max(0.0)) as u64;
         let access = if self.write { Access::write_random } else { Access::read_random };
-        access(lines, working_set_bytes, IN_FLIGHT)
+        access(lines, working_set_bytes, self.in_flight)
     }
 }
 
@@ -146,6 +166,8 @@ impl RandomLines {
 struct Touched {
     /// By place among the heap's tablespaces.
     spaces: Vec<Passes>,
+    /// Over memory of which it is not known where it lies.
+    pools: Passes,
     random: Vec<RandomLines>,
 }
 
@@ -158,6 +180,7 @@ pub struct HeapAccount {
     /// Bytes of main and delta that came by.
     streamed_bytes: AtomicUsize,
     scratches: AtomicUsize,
+    window_bytes: u64,
 }
 
 impl HeapAccount {
@@ -176,7 +199,13 @@ impl HeapAccount {
             streamed_bytes: AtomicUsize::new(0),
             // The first is that of hashes, which all operators of a thread share.
             scratches: AtomicUsize::new(HASHES + 1),
+            window_bytes: (cache_bytes / WINDOWS_PER_CACHE).clamp(4 << 10, 1 << 20),
         }
+    }
+
+    /// Bytes that may be touched before they have to be charged: a small part of the cache.
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes
     }
 
     pub fn operator(&self, name: impl FnOnce() -> String) -> Arc<OperatorAccount> {
@@ -190,7 +219,7 @@ impl HeapAccount {
     }
 
     pub fn pool(&self) -> PoolId {
-        self.cache.lock().make_pool()
+        QueryHeap::outside(|| self.cache.lock().make_pool())
     }
 
     pub fn drop_pool(&self, pool: PoolId) {
@@ -218,13 +247,29 @@ impl HeapAccount {
         });
     }
 
+    /// So many bytes of main and delta come by. They are charged by scans, and take their room in the cache.
+    pub fn stream(&self, bytes: u64) {
+        if bytes > 0 {
+            QueryHeap::outside(|| {
+                let mut cache = self.cache.lock();
+                self.stream_through(&mut cache, bytes);
+                cache.take_misses();
+            });
+        }
+    }
+
+    fn stream_through(&self, cache: &mut Residency, bytes: u64) {
+        let start = STREAM_START + self.streamed_bytes.fetch_add(bytes as usize, Ordering::Relaxed);
+        cache.read(start..start + bytes as usize);
+    }
+
     /// Charges an operator with what `touch` touches.
     pub fn charge(&self, operator: &OperatorAccount, touch: impl FnOnce(&mut Charge<'_>)) {
         let start = Instant::now();
         let spent = QueryHeap::outside(|| {
             let touched = {
                 let spaces = vec![Passes::default(); self.heap.tablespaces().len()];
-                let touched = Touched { spaces, random: Vec::new() };
+                let touched = Touched { spaces, ..Touched::default() };
                 let mut charge = Charge { account: self, cache: &mut self.cache.lock(), touched };
                 touch(&mut charge);
                 charge.missed();
@@ -257,7 +302,8 @@ impl HeapAccount {
                 total => usage.bytes as f64 / total as f64,
             };
             let random = touched.random.iter().map(|random| random.access(share, pacer.last_level_cache_bytes()));
-            let accesses: Vec<Access> = passes.accesses().chain(random).collect();
+            let pools = touched.pools.share(share);
+            let accesses: Vec<Access> = passes.accesses().chain(pools.accesses()).chain(random).collect();
             if !accesses.is_empty() {
                 let spent = usage.tablespace.spend(Purpose::Heap, &accesses);
                 operator.add(&usage.tablespace, &spent);
@@ -331,20 +377,19 @@ pub struct Charge<'a> {
 impl Charge<'_> {
     /// Adds what ranges missed to the tablespaces that they lie in.
     fn missed(&mut self) {
+        let misses = self.cache.take_misses();
+        self.count(&misses);
+    }
+
+    fn count(&mut self, misses: &[Miss]) {
         let spaces = self.account.heap.tablespaces();
-        for miss in self.cache.take_misses() {
+        for miss in misses {
             let place = match miss.address {
                 HEAP_SCRATCH_START.. => Some(0),
                 address => spaces.iter().position(|space| space.address_range().contains(&address)),
             };
             let Some(passes) = place.and_then(|place| self.touched.spaces.get_mut(place)) else { continue };
-            if miss.write {
-                passes.bytes_written += miss.bytes;
-                passes.runs_written += 1;
-            } else {
-                passes.bytes_read += miss.bytes;
-                passes.runs_read += 1;
-            }
+            passes.add(miss.bytes, miss.write);
         }
     }
 
@@ -375,8 +420,7 @@ impl Charge<'_> {
                 // So many at once that the cache kept none of them.
                 BlockEvent::Unlogged { bytes_allocated } => {
                     if let Some(passes) = self.touched.spaces.first_mut() {
-                        passes.bytes_written += bytes_allocated as u64;
-                        passes.runs_written += 1;
+                        passes.add(bytes_allocated as u64, true);
                     }
                 }
             }
@@ -392,8 +436,7 @@ impl Charge<'_> {
 
     /// So many bytes come by that nobody touches again: encoded values, on their way to be decoded.
     pub fn stream(&mut self, bytes: u64) {
-        let start = self.account.streamed_bytes.fetch_add(bytes as usize, Ordering::Relaxed);
-        self.cache.read(STREAM_START + start..STREAM_START + start + bytes as usize);
+        self.account.stream_through(self.cache, bytes);
     }
 
     /// A buffer that is the same for each batch is written.
@@ -408,13 +451,44 @@ impl Charge<'_> {
         self.cache.read(start..start + bytes.min(SCRATCH_BYTES));
     }
 
+    /// Batches passed one after the other, each made, read and freed in the same memory.
+    pub fn pass_scratch(&mut self, number: usize, bytes: usize, batches: usize) {
+        self.fill_scratch(number, bytes);
+        self.scratch(number, bytes);
+        // Whatever keeps one from finding its memory in the cache keeps the others from it.
+        let missed = self.cache.take_misses();
+        for _ in 0..batches {
+            self.count(&missed);
+        }
+    }
+
     pub fn resize_pool(&mut self, pool: PoolId, bytes: u64) {
         self.cache.resize_pool(pool, bytes);
     }
 
+    /// A pool of an operator of the engine's is touched.
+    pub fn touch(&mut self, pool: PoolId, touch: Touch) {
+        match touch {
+            Touch::Append { bytes } => {
+                self.cache.grow_pool(pool, bytes);
+                self.touched.pools.add(bytes, true);
+            }
+            Touch::Pass { bytes, write } => {
+                let missed = self.cache.pass_pool(pool, bytes).round() as u64;
+                if missed > 0 {
+                    self.touched.pools.add(missed, write);
+                }
+            }
+            Touch::Lines { lines, write } => {
+                let missed = self.cache.touch_pool(pool, lines);
+                self.touched.random.push(RandomLines { lines, missed, write, in_flight: touch::IN_FLIGHT });
+            }
+        }
+    }
+
     pub fn random(&mut self, pool: PoolId, lines: u64, write: bool) {
         let missed = self.cache.touch_pool(pool, lines);
-        self.touched.random.push(RandomLines { lines, missed, write });
+        self.touched.random.push(RandomLines { lines, missed, write, in_flight: IN_FLIGHT });
     }
 }
 

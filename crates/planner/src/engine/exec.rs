@@ -1,6 +1,7 @@
 //! The engine as one of DataFusion's operators: its streams go in, the engine's result comes out.
 
 use crate::QueryInfo;
+use crate::charge::EngineAccount;
 use crate::facts::SessionFacts;
 use datafusion::arrow::array::{RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::SchemaRef;
@@ -20,6 +21,7 @@ use tidepool_engine::plan::{self, Plan};
 use tidepool_engine::run::{Interruption, Run, Waker};
 use tidepool_engine::scan::Opened;
 use tidepool_engine::stream::{Batch, Inlet, Outlet, OutletSink};
+use tidepool_engine::touch::Account;
 use tidepool_engine::types::ColumnType;
 use tidepool_heap::QueryHeap;
 
@@ -30,6 +32,7 @@ pub struct EngineExec {
     types: Vec<ColumnType>,
     inputs: Vec<Arc<dyn ExecutionPlan>>,
     properties: Arc<PlanProperties>,
+    account: Option<Arc<EngineAccount>>,
 }
 
 impl EngineExec {
@@ -45,7 +48,26 @@ impl EngineExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        EngineExec { plan, types, inputs, properties: Arc::new(properties) }
+        EngineExec { plan, types, inputs, properties: Arc::new(properties), account: None }
+    }
+
+    /// The same, over other inputs, and with an account of what it does in the query heap.
+    pub fn with_account(&self, account: Arc<EngineAccount>, inputs: Vec<Arc<dyn ExecutionPlan>>) -> EngineExec {
+        EngineExec { account: Some(account), ..self.over(inputs) }
+    }
+
+    fn over(&self, inputs: Vec<Arc<dyn ExecutionPlan>>) -> EngineExec {
+        EngineExec {
+            plan: self.plan.clone(),
+            types: self.types.clone(),
+            inputs,
+            properties: self.properties.clone(),
+            account: self.account.clone(),
+        }
+    }
+
+    pub fn account(&self) -> Option<&EngineAccount> {
+        self.account.as_deref()
     }
 
     /// What it runs.
@@ -99,12 +121,7 @@ impl ExecutionPlan for EngineExec {
         if children.len() != self.inputs.len() {
             return internal_err!("the engine's plan takes {} inputs", self.inputs.len());
         }
-        Ok(Arc::new(EngineExec {
-            plan: self.plan.clone(),
-            types: self.types.clone(),
-            inputs: children,
-            properties: self.properties.clone(),
-        }))
+        Ok(Arc::new(self.over(children)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
@@ -136,8 +153,9 @@ impl ExecutionPlan for EngineExec {
         }
         let outlet = Outlet::new(self.types.clone(), waker.clone());
         let sink = Arc::new(OutletSink(outlet.clone()));
-        let pipelines =
-            plan::compile(&self.plan, &inlets, opened, Arc::new(UntilDropped), sink).map_err(crate::errors::carry)?;
+        let account = self.account.clone().map(|account| account as Arc<dyn Account>);
+        let pipelines = plan::compile(&self.plan, &inlets, opened, account, Arc::new(UntilDropped), sink)
+            .map_err(crate::errors::carry)?;
         let end = outlet.clone();
         let run = Run::start(
             pipelines,

@@ -297,7 +297,9 @@ impl Lowering<'_> {
         let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
         own(AggregateTable::new(&spec))?;
         let estimate = estimate::of_node(plan, &[below.estimate]);
-        Ok(Lowered { plan: input.aggregate(spec), estimate })
+        let keys: Vec<String> = aggregate.group_expr.iter().map(shown).collect();
+        let name = crate::charge::named("grouping", &keys);
+        Ok(Lowered { plan: input.aggregate(spec).called(Some(name)), estimate })
     }
 
     fn join(&mut self, join: &Join, plan: &LogicalPlan) -> PlanResult<Lowered> {
@@ -391,7 +393,9 @@ impl Lowering<'_> {
             filters: false,
         };
         own(spec.check())?;
-        let joined = Plan::join(probe, build, spec);
+        let keys: Vec<String> =
+            join.on.iter().map(|(left, right)| format!("{} = {}", shown(left), shown(right))).collect();
+        let joined = Plan::join(probe, build, spec).called(Some(crate::charge::named("hash join", &keys)));
         let joined = match kind {
             // Its columns come in the order of the engine's sides.
             Kind::Inner | Kind::Left | Kind::Right | Kind::Full if left_builds => {
@@ -475,6 +479,14 @@ impl Lowering<'_> {
         }
         let estimate = estimate::of_node(plan, &estimates);
         Ok(Lowered { plan: Plan::union(inputs, types), estimate })
+    }
+}
+
+/// A key as people know it.
+fn shown(key: &Expr) -> String {
+    match key {
+        Expr::Column(column) => column.name.clone(),
+        key => key.to_string(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::filter::{self, Conjuncts};
 use super::runtime::RuntimeFilters;
 use super::source::{Part, Source};
 use crate::QueryInfo;
+use crate::engine::EngineExec;
 use datafusion::arrow::array::{AsArray, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::compute::filter_record_batch;
 use datafusion::arrow::datatypes::{Schema, SchemaRef, UInt64Type};
@@ -41,6 +42,7 @@ use std::time::Duration;
 use tidepool_base::RowId;
 use tidepool_database::{ordinal_bits, split_id};
 use tidepool_device::{PacingCounters, PacingTotals};
+use tidepool_engine::plan::Op;
 use tidepool_heap::QueryHeap;
 use tidepool_table::{
     BATCH_ROWS, ColumnFilter, FilterSource, IndexUse, ScanMetrics, ScanReader, ScanRequest, TableScan, TableVersion,
@@ -79,6 +81,12 @@ pub fn scans_of(plan: &Arc<dyn ExecutionPlan>) -> Vec<Arc<TableScan>> {
     let mut scans: Vec<Arc<TableScan>> = plan.children().into_iter().flat_map(scans_of).collect();
     if let Some(scan) = plan.downcast_ref::<TidepoolScanExec>() {
         scans.extend(scan.run.lock().scans());
+    }
+    if let Some(engine) = plan.downcast_ref::<EngineExec>() {
+        scans.extend(engine.plan().nodes().into_iter().flat_map(|node| match &node.op {
+            Op::Scan(scan) => scan.history(),
+            _ => Vec::new(),
+        }));
     }
     scans
 }

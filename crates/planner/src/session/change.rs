@@ -274,7 +274,7 @@ impl Session {
             let conflict = source.conflict.take();
             let ready = |conflict: upsert::Plan| conflict.ready(&state, &source.version.def, &parameters, settings);
             let upsert = conflict.map(ready).transpose()?;
-            let plan = query::physical_plan(&state, &source.plan, query::Operators::AsSet).await?;
+            let plan = query::physical_plan(&state, &source.plan).await?;
             Ok((source, upsert, query::planned(state, plan, &OutputNames::none())))
         });
         joined(planning.await)

@@ -155,7 +155,7 @@ impl Session {
             let state = facts.planner.state(&facts);
             // What is wrong with it is told when it is planned as it stands.
             let Ok(locking) = locking::plan(&state, &facts, &reading, &parameters, false) else { return Ok(None) };
-            let Ok(plan) = query::physical_plan(&state, &locking.plan, query::Operators::AsSet).await else {
+            let Ok(plan) = query::physical_plan(&state, &locking.plan).await else {
                 return Ok(None);
             };
             Ok(Some((locking, query::planned(state, plan, &OutputNames::none()))))

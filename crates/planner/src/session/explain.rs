@@ -8,7 +8,7 @@ use crate::charge::HeapCounts;
 use crate::execute::joined;
 use crate::explain::Node;
 use crate::queries::QueryInfo;
-use crate::query::{self, Operators};
+use crate::query;
 use crate::statement::{Command, ExplainOptions, Statement};
 use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
 use arrow::datatypes::{DataType, Field, Schema};
@@ -62,8 +62,7 @@ impl Session {
                 return Err(Error::unsupported("EXPLAIN PLACEMENT runs queries only"));
             }
             // The account of what operators touch is kept of DataFusion's.
-            let (running, planned, ..) =
-                self.planned(text, &statement, &parameters, true, Operators::DataFusion).await?;
+            let (running, planned, ..) = self.planned(text, &statement, &parameters, true).await?;
             return self.explain_placement(running, planned).await;
         }
         let paging = PagingBefore::now(self.planner.database());
@@ -111,16 +110,13 @@ impl Session {
         statement: &Statement,
         parameters: &[ArrayRef],
         runs: bool,
-        operators: Operators,
     ) -> Result<(Running, query::Planned, Duration, Vec<Arc<dyn ExecutionPlan>>)> {
         let Begun { running, statement, plans, .. } = self.begin_statement(text, statement, parameters, runs).await?;
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
         let start = Instant::now();
-        let planning = self
-            .planner
-            .workers()
-            .spawn(async move { query::plan(facts, query_of(&statement)?, parameters, operators).await });
+        let planning =
+            self.planner.workers().spawn(async move { query::plan(facts, query_of(&statement)?, parameters).await });
         let planned = joined(planning.await)?;
         Ok((running, planned, start.elapsed(), plans))
     }
@@ -143,13 +139,12 @@ impl Session {
             let node = Some(Node::new("LockRows"));
             return Ok(Explained { node, plan: planned.plan, parts, planning: start.elapsed(), ran: None });
         }
-        let (_, planned, planning, parts) = self.planned(text, statement, parameters, false, Operators::AsSet).await?;
+        let (_, planned, planning, parts) = self.planned(text, statement, parameters, false).await?;
         Ok(Explained { node: None, plan: planned.plan, parts, planning, ran: None })
     }
 
     async fn analyze_query(&mut self, text: &str, statement: &Statement, parameters: &[ArrayRef]) -> Result<Explained> {
-        let (running, planned, planning, parts) =
-            self.planned(text, statement, parameters, true, Operators::AsSet).await?;
+        let (running, planned, planning, parts) = self.planned(text, statement, parameters, true).await?;
         let info = running.query.info.clone();
         let start = Instant::now();
         let prepared = self.prepare_run(running, planned, None)?;

@@ -62,7 +62,7 @@ impl Session {
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
             let locking = locking::plan(&state, &facts, &reading, &parameters, true)?;
-            let plan = query::physical_plan(&state, &locking.plan, query::Operators::AsSet).await?;
+            let plan = query::physical_plan(&state, &locking.plan).await?;
             Ok((locking, query::planned(state, plan, &OutputNames::none())))
         });
         joined(planning.await)

@@ -23,10 +23,7 @@ impl Session {
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
-        let planning = self
-            .planner
-            .workers()
-            .spawn(async move { query::plan(facts, query()?, parameters, query::Operators::AsSet).await });
+        let planning = self.planner.workers().spawn(async move { query::plan(facts, query()?, parameters).await });
         let planned = tokio::select! {
             biased;
             error = running.interrupt.wait() => return Err(error),

@@ -143,10 +143,16 @@ impl Session {
     fn change_settings(&mut self, local: bool, change: impl Fn(&mut Settings) -> Result<()>) -> Result<()> {
         let mut settings = self.settings.as_ref().clone();
         change(&mut settings)?;
-        self.settings = Arc::new(settings);
-        if !local && let Some(block) = &mut self.block {
-            change(Arc::make_mut(&mut block.settings_session))?;
+        match &mut self.block {
+            Some(block) if !local => {
+                let session = Arc::make_mut(&mut block.settings_session);
+                change(session)?;
+                session.follow_defaults();
+            }
+            Some(_) => {}
+            None => settings.follow_defaults(),
         }
+        self.settings = Arc::new(settings);
         self.show_status();
         Ok(())
     }

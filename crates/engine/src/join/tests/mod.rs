@@ -387,6 +387,7 @@ fn by_run(workers: &Workers, table: &Arc<JoinTable>, build: Vec<Chunk>, probe: V
         source,
         operators,
         sink,
+        account: None,
     };
     let mut pipelines = vec![
         pipeline(given(build), vec![], Arc::new(BuildSink::new(table))),
