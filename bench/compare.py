@@ -86,8 +86,8 @@ def compared_part(name, comparison):
     return Part(name, comparison.workload.title, report.comparison_table(comparison), figures, report.faults(comparison), comparison.summary())
 
 
-def peer_workers(options, workload, peers, **what):
-    return {peer: functools.partial(measure.worker, peer, options.threads, options.tidepool, workload, **what) for peer in peers}
+def workers(options, workload, engines, **what):
+    return {engine: functools.partial(measure.worker, engine, options.threads, options.tidepool, workload, **what) for engine in engines}
 
 
 def tpch(options):
@@ -95,7 +95,7 @@ def tpch(options):
         bench = functools.partial(tidepool.bench, options.tidepool, "tpch", sf, options.threads, options.repeat)
         if sf * PEER_BYTES_PER_SF <= machine.memory_bytes():
             workload = workloads.tpch(options.data, sf, options.tidepool)
-            measures = {"tidepool": bench} | peer_workers(options, workload, PEERS, repeat=options.repeat)
+            measures = {"tidepool": bench} | workers(options, workload, PEERS, repeat=options.repeat)
         else:
             workload = workloads.tpch_alone(sf)
             measures = {"tidepool": bench}
@@ -106,7 +106,7 @@ def tpch(options):
 
 
 def over_the_wire(options, name, workload):
-    measures = peer_workers(options, workload, ["tidepool", *PEERS], repeat=options.repeat)
+    measures = workers(options, workload, ["tidepool", *PEERS], repeat=options.repeat)
     return compared_part(name, measure.compare(workload, options.rounds, measures))
 
 
@@ -121,7 +121,7 @@ def clickbench(options):
 def tpcds(options):
     workload = workloads.tpcds(options.data, options.tpcds_sf, options.tidepool)
     bench = functools.partial(tidepool.bench, options.tidepool, "tpcds", options.tpcds_sf, options.threads, options.repeat)
-    measures = {"tidepool": bench} | peer_workers(options, workload, ["duckdb"], repeat=options.repeat)
+    measures = {"tidepool": bench} | workers(options, workload, ["duckdb"], repeat=options.repeat)
     yield compared_part("tpcds", measure.compare(workload, options.rounds, measures))
 
 
@@ -132,11 +132,11 @@ def scaling(options):
     counts = [1, options.threads]
     measures = {}
     for count in counts:
-        measures["tidepool", count] = functools.partial(tidepool.bench, options.tidepool, "tpch", sf, count, options.repeat)
+        measures[f"tidepool {count}"] = functools.partial(tidepool.bench, options.tidepool, "tpch", sf, count, options.repeat)
         for peer in PEERS:
-            measures[peer, count] = functools.partial(measure.worker, peer, count, options.tidepool, workload, repeat=options.repeat)
-    measured = measure.in_turns(f"Scaling, TPC-H {sf:g}", options.rounds, measures)
-    by_count = {count: measure.Comparison(workload, {engine: measured[engine, count] for engine in ["tidepool", *PEERS]}) for count in counts}
+            measures[f"{peer} {count}"] = functools.partial(measure.worker, peer, count, options.tidepool, workload, repeat=options.repeat)
+    measured = measure.in_turns(f"Threads, {workload.title}", options.rounds, measures)
+    by_count = {count: measure.Comparison(workload, {engine: measured[f"{engine} {count}"] for engine in ["tidepool", *PEERS]}) for count in counts}
     yield scaling_part(options, workload, by_count)
 
 
@@ -162,7 +162,7 @@ def scaling_part(options, workload, by_count):
 def streams(options):
     """TPC-H at scale factor 1, or the only one asked for, by several connections at once."""
     workload = workloads.tpch(options.data, 1.0 if 1.0 in options.sf else options.sf[0], options.tidepool)
-    measured = measure.in_turns(f"Streams, {workload.title}", options.rounds, peer_workers(options, workload, ["tidepool", *PEERS], streams=STREAMS))
+    measured = measure.in_turns(f"Streams, {workload.title}", options.rounds, workers(options, workload, ["tidepool", *PEERS], streams=STREAMS))
     yield streams_part(workload, measured)
 
 
@@ -221,9 +221,9 @@ def method(options):
     return [
         f"`{shlex.join(options.command)}`",
         "",
-        f"Machine: {machine.describe()}. Python {platform.python_version()}. {'; '.join(versions())}.",
+        f"Machine: {machine.describe()}. Python {platform.python_version()}. {', '.join(versions(options))}.",
         "",
-        f"Milliseconds, medians of {options.rounds * options.repeat} runs ({options.rounds} rounds in which the engines take turns, each in processes of its own), after one "
+        f"Milliseconds, medians of {options.rounds * options.repeat} runs ({options.rounds} round{'s' * (options.rounds > 1)} in which the engines take turns, each in processes of its own), after one "
         f"run to warm up; {options.threads} threads; everything in memory, the same rows. A ratio is Tidepool's time by the other's: below 1 Tidepool is faster. "
         "A geometric mean is over the queries that all ran.",
         "",
@@ -234,15 +234,15 @@ def method(options):
         "",
         "Load times cannot be held against each other: `tidepool bench` generates its rows while it loads, the others, and Tidepool's server, read them from Parquet files. TPC-H's and TPC-DS's "
         "rows are the generators' own; Clickbench's and the star schema's are generated in the shape of the originals (`bench/clickbench/hits.sql`, "
-        "`bench/ssb/rows.sql`). Answers are compared row by row, numbers to 1e-4 or one in a million; where a LIMIT cuts through rows that tie, each row must be "
+        "`bench/ssb/rows.sql`). Answers are compared row by row, numbers that are not integers to 1e-4 or one in a million; where a LIMIT cuts through rows that tie, each row must be "
         "among DuckDB's without it.",
     ]
 
 
-def versions():
+def versions(options):
     import duckdb
     import tableauhyperapi
-    return [f"DuckDB {duckdb.__version__}", f"Hyper {tableauhyperapi.__version__}"]
+    return [f"Tidepool {tidepool.version(options.tidepool)}", f"DuckDB {duckdb.__version__}", f"Hyper {tableauhyperapi.__version__}"]
 
 
 def arguments():
@@ -263,19 +263,28 @@ def arguments():
     unknown = set(options.only) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if "scaling" in options.only and options.threads < 2:
+        parser.error("scaling needs two threads at least")
     options.command = ["bench/compare.py", *sys.argv[1:]]
     return options
 
 
 def main():
     options = arguments()
-    parts = [part for name in options.only for part in PARTS[name](options)]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for name in options.only:
+        for part in PARTS[name](options):
+            parts.append(part)
+            # After each part, so that a run that is interrupted leaves what it has.
+            save(options, parts)
+    print(written(options, parts))
+    sys.exit(1 if any(part.faults for part in parts) else 0)
+
+
+def save(options, parts):
     options.out.write_text(written(options, parts))
     if options.json:
         options.json.write_text(json.dumps({"command": options.command, "machine": machine.describe(), "parts": {part.title: part.raw for part in parts}}, indent=1))
-    print(written(options, parts))
-    sys.exit(1 if any(part.faults for part in parts) else 0)
 
 
 if __name__ == "__main__":

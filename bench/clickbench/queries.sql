@@ -1,6 +1,7 @@
 -- The 43 queries of ClickBench (https://github.com/ClickHouse/ClickBench) as Apache DataFusion carries them: test_files/clickbench.slt
--- of its crate datafusion-sqllogictest 55.2.0, licensed under the Apache License 2.0. Changed: names are not quoted, times are
--- timestamps instead of seconds, lengths are of characters, the last query repeats its expression in ORDER BY.
+-- of its crate datafusion-sqllogictest 55.2.0, licensed to the Apache Software Foundation under contributor licence agreements and by it under the
+-- Apache License 2.0. (ClickBench's own repository is under CC BY-NC-SA 4.0; nothing here was taken from it.) Changed: names are not quoted, times
+-- are timestamps instead of seconds, lengths are of characters, the last query repeats its expression in ORDER BY.
 --
 -- One query a line, q1 to q43. HAVING asks for a thousandth of the original's 100 million rows; it is scaled to the rows that there are.
 

@@ -8,11 +8,13 @@ One module an engine (`tidepool`, `duckdb`, `hyper`), each with a class of the s
     stored_bytes(), resident_bytes()
     close()
 
-`worker` measures one of them in a process of its own, `measure` starts workers, `workloads` has queries and rows, `results` compares answers,
-`report` writes tables. Modules import their database only when it is asked for.
+`worker` measures one of them in a process of its own, `measure` starts workers and says what came of them, `workloads` has queries and rows,
+`results` compares answers, `report` writes tables, `machine` describes where it all ran.
 """
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIDEPOOL = ROOT / "target" / "release" / "tidepool"
+# One measurement of one engine that takes longer has failed.
+MEASUREMENT_LIMIT_S = 3600

@@ -17,10 +17,6 @@ class Connection:
     def rows(self, sql):
         return self.cursor.execute(sql).fetchall()
 
-    def names(self, sql):
-        """Of the columns of its result, without running it."""
-        return self.cursor.sql(sql).columns
-
 
 class Engine:
     version = duckdb.__version__

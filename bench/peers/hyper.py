@@ -33,7 +33,7 @@ class Engine:
         # It keeps its database in a file: in memory means a file on tmpfs.
         self.folder = Path(tempfile.mkdtemp(prefix="tidepool-hyper-", dir="/dev/shm"))
         self.database = self.folder / "peer.hyper"
-        # The log, if there is one, is left where it runs.
+        # Without log_config it would write a log into the current folder.
         self.process = HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU,
                                     parameters={"log_config": "", "hard_concurrent_query_thread_limit": str(threads)})
         self.connections = []

@@ -9,10 +9,9 @@ import statistics
 import subprocess
 import sys
 
-from peers import ROOT, results
+from peers import MEASUREMENT_LIMIT_S, ROOT, results
 from peers.workloads import Workload
 
-WORKER_LIMIT_S = 3600
 TITLES = {"tidepool": "Tidepool", "hyper": "Hyper", "duckdb": "DuckDB", "plain-datafusion": "DataFusion"}
 
 
@@ -27,7 +26,7 @@ def worker(engine, threads, binary, workload, **what):
     process = subprocess.Popen([sys.executable, "-m", "peers.worker"], cwd=ROOT / "bench", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, start_new_session=True)
     try:
-        output, errors = process.communicate(json.dumps(request), timeout=WORKER_LIMIT_S)
+        output, errors = process.communicate(json.dumps(request), timeout=MEASUREMENT_LIMIT_S)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -57,10 +56,10 @@ def geometric_mean(values):
 
 @dataclasses.dataclass
 class Comparison:
-    """A workload's measurements: of each engine, one a round."""
+    """A workload's measurements: of each engine, one a round. `differences` are of an engine's answer to a query."""
     workload: Workload
     measured: dict[str, list[dict]]
-    differences: list[str] = dataclasses.field(default_factory=list)
+    differences: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
     def error(self, engine, query):
         """Why a query has no time: the first error in any round."""
@@ -115,56 +114,33 @@ class Comparison:
         return whole + [(engine, query.upper(), error) for engine in self.measured if engine not in broken
                         for query in self.workload.queries if (error := self.error(engine, query))]
 
+    def named_differences(self):
+        return [f"{query.upper()}, {TITLES[engine]}: {difference}" for (engine, query), difference in self.differences.items()]
+
     def summary(self):
         """What is measured, without the rows."""
         def bare(one):
             return one | {"queries": {name: query | {"rows": len(query["rows"])} for name, query in one["queries"].items()}} if "queries" in one else one
 
-        return {"title": self.workload.title, "differences": self.differences, "measured": {engine: list(map(bare, rounds)) for engine, rounds in self.measured.items()}}
-
-
-class FullResults:
-    """Results of queries without their LIMIT, by DuckDB over a workload's Parquet files; opened when the first is asked for."""
-
-    def __init__(self, workload):
-        self.workload = workload
-        self.connection = None
-
-    def explains(self, sql, ours, theirs):
-        """Whether ties at the LIMIT explain that two results differ."""
-        unlimited = results.without_limit(sql)
-        if unlimited is None:
-            return False
-        connection = self._connect()
-        ordered = results.ordered_columns(sql, connection.names(unlimited))
-        return results.agree_up_to_ties(ours, theirs, results.canonical_rows(connection.rows(unlimited)), ordered)
-
-    def _connect(self):
-        if self.connection is None:
-            from peers import duckdb
-            engine = duckdb.Engine(os.cpu_count())
-            for table, parquet in self.workload.tables.items():
-                engine.database.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{parquet}')")
-            self.connection = engine.connect()
-        return self.connection
+        return {"title": self.workload.title, "differences": self.named_differences(), "measured": {engine: list(map(bare, rounds)) for engine, rounds in self.measured.items()}}
 
 
 def check_answers(comparison):
     """Notes where an engine's rows differ from DuckDB's, or, where DuckDB has none, from those of the first engine that has."""
     engines = sorted(comparison.measured, key=lambda engine: engine != "duckdb")
-    full = FullResults(comparison.workload)
+    full = results.FullResults(comparison.workload.tables)
     for query, sql in comparison.workload.queries.items():
         answers = {engine: rows for engine in engines if (rows := comparison.rows(engine, query)) is not None}
         for engine in list(answers)[1:]:
             other = next(iter(answers))
             ours, theirs = answers[engine], answers[other]
-            if not results.same(ours, theirs) and not full.explains(sql, ours, theirs):
-                comparison.differences.append(f"{query.upper()}, {TITLES[engine]}: {results.first_difference(ours, theirs, TITLES[other])}")
+            if not results.same(ours, theirs) and not full.explain(sql, ours, theirs):
+                comparison.differences[engine, query] = results.first_difference(ours, theirs, TITLES[other])
 
 
 def compare(workload, rounds, measures):
     comparison = Comparison(workload, in_turns(workload.title, rounds, measures))
     check_answers(comparison)
-    for difference in comparison.differences:
+    for difference in comparison.named_differences():
         say(f"  differs: {difference}")
     return comparison

@@ -75,4 +75,4 @@ def query_row(comparison, query, width):
 def faults(comparison):
     """What failed and what differs, a line each."""
     return [*(f"* {comparison.workload.title}, {query} fails in {TITLES[engine]}: {cell(error)}" for engine, query, error in comparison.failures()),
-            *(f"* {comparison.workload.title}, another answer: {cell(difference)}" for difference in comparison.differences)]
+            *(f"* {comparison.workload.title}, another answer: {cell(difference)}" for difference in comparison.named_differences())]

@@ -12,7 +12,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pyarrow.types
 
-from peers import machine, results
+from peers import MEASUREMENT_LIMIT_S, machine, results
+
+
+def version(binary):
+    return subprocess.run([str(binary), "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
 
 
 def free_port():
@@ -32,22 +36,19 @@ class Server:
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
 
-    def try_connect(self):
-        """A psycopg2 connection that commits each statement, or nothing while the server does not listen yet."""
-        import psycopg2
-        try:
-            connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="tidepool", dbname="tidepool")
-        except psycopg2.OperationalError:
-            if self.process.poll() is not None:
-                raise
-            return None
-        connection.autocommit = True
-        return connection
-
     def connect(self):
-        while (connection := self.try_connect()) is None:
-            time.sleep(0.002)
-        return connection
+        """A psycopg2 connection that commits each statement, once the server listens."""
+        import psycopg2
+        while True:
+            try:
+                connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="tidepool", dbname="tidepool")
+            except psycopg2.OperationalError:
+                if self.process.poll() is not None:
+                    raise
+                time.sleep(0.002)
+            else:
+                connection.autocommit = True
+                return connection
 
     def stop(self):
         self.process.terminate()
@@ -93,11 +94,13 @@ class Engine:
         self.server = Server(binary, self.folder / "data", "--threads", str(threads))
         self.server.start()
         self.loader = self.server.connect().cursor()
-        self.version = subprocess.run([binary, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+        self.version = version(binary)
 
     def load(self, table, parquet):
         self.loader.execute(f"CREATE TABLE {table} ({columns(parquet)})")
         self.loader.execute(f"COPY {table} FROM '{parquet}' (FORMAT parquet)")
+        # As `tidepool bench` does. What does not fill a row group would be merged half a minute later, in the midst of the queries.
+        self.loader.execute(f"CALL tidepool.merge('{table}')")
 
     def connect(self):
         return Connection(self.server.connect())
@@ -123,7 +126,7 @@ def bench(binary, benchmark, sf, threads, repeat, operators="tidepool", queries=
         if queries:
             command += ["--queries", queries]
         # It ends with 1 where an answer is wrong or a query fails, too; then there is a summary, which says so.
-        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=MEASUREMENT_LIMIT_S, check=False)
         if not summary.exists():
             raise RuntimeError(f"it ended with {ended.returncode}: {' '.join(ended.stderr.split())[-300:]}")
         result = json.loads(summary.read_text())

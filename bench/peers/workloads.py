@@ -22,6 +22,14 @@ class Workload:
     queries: dict[str, str]
     tables: dict[str, Path]
 
+    def only(self, numbers):
+        """With the queries of a list such as 1,6,10-14."""
+        chosen = set()
+        for item in numbers.split(","):
+            first, _, last = item.partition("-")
+            chosen.update(f"q{number}" for number in range(int(first), int(last or first) + 1))
+        return dataclasses.replace(self, queries={name: sql for name, sql in self.queries.items() if name in chosen})
+
 
 def _made(folder, make):
     """The tables in `folder`, which `make(folder)` makes if it is not there. One that was interrupted is made again."""
