@@ -16,7 +16,6 @@ import functools
 import json
 import math
 import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -219,24 +218,32 @@ def written(options, parts):
 
 def method(options):
     return [
-        f"`{shlex.join(options.command)}`",
+        f"`{command(options)}`",
         "",
         f"Machine: {machine.describe()}. Python {platform.python_version()}. {', '.join(versions(options))}.",
         "",
-        f"Milliseconds, medians of {options.rounds * options.repeat} runs ({options.rounds} round{'s' * (options.rounds > 1)} in which the engines take turns, each in processes of its own), after one "
-        f"run to warm up; {options.threads} threads; everything in memory, the same rows. A ratio is Tidepool's time by the other's: below 1 Tidepool is faster. "
-        "A geometric mean is over the queries that all ran.",
+        f"Milliseconds, medians of {options.rounds * options.repeat} runs ({options.rounds} round{'s' * (options.rounds > 1)} in which the engines take turns, each in "
+        f"processes of its own), after one run to warm up; {options.threads} threads; everything in memory, the same rows. A ratio is Tidepool's time by the other's: "
+        "below 1 Tidepool is faster. A geometric mean is over the queries that all ran.",
         "",
         "DuckDB is embedded, and its results are fetched as Arrow tables. Hyper is a process of its own that its library talks to; its results are stepped through, "
         "and it keeps its tables in a file, here on tmpfs, whose pages do not all count as its process's. Tidepool runs TPC-H and TPC-DS within `tidepool bench`, embedded as "
         "well, with results as Arrow batches; and everything else (Clickbench, the star schema, streams) as a server over PostgreSQL's protocol, by psycopg2, which fetches "
         "all rows as text and parses them.",
         "",
-        "Load times cannot be held against each other: `tidepool bench` generates its rows while it loads, the others, and Tidepool's server, read them from Parquet files. TPC-H's and TPC-DS's "
-        "rows are the generators' own; Clickbench's and the star schema's are generated in the shape of the originals (`bench/clickbench/hits.sql`, "
-        "`bench/ssb/rows.sql`). Answers are compared row by row, numbers that are not integers to 1e-4 or one in a million; where a LIMIT cuts through rows that tie, each row must be "
-        "among DuckDB's without it.",
+        "Load times cannot be held against each other: `tidepool bench` generates its rows while it loads, the others, and Tidepool's server, read them from Parquet files. "
+        "TPC-H's and TPC-DS's rows are the generators' own; Clickbench's and the star schema's are generated in the shape of the originals (`bench/clickbench/hits.sql`, "
+        "`bench/ssb/rows.sql`). Answers are compared row by row, numbers that are not integers to 1e-4 or one in a million; where a LIMIT cuts through rows that tie, "
+        "each row must be among DuckDB's without it.",
     ]
+
+
+def command(options):
+    """What was run, without paths: they say nothing of the figures."""
+    words = ["bench/compare.py", "--only", ",".join(options.only), "--sf", ",".join(f"{sf:g}" for sf in options.sf), "--ssb-sf", f"{options.ssb_sf:g}",
+             "--tpcds-sf", f"{options.tpcds_sf:g}", "--rows", str(options.rows), "--threads", str(options.threads), "--repeat", str(options.repeat),
+             "--rounds", str(options.rounds)]
+    return " ".join(words)
 
 
 def versions(options):
@@ -265,12 +272,12 @@ def arguments():
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if "scaling" in options.only and options.threads < 2:
         parser.error("scaling needs two threads at least")
-    options.command = ["bench/compare.py", *sys.argv[1:]]
     return options
 
 
 def main():
     options = arguments()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     parts = []
     for name in options.only:
         for part in PARTS[name](options):
@@ -284,7 +291,7 @@ def main():
 def save(options, parts):
     options.out.write_text(written(options, parts))
     if options.json:
-        options.json.write_text(json.dumps({"command": options.command, "machine": machine.describe(), "parts": {part.title: part.raw for part in parts}}, indent=1))
+        options.json.write_text(json.dumps({"command": command(options), "machine": machine.describe(), "parts": {part.title: part.raw for part in parts}}, indent=1))
 
 
 if __name__ == "__main__":

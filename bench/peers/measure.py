@@ -21,7 +21,7 @@ def say(text):
 
 def worker(engine, threads, binary, workload, **what):
     """One measurement by `peers.worker`; `what` is `repeat` or `streams`. Its end, whatever the reason, ends all that it started."""
-    request = {"engine": engine, "threads": threads, "tidepool": str(binary), "tables": {table: str(path) for table, path in workload.tables.items()},
+    request = {"engine": engine, "threads": threads, "tidepool": str(binary.resolve()), "tables": {table: str(path) for table, path in workload.tables.items()},
                "queries": workload.queries, **what}
     process = subprocess.Popen([sys.executable, "-m", "peers.worker"], cwd=ROOT / "bench", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, start_new_session=True)
