@@ -227,9 +227,9 @@ def method(options):
         "below 1 Tidepool is faster. A geometric mean is over the queries that all ran.",
         "",
         "DuckDB is embedded, and its results are fetched as Arrow tables. Hyper is a process of its own that its library talks to; its results are stepped through, "
-        "and it keeps its tables in a file, here on tmpfs, whose pages do not all count as its process's. Tidepool runs TPC-H and TPC-DS within `tidepool bench`, embedded as "
-        "well, with results as Arrow batches; and everything else (Clickbench, the star schema, streams) as a server over PostgreSQL's protocol, by psycopg2, which fetches "
-        "all rows as text and parses them.",
+        "it keeps its tables in a file, here on tmpfs, whose pages do not all count as its process's, and it may use as many CPUs as the others have threads. Tidepool "
+        "runs TPC-H and TPC-DS within `tidepool bench`, embedded as well, with results as Arrow batches; and everything else (Clickbench, the star schema, streams) as a "
+        "server over PostgreSQL's protocol, by psycopg2, which fetches all rows as text and parses them.",
         "",
         "Load times cannot be held against each other: `tidepool bench` generates its rows while it loads, the others, and Tidepool's server, read them from Parquet files. "
         "TPC-H's and TPC-DS's rows are the generators' own; Clickbench's and the star schema's are generated in the shape of the originals (`bench/clickbench/hits.sql`, "
