@@ -16,6 +16,7 @@ import functools
 import json
 import math
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -278,6 +279,8 @@ def arguments():
 def main():
     options = arguments()
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    # As an interrupt: what it started is ended with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parts = []
     for name in options.only:
         for part in PARTS[name](options):

@@ -59,7 +59,9 @@ class Engine:
         return sum(machine.resident_bytes(pid) for pid in children)
 
     def close(self):
-        for connection in self.connections:
-            connection.close()
-        self.process.close()
-        shutil.rmtree(self.folder)
+        try:
+            for connection in self.connections:
+                connection.close()
+            self.process.close()
+        finally:
+            shutil.rmtree(self.folder)

@@ -28,11 +28,20 @@ def worker(engine, threads, binary, workload, **what):
     try:
         output, errors = process.communicate(json.dumps(request), timeout=MEASUREMENT_LIMIT_S)
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        end(process)
         raise
     if process.returncode:
         raise RuntimeError(f"it ended with {process.returncode}: {' '.join(errors.split())[-300:]}")
     return json.loads(output)
+
+
+def end(process):
+    """Ends a worker and its database, with some time to take away their files."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def in_turns(title, rounds, measures):

@@ -6,6 +6,7 @@ The request names `engine`, `threads`, `tidepool` (its binary), `tables`, `queri
 import importlib
 import json
 import random
+import signal
 import sys
 import threading
 import time
@@ -68,4 +69,6 @@ def measure(request):
 
 
 if __name__ == "__main__":
+    # So that the database is closed and its files are taken away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     json.dump(measure(json.load(sys.stdin)), sys.stdout)
