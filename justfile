@@ -98,6 +98,10 @@ peers:
     python3 -m venv target/peers
     target/peers/bin/pip install --quiet --requirement bench/requirements.txt
 
+# Every analytics figure beside DuckDB and Hyper in one report: docs/comparison.md.
+compare *ARGS: peers
+    target/peers/bin/python bench/compare.py {{ARGS}}
+
 # TPC-H beside DuckDB, Hyper and plain DataFusion in one run.
 compare-tpch *ARGS: peers
     target/peers/bin/python bench/compare_tpch.py {{ARGS}}

@@ -9,14 +9,14 @@ Needs a built Tidepool (`cargo build --release`) and bench/requirements.txt.
 """
 
 import argparse
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from peers import TIDEPOOL
+from peers.tidepool import Server
+
 QUERIES = {
     "filter and sum": "SELECT sum(price * discount) FROM t WHERE day BETWEEN DATE '2024-03-01' AND DATE '2024-05-31' AND discount < 5",
     "group": "SELECT k, count(*), sum(price), avg(discount) FROM t GROUP BY k ORDER BY k",
@@ -28,26 +28,11 @@ ROWS = "SELECT i AS id, i % 100 AS k, DATE '2024-01-01' + (i::bigint * 7919 % 36
 COLUMNS = "id bigint, k int, day date, price numeric(15,2), discount int, note text"
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class Tidepool:
     def __init__(self, args, folder):
-        import psycopg2
-        port = free_port()
-        command = [args.tidepool, "serve", "--listen", f"127.0.0.1:{port}", "--data", str(folder / "data"), "--near", args.near, "--far", args.far]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while True:
-            try:
-                connection = psycopg2.connect(host="127.0.0.1", port=port, user="tidepool", dbname="tidepool")
-                break
-            except psycopg2.OperationalError:
-                time.sleep(0.1)
-        connection.autocommit = True
-        self.cursor = connection.cursor()
+        self.server = Server(args.tidepool, folder / "data", "--near", args.near, "--far", args.far)
+        self.server.start()
+        self.cursor = self.server.connect().cursor()
         self.run(f"CREATE TABLE t ({COLUMNS}) TABLESPACE {args.tablespace} WITH (merge = never)")
         self.run("INSERT INTO t " + ROWS.format(series=f"generate_series(1, {args.rows}) AS g(i)"))
         self.merge()
@@ -60,8 +45,7 @@ class Tidepool:
         self.run("CALL tidepool.merge('t')")
 
     def close(self):
-        self.process.terminate()
-        self.process.wait()
+        self.server.stop()
 
 
 class Duckdb:
@@ -83,7 +67,7 @@ class Duckdb:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tidepool", default=str(ROOT / "target/release/tidepool"))
+    parser.add_argument("--tidepool", default=TIDEPOOL)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--shares", default="0,0.1,1,5,10,25,50", help="percent of the rows, ascending")
     parser.add_argument("--one-by-one", action="store_true", help="a thousandth of the rows at a time")

@@ -13,14 +13,12 @@ import argparse
 import datetime
 import decimal
 import random
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from peers import TIDEPOOL
+from peers.tidepool import Server
+
 WORDS = ["", "a", "b", "ab", "abc", "Zebra", "über", "naïve", "long text that does not fit into twelve bytes", "long text that does not end alike", "%", "_", "x_y", "special requests", "日本"]
 TYPES = ["int", "bigint", "smallint", "numeric(12,2)", "double precision", "text", "date", "timestamp", "boolean"]
 NUMBERS = ("int", "bigint", "smallint", "numeric(12,2)", "double precision")
@@ -260,45 +258,29 @@ def same(a, b):
     return all(close(x, y) for row, other in zip(a, b) for x, y in zip(row, other))
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tidepool", default=str(ROOT / "target/release/tidepool"))
+    parser.add_argument("--tidepool", default=TIDEPOOL)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schemas", type=int, default=20)
     parser.add_argument("--queries", type=int, default=100, help="for each schema")
     parser.add_argument("--rows", type=int, default=3000, help="of a table, at most")
     args = parser.parse_args()
     import duckdb
-    import psycopg2
     import psycopg2.extras
 
-    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        command = [args.tidepool, "serve", "--listen", f"127.0.0.1:{port}", "--data", f"{folder}/data", "--near", "2GB"]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = Server(args.tidepool, f"{folder}/data", "--near", "2GB")
+        server.start()
         try:
-            while True:
-                try:
-                    connection = psycopg2.connect(host="127.0.0.1", port=port, user="tidepool", dbname="tidepool")
-                    break
-                except psycopg2.OperationalError:
-                    time.sleep(0.1)
-            connection.autocommit = True
-            cursor = connection.cursor()
+            cursor = server.connect().cursor()
             counts = {"queries": 0, "refused": 0, "errors": 0, "engine": 0, "duckdb": 0, "rows": 0}
             for schema in range(args.seed, args.seed + args.schemas):
                 check(args, schema, cursor, duckdb.connect(), psycopg2.extras.execute_values, counts)
             print(", ".join(f"{name}: {count}" for name, count in counts.items()))
             sys.exit(1 if counts["engine"] or counts["duckdb"] else 0)
         finally:
-            server.terminate()
-            server.wait()
+            server.stop()
 
 
 def check(args, seed, cursor, duck, insert_all, counts):

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,38 +20,33 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-QUERIES = ROOT / "crates" / "bench" / "src" / "tpch" / "queries"
-NUMERIC = "numeric(15,2)"
-TABLES = {
-    "region": ("r_regionkey", "r_regionkey bigint, r_name text, r_comment text"),
-    "nation": ("n_nationkey", "n_nationkey bigint, n_name text, n_regionkey bigint, n_comment text"),
-    "supplier": ("s_suppkey", f"s_suppkey bigint, s_name text, s_address text, s_nationkey bigint, s_phone text, s_acctbal {NUMERIC}, s_comment text"),
-    "customer": ("c_custkey", f"c_custkey bigint, c_name text, c_address text, c_nationkey bigint, c_phone text, c_acctbal {NUMERIC}, c_mktsegment text, c_comment text"),
-    "part": ("p_partkey", f"p_partkey bigint, p_name text, p_mfgr text, p_brand text, p_type text, p_size integer, p_container text, p_retailprice {NUMERIC}, p_comment text"),
-    "partsupp": ("ps_partkey, ps_suppkey", f"ps_partkey bigint, ps_suppkey bigint, ps_availqty integer, ps_supplycost {NUMERIC}, ps_comment text"),
-    "orders": ("o_orderkey", f"o_orderkey bigint, o_custkey bigint, o_orderstatus text, o_totalprice {NUMERIC}, o_orderdate date, o_orderpriority text, o_clerk text, o_shippriority integer, o_comment text"),
-    "lineitem": ("l_orderkey, l_linenumber", f"l_orderkey bigint, l_partkey bigint, l_suppkey bigint, l_linenumber integer, l_quantity {NUMERIC}, l_extendedprice {NUMERIC}, l_discount {NUMERIC}, l_tax {NUMERIC}, l_returnflag text, l_linestatus text, l_shipdate date, l_commitdate date, l_receiptdate date, l_shipinstruct text, l_shipmode text, l_comment text"),
+from peers import TIDEPOOL, workloads
+from peers.tidepool import Server, columns, free_port
+
+QUERIES = workloads.tpch_queries()
+KEYS = {
+    "region": "r_regionkey",
+    "nation": "n_nationkey",
+    "supplier": "s_suppkey",
+    "customer": "c_custkey",
+    "part": "p_partkey",
+    "partsupp": "ps_partkey, ps_suppkey",
+    "orders": "o_orderkey",
+    "lineitem": "l_orderkey, l_linenumber",
 }
 STEPS = [
     ("ready", "SELECT 1"),
     ("count", "SELECT count(*) FROM lineitem"),
     ("point", "SELECT o_totalprice FROM orders WHERE o_orderkey = 7"),
-    ("q6", (QUERIES / "q6.sql").read_text().strip().rstrip(";")),
-    ("q1", (QUERIES / "q1.sql").read_text().strip().rstrip(";")),
-    ("q6 again", (QUERIES / "q6.sql").read_text().strip().rstrip(";")),
+    ("q6", QUERIES["q6"]),
+    ("q1", QUERIES["q1"]),
+    ("q6 again", QUERIES["q6"]),
 ]
 
 
-def definition(name, keys):
-    key, columns = TABLES[name]
-    return f"CREATE TABLE {name} ({columns}{f', PRIMARY KEY ({key})' if keys else ''})"
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def definition(table, parquet, keyed):
+    key = f", PRIMARY KEY ({KEYS[table]})" if keyed else ""
+    return f"CREATE TABLE {table} ({columns(parquet)}{key})"
 
 
 def drop_caches():
@@ -88,39 +82,27 @@ class Tidepool:
     def __init__(self, args, folder, memory, tier):
         self.args, self.folder, self.tier, self.keys = args, folder, tier, args.keys
         self.device = memory / "far"
-        self.port = free_port()
-        self.process = None
+        self.server = Server(args.tidepool, folder / "data", "--far", f"file:{self.device},size={args.memory}")
 
     def start(self):
-        far = f"file:{self.device},size={self.args.memory}"
-        command = [self.args.tidepool, "serve", "--data", str(self.folder / "data"), "--listen", f"127.0.0.1:{self.port}", "--far", far, "--log-level", "warn"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.server.start()
 
     def connect(self):
-        import psycopg2
-        try:
-            connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="tidepool", dbname="tidepool")
-        except psycopg2.OperationalError:
-            if self.process.poll() is not None:
-                sys.exit("tidepool serve has ended")
-            time.sleep(0.002)
-            return None
-        connection.autocommit = True
-        return connection
+        return self.server.connect()
 
-    def load(self, data):
+    def load(self, tables):
         self.start()
         connection = connected(self.connect)
         cursor = connection.cursor()
-        for name in TABLES:
-            cursor.execute(definition(name, self.keys) + " TABLESPACE far")
-            cursor.execute(f"COPY {name} FROM '{data / name}.parquet' (FORMAT parquet)")
+        for table, parquet in tables.items():
+            cursor.execute(definition(table, parquet, self.keys) + " TABLESPACE far")
+            cursor.execute(f"COPY {table} FROM '{parquet}' (FORMAT parquet)")
         cursor.execute("CHECKPOINT")
         connection.close()
 
     def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.server.process.send_signal(signal.SIGKILL)
+        self.server.process.wait()
         if self.tier == 2:
             self.device.unlink()
 
@@ -164,7 +146,7 @@ class Postgresql:
         connection.autocommit = True
         return connection
 
-    def load(self, data):
+    def load(self, tables):
         if self.prefix:
             shutil.chown(self.folder, "postgres")
             for parent in list(self.folder.parents)[:-1]:
@@ -173,12 +155,12 @@ class Postgresql:
         self.start()
         connection = connected(self.connect)
         cursor = connection.cursor()
-        for name in TABLES:
-            cursor.execute(definition(name, False))
-            with open(data / f"{name}.csv") as rows:
-                cursor.copy_expert(f"COPY {name} FROM STDIN (FORMAT csv)", rows)
+        for table, parquet in tables.items():
+            cursor.execute(definition(table, parquet, False))
+            with open(parquet.with_suffix(".csv")) as rows:
+                cursor.copy_expert(f"COPY {table} FROM STDIN (FORMAT csv)", rows)
             if self.keys:
-                cursor.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({TABLES[name][0]})")
+                cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({KEYS[table]})")
         cursor.execute("VACUUM ANALYZE")
         cursor.execute("CHECKPOINT")
         connection.close()
@@ -208,13 +190,13 @@ class Duckdb:
         self.args, self.folder = args, folder
         self.file = folder / "tpch.duckdb"
 
-    def load(self, data):
+    def load(self, tables):
         import duckdb
         connection = duckdb.connect(str(self.file))
-        for name in TABLES:
-            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM read_parquet('{data / name}.parquet')")
+        for table, parquet in tables.items():
+            connection.execute(f"CREATE TABLE {table} AS SELECT * FROM read_parquet('{parquet}')")
             if self.args.keys:
-                connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({TABLES[name][0]})")
+                connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({KEYS[table]})")
         connection.execute("CHECKPOINT")
         connection.close()
 
@@ -247,21 +229,20 @@ def worker(file):
     print(json.dumps(steps(start, lambda: duckdb.connect(file))))
 
 
-def export(args):
-    data = args.data / f"sf{args.sf:g}"
-    if not all((data / f"{name}.parquet").exists() for name in TABLES):
-        print(f"exporting rows to {data}", file=sys.stderr)
-        subprocess.run([args.tidepool, "bench", "tpch", "--sf", str(args.sf), "--queries", "1", "--repeat", "0", "--export", str(data)], check=True, stdout=subprocess.DEVNULL)
-    if "postgresql" in args.engines and not all((data / f"{name}.csv").exists() for name in TABLES):
+def tables_of(args):
+    """Parquet files by table, with CSV beside them for PostgreSQL."""
+    tables = workloads.tpch(args.data, args.sf, args.tidepool).tables
+    if "postgresql" in args.engines:
         import duckdb
-        for name in TABLES:
-            duckdb.sql(f"COPY (SELECT * FROM read_parquet('{data / name}.parquet')) TO '{data / name}.csv' (FORMAT csv, HEADER false)")
-    return data
+        for parquet in tables.values():
+            if not parquet.with_suffix(".csv").exists():
+                duckdb.sql(f"COPY (SELECT * FROM read_parquet('{parquet}')) TO '{parquet.with_suffix('.csv')}' (FORMAT csv, HEADER false)")
+    return tables
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tidepool", default=str(ROOT / "target" / "release" / "tidepool"))
+    parser.add_argument("--tidepool", default=TIDEPOOL)
     parser.add_argument("--sf", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keys", action="store_true", help="with the primary keys of TPC-H")
@@ -269,13 +250,13 @@ def main():
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--memory", default="8GB", help="size of far")
     parser.add_argument("--shared-buffers", default="4GB")
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-tpch")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare")
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         return worker(args.worker)
-    data = export(args)
+    tables = tables_of(args)
     measured = {}
     for engine in args.engines.split(","):
         title, make = ENGINES[engine]
@@ -284,7 +265,7 @@ def main():
         try:
             one = make(args, folder, memory)
             start = time.perf_counter()
-            one.load(data)
+            one.load(tables)
             print(f"{title}: loaded in {time.perf_counter() - start:.1f} s, {one.bytes() / 2**20:.0f} MB in files", file=sys.stderr)
             one.kill()
             for cold in [False, True] if args.cold and engine != "tier 1" else [False]:

@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Every analytics figure of Tidepool beside DuckDB and Hyper, in one report: docs/comparison.md.
+
+TPC-H at several scale factors, Clickbench's queries and the star-schema benchmark over generated rows, TPC-DS, how TPC-H scales with threads, and
+its throughput by the number of connections. Each round starts every engine in a process of its own, one after the other, loads, runs each query once
+to warm up and then times it; the next round does so again, so that a slow moment of the machine does not fall on one engine alone. Medians are over
+all rounds. Answers are compared row by row. A query that fails, or that differs, is named in the report and does not end the run; the exit status is
+1 then. The report begins with what falls short of the targets.
+
+Needs a built Tidepool (`cargo build --release`) and bench/requirements.txt.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from peers import ROOT, TIDEPOOL, machine, measure, report, tidepool, workloads
+from peers.measure import TITLES
+
+PEERS = ["hyper", "duckdb"]
+STREAMS = [1, 2, 4, 8]
+# DuckDB's tables, the largest, take 1.3 GB a unit of TPC-H's scale factor, and queries as much again.
+PEER_BYTES_PER_SF = 3 * 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`bound` is the most that `figure` of a part may be, or the least."""
+    part: str
+    figure: str
+    bound: float
+    at_least: bool = False
+
+    def met(self, value):
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+BESIDE_HYPER = "geometric mean ÷ Hyper's"
+BESIDE_DUCKDB = "geometric mean ÷ DuckDB's"
+SLOWER = "queries slower than the best peer"
+SCALING = "geometric mean of one thread ÷ that of all"
+STREAMING = "queries a second of all streams ÷ one's"
+TARGETS = [
+    Target("tpch", BESIDE_HYPER, 0.5),
+    Target("tpch", SLOWER, 0),
+    Target("clickbench", BESIDE_HYPER, 1),
+    Target("clickbench", BESIDE_DUCKDB, 1),
+    Target("ssb", BESIDE_HYPER, 1),
+    Target("ssb", BESIDE_DUCKDB, 1),
+    Target("tpcds", BESIDE_DUCKDB, 1),
+    Target("tpcds", SLOWER, 5),
+    Target("scaling", SCALING, 1.85, at_least=True),
+    Target("streams", STREAMING, 1, at_least=True),
+]
+
+
+@dataclasses.dataclass
+class Part:
+    """`name` is that of `--only` and TARGETS, `figures` are values with details, `faults` lines for the report, `raw` goes into the JSON."""
+    name: str
+    title: str
+    text: list[str]
+    figures: dict[str, tuple[float, str]]
+    faults: list[str]
+    raw: dict
+
+
+def compared_part(name, comparison):
+    """A part that is a comparison of queries."""
+    figures = {}
+    for peer, figure in [("hyper", BESIDE_HYPER), ("duckdb", BESIDE_DUCKDB)]:
+        if peer in comparison.measured:
+            figures[figure] = (comparison.ratio(peer), "")
+    if comparison.peers():
+        slower = comparison.slower()
+        figures[SLOWER] = (len(slower), ", ".join(f"{query.upper()} {times:.2f}" for query, times in slower.items()))
+    return Part(name, comparison.workload.title, report.comparison_table(comparison), figures, report.faults(comparison), comparison.summary())
+
+
+def workers(options, workload, engines, **what):
+    return {engine: functools.partial(measure.worker, engine, options.threads, options.tidepool, workload, **what) for engine in engines}
+
+
+def tpch(options):
+    for sf in options.sf:
+        bench = functools.partial(tidepool.bench, options.tidepool, "tpch", sf, options.threads, options.repeat)
+        if sf * PEER_BYTES_PER_SF <= machine.memory_bytes():
+            workload = workloads.tpch(options.data, sf, options.tidepool)
+            measures = {"tidepool": bench} | workers(options, workload, PEERS, repeat=options.repeat)
+        else:
+            workload = workloads.tpch_alone(sf)
+            measures = {"tidepool": bench}
+        part = compared_part("tpch", measure.compare(workload, options.rounds, measures))
+        if len(measures) == 1:
+            part.text.insert(0, "The machine's memory is too small for the others' tables and queries at this scale factor.\n")
+        yield part
+
+
+def over_the_wire(options, name, workload):
+    measures = workers(options, workload, ["tidepool", *PEERS], repeat=options.repeat)
+    return compared_part(name, measure.compare(workload, options.rounds, measures))
+
+
+def ssb(options):
+    yield over_the_wire(options, "ssb", workloads.ssb(options.data, options.ssb_sf))
+
+
+def clickbench(options):
+    yield over_the_wire(options, "clickbench", workloads.clickbench(options.data, options.rows))
+
+
+def tpcds(options):
+    workload = workloads.tpcds(options.data, options.tpcds_sf, options.tidepool)
+    bench = functools.partial(tidepool.bench, options.tidepool, "tpcds", options.tpcds_sf, options.threads, options.repeat)
+    measures = {"tidepool": bench} | workers(options, workload, ["duckdb"], repeat=options.repeat)
+    yield compared_part("tpcds", measure.compare(workload, options.rounds, measures))
+
+
+def scaling(options):
+    """TPC-H at scale factor 1, or the only one asked for, on one thread and on all."""
+    sf = 1.0 if 1.0 in options.sf else options.sf[0]
+    workload = workloads.tpch(options.data, sf, options.tidepool)
+    counts = [1, options.threads]
+    measures = {}
+    for count in counts:
+        measures[f"tidepool {count}"] = functools.partial(tidepool.bench, options.tidepool, "tpch", sf, count, options.repeat)
+        for peer in PEERS:
+            measures[f"{peer} {count}"] = functools.partial(measure.worker, peer, count, options.tidepool, workload, repeat=options.repeat)
+    measured = measure.in_turns(f"Threads, {workload.title}", options.rounds, measures)
+    by_count = {count: measure.Comparison(workload, {engine: measured[f"{engine} {count}"] for engine in ["tidepool", *PEERS]}) for count in counts}
+    yield scaling_part(options, workload, by_count)
+
+
+def scaling_part(options, workload, by_count):
+    one, all_threads = by_count.values()
+
+    def ratio(engine, queries):
+        return one.geometric_mean(engine, queries) / all_threads.geometric_mean(engine, queries) if queries else math.nan
+
+    engines = list(one.measured)
+    ran = {engine: [query for query in one.common(engine) if query in all_threads.common(engine)] for engine in engines}
+    rows = [[query.upper(), *(report.times(ratio(engine, [query] if query in ran[engine] else [])) for engine in engines)] for query in workload.queries]
+    for count, comparison in by_count.items():
+        rows.append([f"geometric mean, {count} thread{'s' * (count > 1)}, ms", *(report.milliseconds(comparison.geometric_mean(engine, ran[engine])) for engine in engines)])
+    ratios = {engine: ratio(engine, ran[engine]) for engine in engines}
+    rows.append([report.bold("ratio"), *(report.bold(report.times(ratios[engine])) for engine in engines)])
+    text = [f"How many times as fast each query is on {options.threads} threads as on one.", "", *report.table(["", *(TITLES[engine] for engine in engines)], rows)]
+    beside = ", ".join(f"{TITLES[peer]} {report.times(ratios[peer])}" for peer in PEERS)
+    return Part("scaling", f"Scaling from 1 to {options.threads} threads, {workload.title}", text, {SCALING: (ratios["tidepool"], beside)},
+                report.faults(one) + report.faults(all_threads), {str(count): comparison.summary() for count, comparison in by_count.items()})
+
+
+def streams(options):
+    """TPC-H at scale factor 1, or the only one asked for, by several connections at once."""
+    workload = workloads.tpch(options.data, 1.0 if 1.0 in options.sf else options.sf[0], options.tidepool)
+    measured = measure.in_turns(f"Streams, {workload.title}", options.rounds, workers(options, workload, ["tidepool", *PEERS], streams=STREAMS))
+    yield streams_part(workload, measured)
+
+
+def streams_part(workload, measured):
+    rates = {engine: {count: median_rate(rounds, count) for count in STREAMS} for engine, rounds in measured.items()}
+    ratios = {engine: rates[engine][STREAMS[-1]] / rates[engine][1] for engine in measured}
+    rows = [[str(count), *(f"{rates[engine][count]:.1f}" for engine in measured)] for count in STREAMS]
+    rows.append([report.bold(f"{STREAMS[-1]} ÷ 1"), *(report.bold(report.times(ratios[engine])) for engine in measured)])
+    text = ["Queries a second by the number of connections, each of which runs the 22 queries in orders of its own. All numbers of connections run as many queries.", "",
+            *report.table(["connections", *(TITLES[engine] for engine in measured)], rows)]
+    errors = {f"* {workload.title}, streams, {TITLES[engine]}: {report.cell(error)}" for engine, rounds in measured.items() for one in rounds
+              for error in one.get("errors", []) + ([one["error"]] if "error" in one else [])}
+    beside = ", ".join(f"{TITLES[peer]} {report.times(ratios[peer])}" for peer in PEERS)
+    return Part("streams", f"Concurrent streams, {workload.title}", text, {STREAMING: (ratios["tidepool"], beside)}, sorted(errors), measured)
+
+
+def median_rate(rounds, count):
+    rates = [one["queries_per_s"][str(count)] for one in rounds if "queries_per_s" in one]
+    return statistics.median(rates) if rates else math.nan
+
+
+PARTS = {"tpch": tpch, "clickbench": clickbench, "ssb": ssb, "tpcds": tpcds, "scaling": scaling, "streams": streams}
+
+
+def verdicts(parts):
+    """(target, part, value, detail) for each target of a part that was measured."""
+    return [(target, part, *part.figures[target.figure]) for part in parts for target in TARGETS if target.part == part.name and target.figure in part.figures]
+
+
+def verdict_table(found):
+    rows = []
+    for target, part, value, detail in found:
+        bound = f"{'at least' if target.at_least else 'at most'} {target.bound:g}"
+        rows.append([part.title, target.figure, bound, f"{value:d}" if isinstance(value, int) else report.times(value), detail])
+    return report.table(["part", "figure", "target", "measured", ""], rows)
+
+
+def written(options, parts):
+    found = verdicts(parts)
+    short = [one for one in found if not one[0].met(one[2])]
+    met = [one for one in found if one[0].met(one[2])]
+    faults = [fault for part in parts for fault in part.faults]
+    lines = ["# Tidepool beside DuckDB and Hyper", "",
+             f"Written by `bench/compare.py` on {time.strftime('%Y-%m-%d', time.gmtime())}.", "",
+             "## Short of the targets", "", *(verdict_table(short) if short else ["Nothing: every target is met.", ""]),
+             "## Failures and differences", "", *(faults or ["None: every engine ran every query, and all gave the same answers."]), ""]
+    if met:
+        lines += ["## Targets that are met", "", *verdict_table(met)]
+    lines += ["## How it was measured", "", *method(options), ""]
+    for part in parts:
+        lines += [f"## {part.title}", "", *part.text]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def method(options):
+    return [
+        f"`{command(options)}`",
+        "",
+        f"Machine: {machine.describe()}. Python {platform.python_version()}. {', '.join(versions(options))}.",
+        "",
+        f"Milliseconds, medians of {options.rounds * options.repeat} runs ({options.rounds} round{'s' * (options.rounds > 1)} in which the engines take turns, each in "
+        f"processes of its own), after one run to warm up; {options.threads} threads; everything in memory, the same rows. A ratio is Tidepool's time by the other's: "
+        "below 1 Tidepool is faster. A geometric mean is over the queries that all ran.",
+        "",
+        "DuckDB is embedded, and its results are fetched as Arrow tables. Hyper is a process of its own that its library talks to; its results are stepped through, "
+        "it keeps its tables in a file, here on tmpfs, whose pages do not all count as its process's, and it may use as many CPUs as the others have threads. Tidepool "
+        "runs TPC-H and TPC-DS within `tidepool bench`, embedded as well, with results as Arrow batches; and everything else (Clickbench, the star schema, streams) as a "
+        "server over PostgreSQL's protocol, by psycopg2, which fetches all rows as text and parses them.",
+        "",
+        "Load times cannot be held against each other: `tidepool bench` generates its rows while it loads, the others, and Tidepool's server, read them from Parquet files. "
+        "TPC-H's and TPC-DS's rows are the generators' own; Clickbench's and the star schema's are generated in the shape of the originals (`bench/clickbench/hits.sql`, "
+        "`bench/ssb/rows.sql`). Answers are compared row by row, numbers that are not integers to 1e-4 or one in a million; where a LIMIT cuts through rows that tie, "
+        "each row must be among DuckDB's without it.",
+    ]
+
+
+def command(options):
+    """What was run, without paths: they say nothing of the figures."""
+    words = ["bench/compare.py", "--only", ",".join(options.only), "--sf", ",".join(f"{sf:g}" for sf in options.sf), "--ssb-sf", f"{options.ssb_sf:g}",
+             "--tpcds-sf", f"{options.tpcds_sf:g}", "--rows", str(options.rows), "--threads", str(options.threads), "--repeat", str(options.repeat),
+             "--rounds", str(options.rounds)]
+    return " ".join(words)
+
+
+def versions(options):
+    import duckdb
+    import tableauhyperapi
+    return [f"Tidepool {tidepool.version(options.tidepool)}", f"DuckDB {duckdb.__version__}", f"Hyper {tableauhyperapi.__version__}"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), help=f"parts, separated by commas: {','.join(PARTS)}")
+    parser.add_argument("--tidepool", type=Path, default=TIDEPOOL)
+    parser.add_argument("--sf", type=lambda text: [float(sf) for sf in text.split(",")], default=[1.0, 5.0, 10.0], help="TPC-H's scale factors [1,5,10]")
+    parser.add_argument("--ssb-sf", type=float, default=1.0)
+    parser.add_argument("--tpcds-sf", type=float, default=1.0)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of Clickbench's table [1000000]")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3, help="timed runs of each query in a round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare", help="folder for generated rows")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "comparison.md")
+    parser.add_argument("--json", type=Path, help="write everything measured")
+    options = parser.parse_args()
+    unknown = set(options.only) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if "scaling" in options.only and options.threads < 2:
+        parser.error("scaling needs two threads at least")
+    return options
+
+
+def main():
+    options = arguments()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    # As an interrupt: what it started is ended with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    parts = []
+    for name in options.only:
+        for part in PARTS[name](options):
+            parts.append(part)
+            # After each part, so that a run that is interrupted leaves what it has.
+            save(options, parts)
+    print(written(options, parts))
+    sys.exit(1 if any(part.faults for part in parts) else 0)
+
+
+def save(options, parts):
+    options.out.write_text(written(options, parts))
+    if options.json:
+        options.json.write_text(json.dumps({"command": command(options), "machine": machine.describe(), "parts": {part.title: part.raw for part in parts}}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
