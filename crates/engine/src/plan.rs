@@ -664,13 +664,23 @@ struct Keys {
     table: Arc<JoinTable>,
     key: usize,
     bounds: Option<(i64, i64)>,
+    is_retired: AtomicBool,
+    judged: Judged,
+}
+
+/// On a line of its own: all workers write it, and read what is beside it for each test.
+#[derive(Default)]
+#[repr(align(64))]
+struct Judged {
     seen: AtomicU64,
     kept: AtomicU64,
-    is_retired: AtomicBool,
 }
 
 /// Values that keys must have been asked about before they are judged.
 const JUDGED_AFTER_VALUES: u64 = 64 * 1024;
+
+/// Fewer values at a time are tested without being counted.
+const COUNTED_VALUES_MIN: usize = 256;
 
 /// Keys that let more than this share of values pass are not asked any more: what the join would do with the others costs less.
 const KEPT_MAX: f64 = 0.8;
@@ -680,8 +690,8 @@ impl Keys {
         let table = Arc::clone(table);
         Arc::new(move || {
             let bounds = table.key_filter(key)?.bounds();
-            let (seen, kept, is_retired) = Default::default();
-            let keys = Keys { table: Arc::clone(&table), key, bounds, seen, kept, is_retired };
+            let (is_retired, judged) = Default::default();
+            let keys = Keys { table: Arc::clone(&table), key, bounds, is_retired, judged };
             Some(Arc::new(keys) as Arc<dyn KeyTest>)
         })
     }
@@ -700,11 +710,15 @@ impl KeyTest for Keys {
 
     fn and_values(&self, values: &[i64], words: &mut [u64]) {
         let Some(filter) = self.table.key_filter(self.key) else { return };
+        // Values of runs come by ones and twos: counting would take longer than the test.
+        if values.len() < COUNTED_VALUES_MIN {
+            return filter.test_ints(values, words);
+        }
         let count = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
         let before = count(words);
         filter.test_ints(values, words);
-        let kept = self.kept.fetch_add(count(words), Ordering::Relaxed);
-        let seen = self.seen.fetch_add(before, Ordering::Relaxed);
+        let kept = self.judged.kept.fetch_add(count(words), Ordering::Relaxed);
+        let seen = self.judged.seen.fetch_add(before, Ordering::Relaxed);
         if seen >= JUDGED_AFTER_VALUES && kept as f64 > KEPT_MAX * seen as f64 {
             self.is_retired.store(true, Ordering::Relaxed);
         }

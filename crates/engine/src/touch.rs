@@ -5,9 +5,8 @@
 //! come to the same line count once. Nothing is counted where nobody keeps an account.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub use tidepool_device::PoolId;
 use tidepool_heap::{BlockEvent, QueryHeap};
 
@@ -71,6 +70,9 @@ pub trait Account: Send + Sync + fmt::Debug {
 
     /// Bytes that a worker may touch before it has to tell: so few that their order makes no difference.
     fn window_bytes(&self) -> u64;
+
+    /// A pool of no more bytes stays in the cache while it is in use: which of its lines are touched makes no difference.
+    fn small_bytes(&self) -> u64;
 }
 
 /// One operator's part of an account, if anybody keeps one.
@@ -88,12 +90,10 @@ impl Meter {
         Meter(Some((account, operator)))
     }
 
-    pub fn is_kept(&self) -> bool {
-        self.0.is_some()
-    }
-
     pub fn pool(&self) -> Pool {
-        Pool { id: self.0.as_ref().map(|(account, _)| account.pool()), meter: self.clone() }
+        let id = self.0.as_ref().map(|(account, _)| account.pool());
+        let small_bytes = self.0.as_ref().map_or(0, |(account, _)| account.small_bytes());
+        Pool { id, bytes: AtomicU64::new(0), small_bytes, meter: self.clone() }
     }
 
     pub fn touches(&self) -> Touches {
@@ -107,6 +107,15 @@ impl Meter {
 pub struct Pool {
     meter: Meter,
     id: Option<PoolId>,
+    bytes: AtomicU64,
+    small_bytes: u64,
+}
+
+impl Pool {
+    /// Whether a pool of so many bytes is too small for its lines to be counted, or nobody asks for them.
+    pub fn is_small(&self, bytes: usize) -> bool {
+        self.id.is_none() || bytes as u64 <= self.small_bytes
+    }
 }
 
 impl Drop for Pool {
@@ -144,6 +153,7 @@ impl Touches {
     }
 
     pub fn append(&mut self, pool: &Pool, bytes: usize) {
+        pool.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.add(pool, Touch::Append { bytes: bytes as u64 });
     }
 
@@ -160,7 +170,13 @@ impl Touches {
         if pool.id.is_none() {
             return;
         }
-        let lines = distinct_lines(addresses, bytes);
+        let held = pool.bytes.load(Ordering::Relaxed);
+        let lines = if pool.is_small(held as usize) {
+            let rows = addresses.size_hint().1.unwrap_or(0) as u64;
+            rows.min(held.div_ceil(LINE_BYTES as u64))
+        } else {
+            sampled_lines(addresses, bytes)
+        };
         self.add(pool, Touch::Lines { lines, write });
     }
 
@@ -226,15 +242,27 @@ impl Way {
     }
 }
 
+/// Objects of a chunk that are looked at, to know of all.
+const SAMPLE: usize = 512;
+
+/// As [`distinct_lines`], from the first of the objects.
+pub fn sampled_lines(addresses: impl Iterator<Item = u64>, bytes: usize) -> u64 {
+    let rows = addresses.size_hint().1.unwrap_or(0);
+    let lines = distinct_lines(addresses.take(SAMPLE), bytes);
+    if rows > SAMPLE { lines * rows as u64 / SAMPLE as u64 } else { lines }
+}
+
 /// Lines that objects of `bytes` bytes lie on, each counted when it is not one of the object's before. Address 0 is no object.
-pub fn distinct_lines(addresses: impl Iterator<Item = u64>, bytes: usize) -> u64 {
-    let mut before: Range<u64> = 0..0;
-    let mut lines = 0;
-    for address in addresses.filter(|address| *address != 0) {
-        let own = address / LINE_BYTES as u64..(address + bytes.max(1) as u64).div_ceil(LINE_BYTES as u64);
-        let known = before.end.min(own.end).saturating_sub(before.start.max(own.start));
-        lines += own.end - own.start - known;
-        before = own;
+fn distinct_lines(addresses: impl Iterator<Item = u64>, bytes: usize) -> u64 {
+    let line_bytes = LINE_BYTES as u64;
+    let (mut first_before, mut end_before, mut lines) = (0, 0, 0);
+    for address in addresses {
+        if address != 0 {
+            let (first, end) = (address / line_bytes, (address + bytes.max(1) as u64).div_ceil(line_bytes));
+            let known = end.min(end_before).saturating_sub(first.max(first_before));
+            lines += end - first - known;
+            (first_before, end_before) = (first, end);
+        }
     }
     lines
 }
@@ -272,6 +300,10 @@ mod tests {
 
         fn window_bytes(&self) -> u64 {
             10_000
+        }
+
+        fn small_bytes(&self) -> u64 {
+            0
         }
     }
 
@@ -315,7 +347,6 @@ mod tests {
         let meter = Meter::default();
         let pool = meter.pool();
         let mut touches = meter.touches();
-        assert!(!meter.is_kept());
         touches.append(&pool, 1 << 40);
         touches.look_up(&pool, std::iter::repeat_with(|| unreachable!("nobody looks")), 8, false);
         assert!(touches.list.is_empty());

@@ -117,7 +117,7 @@ impl Sink for BuildSink {
         let count = rows.iter().map(|rows| rows.len()).sum();
         let directory = table.directory(count, table.int_key().and(bounds.first().copied().flatten()))?;
         let filters = (0..table.join.keys.len())
-            .map(|key| KeyFilter::new(&table.join, key, count, bounds[key], table.keeps_account()));
+            .map(|key| KeyFilter::new(&table.join, key, count, bounds[key], &table.pools.filters));
         let filters = filters.collect::<Result<Vec<_>>>()?;
         let mut touches = table.touches();
         touches.append(&table.pools.directory, directory.bytes());

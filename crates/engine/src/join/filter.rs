@@ -4,7 +4,7 @@ use super::Join;
 use super::table::{Built, JoinTable};
 use super::words::Words;
 use crate::rows::RowPtr;
-use crate::touch::distinct_lines;
+use crate::touch::{Pool, sampled_lines};
 use crate::types::Class;
 use crate::vector::Values;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ const BLOOM_BITS_PER_ROW: usize = 12;
 pub struct KeyFilter {
     bounds: Option<(i64, i64)>,
     set: Set,
-    /// Lines of it that tests came to and nobody has taken yet, where an account is kept.
+    /// Lines of it that tests came to and nobody has taken yet, where an account asks for them.
     tested: Option<AtomicU64>,
 }
 
@@ -37,15 +37,14 @@ enum Set {
 }
 
 impl KeyFilter {
-    /// Of a key's bounds in `rows` rows, which are still to be put in. `counts`: the lines that tests come to.
+    /// Of a key's bounds in `rows` rows, which are still to be put in. `pool`: what it is in.
     pub(super) fn new(
         join: &Join,
         key: usize,
         rows: usize,
         bounds: Option<(i64, i64)>,
-        counts: bool,
+        pool: &Pool,
     ) -> Result<Option<KeyFilter>> {
-        let tested = counts.then(AtomicU64::default);
         let is_int = join.probe_types[join.keys[key].probe].class() == Class::Int;
         if !join.filters
             || !is_int
@@ -55,7 +54,9 @@ impl KeyFilter {
         {
             return Ok(None);
         }
-        let Some((min, max)) = bounds else { return Ok(Some(KeyFilter { bounds: None, set: Set::Bounds, tested })) };
+        let Some((min, max)) = bounds else {
+            return Ok(Some(KeyFilter { bounds: None, set: Set::Bounds, tested: None }));
+        };
         let last = max.wrapping_sub(min) as u64;
         let set = if last < (rows as u64).saturating_mul(BITMAP_BITS_PER_ROW).max(BITMAP_BITS_MIN) {
             Set::Bitmap(Words::new(last as usize / 64 + 1)?)
@@ -65,7 +66,9 @@ impl KeyFilter {
         } else {
             Set::Bounds
         };
-        Ok(Some(KeyFilter { bounds: Some((min, max)), set, tested }))
+        let mut filter = KeyFilter { bounds: Some((min, max)), set, tested: None };
+        filter.tested = (!pool.is_small(filter.bytes())).then(AtomicU64::default);
+        Ok(Some(filter))
     }
 
     pub fn bytes(&self) -> usize {
@@ -126,11 +129,11 @@ impl KeyFilter {
             Set::Bounds => 0,
             Set::Bitmap(words) => {
                 let place = |value: &i64| value.wrapping_sub(min) as u64 / 64;
-                let within = values.iter().map(place).filter(|word| *word < words.len() as u64);
-                distinct_lines(within.map(|word| (word + 8) * 8), 8)
+                let address = |word: u64| if word < words.len() as u64 { (word + 8) * 8 } else { 0 };
+                sampled_lines(values.iter().map(|value| address(place(value))), 8)
             }
             Set::Bloom(words) => {
-                distinct_lines(values.iter().map(|value| (Bloom(words).place(*value).0 as u64 + 8) * 8), 8)
+                sampled_lines(values.iter().map(|value| (Bloom(words).place(*value).0 as u64 + 8) * 8), 8)
             }
         }
     }

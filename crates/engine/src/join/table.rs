@@ -250,10 +250,6 @@ impl JoinTable {
         self.built.get()?.filters.get(key)?.as_ref()
     }
 
-    pub(super) fn keeps_account(&self) -> bool {
-        self.meter.is_kept()
-    }
-
     /// For a worker's account.
     pub(super) fn touches(&self) -> Touches {
         self.meter.touches()

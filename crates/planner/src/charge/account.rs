@@ -180,7 +180,7 @@ pub struct HeapAccount {
     /// Bytes of main and delta that came by.
     streamed_bytes: AtomicUsize,
     scratches: AtomicUsize,
-    window_bytes: u64,
+    small_bytes: u64,
 }
 
 impl HeapAccount {
@@ -199,13 +199,18 @@ impl HeapAccount {
             streamed_bytes: AtomicUsize::new(0),
             // The first is that of hashes, which all operators of a thread share.
             scratches: AtomicUsize::new(HASHES + 1),
-            window_bytes: (cache_bytes / WINDOWS_PER_CACHE).clamp(4 << 10, 1 << 20),
+            small_bytes: cache_bytes / WINDOWS_PER_CACHE,
         }
     }
 
     /// Bytes that may be touched before they have to be charged: a small part of the cache.
     pub fn window_bytes(&self) -> u64 {
-        self.window_bytes
+        self.small_bytes.clamp(4 << 10, 1 << 20)
+    }
+
+    /// What takes no more than this, and is in use, is taken to stay in the cache.
+    pub fn small_bytes(&self) -> u64 {
+        self.small_bytes
     }
 
     pub fn operator(&self, name: impl FnOnce() -> String) -> Arc<OperatorAccount> {

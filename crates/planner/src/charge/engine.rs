@@ -79,4 +79,8 @@ impl Account for EngineAccount {
     fn window_bytes(&self) -> u64 {
         self.heap.window_bytes()
     }
+
+    fn small_bytes(&self) -> u64 {
+        self.heap.small_bytes()
+    }
 }
