@@ -5,6 +5,7 @@ pub mod counters;
 pub mod dictionary;
 pub mod evaluate;
 pub mod expr;
+pub mod grouping;
 pub mod hash;
 pub mod join;
 pub mod later;

@@ -4,6 +4,7 @@ use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource,
 use crate::counters::Counters;
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
+use crate::grouping::{Expand, GroupingSets, KeySet};
 use crate::join::{BuildRows, BuildSink, Join, JoinKind, JoinTable, Probe};
 use crate::later::{LaterSink, LaterValue};
 use crate::limit::Limit;
@@ -35,6 +36,7 @@ pub enum Op {
     /// Its inputs are the probe side and the build side.
     Join(Join),
     Aggregate(Aggregate),
+    GroupingSets(Arc<GroupingSets>),
     Sort {
         keys: Vec<SortKey>,
         limit: Option<usize>,
@@ -78,14 +80,17 @@ impl Plan {
                 let residual = join.residual.as_ref().map(|residual| format!(" if {residual}")).unwrap_or_default();
                 format!("{:?} join: {keys}{residual}", join.kind)
             }
-            Op::Aggregate(aggregate) => {
-                let call = |call: &AggregateCall| {
-                    let argument = call.argument.map_or("*".to_owned(), |column| format!("#{column}"));
-                    let distinct = if call.distinct { "distinct " } else { "" };
-                    format!("{:?}({distinct}{argument})", call.function).to_lowercase()
+            Op::GroupingSets(grouping) => {
+                let calls = shown(&mut grouping.functions.iter().map(called));
+                let set = |set: &KeySet| {
+                    let keys = grouping.keys.iter().zip(&set.keys).filter(|(_, is_kept)| **is_kept);
+                    format!("({})", shown(&mut keys.map(|(column, _)| format!("#{column}"))))
                 };
+                format!("Aggregate by sets [{}]: {calls}", shown(&mut grouping.sets.iter().map(set)))
+            }
+            Op::Aggregate(aggregate) => {
                 let keys = shown(&mut aggregate.keys.iter().map(|column| format!("#{column}")));
-                format!("Aggregate by [{keys}]: {}", shown(&mut aggregate.functions.iter().map(call)))
+                format!("Aggregate by [{keys}]: {}", shown(&mut aggregate.functions.iter().map(called)))
             }
             Op::Sort { keys, limit } => {
                 let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
@@ -143,6 +148,11 @@ impl Plan {
         Plan::new(Op::Aggregate(aggregate), vec![self], types)
     }
 
+    pub fn grouping_sets(self, grouping: GroupingSets) -> Plan {
+        let types = grouping.columns();
+        Plan::new(Op::GroupingSets(Arc::new(grouping)), vec![self], types)
+    }
+
     pub fn sort(self, keys: Vec<SortKey>, limit: Option<usize>) -> Plan {
         let types = self.types.clone();
         Plan::new(Op::Sort { keys, limit }, vec![self], types)
@@ -181,6 +191,7 @@ impl Plan {
             Op::Filter(_) | Op::Project(_) | Op::Subqueries => input(0),
             // Without keys there is a row for no rows.
             Op::Aggregate(_) => input(0).max(1),
+            Op::GroupingSets(grouping) => input(0).max(1).saturating_mul(grouping.sets.len() as u64),
             Op::Sort { limit, .. } => limit.map_or(input(0), |limit| input(0).min(limit as u64)),
             Op::Limit { fetch, .. } => fetch.map_or(input(0), |fetch| input(0).min(fetch as u64)),
             Op::Union => self.inputs.iter().map(Plan::rows_max).fold(0, u64::saturating_add),
@@ -196,9 +207,11 @@ impl Plan {
 
     /// The same result with what nobody looks at left out. `needed`: of its columns, ascending. Gives the plan of these alone.
     pub fn pruned(mut self, needed: &BTreeSet<usize>) -> Plan {
-        if matches!(self.op, Op::Aggregate(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_))
-            || needed.len() == self.types.len()
-        {
+        let is_whole = match &self.op {
+            Op::Aggregate(_) | Op::GroupingSets(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_) => true,
+            _ => needed.len() == self.types.len(),
+        };
+        if is_whole {
             self = self.pruned_within();
             let columns: Vec<usize> = needed.iter().copied().collect();
             return if let Op::Scan(_) = self.op { self.narrowed(&columns) } else { self.columns(&columns) };
@@ -291,6 +304,20 @@ impl Plan {
             }
             Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
             Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated),
+            Op::GroupingSets(grouping) => {
+                let mut grouping = Arc::unwrap_or_clone(grouping);
+                let mut wanted: BTreeSet<usize> = grouping.keys.iter().copied().collect();
+                wanted.extend(grouping.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
+                let place = places(&wanted);
+                grouping.keys.iter_mut().for_each(|key| *key = place(*key));
+                for call in &mut grouping.functions {
+                    call.argument = call.argument.map(&place);
+                    call.filter = call.filter.map(&place);
+                }
+                let input = take(&mut self.inputs).pruned(&wanted);
+                grouping.input = input.types.clone();
+                input.grouping_sets(grouping).like(&self.rows_estimated)
+            }
             Op::Aggregate(mut aggregate) => {
                 let mut wanted: BTreeSet<usize> = aggregate.keys.iter().copied().collect();
                 wanted.extend(aggregate.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
@@ -312,6 +339,13 @@ impl Plan {
         let Op::Scan(source) = self.op else { return self };
         Plan::scan(source.narrowed(columns)).like(&self.rows_estimated)
     }
+}
+
+/// What people see of a call.
+fn called(call: &AggregateCall) -> String {
+    let argument = call.argument.map_or("*".to_owned(), |column| format!("#{column}"));
+    let distinct = if call.distinct { "distinct " } else { "" };
+    format!("{:?}({distinct}{argument})", call.function).to_lowercase()
 }
 
 fn take(inputs: &mut Vec<Plan>) -> Plan {
@@ -505,6 +539,15 @@ impl Compiler<'_> {
                 let sink = Arc::new(AggregateSink::new(&table));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(AggregateSource::new(&table)))
+            }
+            Op::GroupingSets(grouping) => {
+                let table = AggregateTable::new(&grouping.aggregate())?;
+                let expand = Expand::new(grouping);
+                let groups = expand.groups(&table);
+                let branches = self.flow(input(0)?)?;
+                let branches = through(branches, Arc::new(expand));
+                self.end_in(branches, Arc::new(AggregateSink::new(&table)), Arc::clone(&plan.counters));
+                source(Arc::new(groups))
             }
             Op::Sort { keys, limit } => {
                 let types = plan.types.clone();

@@ -117,7 +117,7 @@ impl Accumulator {
 }
 
 /// An accumulator's state. Of nothing, it is `Default`, whose bytes are all 0.
-pub(super) trait State: Copy + Default {
+pub(crate) trait State: Copy + Default {
     type Value: Copy;
     fn add(&mut self, value: Self::Value);
     fn merge(&mut self, other: Self);
@@ -138,7 +138,7 @@ pub(super) struct Greatest128(pub u128);
 
 /// A sum in 192 bits, of two's complement: 2^64 of any values fit.
 #[derive(Clone, Copy, Default)]
-pub(super) struct SumWide {
+pub(crate) struct SumWide {
     low: [u64; 2],
     high: i64,
 }
