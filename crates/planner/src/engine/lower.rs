@@ -6,6 +6,7 @@
 
 use super::expressions::Scope;
 use super::node::EngineNode;
+use super::values::has_tables;
 use crate::optimizer::estimate::{self, Estimate};
 use crate::scan::{Part, TableProvider};
 use datafusion::arrow::datatypes::FieldRef;
@@ -27,7 +28,7 @@ use tidepool_engine::types::ColumnType;
 
 /// Replaces what the engine covers.
 pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    if has_targets(plan) {
+    if has_targets(plan) || !has_tables(plan)? {
         return Ok(plan.clone());
     }
     rewrite(state, plan)
@@ -78,7 +79,7 @@ pub(super) struct Lowered {
 }
 
 pub(super) struct Lowering<'a> {
-    state: &'a SessionState,
+    pub(super) state: &'a SessionState,
     /// What the engine takes as streams.
     inputs: Vec<LogicalPlan>,
     /// Of tables.
@@ -188,6 +189,8 @@ impl Lowering<'_> {
             LogicalPlan::Sort(sort) => self.sort(sort, plan)?,
             LogicalPlan::Limit(limit) => self.limit(limit, plan)?,
             LogicalPlan::Union(union) => self.union(union, plan)?,
+            LogicalPlan::Values(values) => self.values(values, plan)?,
+            LogicalPlan::EmptyRelation(empty) => self.empty(empty, plan),
             _ => return Err(refused("such operator")),
         };
         lowered.plan.rows_estimated = Some(lowered.estimate.rows);

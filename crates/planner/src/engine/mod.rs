@@ -6,6 +6,7 @@ mod exec;
 mod expressions;
 mod lower;
 mod node;
+mod values;
 
 pub use exec::EngineExec;
 pub use lower::lower;
