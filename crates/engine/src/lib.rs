@@ -26,3 +26,4 @@ pub mod stream;
 pub mod text;
 pub mod types;
 pub mod vector;
+pub mod window;

@@ -16,6 +16,7 @@ use crate::sort::{Sort, SortKey, SortSink, Sorted, SortedSource};
 use crate::stream::{Inlet, InletSource};
 use crate::types::{Class, ColumnType};
 use crate::vector::Chunk;
+use crate::window::{NumberRows, Window, WindowCall, WindowSink, WindowSource, WindowTable};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -41,6 +42,8 @@ pub enum Op {
         keys: Vec<SortKey>,
         limit: Option<usize>,
     },
+    /// Its input's rows, with columns computed of other rows.
+    Window(Window),
     Limit {
         skip: usize,
         fetch: Option<usize>,
@@ -96,6 +99,13 @@ impl Plan {
                 let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
                 let limited = limit.map(|limit| format!(" limit {limit}")).unwrap_or_default();
                 format!("Sort: {}{limited}", shown(&mut keys.iter().map(key)))
+            }
+            Op::Window(window) => {
+                let partition = shown(&mut window.partition.iter().map(|column| format!("#{column}")));
+                let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
+                let order = shown(&mut window.order.iter().map(key));
+                let calls = shown(&mut window.functions.iter().map(WindowCall::to_string));
+                format!("Window by [{partition}] in [{order}]: {calls}")
             }
             Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
             Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
@@ -158,6 +168,11 @@ impl Plan {
         Plan::new(Op::Sort { keys, limit }, vec![self], types)
     }
 
+    pub fn window(self, window: Window) -> Plan {
+        let types = window.columns();
+        Plan::new(Op::Window(window), vec![self], types)
+    }
+
     pub fn limit(self, skip: usize, fetch: Option<usize>) -> Plan {
         let types = self.types.clone();
         Plan::new(Op::Limit { skip, fetch }, vec![self], types)
@@ -188,7 +203,7 @@ impl Plan {
             }
             Op::Input(_) => u64::MAX,
             Op::Chunks(chunks) => chunks.iter().map(|chunk| chunk.rows as u64).sum(),
-            Op::Filter(_) | Op::Project(_) | Op::Subqueries => input(0),
+            Op::Filter(_) | Op::Project(_) | Op::Window(_) | Op::Subqueries => input(0),
             // Without keys there is a row for no rows.
             Op::Aggregate(_) => input(0).max(1),
             Op::GroupingSets(grouping) => input(0).max(1).saturating_mul(grouping.sets.len() as u64),
@@ -266,6 +281,15 @@ impl Plan {
                 let plan = take(&mut self.inputs).pruned(&wanted).sort(keys, limit).like(&self.rows_estimated);
                 plan.columns(&columns.iter().map(|column| place(*column)).collect::<Vec<_>>())
             }
+            Op::Window(mut window) => {
+                let own = window.output.len();
+                let (of_input, of_functions): (Vec<usize>, Vec<usize>) =
+                    needed.iter().partition(|column| **column < own);
+                window.output = of_input.into_iter().map(|column| window.output[column]).collect();
+                window.functions =
+                    of_functions.into_iter().map(|column| window.functions[column - own].clone()).collect();
+                windowed(take(&mut self.inputs), window).like(&self.rows_estimated)
+            }
             Op::Subqueries => {
                 let mut inputs = self.inputs.into_iter();
                 let main = inputs.next().map(|main| main.pruned(needed));
@@ -304,6 +328,7 @@ impl Plan {
             }
             Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
             Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated),
+            Op::Window(window) => windowed(take(&mut self.inputs), window).like(&self.rows_estimated),
             Op::GroupingSets(grouping) => {
                 let mut grouping = Arc::unwrap_or_clone(grouping);
                 let mut wanted: BTreeSet<usize> = grouping.keys.iter().copied().collect();
@@ -410,6 +435,26 @@ fn joined((probe, build): (Plan, Plan), mut join: Join) -> Plan {
     });
     (join.probe_types, join.build_types) = (probe.types.clone(), build.types.clone());
     Plan::join(probe, build, join)
+}
+
+/// A window over its input, pruned to what it looks at.
+fn windowed(input: Plan, mut window: Window) -> Plan {
+    let mut wanted: BTreeSet<usize> = window.output.iter().chain(&window.partition).copied().collect();
+    wanted.extend(window.order.iter().map(|key| key.column));
+    wanted.extend(window.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
+    let place = places(&wanted);
+    window.output.iter_mut().chain(&mut window.partition).for_each(|column| *column = place(*column));
+    window.order.iter_mut().for_each(|key| key.column = place(key.column));
+    for call in &mut window.functions {
+        call.argument = call.argument.map(&place);
+        call.filter = call.filter.map(&place);
+    }
+    let input = input.pruned(&wanted);
+    if window.functions.is_empty() {
+        return input.columns(&window.output);
+    }
+    window.input = input.types.clone();
+    input.window(window)
 }
 
 /// Rows on their way: from one of several sources, through operators.
@@ -557,6 +602,16 @@ impl Compiler<'_> {
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(SortedSource(sorted)))
             }
+            Op::Window(window) if window.numbers_rows() => {
+                let branches = self.flow(input(0)?)?;
+                through(branches, Arc::new(NumberRows::new(window)?))
+            }
+            Op::Window(window) => {
+                let table = WindowTable::new(window)?;
+                let branches = self.flow(input(0)?)?;
+                self.end_in(branches, Arc::new(WindowSink(Arc::clone(&table))), Arc::clone(&plan.counters));
+                source(Arc::new(WindowSource(table)))
+            }
             Op::Subqueries => {
                 for subquery in &plan.inputs[1..] {
                     let value = LaterValue::default();
@@ -605,6 +660,12 @@ fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, us
         Op::Project(outputs) => {
             if let Node::Column(inner) = outputs[column].node {
                 reached(&plan.inputs[0], inner, found);
+            }
+        }
+        // Partitions without such a row can be left out, and no partition loses some of its rows.
+        Op::Window(window) => {
+            if let Some(own) = window.output.get(column).filter(|own| window.partition.contains(own)) {
+                reached(&plan.inputs[0], *own, found);
             }
         }
         Op::Aggregate(aggregate) => {

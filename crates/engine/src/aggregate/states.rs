@@ -210,6 +210,13 @@ impl SumWide {
         (self.high == if value < 0 { -1 } else { 0 }).then_some(value)
     }
 
+    /// Of which nothing is lost: a sum of 192 bits has as many below 0 as above.
+    pub fn negated(self) -> SumWide {
+        let low = u128::from(self.low[0]) | u128::from(self.low[1]) << 64;
+        let (low, carry) = (!low).overflowing_add(1);
+        SumWide { low: [low as u64, (low >> 64) as u64], high: (!self.high).wrapping_add(i64::from(carry)) }
+    }
+
     pub fn of(value: i128) -> SumWide {
         SumWide { low: [value as u64, (value >> 64) as u64], high: if value < 0 { -1 } else { 0 } }
     }

@@ -185,6 +185,7 @@ impl Lowering<'_> {
                 Lowered { plan: below.plan.project(outputs), estimate }
             }
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate, plan)?,
+            LogicalPlan::Window(window) => self.window(window, plan)?,
             LogicalPlan::Join(join) => self.join(join, plan)?,
             LogicalPlan::Sort(sort) => self.sort(sort, plan)?,
             LogicalPlan::Limit(limit) => self.limit(limit, plan)?,

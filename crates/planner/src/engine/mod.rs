@@ -7,6 +7,7 @@ mod expressions;
 mod lower;
 mod node;
 mod values;
+mod window;
 
 pub use exec::EngineExec;
 pub use lower::lower;
