@@ -4,6 +4,7 @@ use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource,
 use crate::counters::Counters;
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
+use crate::grouping::{Expand, GroupingSets, KeySet};
 use crate::join::{BuildRows, BuildSink, Join, JoinKind, JoinTable, Probe};
 use crate::later::{LaterSink, LaterValue};
 use crate::limit::Limit;
@@ -16,6 +17,7 @@ use crate::stream::{Inlet, InletSource};
 use crate::touch::{Account, Meter};
 use crate::types::{Class, ColumnType};
 use crate::vector::Chunk;
+use crate::window::{NumberRows, Window, WindowCall, WindowSink, WindowSource, WindowTable};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -36,10 +38,13 @@ pub enum Op {
     /// Its inputs are the probe side and the build side.
     Join(Join),
     Aggregate(Aggregate),
+    GroupingSets(Arc<GroupingSets>),
     Sort {
         keys: Vec<SortKey>,
         limit: Option<usize>,
     },
+    /// Its input's rows, with columns computed of other rows.
+    Window(Window),
     Limit {
         skip: usize,
         fetch: Option<usize>,
@@ -81,19 +86,29 @@ impl Plan {
                 let residual = join.residual.as_ref().map(|residual| format!(" if {residual}")).unwrap_or_default();
                 format!("{:?} join: {keys}{residual}", join.kind)
             }
-            Op::Aggregate(aggregate) => {
-                let call = |call: &AggregateCall| {
-                    let argument = call.argument.map_or("*".to_owned(), |column| format!("#{column}"));
-                    let distinct = if call.distinct { "distinct " } else { "" };
-                    format!("{:?}({distinct}{argument})", call.function).to_lowercase()
+            Op::GroupingSets(grouping) => {
+                let calls = shown(&mut grouping.functions.iter().map(called));
+                let set = |set: &KeySet| {
+                    let keys = grouping.keys.iter().zip(&set.keys).filter(|(_, is_kept)| **is_kept);
+                    format!("({})", shown(&mut keys.map(|(column, _)| format!("#{column}"))))
                 };
+                format!("Aggregate by sets [{}]: {calls}", shown(&mut grouping.sets.iter().map(set)))
+            }
+            Op::Aggregate(aggregate) => {
                 let keys = shown(&mut aggregate.keys.iter().map(|column| format!("#{column}")));
-                format!("Aggregate by [{keys}]: {}", shown(&mut aggregate.functions.iter().map(call)))
+                format!("Aggregate by [{keys}]: {}", shown(&mut aggregate.functions.iter().map(called)))
             }
             Op::Sort { keys, limit } => {
                 let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
                 let limited = limit.map(|limit| format!(" limit {limit}")).unwrap_or_default();
                 format!("Sort: {}{limited}", shown(&mut keys.iter().map(key)))
+            }
+            Op::Window(window) => {
+                let partition = shown(&mut window.partition.iter().map(|column| format!("#{column}")));
+                let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
+                let order = shown(&mut window.order.iter().map(key));
+                let calls = shown(&mut window.functions.iter().map(WindowCall::to_string));
+                format!("Window by [{partition}] in [{order}]: {calls}")
             }
             Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
             Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
@@ -146,9 +161,19 @@ impl Plan {
         Plan::new(Op::Aggregate(aggregate), vec![self], types)
     }
 
+    pub fn grouping_sets(self, grouping: GroupingSets) -> Plan {
+        let types = grouping.columns();
+        Plan::new(Op::GroupingSets(Arc::new(grouping)), vec![self], types)
+    }
+
     pub fn sort(self, keys: Vec<SortKey>, limit: Option<usize>) -> Plan {
         let types = self.types.clone();
         Plan::new(Op::Sort { keys, limit }, vec![self], types)
+    }
+
+    pub fn window(self, window: Window) -> Plan {
+        let types = window.columns();
+        Plan::new(Op::Window(window), vec![self], types)
     }
 
     pub fn limit(self, skip: usize, fetch: Option<usize>) -> Plan {
@@ -187,9 +212,10 @@ impl Plan {
             }
             Op::Input(_) => u64::MAX,
             Op::Chunks(chunks) => chunks.iter().map(|chunk| chunk.rows as u64).sum(),
-            Op::Filter(_) | Op::Project(_) | Op::Subqueries => input(0),
+            Op::Filter(_) | Op::Project(_) | Op::Window(_) | Op::Subqueries => input(0),
             // Without keys there is a row for no rows.
             Op::Aggregate(_) => input(0).max(1),
+            Op::GroupingSets(grouping) => input(0).max(1).saturating_mul(grouping.sets.len() as u64),
             Op::Sort { limit, .. } => limit.map_or(input(0), |limit| input(0).min(limit as u64)),
             Op::Limit { fetch, .. } => fetch.map_or(input(0), |fetch| input(0).min(fetch as u64)),
             Op::Union => self.inputs.iter().map(Plan::rows_max).fold(0, u64::saturating_add),
@@ -205,9 +231,11 @@ impl Plan {
 
     /// The same result with what nobody looks at left out. `needed`: of its columns, ascending. Gives the plan of these alone.
     pub fn pruned(mut self, needed: &BTreeSet<usize>) -> Plan {
-        if matches!(self.op, Op::Aggregate(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_))
-            || needed.len() == self.types.len()
-        {
+        let is_whole = match &self.op {
+            Op::Aggregate(_) | Op::GroupingSets(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_) => true,
+            _ => needed.len() == self.types.len(),
+        };
+        if is_whole {
             self = self.pruned_within();
             let columns: Vec<usize> = needed.iter().copied().collect();
             return if let Op::Scan(_) = self.op { self.narrowed(&columns) } else { self.columns(&columns) };
@@ -262,6 +290,15 @@ impl Plan {
                 let plan = take(&mut self.inputs).pruned(&wanted).sort(keys, limit).like(&self.rows_estimated);
                 plan.columns(&columns.iter().map(|column| place(*column)).collect::<Vec<_>>())
             }
+            Op::Window(mut window) => {
+                let own = window.output.len();
+                let (of_input, of_functions): (Vec<usize>, Vec<usize>) =
+                    needed.iter().partition(|column| **column < own);
+                window.output = of_input.into_iter().map(|column| window.output[column]).collect();
+                window.functions =
+                    of_functions.into_iter().map(|column| window.functions[column - own].clone()).collect();
+                windowed(take(&mut self.inputs), window).like(&self.rows_estimated)
+            }
             Op::Subqueries => {
                 let mut inputs = self.inputs.into_iter();
                 let main = inputs.next().map(|main| main.pruned(needed));
@@ -304,6 +341,21 @@ impl Plan {
             }
             Op::Project(outputs) => projected(take(&mut self.inputs), outputs).like(&self.rows_estimated),
             Op::Join(join) => joined(take_two(&mut self.inputs), join).like(&self.rows_estimated).called(self.name),
+            Op::Window(window) => windowed(take(&mut self.inputs), window).like(&self.rows_estimated),
+            Op::GroupingSets(grouping) => {
+                let mut grouping = Arc::unwrap_or_clone(grouping);
+                let mut wanted: BTreeSet<usize> = grouping.keys.iter().copied().collect();
+                wanted.extend(grouping.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
+                let place = places(&wanted);
+                grouping.keys.iter_mut().for_each(|key| *key = place(*key));
+                for call in &mut grouping.functions {
+                    call.argument = call.argument.map(&place);
+                    call.filter = call.filter.map(&place);
+                }
+                let input = take(&mut self.inputs).pruned(&wanted);
+                grouping.input = input.types.clone();
+                input.grouping_sets(grouping).like(&self.rows_estimated).called(self.name)
+            }
             Op::Aggregate(mut aggregate) => {
                 let mut wanted: BTreeSet<usize> = aggregate.keys.iter().copied().collect();
                 wanted.extend(aggregate.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
@@ -325,6 +377,13 @@ impl Plan {
         let Op::Scan(source) = self.op else { return self };
         Plan::scan(source.narrowed(columns)).like(&self.rows_estimated)
     }
+}
+
+/// What people see of a call.
+fn called(call: &AggregateCall) -> String {
+    let argument = call.argument.map_or("*".to_owned(), |column| format!("#{column}"));
+    let distinct = if call.distinct { "distinct " } else { "" };
+    format!("{:?}({distinct}{argument})", call.function).to_lowercase()
 }
 
 fn take(inputs: &mut Vec<Plan>) -> Plan {
@@ -389,6 +448,26 @@ fn joined((probe, build): (Plan, Plan), mut join: Join) -> Plan {
     });
     (join.probe_types, join.build_types) = (probe.types.clone(), build.types.clone());
     Plan::join(probe, build, join)
+}
+
+/// A window over its input, pruned to what it looks at.
+fn windowed(input: Plan, mut window: Window) -> Plan {
+    let mut wanted: BTreeSet<usize> = window.output.iter().chain(&window.partition).copied().collect();
+    wanted.extend(window.order.iter().map(|key| key.column));
+    wanted.extend(window.functions.iter().flat_map(|call| call.argument.into_iter().chain(call.filter)));
+    let place = places(&wanted);
+    window.output.iter_mut().chain(&mut window.partition).for_each(|column| *column = place(*column));
+    window.order.iter_mut().for_each(|key| key.column = place(key.column));
+    for call in &mut window.functions {
+        call.argument = call.argument.map(&place);
+        call.filter = call.filter.map(&place);
+    }
+    let input = input.pruned(&wanted);
+    if window.functions.is_empty() {
+        return input.columns(&window.output);
+    }
+    window.input = input.types.clone();
+    input.window(window)
 }
 
 /// Rows on their way: from one of several sources, through operators.
@@ -541,6 +620,15 @@ impl Compiler<'_> {
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(AggregateSource::new(&table)))
             }
+            Op::GroupingSets(grouping) => {
+                let table = AggregateTable::metered(&grouping.aggregate(), self.meter(plan))?;
+                let expand = Expand::new(grouping);
+                let groups = expand.groups(&table);
+                let branches = self.flow(input(0)?)?;
+                let branches = through(branches, Arc::new(expand));
+                self.end_in(branches, Arc::new(AggregateSink::new(&table)), Arc::clone(&plan.counters));
+                source(Arc::new(groups))
+            }
             Op::Sort { keys, limit } => {
                 let types = plan.types.clone();
                 let sorted = Sorted::metered(Sort { keys: keys.clone(), limit: *limit, types }, self.meter(plan));
@@ -548,6 +636,16 @@ impl Compiler<'_> {
                 let sink = Arc::new(SortSink(Arc::clone(&sorted)));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(SortedSource(sorted)))
+            }
+            Op::Window(window) if window.numbers_rows() => {
+                let branches = self.flow(input(0)?)?;
+                through(branches, Arc::new(NumberRows::new(window)?))
+            }
+            Op::Window(window) => {
+                let table = WindowTable::new(window)?;
+                let branches = self.flow(input(0)?)?;
+                self.end_in(branches, Arc::new(WindowSink(Arc::clone(&table))), Arc::clone(&plan.counters));
+                source(Arc::new(WindowSource(table)))
             }
             Op::Subqueries => {
                 for subquery in &plan.inputs[1..] {
@@ -598,6 +696,12 @@ fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, us
         Op::Project(outputs) => {
             if let Node::Column(inner) = outputs[column].node {
                 reached(&plan.inputs[0], inner, found);
+            }
+        }
+        // Partitions without such a row can be left out, and no partition loses some of its rows.
+        Op::Window(window) => {
+            if let Some(own) = window.output.get(column).filter(|own| window.partition.contains(own)) {
+                reached(&plan.inputs[0], *own, found);
             }
         }
         Op::Aggregate(aggregate) => {

@@ -44,6 +44,9 @@ pub fn type_bounds(data_type: &DataType) -> Option<(i128, i128)> {
         DataType::Int16 => (i16::MIN.into(), i16::MAX.into()),
         DataType::Int32 | DataType::Date32 => (i32::MIN.into(), i32::MAX.into()),
         DataType::Int64 | DataType::Timestamp(TimeUnit::Microsecond, _) => (i64::MIN.into(), i64::MAX.into()),
+        DataType::UInt8 => (0, u8::MAX.into()),
+        DataType::UInt16 => (0, u16::MAX.into()),
+        DataType::UInt32 => (0, u32::MAX.into()),
         DataType::UInt64 => (0, i64::MAX.into()),
         DataType::Decimal128(precision, _) => {
             let limit = 10i128.checked_pow(u32::from(*precision)).map_or(i128::MAX, |power| power - 1);
@@ -82,6 +85,9 @@ impl ColumnType {
             | DataType::Int16
             | DataType::Int32
             | DataType::Int64
+            | DataType::UInt8
+            | DataType::UInt16
+            | DataType::UInt32
             | DataType::UInt64
             | DataType::Date32
             | DataType::Timestamp(TimeUnit::Microsecond, _) => Class::Int,
@@ -99,7 +105,8 @@ impl ColumnType {
     pub fn scale(&self) -> Option<i8> {
         match self.data_type {
             DataType::Decimal128(_, scale) => Some(scale),
-            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 | DataType::UInt64 => Some(0),
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => Some(0),
+            DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => Some(0),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use arrow_array::builder::{BinaryViewBuilder, StringViewBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Date32Type, Decimal128Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-    TimestampMicrosecondType, UInt64Type,
+    TimestampMicrosecondType, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow_array::{Array, ArrayRef, ArrowPrimitiveType, BooleanArray, PrimitiveArray, UInt32Array, new_null_array};
 use arrow_buffer::{NullBuffer, ScalarBuffer};
@@ -276,6 +276,9 @@ impl Vector {
             (Class::Int, DataType::Date32) => widened::<Date32Type>(array),
             (Class::Int, DataType::Int16) => widened::<Int16Type>(array),
             (Class::Int, DataType::Int8) => widened::<Int8Type>(array),
+            (Class::Int, DataType::UInt8) => widened::<UInt8Type>(array),
+            (Class::Int, DataType::UInt16) => widened::<UInt16Type>(array),
+            (Class::Int, DataType::UInt32) => widened::<UInt32Type>(array),
             (Class::Int, DataType::UInt64) => {
                 Values::Int(array.as_primitive::<UInt64Type>().values().iter().map(|value| *value as i64).collect())
             }
@@ -323,6 +326,9 @@ impl Vector {
             (Values::Int(values), DataType::Int16) => narrowed::<Int16Type>(values, nulls, |value| value as i16),
             (Values::Int(values), DataType::Int32) => narrowed::<Int32Type>(values, nulls, |value| value as i32),
             (Values::Int(values), DataType::Date32) => narrowed::<Date32Type>(values, nulls, |value| value as i32),
+            (Values::Int(values), DataType::UInt8) => narrowed::<UInt8Type>(values, nulls, |value| value as u8),
+            (Values::Int(values), DataType::UInt16) => narrowed::<UInt16Type>(values, nulls, |value| value as u16),
+            (Values::Int(values), DataType::UInt32) => narrowed::<UInt32Type>(values, nulls, |value| value as u32),
             (Values::Int(values), DataType::UInt64) => narrowed::<UInt64Type>(values, nulls, |value| value as u64),
             (Values::Int(values), DataType::Int64) => Arc::new(PrimitiveArray::<Int64Type>::new(values.clone(), nulls)),
             (Values::Int(values), DataType::Timestamp(TimeUnit::Microsecond, zone)) => Arc::new(

@@ -224,13 +224,13 @@ impl Needs {
 }
 
 /// Bounds of what a type can hold; of integers and decimals.
-pub(super) fn result_bounds(of: &ColumnType) -> (i128, i128) {
+pub(crate) fn result_bounds(of: &ColumnType) -> (i128, i128) {
     let (lower, upper) = crate::types::type_bounds(&of.data_type).unwrap_or((i128::MIN, i128::MAX));
     // A class narrower than its type was promised to hold all results.
     if of.class() == Class::Int { (lower.max(i64::MIN.into()), upper.min(i64::MAX.into())) } else { (lower, upper) }
 }
 
-pub(super) fn out_of_range(of: &ColumnType) -> Error {
+pub(crate) fn out_of_range(of: &ColumnType) -> Error {
     let message = match of.data_type {
         DataType::Int16 => "smallint out of range",
         DataType::Int32 => "integer out of range",

@@ -20,7 +20,9 @@ mod texts;
 mod worker;
 
 pub use functions::{AggregateCall, AggregateFunction};
+pub(crate) use functions::{out_of_range, result_bounds};
 pub use plan::Aggregate;
+pub(crate) use states::{State, SumWide};
 
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
 use crate::touch::{Meter, Touches};

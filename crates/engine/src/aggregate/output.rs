@@ -193,7 +193,7 @@ unsafe fn sum_of(sum: &Accumulator, row: RowPtr) -> SumWide {
 }
 
 impl SumWide {
-    fn to_f64(self) -> f64 {
+    pub fn to_f64(self) -> f64 {
         if let Some(value) = self.get() {
             return value as f64;
         }

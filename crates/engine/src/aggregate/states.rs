@@ -117,7 +117,7 @@ impl Accumulator {
 }
 
 /// An accumulator's state. Of nothing, it is `Default`, whose bytes are all 0.
-pub(super) trait State: Copy + Default {
+pub(crate) trait State: Copy + Default {
     type Value: Copy;
     fn add(&mut self, value: Self::Value);
     fn merge(&mut self, other: Self);
@@ -138,7 +138,7 @@ pub(super) struct Greatest128(pub u128);
 
 /// A sum in 192 bits, of two's complement: 2^64 of any values fit.
 #[derive(Clone, Copy, Default)]
-pub(super) struct SumWide {
+pub(crate) struct SumWide {
     low: [u64; 2],
     high: i64,
 }
@@ -208,6 +208,13 @@ impl SumWide {
         let low = u128::from(self.low[0]) | u128::from(self.low[1]) << 64;
         let value = low as i128;
         (self.high == if value < 0 { -1 } else { 0 }).then_some(value)
+    }
+
+    /// Of which nothing is lost: a sum of 192 bits has as many below 0 as above.
+    pub fn negated(self) -> SumWide {
+        let low = u128::from(self.low[0]) | u128::from(self.low[1]) << 64;
+        let (low, carry) = (!low).overflowing_add(1);
+        SumWide { low: [low as u64, (low >> 64) as u64], high: (!self.high).wrapping_add(i64::from(carry)) }
     }
 
     pub fn of(value: i128) -> SumWide {

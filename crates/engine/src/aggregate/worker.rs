@@ -101,7 +101,11 @@ impl Worker {
                 self.update(chunk, &Place { rows: None, ends, groups: &found })?;
             }
             Groups::Direct(table) => {
+                let used_before = table.rows.used_bytes();
                 let place = table.place(&stored, chunk.rows, &mut found)?;
+                self.touches.append(&plan.groups, table.rows.used_bytes() - used_before);
+                let addresses = place.groups.iter().map(|row| row.address());
+                self.touches.look_up(&plan.groups, addresses, plan.layout.width(), true);
                 self.update(chunk, &place)?;
             }
             Groups::Hashed(table) => {

@@ -25,7 +25,7 @@ struct Part {
 }
 
 #[derive(Debug)]
-pub(super) struct KeyPlan {
+pub(crate) struct KeyPlan {
     keys: Vec<SortKey>,
     parts: Vec<Part>,
     /// Bits of all parts.
@@ -35,7 +35,7 @@ pub(super) struct KeyPlan {
 }
 
 /// An integer that orders as PostgreSQL orders floats.
-fn float_order(value: f64) -> i64 {
+pub(crate) fn float_order(value: f64) -> i64 {
     let bits = float_bits(value) as i64;
     bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
@@ -127,7 +127,8 @@ impl KeyPlan {
     }
 }
 
-fn compare_values(left: &Vector, a: usize, right: &Vector, b: usize) -> Ordering {
+/// Of two values that are there, as `ORDER BY` has them, ascending.
+pub(crate) fn compare_values(left: &Vector, a: usize, right: &Vector, b: usize) -> Ordering {
     match (&left.values, &right.values) {
         (Values::Int(left), Values::Int(right)) => left[a].cmp(&right[b]),
         (Values::Wide(left), Values::Wide(right)) => left[a].cmp(&right[b]),

@@ -4,7 +4,7 @@
 //! by ranges of keys, each by any worker; rows follow once. With a limit, a worker drops what is beyond the last of the first
 //! rows that it has seen, and what is beyond any other worker's.
 
-mod keys;
+pub(crate) mod keys;
 mod pick;
 #[cfg(test)]
 mod tests;
@@ -111,6 +111,14 @@ impl Sorted {
     /// How many of the first rows workers look for.
     fn first(&self) -> Option<usize> {
         self.sort.limit.filter(|limit| *limit <= FIRST_MAX)
+    }
+
+    /// All rows in order, in pieces, once they are sorted.
+    pub(crate) fn pieces(&self) -> Result<Vec<Chunk>> {
+        let unsorted = || Error::internal("rows are read before they are sorted");
+        let ranges = self.ranges.get().ok_or_else(unsorted)?;
+        let pieces = ranges.iter().map(|range| range.get().cloned().ok_or_else(unsorted));
+        pieces.filter(|piece| piece.as_ref().map_or(true, |piece| piece.rows > 0)).collect()
     }
 
     fn plan(&self) -> Result<&KeyPlan> {

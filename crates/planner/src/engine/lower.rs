@@ -6,6 +6,7 @@
 
 use super::expressions::Scope;
 use super::node::EngineNode;
+use super::values::has_tables;
 use crate::optimizer::estimate::{self, Estimate};
 use crate::scan::{Part, TableProvider};
 use datafusion::arrow::datatypes::FieldRef;
@@ -15,10 +16,9 @@ use datafusion::datasource::source_as_provider;
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::expr_rewriter::unnormalize_cols;
 use datafusion::logical_expr::{
-    Aggregate, Expr, Extension, FetchType, Join, Limit, LogicalPlan, SkipType, Sort, TableScan, Union,
+    Expr, Extension, FetchType, Join, Limit, LogicalPlan, SkipType, Sort, TableScan, Union,
 };
 use std::sync::Arc;
-use tidepool_engine::aggregate::{Aggregate as EngineAggregate, AggregateCall, AggregateFunction, AggregateTable};
 use tidepool_engine::expr::Expr as EngineExpr;
 use tidepool_engine::join::{Join as EngineJoin, JoinKey, JoinKind};
 use tidepool_engine::plan::Plan;
@@ -28,7 +28,7 @@ use tidepool_engine::types::ColumnType;
 
 /// Replaces what the engine covers.
 pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    if has_targets(plan) {
+    if has_targets(plan) || !has_tables(plan)? {
         return Ok(plan.clone());
     }
     rewrite(state, plan)
@@ -73,13 +73,13 @@ fn rewrite_children(state: &SessionState, plan: &LogicalPlan) -> PlanResult<Logi
     plan.with_new_exprs(plan.expressions(), inputs)
 }
 
-struct Lowered {
-    plan: Plan,
-    estimate: Estimate,
+pub(super) struct Lowered {
+    pub plan: Plan,
+    pub estimate: Estimate,
 }
 
-struct Lowering<'a> {
-    state: &'a SessionState,
+pub(super) struct Lowering<'a> {
+    pub(super) state: &'a SessionState,
     /// What the engine takes as streams.
     inputs: Vec<LogicalPlan>,
     /// Of tables.
@@ -95,11 +95,11 @@ struct Subquery {
     lowered: Plan,
 }
 
-fn refused(what: &str) -> datafusion::common::DataFusionError {
+pub(super) fn refused(what: &str) -> datafusion::common::DataFusionError {
     internal_datafusion_err!("the engine has no {what}")
 }
 
-fn own<T>(result: tidepool_base::Result<T>) -> PlanResult<T> {
+pub(super) fn own<T>(result: tidepool_base::Result<T>) -> PlanResult<T> {
     result.map_err(crate::errors::carry)
 }
 
@@ -109,7 +109,7 @@ fn column_types(schema: &DFSchema) -> Vec<ColumnType> {
 
 impl Lowering<'_> {
     /// An operator of the engine's; or a stream, where there is none.
-    fn input(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
+    pub(super) fn input(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
         let (inputs, scans, subqueries) = (self.inputs.len(), self.scans, self.subqueries.len());
         match self.node(plan) {
             Ok(lowered) => return Ok(lowered),
@@ -185,17 +185,20 @@ impl Lowering<'_> {
                 Lowered { plan: below.plan.project(outputs), estimate }
             }
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate, plan)?,
+            LogicalPlan::Window(window) => self.window(window, plan)?,
             LogicalPlan::Join(join) => self.join(join, plan)?,
             LogicalPlan::Sort(sort) => self.sort(sort, plan)?,
             LogicalPlan::Limit(limit) => self.limit(limit, plan)?,
             LogicalPlan::Union(union) => self.union(union, plan)?,
+            LogicalPlan::Values(values) => self.values(values, plan)?,
+            LogicalPlan::EmptyRelation(empty) => self.empty(empty, plan),
             _ => return Err(refused("such operator")),
         };
         lowered.plan.rows_estimated = Some(lowered.estimate.rows);
         Ok(lowered)
     }
 
-    fn scope<'s>(&'s self, schema: &'s DFSchema, types: &'s [ColumnType]) -> Scope<'s> {
+    pub(super) fn scope<'s>(&'s self, schema: &'s DFSchema, types: &'s [ColumnType]) -> Scope<'s> {
         let subqueries = self.subqueries.iter().enumerate();
         let subqueries = subqueries
             .map(|(number, subquery)| (subquery.plan.clone(), EngineExpr::later(number, subquery.of.clone())));
@@ -227,79 +230,6 @@ impl Lowering<'_> {
         self.scans += 1;
         let estimate = estimate::of_node(plan, &[]);
         Ok(Lowered { plan: Plan::scan(source), estimate })
-    }
-
-    fn aggregate(&mut self, aggregate: &Aggregate, plan: &LogicalPlan) -> PlanResult<Lowered> {
-        let below = self.input(&aggregate.input)?;
-        let scope = self.scope(aggregate.input.schema(), &below.plan.types);
-        let mut outputs: Vec<EngineExpr> = Vec::new();
-        let place = |outputs: &mut Vec<EngineExpr>, expr: EngineExpr| {
-            outputs.push(expr);
-            outputs.len() - 1
-        };
-        let mut keys = Vec::new();
-        for expr in &aggregate.group_expr {
-            if matches!(expr, Expr::GroupingSet(_)) {
-                return Err(refused("grouping sets"));
-            }
-            keys.push(place(&mut outputs, scope.expr(expr)?));
-        }
-        let mut functions = Vec::new();
-        for (index, expr) in aggregate.aggr_expr.iter().enumerate() {
-            let field = plan.schema().field(keys.len() + index);
-            let inner = expr.clone().unalias();
-            let Expr::AggregateFunction(call) = &inner else { return Err(refused("such aggregate")) };
-            let params = &call.params;
-            if !params.order_by.is_empty() && !matches!(call.func.name(), "sum" | "count" | "min" | "max" | "avg")
-                || params.null_treatment.is_some()
-                || params.args.len() > 1
-            {
-                return Err(refused("such aggregate"));
-            }
-            let function = match call.func.name() {
-                "count" => AggregateFunction::Count,
-                "sum" => AggregateFunction::Sum,
-                "min" => AggregateFunction::Min,
-                "max" => AggregateFunction::Max,
-                "avg" => AggregateFunction::Avg,
-                "bool_and" => AggregateFunction::BoolAnd,
-                "bool_or" => AggregateFunction::BoolOr,
-                _ => return Err(refused("such aggregate")),
-            };
-            let argument = match params.args.as_slice() {
-                [Expr::Literal(value, _)]
-                    if function == AggregateFunction::Count && !value.is_null() && !params.distinct =>
-                {
-                    None
-                }
-                [argument] => Some(scope.expr(argument)?),
-                _ => return Err(refused("such aggregate")),
-            };
-            let of = match (function, &argument) {
-                (AggregateFunction::Min | AggregateFunction::Max, Some(argument)) => {
-                    ColumnType { nullable: true, ..argument.of.clone() }
-                }
-                (AggregateFunction::Count, _) => ColumnType::new(field.data_type().clone(), false),
-                _ => ColumnType::new(field.data_type().clone(), true),
-            };
-            if of.data_type != *field.data_type() {
-                return Err(refused("aggregate of this type"));
-            }
-            let argument = argument.map(|argument| place(&mut outputs, argument));
-            let filter = match &params.filter {
-                Some(filter) => Some(place(&mut outputs, scope.expr(filter)?)),
-                None => None,
-            };
-            functions.push(AggregateCall { function, argument, filter, distinct: params.distinct, of });
-        }
-        let input = below.plan.project(outputs);
-        let rows_max = input.rows_max();
-        let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
-        own(AggregateTable::new(&spec))?;
-        let estimate = estimate::of_node(plan, &[below.estimate]);
-        let keys: Vec<String> = aggregate.group_expr.iter().map(shown).collect();
-        let name = crate::charge::named("grouping", &keys);
-        Ok(Lowered { plan: input.aggregate(spec).called(Some(name)), estimate })
     }
 
     fn join(&mut self, join: &Join, plan: &LogicalPlan) -> PlanResult<Lowered> {
@@ -483,7 +413,7 @@ impl Lowering<'_> {
 }
 
 /// A key as people know it.
-fn shown(key: &Expr) -> String {
+pub(super) fn shown(key: &Expr) -> String {
     match key {
         Expr::Column(column) => column.name.clone(),
         key => key.to_string(),
