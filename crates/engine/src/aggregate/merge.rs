@@ -284,7 +284,7 @@ impl Merging {
                 Groups::Direct(table) => direct.push(table.rows.freeze()),
                 Groups::Hashed(table) => {
                     all_ordered.extend(ordered);
-                    tables.push(table);
+                    tables.push(*table);
                 }
             }
             tables.extend(sets);

@@ -24,7 +24,7 @@ pub(super) enum Groups {
     /// One, that of all rows.
     One(Rows, RowPtr),
     Direct(DirectTable),
-    Hashed(LocalTable),
+    Hashed(Box<LocalTable>),
 }
 
 pub(super) struct Worker {
@@ -60,7 +60,7 @@ impl Worker {
             Lookup::Direct(numbering) => {
                 Groups::Direct(DirectTable::new(numbering, Rows::new(Arc::clone(&plan.layout))))
             }
-            Lookup::Hashed => Groups::Hashed(table(&plan.layout, plan.keys.len())),
+            Lookup::Hashed => Groups::Hashed(Box::new(table(&plan.layout, plan.keys.len()))),
         };
         let sets = plan.sets.iter().map(|set| table(&set.layout, plan.keys.len() + 1)).collect();
         let ordered = plan.finds_order.then(|| OrderedRows::new(Rows::new(Arc::clone(&plan.layout))));
