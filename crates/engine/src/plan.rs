@@ -642,7 +642,7 @@ impl Compiler<'_> {
                 through(branches, Arc::new(NumberRows::new(window)?))
             }
             Op::Window(window) => {
-                let table = WindowTable::new(window)?;
+                let table = WindowTable::new(window, Arc::clone(&self.interruption))?;
                 let branches = self.flow(input(0)?)?;
                 self.end_in(branches, Arc::new(WindowSink(Arc::clone(&table))), Arc::clone(&plan.counters));
                 source(Arc::new(WindowSource(table)))

@@ -1,5 +1,6 @@
 //! Aggregates of frames.
 
+use super::Checks;
 use super::evaluate::{NONE, pick};
 use super::frame::Spans;
 use super::functions::WindowCall;
@@ -19,6 +20,7 @@ pub(super) fn column(
     scale: i8,
     segment: &Segment,
     frame: &Spans,
+    checks: &Checks,
 ) -> Result<Vector> {
     use AggregateFunction as F;
     let argument = call.argument.map(|column| segment.column(column)).transpose()?;
@@ -36,29 +38,29 @@ pub(super) fn column(
     let layout = &segment.layout;
     if function == F::Count {
         let mut counts = vec![0; layout.rows as usize];
-        slide(frame, layout, &mut Count { takes, count: 0 }, |from, to, state| {
+        slide(frame, layout, checks, &mut Count { takes, count: 0 }, |from, to, state| {
             counts[from as usize..to as usize].fill(state.count as i64);
-        });
+        })?;
         return Ok(Vector::ints(counts));
     }
     let argument = argument.ok_or_else(|| Error::internal(format!("{function:?} without an argument")))?;
     match (function, &argument.values) {
         (F::Sum | F::Avg, Values::Int(values)) => {
             let mut state = Sum { values, takes, sum: 0i128, count: 0 };
-            exact(function, &call.of, scale, segment, frame, &mut state, &|values| floats(call, values))
+            exact(function, &call.of, scale, (segment, frame, checks), &mut state, &|values| floats(call, values))
         }
         (F::Sum | F::Avg, Values::Wide(values)) => {
             let mut state = Sum { values, takes, sum: SumWide::default(), count: 0 };
-            exact(function, &call.of, scale, segment, frame, &mut state, &|values| floats(call, values))
+            exact(function, &call.of, scale, (segment, frame, checks), &mut state, &|values| floats(call, values))
         }
         (F::Sum | F::Avg, Values::Float(values)) => {
             let of = |row: u32| takes(row as usize).then(|| (values[row as usize], 1u64));
             let mut queue = Queue::new(of, |a: (f64, u64), b: (f64, u64)| (a.0 + b.0, a.1 + b.1));
             let mut sums = vec![None; layout.rows as usize];
-            slide(frame, layout, &mut queue, |from, to, state| {
+            slide(frame, layout, checks, &mut queue, |from, to, state| {
                 let value = state.value().map(|(sum, count)| if function == F::Sum { sum } else { sum / count as f64 });
                 sums[from as usize..to as usize].fill(value);
-            });
+            })?;
             Ok(floats(call, &sums))
         }
         (F::Min | F::Max | F::BoolAnd | F::BoolOr, _) => {
@@ -70,9 +72,9 @@ pub(super) fn column(
                 if if least { order.is_le() } else { order.is_ge() } { a } else { b }
             };
             let mut rows = vec![NONE; layout.rows as usize];
-            slide(frame, layout, &mut Queue::new(of, better), |from, to, state| {
+            slide(frame, layout, checks, &mut Queue::new(of, better), |from, to, state| {
                 rows[from as usize..to as usize].fill(state.value().unwrap_or(NONE));
-            });
+            })?;
             pick(&argument, &rows)
         }
         _ => Err(Error::internal(format!("{function:?} of such values"))),
@@ -91,8 +93,7 @@ fn exact<E: Exact, F: Fn(usize) -> bool>(
     function: AggregateFunction,
     of: &ColumnType,
     scale: i8,
-    segment: &Segment,
-    frame: &Spans,
+    (segment, frame, checks): (&Segment, &Spans, &Checks),
     state: &mut Sum<'_, E, F>,
     floats: &dyn Fn(&[Option<f64>]) -> Vector,
 ) -> Result<Vector> {
@@ -101,17 +102,17 @@ fn exact<E: Exact, F: Fn(usize) -> bool>(
     if of.class() == Class::Float {
         let unit = 10f64.powi(-i32::from(scale));
         let mut values = vec![None; rows];
-        slide(frame, &segment.layout, state, |from, to, state| {
+        slide(frame, &segment.layout, checks, state, |from, to, state| {
             let average = || state.sum.wide().to_f64() * unit / state.count as f64;
             values[from as usize..to as usize].fill((state.count > 0).then(average));
-        });
+        })?;
         return Ok(floats(&values));
     }
     let shift = i32::from(of.scale().unwrap_or(0)) - i32::from(scale);
     let (lower, upper) = result_bounds(of);
     let mut values = vec![None; rows];
     let mut is_beyond = false;
-    slide(frame, &segment.layout, state, |from, to, state| {
+    slide(frame, &segment.layout, checks, state, |from, to, state| {
         let value = match state.count {
             0 => return,
             _ if is_sum => state.sum.wide().get(),
@@ -120,7 +121,7 @@ fn exact<E: Exact, F: Fn(usize) -> bool>(
         let value = value.filter(|value| lower <= *value && *value <= upper);
         is_beyond |= value.is_none();
         values[from as usize..to as usize].fill(value);
-    });
+    })?;
     if is_beyond { Err(out_of_range(of)) } else { integers(of, &values) }
 }
 

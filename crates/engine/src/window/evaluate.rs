@@ -3,7 +3,7 @@
 use super::frame::{Frame, Spans, spans};
 use super::functions::{WindowCall, WindowFunction};
 use super::layout::{Layout, Partition, Segment};
-use super::{Window, aggregates};
+use super::{Checks, Window, aggregates};
 use crate::mask::Mask;
 use crate::vector::{Values, Vector};
 use arrow_array::{Array, UInt32Array};
@@ -13,11 +13,11 @@ use tidepool_base::{Error, Result, SqlState};
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The functions' columns, each as long as the segment.
-pub(super) fn evaluate(window: &Window, segment: &Segment) -> Result<Vec<Vector>> {
+pub(super) fn evaluate(window: &Window, segment: &Segment, checks: &Checks) -> Result<Vec<Vector>> {
     let mut frames: Vec<(&Frame, Spans)> = Vec::new();
     let mut columns = Vec::with_capacity(window.functions.len());
     for call in &window.functions {
-        super::check_heap()?;
+        checks.check()?;
         let place = match call.own_frame() {
             None => None,
             Some(frame) => Some(match frames.iter().position(|(known, _)| *known == frame) {
@@ -30,7 +30,7 @@ pub(super) fn evaluate(window: &Window, segment: &Segment) -> Result<Vec<Vector>
         };
         let frame = place.map_or(&Spans::Whole, |place| &frames[place].1);
         let scale = call.argument.and_then(|column| window.input[column].scale()).unwrap_or(0);
-        columns.push(column(call, scale, segment, frame)?);
+        columns.push(column(call, scale, segment, frame, checks)?);
     }
     Ok(columns)
 }
@@ -41,7 +41,7 @@ fn of_frame(window: &Window, segment: &Segment, frame: &Frame) -> Result<Spans> 
     spans(frame, &segment.layout, key.zip(values.as_ref()))
 }
 
-fn column(call: &WindowCall, scale: i8, segment: &Segment, frame: &Spans) -> Result<Vector> {
+fn column(call: &WindowCall, scale: i8, segment: &Segment, frame: &Spans, checks: &Checks) -> Result<Vector> {
     use WindowFunction as F;
     let layout = &segment.layout;
     let argument = || -> Result<Vector> {
@@ -95,7 +95,7 @@ fn column(call: &WindowCall, scale: i8, segment: &Segment, frame: &Spans) -> Res
                 |start: u32, end: u32| if skipped < u64::from(end - start) { start + skipped as u32 } else { NONE };
             pick(&argument()?, &framed(layout, frame, nth))?
         }
-        F::Aggregate(function) => aggregates::column(function, call, scale, segment, frame)?,
+        F::Aggregate(function) => aggregates::column(function, call, scale, segment, frame, checks)?,
     })
 }
 

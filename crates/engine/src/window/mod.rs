@@ -20,6 +20,7 @@ pub use functions::{WindowCall, WindowFunction};
 pub use number::NumberRows;
 
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::run::Interruption;
 use crate::sort::keys::KeyPlan;
 use crate::sort::{Sort, SortKey, SortSink, Sorted};
 use crate::types::{Class, ColumnType};
@@ -94,8 +95,14 @@ impl Window {
     }
 }
 
-fn check_heap() -> Result<()> {
-    QueryHeap::current().map_or(Ok(()), |heap| heap.check())
+/// What tasks that take long ask from time to time.
+struct Checks(Arc<dyn Interruption>);
+
+impl Checks {
+    fn check(&self) -> Result<()> {
+        QueryHeap::current().map_or(Ok(()), |heap| heap.check())?;
+        self.0.check()
+    }
 }
 
 /// How its rows tell partitions and peers apart.
@@ -131,6 +138,7 @@ enum Stage {
 pub struct WindowTable {
     window: Window,
     keys: Keys,
+    checks: Checks,
     /// `None`: without keys, rows stay as they come.
     sorting: Mutex<Option<Arc<Sorted>>>,
     stage: Mutex<Stage>,
@@ -147,7 +155,7 @@ impl fmt::Debug for WindowTable {
 
 impl WindowTable {
     /// Fails as [`Window::check`] does.
-    pub fn new(window: &Window) -> Result<Arc<WindowTable>> {
+    pub fn new(window: &Window, interruption: Arc<dyn Interruption>) -> Result<Arc<WindowTable>> {
         window.check()?;
         let partition: Vec<SortKey> = window
             .partition
@@ -166,6 +174,7 @@ impl WindowTable {
         Ok(Arc::new(WindowTable {
             window: window.clone(),
             keys,
+            checks: Checks(interruption),
             sorting: Mutex::new(sorting),
             stage: Mutex::default(),
             computed: OnceLock::new(),
@@ -174,7 +183,7 @@ impl WindowTable {
     }
 
     fn marks(&self, pieces: &[Chunk], piece: usize) -> Result<Marks> {
-        check_heap()?;
+        self.checks.check()?;
         let before = piece.checked_sub(1).map(|before| &pieces[before]);
         let partitions = layout::changes(&self.keys.partition, &pieces[piece], before)?;
         let groups = self.keys.order.as_ref().map(|order| layout::changes(order, &pieces[piece], before));
@@ -193,7 +202,7 @@ impl WindowTable {
         let task = |(place, segment): (usize, Segment)| -> Task {
             let table = Arc::clone(self);
             Box::new(move || {
-                let functions = evaluate::evaluate(&table.window, &segment)?;
+                let functions = evaluate::evaluate(&table.window, &segment, &table.checks)?;
                 let own = |run: Chunk| {
                     let columns = table.window.output.iter().map(|column| run.columns[*column].clone()).collect();
                     Chunk { rows: run.rows, columns }

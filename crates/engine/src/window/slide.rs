@@ -1,8 +1,10 @@
 //! Aggregates over frames that slide: each row comes in once and goes once.
 
+use super::Checks;
 use super::frame::Spans;
 use super::layout::Layout;
 use crate::aggregate::{State, SumWide};
+use tidepool_base::Result;
 
 /// What a frame's rows come to. Rows come in ascending order, and go in that order.
 pub(super) trait Slide {
@@ -13,31 +15,54 @@ pub(super) trait Slide {
     fn remove(&mut self, row: u32);
 }
 
+/// Rows between two checks: of the order of a millisecond.
+const CHECK_ROWS: usize = 1 << 16;
+
 /// Tells of each frame: the rows whose frame it is, from one to before another, and what it comes to.
 #[inline(always)]
-pub(super) fn slide<S: Slide>(spans: &Spans, layout: &Layout, state: &mut S, mut tell: impl FnMut(u32, u32, &S)) {
+pub(super) fn slide<S: Slide>(
+    spans: &Spans,
+    layout: &Layout,
+    checks: &Checks,
+    state: &mut S,
+    mut tell: impl FnMut(u32, u32, &S),
+) -> Result<()> {
     match spans {
         Spans::Whole => {
+            let mut unchecked = 0;
             for partition in layout.partitions() {
                 state.clear();
-                (partition.start..partition.end).for_each(|row| state.add(row));
+                for start in (partition.start..partition.end).step_by(CHECK_ROWS) {
+                    let end = partition.end.min(start.saturating_add(CHECK_ROWS as u32));
+                    (start..end).for_each(|row| state.add(row));
+                    unchecked += (end - start) as usize;
+                    if unchecked >= CHECK_ROWS {
+                        checks.check()?;
+                        unchecked = 0;
+                    }
+                }
                 tell(partition.start, partition.end, state);
             }
         }
         Spans::Each { start, end } => {
-            let (mut first, mut next) = (0, 0);
-            for (row, (start, end)) in (0..).zip(start.iter().zip(end)) {
-                if *start >= next {
-                    state.clear();
-                    (first, next) = (*start, *start);
+            let (mut first, mut next, mut row) = (0, 0, 0);
+            for (start, end) in start.chunks(CHECK_ROWS).zip(end.chunks(CHECK_ROWS)) {
+                checks.check()?;
+                for (start, end) in start.iter().zip(end) {
+                    if *start >= next {
+                        state.clear();
+                        (first, next) = (*start, *start);
+                    }
+                    (next..*end).for_each(|row| state.add(row));
+                    (first..*start).for_each(|row| state.remove(row));
+                    (first, next) = (*start, *end);
+                    tell(row, row + 1, state);
+                    row += 1;
                 }
-                (next..*end).for_each(|row| state.add(row));
-                (first..*start).for_each(|row| state.remove(row));
-                (first, next) = (*start, *end);
-                tell(row, row + 1, state);
             }
         }
     }
+    Ok(())
 }
 
 /// A count of the rows that are taken.

@@ -106,8 +106,32 @@ fn cells(chunk: &Chunk, row: usize) -> Vec<Cell> {
     chunk.columns.iter().map(cell).collect()
 }
 
+struct Never;
+
+impl Interruption for Never {
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// So many times not yet.
+struct Soon(AtomicUsize);
+
+impl Interruption for Soon {
+    fn check(&self) -> Result<()> {
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::new(SqlState::QUERY_CANCELED, "enough")),
+        }
+    }
+}
+
 fn run(window: &Window, chunks: &[Chunk]) -> Result<Vec<Vec<Cell>>> {
-    let table = WindowTable::new(window)?;
+    run_while(window, chunks, Arc::new(Never))
+}
+
+fn run_while(window: &Window, chunks: &[Chunk], interruption: Arc<dyn Interruption>) -> Result<Vec<Vec<Cell>>> {
+    let table = WindowTable::new(window, interruption)?;
     let sink = WindowSink(Arc::clone(&table));
     let mut workers = [sink.worker()?, sink.worker()?];
     for (index, chunk) in chunks.iter().enumerate() {
@@ -512,6 +536,21 @@ fn what_no_type_holds_is_refused() {
     let mut window = sum(FrameBound::First, FrameBound::Last);
     window.functions[0].of = ColumnType::new(DataType::Utf8View, true);
     assert!(window.check().is_err());
+}
+
+#[test]
+fn long_partitions_can_be_interrupted() {
+    let mut random = Random(2);
+    let chunks: Vec<Chunk> = (0..150).map(|number| chunk(&mut random, number * 2000, 2000, 3)).collect();
+    let sum = WindowFunction::Aggregate(AggregateFunction::Sum);
+    let running = Frame { units: FrameUnits::Rows, start: FrameBound::First, end: FrameBound::Current };
+    for frame in [Frame::WHOLE, running] {
+        let window = window(vec![], vec![], vec![call(sum, Some(INT), frame)]);
+        // Once before the only call, and then within it.
+        let error = run_while(&window, &chunks, Arc::new(Soon(AtomicUsize::new(3)))).unwrap_err();
+        assert_eq!(error.code(), SqlState::QUERY_CANCELED);
+        assert_eq!(run_while(&window, &chunks, Arc::new(Soon(AtomicUsize::new(30)))).unwrap().len(), 300_000);
+    }
 }
 
 #[test]
