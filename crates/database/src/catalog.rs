@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use tidepool_base::{CommitTs, Error, Result, RoleId, SchemaId, SqlState, SqlType, TableId};
 use tidepool_table::rows::ReadLog;
 use tidepool_table::{EncodingKind, Table, TableDef, TableVersion};
@@ -218,7 +218,20 @@ impl Deref for DatabaseVersion {
     }
 }
 
+/// Tells states of what exists apart. Holds none of it.
+#[derive(Clone, Debug)]
+pub struct StateMark(Weak<DatabaseState>);
+
 impl DatabaseVersion {
+    pub fn mark(&self) -> StateMark {
+        StateMark(Arc::downgrade(&self.state))
+    }
+
+    /// Nothing was created, changed, dropped or granted in between.
+    pub fn is_of(&self, mark: &StateMark) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.state), mark.0.as_ptr())
+    }
+
     pub(crate) fn new(state: Arc<DatabaseState>, view: Arc<HeldSnapshot>) -> DatabaseVersion {
         DatabaseVersion { state, view, seen: Mutex::default(), reads: None, has_own_writes: false }
     }

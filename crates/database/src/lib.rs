@@ -41,8 +41,8 @@ mod writer;
 pub use access::{AccessLog, ColumnRecord, IndexRecord, TableRecord, Workload};
 pub use alter::{ColumnSource, Compute};
 pub use catalog::{
-    Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, TableSize, ViewColumn, ViewDef,
-    ViewRelation, ViewSource,
+    Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, StateMark, TableSize, ViewColumn,
+    ViewDef, ViewRelation, ViewSource,
 };
 pub use check::{Checked, check_folder, restore};
 pub use comment::{Commented, Comments};

@@ -632,6 +632,14 @@ impl Compiler<'_> {
             Op::Sort { keys, limit } => {
                 let types = plan.types.clone();
                 let sorted = Sorted::metered(Sort { keys: keys.clone(), limit: *limit, types }, self.meter(plan));
+                if let (Some(first), Some(bound)) = (keys.first(), sorted.bound()) {
+                    let mut scans = Vec::new();
+                    reached(input(0)?, first.column, &mut |scan, column| scans.push((scan, column)));
+                    for (scan, column) in scans {
+                        let bound = Arc::clone(&bound);
+                        self.scan(&scan)?.runtime.lock().push((column, Arc::new(move || Some(Arc::clone(&bound)))));
+                    }
+                }
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(SortSink(Arc::clone(&sorted)));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));

@@ -59,6 +59,18 @@ impl Texts {
         // SAFETY: `owners` hold them as long as `self` lives.
         unsafe { self.values[row].bytes() }
     }
+
+    /// Whether each value but the first is another one than the value before it.
+    pub fn changes(&self) -> impl Iterator<Item = bool> + '_ {
+        // SAFETY: `owners` hold both as long as `self` lives.
+        self.values.windows(2).map(|pair| unsafe { !pair[0].equals(&pair[1]) })
+    }
+
+    #[inline]
+    pub fn are_equal(&self, row: usize, other: usize) -> bool {
+        // SAFETY: `owners` hold both as long as `self` lives.
+        unsafe { self.values[row].equals(&self.values[other]) }
+    }
 }
 
 /// A column of some rows.

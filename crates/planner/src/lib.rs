@@ -39,6 +39,7 @@ mod parameters;
 mod partitions;
 mod pass;
 mod placement;
+mod plan_cache;
 mod planner;
 mod privileges;
 mod queries;

@@ -2,6 +2,7 @@
 
 use crate::advisory::AdvisoryLocks;
 use crate::facts::{FactsExtension, SessionFacts};
+use crate::plan_cache::PlanCache;
 use crate::queries::{QueryInfo, QueryRegistry};
 use crate::session::{Session, SessionRow, SessionShared};
 use crate::types::PostgresTypes;
@@ -35,6 +36,7 @@ pub struct Planner {
     /// Run what the engine has of statements.
     engine: Workers,
     state: SessionState,
+    pub(crate) plans: PlanCache,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
@@ -55,6 +57,7 @@ impl Planner {
         let threads = database.config().threads;
         let engine = Workers::start(threads, ENGINE_STACK_BYTES, crate::heap::prepare_engine_thread)?;
         Ok(Arc::new(Planner {
+            plans: PlanCache::default(),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),

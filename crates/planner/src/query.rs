@@ -446,7 +446,12 @@ pub struct Planned {
 
 /// Optimises a bound plan and makes its physical form.
 pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
-    let mut optimized = crate::optimizer::optimize(state, plan).map_err(from_datafusion)?;
+    let optimized = crate::optimizer::optimize(state, plan).map_err(from_datafusion)?;
+    physical_plan_of(state, optimized).await
+}
+
+/// The physical form of an optimised plan.
+async fn physical_plan_of(state: &SessionState, mut optimized: LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     if let Some(facts) = SessionFacts::of(state.config_options())
         && facts.settings.own_engine()
     {
@@ -460,10 +465,32 @@ pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<A
 pub async fn plan(facts: Arc<SessionFacts>, query: Box<ast::Query>, parameters: Vec<ArrayRef>) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
-    let logical = logical_plan(&state, &facts, query, parameter_fields(&parameters), None)?;
-    let logical = bind(logical, &parameters)?;
-    let plan = physical_plan(&state, &logical).await?;
+    let optimized = optimized_plan(&state, &facts, query, &parameters)?;
+    let plan = physical_plan_of(&state, optimized).await?;
     Ok(planned(state, plan, &names))
+}
+
+fn optimized_plan(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: &[ArrayRef],
+) -> Result<LogicalPlan> {
+    let plans = (parameters.is_empty() && facts.parts.is_empty() && facts.settings.keeps_plans())
+        .then_some(&facts.planner.plans);
+    if let Some(known) = plans.and_then(|plans| plans.find(facts, &query)) {
+        return Ok(known);
+    }
+    let as_written = plans.is_some().then(|| query.as_ref().clone());
+    let logical = logical_plan(state, facts, query, parameter_fields(parameters), None)?;
+    let logical = bind(logical, parameters)?;
+    let optimized = crate::optimizer::optimize(state, &logical).map_err(from_datafusion)?;
+    if let (Some(plans), Some(query)) = (plans, as_written)
+        && crate::plan_cache::may_keep(&logical).map_err(from_datafusion)?
+    {
+        plans.keep(facts, query, &optimized);
+    }
+    Ok(optimized)
 }
 
 pub fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &OutputNames) -> Planned {

@@ -137,6 +137,12 @@ static DEFINITIONS: &[Definition] = &[
         "Whose operators run queries: Tidepool's own, where it has them, or DataFusion's.",
     ),
     define(
+        "tidepool.plan_cache",
+        Kind::Boolean,
+        "on",
+        "Whether a query's plan is used again when the same query comes again.",
+    ),
+    define(
         "tidepool.statement_memory",
         Kind::Size,
         "0",
@@ -296,6 +302,16 @@ impl Settings {
     /// Whether Tidepool's own operators run what they can.
     pub fn own_engine(&self) -> bool {
         self.value("tidepool.engine") == "tidepool"
+    }
+
+    /// Whether plans are used again.
+    pub fn keeps_plans(&self) -> bool {
+        self.value("tidepool.plan_cache") == "on"
+    }
+
+    /// Whether statements do the same under both; what a client made up is asked for by its name.
+    pub fn are_the_same(&self, other: &Settings) -> bool {
+        std::ptr::eq(self, other) || self.values == other.values
     }
 
     pub fn statement_memory_bytes(&self) -> Option<u64> {

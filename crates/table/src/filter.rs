@@ -483,6 +483,12 @@ pub(crate) enum SegmentTest {
     /// Of the packed integers, or the dictionary's codes.
     Packed(IntTest),
     Decoded(Test),
+    /// Text that is (not) this one. Strings of another length need no look.
+    Equal {
+        len: i64,
+        test: Test,
+        negated: bool,
+    },
 }
 
 /// The widest range of integers over which a function is evaluated ahead.
@@ -552,6 +558,10 @@ impl SegmentTest {
                     None => SegmentTest::Decoded(test.clone()),
                 }
             }
+            (
+                test @ Test::Order { op: op @ (CompareOp::Eq | CompareOp::Ne), bytes },
+                Payload::Fsst(_) | Payload::Strings(_),
+            ) => SegmentTest::Equal { len: bytes.len() as i64, test: test.clone(), negated: *op == CompareOp::Ne },
             (test, _) => SegmentTest::Decoded(test.clone()),
         })
     }
@@ -573,6 +583,13 @@ impl SegmentTest {
                     // What joins leave is often little, but each value costs a look into their keys.
                     (_, IntTest::Keys(_)) => 15,
                     _ => 6,
+                }
+            }
+            SegmentTest::Equal { len, .. } => {
+                if *len == 0 {
+                    4
+                } else {
+                    20
                 }
             }
             SegmentTest::Decoded(Test::Function(_)) => 200,
@@ -639,29 +656,62 @@ impl SegmentTest {
                     Payload::Dictionary(dictionary) => dictionary.codes().filter(blob, rows, test, words),
                     _ => return Err(Error::internal("a segment without integers was tested as such")),
                 },
-                SegmentTest::Decoded(test) => {
-                    let selected = bits::count(words);
-                    if selected == rows.len() {
-                        let array = payload.gather(blob, &Rows::Range(rows), logical, None)?;
-                        and_values(test, &array, words)?;
-                    } else if selected > 0 {
-                        let mut list = Vec::with_capacity(selected);
-                        bits::positions(words, rows.start as u32, &mut list);
-                        let array = payload.gather(blob, &Rows::List(&list), logical, None)?;
-                        let mut passed = bits::ones(list.len());
-                        and_values(test, &array, &mut passed)?;
-                        for (i, row) in list.iter().enumerate() {
-                            if passed[i / 64] >> (i % 64) & 1 == 0 {
-                                let bit = *row as usize - rows.start;
-                                words[bit / 64] &= !(1 << (bit % 64));
-                            }
+                SegmentTest::Decoded(test) => and_decoded(test, payload, blob, logical, rows, words)?,
+                SegmentTest::Equal { len, test, negated } => {
+                    let lengths = match payload {
+                        Payload::Fsst(text) => text.lengths(),
+                        Payload::Strings(text) => text.lengths(),
+                        _ => return Err(Error::internal("a segment without lengths was tested by them")),
+                    };
+                    let same = IntTest::Within { lower: *len, upper: *len };
+                    if !negated {
+                        lengths.filter(blob, rows.clone(), &same, words);
+                        if *len > 0 {
+                            and_decoded(test, payload, blob, logical, rows, words)?;
                         }
+                        return Ok(());
+                    }
+                    let mut of_length = words.to_vec();
+                    lengths.filter(blob, rows.clone(), &same, &mut of_length);
+                    words.iter_mut().zip(&of_length).for_each(|(word, same)| *word &= !same);
+                    if *len > 0 {
+                        and_decoded(test, payload, blob, logical, rows, &mut of_length)?;
+                        words.iter_mut().zip(&of_length).for_each(|(word, passing)| *word |= passing);
                     }
                 }
             }
             Ok(())
         })
     }
+}
+
+/// `words &= test(rows)`, of rows whose values are decoded. `rows` starts at a multiple of 64.
+fn and_decoded(
+    test: &Test,
+    payload: &Payload,
+    blob: &Arc<Blob>,
+    logical: Logical,
+    rows: Range<usize>,
+    words: &mut [u64],
+) -> Result<()> {
+    let selected = bits::count(words);
+    if selected == rows.len() {
+        let array = payload.gather(blob, &Rows::Range(rows), logical, None)?;
+        and_values(test, &array, words)?;
+    } else if selected > 0 {
+        let mut list = Vec::with_capacity(selected);
+        bits::positions(words, rows.start as u32, &mut list);
+        let array = payload.gather(blob, &Rows::List(&list), logical, None)?;
+        let mut passed = bits::ones(list.len());
+        and_values(test, &array, &mut passed)?;
+        for (i, row) in list.iter().enumerate() {
+            if passed[i / 64] >> (i % 64) & 1 == 0 {
+                let bit = *row as usize - rows.start;
+                words[bit / 64] &= !(1 << (bit % 64));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The first code that does not hold, codes that hold coming first.

@@ -23,6 +23,7 @@ mod parameters;
 mod partition;
 mod row_group;
 pub mod rows;
+mod sample;
 mod scan;
 mod schema;
 mod segment;

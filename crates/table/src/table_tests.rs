@@ -439,6 +439,8 @@ fn rows_of_main_that_were_changed_or_deleted_are_found_as_each_view_sees_them() 
             assert_eq!(read(&scan, batch_rows).num_rows(), (0..10_300).filter(|place| changed(*place)).count());
             assert_eq!(ids(&version).len(), expected.num_rows());
         }
+        // Merged rows keep their marks until nobody looks at what was before.
+        assert_eq!(version.statistics().rows as usize, expected.num_rows(), "merged {merged}");
     }
     assert_eq!(after.statistics().rows as usize, expected.num_rows());
     assert!(!after.statistics().exact && testing::version(&table, &mut worker).rows_max() >= 8_000);

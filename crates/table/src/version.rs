@@ -2,6 +2,7 @@ use crate::delta_columns::DeltaLook;
 use crate::dictionary::MainDictionary;
 use crate::index::{Entries, TableIndex};
 use crate::rows::{Apart, MainPart, RangeView, ReadLog, RowStore, ScanRead, VERSION_HEADER_BYTES};
+use crate::sample::Sample;
 use crate::segment::statistics_of;
 use crate::sketch::Sketch;
 use crate::{
@@ -51,6 +52,7 @@ pub struct Table {
     /// Of a partitioned table: what was worked out last of partitions, and of which.
     of_partitions: Mutex<Option<OfPartitions>>,
     look: Mutex<Option<DeltaLook>>,
+    sample: Mutex<Option<Arc<Sample>>>,
     /// By column.
     dictionaries: Mutex<Vec<Option<MainDictionary>>>,
 }
@@ -78,6 +80,7 @@ impl Table {
             statistics: Mutex::default(),
             of_partitions: Mutex::default(),
             look: Mutex::default(),
+            sample: Mutex::default(),
             dictionaries: Mutex::default(),
         }
     }
@@ -130,6 +133,10 @@ impl Table {
 
     pub(crate) fn look(&self) -> &Mutex<Option<DeltaLook>> {
         &self.look
+    }
+
+    pub(crate) fn sample(&self) -> &Mutex<Option<Arc<Sample>>> {
+        &self.sample
     }
 
     pub(crate) fn dictionaries(&self) -> &Mutex<Vec<Option<MainDictionary>>> {
@@ -389,7 +396,7 @@ impl TableVersion {
         let delta = self.delta_statistics();
         let columns = (0..self.def.columns.len()).map(|column| self.column_statistics(column, &delta));
         let (columns, sketches) = columns.unzip();
-        let rows = self.main_rows() + delta.rows - self.hidden_rows().min(self.main_rows() + delta.rows);
+        let rows = (self.main_rows() + delta.rows).saturating_sub(delta.hidden);
         let exact = self.is_settled() && self.mains.iter().all(|main| main.dead_rows() == 0);
         let statistics = Arc::new(TableStatistics { rows, exact, delta_bytes: delta.bytes, columns, sketches });
         *self.table.statistics.lock() = Some((shape, Arc::clone(&statistics)));
@@ -427,34 +434,38 @@ impl TableVersion {
         statistics
     }
 
-    /// About the rows of main that versions stand for.
-    fn hidden_rows(&self) -> u64 {
-        let of = |number: u64| self.headed.binary_search_by_key(&number, |(range, _)| *range).map(|i| self.headed[i].1);
-        let hidden = |(number, main): (&u64, &Arc<MainPart>)| {
-            of(*number).map_or(0, |headed| headed.min(main.live_rows()) as u64)
-        };
-        self.ranges.iter().zip(&self.mains).map(hidden).sum()
-    }
-
-    /// Of what a look at some rows of delta tells about all.
+    /// Of what a look at some rows of delta tells about all. Each range is looked at for itself: one that was merged a moment ago still has
+    /// marks at all its rows, though main shows them, and the next one has not been merged yet.
     fn delta_statistics(&self) -> DeltaStatistics {
+        // Windows in an order that spreads any number of them over the range.
+        const STRIDE: usize = 1_237;
+        let per_range = (DELTA_ROWS_SAMPLED / self.headed.len().max(1)).max(64);
         let mut images = Vec::new();
-        let (mut looked_at, mut versions) = (0, Vec::new());
-        'ranges: for (number, _) in &self.headed {
+        let (mut rows, mut hidden, mut versions) = (0.0, 0.0, Vec::new());
+        for (number, headed) in &self.headed {
             let Some(range) = self.range(*number) else { break };
-            for window in 0..RangeView::WINDOWS {
-                looked_at += range.headed(window).count_ones() as u64;
-                range.window(window, &mut versions);
+            let (mut looked_at, mut hidden_here, before) = (0, 0, images.len());
+            for turn in 0..RangeView::WINDOWS {
+                let window = turn * STRIDE % RangeView::WINDOWS;
+                let marked = range.headed(window);
+                if marked == 0 {
+                    continue;
+                }
+                looked_at += marked.count_ones() as usize;
+                let shown = range.window(window, &mut versions);
+                hidden_here += (range.main(window) & !shown).count_ones() as usize;
                 images.extend(versions.drain(..).map(|(_, image)| image));
-                if images.len() >= DELTA_ROWS_SAMPLED {
-                    break 'ranges;
+                if looked_at >= per_range {
+                    break;
                 }
             }
+            let weight = if looked_at == 0 { 0.0 } else { *headed as f64 / looked_at as f64 };
+            rows += weight * (images.len() - before) as f64;
+            hidden += weight * hidden_here as f64;
         }
+        let rows = f64::round(rows) as u64;
         let all: Vec<usize> = (0..self.def.columns.len()).collect();
         let columns = self.rows().layout().decode(&images, &all).unwrap_or_default();
-        let share = if looked_at == 0 { 0.0 } else { images.len() as f64 / looked_at as f64 };
-        let rows = (self.delta_rows() as f64 * share).round() as u64;
         let scale = if images.is_empty() { 0.0 } else { rows as f64 / images.len() as f64 };
         let of = |column: &ArrayRef| {
             let (mut statistics, sketch) = statistics_of(column).unwrap_or_default();
@@ -462,7 +473,8 @@ impl TableVersion {
             (statistics, sketch)
         };
         let bytes = images.iter().map(|image| image.len() + VERSION_HEADER_BYTES).sum::<usize>() as f64 * scale;
-        DeltaStatistics { rows, bytes: bytes.round() as u64, columns: columns.iter().map(of).collect() }
+        let columns = columns.iter().map(of).collect();
+        DeltaStatistics { rows, hidden: hidden.round() as u64, bytes: bytes.round() as u64, columns }
     }
 
     fn column_statistics(&self, column: usize, delta: &DeltaStatistics) -> (ColumnStatistics, Sketch) {
@@ -501,6 +513,8 @@ const DELTA_ROWS_SAMPLED: usize = 16 * 1024;
 
 struct DeltaStatistics {
     rows: u64,
+    /// Rows of main that versions stand for.
+    hidden: u64,
     bytes: u64,
     columns: Vec<(ColumnStatistics, Sketch)>,
 }

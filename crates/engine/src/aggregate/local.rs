@@ -49,6 +49,8 @@ pub(super) struct LocalTable {
     /// How large it may become now, and how often a group had been found when that was settled.
     bytes_max: usize,
     repetition: f64,
+    /// It grows as far as it may, to see what that is worth.
+    is_trying: bool,
     directory: Directory,
     /// What the directory has, or what is staged; and the text of all rows.
     pub rows: Rows,
@@ -74,6 +76,7 @@ impl LocalTable {
             limits,
             bytes_max: limits.cache_bytes,
             repetition: 0.0,
+            is_trying: true,
             directory: Directory::new(),
             rows: Rows::new(Arc::clone(layout)),
             partitions: Vec::new(),
@@ -156,6 +159,7 @@ impl LocalTable {
                 self.write_out(groups)?;
                 if self.skipped >= self.limits.skipped_rows {
                     (self.is_skipping, self.skipped) = (false, 0);
+                    (self.is_trying, self.repetition) = (true, 0.0);
                 }
             }
             return Ok(());
@@ -169,15 +173,21 @@ impl LocalTable {
         // them are about to fit into one of double the size. Of a few frequent groups among many, a larger table finds no
         // more.
         let is_worth_more = repetition >= 1.5 && repetition >= self.repetition * 1.4;
-        if self.bytes_max >= self.limits.table_bytes_max {
-            // The next one may be as large.
-        } else if is_worth_more {
+        let is_largest = self.bytes_max >= self.limits.table_bytes_max;
+        // Groups that come again and again in the same order are all different until the last one has come. That costs less
+        // to find out, once, than to take such groups for ones that do not repeat.
+        if !is_largest && (self.is_trying || is_worth_more) {
             self.bytes_max = (self.bytes_max * 2).min(self.limits.table_bytes_max);
-            self.repetition = repetition;
+            if !self.is_trying || self.repetition == 0.0 {
+                self.repetition = repetition;
+            }
             return Ok(());
-        } else {
+        }
+        // The next one may be as large if that was worth it.
+        if !is_worth_more && (self.is_trying || !is_largest) {
             (self.bytes_max, self.repetition) = (self.limits.cache_bytes, f64::INFINITY);
         }
+        self.is_trying = false;
         self.is_skipping = self.rows_in < group_count * 2;
         self.write_out(groups)
     }

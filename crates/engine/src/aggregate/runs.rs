@@ -18,9 +18,7 @@ pub(super) fn is_same(column: &Vector, row: usize) -> bool {
         Values::Wide(values) => values[row - 1] == values[row],
         Values::Float(values) => float_bits(values[row - 1]) == float_bits(values[row]),
         Values::Bool(values) => values.get(row - 1) == values.get(row),
-        Values::Text(values) => {
-            values.values()[row - 1].head() == values.values()[row].head() && values.bytes(row - 1) == values.bytes(row)
-        }
+        Values::Text(values) => values.are_equal(row - 1, row),
         Values::Other(_) => false,
     }
 }
@@ -48,6 +46,11 @@ pub(super) fn ends(keys: &[&Vector], rows: usize) -> Option<Vec<u32>> {
             (Values::Int(values), None) => each(&mut changes, values, |a, b| a != b),
             (Values::Wide(values), None) => each(&mut changes, values, |a, b| a != b),
             (Values::Float(values), None) => each(&mut changes, values, |a, b| float_bits(a) != float_bits(b)),
+            (Values::Text(values), None) => {
+                for (change, differs) in changes[1..].iter_mut().zip(values.changes()) {
+                    *change |= u8::from(differs);
+                }
+            }
             _ => {
                 for (row, change) in changes.iter_mut().enumerate().skip(1) {
                     *change |= u8::from(!is_same(key, row));

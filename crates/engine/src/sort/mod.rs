@@ -9,19 +9,21 @@ mod pick;
 #[cfg(test)]
 mod tests;
 
+use crate::expr::Scalar;
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
 use crate::touch::{Meter, Pool, Touches};
-use crate::types::ColumnType;
+use crate::types::{Class, ColumnType};
 use crate::vector::{CHUNK_ROWS, Chunk};
 use keys::KeyPlan;
 use pick::{PLACES, Parts, Place};
 use std::any::Any;
 use std::cmp::Ordering;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result};
 use tidepool_heap::QueryHeap;
+use tidepool_table::KeyTest;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SortKey {
@@ -70,6 +72,8 @@ pub struct Sorted {
     plan: Result<KeyPlan>,
     /// With a limit: no row whose key has a greater upper half is among the first.
     threshold: AtomicU64,
+    /// With a limit, of a first key that is an integer: no row behind it is among the first. Until it is known, the last value there is.
+    last: AtomicI64,
     workers: AtomicUsize,
     ranges: OnceLock<Vec<OnceLock<Chunk>>>,
     meter: Meter,
@@ -97,15 +101,26 @@ impl Sorted {
     /// As above, with an account of what it touches.
     pub fn metered(sort: Sort, meter: Meter) -> Arc<Sorted> {
         let plan = KeyPlan::new(&sort.keys, &sort.types);
+        let is_descending = sort.keys.first().is_some_and(|key| key.descending);
         Arc::new(Sorted {
             sort,
             plan,
             threshold: AtomicU64::new(u64::MAX),
+            last: AtomicI64::new(if is_descending { i64::MIN } else { i64::MAX }),
             workers: AtomicUsize::new(0),
             ranges: OnceLock::new(),
             pools: Pools { chunks: meter.pool(), items: meter.pool(), sorted: meter.pool() },
             meter,
         })
+    }
+
+    /// With a limit, for scans: whether a value of the first key can be one of the first rows'. Of a key without NULLs whose values
+    /// are integers.
+    pub fn bound(self: &Arc<Self>) -> Option<Arc<dyn KeyTest>> {
+        let key = self.sort.keys.first()?;
+        let of = self.sort.types.get(key.column)?;
+        let is_plain = of.class() == Class::Int && of.dictionary.is_none() && !of.nullable;
+        (is_plain && self.first().is_some()).then(|| Arc::new(Bound(Arc::clone(self))) as Arc<dyn KeyTest>)
     }
 
     /// How many of the first rows workers look for.
@@ -123,6 +138,32 @@ impl Sorted {
 
     fn plan(&self) -> Result<&KeyPlan> {
         self.plan.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// What a scan is asked for by a sort of which only the first rows are wanted.
+#[derive(Debug)]
+struct Bound(Arc<Sorted>);
+
+impl KeyTest for Bound {
+    fn bounds(&self) -> Option<(i64, i64)> {
+        let last = self.0.last.load(Relaxed);
+        let descending = self.0.sort.keys.first().is_some_and(|key| key.descending);
+        Some(if descending { (last, i64::MAX) } else { (i64::MIN, last) })
+    }
+
+    fn and_values(&self, values: &[i64], words: &mut [u64]) {
+        let Some((lower, upper)) = self.bounds() else { return };
+        for (word, values) in words.iter_mut().zip(values.chunks(64)) {
+            let within =
+                values.iter().enumerate().map(|(bit, value)| u64::from((lower..=upper).contains(value)) << bit);
+            *word &= within.fold(0, |bits, bit| bits | bit);
+        }
+    }
+
+    /// It comes back once the bound is known.
+    fn is_retired(&self) -> bool {
+        self.bounds() == Some((i64::MIN, i64::MAX))
     }
 }
 
@@ -209,6 +250,14 @@ impl SortState {
         if self.items.len() > limit {
             let (_, last, _) = self.items.select_nth_unstable_by(limit - 1, |a, b| compare(plan, row, a, b));
             self.sorted.threshold.fetch_min(last.upper, Relaxed);
+            if let Some(first) = self.sorted.sort.keys.first() {
+                let (chunk, row) = row(last.place);
+                match chunk.columns[first.column].scalar(row) {
+                    Scalar::Int(value) if first.descending => _ = self.sorted.last.fetch_max(value, Relaxed),
+                    Scalar::Int(value) => _ = self.sorted.last.fetch_min(value, Relaxed),
+                    _ => {}
+                }
+            }
             self.items.truncate(limit);
         }
         // The last chunk of a worker may be shorter; what lies here is of this worker alone.

@@ -3,13 +3,14 @@
 use super::lower::{Lowered, Lowering, own, refused, shown};
 use crate::optimizer::estimate;
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::Result as PlanResult;
-use datafusion::logical_expr::{Aggregate, Expr, GroupingSet, LogicalPlan};
+use datafusion::common::{Result as PlanResult, ScalarValue};
+use datafusion::logical_expr::{Aggregate, BinaryExpr, Cast, Expr, GroupingSet, LogicalPlan, Operator};
+use std::collections::HashMap;
 use tidepool_engine::aggregate::{Aggregate as EngineAggregate, AggregateCall, AggregateFunction, AggregateTable};
-use tidepool_engine::expr::Expr as EngineExpr;
+use tidepool_engine::expr::{ArithmeticOp, Expr as EngineExpr, Scalar};
 use tidepool_engine::grouping::{self, GroupingSets, KeySet, average, merging};
 use tidepool_engine::plan::Plan;
-use tidepool_engine::types::ColumnType;
+use tidepool_engine::types::{ColumnType, type_bounds};
 
 /// By its name.
 pub(super) fn aggregate_function(name: &str) -> Option<AggregateFunction> {
@@ -44,7 +45,10 @@ impl Lowering<'_> {
         }
         // The sets' number follows the keys.
         let first = keys.len() + usize::from(sets.is_some());
-        let mut functions = Vec::new();
+        let shifts = if sets.is_none() { shifts(aggregate) } else { HashMap::new() };
+        let mut functions: Vec<AggregateCall> = Vec::new();
+        let mut results = Vec::new();
+        let mut sums: HashMap<&Expr, (usize, usize)> = HashMap::new();
         for (index, expr) in aggregate.aggr_expr.iter().enumerate() {
             let field = plan.schema().field(first + index);
             let inner = expr.clone().unalias();
@@ -57,6 +61,22 @@ impl Lowering<'_> {
                 return Err(refused("such aggregate"));
             }
             let function = aggregate_function(call.func.name()).ok_or_else(|| refused("such aggregate"))?;
+            if let Some(Shift { unshifted, added_to, by }) = shifts.get(&index)
+                && stays_in_type(&scope.expr(added_to)?, *by, field.data_type(), below.plan.rows_max())
+            {
+                let argument = scope.expr(unshifted)?;
+                let (sum, count) = *sums.entry(unshifted).or_insert_with(|| {
+                    let argument = Some(place(&mut outputs, argument));
+                    let sum = ColumnType::new(field.data_type().clone(), true);
+                    let count = ColumnType::new(DataType::Int64, false);
+                    for (function, of) in [(AggregateFunction::Sum, sum), (AggregateFunction::Count, count)] {
+                        functions.push(AggregateCall { function, argument, filter: None, distinct: false, of });
+                    }
+                    (functions.len() - 2, functions.len() - 1)
+                });
+                results.push(Made::Shifted { sum, count, by: *by });
+                continue;
+            }
             let argument = match params.args.as_slice() {
                 [Expr::Literal(value, _)]
                     if function == AggregateFunction::Count && !value.is_null() && !params.distinct =>
@@ -81,6 +101,7 @@ impl Lowering<'_> {
                 Some(filter) => Some(place(&mut outputs, scope.expr(filter)?)),
                 None => None,
             };
+            results.push(Made::Function(functions.len()));
             functions.push(AggregateCall { function, argument, filter, distinct: params.distinct, of });
         }
         let input = below.plan.project(outputs);
@@ -93,8 +114,107 @@ impl Lowering<'_> {
         }
         let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
         own(AggregateTable::new(&spec))?;
-        Ok(Lowered { plan: input.aggregate(spec).called(name), estimate })
+        let grouped = input.aggregate(spec).called(name);
+        if sums.is_empty() {
+            return Ok(Lowered { plan: grouped, estimate });
+        }
+        let column = |index: usize| EngineExpr::column(index, grouped.types[index].clone());
+        let made = results.iter().map(|result| match result {
+            Made::Function(place) => Ok(column(first + place)),
+            Made::Shifted { sum, count, by } => {
+                let sum = column(first + sum);
+                let of = sum.of.data_type.clone();
+                let by = EngineExpr::literal(Scalar::Wide(*by), of.clone());
+                let shift = column(first + count).cast(of.clone())?;
+                let shift = EngineExpr::arithmetic(ArithmeticOp::Multiply, shift, by, of.clone())?;
+                EngineExpr::arithmetic(ArithmeticOp::Add, sum, shift, of)
+            }
+        });
+        let made = own(made.collect::<tidepool_base::Result<Vec<_>>>())?;
+        let outputs = (0..first).map(column).chain(made).collect();
+        Ok(Lowered { plan: grouped.project(outputs), estimate })
     }
+}
+
+/// How an aggregate comes of functions, by their numbers.
+enum Made {
+    Function(usize),
+    /// The sum of values all of which are shifted by as much.
+    Shifted {
+        sum: usize,
+        count: usize,
+        by: i128,
+    },
+}
+
+/// Sums of this many shifts of one value are made of its sum and count.
+const SHIFTS_MIN: usize = 3;
+
+/// A sum's argument that is another value and a constant integer.
+struct Shift {
+    /// The argument without the constant.
+    unshifted: Expr,
+    /// The same before a cast to what sums are of.
+    added_to: Expr,
+    by: i128,
+}
+
+/// By an aggregate's number, sums of `x + c` and `x - c` with several constants.
+fn shifts(aggregate: &Aggregate) -> HashMap<usize, Shift> {
+    let sums = aggregate.aggr_expr.iter().enumerate().filter_map(|(index, expr)| {
+        let Expr::AggregateFunction(call) = expr.clone().unalias() else { return None };
+        let params = call.params;
+        let plain = !params.distinct && params.filter.is_none() && params.order_by.is_empty();
+        let argument = <[Expr; 1]>::try_from(params.args).ok().filter(|_| plain && call.func.name() == "sum")?;
+        Some((index, shift(argument.into_iter().next()?)))
+    });
+    let mut sums: HashMap<usize, Shift> = sums.collect();
+    let mut times: HashMap<Expr, usize> = HashMap::new();
+    sums.values().for_each(|shift| *times.entry(shift.unshifted.clone()).or_default() += 1);
+    sums.retain(|_, shift| times[&shift.unshifted] >= SHIFTS_MIN);
+    sums
+}
+
+fn shift(expr: Expr) -> Shift {
+    let integer = |expr: &Expr| match expr {
+        Expr::Literal(ScalarValue::Int16(Some(value)), _) => Some(i128::from(*value)),
+        Expr::Literal(ScalarValue::Int32(Some(value)), _) => Some(i128::from(*value)),
+        Expr::Literal(ScalarValue::Int64(Some(value)), _) => Some(i128::from(*value)),
+        _ => None,
+    };
+    match &expr {
+        Expr::Cast(cast) if *cast.field.data_type() == DataType::Int64 => {
+            let Shift { unshifted, by, .. } = shift(cast.expr.as_ref().clone());
+            let cast = Cast { expr: Box::new(unshifted.clone()), field: cast.field.clone() };
+            return Shift { unshifted: Expr::Cast(cast), added_to: unshifted, by };
+        }
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
+            let found = match (op, integer(left), integer(right)) {
+                (Operator::Plus, None, Some(by)) => Some((left, by)),
+                (Operator::Plus, Some(by), None) => Some((right, by)),
+                (Operator::Minus, None, Some(by)) => Some((left, -by)),
+                _ => None,
+            };
+            if let Some((value, by)) = found {
+                return Shift { unshifted: value.as_ref().clone(), added_to: value.as_ref().clone(), by };
+            }
+        }
+        _ => {}
+    }
+    Shift { unshifted: expr.clone(), added_to: expr, by: 0 }
+}
+
+/// Adding the constant to any value of an expression leaves none outside of its type, and adding it as many times as there are rows none outside of the
+/// sum's.
+fn stays_in_type(value: &EngineExpr, by: i128, sum: &DataType, rows_max: u64) -> bool {
+    let is_integer = matches!(value.of.data_type, DataType::Int16 | DataType::Int32 | DataType::Int64);
+    let (Some((lower, upper)), Some(limits)) = (value.of.bounds, type_bounds(&value.of.data_type)) else {
+        return false;
+    };
+    let within = |bound: i128| bound.checked_add(by).is_some_and(|sum| (limits.0..=limits.1).contains(&sum));
+    let all = by.unsigned_abs().checked_mul(rows_max.into());
+    let sum_fits = all.is_some_and(|all| matches!(sum, DataType::Decimal128(..)) || all < 1 << 62);
+    is_integer && within(lower) && within(upper) && sum_fits
 }
 
 /// Of its keys, for people.

@@ -135,6 +135,32 @@ fn as_literal(expr: &Expr) -> Option<&ScalarValue> {
     }
 }
 
+/// What became of a sample of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Tried {
+    pub passed: usize,
+    pub rows: usize,
+    /// There are no others.
+    pub all: bool,
+}
+
+impl Tried {
+    /// The share of all rows that pass, where statistics expect `expected`. The more have passed the more the sample is to be believed; none
+    /// says that hardly any do.
+    fn pass(self, expected: f64) -> f64 {
+        let (passed, rows) = (self.passed as f64, self.rows.max(1) as f64);
+        if self.all {
+            return passed / rows;
+        }
+        if self.passed == 0 {
+            return expected.min(0.7 / rows);
+        }
+        let belief = passed / (passed + 2.0);
+        let plausible = expected.clamp(passed / rows / 20.0, (passed + 3.0) / rows);
+        (passed / rows).powf(belief) * plausible.powf(1.0 - belief)
+    }
+}
+
 /// The part of a column's values that several conditions leave together.
 #[derive(Clone, Copy, Default)]
 struct Range {
@@ -194,6 +220,16 @@ impl Estimate {
 
     /// Keeps what all of `conditions` let pass.
     pub fn filter<'a>(&mut self, conditions: impl IntoIterator<Item = &'a Expr>, schema: &DFSchema) {
+        self.filter_tried(conditions, schema, || None);
+    }
+
+    /// As `filter`, where the conditions can be tried together on a sample, unless a key leaves a row at most.
+    pub fn filter_tried<'a>(
+        &mut self,
+        conditions: impl IntoIterator<Item = &'a Expr>,
+        schema: &DFSchema,
+        tried: impl FnOnce() -> Option<Tried>,
+    ) {
         let mut pass = 1.0;
         let mut ranges: Vec<(usize, Range)> = Vec::new();
         let mut distinct_max: Vec<(usize, f64)> = Vec::new();
@@ -234,6 +270,10 @@ impl Estimate {
         }
         for (index, range) in &ranges {
             pass *= self.range_pass(*index, *range);
+        }
+        let by_key = distinct_max.iter().any(|(index, count)| *count <= 1.0 && self.columns[*index].unique);
+        if !by_key && let Some(tried) = tried() {
+            pass = tried.pass(pass);
         }
         let rows_before = self.rows;
         self.rows = (self.rows * pass.clamp(0.0, 1.0)).max(if self.rows > 0.0 { 1.0 } else { 0.0 });
@@ -469,14 +509,18 @@ fn node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
         LogicalPlan::TableScan(scan) => {
             let provider = source_as_provider(&scan.source).ok();
             let schema = scan.source.schema();
-            let mut estimate = match provider.as_ref().and_then(|provider| provider.downcast_ref::<TableProvider>()) {
+            let table = provider.as_ref().and_then(|provider| provider.downcast_ref::<TableProvider>());
+            let mut estimate = match table {
                 Some(table) => table.estimate(),
-                None => of_provider(provider.and_then(|provider| provider.statistics()), schema.fields().len()),
+                None => {
+                    of_provider(provider.as_ref().and_then(|provider| provider.statistics()), schema.fields().len())
+                }
             };
             if !scan.filters.is_empty()
                 && let Ok(schema) = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &schema)
             {
-                estimate.filter(&scan.filters, &schema);
+                let tried = || table.and_then(|table| table.tried(&scan.filters));
+                estimate.filter_tried(&scan.filters, &schema, tried);
             }
             if let Some(projection) = &scan.projection {
                 estimate.columns = projection.iter().map(|&index| estimate.columns[index].clone()).collect();

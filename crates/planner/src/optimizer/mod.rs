@@ -1,6 +1,7 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! and how each join is spread over threads ([`join_mode`]).
 
+mod disjunctions;
 pub mod estimate;
 mod join_graph;
 mod join_mode;

@@ -11,6 +11,7 @@ mod filter;
 mod restrict;
 mod runtime;
 mod source;
+mod tried;
 
 pub use exec::{TidepoolScanExec, paced, scan_metrics, scans_of};
 pub use filter::{datum_scalar, scalar_f64};
@@ -44,6 +45,7 @@ pub struct TableProvider {
     /// This row alone, by its id.
     row: Option<RowId>,
     readable: Readable,
+    trials: Arc<tried::Trials>,
 }
 
 impl TableProvider {
@@ -55,7 +57,7 @@ impl TableProvider {
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let schema = version.def.arrow_schema();
         let source = Arc::new(Source::of(database, version)?);
-        Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable }))
+        Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable, trials: Arc::default() }))
     }
 
     /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.
@@ -89,7 +91,14 @@ impl TableProvider {
         row: RowId,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let (source, schema) = TableProvider::identified(database, version, ROW_ID)?;
-        Ok(Arc::new(TableProvider { schema, source, target: Some(0), row: Some(row), readable: Readable::All }))
+        Ok(Arc::new(TableProvider {
+            schema,
+            source,
+            target: Some(0),
+            row: Some(row),
+            readable: Readable::All,
+            trials: Arc::default(),
+        }))
     }
 
     fn identified(
@@ -111,7 +120,14 @@ impl TableProvider {
         readable: Readable,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let (source, schema) = TableProvider::identified(database, version, id)?;
-        Ok(Arc::new(TableProvider { schema, source, target: Some(target), row: None, readable }))
+        Ok(Arc::new(TableProvider {
+            schema,
+            source,
+            target: Some(target),
+            row: None,
+            readable,
+            trials: Arc::default(),
+        }))
     }
 
     /// Whether the statement changes or locks rows of it.
@@ -139,6 +155,11 @@ impl TableProvider {
         let (source, schema) = (self.source.clone(), self.schema.clone());
         let scan = TidepoolScanExec::try_new(source, schema, projection.to_vec(), predicates, limit, 1)?;
         Ok(Some(Arc::new(scan)))
+    }
+
+    /// The version, and what may be read of it, unless the statement changes or locks rows of it.
+    pub fn plain(&self) -> Option<(&Arc<TableVersion>, &Readable)> {
+        (!self.is_target()).then_some((&self.source.version, &self.readable))
     }
 
     /// What the statistics say about all of its columns, before any filter.
@@ -191,7 +212,7 @@ impl DataFusionTable for TableProvider {
             None => {
                 let statistics = self.source.statistics(Some(scan.parts()));
                 let mut estimate = self.estimate_of(&statistics);
-                estimate.filter(filters.iter(), &df_schema);
+                estimate.filter_tried(filters.iter(), &df_schema, || self.tried(filters));
                 table_statistics(&statistics, &self.schema, Some(&estimate), !filters.is_empty())
             }
         };

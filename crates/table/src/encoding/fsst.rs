@@ -1,6 +1,7 @@
 //! FSST: text as one-byte codes for up to 255 strings of one to eight bytes, learnt from a sample of the segment. Every
 //! row is coded by itself, so one row can be decoded without its neighbours, and a range in one go.
 
+use super::ints::Ints;
 use super::strings::{BYTES_MAX, Extents, check_text, view_of};
 use super::{Rows, Views};
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
@@ -156,6 +157,11 @@ impl Fsst {
         self.coded.bytes() + self.plain.bytes() + self.codes.len
     }
 
+    /// Of each string, in bytes, decoded.
+    pub fn lengths(&self) -> &Ints {
+        self.plain.lengths()
+    }
+
     fn decompressor(&self) -> Decompressor<'_> {
         Decompressor::new(&self.symbols, &self.symbol_lengths)
     }
@@ -189,8 +195,10 @@ impl Fsst {
             }
             Rows::List(rows) => {
                 let codes: &[u8] = blob.slice(self.codes);
-                let (coded, plain) = (self.coded.list(blob, rows), self.plain.list(blob, rows));
-                let total: usize = plain.iter().map(|(_, len)| *len as usize).sum();
+                let coded = self.coded.list(blob, rows);
+                let mut plain: Vec<u32> = Vec::with_capacity(rows.len());
+                self.plain.lengths().gather_into(blob, &Rows::List(rows), &mut plain);
+                let total: usize = plain.iter().map(|len| *len as usize).sum();
                 let mut text: Vec<u8> = Vec::with_capacity(total + SLACK);
                 let decompressor = self.decompressor();
                 for (start, len) in coded {

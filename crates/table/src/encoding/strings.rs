@@ -5,7 +5,6 @@ use super::packing::BLOCK;
 use super::{Rows, Views};
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
 use crate::logical::Logical;
-use arrow_array::builder::make_view;
 use std::ops::Range;
 use std::sync::Arc;
 use tidepool_base::{Error, Result};
@@ -17,9 +16,24 @@ pub(crate) const BYTES_MAX: usize = i32::MAX as usize;
 pub(crate) const INLINE_MAX: usize = 12;
 
 /// A view of `bytes`, which lie at `offset` of the first buffer.
-#[inline(always)]
+#[inline]
 pub(crate) fn view_of(bytes: &[u8], offset: u32) -> u128 {
-    make_view(bytes, 0, offset)
+    let len = bytes.len();
+    let four = |bytes: &[u8; 4]| u128::from(u32::from_le_bytes(*bytes));
+    let last_four = || bytes.last_chunk::<4>().map_or(0, four);
+    // Loads that overlap, for a copy of unknown length is a call.
+    let value = if len > INLINE_MAX {
+        bytes.first_chunk::<4>().map_or(0, four) | u128::from(offset) << 64
+    } else if let Some(eight) = bytes.first_chunk::<8>() {
+        u128::from(u64::from_le_bytes(*eight)) | last_four() << ((len - 4) * 8)
+    } else if let Some(first) = bytes.first_chunk::<4>() {
+        four(first) | last_four() << ((len - 4) * 8)
+    } else if let (Some(first), Some(last)) = (bytes.first(), bytes.last()) {
+        u128::from(*first) | u128::from(bytes[len / 2]) << (len / 2 * 8) | u128::from(*last) << ((len - 1) * 8)
+    } else {
+        0
+    };
+    value << 32 | len as u128
 }
 
 /// Where each string of a section lies: lengths, and the place of every 1,024th.
@@ -70,6 +84,10 @@ impl Extents {
 
     pub fn bytes(&self) -> usize {
         self.lengths.bytes() + self.starts.len
+    }
+
+    pub fn lengths(&self) -> &Ints {
+        &self.lengths
     }
 
     /// Where the first row of a range starts, and the length of each.
@@ -147,6 +165,11 @@ impl Strings {
         self.extents.bytes() + self.bytes.len
     }
 
+    /// Of each string, in bytes.
+    pub fn lengths(&self) -> &Ints {
+        self.extents.lengths()
+    }
+
     pub fn gather(&self, blob: &Arc<Blob>, rows: &Rows<'_>) -> Views {
         let bytes: &[u8] = blob.slice(self.bytes);
         let mut views = Vec::with_capacity(rows.len());
@@ -183,4 +206,18 @@ pub(crate) fn check_text(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::builder::make_view;
+
+    #[test]
+    fn views_are_those_of_arrow() {
+        let bytes: Vec<u8> = (1..=40).collect();
+        for len in 0..=bytes.len() {
+            assert_eq!(view_of(&bytes[..len], 7_000_000), make_view(&bytes[..len], 0, 7_000_000), "{len} bytes");
+        }
+    }
 }

@@ -100,13 +100,22 @@ impl RunLength {
             return;
         }
         let (ends, values) = self.covering(blob, &rows);
-        let mut start = rows.start;
-        for (end, value) in ends.iter().zip(values) {
+        let mut passing = bits::ones(values.len());
+        test.and_values(&values, &mut passing);
+        // Runs that fail one after the other are cleared together.
+        let (mut start, mut failing) = (rows.start, rows.start);
+        for (run, end) in ends.iter().enumerate() {
             let end = (*end as usize).min(rows.end);
-            if !test.passes(value) {
-                bits::clear(words, start - rows.start, end - rows.start);
+            if passing[run / 64] >> (run % 64) & 1 == 1 {
+                if failing < start {
+                    bits::clear(words, failing - rows.start, start - rows.start);
+                }
+                failing = end;
             }
             start = end;
+        }
+        if failing < start {
+            bits::clear(words, failing - rows.start, start - rows.start);
         }
     }
 }

@@ -1,0 +1,215 @@
+//! Optimised plans of queries that were planned before.
+//!
+//! Between two runs of the same query its plan differs by what the statistics say, and that only matters once there are far more rows, or
+//! far fewer. What depends on the data itself (how operators work, what scans read, keys' ranges) is found out after this, anew for each
+//! statement and its snapshot; and results are never kept.
+//!
+//! A plan is used again for the same syntax, under the same settings, for the same role, while nothing was created, changed, dropped or granted. Queries with
+//! parameters, views, functions that ask for time or session, and words such as `today` in their literals are planned each time.
+
+use crate::facts::SessionFacts;
+use crate::privileges::Readable;
+use crate::scan::TableProvider;
+use crate::settings::Settings;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{Result as PlanResult, internal_err};
+use datafusion::datasource::{provider_as_source, source_as_provider};
+use datafusion::logical_expr::{Expr, LogicalPlan, TableSource, Volatility};
+use datafusion::sql::sqlparser::ast;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use tidepool_base::{RoleId, TableId};
+use tidepool_database::StateMark;
+
+/// Plans that are kept.
+const PLANS_MAX: usize = 512;
+
+/// Nodes and expressions of a plan that is kept.
+const PARTS_MAX: usize = 4096;
+
+/// Rows by which a table may change whatever its size.
+const ROWS_FEW: u64 = 1024;
+
+#[derive(Default)]
+pub struct PlanCache(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    /// By the query's hash, and the role's.
+    plans: HashMap<u64, Arc<KeptPlan>>,
+    /// When each was used last.
+    used: HashMap<u64, u64>,
+    clock: u64,
+}
+
+struct KeptPlan {
+    query: ast::Query,
+    role: RoleId,
+    settings: Arc<Settings>,
+    state: StateMark,
+    /// Its scans are of [`Unbound`] tables: nothing of a snapshot is held.
+    plan: LogicalPlan,
+    /// Tables that it reads, and their rows when it was made.
+    tables: Vec<(TableId, u64)>,
+}
+
+/// A table, whichever its rows are.
+struct Unbound {
+    id: TableId,
+    schema: SchemaRef,
+    readable: Readable,
+}
+
+impl TableSource for Unbound {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+impl KeptPlan {
+    fn is_for(&self, facts: &SessionFacts, query: &ast::Query) -> bool {
+        let same_size = |(id, rows): &(TableId, u64)| {
+            let now = facts.version.table_by_id(*id).map(|table| table.rows_max());
+            now.is_some_and(|now| now.abs_diff(*rows) <= ROWS_FEW.max(rows / 8))
+        };
+        self.role == facts.role.id
+            && facts.version.is_of(&self.state)
+            && self.settings.are_the_same(&facts.settings)
+            && self.query == *query
+            && self.tables.iter().all(same_size)
+    }
+
+    fn bound(&self, facts: &SessionFacts) -> PlanResult<LogicalPlan> {
+        let bind = |node: LogicalPlan| {
+            let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
+            let source: &dyn std::any::Any = scan.source.as_ref();
+            let Some(unbound) = source.downcast_ref::<Unbound>() else {
+                return internal_err!("a kept plan reads something of a statement before");
+            };
+            let Some(version) = facts.version.table_by_id(unbound.id) else {
+                return internal_err!("a kept plan's table is gone");
+            };
+            let readable = unbound.readable.clone();
+            let provider = TableProvider::readable(&facts.version, version, readable).map_err(crate::errors::carry)?;
+            scan.source = provider_as_source(provider);
+            Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
+        };
+        Ok(self.plan.clone().transform_down_with_subqueries(bind)?.data)
+    }
+}
+
+impl PlanCache {
+    /// The optimised plan of a query without parameters.
+    pub fn find(&self, facts: &SessionFacts, query: &ast::Query) -> Option<LogicalPlan> {
+        let hash = hash_of(facts, query);
+        let known = {
+            let mut kept = self.0.lock();
+            let known = kept.plans.get(&hash)?.clone();
+            kept.clock += 1;
+            let now = kept.clock;
+            kept.used.insert(hash, now);
+            known
+        };
+        if !known.is_for(facts, query) {
+            return None;
+        }
+        known.bound(facts).ok()
+    }
+
+    /// Keeps what became of a plan that `may_keep`.
+    pub fn keep(&self, facts: &SessionFacts, query: ast::Query, optimized: &LogicalPlan) {
+        let Ok(Some((plan, tables))) = unbound(optimized, facts) else { return };
+        let hash = hash_of(facts, &query);
+        let entry = KeptPlan {
+            query,
+            role: facts.role.id,
+            settings: facts.settings.clone(),
+            state: facts.version.mark(),
+            plan,
+            tables,
+        };
+        let mut kept = self.0.lock();
+        if kept.plans.len() >= PLANS_MAX && !kept.plans.contains_key(&hash) {
+            let oldest = kept.used.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash);
+            if let Some(oldest) = oldest {
+                kept.plans.remove(&oldest);
+                kept.used.remove(&oldest);
+            }
+        }
+        kept.clock += 1;
+        let now = kept.clock;
+        kept.used.insert(hash, now);
+        kept.plans.insert(hash, Arc::new(entry));
+    }
+}
+
+fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    query.hash(&mut hasher);
+    facts.role.id.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The plan without anything of its snapshot. `None` for one that reads more than tables.
+fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(LogicalPlan, Vec<(TableId, u64)>)>> {
+    let (mut tables, mut of_tables) = (Vec::new(), true);
+    let unbind = |node: LogicalPlan| {
+        let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
+        let provider = source_as_provider(&scan.source)?;
+        let Some((version, readable)) = provider.downcast_ref::<TableProvider>().and_then(TableProvider::plain) else {
+            of_tables = false;
+            return Ok(Transformed::no(LogicalPlan::TableScan(scan)));
+        };
+        let id = version.def.id;
+        if facts.version.table_by_id(id).is_none() {
+            of_tables = false;
+        }
+        tables.push((id, version.rows_max()));
+        scan.source = Arc::new(Unbound { id, schema: scan.source.schema(), readable: readable.clone() });
+        Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
+    };
+    let plan = plan.clone().transform_down_with_subqueries(unbind)?.data;
+    Ok(of_tables.then_some((plan, tables)))
+}
+
+/// Whether the plan of a query, as it was written, becomes the same each time.
+pub fn may_keep(plan: &LogicalPlan) -> PlanResult<bool> {
+    let (mut parts, mut may) = (0, true);
+    plan.apply_with_subqueries(|node| {
+        parts += 1;
+        may &= match node {
+            LogicalPlan::TableScan(scan) => {
+                let provider = source_as_provider(&scan.source)?;
+                provider.downcast_ref::<TableProvider>().is_some_and(|table| table.plain().is_some())
+            }
+            LogicalPlan::Extension(_) | LogicalPlan::RecursiveQuery(_) => false,
+            _ => true,
+        };
+        node.apply_expressions(|expr| {
+            expr.apply(|expr| {
+                parts += 1;
+                may &= is_lasting(expr);
+                Ok(if may { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Stop })
+            })
+        })?;
+        may &= parts <= PARTS_MAX;
+        Ok(if may { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Stop })
+    })?;
+    Ok(may)
+}
+
+/// Whether an expression, without those below it, means the same in every statement.
+fn is_lasting(expr: &Expr) -> bool {
+    match expr {
+        Expr::ScalarFunction(function) => function.func.signature().volatility == Volatility::Immutable,
+        Expr::Placeholder(_) | Expr::ScalarVariable(..) => false,
+        Expr::Literal(value, _) => value.try_as_str().flatten().is_none_or(|text| {
+            let text = text.to_ascii_lowercase();
+            !["now", "today", "tomorrow", "yesterday"].iter().any(|word| text.contains(word))
+        }),
+        _ => true,
+    }
+}
