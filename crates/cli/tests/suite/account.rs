@@ -8,7 +8,7 @@ const COUNTERS: [&str; 5] = ["bytes_read", "bytes_written", "lines", "link_bytes
 
 type Counters = BTreeMap<String, u64>;
 
-async fn lines(client: &Client, query: &str) -> Vec<String> {
+pub async fn lines(client: &Client, query: &str) -> Vec<String> {
     let messages = client.simple_query(query).await.unwrap();
     let row = |message| match message {
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
