@@ -34,7 +34,7 @@ impl Plan {
             let keys = self.layout.columns().iter().take(self.keys.len());
             let why = match keys.clone().find(|of| !matches!(of.class(), Class::Int | Class::Bool)) {
                 _ if !self.sets.is_empty() => "there are distinct values to find".to_owned(),
-                Some(of) => format!("a key is {}", of.data_type),
+                Some(of) => format!("a key is {}", of.class()),
                 None => format!("the keys' bounds leave more than {NUMBERS_MAX} groups"),
             };
             format!("Aggregate Method: by hash, as {why}")
@@ -45,8 +45,7 @@ impl Plan {
             let skipped = sum(|table| table.outgrown.skipped);
             self.meter.observer().note(|| {
                 format!(
-                    "Partitioned: tables outgrew the cache {times} times, {groups} groups overflowed, {skipped} rows were not \
-                     looked up first"
+                    "Partitioned: tables outgrew the cache; times={times} groups={groups} rows_not_looked_up={skipped}"
                 )
             });
         }

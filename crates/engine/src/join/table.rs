@@ -328,7 +328,7 @@ impl JoinTable {
                 let why = match &self.join.keys[..] {
                     [key] if key.nulls_equal => "NULL equals NULL".to_owned(),
                     [key] if self.int_key().is_none() => {
-                        format!("the key is {}", self.join.build_types[key.build].data_type)
+                        format!("the key is {}", self.join.build_types[key.build].class())
                     }
                     [_] => format!("keys {keys} are too far apart for {rows} rows"),
                     keys => format!("there are {} keys", keys.len()),

@@ -223,7 +223,7 @@ impl WindowTable {
         let places = segments.iter().map(|_| Mutex::new(None)).collect();
         self.meter.observer().note(|| {
             let order = if self.window.has_keys() { "sorted" } else { "as they came, as there are no keys" };
-            format!("Window Method: rows {order}, {} parts of whole partitions", segments.len())
+            format!("Window Method: rows {order}; parts={}", segments.len())
         });
         self.computed.set(places).map_err(|_| Error::internal("a window was finished twice"))?;
         let task = |(place, segment): (usize, Segment)| -> Task {
