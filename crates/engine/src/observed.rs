@@ -1,8 +1,8 @@
-//! What an operator was seen to do, where somebody looks (`EXPLAIN (ANALYZE)`): how it went about it and why, and what it held of the
-//! query heap, by tablespace.
+//! What an operator was seen to do, where somebody looks (`EXPLAIN (ANALYZE)`): how it went about it and why, and what it
+//! held of the query heap, by tablespace.
 //!
-//! Who allocates memory that an operator keeps (a block of rows, a directory) keeps a [`Hold`] of it beside it, for as long. Where nobody
-//! looks, holds are empty and no text is made.
+//! Who allocates memory that an operator keeps (a block of rows, a directory) keeps a [`Hold`] of it beside it, for as long.
+//! Where nobody looks, holds are empty and no text is made.
 
 use crate::vector::{Chunk, Values, Vector};
 use parking_lot::Mutex;
@@ -66,8 +66,8 @@ impl Observed {
         self.spaces.get(place).map_or(&self.elsewhere, |(_, gauge)| gauge)
     }
 
-    /// What it held at most, by tablespace, of those of which it held any; `None`: what the process gave. Peaks of two tablespaces need
-    /// not be of one moment.
+    /// What it held at most, in bytes, by tablespace, of those of which it held any; `None`: what the process gave. Peaks of
+    /// two tablespaces need not be of one moment.
     pub fn peaks(&self) -> Vec<(Option<String>, u64)> {
         let of_spaces = self.spaces.iter().map(|(space, gauge)| (Some(space.name().to_owned()), gauge));
         let all = of_spaces.chain([(None, &self.elsewhere)]);
@@ -114,8 +114,8 @@ impl Observer {
         self.hold(vec.as_ptr().addr(), vec.capacity() * size_of::<T>())
     }
 
-    /// Of values that the operator keeps and others made. What lies elsewhere than in a query heap (a table lends its bytes) does not
-    /// count, nor what long texts lie in.
+    /// Of values that the operator keeps and others made. What lies elsewhere than in a query heap (a table lends its bytes)
+    /// does not count, nor what long texts lie in.
     pub fn hold_values(&self, vector: &Vector) -> Hold {
         if self.0.is_none() {
             return Hold::default();

@@ -495,8 +495,8 @@ struct Compiler<'a> {
 }
 
 /// The pipelines of a plan whose rows go into `sink`, for one execution. `inlets` are what its inputs come from; `opened` is told of
-/// storage scans; `account` has operators by their number among the plan's [`Plan::nodes`]; with `observes`, what operators were seen to
-/// do stays in their counters.
+/// storage scans; `account` has operators by their number among the plan's [`Plan::nodes`]; with `observes`, what operators were
+/// seen to do stays in their counters.
 pub fn compile(
     plan: &Plan,
     inlets: &[Arc<Inlet>],
@@ -645,6 +645,7 @@ impl Compiler<'_> {
                 source(Arc::new(SortedSource(sorted)))
             }
             Op::Window(window) if window.numbers_rows() => {
+                self.meter(plan).observer().note(|| "Window Method: rows numbered as they come".to_owned());
                 let branches = self.flow(input(0)?)?;
                 through(branches, Arc::new(NumberRows::new(window)?))
             }

@@ -189,8 +189,8 @@ async fn operators_tell_how_they_went_about_it() {
             "Aggregate Method: by hash, as a key is text",
         ),
         ("SELECT id FROM big ORDER BY hash LIMIT 10", "Sort", "Sort Method: top-N, as only the first 10 are wanted"),
-        ("SELECT id FROM big ORDER BY hash", "Sort", "Sort Method: full sort of 300000 rows in "),
-        ("SELECT id, rank() OVER (ORDER BY hash) FROM big", "Window", "Sort Method: full sort of 300000 rows in "),
+        ("SELECT id FROM big ORDER BY hash", "Sort", "Sort Method: full sort; rows=300000 runs="),
+        ("SELECT id, rank() OVER (ORDER BY hash) FROM big", "Window", "Sort Method: full sort; rows=300000 runs="),
     ];
     for (query, words, expected) in told {
         let plan = analyzed(&client, query).await;

@@ -138,17 +138,15 @@ impl Sorted {
     }
 
     fn note_method(&self, rows: usize, runs: usize, ranges: usize) {
-        let is_decisive = self.plan.as_ref().is_ok_and(|plan| plan.is_decisive);
-        let ties = if is_decisive { "" } else { "; rows of equal 16-byte keys compared by column" };
-        self.observer().note(|| match (self.first(), self.sort.limit) {
-            (Some(limit), _) => format!("Sort Method: top-N, as only the first {limit} are wanted{ties}"),
-            (None, Some(limit)) => format!(
-                "Sort Method: full sort of {rows} rows in {runs} runs, merged by {ranges} ranges, as a limit of {limit} is beyond \
-                 {FIRST_MAX}{ties}"
-            ),
-            (None, None) => {
-                format!("Sort Method: full sort of {rows} rows in {runs} runs, merged by {ranges} ranges{ties}")
-            }
+        let how = || match (self.first(), self.sort.limit) {
+            (Some(limit), _) => format!("top-N, as only the first {limit} are wanted"),
+            (None, Some(limit)) => format!("full sort, as the first {limit} are more than {FIRST_MAX}"),
+            (None, None) => "full sort".to_owned(),
+        };
+        self.observer().note(|| {
+            let is_decisive = self.plan.as_ref().is_ok_and(|plan| plan.is_decisive);
+            let ties = if is_decisive { "" } else { "; rows of equal 16-byte keys compared by column" };
+            format!("Sort Method: {}; rows={rows} runs={runs} ranges={ranges}{ties}", how())
         });
     }
 
