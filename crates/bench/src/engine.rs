@@ -62,7 +62,11 @@ impl Engine {
             scans: info
                 .scan_bytes()
                 .into_iter()
-                .map(|(tablespace, bytes, stall_ns)| ScanTraffic { tablespace, bytes, stall_ms: stall_ns as f64 / 1e6 })
+                .map(|read| ScanTraffic {
+                    tablespace: read.tablespace,
+                    bytes: read.bytes,
+                    stall_ms: read.stall_ns as f64 / 1e6,
+                })
                 .collect(),
             heap_stall_ms: info.heap_stall_ns() as f64 / 1e6,
         }

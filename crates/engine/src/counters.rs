@@ -1,6 +1,8 @@
 //! What a part of a plan did, added up over its workers: for `EXPLAIN ANALYZE`.
 
+use crate::observed::Observed;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -8,6 +10,8 @@ pub struct Counters {
     pub rows_out: AtomicU64,
     /// Time inside it, of all workers together.
     pub ns: AtomicU64,
+    /// Set where somebody looks.
+    observed: OnceLock<Arc<Observed>>,
 }
 
 /// A worker's own, until it hands them on.
@@ -19,6 +23,16 @@ pub struct Tally {
 }
 
 impl Counters {
+    /// From the first time on that somebody looks, as of the heap that this thread is in then.
+    pub fn observe(&self) -> Arc<Observed> {
+        Arc::clone(self.observed.get_or_init(Observed::here))
+    }
+
+    /// What it was seen to do, if somebody looked.
+    pub fn observed(&self) -> Option<&Observed> {
+        self.observed.get().map(Arc::as_ref)
+    }
+
     pub fn add(&self, tally: &mut Tally) {
         let Tally { rows_in, rows_out, ns } = std::mem::take(tally);
         self.rows_in.fetch_add(rows_in, Ordering::Relaxed);

@@ -11,6 +11,7 @@ pub mod join;
 pub mod later;
 pub mod limit;
 pub mod mask;
+pub mod observed;
 pub mod operators;
 pub mod pipeline;
 pub mod plan;

@@ -138,7 +138,8 @@ impl Plan {
     pub fn project(self, outputs: Vec<Expr>) -> Plan {
         let outputs: Vec<Expr> = outputs.into_iter().map(simplify).collect();
         let types = outputs.iter().map(|output| output.of.clone()).collect();
-        Plan::new(Op::Project(outputs), vec![self], types)
+        let rows = self.rows_estimated;
+        Plan::new(Op::Project(outputs), vec![self], types).like(&rows)
     }
 
     /// Of which only some columns, in some order.
@@ -483,6 +484,8 @@ struct Compiler<'a> {
     /// The plan's, in the order of their numbers.
     nodes: Vec<&'a Plan>,
     account: Option<Arc<dyn Account>>,
+    /// Whether what operators do is noted in their counters.
+    observes: bool,
     interruption: Arc<dyn Interruption>,
     /// A scan of this execution's for each of the plan's, by the address of its specification.
     scans: HashMap<*const ScanSource, Arc<ScanSource>>,
@@ -492,12 +495,14 @@ struct Compiler<'a> {
 }
 
 /// The pipelines of a plan whose rows go into `sink`, for one execution. `inlets` are what its inputs come from; `opened` is told of
-/// storage scans; `account` has operators by their number among the plan's [`Plan::nodes`].
+/// storage scans; `account` has operators by their number among the plan's [`Plan::nodes`]; with `observes`, what operators were
+/// seen to do stays in their counters.
 pub fn compile(
     plan: &Plan,
     inlets: &[Arc<Inlet>],
     opened: Option<Opened>,
     account: Option<Arc<dyn Account>>,
+    observes: bool,
     interruption: Arc<dyn Interruption>,
     sink: Arc<dyn Sink>,
 ) -> Result<Vec<Pipeline>> {
@@ -505,6 +510,7 @@ pub fn compile(
         inlets,
         nodes: if account.is_some() { plan.nodes() } else { Vec::new() },
         account,
+        observes,
         interruption,
         scans: HashMap::new(),
         later: Vec::new(),
@@ -533,10 +539,11 @@ impl Compiler<'_> {
     /// Its operators are numbered as [`Plan::nodes`] has them.
     fn meter(&self, plan: &Plan) -> Meter {
         let number = self.nodes.iter().position(|node| std::ptr::eq(*node, plan));
-        match (&self.account, number) {
+        let meter = match (&self.account, number) {
             (Some(account), Some(number)) => Meter::new(Arc::clone(account), number),
             _ => Meter::default(),
-        }
+        };
+        meter.observed(self.observes.then(|| plan.counters.observe()))
     }
 
     /// With this execution's values of subqueries.
@@ -646,11 +653,12 @@ impl Compiler<'_> {
                 source(Arc::new(SortedSource(sorted)))
             }
             Op::Window(window) if window.numbers_rows() => {
+                self.meter(plan).observer().note(|| "Window Method: rows numbered as they come".to_owned());
                 let branches = self.flow(input(0)?)?;
                 through(branches, Arc::new(NumberRows::new(window)?))
             }
             Op::Window(window) => {
-                let table = WindowTable::new(window, Arc::clone(&self.interruption))?;
+                let table = WindowTable::metered(window, Arc::clone(&self.interruption), self.meter(plan))?;
                 let branches = self.flow(input(0)?)?;
                 self.end_in(branches, Arc::new(WindowSink(Arc::clone(&table))), Arc::clone(&plan.counters));
                 source(Arc::new(WindowSource(table)))
@@ -803,9 +811,19 @@ impl Keys {
         Arc::new(move || {
             let bounds = table.key_filter(key)?.bounds();
             let (is_retired, judged) = Default::default();
-            let keys = Keys { table: Arc::clone(&table), key, bounds, is_retired, judged };
-            Some(Arc::new(keys) as Arc<dyn KeyTest>)
+            let keys = Arc::new(Keys { table: Arc::clone(&table), key, bounds, is_retired, judged });
+            let seen = Arc::downgrade(&keys);
+            table.observer().note_late(move || seen.upgrade().map(|keys| keys.described()));
+            Some(keys as Arc<dyn KeyTest>)
         })
+    }
+
+    fn described(&self) -> String {
+        let kind = self.table.key_filter(self.key).map_or("bounds", |filter| filter.kind());
+        let (kept, seen) = (self.judged.kept.load(Ordering::Relaxed), self.judged.seen.load(Ordering::Relaxed));
+        let retired = if self.is_retired() { ", then retired" } else { "" };
+        let build = self.table.join().keys[self.key].build;
+        format!("Keys in Scan: {kind} of #{build}, {kept} of {seen} counted values passed{retired}")
     }
 }
 

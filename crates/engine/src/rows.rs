@@ -6,6 +6,7 @@
 
 use crate::hash::float_bits;
 use crate::mask::Mask;
+use crate::observed::{Hold, Observer};
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Texts, Values, Vector};
@@ -418,6 +419,8 @@ impl RowLayout {
 #[derive(Debug, Default)]
 struct TextBlocks {
     blocks: Vec<Vec<u8>>,
+    holds: Vec<Hold>,
+    observer: Observer,
     /// Of all texts.
     bytes: usize,
 }
@@ -430,7 +433,9 @@ impl TextBlocks {
         let fits = self.blocks.last().is_some_and(|block| block.capacity() - block.len() >= bytes.len());
         if !fits {
             let block = || Vec::with_capacity(bytes.len().max(TEXT_BLOCK_BYTES));
-            self.blocks.push(tidepool_heap::bulk(block));
+            let block = tidepool_heap::bulk(block);
+            self.holds.push(self.observer.hold_vec(&block));
+            self.blocks.push(block);
         }
         let Some(block) = self.blocks.last_mut() else { unreachable!("just pushed") };
         let start = block.len();
@@ -448,6 +453,7 @@ struct Block {
     first: std::ptr::NonNull<u8>,
     bytes: usize,
     rows: usize,
+    _hold: Hold,
 }
 
 // SAFETY: a block owns its bytes; who reads or writes rows of it by their addresses says why no other does so
@@ -458,13 +464,14 @@ unsafe impl Sync for Block {}
 
 impl Block {
     /// Of some bytes, more than 0.
-    fn new(bytes: usize) -> Block {
+    fn new(bytes: usize, observer: &Observer) -> Block {
         let layout = Block::layout(bytes);
         assert!(bytes > 0);
         // SAFETY: the layout has bytes.
         let first = tidepool_heap::bulk(|| unsafe { std::alloc::alloc(layout) });
         let Some(first) = std::ptr::NonNull::new(first) else { std::alloc::handle_alloc_error(layout) };
-        Block { first, bytes, rows: 0 }
+        let hold = observer.hold(first.as_ptr().addr(), bytes);
+        Block { first, bytes, rows: 0, _hold: hold }
     }
 
     fn layout(bytes: usize) -> std::alloc::Layout {
@@ -493,7 +500,18 @@ const BLOCK_BYTES_MAX: usize = 1 << 20;
 
 impl Rows {
     pub fn new(layout: Arc<RowLayout>) -> Rows {
-        Rows { layout, blocks: Vec::new(), texts: TextBlocks::default(), len: 0 }
+        Rows::observed(layout, &Observer::default())
+    }
+
+    /// Whose memory is what an operator holds.
+    pub fn observed(layout: Arc<RowLayout>, observer: &Observer) -> Rows {
+        let texts = TextBlocks { observer: observer.clone(), ..TextBlocks::default() };
+        Rows { layout, blocks: Vec::new(), texts, len: 0 }
+    }
+
+    /// Without rows, of the same layout and the same operator's.
+    pub fn alike(&self) -> Rows {
+        Rows::observed(Arc::clone(&self.layout), &self.texts.observer)
     }
 
     pub fn layout(&self) -> &Arc<RowLayout> {
@@ -526,7 +544,7 @@ impl Rows {
             let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes) * 2)
                 .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
                 .max(width * 16);
-            self.blocks.push(Block::new(bytes));
+            self.blocks.push(Block::new(bytes, &self.texts.observer));
         }
         let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };
         let take = count.min(block.bytes / width - block.rows);
@@ -634,7 +652,8 @@ impl Rows {
     /// No more is added: what the texts lie in can be shared. The rows stay where they are.
     pub fn freeze(self) -> FrozenRows {
         let buffers = self.texts.blocks.into_iter().map(Buffer::from_vec).collect();
-        FrozenRows { layout: self.layout, blocks: self.blocks, len: self.len, owners: Owners::of(buffers) }
+        let owners = Owners::of(buffers);
+        FrozenRows { layout: self.layout, blocks: self.blocks, len: self.len, owners, _text_holds: self.texts.holds }
     }
 }
 
@@ -645,6 +664,7 @@ pub struct FrozenRows {
     blocks: Vec<Block>,
     len: usize,
     owners: Owners,
+    _text_holds: Vec<Hold>,
 }
 
 impl FrozenRows {

@@ -166,6 +166,10 @@ impl Owners {
         self.0.is_empty()
     }
 
+    pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        self.0.iter().flat_map(|owner| owner.iter())
+    }
+
     /// What any of some hold, each once, and as one.
     pub fn union<'a>(all: impl Iterator<Item = &'a Owners>) -> Owners {
         let mut known = std::collections::HashSet::new();

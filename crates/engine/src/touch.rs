@@ -4,6 +4,7 @@
 //! adds and writes from end to end, what it passes over, and how many lines it touches anywhere. Neighbours in a chunk that
 //! come to the same line count once. Nothing is counted where nobody keeps an account.
 
+use crate::observed::{Observed, Observer};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -75,29 +76,40 @@ pub trait Account: Send + Sync + fmt::Debug {
     fn small_bytes(&self) -> u64;
 }
 
-/// One operator's part of an account, if anybody keeps one.
+/// One operator's part of an account, if anybody keeps one, and who looks at it, if anybody does.
 #[derive(Clone, Default)]
-pub struct Meter(Option<(Arc<dyn Account>, usize)>);
+pub struct Meter {
+    account: Option<(Arc<dyn Account>, usize)>,
+    observer: Observer,
+}
 
 impl fmt::Debug for Meter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Meter").field(&self.0.as_ref().map(|(_, operator)| operator)).finish()
+        f.debug_tuple("Meter").field(&self.account.as_ref().map(|(_, operator)| operator)).finish()
     }
 }
 
 impl Meter {
     pub fn new(account: Arc<dyn Account>, operator: usize) -> Meter {
-        Meter(Some((account, operator)))
+        Meter { account: Some((account, operator)), observer: Observer::default() }
+    }
+
+    pub fn observed(self, observed: Option<Arc<Observed>>) -> Meter {
+        Meter { observer: Observer::new(observed), ..self }
+    }
+
+    pub fn observer(&self) -> &Observer {
+        &self.observer
     }
 
     pub fn pool(&self) -> Pool {
-        let id = self.0.as_ref().map(|(account, _)| account.pool());
-        let small_bytes = self.0.as_ref().map_or(0, |(account, _)| account.small_bytes());
+        let id = self.account.as_ref().map(|(account, _)| account.pool());
+        let small_bytes = self.account.as_ref().map_or(0, |(account, _)| account.small_bytes());
         Pool { id, bytes: AtomicU64::new(0), small_bytes, meter: self.clone() }
     }
 
     pub fn touches(&self) -> Touches {
-        let window_bytes = self.0.as_ref().map_or(u64::MAX, |(account, _)| account.window_bytes());
+        let window_bytes = self.account.as_ref().map_or(u64::MAX, |(account, _)| account.window_bytes());
         Touches { meter: self.clone(), list: Vec::new(), bytes: 0, window_bytes }
     }
 }
@@ -120,7 +132,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if let (Some((account, _)), Some(id)) = (&self.meter.0, self.id) {
+        if let (Some((account, _)), Some(id)) = (&self.meter.account, self.id) {
             account.drop_pool(id);
         }
     }
@@ -185,7 +197,7 @@ impl Touches {
     }
 
     pub fn tell(&mut self) {
-        if let Some((account, operator)) = &self.meter.0
+        if let Some((account, operator)) = &self.meter.account
             && !self.list.is_empty()
         {
             account.charge(*operator, &self.list);

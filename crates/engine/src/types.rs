@@ -2,6 +2,7 @@
 
 use crate::dictionary::Dictionary;
 use arrow_schema::{DataType, TimeUnit};
+use std::fmt;
 use std::sync::Arc;
 
 /// How values lie in a chunk's column.
@@ -18,6 +19,19 @@ pub enum Class {
     Text,
     /// An Arrow array: what the engine only passes on (intervals, lists).
     Other,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Class::Int => "an integer",
+            Class::Wide => "a wide decimal",
+            Class::Float => "a float",
+            Class::Bool => "a boolean",
+            Class::Text => "text",
+            Class::Other => "of another type",
+        })
+    }
 }
 
 /// A column: its type in SQL, and what is known for certain of its values.

@@ -494,7 +494,7 @@ impl Sieve {
         let passed = self.rows_passed.load(Ordering::Relaxed);
         let Some(scan) = self.scan.downcast_ref::<TidepoolScanExec>() else { return Blocks::Values };
         let metrics = crate::scan::scan_metrics(&scan.scans());
-        let read = metrics.tablespaces.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        let read = metrics.tablespaces.iter().map(|read| read.bytes).sum::<u64>();
         charge.stream(read.saturating_sub(self.bytes_read.fetch_max(read, Ordering::Relaxed)));
         let produced = metrics.rows_produced;
         if produced <= passed {
@@ -520,7 +520,8 @@ pub fn details(operator: &OperatorAccount, verbose: bool) -> Vec<String> {
         ),
         true => format!("Paced heap in {tablespace} (estimate): {}", crate::explain::counters(spent)),
     };
-    spent.iter().map(line).collect()
+    let is_any = |(_, spent): &&(String, PacingCounters)| *spent != PacingCounters::default();
+    spent.iter().filter(is_any).map(line).collect()
 }
 
 /// The operator that a node stands above, if more is known of it.

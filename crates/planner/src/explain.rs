@@ -17,8 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::ByteSize;
 use tidepool_device::PacingCounters;
+use tidepool_engine::observed::Observed;
 use tidepool_engine::plan::{Op, Plan};
-use tidepool_table::TableScan;
+use tidepool_table::{TableScan, TablespaceRead};
 
 /// Columns that a level of the plan is moved to the right by.
 const INDENT: usize = 6;
@@ -156,11 +157,20 @@ impl Explain {
             };
         }
         lines.push(line);
+        let margin = " ".repeat(depth * INDENT + 2);
+        lines.extend(self.keys(plan).into_iter().map(|detail| format!("{margin}{detail}")));
         if self.analyze {
-            let margin = " ".repeat(depth * INDENT + 2);
+            if let Op::Filter(_) = &plan.op {
+                let did = plan.counters.get();
+                lines.push(format!("{margin}Rows Removed by Filter: {}", did.rows_in - did.rows_out));
+            }
             if let Op::Scan(scan) = &plan.op {
                 let details = scan_details(&scan.history(), self.options.verbose);
                 lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+            }
+            if let Some(observed) = plan.counters.observed() {
+                let details = observed_details(observed, self.options.verbose);
+                lines.extend(details.into_iter().map(|detail| format!("{margin}{}", shown(detail))));
             }
             if let Some(account) = account(plan) {
                 let details = crate::charge::details(account, self.options.verbose);
@@ -170,6 +180,25 @@ impl Explain {
         for input in &plan.inputs {
             self.engine_node(input, inputs, account, depth + 1, lines);
         }
+    }
+
+    /// What an operator of the engine's joins or groups by, and what its sides were chosen by.
+    fn keys(&self, plan: &Plan) -> Vec<String> {
+        let name = match &plan.op {
+            Op::Join(join) if !join.keys.is_empty() => "Join Cond",
+            Op::Aggregate(_) | Op::GroupingSets(_) => "Group Key",
+            _ => "",
+        };
+        let keys = plan.name.as_ref().and_then(|known| known.split_once(": ")).filter(|_| !name.is_empty());
+        let mut details: Vec<String> = keys.iter().map(|(_, keys)| format!("{name}: {}", shown(keys))).collect();
+        if let (Op::Join(_), [probe, build]) = (&plan.op, plan.inputs.as_slice())
+            && let Some((probe, build)) = probe.rows_estimated.zip(build.rows_estimated)
+            && !self.options.hides_costs
+        {
+            let (probe, build) = (probe.ceil() as u64, build.ceil() as u64);
+            details.push(format!("Build Side: the second, expected {build} rows against {probe}"));
+        }
+        details
     }
 
     fn expected(&self, plan: &dyn ExecutionPlan) -> Option<String> {
@@ -232,11 +261,8 @@ fn actual(plan: &dyn ExecutionPlan, hides_timing: bool) -> String {
 fn scan_details(scans: &[Arc<TableScan>], verbose: bool) -> Vec<String> {
     let metrics = scan_metrics(scans);
     let mut details = vec![format!(
-        "Rows Scanned: {}  Row Groups Skipped: {} of {}  Decoded: {}",
-        metrics.rows_scanned,
-        metrics.row_groups_skipped,
-        metrics.row_groups,
-        ByteSize(metrics.decoded_bytes)
+        "Rows Scanned: {}  Row Groups Skipped: {} of {}",
+        metrics.rows_scanned, metrics.row_groups_skipped, metrics.row_groups,
     )];
     if let Some((_, used)) = &metrics.index {
         details.push(format!(
@@ -246,17 +272,34 @@ fn scan_details(scans: &[Arc<TableScan>], verbose: bool) -> Vec<String> {
             ByteSize(used.touched.bytes_read())
         ));
     }
-    for (tablespace, bytes, stall_ns) in &metrics.tablespaces {
-        details.push(format!(
-            "Tablespace {tablespace}: read {}, stalled {:.3} ms",
-            ByteSize(*bytes),
-            *stall_ns as f64 / 1e6
-        ));
+    for TablespaceRead { tablespace, bytes, decoded_bytes, stall_ns } in &metrics.tablespaces {
+        let stall_ms = *stall_ns as f64 / 1e6;
+        let (read, decoded) = (size(*bytes, verbose), size(*decoded_bytes, verbose));
+        details.push(format!("Tablespace {tablespace}: read {read}, decoded {decoded}, stalled {stall_ms:.3} ms"));
     }
     if verbose {
         for (tablespace, purpose, spent) in paced(scans) {
             details.push(format!("Paced {} in {tablespace}: {}", purpose.name(), counters(&spent)));
         }
+    }
+    details
+}
+
+/// To the byte, for who wants all details.
+fn size(bytes: u64, verbose: bool) -> String {
+    if verbose { format!("{bytes} B") } else { ByteSize(bytes).to_string() }
+}
+
+/// How an operator went about it, and what it held of the query heap at most.
+fn observed_details(observed: &Observed, verbose: bool) -> Vec<String> {
+    let mut details = observed.notes();
+    let peak = |(tablespace, peak): (Option<String>, u64)| match tablespace {
+        Some(tablespace) => format!("{} in {tablespace}", size(peak, verbose)),
+        None => format!("{} of the process", size(peak, verbose)),
+    };
+    let peaks: Vec<String> = observed.peaks().into_iter().map(peak).collect();
+    if !peaks.is_empty() {
+        details.push(format!("Memory: {}", peaks.join(", ")));
     }
     details
 }

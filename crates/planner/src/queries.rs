@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_base::StatementId;
 use tidepool_database::AccessLog;
 use tidepool_heap::QueryHeap;
-use tidepool_table::TableScan;
+use tidepool_table::{TableScan, TablespaceRead};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryState {
@@ -40,6 +40,8 @@ pub struct QueryInfo {
     pub rows: AtomicU64,
     /// Its reads are no part of the recorded workload.
     unrecorded: AtomicBool,
+    /// Somebody asks what its operators did.
+    observed: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -50,7 +52,7 @@ struct Inner {
     scans: Vec<Arc<TableScan>>,
     /// Kept when heap and scans are let go.
     heap_bytes: Vec<(String, u64, u64)>,
-    scan_bytes: Vec<(String, u64, u64)>,
+    scan_bytes: Vec<TablespaceRead>,
     heap_stall_ns: u64,
 }
 
@@ -72,8 +74,8 @@ impl QueryInfo {
         }
     }
 
-    /// Main and delta read by tablespace: (name, encoded bytes, nanoseconds stalled by pacing).
-    pub fn scan_bytes(&self) -> Vec<(String, u64, u64)> {
+    /// Main, delta and indexes read, by tablespace.
+    pub fn scan_bytes(&self) -> Vec<TablespaceRead> {
         let inner = self.inner.lock();
         let mut bytes = inner.scan_bytes.clone();
         for scan in &inner.scans {
@@ -101,6 +103,15 @@ impl QueryInfo {
         self.unrecorded.store(true, Ordering::Relaxed);
     }
 
+    /// Before it runs: `EXPLAIN (ANALYZE)` will show what its operators did.
+    pub(crate) fn observe(&self) {
+        self.observed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observed.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn running(&self, heap: Option<Arc<QueryHeap>>) {
         let mut inner = self.inner.lock();
         inner.state = QueryState::Running;
@@ -118,7 +129,7 @@ impl QueryInfo {
         for scan in &scans {
             add_scan(&mut inner.scan_bytes, scan);
         }
-        let stall_ns = inner.heap_stall_ns + inner.scan_bytes.iter().map(|(.., stall_ns)| stall_ns).sum::<u64>();
+        let stall_ns = inner.heap_stall_ns + inner.scan_bytes.iter().map(|read| read.stall_ns).sum::<u64>();
         drop(inner);
         if !self.unrecorded.load(Ordering::Relaxed) {
             log.add(&scans, (Utc::now() - self.start).to_std().unwrap_or_default(), stall_ns);
@@ -130,16 +141,8 @@ fn heap_bytes(heap: &QueryHeap) -> Vec<(String, u64, u64)> {
     heap.usage().into_iter().map(|usage| (usage.tablespace.name().to_owned(), usage.bytes, usage.bytes_peak)).collect()
 }
 
-fn add_scan(bytes: &mut Vec<(String, u64, u64)>, scan: &TableScan) {
-    for (name, read, stall) in scan.metrics().tablespaces {
-        match bytes.iter_mut().find(|row| row.0 == name) {
-            Some(row) => {
-                row.1 += read;
-                row.2 += stall;
-            }
-            None => bytes.push((name, read, stall)),
-        }
-    }
+fn add_scan(reads: &mut Vec<TablespaceRead>, scan: &TableScan) {
+    scan.metrics().tablespaces.into_iter().for_each(|read| read.add_to(reads));
 }
 
 /// Finished statements that stay visible.
@@ -173,6 +176,7 @@ impl QueryRegistry {
             start: Utc::now(),
             rows: AtomicU64::new(0),
             unrecorded: AtomicBool::new(false),
+            observed: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: QueryState::Planning,
                 end: None,

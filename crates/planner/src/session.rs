@@ -143,6 +143,8 @@ pub struct Session {
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
     notices: Vec<Notice>,
+    /// The statement is an `EXPLAIN (ANALYZE)`.
+    analyzes: bool,
 }
 
 impl Drop for Session {
@@ -192,6 +194,7 @@ impl Session {
             cursors: HashMap::new(),
             next_cursor: 0,
             notices: Vec::new(),
+            analyzes: false,
         }
     }
 
@@ -338,6 +341,9 @@ impl Session {
     fn running(&self, text: &str) -> Running {
         let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
+        if self.analyzes {
+            query.info.observe();
+        }
         if self.block.is_none() {
             // The statement is a transaction of its own.
             let (advisory, session) = (self.planner.advisory.clone(), self.shared.id);

@@ -46,7 +46,7 @@ pub use index::{
 pub use parameters::{MergePolicy, StorageParameters};
 pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, PartitionStrategy, Partitioning, RangeBound};
 pub use row_group::RowGroup;
-pub use scan::{ColumnAccess, Form, ScanMetrics, ScanReader, ScanRequest, TableScan};
+pub use scan::{ColumnAccess, Form, ScanMetrics, ScanReader, ScanRequest, TableScan, TablespaceRead};
 pub use schema::{
     CheckDef, ColumnDef, ForeignKeyDef, Identity, IndexColumn, IndexDef, KeyConstraint, ROW_ID, ReferencedPart,
     ReferentialAction, SQL_TYPE_METADATA, TableDef, arrow_type, sql_type_of_field,

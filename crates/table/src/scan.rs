@@ -65,9 +65,7 @@ pub struct ScanMetrics {
     pub row_groups_skipped: u64,
     pub rows_scanned: u64,
     pub rows_produced: u64,
-    pub decoded_bytes: u64,
-    /// (tablespace name, encoded bytes read, nanoseconds stalled by pacing).
-    pub tablespaces: Vec<(String, u64, u64)>,
+    pub tablespaces: Vec<TablespaceRead>,
     /// Every column of the table, by position.
     pub columns: Vec<ColumnAccess>,
     /// The index that it found its rows through.
@@ -78,14 +76,28 @@ pub struct ScanMetrics {
     pub readers: u64,
 }
 
-impl ScanMetrics {
-    fn add_bytes(&mut self, tablespace: &str, bytes: u64, stall_ns: u64) {
-        match self.tablespaces.iter_mut().find(|(known, ..)| known == tablespace) {
-            Some((_, total, stalled)) => {
-                *total += bytes;
-                *stalled += stall_ns;
+/// What was read in one tablespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TablespaceRead {
+    pub tablespace: String,
+    /// As they lie there: encoded values, indexes' nodes and versions of rows.
+    pub bytes: u64,
+    /// Of the values that were made of them: those of main that left the scan, and those of versions that it looked at.
+    pub decoded_bytes: u64,
+    /// For which pacing stalled its threads.
+    pub stall_ns: u64,
+}
+
+impl TablespaceRead {
+    /// Adds it to those of other scans, by the tablespaces' names.
+    pub fn add_to(self, reads: &mut Vec<TablespaceRead>) {
+        match reads.iter_mut().find(|read| read.tablespace == self.tablespace) {
+            Some(read) => {
+                read.bytes += self.bytes;
+                read.decoded_bytes += self.decoded_bytes;
+                read.stall_ns += self.stall_ns;
             }
-            None => self.tablespaces.push((tablespace.to_owned(), bytes, stall_ns)),
+            None => reads.push(self),
         }
     }
 }
@@ -355,7 +367,9 @@ impl TableScan {
         }
         let mut metrics = self.metrics.lock();
         metrics.index = Some((index, found.used));
-        metrics.add_bytes(space.name(), bytes, found.paced.stall_ns);
+        let (tablespace, stall_ns) = (space.name().to_owned(), found.paced.stall_ns);
+        let read = TablespaceRead { tablespace, bytes, decoded_bytes: 0, stall_ns };
+        read.add_to(&mut metrics.tablespaces);
     }
 
     fn rows_left(&self) -> usize {
@@ -522,9 +536,8 @@ struct Tally {
     row_groups_skipped: u64,
     rows_scanned: u64,
     rows_produced: u64,
-    decoded_bytes: u64,
     threads_ns: u64,
-    tablespaces: Vec<(TablespaceId, String, u64, u64)>,
+    tablespaces: Vec<(TablespaceId, TablespaceRead)>,
     paced: Vec<Paced>,
     /// By position; columns after the last one touched are left out.
     columns: Vec<ColumnAccess>,
@@ -613,15 +626,19 @@ impl Tally {
             add_paced(&mut self.paced, tablespace.name(), purpose, &spent);
         }
         let stalled = spent.stall_ns;
-        match self.tablespaces.iter_mut().find(|(id, ..)| *id == tablespace.id()) {
-            Some((_, _, total, stall_ns)) => {
-                *total += bytes;
-                *stall_ns += stalled;
-            }
-            None => {
-                self.tablespaces.push((tablespace.id(), tablespace.name().to_string(), bytes, stalled));
-            }
-        }
+        let read = self.read(tablespace);
+        read.bytes += bytes;
+        read.stall_ns += stalled;
+    }
+
+    fn read(&mut self, tablespace: &Tablespace) -> &mut TablespaceRead {
+        let known = self.tablespaces.iter().position(|(id, _)| *id == tablespace.id());
+        let place = known.unwrap_or_else(|| {
+            let read = TablespaceRead { tablespace: tablespace.name().to_owned(), ..TablespaceRead::default() };
+            self.tablespaces.push((tablespace.id(), read));
+            self.tablespaces.len() - 1
+        });
+        &mut self.tablespaces[place].1
     }
 
     fn column(&mut self, column: usize) -> &mut ColumnAccess {
@@ -719,16 +736,15 @@ impl Tally {
         metrics.row_groups_skipped += tally.row_groups_skipped;
         metrics.rows_scanned += tally.rows_scanned;
         metrics.rows_produced += tally.rows_produced;
-        metrics.decoded_bytes += tally.decoded_bytes;
-        let stalled_ns: u64 = tally.tablespaces.iter().map(|(.., stall_ns)| stall_ns).sum();
+        let stalled_ns: u64 = tally.tablespaces.iter().map(|(_, read)| read.stall_ns).sum();
         metrics.threads_ns += tally.threads_ns.saturating_sub(stalled_ns);
         for (total, read) in metrics.columns.iter_mut().zip(tally.columns) {
             *total += read;
         }
         let mut bytes_read = 0;
-        for (_, name, bytes, stall_ns) in tally.tablespaces {
-            metrics.add_bytes(&name, bytes, stall_ns);
-            bytes_read += bytes;
+        for (_, read) in tally.tablespaces {
+            bytes_read += read.bytes;
+            read.add_to(&mut metrics.tablespaces);
         }
         bytes_read
     }
@@ -1003,7 +1019,15 @@ impl ScanReader {
         let mut wanted: Vec<usize> = tested.chain(scan.projection.iter().copied()).filter(|c| *c < count).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        self.tally.versions(scan.version.rows().memory().tablespace(), &images, &wanted);
+        let tablespace = scan.version.rows().memory().tablespace();
+        self.tally.versions(tablespace, &images, &wanted);
+        if !images.is_empty() {
+            let value_bytes = |column: &usize| -> Result<f64> {
+                Ok(Logical::of(&crate::arrow_type(scan.version.def.columns[*column].sql_type))?.value_bytes())
+            };
+            let row_bytes = wanted.iter().map(value_bytes).sum::<Result<f64>>()?;
+            self.tally.read(tablespace).decoded_bytes += (row_bytes * images.len() as f64) as u64;
+        }
         let decoded = scan.version.rows().layout().decode(&images, &wanted)?;
         for (column, array) in wanted.into_iter().zip(decoded) {
             columns[column] = Some(array);
@@ -1053,7 +1077,7 @@ impl ScanReader {
                 (Source::Main { group, index, .. }, _) => {
                     let segment = &group.segments()[*column];
                     self.tally.rows(*column, segment, &rows, &mut work.charged[*column]);
-                    self.tally.decoded_bytes += decoded_bytes(segment, rows.len());
+                    self.tally.read(segment.tablespace()).decoded_bytes += decoded_bytes(segment, form, rows.len());
                     match form {
                         Form::Arrow => segment.gather(&rows)?,
                         Form::Ints => segment.gather_ints(&rows)?,
@@ -1094,8 +1118,9 @@ fn unfit(error: ArrowError) -> Error {
 }
 
 /// Bytes that are written to decode some rows: text in place costs its views alone.
-fn decoded_bytes(segment: &Segment, rows: usize) -> u64 {
+fn decoded_bytes(segment: &Segment, form: &Form, rows: usize) -> u64 {
     let each = match segment.payload() {
+        _ if !matches!(form, Form::Arrow) => size_of::<i64>() as f64,
         Payload::Fsst(_) | Payload::Uuids(_) => segment.statistics().value_bytes_avg,
         _ => segment.logical().value_bytes(),
     };

@@ -227,8 +227,11 @@ fn row_groups_that_cannot_match_are_not_read() {
     let metrics = scan.metrics();
     assert_eq!((metrics.row_groups, metrics.row_groups_skipped, metrics.rows_scanned), (3, 2, 5_000));
     let whole = version.row_groups[1].segments()[4].bytes().len() as u64;
-    let (name, bytes, _) = &metrics.tablespaces[0];
-    assert!(name == "far" && (1..whole).contains(bytes), "{bytes} of {whole} bytes of one column alone");
+    let read = &metrics.tablespaces[0];
+    assert!(
+        read.tablespace == "far" && (1..whole).contains(&read.bytes),
+        "{read:?} of {whole} bytes of one column alone"
+    );
 }
 
 #[test]
@@ -260,7 +263,8 @@ fn a_limit_holds_over_all_readers_and_row_counts_need_no_columns() {
         );
         assert_eq!(read(&scan, 8_192).num_rows(), limit.min(all.num_rows()));
         // Two readers may each have decoded what only one of them could hand out.
-        assert!(limit > 8_192 || scan.metrics().decoded_bytes <= 200 * limit as u64);
+        let decoded_bytes: u64 = scan.metrics().tablespaces.iter().map(|read| read.decoded_bytes).sum();
+        assert!(limit > 8_192 || decoded_bytes <= 200 * limit as u64);
     }
 }
 
@@ -568,13 +572,13 @@ fn reading_from_a_paced_tablespace_is_charged() {
     // What is counted by column is what was charged.
     let metrics = scan.metrics();
     let counted = |read: &ColumnAccess| read.bytes_sequential + read.delta_bytes + 64 * read.lines_random;
-    let charged: u64 = metrics.tablespaces.iter().map(|(_, bytes, _)| bytes).sum();
+    let charged: u64 = metrics.tablespaces.iter().map(|read| read.bytes).sum();
     assert_eq!(metrics.columns.iter().map(counted).sum::<u64>(), charged);
     assert!(metrics.columns.iter().all(|read| read.rows == 20_100 && read.delta_bytes > 0 && read.delta_runs == 1));
     assert_eq!(metrics.readers, 2);
-    for (name, bytes, stall_ns) in metrics.tablespaces {
-        assert!(bytes > 0);
-        assert_eq!(stall_ns > 0, name == "far", "{name} stalled for {stall_ns} ns");
+    for read in metrics.tablespaces {
+        assert!(read.bytes > 0 && read.decoded_bytes > 0);
+        assert_eq!(read.stall_ns > 0, read.tablespace == "far", "{read:?}");
     }
 }
 

@@ -8,7 +8,7 @@ const COUNTERS: [&str; 5] = ["bytes_read", "bytes_written", "lines", "link_bytes
 
 type Counters = BTreeMap<String, u64>;
 
-async fn lines(client: &Client, query: &str) -> Vec<String> {
+pub async fn lines(client: &Client, query: &str) -> Vec<String> {
     let messages = client.simple_query(query).await.unwrap();
     let row = |message| match message {
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
@@ -59,27 +59,31 @@ async fn operators_sum_up_to_what_pacing_accounted() {
         .unwrap();
     let query = "SELECT name, count(*), sum(price) FROM big JOIN small USING (part) WHERE digest LIKE '%a%' \
                  GROUP BY name ORDER BY 3 DESC";
-    let before = [accounted(&client, "slow").await, accounted(&client, "work").await];
-    client.batch_execute("SET temp_tablespaces = 'work'").await.unwrap();
-    let plan = lines(&client, &format!("EXPLAIN (ANALYZE, VERBOSE) {query}")).await;
-    client.batch_execute("RESET temp_tablespaces").await.unwrap();
-    let after = [accounted(&client, "slow").await, accounted(&client, "work").await];
-    for (purpose, tablespace, index) in [("main", "slow", 0), ("heap", "work", 1)] {
-        let Some((now, stall_ms)) = after[index].get(purpose) else { continue };
-        let earlier = before[index].get(purpose).cloned().unwrap_or_default();
-        let told = told(&plan, purpose, tablespace);
-        for name in COUNTERS {
-            let accounted = now[name] - earlier.0.get(name).copied().unwrap_or(0);
-            let told = told.get(name).copied().unwrap_or(0);
-            assert_eq!(told, accounted, "{name} of {purpose} in {tablespace}: {plan:#?}");
+    let windows =
+        "SELECT id, rank() OVER w, sum(price) OVER w FROM big WINDOW w AS (PARTITION BY part ORDER BY digest)";
+    for query in [query, windows] {
+        let before = [accounted(&client, "slow").await, accounted(&client, "work").await];
+        client.batch_execute("SET temp_tablespaces = 'work'").await.unwrap();
+        let plan = lines(&client, &format!("EXPLAIN (ANALYZE, VERBOSE) {query}")).await;
+        client.batch_execute("RESET temp_tablespaces").await.unwrap();
+        let after = [accounted(&client, "slow").await, accounted(&client, "work").await];
+        for (purpose, tablespace, index) in [("main", "slow", 0), ("heap", "work", 1)] {
+            let Some((now, stall_ms)) = after[index].get(purpose) else { continue };
+            let earlier = before[index].get(purpose).cloned().unwrap_or_default();
+            let told = told(&plan, purpose, tablespace);
+            for name in COUNTERS {
+                let accounted = now[name] - earlier.0.get(name).copied().unwrap_or(0);
+                let told = told.get(name).copied().unwrap_or(0);
+                assert_eq!(told, accounted, "{name} of {purpose} in {tablespace}: {plan:#?}");
+            }
+            let told_ms = told.get("stall_ns").copied().unwrap_or(0) as f64 / 1e6;
+            assert!((told_ms - (stall_ms - earlier.1)).abs() < 0.001, "{purpose}: {told_ms} ms of {stall_ms}");
         }
-        let told_ms = told.get("stall_ns").copied().unwrap_or(0) as f64 / 1e6;
-        assert!((told_ms - (stall_ms - earlier.1)).abs() < 0.001, "{purpose}: {told_ms} ms of {stall_ms}");
+        // Something was accounted: main is read, and batches go back to the heap's tablespace.
+        assert!(told(&plan, "main", "slow")["bytes_read"] > 500_000, "{plan:#?}");
+        assert!(told(&plan, "heap", "work")["bytes_written"] > 1_000_000, "{plan:#?}");
+        assert!(told(&plan, "heap", "work")["stall_ns"] > 0, "{plan:#?}");
     }
-    // Something was accounted: main is read, and batches go back to the heap's tablespace.
-    assert!(told(&plan, "main", "slow")["bytes_read"] > 500_000, "{plan:#?}");
-    assert!(told(&plan, "heap", "work")["bytes_written"] > 1_000_000, "{plan:#?}");
-    assert!(told(&plan, "heap", "work")["stall_ns"] > 0, "{plan:#?}");
 
     // Short forms are there without VERBOSE, and none where nothing is paced.
     client.batch_execute("SET temp_tablespaces = 'work'").await.unwrap();

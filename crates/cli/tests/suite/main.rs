@@ -10,6 +10,7 @@ mod cli;
 mod crash;
 mod device;
 mod elastic;
+mod explain;
 mod histories;
 mod kills;
 mod locking;

@@ -2,6 +2,7 @@
 
 use super::directory::HASH;
 use super::states::Place;
+use crate::observed::{Hold, Observer};
 use crate::rows::{RowPtr, Rows};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
@@ -83,11 +84,13 @@ pub(super) struct DirectTable {
     numbering: Numbering,
     groups: Vec<RowPtr>,
     pub rows: Rows,
+    _hold: Hold,
 }
 
 impl DirectTable {
-    pub fn new(numbering: &Numbering, rows: Rows) -> DirectTable {
-        DirectTable { numbering: numbering.clone(), groups: vec![RowPtr::NONE; numbering.size], rows }
+    pub fn new(numbering: &Numbering, rows: Rows, observer: &Observer) -> DirectTable {
+        let groups = vec![RowPtr::NONE; numbering.size];
+        DirectTable { numbering: numbering.clone(), _hold: observer.hold_vec(&groups), groups, rows }
     }
 
     /// Makes rows for numbers that have none. `columns`: the keys first.

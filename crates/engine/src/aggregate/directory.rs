@@ -3,6 +3,7 @@
 //! An entry has 16 bits of the row's hash beside its address, so that hardly any other row is looked at (Leis et al.,
 //! SIGMOD 2014, section 4.2). Rows of a chunk are looked up together, a column at a time.
 
+use crate::observed::{Hold, Observer};
 use crate::rows::{RowLayout, RowPtr, Rows};
 use crate::vector::Vector;
 use tidepool_base::{Error, Result};
@@ -62,6 +63,8 @@ pub(super) struct Directory {
     /// A power of two of them; 0: empty.
     entries: Vec<u64>,
     count: usize,
+    observer: Observer,
+    hold: Hold,
 }
 
 pub(super) fn check_heap() -> Result<()> {
@@ -69,14 +72,23 @@ pub(super) fn check_heap() -> Result<()> {
 }
 
 impl Directory {
-    pub fn new() -> Directory {
-        Directory { entries: Vec::new(), count: 0 }
+    pub fn new(observer: &Observer) -> Directory {
+        Directory { entries: Vec::new(), count: 0, observer: observer.clone(), hold: Hold::default() }
     }
 
     /// With room for half as many rows, so that it grows once at most.
-    pub fn for_rows(rows: usize) -> Result<Directory> {
+    pub fn for_rows(rows: usize, observer: &Observer) -> Result<Directory> {
         check_heap()?;
-        Ok(Directory { entries: vec![0; rows.next_power_of_two().max(ENTRIES_MIN)], count: 0 })
+        let mut directory = Directory::new(observer);
+        directory.set_entries(rows.next_power_of_two().max(ENTRIES_MIN));
+        Ok(directory)
+    }
+
+    /// So many, which are of no rows. Those that there were are gone before.
+    fn set_entries(&mut self, entries: usize) {
+        (self.entries, self.hold) = Default::default();
+        self.entries = vec![0; entries];
+        self.hold = self.observer.hold_vec(&self.entries);
     }
 
     pub fn bytes(&self) -> usize {
@@ -112,12 +124,10 @@ impl Directory {
             return Err(Error::unsupported("more than 2^31 groups of one partition"));
         }
         check_heap()?;
+        self.set_entries(wanted);
         if self.count == 0 {
-            self.entries = vec![0; wanted];
             return Ok(());
         }
-        self.entries = Vec::new();
-        self.entries = vec![0; wanted];
         let (rows, mask) = (rows(), wanted - 1);
         for (index, row) in rows.iter().enumerate() {
             if let Some(next) = rows.get(index + AHEAD) {

@@ -42,6 +42,16 @@ impl Default for Limits {
     }
 }
 
+/// What went to partitions while rows still came.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outgrown {
+    /// How often the table was written out, and the groups that it had.
+    pub times: u64,
+    pub groups: u64,
+    /// Rows that were not looked up.
+    pub skipped: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct LocalTable {
     keys: usize,
@@ -60,6 +70,7 @@ pub(super) struct LocalTable {
     rows_in: u64,
     is_skipping: bool,
     skipped: u64,
+    pub outgrown: Outgrown,
     /// Whether a key may have more than one row.
     pub repeats: bool,
     touches: Touches,
@@ -77,12 +88,13 @@ impl LocalTable {
             bytes_max: limits.cache_bytes,
             repetition: 0.0,
             is_trying: true,
-            directory: Directory::new(),
-            rows: Rows::new(Arc::clone(layout)),
+            directory: Directory::new(meter.observer()),
+            rows: Rows::observed(Arc::clone(layout), meter.observer()),
             partitions: Vec::new(),
             rows_in: 0,
             is_skipping: false,
             skipped: 0,
+            outgrown: Outgrown::default(),
             repeats: false,
             touches: meter.touches(),
             own: meter.pool(),
@@ -100,6 +112,7 @@ impl LocalTable {
                 unsafe { row.write(HASH, *hash) };
             }
             self.skipped += hashes.len() as u64;
+            self.outgrown.skipped += hashes.len() as u64;
             self.touches.write(&self.own, hashes.len() * self.rows.layout().width());
             return Ok(());
         }
@@ -189,6 +202,8 @@ impl LocalTable {
         }
         self.is_trying = false;
         self.is_skipping = self.rows_in < group_count * 2;
+        self.outgrown.times += 1;
+        self.outgrown.groups += group_count;
         self.write_out(groups)
     }
 
@@ -203,7 +218,7 @@ impl LocalTable {
         self.touches.append(groups, bytes);
         self.repeats |= !self.partitions.is_empty() || self.skipped > 0;
         if self.partitions.is_empty() {
-            let new = || Rows::new(Arc::clone(self.rows.layout()));
+            let new = || self.rows.alike();
             self.partitions = std::iter::repeat_with(new).take(PARTITIONS).collect();
         }
         let rows = self.rows.pointers();

@@ -9,6 +9,7 @@ use super::states::{Place, accumulate, merge};
 use super::texts::TextStore;
 use super::worker::{Groups, Worker};
 use crate::hash;
+use crate::observed::Hold;
 use crate::pipeline::Task;
 use crate::rows::{FrozenRows, RowLayout, RowPtr, Rows};
 use crate::text::Owners;
@@ -29,15 +30,25 @@ pub(super) struct Finished {
     pub pieces: Vec<(u32, u32)>,
     owners: Owners,
     _rows: Vec<FrozenRows>,
+    /// Of `groups`, and of texts.
+    _holds: Vec<Hold>,
 }
 
 impl Finished {
-    fn new(groups: Vec<Vec<RowPtr>>, owners: Owners, rows: Vec<FrozenRows>) -> Finished {
+    /// `holds`: of what the owners have beside the rows' own texts.
+    fn new(
+        groups: Vec<Vec<RowPtr>>,
+        owners: Owners,
+        rows: Vec<FrozenRows>,
+        mut holds: Vec<Hold>,
+        plan: &Plan,
+    ) -> Finished {
+        holds.extend(groups.iter().map(|groups| plan.meter.observer().hold_vec(groups)));
         let of_group = |(index, groups): (usize, &Vec<RowPtr>)| {
             (0..groups.len()).step_by(CHUNK_ROWS).map(move |start| (index as u32, start as u32))
         };
         let pieces = groups.iter().enumerate().flat_map(of_group).collect();
-        Finished { groups, pieces, owners, _rows: rows }
+        Finished { groups, pieces, owners, _rows: rows, _holds: holds }
     }
 
     pub fn chunk(&self, plan: &Plan, piece: usize) -> Result<Chunk> {
@@ -67,6 +78,8 @@ pub(super) struct Merging {
     owners: Owners,
     /// Rows that only own texts.
     kept: Vec<FrozenRows>,
+    /// Of accumulators' texts.
+    holds: Vec<Hold>,
     /// Without keys: the row of all.
     one: Option<RowPtr>,
 }
@@ -92,7 +105,7 @@ impl<'a> Merger<'a> {
         rows: &[FrozenRows],
         owners: &'a Owners,
     ) -> Result<Merger<'a>> {
-        let directory = Directory::for_rows(rows.iter().map(FrozenRows::len).sum())?;
+        let directory = Directory::for_rows(rows.iter().map(FrozenRows::len).sum(), plan.meter.observer())?;
         let touches = plan.meter.touches();
         Ok(Merger { layout, keys, owners, directory, groups: Vec::new(), touches, rows: &plan.groups })
     }
@@ -204,7 +217,7 @@ impl Part {
         check_heap()?;
         if let Lookup::One = plan.lookup {
             // Of the sets alone: a row that is merged into that of all.
-            let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
+            let (mut rows, mut made) = (plan.rows(), Vec::new());
             rows.reserve(1, &mut made);
             for (index, set) in self.sets.iter().enumerate() {
                 // SAFETY: the row was made just now.
@@ -230,11 +243,6 @@ impl Part {
     }
 }
 
-fn over(finished: Finished, out: &OnceLock<Finished>) -> Result<Vec<Task>> {
-    out.set(finished).map_err(|_| Error::internal("groups were merged twice"))?;
-    Ok(Vec::new())
-}
-
 impl Merging {
     /// What [`crate::pipeline::Sink::finish`] does.
     pub fn next(&mut self, plan: &Arc<Plan>, workers: Vec<Worker>, out: &Arc<OnceLock<Finished>>) -> Result<Vec<Task>> {
@@ -258,7 +266,7 @@ impl Merging {
                     rows.extend(of_part);
                 }
                 groups.extend(self.one.map(|one| vec![one]));
-                over(Finished::new(groups, std::mem::take(&mut self.owners), rows), out)
+                self.over(plan, groups, rows, out)
             }
         }
     }
@@ -269,7 +277,9 @@ impl Merging {
         let mut buffers = Vec::new();
         for worker in workers {
             let Worker { groups, ordered, sets, texts, .. } = worker;
-            buffers.extend(texts.freeze());
+            let (of_texts, holds) = texts.freeze();
+            buffers.extend(of_texts);
+            self.holds.extend(holds);
             match groups {
                 Groups::One(rows, group) => {
                     match self.one {
@@ -290,10 +300,13 @@ impl Merging {
             tables.extend(sets);
         }
         self.owners.join(&Owners::of(buffers));
+        if !matches!(plan.lookup, Lookup::Hashed) && plan.sets.is_empty() {
+            plan.note_method();
+        }
         if let Lookup::One = plan.lookup
             && self.one.is_none()
         {
-            let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
+            let (mut rows, mut made) = (plan.rows(), Vec::new());
             rows.reserve(1, &mut made);
             self.one = made.pop();
             self.kept.push(rows.freeze());
@@ -326,15 +339,17 @@ impl Merging {
                 // SAFETY: rows of the plan's layout, which nobody else has; a group is none of those that are merged into others.
                 unsafe { merge(accumulator, &into, &from) };
             }
-            return over(Finished::new(vec![groups], std::mem::take(&mut self.owners), direct), out);
+            return self.over(plan, vec![groups], direct, out);
         }
         // Sets keep workers from having rows in order, so tables are one for each worker.
         if !all_ordered.is_empty() {
             if all_ordered.len() == tables.len()
                 && let Some(seams) = ordered::seams(&all_ordered, plan.keys.len())
             {
+                plan.note_method();
                 return self.join_ordered(plan, all_ordered, seams, out);
             }
+            plan.note_disorder(all_ordered.iter().map(|ordered| ordered.rows.len()).sum());
             // Those whose workers have none of their own.
             let mut empty = tables.iter_mut().filter(|table| table.rows.is_empty() && table.partitions.is_empty());
             for ordered in all_ordered {
@@ -345,13 +360,10 @@ impl Merging {
         }
         if tables.is_empty() {
             let groups = self.one.map(|one| vec![one]);
-            let finished = Finished::new(
-                groups.into_iter().collect(),
-                std::mem::take(&mut self.owners),
-                std::mem::take(&mut self.kept),
-            );
-            return over(finished, out);
+            let kept = std::mem::take(&mut self.kept);
+            return self.over(plan, groups.into_iter().collect(), kept, out);
         }
+        plan.note_hashed(&tables);
         let rows: usize = tables.iter().map(|table| table.rows.len()).sum();
         let is_small = rows <= MERGED_ROWS || tables.len() == 1;
         let tables: Vec<_> = tables.into_iter().map(|table| Arc::new(Mutex::new(Some(table)))).collect();
@@ -367,6 +379,19 @@ impl Merging {
             return Ok(tasks);
         }
         self.merge(plan, tables)
+    }
+
+    fn over(
+        &mut self,
+        plan: &Plan,
+        groups: Vec<Vec<RowPtr>>,
+        rows: Vec<FrozenRows>,
+        out: &OnceLock<Finished>,
+    ) -> Result<Vec<Task>> {
+        let (owners, holds) = (std::mem::take(&mut self.owners), std::mem::take(&mut self.holds));
+        let finished = Finished::new(groups, owners, rows, holds, plan);
+        out.set(finished).map_err(|_| Error::internal("groups were merged twice"))?;
+        Ok(Vec::new())
     }
 
     /// Rows that all came in order: next to nothing is left to do.
@@ -393,7 +418,7 @@ impl Merging {
             }
         }
         rows.iter().for_each(|rows| self.owners.join(rows.owners()));
-        over(Finished::new(groups, std::mem::take(&mut self.owners), rows), out)
+        self.over(plan, groups, rows, out)
     }
 
     /// Tasks for the partitions, if the tables were written out, else for all.

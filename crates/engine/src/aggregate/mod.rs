@@ -4,6 +4,7 @@
 //! own, which become one when all have ended. Groups are found in one of three ways: there is but one; keys that are integers with
 //! few values are numbered; others are looked up by their hash.
 
+mod described;
 mod direct;
 mod directory;
 mod functions;

@@ -5,7 +5,7 @@ use super::directory::HEADER_BYTES;
 use super::functions::{AggregateCall, Needs, Output, Take};
 use super::local::Limits;
 use super::states::Accumulator;
-use crate::rows::RowLayout;
+use crate::rows::{RowLayout, Rows};
 use crate::touch::{Meter, Pool};
 use crate::types::{Class, ColumnType};
 use std::sync::Arc;
@@ -140,6 +140,11 @@ impl Plan {
             groups: meter.pool(),
             meter,
         })
+    }
+
+    /// For groups: none yet.
+    pub fn rows(&self) -> Rows {
+        Rows::observed(Arc::clone(&self.layout), self.meter.observer())
     }
 }
 

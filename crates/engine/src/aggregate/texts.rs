@@ -1,5 +1,6 @@
 //! States of text: a value that may be replaced, its bytes beside.
 
+use crate::observed::{Hold, Observer};
 use crate::text::{INLINE_MAX, Text};
 use arrow_buffer::Buffer;
 use tidepool_base::{Error, Result};
@@ -51,11 +52,17 @@ const BLOCK_BYTES: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct TextStore {
     blocks: Vec<Vec<u8>>,
+    holds: Vec<Hold>,
+    observer: Observer,
     /// Taken of the last block.
     used: usize,
 }
 
 impl TextStore {
+    pub fn new(observer: &Observer) -> TextStore {
+        TextStore { observer: observer.clone(), ..TextStore::default() }
+    }
+
     /// Sets a state that this store has set before, or that is of nothing.
     pub fn set(&mut self, state: &mut TextState, bytes: &[u8]) -> Result<()> {
         state.is_there = 1;
@@ -70,7 +77,9 @@ impl TextStore {
             state.text.rest() as usize
         } else {
             if self.blocks.last().is_none_or(|block| block.len() - self.used < room) {
-                self.blocks.push(vec![0; room.max(BLOCK_BYTES)]);
+                let block = vec![0; room.max(BLOCK_BYTES)];
+                self.holds.push(self.observer.hold_vec(&block));
+                self.blocks.push(block);
                 self.used = 0;
             }
             let Some(block) = self.blocks.last_mut() else { unreachable!("just pushed") };
@@ -90,7 +99,7 @@ impl TextStore {
     }
 
     /// What the states point to, once no more are set.
-    pub fn freeze(self) -> Vec<Buffer> {
-        self.blocks.into_iter().map(Buffer::from_vec).collect()
+    pub fn freeze(self) -> (Vec<Buffer>, Vec<Hold>) {
+        (self.blocks.into_iter().map(Buffer::from_vec).collect(), self.holds)
     }
 }

@@ -51,25 +51,24 @@ fn taken(take: &Take, chunk: &Chunk) -> Result<Option<Mask>> {
 impl Worker {
     pub fn new(plan: &Arc<Plan>) -> Worker {
         let table = |layout, keys| LocalTable::new(layout, keys, plan.limits, &plan.meter);
+        let observer = plan.meter.observer();
         let groups = match &plan.lookup {
             Lookup::One => {
-                let (mut rows, mut made) = (Rows::new(Arc::clone(&plan.layout)), Vec::new());
+                let (mut rows, mut made) = (plan.rows(), Vec::new());
                 rows.reserve(1, &mut made);
                 Groups::One(rows, made[0])
             }
-            Lookup::Direct(numbering) => {
-                Groups::Direct(DirectTable::new(numbering, Rows::new(Arc::clone(&plan.layout))))
-            }
+            Lookup::Direct(numbering) => Groups::Direct(DirectTable::new(numbering, plan.rows(), observer)),
             Lookup::Hashed => Groups::Hashed(Box::new(table(&plan.layout, plan.keys.len()))),
         };
         let sets = plan.sets.iter().map(|set| table(&set.layout, plan.keys.len() + 1)).collect();
-        let ordered = plan.finds_order.then(|| OrderedRows::new(Rows::new(Arc::clone(&plan.layout))));
+        let ordered = plan.finds_order.then(|| OrderedRows::new(plan.rows()));
         Worker {
             plan: Arc::clone(plan),
             groups,
             ordered,
             sets,
-            texts: TextStore::default(),
+            texts: TextStore::new(observer),
             found: Vec::new(),
             touches: plan.meter.touches(),
         }
@@ -91,6 +90,7 @@ impl Worker {
             }
             found.clear();
             if let (Some(ordered), Groups::Hashed(table)) = (self.ordered.take(), &mut self.groups) {
+                plan.note_disorder(ordered.rows.len());
                 table.absorb(ordered.rows, &plan.groups)?;
             }
         }

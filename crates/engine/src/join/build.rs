@@ -84,8 +84,8 @@ impl Sink for BuildSink {
         let table = &self.0;
         Ok(Box::new(BuildState {
             table: Arc::clone(table),
-            rows: Rows::new(Arc::clone(&table.layout)),
-            keyless: Rows::new(Arc::clone(&table.layout)),
+            rows: Rows::observed(Arc::clone(&table.layout), table.observer()),
+            keyless: Rows::observed(Arc::clone(&table.layout), table.observer()),
             total: 0,
             has_null: false,
             bounds: vec![None; table.join.keys.len()],
@@ -117,8 +117,9 @@ impl Sink for BuildSink {
         let count = rows.iter().map(|rows| rows.len()).sum();
         let directory = table.directory(count, table.int_key().and(bounds.first().copied().flatten()))?;
         let filters = (0..table.join.keys.len())
-            .map(|key| KeyFilter::new(&table.join, key, count, bounds[key], &table.pools.filters));
+            .map(|key| KeyFilter::new(&table.join, key, count, bounds[key], &table.pools.filters, table.observer()));
         let filters = filters.collect::<Result<Vec<_>>>()?;
+        table.observer().note(|| table.described(&directory, count, bounds.first().copied().flatten()));
         let mut touches = table.touches();
         touches.append(&table.pools.directory, directory.bytes());
         touches.append(&table.pools.filters, filters.iter().flatten().map(KeyFilter::bytes).sum());

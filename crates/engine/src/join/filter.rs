@@ -3,6 +3,7 @@
 use super::Join;
 use super::table::{Built, JoinTable};
 use super::words::Words;
+use crate::observed::Observer;
 use crate::rows::RowPtr;
 use crate::touch::{Pool, sampled_lines};
 use crate::types::Class;
@@ -44,6 +45,7 @@ impl KeyFilter {
         rows: usize,
         bounds: Option<(i64, i64)>,
         pool: &Pool,
+        observer: &Observer,
     ) -> Result<Option<KeyFilter>> {
         let is_int = join.probe_types[join.keys[key].probe].class() == Class::Int;
         if !join.filters
@@ -59,16 +61,25 @@ impl KeyFilter {
         };
         let last = max.wrapping_sub(min) as u64;
         let set = if last < (rows as u64).saturating_mul(BITMAP_BITS_PER_ROW).max(BITMAP_BITS_MIN) {
-            Set::Bitmap(Words::new(last as usize / 64 + 1)?)
+            Set::Bitmap(Words::new(last as usize / 64 + 1, observer)?)
         } else if rows <= BLOOM_ROWS_MAX {
             let words = (rows * BLOOM_BITS_PER_ROW).div_ceil(64).next_power_of_two().max(2);
-            Set::Bloom(Words::new(words)?)
+            Set::Bloom(Words::new(words, observer)?)
         } else {
             Set::Bounds
         };
         let mut filter = KeyFilter { bounds: Some((min, max)), set, tested: None };
         filter.tested = (!pool.is_small(filter.bytes())).then(AtomicU64::default);
         Ok(Some(filter))
+    }
+
+    /// What people call it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.set {
+            Set::Bounds => "bounds",
+            Set::Bitmap(_) => "bitmap",
+            Set::Bloom(_) => "Bloom filter",
+        }
     }
 
     pub fn bytes(&self) -> usize {

@@ -18,6 +18,7 @@ use super::filter::KeyFilter;
 use super::residual::Residual;
 use super::words::Words;
 use crate::hash;
+use crate::observed::Observer;
 use crate::rows::{FrozenRows, RowLayout, RowPtr};
 use crate::run::Interruption;
 use crate::text::Owners;
@@ -255,6 +256,10 @@ impl JoinTable {
         self.meter.touches()
     }
 
+    pub(crate) fn observer(&self) -> &Observer {
+        self.meter.observer()
+    }
+
     pub(super) fn built(&self) -> Result<&Built> {
         self.built.get().ok_or_else(|| Error::internal("a join's table before its rows"))
     }
@@ -294,18 +299,44 @@ impl JoinTable {
         if rows == 0 {
             return Ok(Directory::Empty);
         }
+        let observer = self.observer();
         if let Some((min, max)) = bounds {
             let last = max.wrapping_sub(min) as u64;
             let rows = rows as u64;
             if self.is_set() && last < (rows.saturating_mul(BITMAP_BITS_PER_ROW)).max(BITMAP_BITS_MIN) {
-                return Ok(Directory::Bitmap { min, bits: Words::new(last as usize / 64 + 1)? });
+                return Ok(Directory::Bitmap { min, bits: Words::new(last as usize / 64 + 1, observer)? });
             }
             if last < (rows.saturating_mul(DENSE_WORDS_PER_ROW)).max(DENSE_WORDS_MIN) {
-                return Ok(Directory::Dense { min, slots: Words::new(last as usize + 1)? });
+                return Ok(Directory::Dense { min, slots: Words::new(last as usize + 1, observer)? });
             }
         }
         let slots = (rows * 2).next_power_of_two().max(64);
-        Ok(Directory::Hash { shift: 64 - slots.trailing_zeros(), slots: Words::new(slots)? })
+        Ok(Directory::Hash { shift: 64 - slots.trailing_zeros(), slots: Words::new(slots, observer)? })
+    }
+
+    /// How rows are found, and why so: for `rows` rows and the bounds that [`JoinTable::directory`] was told.
+    pub(super) fn described(&self, directory: &Directory, rows: usize, bounds: Option<(i64, i64)>) -> String {
+        let keys = bounds.map(|(min, max)| format!("{min} to {max}")).unwrap_or_default();
+        let method = match directory {
+            Directory::Empty => "none, as no row of the build side has a key".to_owned(),
+            Directory::Nested => format!("nested loop over {rows} rows, as there are no keys"),
+            Directory::Bitmap { .. } => {
+                format!("bitmap of keys {keys}, as all that is asked of one narrow integer is whether it is there")
+            }
+            Directory::Dense { .. } => format!("array of rows by key {keys}, as the key is one narrow integer"),
+            Directory::Hash { slots, .. } => {
+                let why = match &self.join.keys[..] {
+                    [key] if key.nulls_equal => "NULL equals NULL".to_owned(),
+                    [key] if self.int_key().is_none() => {
+                        format!("the key is {}", self.join.build_types[key.build].class())
+                    }
+                    [_] => format!("keys {keys} are too far apart for {rows} rows"),
+                    keys => format!("there are {} keys", keys.len()),
+                };
+                format!("hash directory of {} addresses for {rows} rows, as {why}", slots.len())
+            }
+        };
+        format!("Join Method: {method}")
     }
 
     /// Puts rows into the directory. Any number of threads do so at once.

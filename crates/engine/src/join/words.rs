@@ -1,5 +1,6 @@
 //! Arrays of words that several threads fill.
 
+use crate::observed::{Hold, Observer};
 use std::alloc::Layout;
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -12,6 +13,7 @@ use tidepool_heap::QueryHeap;
 pub struct Words {
     first: NonNull<AtomicU64>,
     len: usize,
+    _hold: Hold,
 }
 
 // SAFETY: it owns its words, which are atomic.
@@ -25,13 +27,14 @@ fn layout(len: usize) -> Option<Layout> {
 
 impl Words {
     /// 53200 if the statement's heap, or the machine, has no room for them.
-    pub fn new(len: usize) -> Result<Words> {
+    pub fn new(len: usize, observer: &Observer) -> Result<Words> {
         let refused = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory");
         let layout = layout(len).ok_or_else(refused)?;
         // SAFETY: the layout has bytes.
         let first = unsafe { std::alloc::alloc_zeroed(layout) };
         let first = NonNull::new(first.cast::<AtomicU64>()).ok_or_else(refused)?;
-        let words = Words { first, len };
+        let hold = observer.hold(first.as_ptr().addr(), layout.size());
+        let words = Words { first, len, _hold: hold };
         if let Some(heap) = QueryHeap::current() {
             heap.check()?;
         }

@@ -10,6 +10,7 @@ mod pick;
 mod tests;
 
 use crate::expr::Scalar;
+use crate::observed::{Hold, Kept, Observer};
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
 use crate::touch::{Meter, Pool, Touches};
 use crate::types::{Class, ColumnType};
@@ -75,16 +76,22 @@ pub struct Sorted {
     /// With a limit, of a first key that is an integer: no row behind it is among the first. Until it is known, the last value there is.
     last: AtomicI64,
     workers: AtomicUsize,
-    ranges: OnceLock<Vec<OnceLock<Chunk>>>,
+    ranges: OnceLock<Vec<OnceLock<Range>>>,
     meter: Meter,
     pools: Pools,
+}
+
+/// Rows in order.
+struct Range {
+    rows: Chunk,
+    _holds: Vec<Hold>,
 }
 
 /// What it has in the query heap.
 struct Pools {
     chunks: Pool,
     items: Pool,
-    sorted: Pool,
+    sorted: Arc<Pool>,
 }
 
 impl fmt::Debug for Sorted {
@@ -109,7 +116,7 @@ impl Sorted {
             last: AtomicI64::new(if is_descending { i64::MIN } else { i64::MAX }),
             workers: AtomicUsize::new(0),
             ranges: OnceLock::new(),
-            pools: Pools { chunks: meter.pool(), items: meter.pool(), sorted: meter.pool() },
+            pools: Pools { chunks: meter.pool(), items: meter.pool(), sorted: Arc::new(meter.pool()) },
             meter,
         })
     }
@@ -132,8 +139,30 @@ impl Sorted {
     pub(crate) fn pieces(&self) -> Result<Vec<Chunk>> {
         let unsorted = || Error::internal("rows are read before they are sorted");
         let ranges = self.ranges.get().ok_or_else(unsorted)?;
-        let pieces = ranges.iter().map(|range| range.get().cloned().ok_or_else(unsorted));
-        pieces.filter(|piece| piece.as_ref().map_or(true, |piece| piece.rows > 0)).collect()
+        let pieces = ranges.iter().map(|range| Ok(range.get().ok_or_else(unsorted)?.rows.clone()));
+        pieces.filter(|piece: &Result<Chunk>| piece.as_ref().map_or(true, |piece| piece.rows > 0)).collect()
+    }
+
+    /// What [`Sorted::pieces`] lie in.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pools.sorted)
+    }
+
+    fn observer(&self) -> &Observer {
+        self.meter.observer()
+    }
+
+    fn note_method(&self, rows: usize, runs: usize, ranges: usize) {
+        let how = || match (self.first(), self.sort.limit) {
+            (Some(limit), _) => format!("top-N, as only the first {limit} are wanted"),
+            (None, Some(limit)) => format!("full sort, as the first {limit} are more than {FIRST_MAX}"),
+            (None, None) => "full sort".to_owned(),
+        };
+        self.observer().note(|| {
+            let is_decisive = self.plan.as_ref().is_ok_and(|plan| plan.is_decisive);
+            let ties = if is_decisive { "" } else { "; rows of equal 16-byte keys compared by column" };
+            format!("Sort Method: {}; rows={rows} runs={runs} ranges={ranges}{ties}", how())
+        });
     }
 
     fn plan(&self) -> Result<&KeyPlan> {
@@ -191,12 +220,19 @@ fn check_heap() -> Result<()> {
 #[derive(Debug)]
 pub struct SortSink(pub Arc<Sorted>);
 
+/// Sorted items.
+struct Run {
+    items: Vec<Item>,
+    _hold: Hold,
+}
+
 struct SortState {
     sorted: Arc<Sorted>,
     worker: usize,
     chunks: Vec<Chunk>,
+    kept: Kept,
     /// Sorted.
-    runs: Vec<Vec<Item>>,
+    runs: Vec<Run>,
     /// Not yet sorted.
     items: Vec<Item>,
     /// With a limit: rows that are gathered before the first of them are looked for again.
@@ -218,7 +254,7 @@ impl SortState {
             self.items.extend(keys.iter().enumerate().map(|(row, key)| item(row, *key)));
             self.touches.append(&sorted.pools.chunks, chunk.bytes());
             self.touches.append(&sorted.pools.items, chunk.rows * size_of::<Item>());
-            self.chunks.push(chunk);
+            self.keep(chunk);
             return if self.items.len() >= RUN_ROWS { self.end_run() } else { Ok(()) };
         };
         let threshold = sorted.threshold.load(Relaxed);
@@ -230,11 +266,16 @@ impl SortState {
             }
         }
         if rows.len() == chunk.rows {
-            self.chunks.push(chunk);
+            self.keep(chunk);
         } else if !rows.is_empty() {
-            self.chunks.push(chunk.gather(&rows)?);
+            self.keep(chunk.gather(&rows)?);
         }
         if self.items.len() >= self.held_max { self.shrink(limit) } else { Ok(()) }
+    }
+
+    fn keep(&mut self, chunk: Chunk) {
+        self.kept.keep(&chunk);
+        self.chunks.push(chunk);
     }
 
     /// Keeps the first rows alone.
@@ -242,6 +283,7 @@ impl SortState {
         if limit == 0 {
             self.items.clear();
             self.chunks.clear();
+            self.kept.drop_values();
             return Ok(());
         }
         let plan = self.sorted.plan()?;
@@ -264,8 +306,9 @@ impl SortState {
         let places: Vec<Place> =
             self.items.iter().map(|item| Place::new(0, item.place.chunk(), item.place.row())).collect();
         let parts = Parts::new(vec![std::mem::take(&mut self.chunks)]);
+        self.kept.drop_values();
         for (number, places) in places.chunks(CHUNK_ROWS).enumerate() {
-            self.chunks.push(parts.gather(places)?);
+            self.keep(parts.gather(places)?);
             let items = &mut self.items[number * CHUNK_ROWS..];
             for (row, item) in items.iter_mut().take(places.len()).enumerate() {
                 item.place = Place::new(self.worker, number, row);
@@ -281,7 +324,8 @@ impl SortState {
         let chunks = &self.chunks;
         let row = |place: Place| (&chunks[place.chunk()], place.row());
         sort_items(plan, row, &mut items);
-        self.runs.push(items);
+        let hold = self.sorted.observer().hold_vec(&items);
+        self.runs.push(Run { items, _hold: hold });
         Ok(())
     }
 }
@@ -312,7 +356,8 @@ impl SinkState for SortState {
 struct Runs {
     sorted: Arc<Sorted>,
     parts: Parts,
-    runs: Vec<Vec<Item>>,
+    runs: Vec<Run>,
+    _kept: Vec<Kept>,
 }
 
 impl Runs {
@@ -325,17 +370,17 @@ impl Runs {
     fn splitters(&self, ranges: usize) -> Vec<Item> {
         let mut sample: Vec<Item> = Vec::new();
         for run in &self.runs {
-            sample.extend(run.iter().step_by((run.len() / SAMPLE).max(1)));
+            sample.extend(run.items.iter().step_by((run.items.len() / SAMPLE).max(1)));
         }
         sample.sort_by(|a, b| self.compare(a, b));
         (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect()
     }
 
     /// The rows from one splitter up to another.
-    fn range(&self, from: Option<&Item>, to: Option<&Item>, limit: usize) -> Result<Chunk> {
+    fn range(&self, from: Option<&Item>, to: Option<&Item>, limit: usize) -> Result<Range> {
         check_heap()?;
         let mut items = Vec::new();
-        for run in &self.runs {
+        for Run { items: run, .. } in &self.runs {
             let place = |splitter: &Item| run.partition_point(|item| self.compare(item, splitter).is_lt());
             let (start, end) = (from.map_or(0, place), to.map_or(run.len(), place));
             items.extend_from_slice(&run[start..end.max(start)]);
@@ -346,7 +391,7 @@ impl Runs {
         touches.read(&self.sorted.pools.items, items.len() * size_of::<Item>());
         let places: Vec<Place> = items.iter().map(|item| item.place).collect();
         if places.is_empty() {
-            return Ok(Chunk::default());
+            return Ok(Range { rows: Chunk::default(), _holds: Vec::new() });
         }
         let chunk = self.parts.gather(&places)?;
         let value_bytes = chunk.bytes().div_ceil(chunk.rows * chunk.columns.len().max(1));
@@ -356,7 +401,8 @@ impl Runs {
             touches.look_up(&self.sorted.pools.chunks, places.iter().map(address), value_bytes, false);
         }
         touches.append(&self.sorted.pools.sorted, chunk.bytes());
-        Ok(chunk)
+        let holds = chunk.columns.iter().map(|column| self.sorted.observer().hold_values(column)).collect();
+        Ok(Range { rows: chunk, _holds: holds })
     }
 }
 
@@ -371,6 +417,7 @@ impl Sink for SortSink {
             sorted: Arc::clone(&self.0),
             worker,
             chunks: Vec::new(),
+            kept: Kept::new(self.0.observer()),
             runs: Vec::new(),
             items: Vec::new(),
             touches: self.0.meter.touches(),
@@ -383,18 +430,20 @@ impl Sink for SortSink {
             return Ok(Vec::new());
         }
         let mut workers = vec![Vec::new(); self.0.workers.load(Relaxed)];
-        let mut runs = Vec::new();
+        let (mut runs, mut kept) = (Vec::new(), Vec::new());
         for state in states_of::<SortState>(states) {
             let mut state = *state;
             runs.append(&mut state.runs);
             workers[state.worker] = state.chunks;
+            kept.push(state.kept);
         }
-        runs.retain(|run| !run.is_empty());
-        let rows: usize = runs.iter().map(Vec::len).sum();
+        runs.retain(|run: &Run| !run.items.is_empty());
+        let rows: usize = runs.iter().map(|run| run.items.len()).sum();
         let first = self.0.first();
         let count = if first.is_none() { rows.div_ceil(RANGE_ROWS).max(1) } else { 1 };
         let limit = first.unwrap_or(usize::MAX);
-        let runs = Arc::new(Runs { sorted: Arc::clone(&self.0), parts: Parts::new(workers), runs });
+        self.0.note_method(rows, runs.len(), count);
+        let runs = Arc::new(Runs { sorted: Arc::clone(&self.0), parts: Parts::new(workers), runs, _kept: kept });
         let splitters = Arc::new(if count > 1 { runs.splitters(count) } else { Vec::new() });
         let ranges = (0..count).map(|_| OnceLock::new()).collect();
         self.0.ranges.set(ranges).map_err(|_| Error::internal("a sort was finished twice"))?;
@@ -444,7 +493,8 @@ impl Reader for SortedReader {
         let Some(ranges) = self.sorted.ranges.get() else { return Ok(Next::End) };
         loop {
             let Some(range) = ranges.get(self.range) else { return Ok(Next::End) };
-            let rows = range.get().ok_or_else(|| Error::internal("rows are read before they are sorted"))?;
+            let Range { rows, .. } =
+                range.get().ok_or_else(|| Error::internal("rows are read before they are sorted"))?;
             if self.left == 0 {
                 return Ok(Next::End);
             }

@@ -19,10 +19,12 @@ pub use frame::{Distance, Frame, FrameBound, FrameUnits};
 pub use functions::{WindowCall, WindowFunction};
 pub use number::NumberRows;
 
+use crate::observed::{Hold, Kept};
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
 use crate::run::Interruption;
 use crate::sort::keys::KeyPlan;
 use crate::sort::{Sort, SortKey, SortSink, Sorted};
+use crate::touch::{Meter, Pool, Touches};
 use crate::types::{Class, ColumnType};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use layout::{Marks, Segment};
@@ -118,6 +120,7 @@ struct Keys {
 struct Computed {
     runs: Vec<Chunk>,
     functions: Vec<Vector>,
+    _holds: Vec<Hold>,
 }
 
 #[derive(Debug, Default)]
@@ -145,6 +148,15 @@ pub struct WindowTable {
     computed: OnceLock<Vec<Mutex<Option<Computed>>>>,
     /// Segments that readers took.
     taken: AtomicUsize,
+    meter: Meter,
+    pools: Pools,
+}
+
+/// What it has in the query heap.
+struct Pools {
+    /// In order.
+    rows: Arc<Pool>,
+    functions: Pool,
 }
 
 impl fmt::Debug for WindowTable {
@@ -156,6 +168,11 @@ impl fmt::Debug for WindowTable {
 impl WindowTable {
     /// Fails as [`Window::check`] does.
     pub fn new(window: &Window, interruption: Arc<dyn Interruption>) -> Result<Arc<WindowTable>> {
+        WindowTable::metered(window, interruption, Meter::default())
+    }
+
+    /// As above, with an account of what it touches.
+    pub fn metered(window: &Window, interruption: Arc<dyn Interruption>, meter: Meter) -> Result<Arc<WindowTable>> {
         window.check()?;
         let partition: Vec<SortKey> = window
             .partition
@@ -169,8 +186,9 @@ impl WindowTable {
         };
         let sorting = window.has_keys().then(|| {
             let keys = partition.into_iter().chain(window.order.iter().copied()).collect();
-            Sorted::new(Sort { keys, limit: None, types: window.input.clone() })
+            Sorted::metered(Sort { keys, limit: None, types: window.input.clone() }, meter.clone())
         });
+        let rows = sorting.as_ref().map_or_else(|| Arc::new(meter.pool()), |sorted| sorted.pool());
         Ok(Arc::new(WindowTable {
             window: window.clone(),
             keys,
@@ -179,12 +197,17 @@ impl WindowTable {
             stage: Mutex::default(),
             computed: OnceLock::new(),
             taken: AtomicUsize::new(0),
+            pools: Pools { rows, functions: meter.pool() },
+            meter,
         }))
     }
 
     fn marks(&self, pieces: &[Chunk], piece: usize) -> Result<Marks> {
         self.checks.check()?;
         let before = piece.checked_sub(1).map(|before| &pieces[before]);
+        let keys = self.window.partition.iter().copied().chain(self.window.order.iter().map(|key| key.column));
+        let key_bytes = keys.map(|column| pieces[piece].columns[column].bytes()).sum();
+        self.meter.touches().read(&self.pools.rows, key_bytes);
         let partitions = layout::changes(&self.keys.partition, &pieces[piece], before)?;
         let groups = self.keys.order.as_ref().map(|order| layout::changes(order, &pieces[piece], before));
         let groups = groups.transpose()?.map(|groups| groups.or(&partitions));
@@ -198,17 +221,30 @@ impl WindowTable {
     /// Tasks that compute segments.
     fn compute(self: &Arc<WindowTable>, segments: Vec<Segment>) -> Result<Vec<Task>> {
         let places = segments.iter().map(|_| Mutex::new(None)).collect();
+        self.meter.observer().note(|| {
+            let order = if self.window.has_keys() { "sorted" } else { "as they came, as there are no keys" };
+            format!("Window Method: rows {order}; parts={}", segments.len())
+        });
         self.computed.set(places).map_err(|_| Error::internal("a window was finished twice"))?;
         let task = |(place, segment): (usize, Segment)| -> Task {
             let table = Arc::clone(self);
             Box::new(move || {
+                let arguments = table.window.functions.iter().filter_map(|call| call.argument);
+                let bytes_of =
+                    |column: usize| segment.runs.iter().map(|run| run.columns[column].bytes()).sum::<usize>();
+                let argument_bytes = arguments.map(bytes_of).sum();
                 let functions = evaluate::evaluate(&table.window, &segment, &table.checks)?;
+                let mut touches = table.meter.touches();
+                touches.read(&table.pools.rows, argument_bytes);
+                touches.append(&table.pools.functions, functions.iter().map(Vector::bytes).sum());
                 let own = |run: Chunk| {
                     let columns = table.window.output.iter().map(|column| run.columns[*column].clone()).collect();
                     Chunk { rows: run.rows, columns }
                 };
-                let runs = segment.runs.into_iter().map(own).collect();
-                *table.computed()?[place].lock() = Some(Computed { runs, functions });
+                let runs: Vec<Chunk> = segment.runs.into_iter().map(own).collect();
+                let kept = runs.iter().flat_map(|run| &run.columns).chain(&functions);
+                let holds = kept.map(|column| table.meter.observer().hold_values(column)).collect();
+                *table.computed()?[place].lock() = Some(Computed { runs, functions, _holds: holds });
                 Ok(())
             })
         };
@@ -221,13 +257,19 @@ impl WindowTable {
 pub struct WindowSink(pub Arc<WindowTable>);
 
 /// Rows that stay as they come.
-#[derive(Default)]
-struct Kept(Vec<Chunk>);
+struct Unsorted {
+    table: Arc<WindowTable>,
+    chunks: Vec<Chunk>,
+    kept: Kept,
+    touches: Touches,
+}
 
-impl SinkState for Kept {
+impl SinkState for Unsorted {
     fn push(&mut self, chunk: Chunk) -> Result<()> {
         if chunk.rows > 0 {
-            self.0.push(chunk);
+            self.kept.keep(&chunk);
+            self.touches.append(&self.table.pools.rows, chunk.bytes());
+            self.chunks.push(chunk);
         }
         Ok(())
     }
@@ -241,7 +283,11 @@ impl Sink for WindowSink {
     fn worker(&self) -> Result<Box<dyn SinkState>> {
         match self.0.sorting.lock().as_ref() {
             Some(sorted) => SortSink(Arc::clone(sorted)).worker(),
-            None => Ok(Box::new(Kept::default())),
+            None => {
+                let kept = Kept::new(self.0.meter.observer());
+                let (table, touches) = (Arc::clone(&self.0), self.0.meter.touches());
+                Ok(Box::new(Unsorted { table, chunks: Vec::new(), kept, touches }))
+            }
         }
     }
 
@@ -256,8 +302,8 @@ impl Sink for WindowSink {
                     Ok(tasks)
                 }
                 None => {
-                    let kept = states_of::<Kept>(states).into_iter().flat_map(|state| state.0);
-                    let runs: Vec<Chunk> = kept.collect();
+                    let chunks = states_of::<Unsorted>(states).into_iter().flat_map(|state| state.chunks);
+                    let runs: Vec<Chunk> = chunks.collect();
                     table.compute(layout::whole(runs)?)
                 }
             },
@@ -297,7 +343,8 @@ pub struct WindowSource(pub Arc<WindowTable>);
 
 impl Source for WindowSource {
     fn reader(&self) -> Result<Box<dyn Reader>> {
-        Ok(Box::new(WindowReader { table: Arc::clone(&self.0), segment: None, run: 0, next: 0, passed: 0 }))
+        let (table, touches) = (Arc::clone(&self.0), self.0.meter.touches());
+        Ok(Box::new(WindowReader { table, segment: None, run: 0, next: 0, passed: 0, touches }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -312,12 +359,13 @@ struct WindowReader {
     /// The next row, within the run, and rows of the runs before it.
     next: usize,
     passed: usize,
+    touches: Touches,
 }
 
 impl Reader for WindowReader {
     fn next(&mut self) -> Result<Next> {
         loop {
-            let Some(Computed { runs, functions }) = &self.segment else {
+            let Some(Computed { runs, functions, .. }) = &self.segment else {
                 let computed = self.table.computed()?;
                 let Some(place) = computed.get(self.table.taken.fetch_add(1, Ordering::Relaxed)) else {
                     return Ok(Next::End);
@@ -337,7 +385,11 @@ impl Reader for WindowReader {
             }
             let len = (run.rows - self.next).min(CHUNK_ROWS);
             let mut chunk = run.slice(self.next, len);
-            chunk.columns.extend(functions.iter().map(|function| function.slice(self.passed + self.next, len)));
+            self.touches.read(&self.table.pools.rows, chunk.bytes());
+            let functions = functions.iter().map(|function| function.slice(self.passed + self.next, len));
+            let functions: Vec<Vector> = functions.collect();
+            self.touches.read(&self.table.pools.functions, functions.iter().map(Vector::bytes).sum());
+            chunk.columns.extend(functions);
             self.next += len;
             return Ok(Next::Chunk(chunk));
         }

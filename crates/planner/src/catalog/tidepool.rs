@@ -373,7 +373,7 @@ fn queries(facts: &SessionFacts, rows: &mut Rows) {
         let end = query.end();
         let elapsed = end.unwrap_or_else(Utc::now) - query.start;
         let mut names: Vec<&str> =
-            heap.iter().map(|row| row.0.as_str()).chain(scans.iter().map(|row| row.0.as_str())).collect();
+            heap.iter().map(|row| row.0.as_str()).chain(scans.iter().map(|read| read.tablespace.as_str())).collect();
         names.sort_unstable();
         names.dedup();
         rows.push([
@@ -389,8 +389,8 @@ fn queries(facts: &SessionFacts, rows: &mut Rows) {
             ("heap_bytes", heap.iter().map(|row| row.1).sum::<u64>().into()),
             ("heap_bytes_peak", heap.iter().map(|row| row.2).sum::<u64>().into()),
             ("heap_stall_ms", (query.heap_stall_ns() as f64 / NS_PER_MS).into()),
-            ("scan_bytes", scans.iter().map(|row| row.1).sum::<u64>().into()),
-            ("scan_stall_ms", (scans.iter().map(|row| row.2).sum::<u64>() as f64 / NS_PER_MS).into()),
+            ("scan_bytes", scans.iter().map(|read| read.bytes).sum::<u64>().into()),
+            ("scan_stall_ms", (scans.iter().map(|read| read.stall_ns).sum::<u64>() as f64 / NS_PER_MS).into()),
             ("tablespaces", names.join(", ").into()),
         ]);
     }

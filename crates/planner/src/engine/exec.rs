@@ -133,6 +133,7 @@ impl ExecutionPlan for EngineExec {
             return internal_err!("the engine runs within a session");
         };
         let query = config.get_extension::<QueryInfo>();
+        let observes = query.as_ref().is_some_and(|query| query.is_observed());
         let opened: Option<Opened> =
             query.map(|query| -> Opened { Arc::new(move |scan| query.add_scan(scan.clone())) });
         let waker = Waker::default();
@@ -154,7 +155,7 @@ impl ExecutionPlan for EngineExec {
         let outlet = Outlet::new(self.types.clone(), waker.clone());
         let sink = Arc::new(OutletSink(outlet.clone()));
         let account = self.account.clone().map(|account| account as Arc<dyn Account>);
-        let pipelines = plan::compile(&self.plan, &inlets, opened, account, Arc::new(UntilDropped), sink)
+        let pipelines = plan::compile(&self.plan, &inlets, opened, account, observes, Arc::new(UntilDropped), sink)
             .map_err(crate::errors::carry)?;
         let end = outlet.clone();
         let run = Run::start(

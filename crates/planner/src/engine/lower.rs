@@ -325,7 +325,8 @@ impl Lowering<'_> {
         own(spec.check())?;
         let keys: Vec<String> =
             join.on.iter().map(|(left, right)| format!("{} = {}", shown(left), shown(right))).collect();
-        let joined = Plan::join(probe, build, spec).called(Some(crate::charge::named("hash join", &keys)));
+        let mut joined = Plan::join(probe, build, spec).called(Some(crate::charge::named("hash join", &keys)));
+        joined.rows_estimated = Some(estimate.rows);
         let joined = match kind {
             // Its columns come in the order of the engine's sides.
             Kind::Inner | Kind::Left | Kind::Right | Kind::Full if left_builds => {

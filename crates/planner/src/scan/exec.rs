@@ -125,20 +125,11 @@ pub fn scan_metrics(scans: &[Arc<TableScan>]) -> ScanMetrics {
         sum.row_groups_skipped += one.row_groups_skipped;
         sum.rows_scanned += one.rows_scanned;
         sum.rows_produced += one.rows_produced;
-        sum.decoded_bytes += one.decoded_bytes;
         if let Some((index, used)) = one.index {
             let (_, total) = sum.index.get_or_insert_with(|| (index, IndexUse::default()));
             *total += used;
         }
-        for (name, bytes, stall_ns) in one.tablespaces {
-            match sum.tablespaces.iter_mut().find(|row| row.0 == name) {
-                Some(row) => {
-                    row.1 += bytes;
-                    row.2 += stall_ns;
-                }
-                None => sum.tablespaces.push((name, bytes, stall_ns)),
-            }
-        }
+        one.tablespaces.into_iter().for_each(|read| read.add_to(&mut sum.tablespaces));
     }
     sum
 }
@@ -559,19 +550,19 @@ impl ExecutionPlan for TidepoolScanExec {
         add("row_groups".into(), scan.row_groups);
         add("row_groups_skipped".into(), scan.row_groups_skipped);
         add("rows_scanned".into(), scan.rows_scanned);
-        add("decoded_bytes".into(), scan.decoded_bytes);
+        add("decoded_bytes".into(), scan.tablespaces.iter().map(|read| read.decoded_bytes).sum());
         if let Some((_, used)) = &scan.index {
             add("index_lookups".into(), used.lookups);
             add("index_entries".into(), used.entries);
             add("index_bytes".into(), used.touched.bytes_read());
         }
-        for (name, bytes, _) in &scan.tablespaces {
-            add(format!("{name}_bytes").into(), *bytes);
+        for read in &scan.tablespaces {
+            add(format!("{}_bytes", read.tablespace).into(), read.bytes);
         }
-        for (name, _, stall_ns) in &scan.tablespaces {
+        for read in &scan.tablespaces {
             let time = Time::new();
-            time.add_duration(Duration::from_nanos(*stall_ns));
-            let name = format!("{name}_stall").into();
+            time.add_duration(Duration::from_nanos(read.stall_ns));
+            let name = format!("{}_stall", read.tablespace).into();
             set.push(Arc::new(Metric::new(MetricValue::Time { name, time }, None)));
         }
         Some(set)

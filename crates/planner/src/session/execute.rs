@@ -40,6 +40,7 @@ impl Session {
 
     async fn dispatch(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let text = statement.text();
+        self.analyzes = matches!(statement.command(), Command::Explain { options, .. } if options.analyze);
         match statement.command() {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use tidepool_base::{ByteSize, Error, Result};
 use tidepool_database::Database;
 use tidepool_device::paged::{Paged, PagingCounters};
+use tidepool_table::TablespaceRead;
 use tidepool_tablespace::Tablespace;
 
 /// A statement's plan, and what came of it.
@@ -89,12 +90,9 @@ impl Session {
             if stall > 0 {
                 lines.push(format!("Heap stalled by pacing (estimate): {:.3} ms", stall as f64 / 1e6));
             }
-            for (tablespace, bytes, stall) in info.scan_bytes() {
-                lines.push(format!(
-                    "Read from {tablespace}: {}, stalled {:.3} ms",
-                    ByteSize(bytes),
-                    stall as f64 / 1e6
-                ));
+            for TablespaceRead { tablespace, bytes, stall_ns, .. } in info.scan_bytes() {
+                let (bytes, stall_ms) = (ByteSize(bytes), stall_ns as f64 / 1e6);
+                lines.push(format!("Read from {tablespace}: {bytes}, stalled {stall_ms:.3} ms"));
             }
             lines.extend(paging.lines());
             lines.push(format!("Planning Time: {:.3} ms", explained.planning.as_secs_f64() * 1e3));
@@ -192,7 +190,7 @@ impl Session {
             batch?;
         }
         let elapsed = start.elapsed();
-        let stall_ns = info.heap_stall_ns() + info.scan_bytes().iter().map(|(.., stall_ns)| stall_ns).sum::<u64>();
+        let stall_ns = info.heap_stall_ns() + info.scan_bytes().iter().map(|read| read.stall_ns).sum::<u64>();
         let scans = crate::scan::scans_of(&plan);
         plan_lines(crate::placement::lines(&crate::placement::Run {
             scans: &scans,

@@ -366,7 +366,7 @@ fn lookups_are_counted_by_their_scan_and_all_else_by_the_index() {
     let (rows, metrics) = through(0, 77);
     let (index, used) = metrics.index.unwrap();
     assert_eq!((rows, index, used.lookups, used.entries, used.touched.leaves), (1, TableId(1), 1, 1, 1));
-    let far = |metrics: &ScanMetrics| metrics.tablespaces.iter().find(|(name, ..)| name == "far").unwrap().1;
+    let far = |metrics: &ScanMetrics| metrics.tablespaces.iter().find(|read| read.tablespace == "far").unwrap().bytes;
     assert_eq!(far(&metrics), used.touched.bytes_read());
     assert!(table.indexes()[0].take_use().is_empty());
 
