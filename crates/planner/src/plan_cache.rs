@@ -38,7 +38,7 @@ pub struct PlanCache(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
-    /// By the query's hash, and the role's.
+    /// By the hash of the query, the role and the settings.
     plans: HashMap<u64, Arc<KeptPlan>>,
     /// When each was used last.
     used: HashMap<u64, u64>,
@@ -150,6 +150,7 @@ fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {
     let mut hasher = DefaultHasher::new();
     query.hash(&mut hasher);
     facts.role.id.hash(&mut hasher);
+    facts.settings.values().hash(&mut hasher);
     hasher.finish()
 }
 

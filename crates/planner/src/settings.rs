@@ -309,6 +309,11 @@ impl Settings {
         self.value("tidepool.plan_cache") == "on"
     }
 
+    /// By position in `DEFINITIONS`.
+    pub fn values(&self) -> &[String] {
+        &self.values
+    }
+
     /// Whether statements do the same under both; what a client made up is asked for by its name.
     pub fn are_the_same(&self, other: &Settings) -> bool {
         std::ptr::eq(self, other) || self.values == other.values

@@ -24,7 +24,7 @@ impl Plan {
         if groups > 0 {
             self.meter
                 .observer()
-                .note(|| "Partitioned: rows began in the order of a key and did not go on so".to_owned());
+                .note(|| "Order: rows began in that of a key and did not go on so".to_owned());
         }
     }
 

@@ -143,7 +143,7 @@ impl LocalTable {
         self.touches.look_up(&self.own, rows.iter().map(|row| row.address()), width, true);
     }
 
-    /// Writes out rows that were made elsewhere, of keys that are all different, before any of its own.
+    /// Takes rows that were made elsewhere, of keys that are all different, before any of its own: as its own if they are few.
     pub fn absorb(&mut self, rows: Rows, groups: &Pool) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
@@ -161,7 +161,15 @@ impl LocalTable {
             }
         }
         self.rows = rows;
-        self.write_out(groups)
+        if self.rows.used_bytes() > self.bytes_max / 2 {
+            return self.write_out(groups);
+        }
+        self.rows_in += self.rows.len() as u64;
+        // SAFETY: its own by now, with headers.
+        unsafe { self.directory.adopt(self.rows.pointers())? };
+        self.own_bytes_max = self.rows.used_bytes() + self.directory.bytes();
+        self.touches.append(&self.own, self.directory.bytes());
+        Ok(())
     }
 
     /// Writes rows out if there are too many. No row that was given is of use any more.
