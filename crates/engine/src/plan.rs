@@ -621,14 +621,14 @@ impl Compiler<'_> {
                 branches
             }
             Op::Aggregate(aggregate) => {
-                let table = AggregateTable::metered(aggregate, self.meter(plan))?;
+                let table = AggregateTable::metered(aggregate, input(0)?.rows_estimated, self.meter(plan))?;
                 let branches = self.flow(input(0)?)?;
                 let sink = Arc::new(AggregateSink::new(&table));
                 self.end_in(branches, sink, Arc::clone(&plan.counters));
                 source(Arc::new(AggregateSource::new(&table)))
             }
             Op::GroupingSets(grouping) => {
-                let table = AggregateTable::metered(&grouping.aggregate(), self.meter(plan))?;
+                let table = AggregateTable::metered(&grouping.aggregate(), None, self.meter(plan))?;
                 let expand = Expand::new(grouping);
                 let groups = expand.groups(&table);
                 let branches = self.flow(input(0)?)?;

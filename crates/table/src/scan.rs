@@ -492,6 +492,8 @@ pub struct ScanReader {
 struct Charged {
     /// A bit a block.
     blocks: u128,
+    /// The last block that was read of a run, and one more; 0: none.
+    next: usize,
     /// Lines of what all rows share: the dictionary's values.
     shared_lines: f64,
 }
@@ -538,10 +540,25 @@ struct Tally {
     rows_produced: u64,
     threads_ns: u64,
     tablespaces: Vec<(TablespaceId, TablespaceRead)>,
-    paced: Vec<Paced>,
+    /// Of tablespaces that are paced.
+    owed: Vec<Owed>,
+    owed_bytes: u64,
     /// By position; columns after the last one touched are left out.
     columns: Vec<ColumnAccess>,
 }
+
+/// What was read in a tablespace and is not charged for yet, and what was charged since the last batch.
+struct Owed {
+    tablespace: Arc<Tablespace>,
+    purpose: Purpose,
+    bytes_sequential: u64,
+    runs: u64,
+    lines_random: u64,
+    spent: PacingCounters,
+}
+
+/// Bytes that are charged for together: what prefetching a batch ahead has under way or in the cache.
+const OWED_BYTES_MAX: u64 = 256 << 10;
 
 /// Blocks of a segment that are read, as they come to be charged.
 struct Touched {
@@ -554,7 +571,6 @@ struct Touched {
     runs: u64,
     random_lines: f64,
     picks: usize,
-    last: Option<usize>,
 }
 
 impl Touched {
@@ -570,7 +586,6 @@ impl Touched {
             runs: 0,
             random_lines: 0.0,
             picks: 0,
-            last: None,
         }
     }
 
@@ -595,8 +610,9 @@ impl Touched {
         // Where every second line is wanted, prefetching brings all that are.
         if neighbours || lines * 2.0 >= block_lines {
             self.sequential_bytes += lines * LINE;
-            self.runs += u64::from(self.last.is_none_or(|last| last + 1 != block));
-            self.last = Some(block);
+            // A run goes on where the one before ended, in this batch or an earlier one: what follows has been asked for.
+            self.runs += u64::from(charged.next != block || block == 0);
+            charged.next = block + 1;
         } else {
             self.random_lines += lines;
         }
@@ -620,15 +636,57 @@ pub(crate) fn read_of_versions(images: &[&[u8]]) -> (Access, u64) {
 }
 
 impl Tally {
-    fn charge(&mut self, tablespace: &Tablespace, purpose: Purpose, access: Access, bytes: u64) {
-        let spent = tablespace.spend(purpose, &[access]);
-        if tablespace.pacer().is_some() {
-            add_paced(&mut self.paced, tablespace.name(), purpose, &spent);
+    fn charge(&mut self, tablespace: &Arc<Tablespace>, purpose: Purpose, access: Access, bytes: u64) {
+        self.read(tablespace).bytes += bytes;
+        if tablespace.pacer().is_none() {
+            return;
         }
-        let stalled = spent.stall_ns;
-        let read = self.read(tablespace);
-        read.bytes += bytes;
-        read.stall_ns += stalled;
+        let is_same = |owed: &Owed| owed.purpose == purpose && owed.tablespace.id() == tablespace.id();
+        let place = self.owed.iter().position(is_same).unwrap_or_else(|| {
+            self.owed.push(Owed {
+                tablespace: Arc::clone(tablespace),
+                purpose,
+                bytes_sequential: 0,
+                runs: 0,
+                lines_random: 0,
+                spent: PacingCounters::default(),
+            });
+            self.owed.len() - 1
+        });
+        let owed = &mut self.owed[place];
+        match access.pattern {
+            Pattern::Sequential { bytes, runs } => {
+                owed.bytes_sequential += bytes;
+                owed.runs += runs;
+            }
+            Pattern::Random { lines, .. } => owed.lines_random += lines,
+        }
+        self.owed_bytes += bytes;
+        if self.owed_bytes >= OWED_BYTES_MAX {
+            self.pay();
+        }
+    }
+
+    /// Charges for what was read.
+    fn pay(&mut self) {
+        self.owed_bytes = 0;
+        let mut all = std::mem::take(&mut self.owed);
+        for owed in &mut all {
+            let (bytes, runs) = (std::mem::take(&mut owed.bytes_sequential), std::mem::take(&mut owed.runs));
+            let lines = std::mem::take(&mut owed.lines_random);
+            let sequential = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
+            let accesses = [sequential, ColumnAccess::random(lines)];
+            let of = match (bytes, lines) {
+                (0, 0) => continue,
+                (_, 0) => &accesses[..1],
+                (0, _) => &accesses[1..],
+                _ => &accesses[..],
+            };
+            let spent = owed.tablespace.spend(owed.purpose, of);
+            owed.spent += spent;
+            self.read(&owed.tablespace).stall_ns += spent.stall_ns;
+        }
+        self.owed = all;
     }
 
     fn read(&mut self, tablespace: &Tablespace) -> &mut TablespaceRead {
@@ -648,7 +706,7 @@ impl Tally {
         &mut self.columns[column]
     }
 
-    fn sequential(&mut self, tablespace: &Tablespace, purpose: Purpose, bytes: u64, runs: u64) {
+    fn sequential(&mut self, tablespace: &Arc<Tablespace>, purpose: Purpose, bytes: u64, runs: u64) {
         let access = Access { pattern: Pattern::Sequential { bytes, runs }, write: false };
         self.charge(tablespace, purpose, access, bytes);
     }
@@ -707,7 +765,7 @@ impl Tally {
 
     /// Reading versions, for the columns `wanted`: a row's image comes as a whole.
     #[inline(never)]
-    fn versions(&mut self, tablespace: &Tablespace, images: &[&[u8]], wanted: &[usize]) {
+    fn versions(&mut self, tablespace: &Arc<Tablespace>, images: &[&[u8]], wanted: &[usize]) {
         let (access, bytes) = read_of_versions(images);
         if bytes == 0 {
             return;
@@ -725,13 +783,17 @@ impl Tally {
     #[inline(never)]
     /// Returns the bytes that were read.
     fn flush(&mut self, scan: &TableScan) -> u64 {
-        let tally = std::mem::take(self);
-        if !tally.paced.is_empty() {
+        self.pay();
+        if !self.owed.is_empty() {
             let mut paced = scan.paced.lock();
-            for one in &tally.paced {
-                add_paced(&mut paced, &one.tablespace, one.purpose, &one.totals.get());
+            for owed in &mut self.owed {
+                let spent = std::mem::take(&mut owed.spent);
+                if spent != PacingCounters::default() {
+                    add_paced(&mut paced, owed.tablespace.name(), owed.purpose, &spent);
+                }
             }
         }
+        let tally = Tally { owed: std::mem::take(&mut self.owed), ..std::mem::take(self) };
         let mut metrics = scan.metrics.lock();
         metrics.row_groups_skipped += tally.row_groups_skipped;
         metrics.rows_scanned += tally.rows_scanned;
@@ -746,6 +808,7 @@ impl Tally {
             bytes_read += read.bytes;
             read.add_to(&mut metrics.tablespaces);
         }
+        self.owed = tally.owed;
         bytes_read
     }
 }

@@ -1,6 +1,5 @@
 //! How groups were found and why so, in words: for `EXPLAIN (ANALYZE)`.
 
-use super::direct::NUMBERS_MAX;
 use super::local::LocalTable;
 use super::plan::{Lookup, Plan};
 use crate::types::Class;
@@ -22,9 +21,7 @@ impl Plan {
     /// Of groups that were made as they came, before it showed that rows are not in the order of a key.
     pub fn note_disorder(&self, groups: usize) {
         if groups > 0 {
-            self.meter
-                .observer()
-                .note(|| "Order: rows began in that of a key and did not go on so".to_owned());
+            self.meter.observer().note(|| "Order: rows began in that of a key and did not go on so".to_owned());
         }
     }
 
@@ -35,7 +32,7 @@ impl Plan {
             let why = match keys.clone().find(|of| !matches!(of.class(), Class::Int | Class::Bool)) {
                 _ if !self.sets.is_empty() => "there are distinct values to find".to_owned(),
                 Some(of) => format!("a key is {}", of.class()),
-                None => format!("the keys' bounds leave more than {NUMBERS_MAX} groups"),
+                None => format!("the keys' bounds leave more than {} groups", self.numbers_max),
             };
             format!("Aggregate Method: by hash, as {why}")
         });

@@ -8,8 +8,17 @@ use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
 use tidepool_base::{Error, Result};
 
-/// Most numbers that there may be.
-pub(super) const NUMBERS_MAX: usize = 1 << 16;
+/// Most numbers that there may be, whatever the rows.
+const NUMBERS_FEW: usize = 1 << 16;
+/// Most numbers that there may be for many rows.
+const NUMBERS_MANY: usize = 1 << 20;
+
+/// Numbers that there may be for so many rows: enough of these for each that looking a number up, which may miss the cache, costs less than
+/// finding groups by hash, and putting them aside where they outgrow it.
+pub(super) fn numbers_max(rows_expected: f64) -> usize {
+    ((rows_expected / 4.0) as usize).clamp(NUMBERS_FEW, NUMBERS_MANY)
+}
+
 /// Up to so many groups, a chunk's rows are ordered by group first: then no sum waits for the one of the row before.
 const SORTED_GROUPS_MAX: usize = 64;
 
@@ -28,8 +37,8 @@ struct Digit {
 }
 
 impl Numbering {
-    /// `None` unless there are few.
-    pub fn of(keys: &[ColumnType]) -> Option<Numbering> {
+    /// `None` for more numbers than `most`.
+    pub fn of(keys: &[ColumnType], most: usize) -> Option<Numbering> {
         let (mut digits, mut size) = (Vec::with_capacity(keys.len()), 1usize);
         for of in keys {
             let (lower, upper) = match of.class() {
@@ -39,7 +48,7 @@ impl Numbering {
             };
             let values = usize::try_from((upper - lower).max(0)).ok()?.checked_add(1 + usize::from(of.nullable))?;
             digits.push(Digit { lower: lower as i64, stride: size as u32, is_nullable: of.nullable });
-            size = size.checked_mul(values).filter(|size| *size <= NUMBERS_MAX)?;
+            size = size.checked_mul(values).filter(|size| *size <= most)?;
         }
         Some(Numbering { digits, size })
     }

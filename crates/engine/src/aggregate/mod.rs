@@ -49,12 +49,13 @@ pub struct AggregateTable {
 impl AggregateTable {
     /// Fails for functions of types that they have not, and for keys of [`crate::types::Class::Other`].
     pub fn new(aggregate: &Aggregate) -> Result<Arc<AggregateTable>> {
-        AggregateTable::metered(aggregate, Meter::default())
+        AggregateTable::metered(aggregate, None, Meter::default())
     }
 
-    /// As above, with an account of what it touches.
-    pub fn metered(aggregate: &Aggregate, meter: Meter) -> Result<Arc<AggregateTable>> {
-        AggregateTable::with_variant(aggregate, Variant::default(), meter)
+    /// As above, for about so many rows if that is known, and with an account of what it touches.
+    pub fn metered(aggregate: &Aggregate, rows_expected: Option<f64>, meter: Meter) -> Result<Arc<AggregateTable>> {
+        let variant = Variant { rows_expected: rows_expected.unwrap_or(0.0), ..Variant::default() };
+        AggregateTable::with_variant(aggregate, variant, meter)
     }
 
     fn with_variant(aggregate: &Aggregate, variant: Variant, meter: Meter) -> Result<Arc<AggregateTable>> {

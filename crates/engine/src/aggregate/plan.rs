@@ -1,6 +1,6 @@
 //! How an aggregate is carried out: what a group's row has, and how it is found.
 
-use super::direct::Numbering;
+use super::direct::{self, Numbering};
 use super::directory::HEADER_BYTES;
 use super::functions::{AggregateCall, Needs, Output, Take};
 use super::local::Limits;
@@ -49,7 +49,7 @@ pub(super) struct Set {
     pub layout: Arc<RowLayout>,
 }
 
-/// What tests choose; the planner leaves it at its default.
+/// What tests choose; for the planner it is at its default, but for the rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Variant {
     pub limits: Limits,
@@ -57,6 +57,7 @@ pub(super) struct Variant {
     pub is_hashed: bool,
     pub has_no_runs: bool,
     pub has_no_order: bool,
+    pub rows_expected: f64,
 }
 
 #[derive(Debug)]
@@ -73,6 +74,8 @@ pub(super) struct Plan {
     pub outputs: Vec<Output>,
     pub lookup: Lookup,
     pub limits: Limits,
+    /// More groups than this are not numbered.
+    pub numbers_max: usize,
     pub finds_runs: bool,
     /// Rows may come in the order of a key.
     pub finds_order: bool,
@@ -114,7 +117,9 @@ impl Plan {
             Ok(Set { take, argument, layout })
         };
         let sets = sets.into_iter().map(set).collect::<Result<Vec<_>>>()?;
-        let numbering = if variant.is_hashed || !sets.is_empty() { None } else { Numbering::of(&key_types) };
+        let numbers_max = direct::numbers_max(variant.rows_expected);
+        let numbering =
+            if variant.is_hashed || !sets.is_empty() { None } else { Numbering::of(&key_types, numbers_max) };
         let lookup = match numbering {
             _ if keys.is_empty() => Lookup::One,
             Some(numbering) => Lookup::Direct(numbering),
@@ -127,6 +132,7 @@ impl Plan {
         Ok(Plan {
             columns: aggregate.columns(),
             keys: keys.clone(),
+            numbers_max,
             stored,
             layout,
             takes,

@@ -354,7 +354,7 @@ fn variants() -> Vec<Variant> {
     [Limits::default(), tiny, never_skips]
         .into_iter()
         .flat_map(|limits| {
-            let of = move |is_hashed, has_no_runs| Variant { limits, is_hashed, has_no_runs, has_no_order: false };
+            let of = move |is_hashed, has_no_runs| Variant { limits, is_hashed, has_no_runs, ..Variant::default() };
             [of(false, false), of(true, false), of(true, true)]
         })
         .collect()

@@ -656,7 +656,7 @@ type Side<'a> = (&'a Estimate, &'a DFSchema);
 
 /// The share of pairs that all the equalities together let through.
 pub fn equalities_pass(left: Side<'_>, right: Side<'_>, on: &[(&Expr, &Expr)]) -> f64 {
-    let (mut all, mut of_left, mut of_right) = (1.0, 1.0, 1.0);
+    let (mut all, mut of_left, mut of_right) = (1.0_f64, 1.0, 1.0);
     for (left_key, right_key) in on {
         let left_distinct = left.0.distinct(left_key, left.1);
         let right_distinct = right.0.distinct(right_key, right.1);
@@ -664,10 +664,25 @@ pub fn equalities_pass(left: Side<'_>, right: Side<'_>, on: &[(&Expr, &Expr)]) -
         of_left *= left_distinct;
         of_right *= right_distinct;
     }
-    if on.len() > 1 {
-        all = joint_distinct(all, (of_left, left.0.rows), (of_right, right.0.rows));
+    if on.len() == 1 {
+        return 1.0 / all.max(1.0);
     }
-    1.0 / all.max(1.0)
+    let joint = joint_distinct(all, (of_left, left.0.rows), (of_right, right.0.rows));
+    let distinct = |(left_key, right_key): &(&Expr, &Expr)| {
+        (left.0.distinct(left_key, left.1), right.0.distinct(right_key, right.1))
+    };
+    let distinct: Vec<(f64, f64)> = on.iter().map(distinct).collect();
+    share_with_partners(&distinct, (left.0.rows, right.0.rows)) / joint
+}
+
+/// Of several keys, each with its different values on two sides of so many rows: the share of rows, on the side that has more combinations of
+/// them, that have a partner by each key alone. The other side's may be a part that a condition left.
+pub fn share_with_partners(keys: &[(f64, f64)], rows: (f64, f64)) -> f64 {
+    let left: f64 = keys.iter().map(|(left, _)| left).product();
+    let right: f64 = keys.iter().map(|(_, right)| right).product();
+    let left_has_more = left.min(rows.0) >= right.min(rows.1);
+    let share = |(left, right): &(f64, f64)| if left_has_more { right / left.max(1.0) } else { left / right.max(1.0) };
+    keys.iter().map(share).fold(1.0, f64::min)
 }
 
 /// Different combinations of several keys over both sides: there cannot be more of them than a side has rows.

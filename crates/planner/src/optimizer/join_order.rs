@@ -408,21 +408,22 @@ fn describe(region: &Region, classes: &[Vec<(usize, Column)>], predicates: &[Pre
     }
     for one in 0..region.parts.len() {
         for other in one + 1..region.parts.len() {
-            let (mut keys, mut all, mut of_one, mut of_other) = (0, 1.0, 1.0, 1.0);
+            let (mut keys, mut all, mut of_one, mut of_other) = (Vec::new(), 1.0, 1.0, 1.0);
             for class in &graph.classes {
                 let find = |part: usize| class.members.iter().find(|(known, _)| *known == part).map(|(_, d)| *d);
                 if let (Some(left), Some(right)) = (find(one), find(other)) {
-                    keys += 1;
+                    keys.push((left, right));
                     all *= left.max(right);
                     of_one *= left;
                     of_other *= right;
                 }
             }
-            if keys > 1 {
+            if keys.len() > 1 {
                 let rows = |part: usize| region.parts[part].estimate.rows;
                 let joint = estimate::joint_distinct(all, (of_one, rows(one)), (of_other, rows(other)));
-                if joint < all {
-                    graph.joint.push((1 << one | 1 << other, all / joint));
+                let share = estimate::share_with_partners(&keys, (rows(one), rows(other)));
+                if joint < all || share < 1.0 {
+                    graph.joint.push((1 << one | 1 << other, share * all / joint));
                 }
             }
         }

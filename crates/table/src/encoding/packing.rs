@@ -4,6 +4,7 @@
 //! and unpacking touches more values per instruction.
 
 use crate::blob::{Plain, bytes_of, cast_slice};
+use crate::rows::sync::prefetch;
 use fastlanes::{BitPacking, FL_ORDER, FastLanes};
 use seq_macro::seq;
 use tidepool_simd::simd;
@@ -143,10 +144,17 @@ macro_rules! unpack_as {
     };
 }
 
+/// Lines of the next block that are asked for: from there on processors go ahead by themselves.
+const LINES_AHEAD: usize = 4;
+
 /// Unpacks a block. Panics if `packed` is not aligned to its lane or not `packed_bytes(width)` long.
 #[inline]
 pub(crate) fn unpack<'a>(packed: &[u8], width: u32, scratch: &'a mut Scratch) -> Unpacked<'a> {
     assert!(packed.len() == packed_bytes(width) && width <= 64);
+    // Blocks lie one behind the other. Processors do not fetch ahead across a page, and a batch's work lies between this block and the next.
+    for line in 0..LINES_AHEAD.min(packed.len() / 64) {
+        prefetch(packed.as_ptr_range().end.wrapping_add(64 * line));
+    }
     match width {
         0 => Unpacked::Zero,
         1..=8 => {

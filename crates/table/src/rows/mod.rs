@@ -41,7 +41,7 @@ mod reads;
 mod reclaim;
 mod restore;
 mod store;
-mod sync;
+pub(crate) mod sync;
 #[cfg(test)]
 mod tests;
 mod version;
