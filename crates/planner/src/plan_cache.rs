@@ -52,9 +52,12 @@ struct KeptPlan {
     state: StateMark,
     /// Its scans are of [`Unbound`] tables: nothing of a snapshot is held.
     plan: LogicalPlan,
-    /// Tables that it reads, and their rows when it was made.
-    tables: Vec<(TableId, u64)>,
+    /// Those that it reads, when it was made.
+    tables: TableRows,
 }
+
+/// Tables, and how many rows each has.
+type TableRows = Vec<(TableId, u64)>;
 
 /// A table, whichever its rows are.
 struct Unbound {
@@ -155,7 +158,7 @@ fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {
 }
 
 /// The plan without anything of its snapshot. `None` for one that reads more than tables.
-fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(LogicalPlan, Vec<(TableId, u64)>)>> {
+fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(LogicalPlan, TableRows)>> {
     let (mut tables, mut of_tables) = (Vec::new(), true);
     let unbind = |node: LogicalPlan| {
         let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };

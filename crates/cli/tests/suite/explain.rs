@@ -180,7 +180,7 @@ async fn operators_tell_how_they_went_about_it() {
         (
             "SELECT hash, count(*) FROM big GROUP BY hash",
             "Aggregate",
-            "Aggregate Method: by hash, as the keys' bounds leave more than 65536 groups",
+            "Aggregate Method: by hash, as the keys' bounds leave more than 75000 groups",
         ),
         ("SELECT hash, count(*) FROM big GROUP BY hash", "Aggregate", "Partitioned: tables outgrew the cache; times="),
         (
