@@ -15,6 +15,8 @@ use tidepool_base::Result;
 
 /// Half of a core's second-level cache. What a table takes beyond it must be worth it.
 const CACHE_BYTES: usize = 512 << 10;
+/// So many times as large a table becomes at first, to see whether rows repeat: what a core's second-level cache holds.
+const TRIED_TIMES: usize = 4;
 /// A core's part of the last-level cache.
 const TABLE_BYTES_MAX: usize = 4 << 20;
 /// Rows that go to the partitions together, when they are not looked up: what a core's second-level cache holds beside.
@@ -59,7 +61,7 @@ pub(super) struct LocalTable {
     /// How large it may become now, and how often a group had been found when that was settled.
     bytes_max: usize,
     repetition: f64,
-    /// It grows as far as it may, to see what that is worth.
+    /// It grows by some, to see what that is worth.
     is_trying: bool,
     directory: Directory,
     /// What the directory has, or what is staged; and the text of all rows.
@@ -193,19 +195,22 @@ impl LocalTable {
         // Of G equally frequent groups, a table of 0.6 G has been filled by one and a half times as many rows: so all of
         // them are about to fit into one of double the size. Of a few frequent groups among many, a larger table finds no
         // more.
-        let is_worth_more = repetition >= 1.5 && repetition >= self.repetition * 1.4;
+        let is_worth_more = repetition >= if self.is_trying { 2.0 } else { 1.5 } && repetition >= self.repetition * 1.4;
         let is_largest = self.bytes_max >= self.limits.table_bytes_max;
         // Groups that come again and again in the same order are all different until the last one has come. That costs less
         // to find out, once, than to take such groups for ones that do not repeat.
-        if !is_largest && (self.is_trying || is_worth_more) {
+        let tried_bytes_max = (TRIED_TIMES * self.limits.cache_bytes).min(self.limits.table_bytes_max);
+        let is_trying = self.is_trying && self.bytes_max < tried_bytes_max;
+        if is_trying || !is_largest && is_worth_more {
+            self.is_trying &= is_trying;
             self.bytes_max = (self.bytes_max * 2).min(self.limits.table_bytes_max);
-            if !self.is_trying || self.repetition == 0.0 {
+            if !is_trying {
                 self.repetition = repetition;
             }
             return Ok(());
         }
-        // The next one may be as large if that was worth it.
-        if !is_worth_more && (self.is_trying || !is_largest) {
+        // The next one may be as large if it already is as large as any.
+        if self.is_trying || !is_largest {
             (self.bytes_max, self.repetition) = (self.limits.cache_bytes, f64::INFINITY);
         }
         self.is_trying = false;

@@ -188,6 +188,11 @@ fn shift(expr: Expr) -> Shift {
             let cast = Cast { expr: Box::new(unshifted.clone()), field: cast.field.clone() };
             return Shift { unshifted: Expr::Cast(cast), added_to: unshifted, by };
         }
+        Expr::ScalarFunction(function) => {
+            if let Some(arithmetic) = crate::casts::watched(function) {
+                return shift(arithmetic);
+            }
+        }
         Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
             let found = match (op, integer(left), integer(right)) {
                 (Operator::Plus, None, Some(by)) => Some((left, by)),
