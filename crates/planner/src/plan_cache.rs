@@ -38,10 +38,8 @@ pub struct PlanCache(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
-    /// By the hash of the query, the role and the settings.
-    plans: HashMap<u64, Arc<KeptPlan>>,
-    /// When each was used last.
-    used: HashMap<u64, u64>,
+    /// By the hash of the query, the role and the settings; and when each was used last.
+    plans: HashMap<u64, (Arc<KeptPlan>, u64)>,
     clock: u64,
 }
 
@@ -110,11 +108,11 @@ impl PlanCache {
         let hash = hash_of(facts, query);
         let known = {
             let mut kept = self.0.lock();
-            let known = kept.plans.get(&hash)?.clone();
             kept.clock += 1;
             let now = kept.clock;
-            kept.used.insert(hash, now);
-            known
+            let (known, used) = kept.plans.get_mut(&hash)?;
+            *used = now;
+            known.clone()
         };
         if !known.is_for(facts, query) {
             return None;
@@ -136,16 +134,12 @@ impl PlanCache {
         };
         let mut kept = self.0.lock();
         if kept.plans.len() >= PLANS_MAX && !kept.plans.contains_key(&hash) {
-            let oldest = kept.used.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash);
-            if let Some(oldest) = oldest {
-                kept.plans.remove(&oldest);
-                kept.used.remove(&oldest);
-            }
+            let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(hash, _)| *hash);
+            oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
         kept.clock += 1;
         let now = kept.clock;
-        kept.used.insert(hash, now);
-        kept.plans.insert(hash, Arc::new(entry));
+        kept.plans.insert(hash, (Arc::new(entry), now));
     }
 }
 
@@ -163,15 +157,15 @@ fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(Logic
     let unbind = |node: LogicalPlan| {
         let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
         let provider = source_as_provider(&scan.source)?;
-        let Some((version, readable)) = provider.downcast_ref::<TableProvider>().and_then(TableProvider::plain) else {
+        let table = provider.downcast_ref::<TableProvider>();
+        let Some((table, (version, readable))) = table.and_then(|table| Some((table, table.plain()?))) else {
             of_tables = false;
             return Ok(Transformed::no(LogicalPlan::TableScan(scan)));
         };
         let id = version.def.id;
-        if facts.version.table_by_id(id).is_none() {
-            of_tables = false;
-        }
-        tables.push((id, version.rows_max()));
+        of_tables &= facts.version.table_by_id(id).is_some();
+        // Of a partitioned table, its partitions': it has none of its own.
+        tables.extend(table.tables().iter().map(|table| (table.def.id, table.rows_max())));
         scan.source = Arc::new(Unbound { id, schema: scan.source.schema(), readable: readable.clone() });
         Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
     };

@@ -9,7 +9,7 @@
 use crate::dictionary::DICTIONARY_VALUES_MAX;
 use crate::encoding::ints_of;
 use crate::logical::Logical;
-use crate::scan::read_of_versions;
+use crate::tally::read_of_versions;
 use crate::{BATCH_ROWS, ROW_GROUP_ROWS, TableVersion};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Decimal128Type, Int64Type};

@@ -31,6 +31,7 @@ mod sketch;
 mod statistics;
 #[cfg(test)]
 mod table_tests;
+mod tally;
 #[cfg(test)]
 mod testing;
 mod version;

@@ -545,6 +545,35 @@ fn statistics_cover_main_and_delta() {
 }
 
 #[test]
+fn a_sample_has_whole_rows_from_all_over_the_table() {
+    let spaces = spaces();
+    let (version, all) = build(&spaces, &[5_000, 5_000], &[50]);
+    let ids = |columns: &[ArrayRef]| columns[0].as_primitive::<Int64Type>().values().to_vec();
+    let drawn = version.sample(&[0]).unwrap().unwrap();
+    let sampled = ids(&drawn);
+    assert!((1_900..=2_048).contains(&sampled.len()), "{}", sampled.len());
+    let distinct: std::collections::BTreeSet<i64> = sampled.iter().copied().collect();
+    assert_eq!(distinct.len(), sampled.len());
+    for stretch in 0..10 {
+        let of = |id: &&i64| (stretch * 1_000..(stretch + 1) * 1_000).contains(*id);
+        assert!((150..260).contains(&sampled.iter().filter(of).count()), "stretch {stretch}");
+    }
+    assert!(sampled.iter().any(|id| *id >= 10_000), "nothing of delta");
+    // Columns that are asked for later are of the same rows.
+    let later = version.sample(&[1, 0, 2]).unwrap().unwrap();
+    assert_eq!(&later[1], &drawn[0]);
+    let rows = UInt32Array::from_iter_values(sampled.iter().map(|id| *id as u32));
+    for (column, array) in [(1, &later[0]), (2, &later[2])] {
+        assert_eq!(&arrow_select::take::take(all.column(column), &rows, None).unwrap(), array, "column {column}");
+    }
+    // Of a small table, all.
+    let (small, all) = build(&spaces, &[300], &[7]);
+    assert_eq!(&small.sample(&[0]).unwrap().unwrap()[0], all.column(0));
+    let (empty, mut worker) = stored(&spaces, table(&COLUMNS), placement("near"));
+    assert_eq!(testing::version(&empty, &mut worker).sample(&[0]).unwrap().unwrap()[0].len(), 0);
+}
+
+#[test]
 fn reading_from_a_paced_tablespace_is_charged() {
     let config = |profile| TablespaceConfig {
         name: String::new(),

@@ -656,22 +656,17 @@ type Side<'a> = (&'a Estimate, &'a DFSchema);
 
 /// The share of pairs that all the equalities together let through.
 pub fn equalities_pass(left: Side<'_>, right: Side<'_>, on: &[(&Expr, &Expr)]) -> f64 {
-    let (mut all, mut of_left, mut of_right) = (1.0_f64, 1.0, 1.0);
-    for (left_key, right_key) in on {
-        let left_distinct = left.0.distinct(left_key, left.1);
-        let right_distinct = right.0.distinct(right_key, right.1);
-        all *= left_distinct.max(right_distinct);
-        of_left *= left_distinct;
-        of_right *= right_distinct;
-    }
-    if on.len() == 1 {
-        return 1.0 / all.max(1.0);
-    }
-    let joint = joint_distinct(all, (of_left, left.0.rows), (of_right, right.0.rows));
     let distinct = |(left_key, right_key): &(&Expr, &Expr)| {
         (left.0.distinct(left_key, left.1), right.0.distinct(right_key, right.1))
     };
     let distinct: Vec<(f64, f64)> = on.iter().map(distinct).collect();
+    let all: f64 = distinct.iter().map(|(left, right)| left.max(*right)).product();
+    if on.len() == 1 {
+        return 1.0 / all.max(1.0);
+    }
+    let of_left = distinct.iter().map(|(left, _)| left).product();
+    let of_right = distinct.iter().map(|(_, right)| right).product();
+    let joint = joint_distinct(all, (of_left, left.0.rows), (of_right, right.0.rows));
     share_with_partners(&distinct, (left.0.rows, right.0.rows)) / joint
 }
 

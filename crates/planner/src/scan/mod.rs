@@ -162,6 +162,11 @@ impl TableProvider {
         (!self.is_target()).then_some((&self.source.version, &self.readable))
     }
 
+    /// Those that have its rows: its partitions, or itself.
+    pub fn tables(&self) -> Vec<Arc<TableVersion>> {
+        self.source.tables(&[]).into_iter().map(|(_, version)| version).collect()
+    }
+
     /// What the statistics say about all of its columns, before any filter.
     pub fn estimate(&self) -> Estimate {
         self.estimate_of(&self.source.statistics(None))

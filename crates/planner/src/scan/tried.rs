@@ -2,7 +2,7 @@
 
 use super::TableProvider;
 use crate::optimizer::estimate::Tried;
-use datafusion::arrow::array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
+use datafusion::arrow::array::{ArrayRef, AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DFSchema, Result};
 use datafusion::logical_expr::Expr;
@@ -14,7 +14,6 @@ use datafusion::physical_expr::create_physical_expr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tidepool_heap::QueryHeap;
-use tidepool_table::TableVersion;
 
 /// What was tried before, of one version of a table.
 #[derive(Debug, Default)]
@@ -61,13 +60,8 @@ impl TableProvider {
             &ExecutionProps::new(),
             &PhysicalPlanningContext::default(),
         )?;
-        let mut tables: Vec<Arc<TableVersion>> = self
-            .source
-            .tables(&[])
-            .into_iter()
-            .map(|(_, version)| version)
-            .filter(|table| table.rows_max() > 0)
-            .collect();
+        let mut tables = self.tables();
+        tables.retain(|table| table.rows_max() > 0);
         let looked_at_all = tables.len() <= PARTITIONS_MAX;
         tables.sort_by_key(|table| std::cmp::Reverse(table.rows_max()));
         tables.truncate(PARTITIONS_MAX);
@@ -80,8 +74,7 @@ impl TableProvider {
             if sampled == 0 {
                 continue;
             }
-            let options = RecordBatchOptions::new().with_row_count(Some(sampled));
-            let batch = RecordBatch::try_new_with_options(schema.clone(), arrays, &options)?;
+            let batch = RecordBatch::try_new(schema.clone(), arrays)?;
             let passed: ArrayRef = condition.evaluate(&batch)?.into_array(sampled)?;
             let passed = passed.as_boolean();
             let passed = passed.iter().filter(|passes| *passes == Some(true)).count();
