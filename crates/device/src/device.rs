@@ -219,7 +219,7 @@ impl Device {
     }
 
     /// Maps `len` bytes of the device from `offset` on at `address`, in place of what is there. All three are multiples
-    /// of the device's page.
+    /// of the device's page. What is there stays when the device refuses.
     ///
     /// # Safety
     /// `[address, address + len)` is the caller's: reserved by it, and nobody uses what is mapped there.
@@ -256,23 +256,21 @@ impl Device {
                 }
             }
             Source::File { file, direct, kind, .. } => {
-                // Validated flags: an older kernel or a file system without DAX refuses MAP_SYNC, never ignores it.
-                if !direct.load(Ordering::Relaxed)
-                    || fixed(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()).is_err()
-                {
-                    direct.store(false, Ordering::Relaxed);
-                    fixed(libc::MAP_SHARED, file.as_raw_fd()).map_err(|error| {
-                        if *kind == FileSystemKind::Huge {
-                            failed(&error).with_hint(format!(
-                                "{} huge pages of {} are needed (see /proc/sys/vm/nr_hugepages).",
-                                len / self.page_size,
-                                ByteSize(self.page_size as u64)
-                            ))
-                        } else {
-                            failed(&error)
-                        }
-                    })?;
-                }
+                let refused = |error: &io::Error| {
+                    if *kind == FileSystemKind::Huge {
+                        failed(error).with_hint(format!(
+                            "{} huge pages of {} are needed (see /proc/sys/vm/nr_hugepages).",
+                            len / self.page_size,
+                            ByteSize(self.page_size as u64)
+                        ))
+                    } else {
+                        failed(error)
+                    }
+                };
+                // Reserved by the first mapping, for all that follow.
+                let tried_len = if *kind == FileSystemKind::Huge { len } else { self.page_size };
+                let flags = file_flags(file, direct, offset, tried_len).map_err(|error| refused(&error))?;
+                fixed(flags, file.as_raw_fd()).map_err(|error| refused(&error))?;
                 if self.page_size < HUGE_PAGE_BYTES {
                     self.wish_for_huge_pages(address, len);
                 }
@@ -798,6 +796,33 @@ fn allocate_blocks(file: &File, mode: libc::c_int, range: &Range<usize>) -> io::
 
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
+}
+
+/// The flags to map the file with. They are tried where the kernel likes: a mapping in place of another that the file system
+/// refuses leaves a hole there, which belongs to any other thread that maps something before the next attempt (ext4 and xfs
+/// refuse MAP_SYNC only once the other mapping is gone).
+fn file_flags(file: &File, direct: &AtomicBool, offset: usize, len: usize) -> io::Result<libc::c_int> {
+    let try_with = |flags: libc::c_int| {
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which nobody else knows of and nobody touches.
+        unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped =
+                libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), offset as libc::off_t);
+            if mapped == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            libc::munmap(mapped, len);
+        }
+        Ok(flags)
+    };
+    // Validated flags: an older kernel or a file system without DAX refuses MAP_SYNC, never ignores it.
+    if direct.load(Ordering::Relaxed)
+        && let Ok(flags) = try_with(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC)
+    {
+        return Ok(flags);
+    }
+    direct.store(false, Ordering::Relaxed);
+    try_with(libc::MAP_SHARED)
 }
 
 /// Whether the kernel accepted the wish. It may still back a range with ordinary pages.

@@ -324,10 +324,8 @@ pub(crate) fn map(len: usize, alignment: usize, flags: libc::c_int, fd: RawFd) -
         libc::mmap(base.as_ptr().cast(), len, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED, fd, 0)
     };
     if mapped == libc::MAP_FAILED {
-        let error = io::Error::last_os_error();
-        // SAFETY: the reservation made above.
-        unsafe { unmap(base, len) };
-        return Err(error);
+        // The reservation stays reserved, if it is there: the system may have given it up, and to another thread since.
+        return Err(io::Error::last_os_error());
     }
     Ok(base)
 }
@@ -414,8 +412,9 @@ pub(crate) mod flush {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use crate::topology;
+    use crate::{Place, Window, topology};
     use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use tidepool_base::SqlState;
 
     const OPTIONS: MapOptions = MapOptions { huge_pages: true };
@@ -475,6 +474,45 @@ mod tests {
             assert!(mapping.is_zeroed());
             assert_eq!(bytes(&mut mapping)[1 << 20], 0);
         }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// On a disk: ext4 and xfs refuse MAP_SYNC only after they took away what was mapped at the place.
+    #[test]
+    fn the_place_of_a_file_is_never_free_for_another_thread() {
+        let path = std::env::temp_dir().join(format!("tidepool-mapping-{}-place", std::process::id()));
+        let location = Location::File(path.clone());
+        let window = Window::reserve_some(HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES).unwrap();
+        let address = window.base().addr().get();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+                let mut is_free = false;
+                while !done.load(Ordering::Relaxed) {
+                    let place = std::ptr::without_provenance_mut(address);
+                    // SAFETY: takes the place of nothing, by its flags.
+                    is_free |= unsafe { libc::mmap(place, PAGE_BYTES, libc::PROT_NONE, flags, -1, 0) } == place;
+                }
+                is_free
+            });
+            let mut map_and_unmap = || -> Result<()> {
+                let size = Some(HUGE_PAGE_BYTES as u64);
+                let device = Device::open(&location, size, OPTIONS, &|_| Ok(Content::Goes))?;
+                let number = window.add(device).unwrap();
+                // SAFETY: nobody uses anything there.
+                unsafe {
+                    window.map(0, Place { device: number, slot: 0 }, 0..HUGE_PAGE_BYTES)?;
+                    window.unmap(0, 0)?;
+                }
+                window.remove(number);
+                Ok(())
+            };
+            let mapped: Vec<Result<()>> = (0..3000).map(|_| map_and_unmap()).collect();
+            done.store(true, Ordering::Relaxed);
+            assert!(!other.join().unwrap());
+            mapped.into_iter().for_each(Result::unwrap);
+        });
         std::fs::remove_file(path).unwrap();
     }
 
