@@ -496,7 +496,7 @@ mod tests {
                 }
                 is_free
             });
-            let mut map_and_unmap = || -> Result<()> {
+            let map_and_unmap = || -> Result<()> {
                 let size = Some(HUGE_PAGE_BYTES as u64);
                 let device = Device::open(&location, size, OPTIONS, &|_| Ok(Content::Goes))?;
                 let number = window.add(device).unwrap();
