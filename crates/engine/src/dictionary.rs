@@ -9,6 +9,14 @@ pub struct Dictionary {
     owners: Owners,
 }
 
+impl PartialEq for Dictionary {
+    fn eq(&self, other: &Dictionary) -> bool {
+        let pairs = || self.values.iter().zip(&other.values);
+        // SAFETY: the owners of both are here.
+        self.len() == other.len() && pairs().all(|(own, other)| unsafe { own.equals(other) })
+    }
+}
+
 impl Dictionary {
     /// Panics unless the values ascend. `owners` hold what long ones lie in.
     pub fn new(values: Vec<Text>, owners: Owners) -> Dictionary {

@@ -1,6 +1,7 @@
 //! The engine: morsel-driven pipelines of vectorised operators over tables and streams. Knows no SQL.
 
 pub mod aggregate;
+pub mod common;
 pub mod counters;
 pub mod dictionary;
 pub mod evaluate;
@@ -15,6 +16,7 @@ pub mod observed;
 pub mod operators;
 pub mod pipeline;
 pub mod plan;
+mod repeated;
 pub mod rows;
 pub mod run;
 #[cfg(test)]

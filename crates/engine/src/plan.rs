@@ -1,6 +1,7 @@
 //! Plans: trees of operators, and how they become pipelines.
 
 use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource, AggregateTable};
+use crate::common::{CommonRows, CommonSink, CommonSource};
 use crate::counters::Counters;
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
@@ -51,9 +52,19 @@ pub enum Op {
     },
     /// All rows of all inputs.
     Union,
-    /// The first input's rows. The others are the subqueries that its expressions refer to by number, each of one column; they run
-    /// before it.
-    Subqueries,
+    /// The first input's rows. The others are its subqueries, which it and later ones refer to; they run before it, in their order.
+    Subqueries(Vec<Subquery>),
+    /// The rows of a subquery.
+    Common(usize),
+}
+
+/// What a subquery is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subquery {
+    /// Its only row's only column, which expressions refer to: by number, among subqueries that are values.
+    Value,
+    /// Its rows, which several parts of the plan have in common, under this number.
+    Rows(usize),
 }
 
 /// An operator over its inputs.
@@ -113,7 +124,15 @@ impl Plan {
             Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
             Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
             Op::Union => "Union".to_owned(),
-            Op::Subqueries => "Subqueries".to_owned(),
+            Op::Subqueries(uses) => {
+                let mut values = 0..;
+                let mut name = |used: &Subquery| match used {
+                    Subquery::Value => format!("$subquery{}", values.next().unwrap_or_default()),
+                    Subquery::Rows(number) => format!("$rows{number}"),
+                };
+                format!("Subqueries: {}", shown(&mut uses.iter().map(&mut name)))
+            }
+            Op::Common(number) => format!("Rows: $rows{number}"),
         }
     }
 
@@ -188,13 +207,19 @@ impl Plan {
     }
 
     /// Which refers to subqueries.
-    pub fn with_subqueries(self, subqueries: Vec<Plan>) -> Plan {
+    pub fn with_subqueries(self, subqueries: Vec<(Subquery, Plan)>) -> Plan {
         if subqueries.is_empty() {
             return self;
         }
         let (types, rows) = (self.types.clone(), self.rows_estimated);
+        let (uses, subqueries): (Vec<Subquery>, Vec<Plan>) = subqueries.into_iter().unzip();
         let inputs = std::iter::once(self).chain(subqueries).collect();
-        Plan::new(Op::Subqueries, inputs, types).like(&rows)
+        Plan::new(Op::Subqueries(uses), inputs, types).like(&rows)
+    }
+
+    /// The rows of a subquery, which are of these types.
+    pub fn common(number: usize, types: Vec<ColumnType>) -> Plan {
+        Plan::new(Op::Common(number), Vec::new(), types)
     }
 
     /// It and all below it: before its inputs, in their order.
@@ -211,9 +236,9 @@ impl Plan {
                 let rows = scan.parts.iter().map(|part| part.version.rows_max()).sum();
                 scan.limit.map_or(rows, |limit| rows.min(limit as u64))
             }
-            Op::Input(_) => u64::MAX,
+            Op::Input(_) | Op::Common(_) => u64::MAX,
             Op::Chunks(chunks) => chunks.iter().map(|chunk| chunk.rows as u64).sum(),
-            Op::Filter(_) | Op::Project(_) | Op::Window(_) | Op::Subqueries => input(0),
+            Op::Filter(_) | Op::Project(_) | Op::Window(_) | Op::Subqueries(_) => input(0),
             // Without keys there is a row for no rows.
             Op::Aggregate(_) => input(0).max(1),
             Op::GroupingSets(grouping) => input(0).max(1).saturating_mul(grouping.sets.len() as u64),
@@ -233,7 +258,13 @@ impl Plan {
     /// The same result with what nobody looks at left out. `needed`: of its columns, ascending. Gives the plan of these alone.
     pub fn pruned(mut self, needed: &BTreeSet<usize>) -> Plan {
         let is_whole = match &self.op {
-            Op::Aggregate(_) | Op::GroupingSets(_) | Op::Union | Op::Input(_) | Op::Chunks(_) | Op::Scan(_) => true,
+            Op::Aggregate(_)
+            | Op::GroupingSets(_)
+            | Op::Union
+            | Op::Input(_)
+            | Op::Chunks(_)
+            | Op::Scan(_)
+            | Op::Common(_) => true,
             _ => needed.len() == self.types.len(),
         };
         if is_whole {
@@ -300,11 +331,11 @@ impl Plan {
                     of_functions.into_iter().map(|column| window.functions[column - own].clone()).collect();
                 windowed(take(&mut self.inputs), window).like(&self.rows_estimated)
             }
-            Op::Subqueries => {
+            Op::Subqueries(uses) => {
                 let mut inputs = self.inputs.into_iter();
                 let main = inputs.next().map(|main| main.pruned(needed));
                 let main = main.unwrap_or_else(|| unreachable!("subqueries are somebody's"));
-                main.with_subqueries(inputs.map(Plan::pruned_wholly).collect())
+                main.with_subqueries(uses.into_iter().zip(inputs.map(Plan::pruned_wholly)).collect())
             }
             Op::Limit { skip, fetch } => {
                 take(&mut self.inputs).pruned(needed).limit(skip, fetch).like(&self.rows_estimated)
@@ -313,7 +344,7 @@ impl Plan {
         }
     }
 
-    fn like(mut self, rows: &Option<f64>) -> Plan {
+    pub(crate) fn like(mut self, rows: &Option<f64>) -> Plan {
         self.rows_estimated = *rows;
         self
     }
@@ -331,12 +362,12 @@ impl Plan {
     /// The same columns, with inputs pruned.
     fn pruned_within(mut self) -> Plan {
         match self.op {
-            Op::Scan(_) | Op::Input(_) | Op::Chunks(_) => self,
+            Op::Scan(_) | Op::Input(_) | Op::Chunks(_) | Op::Common(_) => self,
             Op::Union => {
                 self.inputs = self.inputs.into_iter().map(Plan::pruned_within).collect();
                 self
             }
-            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } | Op::Subqueries => {
+            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } | Op::Subqueries(_) => {
                 self.inputs = self.inputs.into_iter().map(Plan::pruned_wholly).collect();
                 self
             }
@@ -491,6 +522,8 @@ struct Compiler<'a> {
     scans: HashMap<*const ScanSource, Arc<ScanSource>>,
     /// Of its subqueries.
     later: Vec<LaterValue>,
+    /// Rows that parts of it have in common, by their number.
+    common: HashMap<usize, Arc<CommonRows>>,
     pipelines: Vec<Pipeline>,
 }
 
@@ -514,6 +547,7 @@ pub fn compile(
         interruption,
         scans: HashMap::new(),
         later: Vec::new(),
+        common: HashMap::new(),
         pipelines: Vec::new(),
     };
     compiler.gather_scans(plan, &opened);
@@ -585,13 +619,9 @@ impl Compiler<'_> {
             }
             Op::Join(join) => {
                 let (probe, build) = (input(0)?, input(1)?);
-                let drops =
-                    !matches!(join.kind, JoinKind::Left | JoinKind::Full | JoinKind::LeftAnti | JoinKind::LeftMark);
                 let mut scans = Vec::new();
-                for (index, key) in join.keys.iter().enumerate() {
-                    if drops && !key.nulls_equal {
-                        reached(probe, key.probe, &mut |scan, column| scans.push((index, scan, column)));
-                    }
+                for (index, key) in join.filtering_keys() {
+                    reached(probe, key.probe, &mut |scan, column| scans.push((index, scan, column)));
                 }
                 let table = JoinTable::metered(
                     Join {
@@ -663,14 +693,29 @@ impl Compiler<'_> {
                 self.end_in(branches, Arc::new(WindowSink(Arc::clone(&table))), Arc::clone(&plan.counters));
                 source(Arc::new(WindowSource(table)))
             }
-            Op::Subqueries => {
-                for subquery in &plan.inputs[1..] {
-                    let value = LaterValue::default();
+            Op::Subqueries(uses) => {
+                for (subquery, used) in plan.inputs[1..].iter().zip(uses) {
                     let branches = self.flow(subquery)?;
-                    self.end_in(branches, Arc::new(LaterSink(Arc::clone(&value))), Arc::clone(&plan.counters));
-                    self.later.push(value);
+                    let sink: Arc<dyn Sink> = match used {
+                        Subquery::Value => {
+                            let value = LaterValue::default();
+                            self.later.push(Arc::clone(&value));
+                            Arc::new(LaterSink(value))
+                        }
+                        Subquery::Rows(number) => {
+                            let rows = CommonRows::metered(self.meter(plan));
+                            self.common.insert(*number, Arc::clone(&rows));
+                            Arc::new(CommonSink(rows))
+                        }
+                    };
+                    self.end_in(branches, sink, Arc::clone(&plan.counters));
                 }
                 self.flow(input(0)?)?
+            }
+            Op::Common(number) => {
+                let rows =
+                    self.common.get(number).ok_or_else(|| Error::internal("a plan's common rows are missing"))?;
+                source(Arc::new(CommonSource::new(rows)))
             }
             Op::Union => {
                 let mut branches = Vec::new();
@@ -695,7 +740,7 @@ impl Compiler<'_> {
 }
 
 /// The scans whose rows can only matter if a column of theirs is among those that a column of the plan's has to be.
-fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, usize)) {
+pub(crate) fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, usize)) {
     let of = &plan.types[column];
     if of.class() != Class::Int || of.dictionary.is_some() {
         return;
@@ -707,7 +752,7 @@ fn reached(plan: &Plan, column: usize, found: &mut dyn FnMut(Arc<ScanSource>, us
                 found(Arc::clone(scan), scan.columns[column].column);
             }
         }
-        Op::Filter(_) | Op::Subqueries => reached(&plan.inputs[0], column, found),
+        Op::Filter(_) | Op::Subqueries(_) => reached(&plan.inputs[0], column, found),
         Op::Sort { limit: None, .. } => reached(&plan.inputs[0], column, found),
         Op::Project(outputs) => {
             if let Node::Column(inner) = outputs[column].node {

@@ -35,7 +35,7 @@ impl fmt::Display for Class {
 }
 
 /// A column: its type in SQL, and what is known for certain of its values.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ColumnType {
     /// As an Arrow array of it has it. Text of a dictionary is text here.
     pub data_type: DataType,

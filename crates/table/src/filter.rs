@@ -94,6 +94,19 @@ pub enum ColumnFilter {
     },
 }
 
+impl PartialEq for ColumnFilter {
+    /// What nothing can be said of, a function or keys, is not the same as anything.
+    fn eq(&self, other: &ColumnFilter) -> bool {
+        use ColumnFilter::{Compare, In, IsNotNull, IsNull};
+        match (self, other) {
+            (Compare { column: a, op: b, value: c }, Compare { column: d, op: e, value: f }) => (a, b, c) == (d, e, f),
+            (In { column: a, values: b }, In { column: c, values: d }) => (a, b) == (c, d),
+            (IsNull { column: a }, IsNull { column: b }) | (IsNotNull { column: a }, IsNotNull { column: b }) => a == b,
+            _ => false,
+        }
+    }
+}
+
 impl ColumnFilter {
     pub fn column(&self) -> usize {
         match self {

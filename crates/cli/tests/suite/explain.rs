@@ -206,3 +206,22 @@ async fn operators_tell_how_they_went_about_it() {
     drop(client);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn what_occurs_twice_is_computed_once() {
+    let (_server, client) = filled("near").await;
+    let groups = "SELECT weekday, count(*) AS rows FROM big WHERE part < 50000 GROUP BY weekday";
+    let plan = analyzed(&client, &format!("SELECT sum(a.rows * b.rows) FROM ({groups}) a, ({groups}) b")).await;
+    let has = |words: &str| plan.iter().filter(|line| line.contains(words)).count();
+    assert_eq!((has("Rows: $rows0"), has("Scan: "), has("Subqueries: $rows0")), (2, 1, 1), "{plan:#?}");
+    // Each is narrowed to some groups of its own, which a scan is told of.
+    let narrow = |part: u64| {
+        format!(
+            "SELECT part, count(*) AS rows FROM big GROUP BY part) AS of_{part} JOIN small AS s{part} ON s{part}.part = of_{part}.part AND s{part}.id = {part}"
+        )
+    };
+    let query = format!("SELECT * FROM ({}, ({}", narrow(1000), narrow(2000));
+    let plan = analyzed(&client, &query).await;
+    let narrowed = plan.iter().filter(|line| line.contains("Keys in Scan")).count();
+    assert!(narrowed >= 2 && !plan.iter().any(|line| line.contains("$rows")), "{plan:#?}");
+}

@@ -26,7 +26,7 @@ pub enum AggregateFunction {
 }
 
 /// A call of a function.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AggregateCall {
     pub function: AggregateFunction,
     /// A column of the input; `None` for `count(*)` only.

@@ -13,7 +13,7 @@ use tidepool_base::{Error, Result};
 
 /// Groups of rows with equal keys (NULL equals NULL, -0 equals 0, and all NaNs are equal), and what is computed of each. Without keys,
 /// all rows are one group, also when there are none.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Aggregate {
     pub input: Vec<ColumnType>,
     /// Columns of the input. They are the first columns of the result.

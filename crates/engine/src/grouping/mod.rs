@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_base::{Error, Result};
 
 /// One of the sets: which of the keys it has, and the number that tells its groups from those of others.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KeySet {
     pub keys: Vec<bool>,
     pub id: i64,
 }
 
 /// Groups by each of some sets of keys. Columns of the result: the keys, NULL where a set has them not; the set's number; the functions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GroupingSets {
     pub input: Vec<ColumnType>,
     /// Columns of the input, each once. No function's argument or filter is one of them.

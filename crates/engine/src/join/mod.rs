@@ -82,7 +82,7 @@ impl JoinKind {
 
 /// Columns, by position, that are equal in rows that match. Of one class; decimals of one scale; codes of one
 /// dictionary.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JoinKey {
     pub probe: usize,
     pub build: usize,
@@ -94,7 +94,7 @@ pub struct JoinKey {
 ///
 /// Comes out: `probe_output` of the probe's columns, then `build_output` of the build's, then a mark, as far as the
 /// kind has them (see [`Join::output`]).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Join {
     pub kind: JoinKind,
     /// Anti joins as `NOT IN` has them, and marks as `IN` has them: NULL as a key, of either side, may equal anything.
@@ -117,6 +117,13 @@ fn nullable(of: &ColumnType) -> ColumnType {
 }
 
 impl Join {
+    /// Keys, by their places, whose values on the build side are all that a row of the probe side need be looked at for.
+    pub(crate) fn filtering_keys(&self) -> impl Iterator<Item = (usize, &JoinKey)> {
+        use JoinKind::{Full, Left, LeftAnti, LeftMark};
+        let drops = !matches!(self.kind, Left | Full | LeftAnti | LeftMark);
+        self.keys.iter().enumerate().filter(move |(_, key)| drops && !key.nulls_equal)
+    }
+
     /// Types of the columns that come out.
     pub fn output(&self) -> Vec<ColumnType> {
         use JoinKind::{Full, Left, LeftMark, Right};

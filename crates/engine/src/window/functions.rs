@@ -34,7 +34,7 @@ pub enum WindowFunction {
 }
 
 /// A call of a function.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WindowCall {
     pub function: WindowFunction,
     /// A column of the input.

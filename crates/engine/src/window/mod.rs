@@ -37,7 +37,7 @@ use tidepool_base::{Error, Result};
 use tidepool_heap::QueryHeap;
 
 /// Functions over one partitioning and order of the input's rows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Window {
     pub input: Vec<ColumnType>,
     /// Columns whose values rows of a partition have in common; NULL is one.

@@ -21,7 +21,7 @@ use datafusion::logical_expr::{
 use std::sync::Arc;
 use tidepool_engine::expr::Expr as EngineExpr;
 use tidepool_engine::join::{Join as EngineJoin, JoinKey, JoinKind};
-use tidepool_engine::plan::Plan;
+use tidepool_engine::plan::{Plan, Subquery as SubqueryUse};
 use tidepool_engine::scan::{ScanColumn, ScanPart, ScanSource};
 use tidepool_engine::sort::SortKey;
 use tidepool_engine::types::ColumnType;
@@ -55,10 +55,10 @@ fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> 
         && lowering.scans > 0
         && let Some(types) = promised(&lowered.plan, plan.schema())
     {
-        let subqueries = lowering.subqueries.into_iter().map(|subquery| subquery.lowered).collect();
+        let subqueries = lowering.subqueries.into_iter().map(|it| (SubqueryUse::Value, it.lowered)).collect();
         let whole = lowered.plan.with_subqueries(subqueries);
         let inputs = lowering.inputs.iter().map(|input| rewrite_children(state, input)).collect::<PlanResult<_>>()?;
-        let node = EngineNode::new(whole.pruned_wholly(), types, plan.schema().clone(), inputs);
+        let node = EngineNode::new(whole.pruned_wholly().with_common(), types, plan.schema().clone(), inputs);
         return Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }));
     }
     rewrite_children(state, plan)
