@@ -263,6 +263,11 @@ impl Transaction {
         }
     }
 
+    /// Rows that going back on it has to undo.
+    pub fn rows_written(&self) -> usize {
+        self.writes.len()
+    }
+
     pub fn has_changes(&self) -> bool {
         !self.changes.is_empty() || !self.writes.is_empty()
     }

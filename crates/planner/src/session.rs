@@ -145,6 +145,8 @@ pub struct Session {
     notices: Vec<Notice>,
     /// The statement is an `EXPLAIN (ANALYZE)`.
     analyzes: bool,
+    /// Held while what a statement that failed wrote is undone behind the client's back.
+    undoing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Drop for Session {
@@ -195,6 +197,7 @@ impl Session {
             next_cursor: 0,
             notices: Vec::new(),
             analyzes: false,
+            undoing: Arc::default(),
         }
     }
 

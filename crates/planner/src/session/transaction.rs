@@ -27,6 +27,9 @@ pub enum TransactionStatus {
 /// A transaction on loan to the statement that writes with it. Empty before the first write, and while lent.
 type Slot = Arc<Mutex<Option<Transaction>>>;
 
+/// More rows than this are undone after their statement's client has its error: it may have cancelled so as not to wait.
+const ROWS_UNDONE_AT_ONCE: usize = 20_000;
+
 pub(super) struct Block {
     pub(super) slot: Slot,
     /// Made by `BEGIN`, rather than around the statements of one query text.
@@ -384,6 +387,8 @@ impl Session {
         let keep = self.block.as_ref().is_some_and(|block| !block.savepoints.is_empty());
         let database = self.planner.database().clone();
         let synchronous = self.commits_synchronously();
+        let undoing = self.undoing.clone();
+        let workers = self.planner.workers();
         self.planner.workers().spawn_blocking(move || {
             let lent = slot.as_ref().and_then(|slot| slot.lock().take());
             let mut transaction = lent.map_or_else(|| database.begin(), Ok)?;
@@ -408,7 +413,14 @@ impl Session {
                 (Err(error), slot) => {
                     match slot {
                         Some(slot) if keep => *slot.lock() = Some(transaction),
-                        _ => transaction.rollback(),
+                        _ if transaction.rows_written() < ROWS_UNDONE_AT_ONCE => transaction.rollback(),
+                        _ => {
+                            let undoing = undoing.blocking_lock_owned();
+                            workers.spawn_blocking(move || {
+                                transaction.rollback();
+                                drop(undoing);
+                            });
+                        }
                     }
                     if let Some(failed) = failed {
                         failed.store(true, Ordering::Release);
@@ -417,6 +429,11 @@ impl Session {
                 }
             }
         })
+    }
+
+    /// Until nothing is left of a statement that failed: as its client was told, the next one finds.
+    pub(super) async fn undone(&self) {
+        drop(self.undoing.lock().await);
     }
 
     pub(super) async fn write<T: Send + 'static>(
