@@ -2,7 +2,8 @@
 """Every analytics figure of Tidepool beside DuckDB and Hyper, in one report: docs/comparison.md.
 
 TPC-H at several scale factors, Clickbench's queries and the star-schema benchmark over generated rows, TPC-DS, how TPC-H scales with threads, and
-its throughput by the number of connections. Each round starts every engine in a process of its own, one after the other, loads, runs each query once
+its throughput by the number of connections, what far memory costs it (`far`), queries that outgrow near memory (`burst.py`), and how soon queries end that are
+cancelled or out of memory (`limits.py`). Each round starts every engine in a process of its own, one after the other, loads, runs each query once
 to warm up and then times it; the next round does so again, so that a slow moment of the machine does not fall on one engine alone. Medians are over
 all rounds. Answers are compared row by row. A query that fails, or that differs, is named in the report and does not end the run; the exit status is
 1 then. The report begins with what falls short of the targets.
@@ -23,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import burst
+import limits
 from peers import ROOT, TIDEPOOL, machine, measure, report, tidepool, workloads
 from peers.measure import TITLES
 
@@ -49,6 +52,21 @@ BESIDE_DUCKDB = "geometric mean ÷ DuckDB's"
 SLOWER = "queries slower than the best peer"
 SCALING = "geometric mean of one thread ÷ that of all"
 STREAMING = "queries a second of all streams ÷ one's"
+STEP = "longest step from one part of the need to the next smaller"
+CANCEL = "longest time from a cancel to the end, s"
+OVERDRAFT = "most that a statement took beyond its budget, as a share of it"
+FPGA, ASIC = "fpga-prototype", "cxl-asic"
+FAR_STREAMS = 8
+
+
+def slowdown(profile, placement):
+    return f"{profile}, {placement}: geometric mean of far ÷ near"
+
+
+def loss(profile, placement):
+    return f"{profile}, {placement}: part of the queries a second of {FAR_STREAMS} streams that is lost"
+
+
 TARGETS = [
     Target("tpch", BESIDE_HYPER, 0.5),
     Target("tpch", SLOWER, 0),
@@ -60,6 +78,12 @@ TARGETS = [
     Target("tpcds", SLOWER, 5),
     Target("scaling", SCALING, 1.85, at_least=True),
     Target("streams", STREAMING, 1, at_least=True),
+    *(Target("far", slowdown(FPGA, placement), bound) for placement, bound in [("Main FAR", 1.03), ("Heap FAR", 1.05), ("Both FAR", 1.08)]),
+    *(Target("far", loss(FPGA, placement), bound) for placement, bound in [("Main FAR", 0.08), ("Heap FAR", 0.1), ("Both FAR", 0.15)]),
+    *(Target("far", slowdown(ASIC, placement), 1.02) for placement in ["Main FAR", "Heap FAR", "Both FAR"]),
+    Target("burst", STEP, 1.5),
+    Target("cancel", CANCEL, limits.LIMIT_S),
+    Target("budget", OVERDRAFT, limits.OVERDRAFT_LIMIT),
 ]
 
 
@@ -125,9 +149,14 @@ def tpcds(options):
     yield compared_part("tpcds", measure.compare(workload, options.rounds, measures))
 
 
+def one_scale_factor(options):
+    """1, or the only one asked for."""
+    return 1.0 if 1.0 in options.sf else options.sf[0]
+
+
 def scaling(options):
     """TPC-H at scale factor 1, or the only one asked for, on one thread and on all."""
-    sf = 1.0 if 1.0 in options.sf else options.sf[0]
+    sf = one_scale_factor(options)
     workload = workloads.tpch(options.data, sf, options.tidepool)
     counts = [1, options.threads]
     measures = {}
@@ -161,7 +190,7 @@ def scaling_part(options, workload, by_count):
 
 def streams(options):
     """TPC-H at scale factor 1, or the only one asked for, by several connections at once."""
-    workload = workloads.tpch(options.data, 1.0 if 1.0 in options.sf else options.sf[0], options.tidepool)
+    workload = workloads.tpch(options.data, one_scale_factor(options), options.tidepool)
     measured = measure.in_turns(f"Streams, {workload.title}", options.rounds, workers(options, workload, ["tidepool", *PEERS], streams=STREAMS))
     yield streams_part(workload, measured)
 
@@ -184,7 +213,72 @@ def median_rate(rounds, count):
     return statistics.median(rates) if rates else math.nan
 
 
-PARTS = {"tpch": tpch, "clickbench": clickbench, "ssb": ssb, "tpcds": tpcds, "scaling": scaling, "streams": streams}
+def far(options):
+    """TPC-H with tables, query heap or both in far memory that is paced."""
+    sf = one_scale_factor(options)
+    measure.say(f"Far memory, TPC-H at scale factor {sf:g}")
+    placements = tidepool.placements(options.tidepool, sf, options.threads, max(options.repeat * options.rounds, 5), [FPGA, ASIC], FAR_STREAMS)
+    near = next(one for one in placements if one["name"] == "both-near")
+    yield far_part(sf, near, [one for one in placements if one is not near])
+
+
+def far_part(sf, near, placements):
+    names = [query["name"] for query in near["queries"]]
+    titles = [f"{one['title']}, {one['profile']}" for one in placements]
+
+    def median(one, index):
+        return one["queries"][index]["median_ms"] or math.nan
+
+    def stall(query):
+        return query["facts"]["heap_stall_ms"] + sum(scan["stall_ms"] for scan in query["facts"]["scans"])
+
+    rows, figures = [], {}
+    for index, name in enumerate(names):
+        rows.append([name.upper(), f"{median(near, index):.1f}", *(f"{median(one, index) / median(near, index):.2f} ({stall(one['queries'][index]):.1f})" for one in placements)])
+    ratios = [report.geometric_mean_or_none([median(one, index) / median(near, index) for index in range(len(names))]) for one in placements]
+    rows.append([report.bold("geometric mean"), "", *(report.bold(f"{ratio:.3f}") for ratio in ratios)])
+    rates = [one["throughput"]["queries_per_hour"] / 3600 for one in [near, *placements]]
+    rows.append([f"queries a second, {FAR_STREAMS} streams", *(f"{rate:.1f}" for rate in rates)])
+    for one, ratio, rate in zip(placements, ratios, rates[1:]):
+        figures[slowdown(one["profile"], one["title"])] = (ratio, "")
+        figures[loss(one["profile"], one["title"])] = (1 - rate / rates[0], "")
+    faults = sorted({f"* TPC-H, {one['title']}: {query['name'].upper()}: {report.cell(str(query['answer']))}" for one in [near, *placements] for query in one["queries"]
+                     if query["answer"]["answer"] in ("error", "wrong")})
+    text = ["Milliseconds with tables and query heap near, then time by placement divided by it, and the stalls that pacing accounted to one run, over all threads, ms.", "",
+            *report.table(["", "Both DRAM, ms", *titles], rows)]
+    return Part("far", f"Far memory, TPC-H at scale factor {sf:g}", text, figures, faults, {one["title"] + " " + str(one["profile"]): one for one in [near, *placements]})
+
+
+def limited(options, name, part, title, figure, text):
+    choice = argparse.Namespace(**vars(options) | {"sf": one_scale_factor(options), "queries": None, "moments": 8, "limit": 3.0})
+    (rows,) = limits.measured(choice, [part])
+    return Part(name, f"{title}, TPC-H's rows at scale factor {choice.sf:g}", text(rows), {figure: (rows[0][0], rows[0][1]) if rows else (math.nan, "")}, [], rows)
+
+
+def cancel(options):
+    """How long queries go on after they were cancelled."""
+    yield limited(options, "cancel", limits.cancels, "Cancellation", CANCEL, limits.cancels_text)
+
+
+def budget(options):
+    """How far queries go beyond their memory budgets."""
+    yield limited(options, "budget", limits.overdrafts, "Memory budgets", OVERDRAFT, limits.overdrafts_text)
+
+
+def bursts(options):
+    """Queries at scale factor 1, or the only one asked for, with less and less near memory."""
+    choice = argparse.Namespace(**vars(options) | {"sf": one_scale_factor(options), "queries": None, "profile": FPGA, "room": "4GB"})
+    with tempfile.TemporaryDirectory(prefix="tidepool-burst-") as folder:
+        found = burst.run(choice, folder)
+    longest = {name: max(max(burst.steps(one["curves"]["tidepool", overflow])) for overflow in ("far", "disk")) for name, one in found.items()}
+    detail = ", ".join(f"{name} {report.times(step)}" for name, step in longest.items())
+    raw = {name: {f"{engine} {overflow}": [(point["budget"], point["s"], point["error"]) for point in curve] for (engine, overflow), curve in one["curves"].items()}
+           for name, one in found.items()}
+    yield Part("burst", f"Query burst, TPC-H's rows at scale factor {choice.sf:g}", burst.text(choice, found), {STEP: (max(longest.values()), detail)}, burst.faults(found), raw)
+
+
+PARTS = {"tpch": tpch, "clickbench": clickbench, "ssb": ssb, "tpcds": tpcds, "scaling": scaling, "streams": streams, "far": far, "burst": bursts, "cancel": cancel,
+         "budget": budget}
 
 
 def verdicts(parts):
@@ -196,7 +290,7 @@ def verdict_table(found):
     rows = []
     for target, part, value, detail in found:
         bound = f"{'at least' if target.at_least else 'at most'} {target.bound:g}"
-        rows.append([part.title, target.figure, bound, f"{value:d}" if isinstance(value, int) else report.times(value), detail])
+        rows.append([part.title, target.figure, bound, f"{value:d}" if isinstance(value, int) else f"{value:.3f}", detail])
     return report.table(["part", "figure", "target", "measured", ""], rows)
 
 

@@ -139,6 +139,16 @@ def bench(binary, benchmark, sf, threads, repeat, operators="tidepool", queries=
         }
 
 
+def placements(binary, sf, threads, repeat, profiles, streams):
+    """What `tidepool bench tpch` says of tables and query heap near and far."""
+    with tempfile.TemporaryDirectory(prefix="tidepool-bench-") as folder:
+        summary = Path(folder) / "result.json"
+        command = [str(binary), "bench", "tpch", "--sf", f"{sf:g}", "--threads", str(threads), "--repeat", str(repeat), "--placement", "all",
+                   "--profile", ",".join(profiles), "--streams", str(streams), "--json", str(summary)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=MEASUREMENT_LIMIT_S, check=False)
+        return json.loads(summary.read_text())["placements"]
+
+
 def bench_query(query, folder):
     """What `worker.timed` says of a query, of what `tidepool bench` says."""
     answer = query["answer"]
