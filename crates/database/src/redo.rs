@@ -200,6 +200,7 @@ impl Redo {
         let mut last = None;
         for (store, row, change) in writes.changes() {
             if self.record.len() >= PIECE_BYTES {
+                interrupted()?;
                 self.appender.spill(&self.record, interrupted)?;
                 self.is_ready = true;
                 self.record.clear();

@@ -588,6 +588,11 @@ impl Transaction {
     /// hold still, 53100 when the log's device is full: nothing remains then. 58030 when the log has failed: what became of
     /// the transaction is known after the next start.
     pub fn commit(mut self) -> Result<CommitTs> {
+        self.try_commit()
+    }
+
+    /// As `commit`. After an error it is to be rolled back, when there is time for it.
+    pub fn try_commit(&mut self) -> Result<CommitTs> {
         self.end_statement();
         QueryHeap::outside(|| {
             if self.has_references() {

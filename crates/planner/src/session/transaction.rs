@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::{DatabaseVersion, Isolation, Transaction};
+use tokio::runtime::Handle;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {
@@ -27,7 +28,7 @@ pub enum TransactionStatus {
 /// A transaction on loan to the statement that writes with it. Empty before the first write, and while lent.
 type Slot = Arc<Mutex<Option<Transaction>>>;
 
-/// More rows than this are undone after their statement's client has its error: it may have cancelled so as not to wait.
+/// From so many on, rows are undone after their statement's client has its error: it may have cancelled so as not to wait.
 const ROWS_UNDONE_AT_ONCE: usize = 20_000;
 
 pub(super) struct Block {
@@ -218,13 +219,17 @@ impl Session {
             transaction.rollback();
             return Ok(());
         }
+        let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
         let ended = self.planner.workers().spawn_blocking(move || {
-            if commit && transaction.has_changes() {
-                transaction.commit().map(drop)
-            } else {
+            if !commit {
                 transaction.rollback();
-                Ok(())
+                return Ok(());
             }
+            let committed = transaction.try_commit().map(drop);
+            if committed.is_err() {
+                roll_back(transaction, &workers, undoing);
+            }
+            committed
         });
         let ended = joined(ended.await);
         drop(interrupt);
@@ -404,30 +409,20 @@ impl Session {
             if ends || written.is_err() {
                 transaction.end_statement();
             }
-            match (written, slot) {
-                (Ok(value), Some(slot)) => {
-                    *slot.lock() = Some(transaction);
-                    Ok(value)
-                }
-                (Ok(value), None) => transaction.commit().map(|_| value),
-                (Err(error), slot) => {
-                    match slot {
-                        Some(slot) if keep => *slot.lock() = Some(transaction),
-                        _ if transaction.rows_written() < ROWS_UNDONE_AT_ONCE => transaction.rollback(),
-                        _ => {
-                            let undoing = undoing.blocking_lock_owned();
-                            workers.spawn_blocking(move || {
-                                transaction.rollback();
-                                drop(undoing);
-                            });
-                        }
-                    }
-                    if let Some(failed) = failed {
-                        failed.store(true, Ordering::Release);
-                    }
-                    Err(error)
-                }
+            let written = match (written, &slot) {
+                (Ok(value), None) => transaction.try_commit().map(|_| value),
+                (written, _) => written,
+            };
+            match (&written, slot) {
+                (Ok(_), Some(slot)) => *slot.lock() = Some(transaction),
+                (Ok(_), None) => {}
+                (Err(_), Some(slot)) if keep => *slot.lock() = Some(transaction),
+                (Err(_), _) => roll_back(transaction, &workers, undoing),
             }
+            if let (Err(_), Some(failed)) = (&written, failed) {
+                failed.store(true, Ordering::Release);
+            }
+            written
         })
     }
 
@@ -449,6 +444,20 @@ impl Session {
         }
         written
     }
+}
+
+/// Rolls a transaction back whose statement failed: here, or if it wrote much then behind the session's back, which waits for it
+/// before its next statement. From a thread that may block.
+fn roll_back(transaction: Transaction, workers: &Handle, undoing: Arc<tokio::sync::Mutex<()>>) {
+    if transaction.rows_written() < ROWS_UNDONE_AT_ONCE {
+        transaction.rollback();
+        return;
+    }
+    let undoing = undoing.blocking_lock_owned();
+    workers.spawn_blocking(move || {
+        transaction.rollback();
+        drop(undoing);
+    });
 }
 
 /// The level that a block's settings ask for.
