@@ -24,7 +24,8 @@
 //!
 //! Nothing is modelled of other statements, of associativity, or of code and stacks.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use hashbrown::HashMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 const LINE_BYTES: f64 = 64.0;
@@ -63,20 +64,26 @@ struct Granule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolId(usize);
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Pool {
     lines: f64,
     /// Touches, oldest first: when, and the logarithm of the share of lines that each left untouched.
     events: VecDeque<(u64, f64)>,
+    /// The sum of these logarithms, and what it is one of: kept, as they are asked for all the time.
+    untouched_ln: f64,
+    untouched: f64,
     resident_bytes: f64,
 }
 
-impl Pool {
-    fn untouched_ln(&self) -> f64 {
-        self.events.iter().map(|(_, ln)| ln).sum()
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool { lines: 0.0, events: VecDeque::new(), untouched_ln: 0.0, untouched: 1.0, resident_bytes: 0.0 }
     }
+}
 
+impl Pool {
     fn push(&mut self, clock: u64, ln: f64) {
+        self.untouched_ln += ln;
         if self.events.len() == EVENTS_MAX
             && let Some((_, oldest)) = self.events.pop_front()
             && let Some((_, next)) = self.events.front_mut()
@@ -86,21 +93,28 @@ impl Pool {
         self.events.push_back((clock, ln));
     }
 
-    fn update(&mut self) {
-        self.resident_bytes = self.lines * LINE_BYTES * (1.0 - self.untouched_ln().exp());
+    /// Returns how many bytes more are resident.
+    fn update(&mut self) -> f64 {
+        let before = self.resident_bytes;
+        self.untouched = self.untouched_ln.exp();
+        self.resident_bytes = self.lines * LINE_BYTES * (1.0 - self.untouched);
+        self.resident_bytes - before
     }
 
-    /// Forgets as much of the oldest touches as leaves `bytes` less resident.
-    fn forget(&mut self, bytes: f64) {
+    /// Forgets as much of the oldest touches as leaves `bytes` less resident. Returns how many more are.
+    fn forget(&mut self, bytes: f64) -> f64 {
         let untouched = 1.0 - (self.resident_bytes - bytes) / (self.lines * LINE_BYTES);
-        let wanted_ln = untouched.min(1.0).ln() - self.untouched_ln();
+        let wanted_ln = untouched.min(1.0).ln() - self.untouched_ln;
         if let Some((_, ln)) = self.events.front_mut() {
             *ln += wanted_ln;
+            self.untouched_ln += wanted_ln;
             if *ln >= 0.0 || ln.is_nan() {
                 self.events.pop_front();
+                // Anew, so that what was rounded away does not add up.
+                self.untouched_ln = self.events.iter().map(|(_, ln)| ln).sum();
             }
         }
-        self.update();
+        self.update()
     }
 }
 
@@ -135,6 +149,8 @@ pub struct Residency {
     oldest: u32,
     units_present: u64,
     pools: Vec<Option<Pool>>,
+    /// Resident, of all pools.
+    pool_bytes: f64,
     blocks: BTreeMap<usize, Block>,
     misses: Vec<Miss>,
 }
@@ -153,6 +169,7 @@ impl Residency {
             oldest: NONE,
             units_present: 0,
             pools: Vec::new(),
+            pool_bytes: 0.0,
             blocks: BTreeMap::new(),
             misses: Vec::new(),
         }
@@ -328,7 +345,7 @@ impl Residency {
             let pools = self.pools.iter_mut().flatten();
             let pool = pools.filter(|pool| !pool.events.is_empty()).min_by_key(|pool| pool.events[0].0);
             match (granule, pool) {
-                (Some(touched), Some(pool)) if pool.events[0].0 < touched => pool.forget(over),
+                (Some(touched), Some(pool)) if pool.events[0].0 < touched => self.pool_bytes += pool.forget(over),
                 (Some(_), _) => {
                     let place = self.oldest;
                     self.unlink(place);
@@ -337,15 +354,14 @@ impl Residency {
                     self.places.remove(&granule.number);
                     self.free.push(place);
                 }
-                (None, Some(pool)) => pool.forget(over),
+                (None, Some(pool)) => self.pool_bytes += pool.forget(over),
                 (None, None) => break,
             }
         }
     }
 
     fn resident_bytes(&self) -> f64 {
-        let pools: f64 = self.pools.iter().flatten().map(|pool| pool.resident_bytes).sum();
-        (self.units_present * self.unit_bytes()) as f64 + pools
+        (self.units_present * self.unit_bytes()) as f64 + self.pool_bytes
     }
 
     /// A pool without lines.
@@ -364,6 +380,8 @@ impl Residency {
         if let Some(pool) = self.pools.get_mut(pool.0) {
             *pool = None;
         }
+        // Anew, so that what was rounded away does not add up.
+        self.pool_bytes = self.pools.iter().flatten().map(|pool| pool.resident_bytes).sum();
     }
 
     /// So many bytes are added to a pool, and filled.
@@ -382,7 +400,7 @@ impl Residency {
             pool.push(clock, (pool.lines / lines).ln().max(ALL_TOUCHED));
         }
         pool.lines = lines;
-        pool.update();
+        self.pool_bytes += pool.update();
         self.evict();
     }
 
@@ -400,10 +418,10 @@ impl Residency {
             }
             let touched = left.min(step).min(pool.lines * LINE_BYTES);
             left -= touched;
-            missed += touched * pool.untouched_ln().exp();
+            missed += touched * pool.untouched;
             let share_left = 1.0 - touched / (pool.lines * LINE_BYTES);
             pool.push(clock, share_left.ln().max(ALL_TOUCHED));
-            pool.update();
+            self.pool_bytes += pool.update();
             self.evict();
         }
         missed
@@ -425,9 +443,9 @@ impl Residency {
             }
             let untouched_ln = -touches / pool.lines;
             // Of the lines that these touches come to, each for the first time, those that are not there.
-            missed += pool.lines * -untouched_ln.exp_m1() * pool.untouched_ln().exp();
+            missed += pool.lines * -untouched_ln.exp_m1() * pool.untouched;
             pool.push(clock, untouched_ln);
-            pool.update();
+            self.pool_bytes += pool.update();
             self.evict();
         }
         missed
