@@ -4,6 +4,7 @@
 //! another location only where the name of a kind and a colon follow, so a path may hold commas; in a list, one that ends in
 //! `*` and digits, or holds a comma and such a name, is written in double quotes with its kind: `"file:/a*3"*1, anon:`.
 
+use crate::topology;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -43,6 +44,17 @@ impl Stripe {
 }
 
 impl Location {
+    /// Whether its memory is farther than the processors' own by what it is: a DAX device, a node without processors, pages of another
+    /// machine. Of several locations, whether any is.
+    pub fn is_far(&self) -> bool {
+        match self {
+            Location::Anon | Location::File(_) => false,
+            Location::Numa(node) => topology::is_memory_alone(*node),
+            Location::Dax(_) | Location::Paged { .. } => true,
+            Location::Striped(stripes) => stripes.iter().any(|stripe| stripe.location.is_far()),
+        }
+    }
+
     /// Memory of this machine that nobody else can name: it takes the size that is asked for, and can be had twice.
     pub fn is_anonymous(&self) -> bool {
         match self {

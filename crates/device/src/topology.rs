@@ -160,6 +160,12 @@ fn processor_count(list: &str) -> u64 {
 }
 
 /// Physical memory and swap, bytes. `None` where it cannot be read.
+/// Whether a node has no processors.
+pub fn is_memory_alone(node: u32) -> bool {
+    let processors = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
+    processors.is_ok_and(|list| list.trim().is_empty())
+}
+
 pub fn memory_total_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     Some(meminfo_bytes(&text, "MemTotal:")? + meminfo_bytes(&text, "SwapTotal:").unwrap_or(0))

@@ -12,6 +12,9 @@ use std::task::{Context, Poll};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_tablespace::Tablespace;
 
+/// Smaller blocks are not worth the question whether there is room: those that are over are few until the next `check`.
+const REQUIRED_BYTES_MIN: usize = 256 << 10;
+
 #[derive(Clone, Debug)]
 pub struct HeapUsage {
     pub tablespace: Arc<Tablespace>,
@@ -170,7 +173,40 @@ impl QueryHeap {
         Ok(())
     }
 
+    /// `check` of this thread's heap, if it is in one, and 53200 where a block of so many bytes finds no room: to be asked before a
+    /// large one is allocated, which the process would give otherwise.
+    pub fn require(bytes: usize) -> Result<()> {
+        let Some(heap) = QueryHeap::current() else { return Ok(()) };
+        heap.check()?;
+        let Some(arena) = heap.arena else { return Ok(()) };
+        if bytes < REQUIRED_BYTES_MIN || bytes as u64 <= heap.available_bytes() {
+            return Ok(());
+        }
+        QueryHeap::outside(|| {
+            // Free extents count as the heap's.
+            arena.purge();
+            if bytes as u64 <= heap.available_bytes() {
+                return Ok(());
+            }
+            Err(heap.refused(arena, bytes as u64))
+        })
+    }
+
+    /// Bytes that this thread's heap can still take, if it is in one.
+    pub fn room_bytes() -> Option<u64> {
+        QueryHeap::current().map(|heap| heap.available_bytes())
+    }
+
+    /// Whether what this thread's heap takes first is far memory.
+    pub fn is_far() -> bool {
+        QueryHeap::current().is_some_and(|heap| heap.tablespaces[0].is_far())
+    }
+
     fn exhausted(&self, arena: &Arena) -> Error {
+        self.refused(arena, arena.overdraft_bytes())
+    }
+
+    fn refused(&self, arena: &Arena, wanted_bytes: u64) -> Error {
         let used: Vec<String> = self
             .tablespaces
             .iter()
@@ -188,7 +224,7 @@ impl QueryHeap {
             .with_detail(format!(
                 "The statement holds {}, and {} more were wanted.{budget}",
                 used.join(" and "),
-                ByteSize(arena.overdraft_bytes())
+                ByteSize(wanted_bytes)
             ))
             .with_hint("Name more tablespaces in temp_tablespaces, make them larger, or raise the statement's budget.")
     }

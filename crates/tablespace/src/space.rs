@@ -266,6 +266,14 @@ impl Tablespace {
         self.pacers.replace(model);
     }
 
+    /// Whether its memory is farther than this machine's own: as it is paced, or by what it lies in.
+    pub fn is_far(&self) -> bool {
+        match self.pacer() {
+            Some(pacer) => pacer.model().read_latency_ns() > pacer.model().local().read_latency_ns,
+            None => self.config().location.is_far(),
+        }
+    }
+
     /// The page table, when the tablespace is paged. A page's owner there is its purpose's number.
     pub fn paged(&self) -> Option<&Paged> {
         self.window.paged()

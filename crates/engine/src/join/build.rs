@@ -96,10 +96,10 @@ impl Sink for BuildSink {
     }
 
     fn finish(&self, round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {
-        if round > 0 {
-            return Ok(Vec::new());
-        }
         let table = &self.0;
+        if round > 0 {
+            return numbered(table, round);
+        }
         let mut bounds = vec![None; table.join.keys.len()];
         let (mut rows, mut keyless, mut owners) = (Vec::new(), Vec::new(), Owners::default());
         let (mut total, mut has_null) = (0, false);
@@ -142,10 +142,34 @@ impl Sink for BuildSink {
         }
         let task = |range| {
             let table = Arc::clone(table);
-            Box::new(move || table.insert(table.built()?, &range)) as Task
+            Box::new(move || match &table.built()?.directory {
+                Directory::Ranked(ranked) => table.add_keys(ranked, &range),
+                _ => table.insert(table.built()?, &range),
+            }) as Task
         };
         Ok(ranges(&rows, TASK_ROWS).into_iter().map(task).collect())
     }
+}
+
+/// Numbers the keys of a ranked directory once all of them are known, and then puts the rows into it.
+fn numbered(table: &Arc<JoinTable>, round: usize) -> Result<Vec<Task>> {
+    let built = table.built()?;
+    let Directory::Ranked(ranked) = &built.directory else { return Ok(Vec::new()) };
+    if round > 1 {
+        return Ok(Vec::new());
+    }
+    let bitmap_bytes = ranked.bytes();
+    let keys = ranked.number(table.observer())?;
+    let rows: usize = built.rows.iter().map(|rows| rows.len()).sum();
+    built.has_duplicates.store(keys < rows, Ordering::Relaxed);
+    let mut touches = table.touches();
+    touches.write(&table.pools.directory, bitmap_bytes);
+    touches.append(&table.pools.directory, ranked.bytes() - bitmap_bytes);
+    let task = |range| {
+        let table = Arc::clone(table);
+        Box::new(move || table.insert(table.built()?, &range)) as Task
+    };
+    Ok(ranges(&built.rows, TASK_ROWS).into_iter().map(task).collect())
 }
 
 impl SinkState for BuildState {

@@ -8,6 +8,7 @@ mod build;
 mod filter;
 mod nested;
 mod probe;
+mod ranked;
 mod residual;
 mod table;
 #[cfg(test)]

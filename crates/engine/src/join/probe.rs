@@ -5,6 +5,7 @@
 //! there are enough for a chunk, so that rows with many matches take no more memory than others.
 
 use super::JoinKind;
+use super::ranked::Ranked;
 use super::table::{ADDRESS, Built, Directory, JoinTable, MATCHED, tag};
 use crate::hash;
 use crate::mask::Mask;
@@ -97,6 +98,8 @@ impl Pairs {
 pub(super) struct Prober {
     pub table: Arc<JoinTable>,
     hashes: Vec<u64>,
+    /// Of a ranked directory.
+    slots: Vec<usize>,
     entries: Vec<u64>,
     candidates: Pairs,
     rest: Pairs,
@@ -117,6 +120,7 @@ impl Prober {
         Prober {
             table: Arc::clone(table),
             hashes: Vec::new(),
+            slots: Vec::new(),
             entries: Vec::new(),
             candidates: Pairs::default(),
             rest: Pairs::default(),
@@ -250,6 +254,14 @@ impl Prober {
                 choose(rows, &self.entries, |_, entry| entry != 0, &mut self.candidates);
                 Ok(())
             }
+            Directory::Ranked(ranked) => {
+                self.rank(ranked, keys[0].as_ints()?, rows)?;
+                let slots = ranked.slots()?;
+                let entry = |place: &usize| slots[*place].load(Ordering::Relaxed);
+                self.entries.extend(self.slots.iter().map(entry));
+                choose(rows, &self.entries, |_, entry| entry != 0, &mut self.candidates);
+                Ok(())
+            }
             Directory::Hash { shift, slots } => {
                 hash::of_columns_into(&keys.iter().collect::<Vec<_>>(), chunk.rows, &mut self.hashes)?;
                 if let Some(rows) = rows {
@@ -273,6 +285,22 @@ impl Prober {
         }
     }
 
+    /// The slots of keys in a ranked directory, of all or of those of some rows.
+    fn rank(&mut self, ranked: &Ranked, keys: &[i64], rows: Option<&[u32]>) -> Result<()> {
+        let directory = &self.table.pools.directory;
+        let slots = ranked.slots()?;
+        self.touches.look_up(directory, keys.iter().map(|key| ranked.address(*key)), 16, false);
+        self.slots.clear();
+        match rows {
+            None => self.slots.extend(keys.iter().map(|key| ranked.place(*key, slots))),
+            Some(rows) => self.slots.extend(rows.iter().map(|row| ranked.place(keys[*row as usize], slots))),
+        }
+        // Those that are no keys all come to the last.
+        let address = |place: &usize| if place + 1 < slots.len() { 64 + *place as u64 * 8 } else { 0 };
+        self.touches.look_up(directory, self.slots.iter().map(address), 8, false);
+        Ok(())
+    }
+
     /// Which of some pairs have equal keys, into `keep`.
     fn compare(&mut self, built: &Built, keys: &[Vector], pairs: &Pairs) -> Result<()> {
         self.keep.clear();
@@ -280,7 +308,7 @@ impl Prober {
         if built.looks_at_rows() {
             self.touch_rows(&pairs.stored);
         }
-        if let Directory::Dense { .. } = built.directory {
+        if let Directory::Dense { .. } | Directory::Ranked(_) = built.directory {
             return Ok(());
         }
         for ((key, field), values) in self.table.join.keys.iter().zip(&self.table.key_fields).zip(keys) {
@@ -319,6 +347,14 @@ impl Prober {
                 // SAFETY: words have addresses of rows, or 0.
                 unsafe { RowPtr::from_address(slot.map_or(0, |slot| slot.load(Ordering::Relaxed))) }
             }));
+            return Ok(());
+        }
+        if let (Directory::Ranked(ranked), Values::Int(keys), None) = (&built.directory, &keys[0].values, keyed) {
+            self.rank(ranked, keys, None)?;
+            let slots = ranked.slots()?;
+            // SAFETY: words have addresses of rows, or 0.
+            let row = |place: &usize| unsafe { RowPtr::from_address(slots[*place].load(Ordering::Relaxed)) };
+            self.found.extend(self.slots.iter().map(row));
             return Ok(());
         }
         self.found.resize(chunk.rows, RowPtr::NONE);

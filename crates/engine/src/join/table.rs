@@ -5,6 +5,7 @@
 //! * **Bitmap**: whether a row of the probe side matches is all that is asked, and the one key is an integer of a
 //!   narrow range: a bit a value, and no rows at all.
 //! * **Dense**: one integer key of a narrow range: the address of a row by the key's value.
+//! * **Ranked**: one integer key of a wider range: the address of a row by how many keys are less ([`super::ranked`]).
 //! * **Hash**: entries of eight bytes, each 48 bits of a row's address and 16 bits that tell which hashes are in its
 //!   list, so that most keys without a match end there (Leis et al., "Morsel-Driven Parallelism", SIGMOD 2014, section
 //!   4.2; several bits a hash as in Birler et al., "Simple, Efficient, and Robust Hash Tables for Join Processing",
@@ -15,6 +16,7 @@
 
 use super::Join;
 use super::filter::KeyFilter;
+use super::ranked::Ranked;
 use super::residual::Residual;
 use super::words::Words;
 use crate::hash;
@@ -25,7 +27,7 @@ use crate::text::Owners;
 use crate::touch::{Meter, Pool, Touches};
 use crate::types::Class;
 use crate::vector::{Values, Vector};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result};
 use tidepool_heap::QueryHeap;
@@ -40,13 +42,29 @@ const INSERT_ROWS: usize = 512;
 
 const LINE_BYTES: usize = 64;
 
-/// Words of a dense directory, for each of the rows.
-const DENSE_WORDS_PER_ROW: u64 = 8;
-/// A directory of so many words is narrow for any number of rows.
+/// A dense directory of so many words is small for any number of rows.
 const DENSE_WORDS_MIN: u64 = 16 << 10;
 /// Bits of a bitmap, for each of the rows: as much memory as a hash directory takes.
 const BITMAP_BITS_PER_ROW: u64 = 128;
 const BITMAP_BITS_MIN: u64 = 1 << 18;
+/// Values of a ranked directory, for each of the rows: as much memory as a hash directory takes.
+const RANKED_VALUES_PER_ROW: u64 = 64;
+
+/// What is narrow for an integer key.
+#[derive(Clone, Copy, Debug)]
+pub struct Narrow {
+    /// Words of a dense directory, for each of the rows.
+    pub dense_words_per_row: u64,
+    pub dense_words_min: u64,
+}
+
+impl Narrow {
+    /// In near memory a dense directory's one look is worth its size; in far memory what is small is looked up in the cache.
+    fn of_heap() -> Narrow {
+        let dense_words_per_row = if QueryHeap::is_far() { 1 } else { 8 };
+        Narrow { dense_words_per_row, dense_words_min: DENSE_WORDS_MIN }
+    }
+}
 
 /// The bits that tell that a hash is in an entry's list. They are not among those that choose the entry.
 #[inline(always)]
@@ -62,6 +80,7 @@ pub enum Variant {
     Nested,
     Bitmap,
     Dense,
+    Ranked,
     Hash,
 }
 
@@ -79,6 +98,7 @@ pub enum Directory {
         min: i64,
         slots: Words,
     },
+    Ranked(Ranked),
     /// Word `hash >> shift`.
     Hash {
         shift: u32,
@@ -111,6 +131,7 @@ impl Directory {
             Directory::Bitmap { bits: words, .. }
             | Directory::Dense { slots: words, .. }
             | Directory::Hash { slots: words, .. } => words.len() * 8,
+            Directory::Ranked(ranked) => ranked.bytes(),
         }
     }
 }
@@ -119,7 +140,7 @@ impl Built {
     /// Whether rows are read to find out which of them a key has.
     pub fn looks_at_rows(&self) -> bool {
         match self.directory {
-            Directory::Dense { .. } => self.has_duplicates.load(Ordering::Relaxed),
+            Directory::Dense { .. } | Directory::Ranked(_) => self.has_duplicates.load(Ordering::Relaxed),
             Directory::Hash { .. } => true,
             Directory::Empty | Directory::Nested | Directory::Bitmap { .. } => false,
         }
@@ -147,6 +168,8 @@ pub struct JoinTable {
     pub(super) interruption: Arc<dyn Interruption>,
     built: OnceLock<Built>,
     meter: Meter,
+    /// `None`: as the heap has it in which the table is built.
+    narrow: Option<Narrow>,
     pub(super) pools: Pools,
     /// For an anti join of the build side that is aware of NULL: a row of the probe side came; one with NULL did.
     pub(super) probe_came: AtomicBool,
@@ -194,6 +217,15 @@ impl JoinTable {
 
     /// As above, with an account of what it touches.
     pub fn metered(join: Join, interruption: Arc<dyn Interruption>, meter: Meter) -> Result<Arc<JoinTable>> {
+        JoinTable::narrow(join, interruption, meter, None)
+    }
+
+    pub(super) fn narrow(
+        join: Join,
+        interruption: Arc<dyn Interruption>,
+        meter: Meter,
+        narrow: Option<Narrow>,
+    ) -> Result<Arc<JoinTable>> {
         join.check()?;
         let stored = join.stored();
         let field_of = |column: &usize| stored.iter().position(|stored| stored == column).unwrap_or(usize::MAX);
@@ -219,6 +251,7 @@ impl JoinTable {
             built: OnceLock::new(),
             pools: Pools { rows: meter.pool(), directory: meter.pool(), filters: meter.pool() },
             meter,
+            narrow,
             probe_came: AtomicBool::new(false),
             probe_null_came: AtomicBool::new(false),
         }))
@@ -235,6 +268,7 @@ impl JoinTable {
             Directory::Nested => Variant::Nested,
             Directory::Bitmap { .. } => Variant::Bitmap,
             Directory::Dense { .. } => Variant::Dense,
+            Directory::Ranked(_) => Variant::Ranked,
             Directory::Hash { .. } => Variant::Hash,
         })
     }
@@ -306,8 +340,12 @@ impl JoinTable {
             if self.is_set() && last < (rows.saturating_mul(BITMAP_BITS_PER_ROW)).max(BITMAP_BITS_MIN) {
                 return Ok(Directory::Bitmap { min, bits: Words::new(last as usize / 64 + 1, observer)? });
             }
-            if last < (rows.saturating_mul(DENSE_WORDS_PER_ROW)).max(DENSE_WORDS_MIN) {
+            let narrow = self.narrow.unwrap_or_else(Narrow::of_heap);
+            if last < (rows.saturating_mul(narrow.dense_words_per_row)).max(narrow.dense_words_min) {
                 return Ok(Directory::Dense { min, slots: Words::new(last as usize + 1, observer)? });
+            }
+            if last < rows.saturating_mul(RANKED_VALUES_PER_ROW) {
+                return Ok(Directory::Ranked(Ranked::new(min, last, observer)?));
             }
         }
         let slots = (rows * 2).next_power_of_two().max(64);
@@ -324,6 +362,10 @@ impl JoinTable {
                 format!("bitmap of keys {keys}, as all that is asked of one narrow integer is whether it is there")
             }
             Directory::Dense { .. } => format!("array of rows by key {keys}, as the key is one narrow integer"),
+            Directory::Ranked(ranked) => {
+                let why = if QueryHeap::is_far() { ", which is small where memory is far" } else { "" };
+                format!("array of {rows} rows by the rank of keys {keys} in a bitmap of {}{why}", ranked.values())
+            }
             Directory::Hash { slots, .. } => {
                 let why = match &self.join.keys[..] {
                     [key] if key.nulls_equal => "NULL equals NULL".to_owned(),
@@ -347,7 +389,7 @@ impl JoinTable {
         // Loaded for nothing but that the directory's lines are there when they are changed: changes wait for one
         // another, loads do not.
         let mut entries: Vec<u64> = Vec::with_capacity(INSERT_ROWS);
-        let mut places = Vec::new();
+        let (mut places, mut slot_places) = (Vec::new(), Vec::new());
         let mut all = range.pointers();
         loop {
             pointers.clear();
@@ -376,30 +418,19 @@ impl JoinTable {
                     }
                 }
                 Directory::Dense { min, slots } => {
-                    let keys = ints(&int_key)?;
-                    let entry = |key: &i64| slots[key.wrapping_sub(*min) as usize].load(Ordering::Relaxed);
-                    entries.clear();
-                    entries.extend(keys.iter().map(entry));
-                    let address = |key: &i64| 64 + key.wrapping_sub(*min) as u64 * 8;
-                    touches.look_up(&self.pools.directory, keys.iter().map(address), 8, true);
+                    slot_places.clear();
+                    slot_places.extend(ints(&int_key)?.iter().map(|key| key.wrapping_sub(*min) as usize));
                     touches.write(&self.pools.rows, pointers.len() * width.min(LINE_BYTES));
-                    let mut has_duplicates = false;
-                    for (key, row) in keys.iter().zip(&pointers) {
-                        let slot = &slots[key.wrapping_sub(*min) as usize];
-                        let mut old = slot.load(Ordering::Acquire);
-                        loop {
-                            has_duplicates |= old != 0;
-                            // SAFETY: the range has the row, and its header is used as shared everywhere.
-                            unsafe { row.header() }.store(old, Ordering::Relaxed);
-                            match slot.compare_exchange_weak(old, row.address(), Ordering::AcqRel, Ordering::Acquire) {
-                                Ok(_) => break,
-                                Err(now) => old = now,
-                            }
-                        }
-                    }
-                    if has_duplicates {
-                        built.has_duplicates.store(true, Ordering::Relaxed);
-                    }
+                    self.insert_at(built, slots, &slot_places, &pointers, &mut entries, &mut touches);
+                }
+                Directory::Ranked(ranked) => {
+                    let (keys, slots) = (ints(&int_key)?, ranked.slots()?);
+                    let address = |key: &i64| ranked.address(*key);
+                    touches.look_up(&self.pools.directory, keys.iter().map(address), 16, false);
+                    slot_places.clear();
+                    slot_places.extend(keys.iter().map(|key| ranked.place(*key, slots)));
+                    touches.write(&self.pools.rows, pointers.len() * width.min(LINE_BYTES));
+                    self.insert_at(built, slots, &slot_places, &pointers, &mut entries, &mut touches);
                 }
                 Directory::Hash { shift, slots } => {
                     let hashes: Vec<u64> = match &int_key {
@@ -429,8 +460,57 @@ impl JoinTable {
         }
     }
 
+    /// Each row into the list of the slot of its key.
+    fn insert_at(
+        &self,
+        built: &Built,
+        slots: &[AtomicU64],
+        places: &[usize],
+        rows: &[RowPtr],
+        entries: &mut Vec<u64>,
+        touches: &mut Touches,
+    ) {
+        entries.clear();
+        entries.extend(places.iter().map(|place| slots[*place].load(Ordering::Relaxed)));
+        touches.look_up(&self.pools.directory, places.iter().map(|place| 64 + *place as u64 * 8), 8, true);
+        let mut has_duplicates = false;
+        for (place, row) in places.iter().zip(rows) {
+            let slot = &slots[*place];
+            let mut old = slot.load(Ordering::Acquire);
+            loop {
+                has_duplicates |= old != 0;
+                // SAFETY: the range has the row, and its header is used as shared everywhere.
+                unsafe { row.header() }.store(old, Ordering::Relaxed);
+                match slot.compare_exchange_weak(old, row.address(), Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => break,
+                    Err(now) => old = now,
+                }
+            }
+        }
+        if has_duplicates {
+            built.has_duplicates.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes the keys of rows in a ranked directory, before they are numbered.
+    pub(super) fn add_keys(&self, ranked: &Ranked, range: &Range) -> Result<()> {
+        let mut touches = self.touches();
+        let Some(field) = self.int_key() else { return Err(Error::internal("ranks of keys that are no integers")) };
+        let owners = Owners::default();
+        let all: Vec<RowPtr> = range.pointers().collect();
+        for rows in all.chunks(INSERT_ROWS) {
+            // SAFETY: the range has the rows, of this layout, nobody writes their columns, and integers lie in them.
+            let keys = unsafe { self.layout.gather(field, rows, &owners) };
+            let keys = keys.as_ints()?;
+            touches.read(&self.pools.rows, rows.len() * self.layout.width());
+            touches.look_up(&self.pools.directory, keys.iter().map(|key| ranked.address(*key)), 16, true);
+            keys.iter().for_each(|key| ranked.add(*key));
+        }
+        Ok(())
+    }
+
     /// Into an entry's list, unless its key is there and once is enough.
-    fn insert_hashed(&self, built: &Built, slot: &std::sync::atomic::AtomicU64, hash: u64, row: RowPtr) {
+    fn insert_hashed(&self, built: &Built, slot: &AtomicU64, hash: u64, row: RowPtr) {
         let tag = tag(hash);
         let mut old = slot.load(Ordering::Acquire);
         // Rows up to this one were looked at.

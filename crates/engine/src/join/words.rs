@@ -30,15 +30,12 @@ impl Words {
     pub fn new(len: usize, observer: &Observer) -> Result<Words> {
         let refused = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory");
         let layout = layout(len).ok_or_else(refused)?;
+        QueryHeap::require(layout.size())?;
         // SAFETY: the layout has bytes.
         let first = unsafe { std::alloc::alloc_zeroed(layout) };
         let first = NonNull::new(first.cast::<AtomicU64>()).ok_or_else(refused)?;
         let hold = observer.hold(first.as_ptr().addr(), layout.size());
-        let words = Words { first, len, _hold: hold };
-        if let Some(heap) = QueryHeap::current() {
-            heap.check()?;
-        }
-        Ok(words)
+        Ok(Words { first, len, _hold: hold })
     }
 }
 

@@ -8,6 +8,7 @@ use crate::mask::Mask;
 use crate::pipeline::{Next, Operator, Pipeline, Reader, Sink, SinkState, Source, Task, states_of};
 use crate::run::{Interruption, Run};
 use crate::schedule::Workers;
+use crate::touch::Meter;
 use crate::vector::{CHUNK_ROWS, Chunk, Values, Vector};
 use arrow_array::{ArrayRef, BooleanArray, Decimal128Array, Float64Array, Int64Array, StringViewArray};
 use std::any::Any;
@@ -480,7 +481,10 @@ fn pairs_are_those_that_match() {
                         key.nulls_equal = true;
                     }
                     let wanted = expected(&join, forms.len(), &probe, &build);
-                    let table = JoinTable::new(join.clone(), Arc::new(Never)).unwrap();
+                    // Tables of few rows would all be dense.
+                    let none_is_dense = table::Narrow { dense_words_per_row: 0, dense_words_min: 0 };
+                    let narrow = (random.below(2) > 0).then_some(none_is_dense);
+                    let table = JoinTable::narrow(join.clone(), Arc::new(Never), Meter::default(), narrow).unwrap();
                     let (b, p) = (build.chunks(&mut random, 70), probe.chunks(&mut random, 70));
                     let chunks =
                         if random.below(4) > 0 { by_hand(&table, b, p) } else { by_run(&workers, &table, b, p) };
@@ -492,7 +496,11 @@ fn pairs_are_those_that_match() {
             }
         }
     }
-    assert_eq!(variants.keys().collect::<Vec<_>>(), ["Bitmap", "Dense", "Empty", "Hash", "Nested"], "{variants:?}");
+    assert_eq!(
+        variants.keys().collect::<Vec<_>>(),
+        ["Bitmap", "Dense", "Empty", "Hash", "Nested", "Ranked"],
+        "{variants:?}"
+    );
 }
 
 /// No filter drops a row that matches.
