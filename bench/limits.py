@@ -4,14 +4,13 @@
 Each query of TPC-H and of burst/queries.sql, and some that a batch of rows keeps busy for long, is run and cancelled at moments spread over its run time;
 measured is the time from the cancel to the error at the client, over PostgreSQL's protocol.
 
-Then those of them that end by themselves run with budgets (`tidepool.statement_memory`) of parts of what they need. What one was given before it was refused
-is said in the error's detail, and is held against the budget; one that runs must have kept to it.
+Then those of them that end by themselves run with budgets (`tidepool.statement_memory`) of parts of what they need. The most that each held at any time is held against its
+budget, whether it ran or was refused.
 
 Needs a built Tidepool (`cargo build --release`) and bench/requirements.txt.
 """
 
 import argparse
-import re
 import sys
 import tempfile
 import threading
@@ -28,7 +27,6 @@ OVERDRAFT_LIMIT = 0.01
 BUDGETS = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
 # The least budget that is looked at: below it a batch of rows is more than a hundredth.
 BUDGET_BYTES_MIN = 64 << 20
-UNITS = {"B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 # By what is long about them. Some would run for hours.
 LONG = {
     "cross join": "SELECT count(*) FROM orders a, orders b WHERE a.o_totalprice + b.o_totalprice < 0",
@@ -103,12 +101,6 @@ def heap_peak(cursor, sql):
     return int(cursor.fetchone()[0])
 
 
-def wanted(error):
-    """The bytes that a refused statement had been given beyond its budget."""
-    number, unit = re.search(r"and ([0-9.]+) (B|kB|MB|GB|TB) more were wanted", error.diag.message_detail).groups()
-    return float(number) * UNITS[unit]
-
-
 def overdrafts(engine, chosen, options):
     """(share of the budget that was taken beyond it, name, need, budget, whether it ran) of each query and budget, the largest share first."""
     connection = engine.server.connect()
@@ -126,9 +118,10 @@ def overdrafts(engine, chosen, options):
             cursor.execute(f"SET tidepool.statement_memory = '{budget}B'")
             try:
                 cursor.execute(sql)
-                beyond, ran = max(0, heap_peak(cursor, sql) - budget), True
-            except psycopg2.errors.OutOfMemory as error:
-                beyond, ran = wanted(error), False
+                ran = True
+            except psycopg2.errors.OutOfMemory:
+                ran = False
+            beyond = max(0, heap_peak(cursor, sql) - budget)
             rows.append((beyond / budget, name, need, budget, ran))
             print(f"{name}: needs {need >> 20} MB, budget {budget >> 20} MB, {'ran' if ran else 'refused'}, {beyond / budget:.2%} beyond", file=sys.stderr, flush=True)
     connection.close()

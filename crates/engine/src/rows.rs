@@ -14,6 +14,7 @@ use arrow_buffer::Buffer;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tidepool_base::{Error, Result};
+use tidepool_heap::QueryHeap;
 
 /// The address of a row; null for one that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -497,6 +498,8 @@ pub struct Rows {
 
 const BLOCK_BYTES_MIN: usize = 16 << 10;
 const BLOCK_BYTES_MAX: usize = 1 << 20;
+/// A block takes no more of the room that the heap has than one in so many.
+const ROOM_SHARE: u64 = 256;
 
 impl Rows {
     pub fn new(layout: Arc<RowLayout>) -> Rows {
@@ -541,9 +544,11 @@ impl Rows {
     fn room(&mut self, count: usize) -> (*mut u8, usize) {
         let width = self.layout.width.max(1);
         if self.blocks.last().is_none_or(|block| block.bytes / width == block.rows) {
-            let bytes = (self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes) * 2)
-                .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
-                .max(width * 16);
+            let last = self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes);
+            // What turns out to be too much is a small part of what there is.
+            let room = QueryHeap::room_bytes().map_or(BLOCK_BYTES_MAX, |room| (room / ROOM_SHARE) as usize);
+            let most = room.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
+            let bytes = (last * 2).clamp(BLOCK_BYTES_MIN, most).max(width * 16);
             self.blocks.push(Block::new(bytes, &self.texts.observer));
         }
         let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };

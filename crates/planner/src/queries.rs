@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_base::StatementId;
 use tidepool_database::AccessLog;
-use tidepool_heap::QueryHeap;
+use tidepool_heap::{HeapUsage, QueryHeap};
 use tidepool_table::{TableScan, TablespaceRead};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +138,14 @@ impl QueryInfo {
 }
 
 fn heap_bytes(heap: &QueryHeap) -> Vec<(String, u64, u64)> {
-    heap.usage().into_iter().map(|usage| (usage.tablespace.name().to_owned(), usage.bytes, usage.bytes_peak)).collect()
+    let row = |usage: HeapUsage| (usage.tablespace.name().to_owned(), usage.bytes, usage.bytes_peak);
+    let mut rows: Vec<_> = heap.usage().into_iter().map(row).collect();
+    // What the process gave counts as the last one's, which lacked it.
+    if let Some((_, bytes, peak)) = rows.last_mut() {
+        *bytes += heap.overdraft_bytes();
+        *peak += heap.overdraft_bytes();
+    }
+    rows
 }
 
 fn add_scan(reads: &mut Vec<TablespaceRead>, scan: &TableScan) {

@@ -7,6 +7,7 @@ use crate::rows::{RowPtr, Rows};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
 use tidepool_base::{Error, Result};
+use tidepool_heap::QueryHeap;
 
 /// Most numbers that there may be, whatever the rows.
 const NUMBERS_FEW: usize = 1 << 16;
@@ -97,9 +98,10 @@ pub(super) struct DirectTable {
 }
 
 impl DirectTable {
-    pub fn new(numbering: &Numbering, rows: Rows, observer: &Observer) -> DirectTable {
+    pub fn new(numbering: &Numbering, rows: Rows, observer: &Observer) -> Result<DirectTable> {
+        QueryHeap::require(numbering.size * size_of::<RowPtr>())?;
         let groups = vec![RowPtr::NONE; numbering.size];
-        DirectTable { numbering: numbering.clone(), _hold: observer.hold_vec(&groups), groups, rows }
+        Ok(DirectTable { numbering: numbering.clone(), _hold: observer.hold_vec(&groups), groups, rows })
     }
 
     /// Makes rows for numbers that have none. `columns`: the keys first.

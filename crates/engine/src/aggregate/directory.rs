@@ -78,17 +78,18 @@ impl Directory {
 
     /// With room for half as many rows, so that it grows once at most.
     pub fn for_rows(rows: usize, observer: &Observer) -> Result<Directory> {
-        check_heap()?;
         let mut directory = Directory::new(observer);
-        directory.set_entries(rows.next_power_of_two().max(ENTRIES_MIN));
+        directory.set_entries(rows.next_power_of_two().max(ENTRIES_MIN))?;
         Ok(directory)
     }
 
     /// So many, which are of no rows. Those that there were are gone before.
-    fn set_entries(&mut self, entries: usize) {
+    fn set_entries(&mut self, entries: usize) -> Result<()> {
         (self.entries, self.hold) = Default::default();
+        QueryHeap::require(entries * 8)?;
         self.entries = vec![0; entries];
         self.hold = self.observer.hold_vec(&self.entries);
+        Ok(())
     }
 
     pub fn bytes(&self) -> usize {
@@ -135,8 +136,7 @@ impl Directory {
         if wanted > 1 << 32 {
             return Err(Error::unsupported("more than 2^31 groups of one partition"));
         }
-        check_heap()?;
-        self.set_entries(wanted);
+        self.set_entries(wanted)?;
         if self.count == 0 {
             return Ok(());
         }

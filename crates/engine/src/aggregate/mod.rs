@@ -95,7 +95,7 @@ impl AggregateSink {
 
 impl Sink for AggregateSink {
     fn worker(&self) -> Result<Box<dyn SinkState>> {
-        Ok(Box::new(Worker::new(&self.0.plan)))
+        Ok(Box::new(Worker::new(&self.0.plan)?))
     }
 
     fn finish(&self, _round: usize, states: &mut Vec<Box<dyn SinkState>>) -> Result<Vec<Task>> {

@@ -49,7 +49,7 @@ fn taken(take: &Take, chunk: &Chunk) -> Result<Option<Mask>> {
 }
 
 impl Worker {
-    pub fn new(plan: &Arc<Plan>) -> Worker {
+    pub fn new(plan: &Arc<Plan>) -> Result<Worker> {
         let table = |layout, keys| LocalTable::new(layout, keys, plan.limits, &plan.meter);
         let observer = plan.meter.observer();
         let groups = match &plan.lookup {
@@ -58,12 +58,12 @@ impl Worker {
                 rows.reserve(1, &mut made);
                 Groups::One(rows, made[0])
             }
-            Lookup::Direct(numbering) => Groups::Direct(DirectTable::new(numbering, plan.rows(), observer)),
+            Lookup::Direct(numbering) => Groups::Direct(DirectTable::new(numbering, plan.rows(), observer)?),
             Lookup::Hashed => Groups::Hashed(Box::new(table(&plan.layout, plan.keys.len()))),
         };
         let sets = plan.sets.iter().map(|set| table(&set.layout, plan.keys.len() + 1)).collect();
         let ordered = plan.finds_order.then(|| OrderedRows::new(plan.rows()));
-        Worker {
+        Ok(Worker {
             plan: Arc::clone(plan),
             groups,
             ordered,
@@ -71,7 +71,7 @@ impl Worker {
             texts: TextStore::new(observer),
             found: Vec::new(),
             touches: plan.meter.touches(),
-        }
+        })
     }
 
     fn aggregate(&mut self, chunk: &Chunk) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::mask::Mask;
 use crate::vector::{Values, Vector};
 use arrow_array::{Array, UInt32Array};
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::QueryHeap;
 
 /// Where there is no row. No segment has so many.
 pub(super) const NONE: u32 = u32::MAX;
@@ -18,6 +19,8 @@ pub(super) fn evaluate(window: &Window, segment: &Segment, checks: &Checks) -> R
     let mut columns = Vec::with_capacity(window.functions.len());
     for call in &window.functions {
         checks.check()?;
+        // A value of each row, and what it is made of.
+        QueryHeap::require(segment.layout.rows as usize * 16)?;
         let place = match call.own_frame() {
             None => None,
             Some(frame) => Some(match frames.iter().position(|(known, _)| *known == frame) {
