@@ -225,3 +225,31 @@ async fn what_occurs_twice_is_computed_once() {
     let narrowed = plan.iter().filter(|line| line.contains("Keys in Scan")).count();
     assert!(narrowed >= 2 && !plan.iter().any(|line| line.contains("$rows")), "{plan:#?}");
 }
+
+#[tokio::test]
+async fn groups_are_made_below_a_join_where_they_are_few() {
+    let (_server, client) = filled("near").await;
+    let names = "CREATE TABLE names AS SELECT i AS weekday, 'day ' || i AS name FROM generate_series(0, 6) AS s(i)";
+    client.batch_execute(names).await.unwrap();
+    let plan = |join: &'static str| {
+        let client = &client;
+        async move {
+            let query = format!("SELECT name, count(*), sum(hash) FROM big JOIN names ON {join} GROUP BY name");
+            analyzed(client, &query).await
+        }
+    };
+    let joined_rows = |plan: &[String]| {
+        let line = plan.iter().find(|line| line.contains("Inner join")).cloned().unwrap();
+        let rows = line.rsplit("rows=").next().and_then(|rest| rest.trim_end_matches(')').parse::<u64>().ok());
+        rows.unwrap_or_else(|| panic!("{line}"))
+    };
+    let few = plan("big.weekday = names.weekday").await;
+    assert_eq!(
+        (joined_rows(&few), few.iter().filter(|line| line.contains("Aggregate by")).count()),
+        (7, 2),
+        "{few:#?}"
+    );
+    // Each row has a key of its own.
+    let many = plan("big.id = names.weekday").await;
+    assert_eq!(many.iter().filter(|line| line.contains("Aggregate by")).count(), 1, "{many:#?}");
+}

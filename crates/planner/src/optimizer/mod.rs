@@ -1,7 +1,8 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
-//! and how each join is spread over threads ([`join_mode`]).
+//! aggregation below joins ([`eager`]), and how each join is spread over threads ([`join_mode`]).
 
 mod disjunctions;
+mod eager;
 pub mod estimate;
 mod join_graph;
 mod join_mode;
@@ -29,6 +30,7 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let after_filters =
         rules.iter().position(|rule| rule.name() == "push_down_filter").map_or(rules.len(), |index| index + 1);
     rules.insert(after_filters, Arc::new(join_order::JoinOrder));
+    rules.insert(after_filters + 1, Arc::new(eager::EagerAggregation));
 
     let mut physical_rules = PhysicalOptimizer::new().rules;
     for rule in &mut physical_rules {
