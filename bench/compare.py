@@ -183,7 +183,9 @@ def scaling_part(options, workload, by_count):
     ratios = {engine: ratio(engine, ran[engine]) for engine in engines}
     rows.append([report.bold("ratio"), *(report.bold(report.times(ratios[engine])) for engine in engines)])
     text = [f"How many times as fast each query is on {options.threads} threads as on one.", "", *report.table(["", *(TITLES[engine] for engine in engines)], rows)]
-    beside = ", ".join(f"{TITLES[peer]} {report.times(ratios[peer])}" for peer in PEERS)
+    own = machine.scaling(options.threads)
+    text += [f"Processes that do nothing but count get {report.times(own)} times as far on {options.threads} of this machine's processors as on one.", ""]
+    beside = ", ".join([*(f"{TITLES[peer]} {report.times(ratios[peer])}" for peer in PEERS), f"counting {report.times(own)}"])
     return Part("scaling", f"Scaling from 1 to {options.threads} threads, {workload.title}", text, {SCALING: (ratios["tidepool"], beside)},
                 report.faults(one) + report.faults(all_threads), {str(count): comparison.summary() for count, comparison in by_count.items()})
 
