@@ -221,10 +221,10 @@ def far(options):
     measure.say(f"Far memory, TPC-H at scale factor {sf:g}")
     placements = tidepool.placements(options.tidepool, sf, options.threads, max(options.repeat * options.rounds, 5), [FPGA, ASIC], FAR_STREAMS)
     near = next(one for one in placements if one["name"] == "both-near")
-    yield far_part(sf, near, [one for one in placements if one is not near])
+    yield far_part(sf, options.threads, near, [one for one in placements if one is not near])
 
 
-def far_part(sf, near, placements):
+def far_part(sf, threads, near, placements):
     names = [query["name"] for query in near["queries"]]
     titles = [f"{one['title']}, {one['profile']}" for one in placements]
 
@@ -232,13 +232,14 @@ def far_part(sf, near, placements):
         return one["queries"][index]["median_ms"] or math.nan
 
     def stall(query):
-        return query["facts"]["heap_stall_ms"] + sum(scan["stall_ms"] for scan in query["facts"]["scans"])
+        return query["heap_stall_ms"] + sum(scan["stall_ms"] for scan in query["scans"])
 
     rows, figures = [], {}
     for index, name in enumerate(names):
         rows.append([name.upper(), f"{median(near, index):.1f}", *(f"{median(one, index) / median(near, index):.2f} ({stall(one['queries'][index]):.1f})" for one in placements)])
     ratios = [report.geometric_mean_or_none([median(one, index) / median(near, index) for index in range(len(names))]) for one in placements]
     rows.append([report.bold("geometric mean"), "", *(report.bold(f"{ratio:.3f}") for ratio in ratios)])
+    rows.append(["the same of near and stalls alone", "", *(f"{report.geometric_mean_or_none([1 + stall(one['queries'][index]) / threads / median(near, index) for index in range(len(names))]):.3f}" for one in placements)])
     rates = [one["throughput"]["queries_per_hour"] / 3600 for one in [near, *placements]]
     rows.append([f"queries a second, {FAR_STREAMS} streams", *(f"{rate:.1f}" for rate in rates)])
     for one, ratio, rate in zip(placements, ratios, rates[1:]):
@@ -246,7 +247,8 @@ def far_part(sf, near, placements):
         figures[loss(one["profile"], one["title"])] = (1 - rate / rates[0], "")
     faults = sorted({f"* TPC-H, {one['title']}: {query['name'].upper()}: {report.cell(str(query['answer']))}" for one in [near, *placements] for query in one["queries"]
                      if query["answer"]["answer"] in ("error", "wrong")})
-    text = ["Milliseconds with tables and query heap near, then time by placement divided by it, and the stalls that pacing accounted to one run, over all threads, ms.", "",
+    text = ["Milliseconds with tables and query heap near, then time by placement divided by it, and the stalls that pacing accounted to one run, over all threads, ms. "
+            "What the clock has beyond the stalls is noise, and the work of keeping the heap's account, which a device would not have (docs/pacing.md).", "",
             *report.table(["", "Both DRAM, ms", *titles], rows)]
     return Part("far", f"Far memory, TPC-H at scale factor {sf:g}", text, figures, faults, {one["title"] + " " + str(one["profile"]): one for one in [near, *placements]})
 
@@ -363,10 +365,13 @@ def arguments():
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare", help="folder for generated rows")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "comparison.md")
     parser.add_argument("--json", type=Path, help="write everything measured")
+    parser.add_argument("--resume", action="store_true", help="go on with the parts that --json's file lacks")
     options = parser.parse_args()
     unknown = set(options.only) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if options.resume and not options.json:
+        parser.error("what is to be resumed is --json's to say")
     if "scaling" in options.only and options.threads < 2:
         parser.error("scaling needs two threads at least")
     return options
@@ -377,8 +382,11 @@ def main():
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # As an interrupt: what it started is ended with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    parts = []
+    parts = resumed(options) if options.resume else []
+    known = {part.name for part in parts}
     for name in options.only:
+        if name in known:
+            continue
         for part in PARTS[name](options):
             parts.append(part)
             # After each part, so that a run that is interrupted leaves what it has.
@@ -390,7 +398,18 @@ def main():
 def save(options, parts):
     options.out.write_text(written(options, parts))
     if options.json:
-        options.json.write_text(json.dumps({"command": command(options), "machine": machine.describe(), "parts": {part.title: part.raw for part in parts}}, indent=1))
+        summary = {"command": command(options), "machine": machine.describe(), "parts": [dataclasses.asdict(part) for part in parts]}
+        options.json.write_text(json.dumps(summary, indent=1))
+
+
+def resumed(options):
+    """The parts that an interrupted run of the same command left."""
+    if not options.json.exists():
+        return []
+    summary = json.loads(options.json.read_text())
+    if (summary["command"], summary["machine"]) != (command(options), machine.describe()):
+        sys.exit(f"{options.json} is of another command or machine")
+    return [Part(**part) for part in summary["parts"]]
 
 
 if __name__ == "__main__":

@@ -106,6 +106,11 @@ impl SessionShared {
         self.requested_settings.lock().push((name, value, local));
     }
 
+    /// What ends the statement that runs. Gone when the statement is.
+    pub(crate) fn interrupt(&self) -> Weak<Interrupt> {
+        self.running.lock().clone()
+    }
+
     pub(crate) fn cancel(&self) {
         if let Some(interrupt) = self.running.lock().upgrade() {
             interrupt.cancel();

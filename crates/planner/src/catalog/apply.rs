@@ -9,6 +9,7 @@
 
 use super::value::{Value, value_at};
 use crate::facts::SessionFacts;
+use crate::interrupt::Interrupt;
 use crate::planner::WORKER_STACK_BYTES;
 use datafusion::arrow::array::{Array, ArrayRef, BooleanArray, new_null_array};
 use datafusion::arrow::compute::concat;
@@ -30,8 +31,8 @@ use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 use datafusion::physical_plan::collect;
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use tidepool_base::{Error, SqlState};
 use tidepool_heap::QueryHeap;
 use tokio::runtime::Runtime;
@@ -262,13 +263,15 @@ impl ScalarUDFImpl for Apply {
         let Some(facts) = SessionFacts::of(&args.config_options) else {
             return internal_err!("no session to run a subquery in");
         };
+        let interrupt = facts.planner.shared(facts.session_id).map(|session| session.interrupt());
+        let interrupt = interrupt.filter(|interrupt| interrupt.strong_count() > 0);
+        let statement = Statement { interrupt, heap: QueryHeap::current() };
         let mut state = facts.planner.state(facts);
         // The plans are small and run one after the other.
         state.config_mut().options_mut().execution.target_partitions = 1;
         let arrays = ColumnarValue::values_to_arrays(&args.args)?;
         // Without arguments there is one answer for all rows.
         let rows = if arrays.is_empty() { args.number_rows.min(1) } else { args.number_rows };
-        let heap = QueryHeap::current();
         let answers = apart(|runtime| {
             let mut answers: Vec<ArrayRef> = Vec::with_capacity(rows);
             let mut known: HashMap<Vec<ScalarValue>, ArrayRef> = HashMap::new();
@@ -278,7 +281,7 @@ impl ScalarUDFImpl for Apply {
                 let answer = match known.get(&key) {
                     Some(answer) => answer.clone(),
                     None => {
-                        let answer = self.answer(runtime, heap.as_ref(), &state, &key)?;
+                        let answer = self.answer(runtime, &statement, &state, &key)?;
                         known.insert(key, answer.clone());
                         answer
                     }
@@ -303,18 +306,14 @@ impl Apply {
     fn answer(
         &self,
         runtime: &Runtime,
-        heap: Option<&Arc<QueryHeap>>,
+        statement: &Statement,
         state: &SessionState,
         args: &[ScalarValue],
     ) -> Result<ArrayRef> {
         let values: Bindings = self.columns.iter().cloned().zip(args.iter().cloned()).collect();
         let plan = bind(self.plan.as_ref().clone(), &values)?;
         let plan = runtime.block_on(state.create_physical_plan(&plan))?;
-        let batches = collect(plan, state.task_ctx());
-        let batches = match heap {
-            Some(heap) => runtime.block_on(crate::heap::scope(heap, batches))?,
-            None => runtime.block_on(batches)?,
-        };
+        let batches = runtime.block_on(statement.unless_interrupted(collect(plan, state.task_ctx())))?;
         let rows: usize = batches.iter().map(|batch| batch.num_rows()).sum();
         let boolean = |value: Option<bool>| -> ArrayRef { Arc::new(BooleanArray::from(vec![value])) };
         match self.kind {
@@ -359,6 +358,37 @@ impl Apply {
             }
         }
     }
+}
+
+/// The statement that a subquery is a part of.
+struct Statement {
+    /// `None`: nobody can interrupt it.
+    interrupt: Option<Weak<Interrupt>>,
+    heap: Option<Arc<QueryHeap>>,
+}
+
+impl Statement {
+    /// Runs inside the statement's heap, unless the statement ends before, or has ended: its client may have an error already while
+    /// rows are still worked through.
+    async fn unless_interrupted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let work = async {
+            match &self.heap {
+                Some(heap) => crate::heap::scope(heap, work).await,
+                None => work.await,
+            }
+        };
+        let Some(interrupt) = &self.interrupt else { return work.await };
+        let Some(interrupt) = interrupt.upgrade() else { return Err(ended(crate::errors::canceled())) };
+        interrupt.check().map_err(ended)?;
+        tokio::select! {
+            worked = work => worked,
+            error = interrupt.wait() => Err(ended(error)),
+        }
+    }
+}
+
+fn ended(error: Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
 }
 
 /// Runs `work` to its end from inside a function that cannot wait: on a thread and a runtime of its own, as this thread's
