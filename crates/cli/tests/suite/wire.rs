@@ -375,6 +375,23 @@ async fn cancel() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_subquery_for_each_row_ends_with_its_statement() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.simple_query("CREATE TABLE t AS SELECT i AS v FROM generate_series(1, 5000) AS s(i)").await.unwrap();
+    client.simple_query("SET statement_timeout = '300ms'").await.unwrap();
+    // Nobody waits for the end of one answer, nor has any thread to spare for as many as are asked for.
+    let endless =
+        "SELECT count(*) FROM t a WHERE a.v < (SELECT count(*) FROM t b, t c, t d WHERE b.v + c.v + d.v > a.v)";
+    for _ in 0..8 {
+        let error = client.simple_query(endless).await.unwrap_err();
+        assert_eq!(code(&error), "57014", "{error:?}");
+    }
+    client.simple_query("SET statement_timeout = 0").await.unwrap();
+    assert_eq!(cell(&client, "SELECT count(*) FROM t WHERE v % 2 = 0").await, "2500");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_vanishes_takes_its_statement_along() {
     let server = TestServer::start().await;
     let (mut raw, _) = Raw::start(server.address).await;

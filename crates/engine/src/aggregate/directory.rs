@@ -140,6 +140,7 @@ impl Directory {
         if self.count == 0 {
             return Ok(());
         }
+        QueryHeap::require(self.count * size_of::<RowPtr>())?;
         let (rows, mask) = (rows(), wanted - 1);
         for (index, row) in rows.iter().enumerate() {
             if let Some(next) = rows.get(index + AHEAD) {

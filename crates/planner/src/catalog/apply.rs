@@ -28,7 +28,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
-use datafusion::physical_plan::collect;
+use datafusion::physical_plan::{ExecutionPlan, collect};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -313,6 +313,7 @@ impl Apply {
         let values: Bindings = self.columns.iter().cloned().zip(args.iter().cloned()).collect();
         let plan = bind(self.plan.as_ref().clone(), &values)?;
         let plan = runtime.block_on(state.create_physical_plan(&plan))?;
+        let plan = statement.guarded(plan)?;
         let batches = runtime.block_on(statement.unless_interrupted(collect(plan, state.task_ctx())))?;
         let rows: usize = batches.iter().map(|batch| batch.num_rows()).sum();
         let boolean = |value: Option<bool>| -> ArrayRef { Arc::new(BooleanArray::from(vec![value])) };
@@ -368,6 +369,12 @@ struct Statement {
 }
 
 impl Statement {
+    /// The same plan, whose operators look whether the statement has ended between batches.
+    fn guarded(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        let interrupt = self.interrupt.as_ref().and_then(Weak::upgrade);
+        interrupt.map_or(Ok(plan.clone()), |interrupt| crate::guard::wrap(plan, &interrupt).map_err(ended))
+    }
+
     /// Runs inside the statement's heap, unless the statement ends before, or has ended: its client may have an error already while
     /// rows are still worked through.
     async fn unless_interrupted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
