@@ -9,7 +9,7 @@
 
 use crate::facts::SessionFacts;
 use crate::privileges::Readable;
-use crate::scan::TableProvider;
+use crate::scan::{TableProvider, Trials};
 use crate::settings::Settings;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
@@ -62,6 +62,8 @@ struct Unbound {
     id: TableId,
     schema: SchemaRef,
     readable: Readable,
+    /// What its conditions left of a sample when the plan was made.
+    trials: Arc<Trials>,
 }
 
 impl TableSource for Unbound {
@@ -93,8 +95,9 @@ impl KeptPlan {
             let Some(version) = facts.version.table_by_id(unbound.id) else {
                 return internal_err!("a kept plan's table is gone");
             };
-            let readable = unbound.readable.clone();
-            let provider = TableProvider::readable(&facts.version, version, readable).map_err(crate::errors::carry)?;
+            let (readable, trials) = (unbound.readable.clone(), unbound.trials.clone());
+            let provider = TableProvider::known(&facts.version, version, readable, trials);
+            let provider = provider.map_err(crate::errors::carry)?;
             scan.source = provider_as_source(provider);
             Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
         };
@@ -166,7 +169,8 @@ fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(Logic
         of_tables &= facts.version.table_by_id(id).is_some();
         // Of a partitioned table, its partitions': it has none of its own.
         tables.extend(table.tables().iter().map(|table| (table.def.id, table.rows_max())));
-        scan.source = Arc::new(Unbound { id, schema: scan.source.schema(), readable: readable.clone() });
+        let (schema, readable, trials) = (scan.source.schema(), readable.clone(), table.trials().clone());
+        scan.source = Arc::new(Unbound { id, schema, readable, trials });
         Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
     };
     let plan = plan.clone().transform_down_with_subqueries(unbind)?.data;

@@ -213,6 +213,14 @@ simd! {
         unsafe { out.set_len(out.len() + values.len()) };
     }
 
+    /// Each value through a function, into as many places. Panics on columns of different lengths.
+    pub fn map_into[T: Copy, V](out: &mut [V], values: &[T], f: impl Fn(T) -> V) -> () {
+        assert_eq!(out.len(), values.len());
+        for index in 0..values.len() {
+            out[index] = f(values[index]);
+        }
+    }
+
     /// Each value through a function.
     pub fn map[T: Copy, V](values: &[T], f: impl Fn(T) -> V) -> Vec<V> {
         mapped(values, f)

@@ -53,6 +53,9 @@ fn words_keep_the_bits_of_what_passes() {
             }
             let mut mapped = vec![7i64];
             extend_mapped(&mut mapped, &values, |value| i64::from(value) - 5);
+            let mut placed = vec![0i64; len];
+            map_into(&mut placed, &values, |value| i64::from(value) - 5);
+            assert_eq!(placed, mapped[1..]);
             assert!(mapped.into_iter().eq(std::iter::once(7).chain(values.iter().map(|value| i64::from(*value) - 5))));
         }
     }

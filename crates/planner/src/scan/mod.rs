@@ -32,6 +32,7 @@ use std::sync::Arc;
 use tidepool_base::{RowId, SqlState};
 use tidepool_database::DatabaseVersion;
 use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
+pub use tried::Trials;
 
 /// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
 /// twice, and it would drop grouping columns and duplicates on their word.
@@ -45,7 +46,7 @@ pub struct TableProvider {
     /// This row alone, by its id.
     row: Option<RowId>,
     readable: Readable,
-    trials: Arc<tried::Trials>,
+    trials: Arc<Trials>,
 }
 
 impl TableProvider {
@@ -55,9 +56,23 @@ impl TableProvider {
         version: Arc<TableVersion>,
         readable: Readable,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
+        TableProvider::known(database, version, readable, Arc::default())
+    }
+
+    /// As `readable`, where conditions were tried before, on these rows or on much the same.
+    pub fn known(
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+        readable: Readable,
+        trials: Arc<Trials>,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
         let schema = version.def.arrow_schema();
         let source = Arc::new(Source::of(database, version)?);
-        Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable, trials: Arc::default() }))
+        Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable, trials }))
+    }
+
+    pub fn trials(&self) -> &Arc<Trials> {
+        &self.trials
     }
 
     /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.

@@ -15,9 +15,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tidepool_heap::QueryHeap;
 
-/// What was tried before, of one version of a table.
+/// What was tried before, of a table: of one version, or of those of a plan that is kept.
 #[derive(Debug, Default)]
-pub(super) struct Trials(Mutex<Vec<(Vec<Expr>, Option<Tried>)>>);
+pub struct Trials(Mutex<Vec<(Vec<Expr>, Option<Tried>)>>);
+
+/// Conditions that are kept.
+const TRIALS_MAX: usize = 64;
 
 /// Partitions of which rows are looked at, the largest ones.
 const PARTITIONS_MAX: usize = 16;
@@ -33,7 +36,10 @@ impl TableProvider {
         }
         // What fails on some row may never come to it when the statement runs.
         let tried = self.try_on_sample(conditions).ok().flatten();
-        self.trials.0.lock().push((conditions.to_vec(), tried));
+        let mut trials = self.trials.0.lock();
+        if trials.len() < TRIALS_MAX {
+            trials.push((conditions.to_vec(), tried));
+        }
         tried
     }
 

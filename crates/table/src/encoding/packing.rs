@@ -7,6 +7,7 @@ use crate::blob::{Plain, bytes_of, cast_slice};
 use crate::rows::sync::prefetch;
 use fastlanes::{BitPacking, FL_ORDER, FastLanes};
 use seq_macro::seq;
+use std::cell::RefCell;
 use tidepool_simd::simd;
 
 pub(crate) const BLOCK: usize = 1024;
@@ -27,8 +28,29 @@ pub(crate) fn width_of(max: u64) -> u32 {
 #[repr(align(64))]
 pub(crate) struct Scratch([u64; BLOCK]);
 
+/// Room for a block's values, unpacked and as what they stand for.
+pub(crate) struct Room {
+    pub scratch: Scratch,
+    pub values: [i64; BLOCK],
+}
+
+thread_local! {
+    /// A thread's own: to clear new room for each block takes as long as to unpack it.
+    static ROOM: RefCell<Room> = const { RefCell::new(Room { scratch: Scratch::new(), values: [0; BLOCK] }) };
+}
+
+/// Lends the thread's room, which has anything in it.
+#[inline]
+pub(crate) fn with_room<R>(work: impl FnOnce(&mut Room) -> R) -> R {
+    ROOM.with(|room| match room.try_borrow_mut() {
+        Ok(mut room) => work(&mut room),
+        // Whoever has it asks for values himself.
+        Err(_) => work(&mut Room { scratch: Scratch::new(), values: [0; BLOCK] }),
+    })
+}
+
 impl Scratch {
-    pub fn new() -> Scratch {
+    pub const fn new() -> Scratch {
         Scratch([0; BLOCK])
     }
 

@@ -1,9 +1,9 @@
 //! Delta: each block of 1,024 is its first value and the packed steps from each value to the next, less the smallest
 //! step. All arithmetic wraps, so any values come back.
 
-use super::{Blocks, BlocksWriter, FromInt, block_ranges, by_block, scratch};
+use super::{Blocks, BlocksWriter, FromInt, block_ranges, by_block};
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
-use crate::encoding::packing::{BLOCK, Scratch, packed_bytes, unpack, width_of, with_lane};
+use crate::encoding::packing::{BLOCK, Room, Scratch, packed_bytes, unpack, width_of, with_lane, with_room};
 use std::ops::Range;
 use tidepool_base::Result;
 use tidepool_simd::simd;
@@ -112,21 +112,23 @@ impl Delta {
     }
 
     pub fn decode_into<T: FromInt>(&self, blob: &Blob, rows: Range<usize>, out: &mut Vec<T>) {
-        let (mut scratch, mut values) = (scratch(), [0; BLOCK]);
         out.reserve(rows.len());
-        block_ranges(rows, |block, range| {
-            self.block(blob, block, range.end, &mut scratch, &mut values);
-            out.extend(values[range].iter().map(|value| T::from_int(*value)));
+        with_room(|Room { scratch, values }| {
+            block_ranges(rows, |block, range| {
+                self.block(blob, block, range.end, scratch, values);
+                out.extend(values[range].iter().map(|value| T::from_int(*value)));
+            });
         });
     }
 
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
-        let (mut scratch, mut values) = (scratch(), [0; BLOCK]);
         out.reserve(rows.len());
-        by_block(rows, |block, rows| {
-            let last = rows[rows.len() - 1] as usize % BLOCK;
-            self.block(blob, block, last + 1, &mut scratch, &mut values);
-            out.extend(rows.iter().map(|row| T::from_int(values[*row as usize % BLOCK])));
+        with_room(|Room { scratch, values }| {
+            by_block(rows, |block, rows| {
+                let last = rows[rows.len() - 1] as usize % BLOCK;
+                self.block(blob, block, last + 1, scratch, values);
+                out.extend(rows.iter().map(|row| T::from_int(values[*row as usize % BLOCK])));
+            });
         });
     }
 }

@@ -3,13 +3,13 @@
 //! The minimum and the width bound a block's values, so a filter often decides a block without unpacking it, and
 //! otherwise compares packed distances with a bound moved into the same frame, in the narrowest lane.
 
-use super::{Blocks, BlocksWriter, FromInt, IntTest, Keys, block_ranges, by_block, scratch};
+use super::{Blocks, BlocksWriter, FromInt, IntTest, Keys, block_ranges, by_block};
 use crate::bits;
 use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
-use crate::encoding::packing::{BLOCK, packed_bytes, unpack, unpack_one, width_of, with_lane};
+use crate::encoding::packing::{BLOCK, Room, packed_bytes, unpack, unpack_one, width_of, with_lane, with_room};
 use std::ops::Range;
 use tidepool_base::Result;
-use tidepool_simd::{and_words_of, extend_mapped};
+use tidepool_simd::{and_words_of, extend_mapped, map_into};
 
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -73,54 +73,55 @@ impl Frame {
     #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn decode_into<T: FromInt>(&self, blob: &Blob, rows: Range<usize>, out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);
-        let mut scratch = scratch();
         out.reserve(rows.len());
-        block_ranges(rows, |block, range| {
-            let reference = references[block];
-            let (packed, width) = self.blocks.get(blob, block);
-            with_lane!(
-                unpack(packed, width, &mut scratch),
-                out.resize(out.len() + range.len(), T::from_int(reference)),
-                |lane| extend_mapped(out, &lane[range], |value| {
-                    T::from_int(reference.wrapping_add(u64::from(value) as i64))
-                })
-            );
+        with_room(|Room { scratch, .. }| {
+            block_ranges(rows, |block, range| {
+                let reference = references[block];
+                let (packed, width) = self.blocks.get(blob, block);
+                with_lane!(
+                    unpack(packed, width, scratch),
+                    out.resize(out.len() + range.len(), T::from_int(reference)),
+                    |lane| extend_mapped(out, &lane[range], |value| {
+                        T::from_int(reference.wrapping_add(u64::from(value) as i64))
+                    })
+                );
+            });
         });
     }
 
     #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);
-        let mut scratch = scratch();
         out.reserve(rows.len());
-        by_block(rows, |block, rows| {
-            let reference = references[block];
-            let (packed, width) = self.blocks.get(blob, block);
-            if rows.len() <= SINGLES_MAX {
-                out.extend(rows.iter().map(|row| {
-                    T::from_int(reference.wrapping_add(unpack_one(packed, width, *row as usize % BLOCK) as i64))
-                }));
-                return;
-            }
-            with_lane!(
-                unpack(packed, width, &mut scratch),
-                out.resize(out.len() + rows.len(), T::from_int(reference)),
-                |lane| {
-                    let lane: &[_; BLOCK] = lane.try_into().expect("a whole block");
-                    out.extend(
-                        rows.iter().map(|row| {
-                            T::from_int(reference.wrapping_add(u64::from(lane[*row as usize % BLOCK]) as i64))
-                        }),
-                    );
+        with_room(|Room { scratch, .. }| {
+            by_block(rows, |block, rows| {
+                let reference = references[block];
+                let (packed, width) = self.blocks.get(blob, block);
+                let value = |distance: u64| T::from_int(reference.wrapping_add(distance as i64));
+                if rows.len() <= SINGLES_MAX {
+                    out.extend(rows.iter().map(|row| value(unpack_one(packed, width, *row as usize % BLOCK))));
+                    return;
                 }
-            );
+                with_lane!(
+                    unpack(packed, width, scratch),
+                    out.resize(out.len() + rows.len(), T::from_int(reference)),
+                    |lane| {
+                        let lane: &[_; BLOCK] = lane.try_into().expect("a whole block");
+                        out.extend(rows.iter().map(|row| value(u64::from(lane[*row as usize % BLOCK]))));
+                    }
+                );
+            });
         });
     }
 
-    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
+        with_room(|room| self.filter_in(room, blob, rows, test, words));
+    }
+
+    #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
+    fn filter_in(&self, room: &mut Room, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
+        let Room { scratch, values } = room;
         let references = blob.slice::<i64>(self.references);
-        let mut scratch = scratch();
         for (start, words) in rows.step_by(BLOCK).zip(words.chunks_mut(BLOCK / 64)) {
             if words.iter().all(|word| *word == 0) {
                 continue;
@@ -143,7 +144,7 @@ impl Frame {
                         continue;
                     }
                     let span = upper_distance.min(distance_max) - lower_distance;
-                    with_lane!(unpack(packed, width, &mut scratch), unreachable!("one value is all or none"), |lane| {
+                    with_lane!(unpack(packed, width, scratch), unreachable!("one value is all or none"), |lane| {
                         and_within(lane, lower_distance, span, inverted, words)
                     });
                 }
@@ -156,11 +157,8 @@ impl Frame {
                         words.fill(0);
                         continue;
                     }
-                    let mut values = [reference; BLOCK];
-                    with_lane!(unpack(packed, width, &mut scratch), {}, |lane| for (value, distance) in
-                        values.iter_mut().zip(lane)
-                    {
-                        *value = reference.wrapping_add(u64::from(*distance) as i64);
+                    with_lane!(unpack(packed, width, scratch), values.fill(reference), |lane| {
+                        map_into(values, lane, |distance| reference.wrapping_add(u64::from(distance) as i64))
                     });
                     keys.and_values(&values[..words.len() * 64], words);
                 }
@@ -168,20 +166,18 @@ impl Frame {
                     // So few values can be there that a bit for each says whether it passes.
                     let passes = |distance: u64| u32::from(test.passes(reference.wrapping_add(distance as i64)));
                     let passing = (0..=distance_max).fold(0, |bits, distance| bits | passes(distance) << distance);
-                    with_lane!(unpack(packed, width, &mut scratch), and_all(passing & 1 == 1, words), |lane| {
+                    with_lane!(unpack(packed, width, scratch), and_all(passing & 1 == 1, words), |lane| {
                         let lane = &lane[..lane.len().min(words.len() * 64)];
                         and_words_of(lane, |value| passing >> (u64::from(value) as u32 & 31) & 1 == 1, words);
                     });
                 }
                 IntTest::Set(_) | IntTest::Table { .. } => {
                     let mut bytes = [0u8; BLOCK];
-                    with_lane!(
-                        unpack(packed, width, &mut scratch),
-                        bytes.fill(u8::from(test.passes(reference))),
-                        |lane| for (byte, value) in bytes.iter_mut().zip(lane) {
+                    with_lane!(unpack(packed, width, scratch), bytes.fill(u8::from(test.passes(reference))), |lane| {
+                        for (byte, value) in bytes.iter_mut().zip(lane) {
                             *byte = u8::from(test.passes(reference.wrapping_add(u64::from(*value) as i64)));
                         }
-                    );
+                    });
                     bits::and_bytes(words, &bytes);
                 }
             }

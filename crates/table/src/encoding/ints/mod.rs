@@ -17,7 +17,7 @@ pub(crate) use delta::Delta;
 pub(crate) use frame::Frame;
 pub(crate) use run_length::RunLength;
 
-use super::packing::{BLOCK, Scratch};
+use super::packing::BLOCK;
 use crate::KeyTest;
 use crate::bits;
 use crate::blob::{Blob, BlobWriter, Section, TreeReader};
@@ -446,8 +446,4 @@ impl Blocks {
         let offset = blob.slice::<u32>(self.offsets)[block] as usize * UNIT;
         (blob.slice(self.packed.part(offset, super::packing::packed_bytes(width))), width)
     }
-}
-
-fn scratch() -> Scratch {
-    Scratch::new()
 }
