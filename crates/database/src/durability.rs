@@ -6,7 +6,7 @@ use crate::index::add_declared_keys;
 use crate::log_home::OpenedLog;
 use crate::redo::{CatalogChange, Logged, Redo};
 use crate::storage::{Manifest, Storage, Writes};
-use crate::{Database, DatabaseState};
+use crate::{Database, DatabaseState, Patience};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ pub(crate) struct Committing<'t> {
     /// Tables that rows were written of.
     pub written: &'t BTreeMap<TableId, Arc<Table>>,
     pub interrupted: &'t dyn Fn() -> Result<()>,
+    pub patience: &'t dyn Patience,
 }
 
 impl Committing<'_> {
@@ -48,7 +49,10 @@ impl Committing<'_> {
             self.worker.next_command()?;
             redo.prepare(self.writes, catalog, &self.worker.snapshot_now(), self.interrupted)?;
         }
-        let committed = self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut(), coming });
+        // Whoever waits for it may have been told by now that it came to nothing.
+        let committed = self.patience.settle().and_then(|()| {
+            self.worker.commit(&mut Logged { writes: self.writes, redo: self.redo.as_deref_mut(), coming })
+        });
         if let (Err(_), Some(redo)) = (&committed, &mut self.redo) {
             redo.abandon();
         }

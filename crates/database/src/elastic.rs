@@ -48,6 +48,11 @@ pub trait Patience: Send + Sync {
     /// An error when the command is to end.
     fn check(&self) -> Result<()>;
 
+    /// What the command comes to is about to be decided, once and for all: an error as `check`'s. Without one it is not to end any more.
+    fn settle(&self) -> Result<()> {
+        self.check()
+    }
+
     /// A wait for what others hold begins. What is returned is called during it, and ends it with an error when it
     /// takes too long (`lock_timeout`), or as `check` does.
     fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_>;

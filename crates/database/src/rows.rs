@@ -133,7 +133,8 @@ impl Transaction {
             return Ok(rows);
         }
         let name = RelationName::from(&*writer.table().def);
-        let (groups, rest) = writer.finish()?;
+        let patience = self.patience();
+        let (groups, rest) = writer.finish(&|| patience.check())?;
         let table = self.table(&name).map_err(|_| Error::internal("rows for a table that this transaction dropped"))?;
         if !self.locked.contains_key(&name) {
             return Err(Error::internal("rows for a table that this transaction has not locked"));
@@ -161,6 +162,7 @@ impl Transaction {
         let mut image = Vec::new();
         let mut ids = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
+            self.begin_row()?;
             images.image(row, &mut image)?;
             let (worker, writes) = self.writing();
             let row = table.rows.insert(worker, view, writes, &image)?;
@@ -336,6 +338,7 @@ impl Transaction {
     }
 
     fn lock_as_of_now(&mut self, table: &Arc<Table>, row: RowId, lock: RowLock, wait: LockWait) -> Result<Now> {
+        self.begin_row()?;
         loop {
             let now = self.worker().hold_now();
             let (worker, writes) = self.writing();
@@ -379,6 +382,7 @@ impl Transaction {
         image: Option<&Vec<u8>>,
         write: &mut RowWrite,
     ) -> Result<Outcome> {
+        self.begin_row()?;
         loop {
             write.watch.look(table, view, row, image.map(Vec::as_slice))?;
             let outcome = match image {
@@ -422,6 +426,7 @@ impl Transaction {
     ) -> Result<Locked> {
         let name = table.into();
         QueryHeap::outside(|| {
+            self.begin_row()?;
             self.lock_rows(&name)?;
             let table = self.table(&name)?;
             let statement = self.statement()?;

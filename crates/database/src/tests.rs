@@ -420,6 +420,27 @@ fn tables_and_columns_move_between_tablespaces() {
 }
 
 #[test]
+fn a_statement_ends_within_a_batch_that_it_writes() {
+    let database = database_with_table(memory());
+    let mut transaction = database.begin().unwrap();
+    let table = transaction.writer("t").unwrap().table().clone();
+    let ids = transaction.insert_checked(&"t".into(), &batch(&table, 0..1000)).unwrap();
+    transaction.commit().unwrap();
+    for work in ["update", "delete", "insert"] {
+        let mut transaction = database.begin().unwrap();
+        transaction.set_patience(Arc::new(Cancelled));
+        let ended = match work {
+            "update" => transaction.update("t", &ids, &batch(&table, 1000..2000)).map(drop),
+            "delete" => transaction.delete("t", &ids).map(drop),
+            _ => insert(&mut transaction, "t", 1000..2000).map(drop),
+        };
+        assert_eq!(ended.unwrap_err().code().code(), "57014", "{work}");
+        assert!(transaction.rows_written() < 100, "{} rows", transaction.rows_written());
+    }
+    assert_eq!(rows(&database, "t"), expected(0..1000));
+}
+
+#[test]
 fn a_full_tablespace_ends_the_load_and_nothing_else() {
     let database = database_with_table(Config { threads: 2, ..Config::in_memory(4 * MIB, 64 * MIB) });
     insert_and_commit(&database, "t", 0..1000);

@@ -27,6 +27,9 @@ const LOAD_ROWS: u64 = 8 * ROW_GROUP_ROWS as u64;
 /// Rows written after which a rollback gives their memory back at once.
 const MANY_ROWS: usize = 1_000;
 
+/// Rows that are written before it is asked whether the statement is to end: what takes far less than a millisecond.
+const ROWS_UNASKED_MAX: u32 = 64;
+
 /// Writes rows and changes what exists. What it makes outlives the statement that asked for it, so every change is made
 /// outside the statement's heap. Rows it writes are its own until it ends, as are tables that it changes; readers see
 /// the state before it until it commits. Dropped without `commit`, it leaves nothing behind.
@@ -62,6 +65,8 @@ pub struct Transaction {
     /// Rows of row groups made.
     pub(crate) encoded_rows: u64,
     patience: Arc<dyn Patience>,
+    /// Since `patience` was asked.
+    rows_unasked: u32,
     /// Whose the objects are that it makes.
     pub(crate) role: RoleId,
 }
@@ -110,6 +115,7 @@ impl Transaction {
             is_synchronous: true,
             encoded_rows: 0,
             patience: Arc::new(()),
+            rows_unasked: 0,
             role: RoleId::OWNER,
         }
     }
@@ -119,7 +125,7 @@ impl Transaction {
         self.id
     }
 
-    /// What methods that take no function for it ask while they wait for others or copy rows.
+    /// What methods that take no function for it ask while they wait for others, and while they write, lock or copy rows.
     pub fn set_patience(&mut self, patience: Arc<dyn Patience>) {
         self.patience = patience;
     }
@@ -145,6 +151,17 @@ impl Transaction {
 
     pub(crate) fn patience(&self) -> Arc<dyn Patience> {
         self.patience.clone()
+    }
+
+    /// To be called for each row that is written or locked: an error when the statement is to end. Rows come by thousands in a
+    /// batch, and each may take microseconds in many indexes.
+    pub(crate) fn begin_row(&mut self) -> Result<()> {
+        self.rows_unasked += 1;
+        if self.rows_unasked < ROWS_UNASKED_MAX {
+            return Ok(());
+        }
+        self.rows_unasked = 0;
+        self.patience.check()
     }
 
     /// Its tag ends with the transaction, so others can wait for it.
@@ -618,6 +635,7 @@ impl Transaction {
             redo: self.redo.as_mut(),
             written: &self.written,
             interrupted: &*patience.begin_wait(),
+            patience: &*patience,
         };
         let wrote = !commit.writes.is_empty();
         self.written.values().for_each(|table| table.begin_write());

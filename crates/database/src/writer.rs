@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableDef, TableVersion};
@@ -19,6 +20,9 @@ pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
 
 /// Unencoded bytes after which a row group is closed early: keeps loads of very wide rows within bounds.
 const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
+
+/// How long row groups are waited for before it is asked whether anybody still wants them.
+const WAIT_STEP: Duration = Duration::from_millis(5);
 
 /// Characters of a value that a message about its row shows, as in PostgreSQL.
 pub(crate) const ROW_VALUE_CHARACTERS_MAX: usize = 64;
@@ -76,19 +80,23 @@ struct JobsState {
 }
 
 impl Jobs {
-    fn wait(&self) -> MutexGuard<'_, JobsState> {
+    fn wait(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<MutexGuard<'_, JobsState>> {
         let mut state = self.state.lock();
         while state.running > 0 {
-            self.ended.wait(&mut state);
+            interrupted()?;
+            self.ended.wait_for(&mut state, WAIT_STEP);
         }
-        state
+        Ok(state)
     }
 }
 
 impl Drop for TableWriter {
     fn drop(&mut self) {
         self.jobs.state.lock().abandoned = true;
-        let left = std::mem::take(&mut self.jobs.wait().done);
+        // Whoever encodes notices after a column.
+        let Ok(mut state) = self.jobs.wait(&|| Ok(())) else { return };
+        let left = std::mem::take(&mut state.done);
+        drop(state);
         drop(left);
     }
 }
@@ -202,10 +210,13 @@ impl TableWriter {
         QueryHeap::outside(|| if self.buffered_rows >= SHORT_ROW_GROUP_ROWS { self.encode_buffer() } else { Ok(()) })
     }
 
-    /// The row groups encoded and the rows left over, in order.
-    pub(crate) fn finish(mut self) -> Result<(Vec<Arc<RowGroup>>, Vec<RecordBatch>)> {
+    /// The row groups encoded and the rows left over, in order. `interrupted` is asked while they are waited for.
+    pub(crate) fn finish(
+        mut self,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<(Vec<Arc<RowGroup>>, Vec<RecordBatch>)> {
         self.seal()?;
-        let mut state = self.jobs.wait();
+        let mut state = self.jobs.wait(interrupted)?;
         if let Some(error) = state.error.take() {
             return Err(error);
         }
@@ -230,18 +241,17 @@ impl TableWriter {
         let (database, jobs) = (self.database.clone(), self.jobs.clone());
         let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
         let submitted = self.database.encode_pool().submit(move || {
-            let wanted = !jobs.state.lock().abandoned;
-            let encoded = wanted.then(|| {
-                catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement)))
-                    .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")))
-            });
+            let wanted = || !jobs.state.lock().abandoned;
+            let encoded =
+                catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement, &wanted)))
+                    .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
             // Before the end is told: whoever waits for it may want to close the database.
             drop(database);
             let mut state = jobs.state.lock();
             match encoded {
-                Some(Ok(group)) => drop(state.done.insert(sequence, group)),
-                Some(Err(error)) => drop(state.error.get_or_insert(error)),
-                None => {}
+                Ok(Some(group)) => drop(state.done.insert(sequence, group)),
+                Err(error) => drop(state.error.get_or_insert(error)),
+                Ok(None) => {}
             }
             state.running -= 1;
             drop(state);
@@ -417,13 +427,15 @@ fn raw_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(column).sum()
 }
 
-/// Column by column, each dropped before the next is joined: beside the rows themselves, one column is held twice.
+/// Column by column, each dropped before the next is joined: beside the rows themselves, one column is held twice. `None` once it is
+/// not `wanted` any more.
 fn encode_one(
     database: &Database,
     schema: &SchemaRef,
     batches: Vec<RecordBatch>,
     placement: &Placement,
-) -> Result<Arc<RowGroup>> {
+    wanted: &dyn Fn() -> bool,
+) -> Result<Option<Arc<RowGroup>>> {
     let mut columns: Vec<Vec<ArrayRef>> = schema.fields().iter().map(|_| Vec::with_capacity(batches.len())).collect();
     for batch in batches {
         let (_, arrays, _) = batch.into_parts();
@@ -433,6 +445,9 @@ fn encode_one(
     }
     let mut segments = Vec::with_capacity(columns.len());
     for (index, pieces) in columns.into_iter().enumerate() {
+        if !wanted() {
+            return Ok(None);
+        }
         let array = match pieces.as_slice() {
             [array] => array.clone(),
             _ => {
@@ -444,5 +459,5 @@ fn encode_one(
         let tablespace = database.tablespaces().get(placement.column(index))?;
         segments.push(Arc::new(Segment::encode(&array, schema.field(index), &tablespace)?));
     }
-    RowGroup::from_segments(database.next_row_group_id(), segments).map(Arc::new)
+    RowGroup::from_segments(database.next_row_group_id(), segments).map(|group| Some(Arc::new(group)))
 }

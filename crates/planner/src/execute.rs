@@ -46,6 +46,7 @@ pub struct Batches {
     receiver: mpsc::Receiver<Result<RecordBatch>>,
     /// Batches in the channel may lie in it.
     heap: Arc<QueryHeap>,
+    interrupt: Arc<Interrupt>,
 }
 
 impl Batches {
@@ -54,8 +55,12 @@ impl Batches {
         &self.heap
     }
 
-    /// For a thread that may block.
+    /// For a thread that may block. Once the statement is to end, that is the next: batches that were ready before are as good as
+    /// none.
     pub fn blocking_next(&mut self) -> Option<Result<RecordBatch>> {
+        if let Err(error) = self.interrupt.check() {
+            return Some(Err(error));
+        }
         self.receiver.blocking_recv()
     }
 }
@@ -71,7 +76,7 @@ impl Stream for Batches {
 impl Execution {
     pub fn start(self, workers: &Handle) -> Batches {
         let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
-        let heap = self.heap.clone();
+        let (heap, interrupt) = (self.heap.clone(), self.interrupt.clone());
         workers.spawn(async move {
             let failed = self.failed.clone();
             let outcome = AssertUnwindSafe(self.run(&sender)).catch_unwind().await;
@@ -84,7 +89,7 @@ impl Execution {
                 let _ = sender.send(Err(error)).await;
             }
         });
-        Batches { receiver, heap }
+        Batches { receiver, heap, interrupt }
     }
 
     async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {

@@ -1,14 +1,25 @@
 //! What ends a statement from outside: the client's cancel, and `statement_timeout`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Patience;
 use tokio::sync::Notify;
 
-/// One a statement.
+/// Nothing has ended the statement, but perhaps its deadline.
+const OPEN: u8 = 0;
+/// The client cancelled it.
+const CANCELED: u8 = 1;
+/// Its client has the error; whoever works for it has yet to notice.
+const TOLD: u8 = 2;
+/// It was decided what it comes to.
+const SETTLED: u8 = 3;
+
+/// One a statement. What ends it, and what settles it, is whichever comes first: so that no client is told of the end of a statement
+/// that commits.
 pub struct Interrupt {
-    canceled: AtomicBool,
+    state: AtomicU8,
     notify: Notify,
     deadline: Option<Instant>,
     lock_timeout: Option<Duration>,
@@ -17,7 +28,7 @@ pub struct Interrupt {
 impl Interrupt {
     pub fn new(statement_timeout: Option<Duration>, lock_timeout: Option<Duration>) -> Interrupt {
         Interrupt {
-            canceled: AtomicBool::new(false),
+            state: AtomicU8::new(OPEN),
             notify: Notify::new(),
             deadline: statement_timeout.map(|timeout| Instant::now() + timeout),
             lock_timeout,
@@ -25,14 +36,17 @@ impl Interrupt {
     }
 
     pub fn cancel(&self) {
-        self.canceled.store(true, Ordering::Release);
-        self.notify.notify_waiters();
+        if self.turn(CANCELED) == OPEN {
+            self.notify.notify_waiters();
+        }
     }
 
     /// The error that ends the statement, if it is to end.
     pub fn check(&self) -> Result<()> {
-        if self.canceled.load(Ordering::Acquire) {
-            return Err(crate::errors::canceled());
+        match self.state.load(Ordering::Acquire) {
+            CANCELED => return Err(crate::errors::canceled()),
+            SETTLED => return Ok(()),
+            _ => {}
         }
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(timed_out()),
@@ -54,9 +68,28 @@ impl Interrupt {
         }
     }
 
+    /// From open to another state. Returns the state before.
+    fn turn(&self, to: u8) -> u8 {
+        match self.state.compare_exchange(OPEN, to, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(before) | Err(before) => before,
+        }
+    }
+
+    /// Waits until the statement is to end, and sees to it that it does: it is not settled any more.
+    pub async fn wait_to_tell(&self) -> Error {
+        let error = self.wait().await;
+        if self.turn(TOLD) == SETTLED {
+            std::future::pending::<()>().await;
+        }
+        error
+    }
+
     /// Waits until the statement is to end.
     pub async fn wait(&self) -> Error {
         loop {
+            if self.state.load(Ordering::Acquire) == SETTLED {
+                std::future::pending::<()>().await;
+            }
             let notified = self.notify.notified();
             tokio::pin!(notified);
             // Registered before the flag is read, so that no cancel falls between.
@@ -84,6 +117,60 @@ impl Patience for Interrupt {
     }
 }
 
+/// Of a transaction's one commit, whose client may hear of its end before it ends ([`Interrupt::wait_to_tell`]).
+pub struct Settling(pub Arc<Interrupt>);
+
+impl Patience for Settling {
+    fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.0.check()?;
+        match self.0.turn(SETTLED) {
+            OPEN | SETTLED => Ok(()),
+            // Since it was looked at.
+            _ => self.0.check().and_then(|()| Err(crate::errors::canceled())),
+        }
+    }
+
+    fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_> {
+        Box::new(self.0.lock_wait())
+    }
+}
+
 fn timed_out() -> Error {
     Error::new(SqlState::QUERY_CANCELED, "canceling statement due to statement timeout")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(result: Result<()>) -> bool {
+        result.is_err_and(|error| error.code() == SqlState::QUERY_CANCELED)
+    }
+
+    #[tokio::test]
+    async fn what_is_settled_does_not_end() {
+        let interrupt = Arc::new(Interrupt::new(None, None));
+        let settling = Settling(interrupt.clone());
+        settling.settle().unwrap();
+        interrupt.cancel();
+        interrupt.check().unwrap();
+        settling.settle().unwrap();
+        let told = tokio::time::timeout(Duration::from_millis(20), interrupt.wait_to_tell()).await;
+        assert!(told.is_err(), "it was told of an end that there was not");
+    }
+
+    #[tokio::test]
+    async fn what_was_told_to_end_is_not_settled() {
+        let canceled = Arc::new(Interrupt::new(None, None));
+        canceled.cancel();
+        canceled.wait_to_tell().await;
+        assert!(ended(Settling(canceled.clone()).settle()) && ended(canceled.check()));
+        let late = Arc::new(Interrupt::new(Some(Duration::from_millis(1)), None));
+        late.wait_to_tell().await;
+        assert!(ended(Settling(late.clone()).settle()) && ended(late.check()));
+    }
 }

@@ -67,6 +67,7 @@ impl Transaction {
         let mut conflicting = Conflicting { action, watch: QueryHeap::outside(|| self.watch(&table)) };
         (0..rows.num_rows())
             .map(|place| {
+                self.begin_row()?;
                 images.image(place, &mut image)?;
                 loop {
                     match self.try_upsert(&table, place, &image, arbiters, &mut conflicting)? {

@@ -18,7 +18,7 @@ impl Session {
     }
 
     pub(super) async fn execute_inner(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
-        self.undone().await;
+        self.undone().await?;
         self.take_requested_settings();
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;

@@ -5,7 +5,7 @@ use super::savepoint::Savepoint;
 use super::{Outcome, Running, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Settling};
 use crate::references::Rules;
 use crate::settings::Settings;
 use crate::statement::{Command, Statement, TransactionMode};
@@ -17,6 +17,7 @@ use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::{DatabaseVersion, Isolation, Transaction};
 use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {
@@ -214,13 +215,15 @@ impl Session {
         let transaction = block.slot.lock().take();
         let Some(mut transaction) = transaction else { return Ok(()) };
         transaction.set_synchronous(synchronous);
-        transaction.set_patience(interrupt.clone());
+        transaction.set_patience(Arc::new(Settling(interrupt.clone())));
         if !transaction.has_changes() {
             transaction.rollback();
             return Ok(());
         }
-        let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
-        let ended = self.planner.workers().spawn_blocking(move || {
+        let workers = self.planner.workers();
+        // What comes next waits until this is over, however soon the client hears of it.
+        let undoing = self.undoing.clone().lock_owned().await;
+        let mut ended = self.planner.workers().spawn_blocking(move || {
             if !commit {
                 transaction.rollback();
                 return Ok(());
@@ -231,9 +234,15 @@ impl Session {
             }
             committed
         });
-        let ended = joined(ended.await);
-        drop(interrupt);
-        ended
+        if !commit {
+            return joined(ended.await);
+        }
+        tokio::select! {
+            biased;
+            ended = &mut ended => joined(ended),
+            // Before it is decided, a large record is written ahead, and who writes to a device cannot be interrupted.
+            error = interrupt.wait_to_tell() => Err(error),
+        }
     }
 
     pub(super) fn commits_synchronously(&self) -> bool {
@@ -417,7 +426,7 @@ impl Session {
                 (Ok(_), Some(slot)) => *slot.lock() = Some(transaction),
                 (Ok(_), None) => {}
                 (Err(_), Some(slot)) if keep => *slot.lock() = Some(transaction),
-                (Err(_), _) => roll_back(transaction, &workers, undoing),
+                (Err(_), _) => roll_back(transaction, &workers, undoing.blocking_lock_owned()),
             }
             if let (Err(_), Some(failed)) = (&written, failed) {
                 failed.store(true, Ordering::Release);
@@ -426,9 +435,17 @@ impl Session {
         })
     }
 
-    /// Until nothing is left of a statement that failed: as its client was told, the next one finds.
-    pub(super) async fn undone(&self) {
-        drop(self.undoing.lock().await);
+    /// Until nothing is left of a statement that failed: as its client was told, the next one finds. An error when that is to end before.
+    pub(super) async fn undone(&self) -> Result<()> {
+        if self.undoing.try_lock().is_ok() {
+            return Ok(());
+        }
+        let interrupt = self.interrupt();
+        tokio::select! {
+            biased;
+            _ = self.undoing.lock() => Ok(()),
+            error = interrupt.wait() => Err(error),
+        }
     }
 
     pub(super) async fn write<T: Send + 'static>(
@@ -448,12 +465,11 @@ impl Session {
 
 /// Rolls a transaction back whose statement failed: here, or if it wrote much then behind the session's back, which waits for it
 /// before its next statement. From a thread that may block.
-fn roll_back(transaction: Transaction, workers: &Handle, undoing: Arc<tokio::sync::Mutex<()>>) {
+fn roll_back(transaction: Transaction, workers: &Handle, undoing: OwnedMutexGuard<()>) {
     if transaction.rows_written() < ROWS_UNDONE_AT_ONCE {
         transaction.rollback();
         return;
     }
-    let undoing = undoing.blocking_lock_owned();
     workers.spawn_blocking(move || {
         transaction.rollback();
         drop(undoing);
