@@ -17,6 +17,7 @@ pub mod operators;
 pub mod pipeline;
 pub mod plan;
 mod repeated;
+mod room;
 pub mod rows;
 pub mod run;
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use crate::hash::float_bits;
 use crate::mask::Mask;
 use crate::observed::{Hold, Observer};
+use crate::room;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Texts, Values, Vector};
@@ -241,7 +242,7 @@ impl RowLayout {
                         let kept = match (text.is_short(), valid) {
                             (true, _) => text,
                             (_, false) => Text::EMPTY,
-                            _ => texts.keep(values.bytes(index)),
+                            _ => texts.keep(values.bytes(index))?,
                         };
                         row.write(offset, kept);
                     }
@@ -430,11 +431,10 @@ const TEXT_BLOCK_BYTES: usize = 64 << 10;
 
 impl TextBlocks {
     /// A copy that stays where it is as long as the block does.
-    fn keep(&mut self, bytes: &[u8]) -> Text {
+    fn keep(&mut self, bytes: &[u8]) -> Result<Text> {
         let fits = self.blocks.last().is_some_and(|block| block.capacity() - block.len() >= bytes.len());
         if !fits {
-            let block = || Vec::with_capacity(bytes.len().max(TEXT_BLOCK_BYTES));
-            let block = tidepool_heap::bulk(block);
+            let block = tidepool_heap::bulk(|| room::of_capacity(bytes.len().max(TEXT_BLOCK_BYTES)))?;
             self.holds.push(self.observer.hold_vec(&block));
             self.blocks.push(block);
         }
@@ -444,7 +444,7 @@ impl TextBlocks {
         self.bytes += bytes.len();
         // SAFETY: the block has room, so it did not move, and never will: it is only appended to within its capacity.
         // Whoever has the row has the block (`Rows`).
-        unsafe { Text::new(&block[start..]) }
+        Ok(unsafe { Text::new(&block[start..]) })
     }
 }
 
@@ -465,14 +465,15 @@ unsafe impl Sync for Block {}
 
 impl Block {
     /// Of some bytes, more than 0.
-    fn new(bytes: usize, observer: &Observer) -> Block {
+    fn new(bytes: usize, observer: &Observer) -> Result<Block> {
         let layout = Block::layout(bytes);
         assert!(bytes > 0);
         // SAFETY: the layout has bytes.
-        let first = tidepool_heap::bulk(|| unsafe { std::alloc::alloc(layout) });
+        let allocate = || unsafe { std::alloc::alloc(layout) };
+        let first = QueryHeap::with_room(bytes, || tidepool_heap::bulk(allocate))?;
         let Some(first) = std::ptr::NonNull::new(first) else { std::alloc::handle_alloc_error(layout) };
         let hold = observer.hold(first.as_ptr().addr(), bytes);
-        Block { first, bytes, rows: 0, _hold: hold }
+        Ok(Block { first, bytes, rows: 0, _hold: hold })
     }
 
     fn layout(bytes: usize) -> std::alloc::Layout {
@@ -541,7 +542,7 @@ impl Rows {
     }
 
     /// Adds at most `count` rows whose bytes are yet to be written: where the first is, and how many.
-    fn room(&mut self, count: usize) -> (*mut u8, usize) {
+    fn room(&mut self, count: usize) -> Result<(*mut u8, usize)> {
         let width = self.layout.width.max(1);
         if self.blocks.last().is_none_or(|block| block.bytes / width == block.rows) {
             let last = self.blocks.last().map_or(BLOCK_BYTES_MIN / 2, |block| block.bytes);
@@ -549,7 +550,7 @@ impl Rows {
             let room = QueryHeap::room_bytes().map_or(BLOCK_BYTES_MAX, |room| (room / ROOM_SHARE) as usize);
             let most = room.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
             let bytes = (last * 2).clamp(BLOCK_BYTES_MIN, most).max(width * 16);
-            self.blocks.push(Block::new(bytes, &self.texts.observer));
+            self.blocks.push(Block::new(bytes, &self.texts.observer)?);
         }
         let Some(block) = self.blocks.last_mut() else { unreachable!("it has room") };
         let take = count.min(block.bytes / width - block.rows);
@@ -557,22 +558,23 @@ impl Rows {
         let first = unsafe { block.first.as_ptr().add(block.rows * width) };
         block.rows += take;
         self.len += take;
-        (first, take)
+        Ok((first, take))
     }
 
     /// Adds rows of which all bytes are 0, and tells where they are.
-    pub fn reserve(&mut self, count: usize, out: &mut Vec<RowPtr>) {
-        out.reserve(count);
+    pub fn reserve(&mut self, count: usize, out: &mut Vec<RowPtr>) -> Result<()> {
+        room::grow(out, count)?;
         let width = self.layout.width;
         let mut left = count;
         while left > 0 {
-            let (first, take) = self.room(left);
+            let (first, take) = self.room(left)?;
             // SAFETY: these rows are new.
             unsafe { first.write_bytes(0, take * width) };
             // SAFETY: each row lies within the block.
             out.extend((0..take).map(|row| RowPtr(unsafe { first.add(row * width) })));
             left -= take;
         }
+        Ok(())
     }
 
     /// Adds rows of some columns, of all `rows` of them or of those named. What is beside the columns is 0. Appends
@@ -585,7 +587,7 @@ impl Rows {
         out: &mut Vec<RowPtr>,
     ) -> Result<()> {
         let first = out.len();
-        self.reserve(rows.map_or(count, <[u32]>::len), out);
+        self.reserve(rows.map_or(count, <[u32]>::len), out)?;
         let layout = Arc::clone(&self.layout);
         for (column, vector) in columns.iter().enumerate() {
             // SAFETY: made just now, of this layout.
@@ -599,7 +601,7 @@ impl Rows {
     /// # Safety
     ///
     /// The rows are there, none of them is of `self`, and nobody writes them meanwhile.
-    pub unsafe fn copy(&mut self, from: &[RowPtr]) {
+    pub unsafe fn copy(&mut self, from: &[RowPtr]) -> Result<()> {
         /// # Safety
         ///
         /// As many rows of `width` bytes may be written from `to` on.
@@ -612,7 +614,7 @@ impl Rows {
         }
         let mut left = from;
         while !left.is_empty() {
-            let (to, take) = self.room(left.len());
+            let (to, take) = self.room(left.len())?;
             let (now, rest) = left.split_at(take);
             // Known widths are copied in place.
             // SAFETY: there is room for them; the rows are the caller's.
@@ -629,6 +631,7 @@ impl Rows {
             }
             left = rest;
         }
+        Ok(())
     }
 
     /// Forgets its rows. What their texts lie in stays, for copies of them.
@@ -646,12 +649,8 @@ impl Rows {
     }
 
     /// All rows, in order.
-    pub fn pointers(&self) -> Vec<RowPtr> {
-        let width = self.layout.width;
-        // SAFETY: within the block.
-        let of_block =
-            |(first, rows): (RowPtr, usize)| (0..rows).map(move |row| RowPtr(unsafe { first.0.add(row * width) }));
-        self.blocks().flat_map(of_block).collect()
+    pub fn pointers(&self) -> Result<Vec<RowPtr>> {
+        room::collected(self.len, pointers(self.blocks(), self.layout.width))
     }
 
     /// No more is added: what the texts lie in can be shared. The rows stay where they are.
@@ -660,6 +659,12 @@ impl Rows {
         let owners = Owners::of(buffers);
         FrozenRows { layout: self.layout, blocks: self.blocks, len: self.len, owners, _text_holds: self.texts.holds }
     }
+}
+
+/// The rows of blocks, each `width` bytes long.
+fn pointers(blocks: impl Iterator<Item = (RowPtr, usize)>, width: usize) -> impl Iterator<Item = RowPtr> {
+    // SAFETY: within the block.
+    blocks.flat_map(move |(first, rows)| (0..rows).map(move |row| RowPtr(unsafe { first.0.add(row * width) })))
 }
 
 /// Rows to which no more are added. Their columns stay; a header or trailer may be written by whoever has them.
@@ -695,12 +700,8 @@ impl FrozenRows {
     }
 
     /// All rows, in order.
-    pub fn pointers(&self) -> Vec<RowPtr> {
-        let width = self.layout.width;
-        // SAFETY: within the block.
-        let of_block =
-            |(first, rows): (RowPtr, usize)| (0..rows).map(move |row| RowPtr(unsafe { first.0.add(row * width) }));
-        self.blocks().flat_map(of_block).collect()
+    pub fn pointers(&self) -> Result<Vec<RowPtr>> {
+        room::collected(self.len, pointers(self.blocks(), self.layout.width))
     }
 }
 
@@ -737,7 +738,7 @@ mod tests {
         stored.append(&columns, None, rows, &mut pointers).unwrap();
         let odd: Vec<u32> = (0..rows as u32).filter(|row| row % 2 == 1).collect();
         stored.append(&columns, Some(&odd), rows, &mut pointers).unwrap();
-        assert_eq!(stored.pointers(), pointers);
+        assert_eq!(stored.pointers().unwrap(), pointers);
         let all: Vec<u32> = (0..rows as u32).chain(odd).collect();
         for (column, vector) in vectors.iter().enumerate() {
             let mut keep = vec![1; all.len()];

@@ -2,6 +2,7 @@
 
 use crate::expr::Scalar;
 use crate::mask::Mask;
+use crate::room;
 use crate::simd::pick;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
@@ -196,13 +197,17 @@ impl Vector {
 
     /// Some rows, in that order. Panics if one is past the last.
     pub fn gather(&self, rows: &[u32]) -> Result<Vector> {
+        #[inline(always)]
+        fn picked<T: Copy>(values: &[T], rows: &[u32]) -> Result<Vec<T>> {
+            room::asked(rows.len() * size_of::<T>(), || pick(values, rows))
+        }
         let values = match &self.values {
-            Values::Int(values) => Values::Int(pick(values, rows).into()),
-            Values::Wide(values) => Values::Wide(pick(values, rows).into()),
-            Values::Float(values) => Values::Float(pick(values, rows).into()),
+            Values::Int(values) => Values::Int(picked(values, rows)?.into()),
+            Values::Wide(values) => Values::Wide(picked(values, rows)?.into()),
+            Values::Float(values) => Values::Float(picked(values, rows)?.into()),
             Values::Bool(values) => Values::Bool(values.gather(rows)),
             Values::Text(texts) => {
-                Values::Text(Texts { values: Arc::new(pick(&texts.values, rows)), owners: texts.owners.clone() })
+                Values::Text(Texts { values: Arc::new(picked(&texts.values, rows)?), owners: texts.owners.clone() })
             }
             Values::Other(array) => {
                 let taken = arrow_select::take::take(array.as_ref(), &UInt32Array::from(rows.to_vec()), None);
@@ -231,7 +236,7 @@ impl Vector {
     /// Columns of one type one after the other. Panics on none.
     pub fn concat(parts: &[&Vector]) -> Result<Vector> {
         fn joined<T: Copy>(parts: &[&Vector], of: impl Fn(&Vector) -> Result<&[T]>) -> Result<Vec<T>> {
-            let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+            let mut all = room::of_capacity(parts.iter().map(|part| part.len()).sum())?;
             for part in parts {
                 all.extend_from_slice(of(part)?);
             }

@@ -41,6 +41,16 @@ impl Route {
         Route(watch << Route::WATCH_SHIFT | u64::from(arena.tag()) << 32 | u64::from(flags as u32))
     }
 
+    pub fn is_watched(self) -> bool {
+        self.watch().is_some()
+    }
+
+    /// The same, watched or not.
+    pub fn watched(self, watch: Option<Watch>) -> Route {
+        let rest = self.0 & ((1 << Route::WATCH_SHIFT) - 1);
+        Route(u64::from(watch.map_or(0, Watch::number)) << Route::WATCH_SHIFT | rest)
+    }
+
     fn watch(self) -> Option<Watch> {
         Watch::of_number((self.0 >> Route::WATCH_SHIFT) as u16)
     }

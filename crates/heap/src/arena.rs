@@ -29,6 +29,7 @@
 
 use crate::jemalloc;
 use crate::lease::{Books, Lease, Life};
+use crate::promise;
 use std::ffi::{c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -419,8 +420,8 @@ impl Arena {
             return null_mut();
         }
         let bytes = size as u64;
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before.saturating_add(bytes) <= self.budget_bytes.load(Ordering::Relaxed) {
+        let promised = promise::redeem(self.tag, bytes);
+        if self.set_apart(bytes - promised) {
             for (held, space) in self.order(crate::bulk::is_bulk()) {
                 let Some(run) = space.allocate_tagged(size, alignment.max(BYTE_ALIGNMENT_MIN), self.tag) else {
                     continue;
@@ -434,9 +435,26 @@ impl Arena {
                 *zero |= run.zeroed;
                 return run.address.as_ptr().cast();
             }
+            self.put_back(bytes - promised);
         }
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        promise::restore(self.tag, promised);
         null_mut()
+    }
+
+    /// Counts bytes as taken, unless the budget does not allow that.
+    pub fn set_apart(&self, bytes: u64) -> bool {
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before.saturating_add(bytes) <= self.budget_bytes.load(Ordering::Relaxed);
+        if !fits {
+            self.put_back(bytes);
+        }
+        fits
+    }
+
+    /// The inverse of `set_apart`.
+    pub fn put_back(&self, bytes: u64) {
+        // Blocks of a former lease may go during this one: they were never part of its count.
+        let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(bytes)));
     }
 
     /// # Safety
@@ -451,8 +469,7 @@ impl Arena {
         };
         // SAFETY: the caller's promise.
         unsafe { space.free_tagged(address, size, self.tag) };
-        // Blocks of a former lease may go during this one: they were never part of its count.
-        let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(bytes)));
+        self.put_back(bytes);
         // Release, and last: from here on the tablespace may be let go.
         if held.bytes.fetch_sub(bytes, Ordering::Release) < bytes {
             stop(format_args!("arena {} gives back more than it took of a tablespace", self.tag));

@@ -31,6 +31,14 @@ pub const fn layout_flags(align: usize, size: usize) -> i32 {
     if align <= 16 && align <= size { 0 } else { sys::MALLOCX_ALIGN(align) }
 }
 
+/// Bytes of the extent that a large block takes: its size class may be larger, and a page is for where it begins.
+pub fn extent_bytes(bytes: usize) -> u64 {
+    // SAFETY: a size that is not zero, and no flags.
+    let class = unsafe { sys::nallocx(bytes.max(1), 0) };
+    // Zero: there is no class that large.
+    (class.max(bytes) as u64).saturating_add(PAGE_BYTES)
+}
+
 /// Numbers that stand for a name: looking a name up by number takes no string comparison.
 struct Mib<const N: usize> {
     name: &'static CStr,

@@ -8,7 +8,8 @@
 //!   Blocks that outlive it stay valid and stay counted under `heap` in the ledger until they are freed.
 //! * When neither budget nor tablespaces have room, the process gives the memory: Rust code aborts on a failed
 //!   allocation, and no statement may end the server. [`QueryHeap::check`] tells from then on, and whoever drives the
-//!   statement ends it. Only a block larger than what the machine has left is refused.
+//!   statement ends it. Only a block larger than what the machine has left is refused. So that little is taken that way, a block that
+//!   may be large is allocated within [`QueryHeap::with_room`].
 //! * Lazily made state that outlives a statement belongs into [`QueryHeap::outside`].
 
 mod allocator;
@@ -17,6 +18,7 @@ mod blocks;
 mod bulk;
 mod jemalloc;
 mod lease;
+mod promise;
 mod query_heap;
 
 pub use allocator::{TidepoolAllocator, is_installed};

@@ -1,6 +1,7 @@
 use crate::allocator::{self, Route, route, set_route};
 use crate::arena::{Arena, HEAP_SPACES_MAX};
 use crate::blocks::{self, BlockEvent, Watch};
+use crate::{jemalloc, promise};
 use std::cell::Cell;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -11,9 +12,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_tablespace::Tablespace;
-
-/// Smaller blocks are not worth the question whether there is room: those that are over are few until the next `check`.
-const REQUIRED_BYTES_MIN: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub struct HeapUsage {
@@ -113,6 +111,15 @@ impl QueryHeap {
         self.watch.get_or_init(Watch::new);
     }
 
+    /// Whether this thread, which is inside, logs large blocks from now on, if the heap is watched: it does when it enters.
+    pub fn listen(&self, listens: bool) {
+        let (Some(arena), Some(watch)) = (self.arena, self.watch.get()) else { return };
+        let now = route();
+        if now.tag() == arena.tag() && now.is_watched() != listens {
+            set_route(now.watched(listens.then_some(*watch)));
+        }
+    }
+
     /// True when this thread has something for [`QueryHeap::take_blocks`].
     pub fn has_blocks(&self) -> bool {
         self.watch.get().is_some_and(|watch| blocks::any(*watch))
@@ -173,23 +180,29 @@ impl QueryHeap {
         Ok(())
     }
 
-    /// `check` of this thread's heap, if it is in one, and 53200 where a block of so many bytes finds no room: to be asked before a
-    /// large one is allocated, which the process would give otherwise.
-    pub fn require(bytes: usize) -> Result<()> {
-        let Some(heap) = QueryHeap::current() else { return Ok(()) };
+    /// Runs `allocate`, which allocates one block of about so many bytes, once there is room for it in this thread's heap, if it is in
+    /// one; 53200 where there is none, and as `check`. The room is the block's: no other thread of the statement finds it
+    /// meanwhile.
+    pub fn with_room<R>(bytes: usize, allocate: impl FnOnce() -> R) -> Result<R> {
+        let Some(heap) = QueryHeap::current() else { return Ok(allocate()) };
         heap.check()?;
-        let Some(arena) = heap.arena else { return Ok(()) };
-        if bytes < REQUIRED_BYTES_MIN || bytes as u64 <= heap.available_bytes() {
-            return Ok(());
+        let Some(arena) = heap.arena else { return Ok(allocate()) };
+        let bytes = jemalloc::extent_bytes(bytes);
+        let is_set_apart = heap.set_apart(arena, bytes)
+            || QueryHeap::outside(|| {
+                // Free extents count as the heap's.
+                arena.purge();
+                heap.set_apart(arena, bytes)
+            });
+        if !is_set_apart {
+            return Err(QueryHeap::outside(|| heap.refused(arena, bytes)));
         }
-        QueryHeap::outside(|| {
-            // Free extents count as the heap's.
-            arena.purge();
-            if bytes as u64 <= heap.available_bytes() {
-                return Ok(());
-            }
-            Err(heap.refused(arena, bytes as u64))
-        })
+        Ok(promise::during(arena.tag(), bytes, |left| arena.put_back(left), allocate))
+    }
+
+    fn set_apart(&self, arena: &Arena, bytes: u64) -> bool {
+        let room: u64 = self.tablespaces.iter().map(|space| space.available_bytes()).sum();
+        bytes <= room && arena.set_apart(bytes)
     }
 
     /// Bytes that this thread's heap can still take, if it is in one.

@@ -65,6 +65,38 @@ fn bulk_leaves_half_of_a_tablespace_to_what_is_touched_more_often() {
 }
 
 #[test]
+fn room_that_is_found_is_the_finders() {
+    let near = space("near", 64 * MIB);
+    let heap = QueryHeap::open(vec![near], Some(12 * MIB)).unwrap();
+    let block = |bytes: u64| vec![0u8; bytes as usize];
+    let asked = |bytes: u64| QueryHeap::with_room(bytes as usize, || block(bytes));
+    let _guard = heap.enter();
+    let found = QueryHeap::with_room(8 * MIB as usize, || {
+        // Not allocated yet, and not to be had any more.
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let _guard = heap.enter();
+                asked(6 * MIB).map(drop).map_err(|error| error.code())
+            });
+            assert_eq!(other.join().unwrap(), Err(SqlState::OUT_OF_MEMORY));
+        });
+        block(8 * MIB)
+    });
+    let found = found.unwrap();
+    let small = asked(3 * MIB).unwrap();
+    assert_eq!(asked(3 * MIB).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    assert!(heap.usage()[0].bytes_peak <= 12 * MIB);
+    drop((found, small));
+    // What was set apart and not allocated is to be had again.
+    for _ in 0..3 {
+        QueryHeap::with_room(10 * MIB as usize, || ()).unwrap();
+    }
+    drop(asked(9 * MIB).unwrap());
+    assert_eq!(heap.overdraft_bytes(), 0);
+    heap.check().unwrap();
+}
+
+#[test]
 fn a_heap_overflows_in_the_order_of_its_tablespaces() {
     let (near, far) = (space("near", 4 * MIB), space("far", 64 * MIB));
     let heap = QueryHeap::open(vec![near.clone(), far.clone(), near.clone()], None).unwrap();
@@ -493,5 +525,15 @@ fn a_watched_heap_tells_of_large_blocks_and_others_do_not() {
     assert_eq!(events[0], BlockEvent::Allocated(start..start + 100_000));
     assert_eq!(events.last(), Some(&BlockEvent::Freed(moved..moved + 100_000 + (1 << 20))));
     assert!(!heap.has_blocks());
+    heap.listen(false);
+    let unheard = vec![1u8; 100_000];
+    assert!(near.contains(unheard.as_ptr()) && !heap.has_blocks());
+    heap.listen(true);
+    drop(unheard);
+    assert!(heap.has_blocks());
+    heap.listen(false);
     drop(guard);
+    let _guard = heap.enter();
+    drop(vec![1u8; 100_000]);
+    assert!(heap.has_blocks(), "whoever enters listens");
 }

@@ -3,11 +3,11 @@
 use super::directory::HASH;
 use super::states::Place;
 use crate::observed::{Hold, Observer};
+use crate::room;
 use crate::rows::{RowPtr, Rows};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
 use tidepool_base::{Error, Result};
-use tidepool_heap::QueryHeap;
 
 /// Most numbers that there may be, whatever the rows.
 const NUMBERS_FEW: usize = 1 << 16;
@@ -99,8 +99,7 @@ pub(super) struct DirectTable {
 
 impl DirectTable {
     pub fn new(numbering: &Numbering, rows: Rows, observer: &Observer) -> Result<DirectTable> {
-        QueryHeap::require(numbering.size * size_of::<RowPtr>())?;
-        let groups = vec![RowPtr::NONE; numbering.size];
+        let groups = room::filled(RowPtr::NONE, numbering.size)?;
         Ok(DirectTable { numbering: numbering.clone(), _hold: observer.hold_vec(&groups), groups, rows })
     }
 

@@ -4,6 +4,7 @@
 //! SIGMOD 2014, section 4.2). Rows of a chunk are looked up together, a column at a time.
 
 use crate::observed::{Hold, Observer};
+use crate::room;
 use crate::rows::{RowLayout, RowPtr, Rows};
 use crate::vector::Vector;
 use tidepool_base::{Error, Result};
@@ -86,8 +87,7 @@ impl Directory {
     /// So many, which are of no rows. Those that there were are gone before.
     fn set_entries(&mut self, entries: usize) -> Result<()> {
         (self.entries, self.hold) = Default::default();
-        QueryHeap::require(entries * 8)?;
-        self.entries = vec![0; entries];
+        self.entries = room::filled(0, entries)?;
         self.hold = self.observer.hold_vec(&self.entries);
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Directory {
         debug_assert!(self.entries.is_empty());
         self.count = rows.len();
         // SAFETY: the caller's word.
-        unsafe { self.make_room(0, || rows) }
+        unsafe { self.make_room(0, || Ok(rows)) }
     }
 
     /// Makes room for more rows, at most half of it taken; `rows` are all that it has, in any order.
@@ -128,7 +128,7 @@ impl Directory {
     /// # Safety
     ///
     /// The rows are there, with their hashes in their headers.
-    pub unsafe fn make_room(&mut self, more: usize, rows: impl FnOnce() -> Vec<RowPtr>) -> Result<()> {
+    pub unsafe fn make_room(&mut self, more: usize, rows: impl FnOnce() -> Result<Vec<RowPtr>>) -> Result<()> {
         let wanted = ((self.count + more) * 2).next_power_of_two().max(ENTRIES_MIN);
         if wanted <= self.entries.len() {
             return Ok(());
@@ -140,8 +140,7 @@ impl Directory {
         if self.count == 0 {
             return Ok(());
         }
-        QueryHeap::require(self.count * size_of::<RowPtr>())?;
-        let (rows, mask) = (rows(), wanted - 1);
+        let (rows, mask) = (rows()?, wanted - 1);
         for (index, row) in rows.iter().enumerate() {
             if let Some(next) = rows.get(index + AHEAD) {
                 next.prefetch();

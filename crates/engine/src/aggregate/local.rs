@@ -6,6 +6,7 @@
 
 use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of, partition_of};
 use crate::hash;
+use crate::room;
 use crate::rows::{RowLayout, RowPtr, Rows};
 use crate::text::Owners;
 use crate::touch::{Meter, Pool, Touches};
@@ -151,7 +152,7 @@ impl LocalTable {
             return Ok(());
         }
         let layout = Arc::clone(rows.layout());
-        for batch in rows.pointers().chunks(CHUNK_ROWS) {
+        for batch in rows.pointers()?.chunks(CHUNK_ROWS) {
             let none = Owners::default();
             // SAFETY: nobody else has the rows. The columns are gone before the rows, which have what texts lie in.
             let keys: Vec<Vector> =
@@ -168,7 +169,7 @@ impl LocalTable {
         }
         self.rows_in += self.rows.len() as u64;
         // SAFETY: its own by now, with headers.
-        unsafe { self.directory.adopt(self.rows.pointers())? };
+        unsafe { self.directory.adopt(self.rows.pointers()?)? };
         self.own_bytes_max = self.rows.used_bytes() + self.directory.bytes();
         self.touches.append(&self.own, self.directory.bytes());
         Ok(())
@@ -234,16 +235,17 @@ impl LocalTable {
             let new = || self.rows.alike();
             self.partitions = std::iter::repeat_with(new).take(PARTITIONS).collect();
         }
-        let rows = self.rows.pointers();
+        let rows = self.rows.pointers()?;
         // SAFETY: the worker's own rows, which have headers.
-        let partitions: Vec<u8> = rows.iter().map(|row| partition_of(unsafe { hash_of(*row) }) as u8).collect();
+        let partition = |row: &RowPtr| partition_of(unsafe { hash_of(*row) }) as u8;
+        let partitions = room::collected(rows.len(), rows.iter().map(partition))?;
         let mut places = [0usize; PARTITIONS];
         partitions.iter().for_each(|partition| places[usize::from(*partition)] += 1);
         let mut sum = 0;
         for place in &mut places {
             sum += std::mem::replace(place, sum);
         }
-        let mut sorted = vec![RowPtr::NONE; rows.len()];
+        let mut sorted = room::filled(RowPtr::NONE, rows.len())?;
         for (row, partition) in rows.iter().zip(&partitions) {
             let place = &mut places[usize::from(*partition)];
             sorted[*place] = *row;
@@ -252,7 +254,7 @@ impl LocalTable {
         let mut start = 0;
         for (partition, end) in self.partitions.iter_mut().zip(places) {
             // SAFETY: rows of this layout, which only this worker has, and which are not in the partition.
-            unsafe { partition.copy(&sorted[start..end]) };
+            unsafe { partition.copy(&sorted[start..end])? };
             start = end;
         }
         self.rows.clear();

@@ -11,6 +11,7 @@ use super::worker::{Groups, Worker};
 use crate::hash;
 use crate::observed::Hold;
 use crate::pipeline::Task;
+use crate::room;
 use crate::rows::{FrozenRows, RowLayout, RowPtr, Rows};
 use crate::text::Owners;
 use crate::touch::{Pool, Touches};
@@ -124,7 +125,9 @@ impl<'a> Merger<'a> {
                 let keys: Vec<Vector> =
                     (0..self.keys).map(|column| self.layout.gather(column, batch, self.owners)).collect();
                 let keys: Vec<&Vector> = keys.iter().collect();
-                self.directory.make_room(batch.len(), || self.groups.clone())?;
+                room::grow(&mut self.groups, batch.len())?;
+                self.directory
+                    .make_room(batch.len(), || room::collected(self.groups.len(), self.groups.iter().copied()))?;
                 let fresh = Fresh::Given(batch, &mut self.groups);
                 self.directory.locate(self.layout, &keys, &hashes, fresh, &mut found)?;
             }
@@ -149,7 +152,7 @@ impl<'a> Merger<'a> {
     }
 }
 
-fn pointers(rows: &[FrozenRows]) -> impl Iterator<Item = Vec<RowPtr>> + '_ {
+fn pointers(rows: &[FrozenRows]) -> impl Iterator<Item = Result<Vec<RowPtr>>> + '_ {
     rows.iter().map(FrozenRows::pointers)
 }
 
@@ -170,7 +173,7 @@ unsafe fn add_set(
     let mut unique = Merger::new(plan, &set.layout, keys + 1, rows, owners)?;
     for rows in pointers(rows) {
         // SAFETY: the set's rows; the rest is the caller's word.
-        unsafe { unique.add(None, &rows)? };
+        unsafe { unique.add(None, &rows?)? };
     }
     let mut texts = TextStore::default();
     let (mut groups, mut found) = (groups, Vec::new());
@@ -218,7 +221,7 @@ impl Part {
         if let Lookup::One = plan.lookup {
             // Of the sets alone: a row that is merged into that of all.
             let (mut rows, mut made) = (plan.rows(), Vec::new());
-            rows.reserve(1, &mut made);
+            rows.reserve(1, &mut made)?;
             for (index, set) in self.sets.iter().enumerate() {
                 // SAFETY: the row was made just now.
                 unsafe { add_set(plan, index, set, Err(made[0]), owners)? };
@@ -226,14 +229,18 @@ impl Part {
             return Ok((made, vec![rows.freeze()]));
         }
         if self.is_unique && self.sets.is_empty() {
-            return Ok((pointers(&self.main).flatten().collect(), self.main));
+            let mut groups = room::of_capacity(self.rows())?;
+            for rows in pointers(&self.main) {
+                groups.extend(rows?);
+            }
+            return Ok((groups, self.main));
         }
         // So that most of what is merged into another is the smaller part.
         self.main.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
         let mut merger = Merger::new(plan, &plan.layout, plan.keys.len(), &self.main, owners)?;
         for rows in pointers(&self.main) {
             // SAFETY: this part's rows, which nobody else has.
-            unsafe { merger.add(Some(plan), &rows)? };
+            unsafe { merger.add(Some(plan), &rows?)? };
         }
         for (index, set) in self.sets.iter().enumerate() {
             // SAFETY: as above.
@@ -307,7 +314,7 @@ impl Merging {
             && self.one.is_none()
         {
             let (mut rows, mut made) = (plan.rows(), Vec::new());
-            rows.reserve(1, &mut made);
+            rows.reserve(1, &mut made)?;
             self.one = made.pop();
             self.kept.push(rows.freeze());
         }
@@ -316,14 +323,14 @@ impl Merging {
                 self.owners.join(rows.owners());
             }
             let mut groups: Vec<RowPtr> = Vec::new();
-            let mut known = vec![RowPtr::NONE; if direct.len() > 1 { numbering.size } else { 0 }];
+            let mut known = room::filled(RowPtr::NONE, if direct.len() > 1 { numbering.size } else { 0 })?;
             let (mut into, mut from) = (Vec::new(), Vec::new());
             for rows in &direct {
                 if direct.len() == 1 {
-                    groups = rows.pointers();
+                    groups = rows.pointers()?;
                     break;
                 }
-                for row in rows.pointers() {
+                for row in rows.pointers()? {
                     // SAFETY: rows of direct tables have their number in the header.
                     let number = unsafe { row.read::<u64>(HASH) } as usize;
                     if known[number].is_none() {
@@ -411,7 +418,7 @@ impl Merging {
         let mut merged: Vec<u64> = from.iter().map(|row| row.address()).collect();
         merged.sort_unstable();
         let rows: Vec<FrozenRows> = workers.into_iter().map(|worker| worker.rows.freeze()).collect();
-        let mut groups: Vec<Vec<RowPtr>> = pointers(&rows).collect();
+        let mut groups = pointers(&rows).collect::<Result<Vec<Vec<RowPtr>>>>()?;
         if !merged.is_empty() {
             for groups in &mut groups {
                 groups.retain(|row| merged.binary_search(&row.address()).is_err());

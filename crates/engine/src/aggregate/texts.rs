@@ -77,7 +77,7 @@ impl TextStore {
             state.text.rest() as usize
         } else {
             if self.blocks.last().is_none_or(|block| block.len() - self.used < room) {
-                let block = vec![0; room.max(BLOCK_BYTES)];
+                let block = crate::room::filled(0, room.max(BLOCK_BYTES))?;
                 self.holds.push(self.observer.hold_vec(&block));
                 self.blocks.push(block);
                 self.used = 0;

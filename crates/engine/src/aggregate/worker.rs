@@ -55,7 +55,7 @@ impl Worker {
         let groups = match &plan.lookup {
             Lookup::One => {
                 let (mut rows, mut made) = (plan.rows(), Vec::new());
-                rows.reserve(1, &mut made);
+                rows.reserve(1, &mut made)?;
                 Groups::One(rows, made[0])
             }
             Lookup::Direct(numbering) => Groups::Direct(DirectTable::new(numbering, plan.rows(), observer)?),

@@ -30,9 +30,8 @@ impl Words {
     pub fn new(len: usize, observer: &Observer) -> Result<Words> {
         let refused = || Error::new(SqlState::OUT_OF_MEMORY, "out of memory");
         let layout = layout(len).ok_or_else(refused)?;
-        QueryHeap::require(layout.size())?;
         // SAFETY: the layout has bytes.
-        let first = unsafe { std::alloc::alloc_zeroed(layout) };
+        let first = QueryHeap::with_room(layout.size(), || unsafe { std::alloc::alloc_zeroed(layout) })?;
         let first = NonNull::new(first.cast::<AtomicU64>()).ok_or_else(refused)?;
         let hold = observer.hold(first.as_ptr().addr(), layout.size());
         Ok(Words { first, len, _hold: hold })

@@ -12,6 +12,7 @@ mod tests;
 use crate::expr::Scalar;
 use crate::observed::{Hold, Kept, Observer};
 use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task, states_of};
+use crate::room;
 use crate::touch::{Meter, Pool, Touches};
 use crate::types::{Class, ColumnType};
 use crate::vector::{CHUNK_ROWS, Chunk};
@@ -251,6 +252,7 @@ impl SortState {
             place: Place::new(self.worker, number, row),
         };
         let Some(limit) = sorted.first() else {
+            room::grow(&mut self.items, chunk.rows)?;
             self.items.extend(keys.iter().enumerate().map(|(row, key)| item(row, *key)));
             self.touches.append(&sorted.pools.chunks, chunk.bytes());
             self.touches.append(&sorted.pools.items, chunk.rows * size_of::<Item>());
@@ -379,17 +381,20 @@ impl Runs {
     /// The rows from one splitter up to another.
     fn range(&self, from: Option<&Item>, to: Option<&Item>, limit: usize) -> Result<Range> {
         check_heap()?;
-        let mut items = Vec::new();
-        for Run { items: run, .. } in &self.runs {
+        let pieces = self.runs.iter().map(|Run { items: run, .. }| {
             let place = |splitter: &Item| run.partition_point(|item| self.compare(item, splitter).is_lt());
             let (start, end) = (from.map_or(0, place), to.map_or(run.len(), place));
-            items.extend_from_slice(&run[start..end.max(start)]);
-        }
+            &run[start..end.max(start)]
+        });
+        let pieces: Vec<&[Item]> = pieces.collect();
+        let mut items = room::of_capacity(pieces.iter().map(|piece| piece.len()).sum())?;
+        pieces.into_iter().for_each(|piece| items.extend_from_slice(piece));
         sort_items(self.sorted.plan()?, |place| self.parts.row(place), &mut items);
         items.truncate(limit);
         let mut touches = self.sorted.meter.touches();
         touches.read(&self.sorted.pools.items, items.len() * size_of::<Item>());
-        let places: Vec<Place> = items.iter().map(|item| item.place).collect();
+        let places: Vec<Place> = room::collected(items.len(), items.iter().map(|item| item.place))?;
+        drop(items);
         if places.is_empty() {
             return Ok(Range { rows: Chunk::default(), _holds: Vec::new() });
         }

@@ -1,6 +1,7 @@
 //! Rows of many chunks as one.
 
 use crate::mask::Mask;
+use crate::room;
 use crate::text::Owners;
 use crate::vector::{Chunk, Texts, Values, Vector};
 use arrow_array::Array;
@@ -90,7 +91,7 @@ impl Parts {
         values: impl Fn(&'a Vector) -> Result<&'a [T]>,
     ) -> Result<Vec<T>> {
         let slices = self.chunks.iter().map(|chunk| values(&chunk.columns[column])).collect::<Result<Vec<_>>>()?;
-        Ok(places.iter().map(|place| slices[self.index(*place)][place.row()]).collect())
+        room::collected(places.len(), places.iter().map(|place| slices[self.index(*place)][place.row()]))
     }
 
     fn column(&self, column: usize, places: &[Place]) -> Result<Vector> {

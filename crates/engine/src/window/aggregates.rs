@@ -8,6 +8,7 @@ use super::layout::Segment;
 use super::slide::{Count, Exact, Queue, Sum, slide};
 use crate::aggregate::{AggregateFunction, SumWide, out_of_range, result_bounds};
 use crate::mask::Mask;
+use crate::room;
 use crate::sort::keys::compare_values;
 use crate::types::{Class, ColumnType};
 use crate::vector::{Values, Vector};
@@ -37,7 +38,7 @@ pub(super) fn column(
     let takes = |row: usize| taken.as_ref().is_none_or(|taken| taken.get(row));
     let layout = &segment.layout;
     if function == F::Count {
-        let mut counts = vec![0; layout.rows as usize];
+        let mut counts = room::filled(0, layout.rows as usize)?;
         slide(frame, layout, checks, &mut Count { takes, count: 0 }, |from, to, state| {
             counts[from as usize..to as usize].fill(state.count as i64);
         })?;
@@ -55,13 +56,13 @@ pub(super) fn column(
         }
         (F::Sum | F::Avg, Values::Float(values)) => {
             let of = |row: u32| takes(row as usize).then(|| (values[row as usize], 1u64));
-            let mut queue = Queue::new(of, |a: (f64, u64), b: (f64, u64)| (a.0 + b.0, a.1 + b.1));
-            let mut sums = vec![None; layout.rows as usize];
+            let mut queue = Queue::new(frame, of, |a: (f64, u64), b: (f64, u64)| (a.0 + b.0, a.1 + b.1))?;
+            let mut sums = room::filled(None, layout.rows as usize)?;
             slide(frame, layout, checks, &mut queue, |from, to, state| {
                 let value = state.value().map(|(sum, count)| if function == F::Sum { sum } else { sum / count as f64 });
                 sums[from as usize..to as usize].fill(value);
             })?;
-            Ok(floats(call, &sums))
+            floats(call, &sums)
         }
         (F::Min | F::Max | F::BoolAnd | F::BoolOr, _) => {
             let least = matches!(function, F::Min | F::BoolAnd);
@@ -71,8 +72,8 @@ pub(super) fn column(
                 let order = compare_values(&argument, a as usize, &argument, b as usize);
                 if if least { order.is_le() } else { order.is_ge() } { a } else { b }
             };
-            let mut rows = vec![NONE; layout.rows as usize];
-            slide(frame, layout, checks, &mut Queue::new(of, better), |from, to, state| {
+            let mut rows = room::filled(NONE, layout.rows as usize)?;
+            slide(frame, layout, checks, &mut Queue::new(frame, of, better)?, |from, to, state| {
                 rows[from as usize..to as usize].fill(state.value().unwrap_or(NONE));
             })?;
             pick(&argument, &rows)
@@ -81,11 +82,11 @@ pub(super) fn column(
     }
 }
 
-fn floats(call: &WindowCall, values: &[Option<f64>]) -> Vector {
+fn floats(call: &WindowCall, values: &[Option<f64>]) -> Result<Vector> {
     let real = |value: f64| if call.is_single() { f64::from(value as f32) } else { value };
     let valid = Mask::of_values(values, |value: Option<f64>| value.is_some());
-    let values: Vec<f64> = values.iter().map(|value| real(value.unwrap_or(0.0))).collect();
-    Vector { values: Values::Float(values.into()), valid: None }.with_valid(Some(valid))
+    let values = room::collected(values.len(), values.iter().map(|value| real(value.unwrap_or(0.0))))?;
+    Ok(Vector { values: Values::Float(values.into()), valid: None }.with_valid(Some(valid)))
 }
 
 /// Sums and averages of integers and decimals.
@@ -95,22 +96,22 @@ fn exact<E: Exact, F: Fn(usize) -> bool>(
     scale: i8,
     (segment, frame, checks): (&Segment, &Spans, &Checks),
     state: &mut Sum<'_, E, F>,
-    floats: &dyn Fn(&[Option<f64>]) -> Vector,
+    floats: &dyn Fn(&[Option<f64>]) -> Result<Vector>,
 ) -> Result<Vector> {
     let is_sum = function == AggregateFunction::Sum;
     let rows = segment.layout.rows as usize;
     if of.class() == Class::Float {
         let unit = 10f64.powi(-i32::from(scale));
-        let mut values = vec![None; rows];
+        let mut values = room::filled(None, rows)?;
         slide(frame, &segment.layout, checks, state, |from, to, state| {
             let average = || state.sum.wide().to_f64() * unit / state.count as f64;
             values[from as usize..to as usize].fill((state.count > 0).then(average));
         })?;
-        return Ok(floats(&values));
+        return floats(&values);
     }
     let shift = i32::from(of.scale().unwrap_or(0)) - i32::from(scale);
     let (lower, upper) = result_bounds(of);
-    let mut values = vec![None; rows];
+    let mut values = room::filled(None, rows)?;
     let mut is_beyond = false;
     slide(frame, &segment.layout, checks, state, |from, to, state| {
         let value = match state.count {
@@ -129,8 +130,8 @@ fn integers(of: &ColumnType, values: &[Option<i128>]) -> Result<Vector> {
     let valid = Mask::of_values(values, |value: Option<i128>| value.is_some());
     let value = |value: &Option<i128>| value.unwrap_or(0);
     let values = match of.class() {
-        Class::Int => Values::Int(values.iter().map(|it| value(it) as i64).collect()),
-        Class::Wide => Values::Wide(values.iter().map(value).collect()),
+        Class::Int => Values::Int(room::collected(values.len(), values.iter().map(|it| value(it) as i64))?.into()),
+        Class::Wide => Values::Wide(room::collected(values.len(), values.iter().map(value))?.into()),
         _ => return Err(Error::internal("an aggregate's result is no number")),
     };
     Ok(Vector { values, valid: None }.with_valid(Some(valid)))

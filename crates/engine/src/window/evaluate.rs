@@ -5,10 +5,10 @@ use super::functions::{WindowCall, WindowFunction};
 use super::layout::{Layout, Partition, Segment};
 use super::{Checks, Window, aggregates};
 use crate::mask::Mask;
+use crate::room;
 use crate::vector::{Values, Vector};
 use arrow_array::{Array, UInt32Array};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_heap::QueryHeap;
 
 /// Where there is no row. No segment has so many.
 pub(super) const NONE: u32 = u32::MAX;
@@ -19,8 +19,6 @@ pub(super) fn evaluate(window: &Window, segment: &Segment, checks: &Checks) -> R
     let mut columns = Vec::with_capacity(window.functions.len());
     for call in &window.functions {
         checks.check()?;
-        // A value of each row, and what it is made of.
-        QueryHeap::require(segment.layout.rows as usize * 16)?;
         let place = match call.own_frame() {
             None => None,
             Some(frame) => Some(match frames.iter().position(|(known, _)| *known == frame) {
@@ -55,38 +53,38 @@ fn column(call: &WindowCall, scale: i8, segment: &Segment, frame: &Spans, checks
     Ok(match call.function {
         F::RowNumber => numbers(layout, |_, out| {
             out.iter_mut().zip(1..).for_each(|(out, number)| *out = number);
-        }),
+        })?,
         F::Rank => numbers(layout, |partition, out| {
             groups(partition, out, |_, first, _| i64::from(first) + 1);
-        }),
+        })?,
         F::DenseRank => numbers(layout, |partition, out| {
             groups(partition, out, |number, _, _| number as i64 + 1);
-        }),
+        })?,
         F::PercentRank => floats(layout, |partition, out| {
             let others = f64::from(partition.end - partition.start - 1);
             groups(partition, out, |_, first, _| if others == 0.0 { 0.0 } else { f64::from(first) / others });
-        }),
+        })?,
         F::CumeDist => floats(layout, |partition, out| {
             let rows = f64::from(partition.end - partition.start);
             groups(partition, out, |_, _, end| f64::from(end) / rows);
-        }),
+        })?,
         F::Ntile(parts) => {
             if parts <= 0 {
                 let message = "argument of ntile must be greater than zero";
                 return Err(Error::new(SqlState::INVALID_ARGUMENT_FOR_NTILE, message));
             }
-            numbers(layout, |_, out| tiles(parts as u64, out))
+            numbers(layout, |_, out| tiles(parts as u64, out))?
         }
-        F::Shift(shift) => pick(&argument()?, &shifted(layout, shift))?,
+        F::Shift(shift) => pick(&argument()?, &shifted(layout, shift)?)?,
         F::HasShift(shift) => {
-            let rows = shifted(layout, shift);
+            let rows = shifted(layout, shift)?;
             Vector { values: Values::Bool(Mask::of_values(&rows, |row| row != NONE)), valid: None }
         }
         F::FirstValue => {
-            pick(&argument()?, &framed(layout, frame, |start, end| if start < end { start } else { NONE }))?
+            pick(&argument()?, &framed(layout, frame, |start, end| if start < end { start } else { NONE })?)?
         }
         F::LastValue => {
-            pick(&argument()?, &framed(layout, frame, |start, end| if start < end { end - 1 } else { NONE }))?
+            pick(&argument()?, &framed(layout, frame, |start, end| if start < end { end - 1 } else { NONE })?)?
         }
         F::NthValue(number) => {
             if number <= 0 {
@@ -96,26 +94,26 @@ fn column(call: &WindowCall, scale: i8, segment: &Segment, frame: &Spans, checks
             let skipped = number as u64 - 1;
             let nth =
                 |start: u32, end: u32| if skipped < u64::from(end - start) { start + skipped as u32 } else { NONE };
-            pick(&argument()?, &framed(layout, frame, nth))?
+            pick(&argument()?, &framed(layout, frame, nth)?)?
         }
         F::Aggregate(function) => aggregates::column(function, call, scale, segment, frame, checks)?,
     })
 }
 
-fn of_partitions<T: Copy + Default>(layout: &Layout, mut fill: impl FnMut(Partition<'_>, &mut [T])) -> Vec<T> {
-    let mut out = vec![T::default(); layout.rows as usize];
+fn of_partitions<T: Copy + Default>(layout: &Layout, mut fill: impl FnMut(Partition<'_>, &mut [T])) -> Result<Vec<T>> {
+    let mut out = room::filled(T::default(), layout.rows as usize)?;
     for partition in layout.partitions() {
         fill(partition, &mut out[partition.start as usize..partition.end as usize]);
     }
-    out
+    Ok(out)
 }
 
-fn numbers(layout: &Layout, fill: impl FnMut(Partition<'_>, &mut [i64])) -> Vector {
-    Vector::ints(of_partitions(layout, fill))
+fn numbers(layout: &Layout, fill: impl FnMut(Partition<'_>, &mut [i64])) -> Result<Vector> {
+    of_partitions(layout, fill).map(Vector::ints)
 }
 
-fn floats(layout: &Layout, fill: impl FnMut(Partition<'_>, &mut [f64])) -> Vector {
-    Vector { values: Values::Float(of_partitions(layout, fill).into()), valid: None }
+fn floats(layout: &Layout, fill: impl FnMut(Partition<'_>, &mut [f64])) -> Result<Vector> {
+    Ok(Vector { values: Values::Float(of_partitions(layout, fill)?.into()), valid: None })
 }
 
 /// `value` of each group: its number, and where within the partition it begins and ends.
@@ -139,7 +137,7 @@ fn tiles(parts: u64, out: &mut [i64]) {
 }
 
 /// The row of each row's partition that is so many after it.
-fn shifted(layout: &Layout, shift: i64) -> Vec<u32> {
+fn shifted(layout: &Layout, shift: i64) -> Result<Vec<u32>> {
     of_partitions(layout, |partition, out| {
         for (out, row) in out.iter_mut().zip(partition.start..) {
             let wanted = i64::from(row).saturating_add(shift);
@@ -149,10 +147,10 @@ fn shifted(layout: &Layout, shift: i64) -> Vec<u32> {
     })
 }
 
-fn framed(layout: &Layout, frame: &Spans, row: impl Fn(u32, u32) -> u32) -> Vec<u32> {
-    let mut out = Vec::with_capacity(layout.rows as usize);
+fn framed(layout: &Layout, frame: &Spans, row: impl Fn(u32, u32) -> u32) -> Result<Vec<u32>> {
+    let mut out = room::of_capacity(layout.rows as usize)?;
     frame.each(layout, |_, start, end| out.push(row(start, end)));
-    out
+    Ok(out)
 }
 
 /// Some rows, NULL for [`NONE`].
@@ -168,7 +166,7 @@ pub(super) fn pick(vector: &Vector, rows: &[u32]) -> Result<Vector> {
         return Ok(Vector { values: Values::Other(taken), valid });
     }
     // A segment has a row, whose value is nobody's where it stands for none.
-    let places: Vec<u32> = rows.iter().map(|row| if *row == NONE { 0 } else { *row }).collect();
+    let places = room::collected(rows.len(), rows.iter().map(|row| if *row == NONE { 0 } else { *row }))?;
     let there = Mask::of_values(rows, |row| row != NONE);
     let picked = vector.gather(&places)?;
     let valid = Mask::both(picked.valid.as_ref(), Some(&there));

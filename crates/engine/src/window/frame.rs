@@ -1,6 +1,7 @@
 //! Frames: which rows of its partition a row's function sees.
 
 use super::layout::{Layout, Partition};
+use crate::room;
 use crate::sort::SortKey;
 use crate::sort::keys::float_order;
 use crate::vector::{Values, Vector};
@@ -108,6 +109,19 @@ impl Spans {
     }
 }
 
+impl Spans {
+    /// The most rows of a frame, with those that go, that rows go of one by one.
+    pub fn rows_left_behind(&self) -> usize {
+        let Spans::Each { start, end } = self else { return 0 };
+        let pairs = start.windows(2).zip(end.windows(2));
+        let rows = pairs.filter_map(|(start, end)| {
+            let is_left = start[0] < start[1] && start[1] < end[0];
+            is_left.then(|| end[1] - start[0])
+        });
+        rows.max().unwrap_or(0) as usize
+    }
+}
+
 fn mixed() -> Error {
     Error::internal("a frame's distance is of another kind than its order key")
 }
@@ -117,8 +131,8 @@ pub(super) fn spans(frame: &Frame, layout: &Layout, key: Option<(SortKey, &Vecto
     if (frame.start, frame.end) == (FrameBound::First, FrameBound::Last) {
         return Ok(Spans::Whole);
     }
-    let mut start = vec![0; layout.rows as usize];
-    let mut end = start.clone();
+    let mut start = room::filled(0, layout.rows as usize)?;
+    let mut end = room::filled(0, layout.rows as usize)?;
     bounds(frame.units, frame.start, true, layout, key, &mut start)?;
     bounds(frame.units, frame.end, false, layout, key, &mut end)?;
     end.iter_mut().zip(&start).for_each(|(end, start)| *end = (*end).max(*start));

@@ -1,6 +1,7 @@
 //! Rows in the order of their partitions: where partitions begin, and groups of peers within them.
 
 use crate::mask::Mask;
+use crate::room;
 use crate::sort::keys::KeyPlan;
 use crate::vector::{Chunk, Vector};
 use tidepool_base::{Error, Result};
@@ -125,20 +126,21 @@ fn counted(rows: usize) -> Result<u32> {
 
 fn segment(pieces: &[Chunk], marks: &[Marks], ranges: &[Range]) -> Result<Segment> {
     let rows = counted(ranges.iter().map(|range| range.end - range.start).sum())?;
-    let starts = |mask: &dyn Fn(&Marks) -> Option<&Mask>| {
+    let starts = |mask: &dyn Fn(&Marks) -> Option<&Mask>| -> Result<Option<Vec<u32>>> {
         let mut starts = Vec::new();
         let mut passed = 0;
         for Range { piece, start, end } in ranges {
-            let mask = mask(&marks[*piece])?;
-            let of_piece = (*start..*end).filter(|row| mask.get(*row));
-            starts.extend(of_piece.map(|row| (passed + row - start) as u32));
+            let Some(mask) = mask(&marks[*piece]) else { return Ok(None) };
+            let of_piece = || (*start..*end).filter(|row| mask.get(*row));
+            room::grow(&mut starts, of_piece().count())?;
+            starts.extend(of_piece().map(|row| (passed + row - start) as u32));
             passed += end - start;
         }
         starts.push(rows);
-        Some(starts)
+        Ok(Some(starts))
     };
-    let partitions = starts(&|marks| Some(&marks.partitions)).unwrap_or_default();
-    let groups = starts(&|marks| marks.groups.as_ref());
+    let partitions = starts(&|marks| Some(&marks.partitions))?.unwrap_or_default();
+    let groups = starts(&|marks| marks.groups.as_ref())?;
     let cut = |Range { piece, start, end }: &Range| {
         let chunk = &pieces[*piece];
         if end - start == chunk.rows { chunk.clone() } else { chunk.slice(*start, end - start) }

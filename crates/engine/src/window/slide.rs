@@ -4,6 +4,7 @@ use super::Checks;
 use super::frame::Spans;
 use super::layout::Layout;
 use crate::aggregate::{State, SumWide};
+use crate::room;
 use tidepool_base::Result;
 
 /// What a frame's rows come to. Rows come in ascending order, and go in that order.
@@ -176,8 +177,10 @@ pub(super) struct Queue<S, O, M> {
 }
 
 impl<S: Copy, O: Fn(u32) -> Option<S>, M: Fn(S, S) -> S> Queue<S, O, M> {
-    pub fn new(of: O, merge: M) -> Queue<S, O, M> {
-        Queue { of, merge, earlier: Vec::new(), later: None, next: 0 }
+    /// For some frames. 53200 where there is no room for as many rows as it keeps.
+    pub fn new(spans: &Spans, of: O, merge: M) -> Result<Queue<S, O, M>> {
+        let earlier = room::of_capacity(spans.rows_left_behind())?;
+        Ok(Queue { of, merge, earlier, later: None, next: 0 })
     }
 
     #[inline(always)]
