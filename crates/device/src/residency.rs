@@ -1,6 +1,6 @@
 //! What the last-level cache is taken to hold of memory that code works in, and so which of its accesses miss.
 //!
-//! A model of one cache, least recently used out first, over two kinds of memory:
+//! A model of one cache, least recently used out first, over three kinds of memory:
 //!
 //! * *Ranges* whose addresses are known, read or written from end to end: arrays. They are followed by the granule, with a bit
 //!   for each 64th of it, so that a buffer that the allocator hands out again is found in the cache if it is still there.
@@ -8,6 +8,8 @@
 //!   `n * exp(-k / n)` untouched. Those touched since the oldest granule in the cache was are taken to be in it, and fill it as
 //!   granules do. (The window of an LRU cache as its *characteristic time*: Che, Tung, Wang, Hierarchical Web Caching Systems,
 //!   2002.)
+//!
+//! * *Streams*, which come by once: of them nothing is known but how many bytes came when.
 //!
 //! A line that is read and is not there is fetched. A line that is written has to go back one day: once for each stay in the
 //! cache in which it was written, also when the stay is not over. That writes fetch first is left out, as in
@@ -151,6 +153,9 @@ pub struct Residency {
     pools: Vec<Option<Pool>>,
     /// Resident, of all pools.
     pool_bytes: f64,
+    /// Resident of streams, oldest first: when it came, and bytes.
+    streams: VecDeque<(u64, f64)>,
+    stream_bytes: f64,
     blocks: BTreeMap<usize, Block>,
     misses: Vec<Miss>,
 }
@@ -170,6 +175,8 @@ impl Residency {
             units_present: 0,
             pools: Vec::new(),
             pool_bytes: 0.0,
+            streams: VecDeque::new(),
+            stream_bytes: 0.0,
             blocks: BTreeMap::new(),
             misses: Vec::new(),
         }
@@ -182,6 +189,26 @@ impl Residency {
 
     fn unit_bytes(&self) -> u64 {
         self.granule_bytes / UNITS
+    }
+
+    /// So many bytes come by that nobody touches again.
+    pub fn stream(&mut self, bytes: u64) {
+        let step = (self.cache_bytes as f64 / TOUCHES_PER_CACHE).max(LINE_BYTES);
+        let mut left = bytes as f64;
+        while left > 0.0 {
+            let came = left.min(step);
+            left -= came;
+            self.clock += 1;
+            match self.streams.back_mut() {
+                // Nothing came between.
+                Some((when, bytes)) if *when + 1 == self.clock && *bytes + came <= step => {
+                    (*when, *bytes) = (self.clock, *bytes + came);
+                }
+                _ => self.streams.push_back((self.clock, came)),
+            }
+            self.stream_bytes += came;
+            self.evict();
+        }
     }
 
     /// Reads a range from end to end.
@@ -344,6 +371,18 @@ impl Residency {
             let granule = (self.oldest != NONE).then(|| self.granules[self.oldest as usize].touched);
             let pools = self.pools.iter_mut().flatten();
             let pool = pools.filter(|pool| !pool.events.is_empty()).min_by_key(|pool| pool.events[0].0);
+            if let Some((came, bytes)) = self.streams.front_mut()
+                && granule.is_none_or(|touched| *came < touched)
+                && pool.as_ref().is_none_or(|pool| *came < pool.events[0].0)
+            {
+                let gone = over.min(*bytes);
+                *bytes -= gone;
+                self.stream_bytes -= gone;
+                if *bytes <= 0.0 {
+                    self.streams.pop_front();
+                }
+                continue;
+            }
             match (granule, pool) {
                 (Some(touched), Some(pool)) if pool.events[0].0 < touched => self.pool_bytes += pool.forget(over),
                 (Some(_), _) => {
@@ -361,7 +400,7 @@ impl Residency {
     }
 
     fn resident_bytes(&self) -> f64 {
-        (self.units_present * self.unit_bytes()) as f64 + self.pool_bytes
+        (self.units_present * self.unit_bytes()) as f64 + self.pool_bytes + self.stream_bytes
     }
 
     /// A pool without lines.
@@ -612,6 +651,28 @@ mod tests {
             let missed: f64 = (0..20).map(|_| cache.touch_pool(pool, 8192)).sum();
             assert_near(missed, share * 20.0 * 8192.0, 0.05);
         }
+    }
+
+    #[test]
+    fn a_stream_pushes_out_what_is_older_and_nothing_else() {
+        let mut cache = Residency::new(MIB as u64);
+        let (old, new) = (0..MIB / 4, MIB..5 * MIB / 4);
+        cache.reading(old.clone());
+        cache.stream(256 << 10);
+        cache.reading(new.clone());
+        cache.stream(256 << 10);
+        assert_eq!([cache.reading(new.clone()), cache.reading(old.clone())], [0, 0], "all of it fits");
+        assert!(cache.take_misses().is_empty(), "a stream is charged by whoever reads it");
+        // What came before the two was the stream's alone.
+        cache.stream(512 << 10);
+        assert_eq!([cache.reading(new.clone()), cache.reading(old.clone())], [0, 0]);
+        cache.stream(MIB as u64);
+        assert_eq!([cache.reading(new), cache.reading(old)], [256 << 10, 256 << 10]);
+        let pool = cache.make_pool();
+        cache.resize_pool(pool, 256 << 10);
+        cache.stream(2 * MIB as u64);
+        assert_near(cache.touch_pool(pool, 4096), 4096.0 * (1.0 - (-1f64).exp()), 0.01);
+        assert!(cache.resident_bytes() <= MIB as f64 + LINE_BYTES);
     }
 
     #[test]

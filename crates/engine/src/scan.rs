@@ -234,7 +234,16 @@ impl Source for ScanSource {
         let scans = self.scans.get_or_init(|| self.open());
         let types = self.columns.iter().map(|column| column.of.clone()).collect();
         let account = self.account.clone();
-        Ok(Box::new(TableReader { scans: scans.clone(), types, part: 0, reader: None, account }))
+        let window_bytes = account.as_ref().map_or(0, |account| account.window_bytes());
+        Ok(Box::new(TableReader {
+            scans: scans.clone(),
+            types,
+            part: 0,
+            reader: None,
+            account,
+            untold: 0,
+            window_bytes,
+        }))
     }
 
     fn parallelism(&self) -> Result<usize> {
@@ -255,6 +264,23 @@ struct TableReader {
     part: usize,
     reader: Option<ScanReader>,
     account: Option<Arc<dyn Account>>,
+    /// Bytes that were read and the account does not know of, and how many that may be.
+    untold: u64,
+    window_bytes: u64,
+}
+
+impl TableReader {
+    fn tell(&mut self) {
+        if let Some(account) = &self.account {
+            account.stream(std::mem::take(&mut self.untold));
+        }
+    }
+}
+
+impl Drop for TableReader {
+    fn drop(&mut self) {
+        self.tell();
+    }
 }
 
 impl Reader for TableReader {
@@ -263,8 +289,11 @@ impl Reader for TableReader {
             let Some(scan) = self.scans.get(self.part) else { return Ok(Next::End) };
             let reader = self.reader.get_or_insert_with(|| scan.reader());
             let batch = reader.next_batch()?;
-            if let Some(account) = &self.account {
-                account.stream(reader.take_bytes_read());
+            if self.account.is_some() {
+                self.untold += reader.take_bytes_read();
+                if self.untold >= self.window_bytes {
+                    self.tell();
+                }
             }
             let Some(batch) = batch else {
                 self.part += 1;

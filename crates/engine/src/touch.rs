@@ -110,7 +110,7 @@ impl Meter {
 
     pub fn touches(&self) -> Touches {
         let window_bytes = self.account.as_ref().map_or(u64::MAX, |(account, _)| account.window_bytes());
-        Touches { meter: self.clone(), list: Vec::new(), bytes: 0, window_bytes }
+        Touches { meter: self.clone(), list: Vec::new(), bytes: 0, window_bytes, rates: Vec::new() }
     }
 }
 
@@ -145,7 +145,23 @@ pub struct Touches {
     list: Vec<(PoolId, Touch)>,
     bytes: u64,
     window_bytes: u64,
+    rates: Vec<Rate>,
 }
+
+/// How many lines a chunk's rows came to when it was last looked at, by what was looked up.
+#[derive(Debug)]
+struct Rate {
+    pool: PoolId,
+    bytes: usize,
+    write: bool,
+    /// Chunks since.
+    age: usize,
+    lines_per_row: f64,
+}
+
+/// Chunks of one look-up of which the first is looked at: to do so costs as much as some tenths of what is looked up. The others are taken
+/// to be as it is.
+const RATED: usize = 8;
 
 impl Touches {
     fn add(&mut self, pool: &Pool, touch: Touch) {
@@ -179,17 +195,38 @@ impl Touches {
 
     /// Lines of objects of `bytes` bytes each at these addresses: neighbours on one line count once.
     pub fn look_up(&mut self, pool: &Pool, addresses: impl Iterator<Item = u64>, bytes: usize, write: bool) {
-        if pool.id.is_none() {
-            return;
-        }
+        let Some(id) = pool.id else { return };
         let held = pool.bytes.load(Ordering::Relaxed);
+        let rows = addresses.size_hint().1.unwrap_or(0);
         let lines = if pool.is_small(held as usize) {
-            let rows = addresses.size_hint().1.unwrap_or(0) as u64;
-            rows.min(held.div_ceil(LINE_BYTES as u64))
-        } else {
+            (rows as u64).min(held.div_ceil(LINE_BYTES as u64))
+        } else if rows <= SAMPLE {
             sampled_lines(addresses, bytes)
+        } else {
+            self.rated_lines(id, addresses, bytes, write)
         };
         self.add(pool, Touch::Lines { lines, write });
+    }
+
+    /// As `sampled_lines`, of many.
+    fn rated_lines(&mut self, pool: PoolId, addresses: impl Iterator<Item = u64>, bytes: usize, write: bool) -> u64 {
+        let rows = addresses.size_hint().1.unwrap_or(0);
+        let is_same = |rate: &&mut Rate| (rate.pool, rate.bytes, rate.write) == (pool, bytes, write);
+        let known = self.rates.iter_mut().find(is_same);
+        if let Some(rate) = &known
+            && rate.age < RATED - 1
+        {
+            let lines = (rate.lines_per_row * rows as f64).round() as u64;
+            known.into_iter().for_each(|rate| rate.age += 1);
+            return lines;
+        }
+        let lines = sampled_lines(addresses, bytes);
+        let rate = Rate { pool, bytes, write, age: 0, lines_per_row: lines as f64 / rows as f64 };
+        match known {
+            Some(known) => *known = rate,
+            None => self.rates.push(rate),
+        }
+        lines
     }
 
     pub fn lines(&mut self, pool: &Pool, lines: u64, write: bool) {
@@ -213,8 +250,8 @@ impl Drop for Touches {
     }
 }
 
-/// Batches that pass before their memory is looked at.
-const PASSING: usize = 8;
+/// Batches that pass before their memory is looked at again.
+const PASSING: usize = 16;
 
 /// What a worker allocates for chunks on their way. Each one's columns are made and freed again, so the next one's lie where they lay.
 #[derive(Debug)]
@@ -233,12 +270,15 @@ impl Way {
     /// Another chunk has gone all the way.
     pub fn passed(&mut self, heap: &QueryHeap) {
         self.batches += 1;
-        if self.batches % PASSING == 1 {
-            // What came before may be anything.
-            heap.take_blocks(|_| ());
-        }
-        if self.batches % PASSING != 2 % PASSING {
-            return;
+        // Blocks are logged for one chunk alone.
+        match self.batches % PASSING {
+            1 => {
+                heap.listen(true);
+                // What came before may be anything.
+                return heap.take_blocks(|_| ());
+            }
+            2 => heap.listen(false),
+            _ => return heap.listen(false),
         }
         let (mut held, mut most) = (0isize, 0isize);
         heap.take_blocks(|event| match event {
@@ -335,6 +375,26 @@ mod tests {
         assert_eq!([of(2048, 64), of(2048, 0), of(64, 128)], [2048, 1, 64]);
         // Eight to a line; the sample is as good as its length.
         assert!((220..=265).contains(&of(2048, 8)), "{}", of(2048, 8));
+    }
+
+    #[test]
+    fn of_like_chunks_some_are_looked_at() {
+        let told = Arc::new(Told::default());
+        let meter = Meter::new(told.clone(), 0);
+        let pool = meter.pool();
+        pool.bytes.store(1 << 30, Ordering::Relaxed);
+        let mut touches = meter.touches();
+        touches.window_bytes = u64::MAX;
+        let looked_at = AtomicUsize::new(0);
+        for _ in 0..2 * RATED {
+            let addresses =
+                (0..2048).map(|row| 6400 + row * 64).inspect(|_| _ = looked_at.fetch_add(1, Ordering::Relaxed));
+            touches.look_up(&pool, addresses, 8, false);
+        }
+        drop(touches);
+        assert_eq!(looked_at.into_inner(), 2 * SAMPLE);
+        let lines = 2 * RATED as u64 * 2048;
+        assert_eq!(*told.touches.lock(), [(0, pool.id.unwrap(), Touch::Lines { lines, write: false })]);
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub struct QueryInfo {
     unrecorded: AtomicBool,
     /// Somebody asks what its operators did.
     observed: AtomicBool,
+    heap_account_ns: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -92,6 +93,16 @@ impl QueryInfo {
     /// Called by each scan as it starts to execute.
     pub fn add_scan(&self, scan: Arc<TableScan>) {
         self.inner.lock().scans.push(scan);
+    }
+
+    /// Nanoseconds that keeping the account of a paced heap took, over all threads. They are taken off what the same thread owes
+    /// (docs/pacing.md), as a device would not have taken them.
+    pub fn heap_account_ns(&self) -> u64 {
+        self.heap_account_ns.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_heap_account_ns(&self, ns: u64) {
+        self.heap_account_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     pub(crate) fn add_heap_stall_ns(&self, ns: u64) {
@@ -184,6 +195,7 @@ impl QueryRegistry {
             rows: AtomicU64::new(0),
             unrecorded: AtomicBool::new(false),
             observed: AtomicBool::new(false),
+            heap_account_ns: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 state: QueryState::Planning,
                 end: None,

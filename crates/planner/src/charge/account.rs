@@ -177,8 +177,6 @@ pub struct HeapAccount {
     info: Arc<QueryInfo>,
     cache: Mutex<Residency>,
     counts: Option<Arc<HeapCounts>>,
-    /// Bytes of main and delta that came by.
-    streamed_bytes: AtomicUsize,
     scratches: AtomicUsize,
     small_bytes: u64,
 }
@@ -196,7 +194,6 @@ impl HeapAccount {
             info,
             cache: Mutex::new(Residency::new(cache_bytes)),
             counts,
-            streamed_bytes: AtomicUsize::new(0),
             // The first is that of hashes, which all operators of a thread share.
             scratches: AtomicUsize::new(HASHES + 1),
             small_bytes: cache_bytes / WINDOWS_PER_CACHE,
@@ -255,17 +252,19 @@ impl HeapAccount {
     /// So many bytes of main and delta come by. They are charged by scans, and take their room in the cache.
     pub fn stream(&self, bytes: u64) {
         if bytes > 0 {
-            QueryHeap::outside(|| {
-                let mut cache = self.cache.lock();
-                self.stream_through(&mut cache, bytes);
-                cache.take_misses();
-            });
+            let start = Instant::now();
+            QueryHeap::outside(|| self.cache.lock().stream(bytes));
+            self.credit(start);
         }
     }
 
-    fn stream_through(&self, cache: &mut Residency, bytes: u64) {
-        let start = STREAM_START + self.streamed_bytes.fetch_add(bytes as usize, Ordering::Relaxed);
-        cache.read(start..start + bytes as usize);
+    /// What it took since `start` to keep the account is taken off what this thread owes.
+    fn credit(&self, start: Instant) {
+        let ns = start.elapsed().as_nanos() as u64;
+        self.info.add_heap_account_ns(ns);
+        if let Some(paced) = self.heap.tablespaces().iter().find(|space| space.pacer().is_some()) {
+            paced.credit(ns);
+        }
     }
 
     /// Charges an operator with what `touch` touches.
@@ -291,12 +290,10 @@ impl HeapAccount {
     }
 
     /// Spends it here, on the thread that caused it. Lines at random are shared out by the bytes that lie in each
-    /// tablespace. What it took since `start` to find out how much it is, counts towards it. Returns ns.
+    /// tablespace. Returns ns.
     fn spend(&self, operator: &OperatorAccount, touched: &Touched, start: Instant) -> u64 {
         let usage = self.heap.usage();
-        if let Some(paced) = usage.iter().find(|usage| usage.tablespace.pacer().is_some()) {
-            paced.tablespace.credit(start.elapsed().as_nanos() as u64);
-        }
+        self.credit(start);
         let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
         let mut stall_ns = 0;
         for (index, (usage, passes)) in usage.iter().zip(&touched.spaces).enumerate() {
@@ -365,7 +362,6 @@ pub const HASHES: usize = 0;
 
 /// Where memory is taken to lie whose address is not known: beyond all addresses of a process. What is not in the heap takes
 /// its room in the cache and is charged to nobody.
-const STREAM_START: usize = 1 << 56;
 const SCRATCH_START: usize = 1 << 57;
 const HEAP_SCRATCH_START: usize = SCRATCH_START + SCRATCH_BYTES;
 
@@ -441,7 +437,7 @@ impl Charge<'_> {
 
     /// So many bytes come by that nobody touches again: encoded values, on their way to be decoded.
     pub fn stream(&mut self, bytes: u64) {
-        self.account.stream_through(self.cache, bytes);
+        self.cache.stream(bytes);
     }
 
     /// A buffer that is the same for each batch is written.
