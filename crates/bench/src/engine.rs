@@ -69,6 +69,7 @@ impl Engine {
                 })
                 .collect(),
             heap_stall_ms: info.heap_stall_ns() as f64 / 1e6,
+            heap_account_ms: info.heap_account_ns() as f64 / 1e6,
         }
     }
 }
@@ -80,6 +81,8 @@ pub struct StatementFacts {
     pub scans: Vec<ScanTraffic>,
     /// Over all threads; an estimate where the operator is DataFusion's.
     pub heap_stall_ms: f64,
+    /// What it took to keep the account that stalls are charged by, over all threads.
+    pub heap_account_ms: f64,
 }
 
 #[derive(Clone, Debug, Serialize)]

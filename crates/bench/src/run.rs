@@ -76,31 +76,7 @@ pub async fn run(plan: &Plan<'_>) -> Result<Vec<PlacementResult>> {
             ((limit.as_secs_f64() / round_estimate.as_secs_f64().max(1e-3)) as usize).clamp(1, rounds_max)
         }
     };
-    if rounds > 0 {
-        let total = (rounds * plan.arms.len() * plan.queries.len()) as u64;
-        let bar = Bar::new(format!("timed runs, {rounds} of each query"), total, "runs");
-        for round in 0..rounds {
-            // Each round starts with another placement.
-            for step in 0..plan.arms.len() {
-                let index = (round + step) % plan.arms.len();
-                let arm = &plan.arms[index];
-                bar.message(format!("{}: round {} of {rounds}", arm.label(), round + 1));
-                if plan.arms.len() > 1 {
-                    arm.place(plan, &mut connection).await?;
-                }
-                for (query, result) in plan.queries.iter().zip(&mut measured[index].queries) {
-                    if !matches!(result.answer, Answer::Error(_)) {
-                        let start = Instant::now();
-                        match connection.query(query.sql).await {
-                            Ok(_) => result.runs_ms.push(start.elapsed().as_secs_f64() * 1e3),
-                            Err(error) => result.answer = Answer::Error(format!("{error:?}")),
-                        }
-                    }
-                    bar.add(1);
-                }
-            }
-        }
-    }
+    time(plan, &mut connection, rounds, &mut measured).await?;
 
     if plan.streams > 1 {
         for (arm, measured) in plan.arms.iter().zip(&mut measured) {
@@ -109,6 +85,63 @@ pub async fn run(plan: &Plan<'_>) -> Result<Vec<PlacementResult>> {
         }
     }
     Ok(finish(plan, measured))
+}
+
+/// Timed runs of each query between two moves of tables.
+const RUNS_AT_A_PLACE: usize = 3;
+
+/// Runs each query `rounds` times with each placement. Placements that differ in the heap alone take turns query by query, so that a slow
+/// moment of the machine is not one's alone; others as tables are moved.
+async fn time(plan: &Plan<'_>, connection: &mut Connection, rounds: usize, measured: &mut [Measured]) -> Result<()> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, arm) in plan.arms.iter().enumerate() {
+        match groups.iter_mut().find(|group| plan.arms[group[0]].has_tables_where(arm)) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    let warms_up = groups.len() > 1;
+    let moves = if warms_up { rounds.div_ceil(RUNS_AT_A_PLACE) } else { usize::from(rounds > 0) };
+    let runs = rounds + if warms_up { moves } else { 0 };
+    let bar = Bar::new(
+        format!("timed runs, {rounds} of each query"),
+        (runs * plan.arms.len() * plan.queries.len()) as u64,
+        "runs",
+    );
+    for at in 0..moves {
+        let timed = if warms_up { RUNS_AT_A_PLACE.min(rounds - at * RUNS_AT_A_PLACE) } else { rounds };
+        for step in 0..groups.len() {
+            let group = &groups[(at + step) % groups.len()];
+            if warms_up {
+                plan.arms[group[0]].place(plan, connection).await?;
+            }
+            // Plans are made anew for tables that moved, and memory is touched for the first time.
+            for run in 0..timed + usize::from(warms_up) {
+                let is_timed = !warms_up || run > 0;
+                for (place, query) in plan.queries.iter().enumerate() {
+                    for turn in 0..group.len() {
+                        let index = group[(turn + run) % group.len()];
+                        let arm = &plan.arms[index];
+                        bar.message(format!("{}: {}", arm.label(), query.name));
+                        if group.len() > 1 {
+                            arm.place_heap(plan, connection).await?;
+                        }
+                        let result = &mut measured[index].queries[place];
+                        if !matches!(result.answer, Answer::Error(_)) {
+                            let start = Instant::now();
+                            match connection.query(query.sql).await {
+                                Ok(_) if is_timed => result.runs_ms.push(start.elapsed().as_secs_f64() * 1e3),
+                                Ok(_) => {}
+                                Err(error) => result.answer = Answer::Error(format!("{error:?}")),
+                            }
+                        }
+                        bar.add(1);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Arm {
@@ -126,7 +159,19 @@ impl Arm {
             return Ok(());
         }
         self.placement.place_tables(connection, plan.workload, &self.far).await?;
-        self.placement.place_heap(connection, &self.far).await
+        self.place_heap(plan, connection).await
+    }
+
+    async fn place_heap(&self, plan: &Plan<'_>, connection: &mut Connection) -> Result<()> {
+        match plan.engine {
+            Engine::Plain(_) => Ok(()),
+            Engine::Tidepool { .. } => self.placement.place_heap(connection, &self.far).await,
+        }
+    }
+
+    fn has_tables_where(&self, other: &Arm) -> bool {
+        let far = |arm: &Arm| arm.placement.main_far.then(|| arm.far.clone());
+        far(self) == far(other)
     }
 }
 
