@@ -2,7 +2,7 @@
 """Random queries over random tables, by three ways to answer them: the engine, DataFusion's operators (`SET tidepool.engine`), DuckDB.
 
 Tables of every usual type, with skew, NULLs and extreme values; one is empty, and of the others some rows are merged, some in delta and some
-changed since. Queries are made of what the three mean the same by: no division of integers, no text of floats. Rows are compared without
+changed since; some have a primary key. Queries are made of what the three mean the same by: no division of integers, no text of floats. Rows are compared without
 their order, floats to ten digits. Windows and grouping sets are among them. An error of one that another has not is a difference, too.
 
 Needs a built Tidepool (`cargo build --release`) and bench/requirements.txt. `--seed` and `--queries` say which; a difference is printed with
@@ -35,6 +35,8 @@ class Maker:
             columns = [(f"c{number}_{place}", self.random.choice(TYPES)) for place in range(self.random.randint(2, 6))]
             # Something to join by.
             columns.insert(0, (f"k{number}", self.random.choice(["int", "bigint", "int", "text"]) if self.random.random() < 0.2 else "int"))
+            if self.random.random() < 0.5:
+                columns.append((f"id{number}", "int"))
             self.tables[f"t{number}"] = columns
 
     def value(self, of, spread):
@@ -61,7 +63,8 @@ class Maker:
 
     def rows(self, table, count):
         spread = self.random.choice([3, 20, 300, 20_000])
-        return [tuple(self.value(of, spread) for _, of in self.tables[table]) for _ in range(count)]
+        value = lambda row, name, of: row if name.startswith("id") else self.value(of, spread)  # noqa: E731
+        return [tuple(value(row, name, of) for name, of in self.tables[table]) for row in range(count)]
 
     def literal(self, of):
         value = None
@@ -150,6 +153,7 @@ class Maker:
             calls += [f"bool_and({argument})", f"bool_or({argument})"]
         if of in ("int", "smallint", "numeric(12,2)", "double precision"):
             calls += [f"sum({argument})"] * 2 + [f"avg({argument})"]
+            calls += [f"{r.choice(['stddev_samp', 'stddev_pop', 'var_samp', 'var_pop', 'variance'])}({argument})"]
         call = r.choice(calls)
         if r.random() < 0.15 and call != "count(*)":
             call += f" FILTER (WHERE {self.condition(scope, 1)})"
@@ -259,12 +263,20 @@ class Maker:
             column = self.column(theirs, of)
             if mine and column:
                 where.append(f"{mine} {r.choice(['<=', '>', '='])} (SELECT {r.choice(['min', 'max'])}({column}) FROM {other} q)")
+        if " LEFT JOIN " in source and r.random() < 0.2:
+            where.append(f"{r.choice([name for name, _ in scope if name in source])} IS NULL")
         where = f" WHERE {' AND '.join(where)}" if where else ""
         shape = r.random()
         if shape < 0.5:
             keys = [self.expression(scope, r.choice([of for _, of in scope if of != 'double precision'] or ["int"]), r.choice([0, 0, 1])) for _ in range(r.choice([0, 1, 1, 2, 3]))]
             # Constants are positions, or nothing to group by.
             keys = [key for key in keys if "." in key and not key.startswith("(") or "CASE" in key]
+            unique = [name for name, _ in scope if ".id" in name]
+            if unique and r.random() < 0.4:
+                alias = r.choice(unique)
+                beside = [name for name, _ in scope if name.split(".")[0] == alias.split(".")[0]][: r.randint(1, 3)]
+                keys = [alias, *beside, *[key for key in keys[:1] if key not in beside + [alias]]]
+                r.shuffle(keys)
             calls = [self.aggregate(scope) for _ in range(r.randint(1, 4))]
             outputs = ", ".join(f"{output} AS o{place}" for place, output in enumerate(keys + calls))
             group = f" GROUP BY {', '.join(str(place + 1) for place in range(len(keys)))}" if keys else ""
@@ -286,6 +298,13 @@ class Maker:
             query = f"SELECT {distinct}{', '.join(f'{output} AS o{place}' for place, output in enumerate(outputs))} FROM {source}{where}"
             if shape > 0.55 and shape < 0.6:
                 query = f"{query} UNION ALL {query}"
+        if shape >= 0.6 and r.random() < 0.15:
+            partition = f"PARTITION BY o{r.randrange(width)} " if r.random() < 0.7 else ""
+            order = ", ".join(f"o{place}{self.direction()}" for place in r.sample(range(width), min(width, r.choice([1, 1, 2]))))
+            first = r.choice(["z.rank <= 1", "z.rank < 3", "z.rank <= 5", "z.rank = 1", "z.rank <= 40", "5 > z.rank"])
+            call = r.choice(["rank", "rank", "dense_rank"])
+            query = f"SELECT * FROM (SELECT *, {call}() OVER ({partition}ORDER BY {order}) AS rank FROM ({query}) y) z WHERE {first}"
+            width += 1
         if r.random() < 0.4:
             # By all of it, so that what a limit leaves is the same everywhere.
             order = ", ".join(f"{place + 1} {r.choice(['', 'DESC '])}NULLS {r.choice(['FIRST', 'LAST'])}" for place in r.sample(range(width), width))
@@ -357,7 +376,7 @@ def main():
 def check(args, seed, cursor, duck, insert_all, counts):
     maker = Maker(seed)
     for table, columns in maker.tables.items():
-        definition = ", ".join(f"{name} {of}" for name, of in columns)
+        definition = ", ".join(f"{name} {of}{' PRIMARY KEY' if name.startswith('id') else ''}" for name, of in columns)
         cursor.execute(f"DROP TABLE IF EXISTS {table}")
         cursor.execute(f"CREATE TABLE {table} ({definition}) WITH (merge = never)")
         duck.execute(f"CREATE TABLE {table} ({definition})")
@@ -371,7 +390,7 @@ def check(args, seed, cursor, duck, insert_all, counts):
             if part is not later:
                 cursor.execute(f"CALL tidepool.merge('{table}')")
         if maker.random.random() < 0.5:
-            numbers = [name for name, of in columns if of in ("int", "bigint")]
+            numbers = [name for name, of in columns if of in ("int", "bigint") and not name.startswith("id")]
             if numbers:
                 change = f"UPDATE {table} SET {numbers[0]} = 77 WHERE {numbers[0]} BETWEEN 1 AND 2"
                 cursor.execute(change)

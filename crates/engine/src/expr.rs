@@ -600,6 +600,36 @@ impl Expr {
         self.children().into_iter().for_each(|child| child.columns_into(columns));
     }
 
+    /// Columns of integers, and the greatest value that each has where this condition is true.
+    pub fn upper_bounds(&self) -> Vec<(usize, i64)> {
+        let (op, left, right) = match &self.node {
+            Node::And(parts) => return parts.iter().flat_map(Expr::upper_bounds).collect(),
+            Node::Compare { op, left, right } => (*op, left.as_ref(), right.as_ref()),
+            _ => return Vec::new(),
+        };
+        let is_integer = |of: &ColumnType| of.class() == Class::Int && of.scale() == Some(0) && of.dictionary.is_none();
+        let (column, bound) = match (&left.node, &right.node) {
+            (Node::Column(column), Node::Literal(Scalar::Int(value))) if is_integer(&left.of) => match op {
+                CompareOp::Le | CompareOp::Eq => (*column, Some(*value)),
+                CompareOp::Lt => (*column, value.checked_sub(1)),
+                _ => return Vec::new(),
+            },
+            (Node::Literal(Scalar::Int(value)), Node::Column(column)) if is_integer(&right.of) => match op {
+                CompareOp::Ge | CompareOp::Eq => (*column, Some(*value)),
+                CompareOp::Gt => (*column, value.checked_sub(1)),
+                _ => return Vec::new(),
+            },
+            _ => return Vec::new(),
+        };
+        bound.map(|bound| (column, bound)).into_iter().collect()
+    }
+
+    /// The same values with wider bounds, of the class that these have.
+    pub fn widened(self, bounds: Option<(i128, i128)>) -> Expr {
+        let of = ColumnType { bounds, ..self.of.clone() };
+        if of.class() == self.class() { self } else { Expr { node: Node::Cast(self.into()), of } }
+    }
+
     /// With the values of an execution's subqueries, by number.
     pub(crate) fn with_later(mut self, values: &[LaterValue]) -> Expr {
         self.bind(values);

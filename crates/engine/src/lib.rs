@@ -3,6 +3,7 @@
 pub mod aggregate;
 pub mod common;
 pub mod counters;
+pub mod determined;
 pub mod dictionary;
 pub mod evaluate;
 pub mod expr;

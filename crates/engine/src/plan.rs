@@ -3,9 +3,10 @@
 use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource, AggregateTable};
 use crate::common::{CommonRows, CommonSink, CommonSource};
 use crate::counters::Counters;
+use crate::determined::{is_matched_once, matches_once};
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
-use crate::grouping::{Expand, GroupingSets, KeySet};
+use crate::grouping::{Expand, GroupingSets, KeySet, Level};
 use crate::join::{BuildRows, BuildSink, Join, JoinKind, JoinTable, Probe};
 use crate::later::{LaterSink, LaterValue};
 use crate::limit::Limit;
@@ -119,7 +120,8 @@ impl Plan {
                 let key = |key: &SortKey| format!("#{}{}", key.column, if key.descending { " desc" } else { "" });
                 let order = shown(&mut window.order.iter().map(key));
                 let calls = shown(&mut window.functions.iter().map(WindowCall::to_string));
-                format!("Window by [{partition}] in [{order}]: {calls}")
+                let first = window.first.map(|most| format!(" up to rank {most}")).unwrap_or_default();
+                format!("Window by [{partition}] in [{order}]: {calls}{first}")
             }
             Op::Limit { skip, fetch: Some(fetch) } => format!("Limit: {fetch} after {skip}"),
             Op::Limit { skip, fetch: None } => format!("Limit: all after {skip}"),
@@ -149,9 +151,33 @@ impl Plan {
         Plan::new(Op::Chunks(chunks), Vec::new(), types)
     }
 
-    pub fn filter(self, condition: Expr) -> Plan {
+    pub fn filter(mut self, condition: Expr) -> Plan {
         let types = self.types.clone();
-        Plan::new(Op::Filter(simplify(condition)), vec![self], types)
+        let condition = simplify(condition);
+        for (column, most) in condition.upper_bounds() {
+            self.begin_with(column, most);
+        }
+        Plan::new(Op::Filter(condition), vec![self], types)
+    }
+
+    /// Rows in which a column is above `most` are not wanted: a window whose rank it is need not sort them.
+    fn begin_with(&mut self, column: usize, most: i64) {
+        match &mut self.op {
+            Op::Project(outputs) => {
+                if let Node::Column(inner) = outputs[column].node {
+                    self.inputs[0].begin_with(inner, most);
+                }
+            }
+            Op::Filter(_) => self.inputs[0].begin_with(column, most),
+            Op::Window(window) => {
+                let function = column.checked_sub(window.output.len());
+                let most = u64::try_from(most).unwrap_or(0).max(1);
+                if function.is_some_and(|function| window.can_begin_with(function, most)) {
+                    window.first = Some(window.first.map_or(most, |known| known.min(most)));
+                }
+            }
+            _ => {}
+        }
     }
 
     pub fn project(self, outputs: Vec<Expr>) -> Plan {
@@ -248,6 +274,10 @@ impl Plan {
             Op::Join(join) => match join.kind {
                 JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => input(0),
                 JoinKind::RightSemi | JoinKind::RightAnti => input(1),
+                JoinKind::Inner if matches_once(self, join) => input(0),
+                JoinKind::Inner if is_matched_once(self, join) => input(1),
+                _ if matches_once(self, join) => input(0).saturating_add(input(1)),
+                _ if is_matched_once(self, join) => input(0).saturating_add(input(1)),
                 JoinKind::Inner | JoinKind::Left | JoinKind::Right | JoinKind::Full => {
                     input(0).max(1).saturating_mul(input(1).max(1)).saturating_add(input(0)).saturating_add(input(1))
                 }
@@ -268,8 +298,18 @@ impl Plan {
             _ => needed.len() == self.types.len(),
         };
         if is_whole {
+            let mut columns: Vec<usize> = needed.iter().copied().collect();
+            if let Op::Aggregate(aggregate) = &mut self.op
+                && !aggregate.keys.is_empty()
+            {
+                let keys = aggregate.keys.len();
+                let (of_keys, of_functions): (Vec<usize>, Vec<usize>) = columns.iter().partition(|it| **it < keys);
+                aggregate.functions =
+                    of_functions.iter().map(|column| aggregate.functions[column - keys].clone()).collect();
+                self.types = aggregate.columns();
+                columns = of_keys.into_iter().chain(keys..keys + of_functions.len()).collect();
+            }
             self = self.pruned_within();
-            let columns: Vec<usize> = needed.iter().copied().collect();
             return if let Op::Scan(_) = self.op { self.narrowed(&columns) } else { self.columns(&columns) };
         }
         let columns: Vec<usize> = needed.iter().copied().collect();
@@ -650,14 +690,14 @@ impl Compiler<'_> {
                 }
                 branches
             }
-            Op::Aggregate(aggregate) => {
-                let table = AggregateTable::metered(aggregate, input(0)?.rows_estimated, self.meter(plan))?;
-                let branches = self.flow(input(0)?)?;
-                let sink = Arc::new(AggregateSink::new(&table));
-                self.end_in(branches, sink, Arc::clone(&plan.counters));
-                source(Arc::new(AggregateSource::new(&table)))
-            }
+            Op::Aggregate(aggregate) => source(Arc::new(AggregateSource::new(&self.groups(plan, aggregate)?))),
             Op::GroupingSets(grouping) => {
+                if let Op::Aggregate(finest) = &input(0)?.op
+                    && let Some(levels) = grouping.cascade(finest)
+                {
+                    let finest = self.groups(input(0)?, finest)?;
+                    return self.cascade(plan, grouping, &finest, &levels);
+                }
                 let table = AggregateTable::metered(&grouping.aggregate(), None, self.meter(plan))?;
                 let expand = Expand::new(grouping);
                 let groups = expand.groups(&table);
@@ -725,6 +765,62 @@ impl Compiler<'_> {
                 branches
             }
         })
+    }
+
+    /// The groups of an aggregate, which a pipeline makes.
+    fn groups(&mut self, plan: &Plan, aggregate: &Aggregate) -> Result<Arc<AggregateTable>> {
+        let input = plan.inputs.first().ok_or_else(|| Error::internal("an operator's input is missing"))?;
+        let table = AggregateTable::metered(aggregate, input.rows_estimated, self.meter(plan))?;
+        let branches = self.flow(input)?;
+        self.end_in(branches, Arc::new(AggregateSink::new(&table)), Arc::clone(&plan.counters));
+        Ok(table)
+    }
+
+    /// The groups of sets, level by level. `finest`: those by all keys.
+    fn cascade(
+        &mut self,
+        plan: &Plan,
+        sets: &Arc<GroupingSets>,
+        finest: &Arc<AggregateTable>,
+        levels: &[Level],
+    ) -> Result<Vec<Branch>> {
+        self.meter(plan).observer().note(|| {
+            let made = |level: &Level| level.aggregate.as_ref().map(|_| level.of.map(|of| &levels[of]));
+            let of_others = levels.iter().filter_map(made).flatten().count();
+            format!(
+                "Grouping Sets: {} of {} made of the groups of a smaller one than that of all keys",
+                of_others,
+                levels.len()
+            )
+        });
+        let input = plan.inputs.first().ok_or_else(|| Error::internal("an operator's input is missing"))?;
+        let rows = input.rows_estimated;
+        // Groups count once, however often they are read.
+        let mut of_all = Some(Arc::clone(&input.counters));
+        let mut tables: Vec<Arc<AggregateTable>> = Vec::with_capacity(levels.len());
+        let mut branches = Vec::new();
+        for level in levels {
+            let table = match &level.aggregate {
+                None => Arc::clone(finest),
+                Some(aggregate) => {
+                    let table = AggregateTable::metered(aggregate, rows, self.meter(plan))?;
+                    let of = level.of.map_or(finest, |of| &tables[of]);
+                    let source: Arc<dyn Source> = Arc::new(AggregateSource::new(of));
+                    let counters = if level.of.is_none() { of_all.take() } else { None };
+                    let branch = Branch { source, operators: Vec::new(), counters: vec![counters.unwrap_or_default()] };
+                    self.end_in(vec![branch], Arc::new(AggregateSink::new(&table)), Arc::clone(&plan.counters));
+                    table
+                }
+            };
+            let counters = if level.aggregate.is_none() { of_all.take() } else { None };
+            branches.push(Branch {
+                source: Arc::new(AggregateSource::new(&table)),
+                operators: vec![Arc::new(sets.of_level(level))],
+                counters: vec![counters.unwrap_or_default(), Arc::clone(&plan.counters)],
+            });
+            tables.push(table);
+        }
+        Ok(branches)
     }
 
     /// Each branch becomes a pipeline. The sink finishes after the last of them.

@@ -253,3 +253,61 @@ async fn groups_are_made_below_a_join_where_they_are_few() {
     let many = plan("big.id = names.weekday").await;
     assert_eq!(many.iter().filter(|line| line.contains("Aggregate by")).count(), 1, "{many:#?}");
 }
+
+#[tokio::test]
+async fn what_follows_from_keys_and_conditions_is_not_worked_for() {
+    let (_server, client) = filled("near").await;
+    client
+        .batch_execute(
+            "CREATE TABLE days (weekday int NOT NULL PRIMARY KEY, name text, part int);
+             INSERT INTO days SELECT i, 'day ' || i, i FROM generate_series(0, 6) AS s(i);",
+        )
+        .await
+        .unwrap();
+    let has = |plan: &[String], words: &str| plan.iter().filter(|line| line.contains(words)).count();
+    // A name follows from a key; the numbers of `big` follow from nothing.
+    let query = "SELECT days.weekday, name, big.part % 2, max(hash) FROM big JOIN days ON big.weekday = days.weekday
+                 WHERE big.id % 3 = days.part GROUP BY 1, 2, 3";
+    let plan = analyzed(&client, query).await;
+    assert_eq!(has(&plan, "anyvalue("), 1, "{plan:#?}");
+    let query = "SELECT small.id, small.part, max(big.hash) FROM big JOIN small ON big.id = small.id GROUP BY 1, 2";
+    let plan = analyzed(&client, query).await;
+    assert_eq!(has(&plan, "anyvalue("), 0, "{plan:#?}");
+
+    let outer = "big LEFT JOIN small ON big.id = small.id";
+    let kinds = |plan: &[String]| {
+        let kind =
+            |line: &String| line.trim_start().strip_prefix("->  ")?.split_once(" join: ").map(|it| it.0.to_owned());
+        let mut kinds: Vec<String> = plan.iter().filter_map(kind).collect();
+        kinds.sort();
+        kinds.join(", ")
+    };
+    let plan =
+        analyzed(&client, &format!("SELECT sum(big.hash) FROM {outer}, days WHERE small.part = days.part")).await;
+    assert_eq!(kinds(&plan), "Inner, Inner", "{plan:#?}");
+    let plan =
+        analyzed(&client, &format!("SELECT sum(big.hash), min(small.part) FROM {outer} WHERE small.id IS NULL")).await;
+    assert!(["LeftAnti", "RightAnti"].contains(&kinds(&plan).as_str()), "{plan:#?}");
+    let plan = analyzed(&client, &format!("SELECT sum(big.hash) FROM {outer} WHERE small.part IS NULL")).await;
+    assert!(["Left", "Right"].contains(&kinds(&plan).as_str()), "{plan:#?}");
+}
+
+#[tokio::test]
+async fn only_what_is_wanted_of_partitions_and_sets_is_worked_for() {
+    let (_server, client) = filled("near").await;
+    let ranked = "SELECT * FROM (SELECT id, rank() OVER (PARTITION BY weekday ORDER BY hash) AS place FROM big) t";
+    let plan = analyzed(&client, &format!("{ranked} WHERE place <= 10")).await;
+    let first = detail(operator(&plan, "Window by"), "First Rows");
+    // All but a few hundred of a worker's rows.
+    assert!(number(first, "rank 10,") > 0.9 * ROWS as f64, "{first}");
+    let plan = analyzed(&client, &format!("{ranked} WHERE place >= 10")).await;
+    assert!(!plan.iter().any(|line| line.contains("First Rows")), "{plan:#?}");
+
+    let sets = "SELECT weekday, rest, count(*), sum(hash) FROM (SELECT weekday, id % 100 AS rest, hash FROM big) t
+                GROUP BY ROLLUP (weekday, rest)";
+    let plan = analyzed(&client, sets).await;
+    let made = detail(operator(&plan, "Aggregate by sets"), "Grouping Sets");
+    assert!(made.starts_with("1 of 3"), "{made}");
+    let of_all = operator(&plan, "Aggregate by [#0, #1]");
+    assert!(of_all[0].contains("rows=700)"), "{of_all:#?}");
+}

@@ -19,6 +19,7 @@ pub enum AggregateFunction {
     BoolOr,
     /// Of columns that have one value in a group: some row's, which may be NULL where another's is not.
     AnyValue,
+    /// Of integers and decimals of moderate size, from exact sums.
     VarPop,
     VarSamp,
     StddevPop,
@@ -90,6 +91,23 @@ fn sum_limit(of: &ColumnType, rows_max: u64) -> Option<i128> {
     let (lower, upper) = of.bounds?;
     let most = lower.checked_abs()?.max(upper.checked_abs()?);
     most.checked_mul(i128::from(rows_max))
+}
+
+/// What a sum of type `of` has, of up to so many of an argument's values: their bounds as often as that.
+pub fn sum_type(of: ColumnType, argument: &ColumnType, rows_max: u64) -> ColumnType {
+    let is_number = matches!(argument.class(), Class::Int | Class::Wide) && argument.scale() == of.scale();
+    let all = |bound: i128| bound.checked_mul(rows_max.into());
+    let bounds = argument.bounds.filter(|_| is_number && argument.dictionary.is_none());
+    let bounds = bounds.and_then(|(lower, upper)| all(lower.min(0)).zip(all(upper.max(0))));
+    bounds.map_or(of.clone(), |bounds| of.within(bounds))
+}
+
+/// Whether 64 bits hold the sum of so many values' squares. Then they hold that of the values.
+fn squares_fit(of: &ColumnType, rows_max: u64) -> bool {
+    let Some((lower, upper)) = of.bounds else { return false };
+    let most = lower.unsigned_abs().max(upper.unsigned_abs());
+    let sum = most.checked_mul(most).and_then(|square| square.checked_mul(rows_max.into()));
+    sum.is_some_and(|sum| sum <= i64::MAX as u128)
 }
 
 impl Needs {
@@ -215,8 +233,12 @@ impl Needs {
                 if sum.is_none() || call.of.class() != Class::Float {
                     return wrong("of values that are no numbers");
                 }
+                let scale = i32::from(of.scale().unwrap_or(0));
                 let mut moments = new(Primitive::Moments);
-                moments.unit = 10f64.powi(-i32::from(of.scale().unwrap_or(0)));
+                moments.unit = 10f64.powi(-scale);
+                if class == Class::Int && squares_fit(of, rows_max) {
+                    moments = Accumulator { unit: 10f64.powi(scale), ..new(Primitive::ExactMoments) };
+                }
                 Output::Moments { moments: self.accumulator(moments), of: call.function }
             }
         })

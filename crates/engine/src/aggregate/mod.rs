@@ -20,7 +20,7 @@ mod tests;
 mod texts;
 mod worker;
 
-pub use functions::{AggregateCall, AggregateFunction};
+pub use functions::{AggregateCall, AggregateFunction, sum_type};
 pub(crate) use functions::{out_of_range, result_bounds};
 pub use plan::Aggregate;
 pub(crate) use states::{State, SumWide};
@@ -42,8 +42,6 @@ pub struct AggregateTable {
     plan: Arc<Plan>,
     merging: Mutex<Merging>,
     finished: Arc<OnceLock<Finished>>,
-    /// Pieces of the result that readers took.
-    taken: AtomicUsize,
 }
 
 impl AggregateTable {
@@ -63,7 +61,6 @@ impl AggregateTable {
             plan: Arc::new(Plan::new(aggregate, variant, meter)?),
             merging: Mutex::default(),
             finished: Arc::default(),
-            taken: AtomicUsize::new(0),
         }))
     }
 
@@ -107,36 +104,41 @@ impl Sink for AggregateSink {
     }
 }
 
-/// Gives the groups, in no order, as columns of keys and functions. Every group comes once.
+/// Gives the groups, in no order, as columns of keys and functions. Every group comes once from each source.
 #[derive(Debug)]
-pub struct AggregateSource(Arc<AggregateTable>);
+pub struct AggregateSource {
+    table: Arc<AggregateTable>,
+    /// Pieces of the result that readers took.
+    taken: Arc<AtomicUsize>,
+}
 
 impl AggregateSource {
     pub fn new(table: &Arc<AggregateTable>) -> AggregateSource {
-        AggregateSource(Arc::clone(table))
+        AggregateSource { table: Arc::clone(table), taken: Arc::default() }
     }
 }
 
 impl Source for AggregateSource {
     fn reader(&self) -> Result<Box<dyn Reader>> {
-        let touches = self.0.plan.meter.touches();
-        Ok(Box::new(GroupReader { table: Arc::clone(&self.0), touches }))
+        let touches = self.table.plan.meter.touches();
+        Ok(Box::new(GroupReader { table: Arc::clone(&self.table), taken: Arc::clone(&self.taken), touches }))
     }
 
     fn parallelism(&self) -> Result<usize> {
-        Ok(self.0.finished()?.pieces.len())
+        Ok(self.table.finished()?.pieces.len())
     }
 }
 
 struct GroupReader {
     table: Arc<AggregateTable>,
+    taken: Arc<AtomicUsize>,
     touches: Touches,
 }
 
 impl Reader for GroupReader {
     fn next(&mut self) -> Result<Next> {
         let finished = self.table.finished()?;
-        let piece = self.table.taken.fetch_add(1, Ordering::Relaxed);
+        let piece = self.taken.fetch_add(1, Ordering::Relaxed);
         if piece >= finished.pieces.len() {
             return Ok(Next::End);
         }

@@ -2,7 +2,9 @@
 
 use super::functions::{AggregateFunction, Output, out_of_range, result_bounds};
 use super::plan::Plan;
-use super::states::{Accumulator, Moments, Primitive, Sum64, Sum128, SumFloat, SumWide, float_of_key, int_of_key};
+use super::states::{
+    Accumulator, ExactMoments, Moments, Primitive, Sum64, Sum128, SumFloat, SumWide, float_of_key, int_of_key,
+};
 use super::texts::TextState;
 use crate::mask::Mask;
 use crate::rows::RowPtr;
@@ -125,12 +127,25 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
             Vector { values, valid: None }.with_valid(Some(valid))
         }
         Output::Moments { moments, of: function } => {
-            let offset = accumulators[moments].offset;
-            // SAFETY: the state is of that type; the rest is the caller's word.
-            let moments: Vec<Moments> = rows.iter().map(|row| unsafe { row.read::<Moments>(offset) }).collect();
+            let Accumulator { primitive, offset, unit, .. } = accumulators[moments];
             use AggregateFunction as F;
             let is_sample = matches!(function, F::VarSamp | F::StddevSamp);
             let is_root = matches!(function, F::StddevPop | F::StddevSamp);
+            if primitive == Primitive::ExactMoments {
+                // SAFETY: the state is of that type; the rest is the caller's word.
+                let moments: Vec<ExactMoments> = rows.iter().map(|row| unsafe { row.read(offset) }).collect();
+                let less = u64::from(is_sample);
+                let value = |of: &ExactMoments| {
+                    let pairs = u128::from(of.count) * u128::from(of.count.saturating_sub(less));
+                    let variance = of.spread() as f64 / pairs as f64 / unit / unit;
+                    real(if is_root { variance.sqrt() } else { variance })
+                };
+                let values = Values::Float(moments.iter().map(value).collect::<Vec<f64>>().into());
+                let valid = Mask::from_fn(moments.len(), |row| moments[row].count > less);
+                return Ok(Vector { values, valid: None }.with_valid(Some(valid)));
+            }
+            // SAFETY: the state is of that type; the rest is the caller's word.
+            let moments: Vec<Moments> = rows.iter().map(|row| unsafe { row.read::<Moments>(offset) }).collect();
             let less = if is_sample { 1.0 } else { 0.0 };
             let value = |of: &Moments| {
                 // Rounding may leave a little less than nothing; NaN stays.

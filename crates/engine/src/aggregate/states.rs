@@ -84,6 +84,8 @@ pub(super) enum Primitive {
     },
     TextFirst,
     Moments,
+    /// Of integers, all of whose sums are known to fit.
+    ExactMoments,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +98,7 @@ pub(super) struct Accumulator {
     pub set: Option<usize>,
     /// In a group's row.
     pub offset: usize,
-    /// What 1 of an integer means.
+    /// What 1 of an integer means; of exact moments, how many make 1.
     pub unit: f64,
 }
 
@@ -112,6 +114,7 @@ impl Accumulator {
             Primitive::SumWide => size_of::<SumWide>(),
             Primitive::TextExtreme { .. } | Primitive::TextFirst => size_of::<TextState>(),
             Primitive::Moments => size_of::<Moments>(),
+            Primitive::ExactMoments => size_of::<ExactMoments>(),
         }
     }
 }
@@ -149,6 +152,21 @@ pub(super) struct Moments {
     pub count: f64,
     pub mean: f64,
     pub squares: f64,
+}
+
+/// Count, sum and the sum of squares.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ExactMoments {
+    pub count: u64,
+    sum: i64,
+    squares: u64,
+}
+
+impl ExactMoments {
+    /// The sum of squared differences from the mean, times the count.
+    pub fn spread(&self) -> u128 {
+        u128::from(self.count) * u128::from(self.squares) - u128::from(self.sum.unsigned_abs()).pow(2)
+    }
 }
 
 impl State for Count {
@@ -273,6 +291,22 @@ impl State for Greatest128 {
     #[inline(always)]
     fn merge(&mut self, other: Greatest128) {
         self.add(other.0);
+    }
+}
+
+impl State for ExactMoments {
+    type Value = i64;
+    #[inline(always)]
+    fn add(&mut self, value: i64) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(value);
+        self.squares = self.squares.wrapping_add(value.wrapping_mul(value) as u64);
+    }
+    #[inline(always)]
+    fn merge(&mut self, other: ExactMoments) {
+        self.count += other.count;
+        self.sum = self.sum.wrapping_add(other.sum);
+        self.squares = self.squares.wrapping_add(other.squares);
     }
 }
 
@@ -472,6 +506,9 @@ pub(super) unsafe fn accumulate(
                 let flip = if least { u128::MAX } else { 0 };
                 update::<Greatest128, _>(offset, values, place, |value| value as u128 ^ 1 << 127 ^ flip);
             }
+            (Primitive::ExactMoments, Some(Values::Int(values))) => {
+                update::<ExactMoments, _>(offset, values, place, |value| value);
+            }
             (Primitive::Moments, Some(Values::Float(values))) => {
                 update::<Moments, _>(offset, values, place, |value| value);
             }
@@ -535,6 +572,7 @@ pub(super) unsafe fn merge(accumulator: &Accumulator, groups: &[RowPtr], rows: &
             Primitive::Extreme { .. } => each::<Greatest64>(offset, groups, rows),
             Primitive::WideExtreme { .. } => each::<Greatest128>(offset, groups, rows),
             Primitive::Moments => each::<Moments>(offset, groups, rows),
+            Primitive::ExactMoments => each::<ExactMoments>(offset, groups, rows),
             Primitive::TextExtreme { least } => {
                 for (group, row) in groups.iter().zip(rows) {
                     let (state, other) = (group.read::<TextState>(offset), row.read::<TextState>(offset));

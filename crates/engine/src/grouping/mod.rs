@@ -1,10 +1,13 @@
-//! Grouping sets: rows once for each set, without the keys that the set has not, and groups of them all.
+//! Grouping sets: rows once for each set, without the keys that the set has not, and groups of them all; or groups made of each other
+//! ([`cascade`]).
 
 mod average;
+mod cascade;
 #[cfg(test)]
 mod tests;
 
 pub use average::{average, parts};
+pub(crate) use cascade::Level;
 
 use crate::aggregate::{Aggregate, AggregateCall, AggregateFunction, AggregateSource, AggregateTable};
 use crate::pipeline::{Next, Operator, Out, Reader, Source, Step};

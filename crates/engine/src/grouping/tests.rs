@@ -201,6 +201,106 @@ fn rows_are_grouped_by_every_set() {
     }
 }
 
+fn aggregated(aggregate: &Aggregate, chunks: &[Chunk]) -> Vec<Chunk> {
+    let table = AggregateTable::new(aggregate).unwrap();
+    let sink = AggregateSink::new(&table);
+    let mut states = vec![sink.worker().unwrap(), sink.worker().unwrap()];
+    for (index, chunk) in chunks.iter().enumerate() {
+        states[index % 2].push(chunk.clone()).unwrap();
+    }
+    states.iter_mut().for_each(|state| state.end().unwrap());
+    for round in 0.. {
+        let tasks = sink.finish(round, &mut states).unwrap();
+        if tasks.is_empty() {
+            break;
+        }
+        tasks.into_iter().for_each(|task| task().unwrap());
+    }
+    let mut reader = AggregateSource::new(&table).reader().unwrap();
+    std::iter::from_fn(|| match reader.next().unwrap() {
+        Next::Chunk(chunk) => Some(chunk),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
+fn sets_are_made_of_each_other() {
+    type Choice = (&'static [[bool; 2]], &'static [Option<usize>]);
+    let choices: [Choice; 4] = [
+        (&[[true, true], [true, false], [false, false]], &[None, None, Some(1)]),
+        (&[[false, false], [true, true], [false, true], [true, true]], &[None, None, None, Some(2)]),
+        (&[[false, false], [false, false]], &[None, Some(0)]),
+        // Of two that have its keys, the one whose key has fewer values.
+        (&[[false, true], [true, false], [false, false]], &[None, None, Some(1)]),
+    ];
+    for count in [0, 1, 5000] {
+        let rows = rows(count);
+        for (kept, of) in choices {
+            let functions = functions();
+            let parts = parts(&functions[3], &types(), count as u64).unwrap();
+            let finest: Vec<AggregateCall> = functions[..3].iter().chain(&parts).cloned().collect();
+            let merged = finest.iter().enumerate().map(|(index, call)| merging(call, 2 + index).unwrap()).collect();
+            let finest = Aggregate { input: types(), keys: vec![0, 1], functions: finest, rows_max: count as u64 };
+            let sets = sets(kept);
+            let grouping = Arc::new(GroupingSets {
+                input: finest.columns(),
+                keys: vec![0, 1],
+                sets: sets.clone(),
+                id: ColumnType::new(DataType::UInt8, false),
+                functions: merged,
+                counts: vec![true, false, false, false, true],
+                rows_max: count as u64,
+            });
+            grouping.check().unwrap();
+            let levels = grouping.cascade(&finest).unwrap();
+            assert_eq!(levels.iter().map(|level| level.of).collect::<Vec<_>>(), of);
+            let of_all = aggregated(&finest, &chunks(&rows));
+            let mut made: Vec<Vec<Chunk>> = Vec::new();
+            let mut found = Vec::new();
+            for level in &levels {
+                let groups = match &level.aggregate {
+                    Some(aggregate) => aggregated(aggregate, level.of.map_or(&of_all, |of| &made[of])),
+                    None => of_all.clone(),
+                };
+                let mut step = grouping.of_level(level).worker().unwrap();
+                for chunk in &groups {
+                    let mut keep = |chunk| {
+                        found.push(chunk);
+                        Ok(())
+                    };
+                    step.push(chunk.clone(), &mut keep).unwrap();
+                }
+                made.push(groups);
+            }
+            let columns = grouping.columns();
+            let column = |index: usize| Expr::column(index, columns[index].clone());
+            let average = average(column(6), column(7), functions[3].of.clone());
+            let of = |chunk: &Chunk, row| int(&crate::evaluate::evaluate(&average, chunk).unwrap(), row);
+            assert_eq!(groups(&found, of), model(&rows, &sets));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_group_of_all_keys_makes_no_others() {
+    let functions = vec![AggregateCall { argument: Some(2), ..functions().swap_remove(2) }];
+    let finest = Aggregate { input: types(), keys: vec![0, 1], functions: functions.clone(), rows_max: 9 };
+    let grouping = |keys: Vec<usize>, functions: Vec<AggregateCall>| GroupingSets {
+        input: finest.columns(),
+        keys,
+        sets: sets(&[[true, true], [true, false]]),
+        id: ColumnType::new(DataType::UInt8, false),
+        counts: vec![false; functions.len()],
+        functions,
+        rows_max: 9,
+    };
+    assert!(grouping(vec![0, 1], functions.clone()).cascade(&finest).is_some());
+    assert!(grouping(vec![1, 0], functions.clone()).cascade(&finest).is_none());
+    let average = AggregateCall { function: AggregateFunction::Avg, ..functions[0].clone() };
+    assert!(grouping(vec![0, 1], vec![average]).cascade(&finest).is_none());
+}
+
 #[test]
 fn what_cannot_be_merged_is_not() {
     let mut distinct = functions().swap_remove(0);

@@ -7,6 +7,7 @@
 
 mod aggregates;
 mod evaluate;
+mod first;
 mod frame;
 mod functions;
 mod layout;
@@ -27,6 +28,7 @@ use crate::sort::{Sort, SortKey, SortSink, Sorted};
 use crate::touch::{Meter, Pool, Touches};
 use crate::types::{Class, ColumnType};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
+use first::{First, FirstRows};
 use layout::{Marks, Segment};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -46,6 +48,8 @@ pub struct Window {
     pub functions: Vec<WindowCall>,
     /// Columns of the input that come out, in front of the functions' columns.
     pub output: Vec<usize>,
+    /// Rows of a rank above it may be missing: [`Window::can_begin_with`] it.
+    pub first: Option<u64>,
 }
 
 impl Window {
@@ -141,6 +145,7 @@ enum Stage {
 pub struct WindowTable {
     window: Window,
     keys: Keys,
+    first: Option<Arc<First>>,
     checks: Checks,
     /// `None`: without keys, rows stay as they come.
     sorting: Mutex<Option<Arc<Sorted>>>,
@@ -184,6 +189,10 @@ impl WindowTable {
             partition: KeyPlan::new(&partition, &window.input)?,
             order: has_peers.then(|| KeyPlan::new(&window.order, &window.input)).transpose()?,
         };
+        let first = First::of(window, &partition)?;
+        if let Some(first) = first.clone() {
+            meter.observer().note_late(move || Some(first.described()));
+        }
         let sorting = window.has_keys().then(|| {
             let keys = partition.into_iter().chain(window.order.iter().copied()).collect();
             Sorted::metered(Sort { keys, limit: None, types: window.input.clone() }, meter.clone())
@@ -192,6 +201,7 @@ impl WindowTable {
         Ok(Arc::new(WindowTable {
             window: window.clone(),
             keys,
+            first,
             checks: Checks(interruption),
             sorting: Mutex::new(sorting),
             stage: Mutex::default(),
@@ -282,7 +292,13 @@ impl SinkState for Unsorted {
 impl Sink for WindowSink {
     fn worker(&self) -> Result<Box<dyn SinkState>> {
         match self.0.sorting.lock().as_ref() {
-            Some(sorted) => SortSink(Arc::clone(sorted)).worker(),
+            Some(sorted) => {
+                let sorting = SortSink(Arc::clone(sorted)).worker()?;
+                Ok(match &self.0.first {
+                    Some(first) => Box::new(FirstRows::new(first, sorting)),
+                    None => sorting,
+                })
+            }
             None => {
                 let kept = Kept::new(self.0.meter.observer());
                 let (table, touches) = (Arc::clone(&self.0), self.0.meter.touches());

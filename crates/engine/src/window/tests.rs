@@ -354,7 +354,7 @@ fn call(function: WindowFunction, argument: Option<usize>, frame: Frame) -> Wind
 }
 
 fn window(partition: Vec<usize>, order: Vec<SortKey>, functions: Vec<WindowCall>) -> Window {
-    Window { input: types(), partition, order, functions, output: (0..types().len()).collect() }
+    Window { input: types(), partition, order, functions, output: (0..types().len()).collect(), first: None }
 }
 
 fn random_bound(random: &mut Random, units: FrameUnits, key: Option<usize>, is_start: bool) -> FrameBound {
@@ -453,6 +453,56 @@ fn windows_are_as_by_definition() {
     }
 }
 
+/// What is left out comes after all that is wanted, in its partition.
+#[test]
+fn first_rows_are_those_of_all() {
+    let mut random = Random(31);
+    for round in 0..40u64 {
+        let (rows, distinct) = ([300, 2000][round as usize % 2], [3, 50, 5000][round as usize % 3]);
+        let chunks: Vec<Chunk> =
+            (0..40).map(|number| chunk(&mut random, number * rows as i64, rows, distinct)).collect();
+        let partition = [vec![], vec![KEY], vec![BOOL, KEY], vec![INT]][round as usize % 4].clone();
+        let key = |random: &mut Random| SortKey {
+            column: 1 + random.below(5) as usize,
+            descending: random.below(2) == 0,
+            nulls_first: random.below(2) == 0,
+        };
+        let order = vec![key(&mut random), key(&mut random)];
+        let functions =
+            vec![call(WindowFunction::Rank, None, Frame::WHOLE), call(WindowFunction::DenseRank, None, Frame::WHOLE)];
+        let whole = window(partition, order, functions);
+        let most = [1, 3, 100, 4000][random.below(4) as usize];
+        assert!(whole.can_begin_with(0, most) && !whole.can_begin_with(1, most));
+        let first = Window { first: Some(most), ..whole.clone() };
+        let rank = types().len();
+        let wanted = |window: &Window| {
+            let mut rows = run(window, &chunks).unwrap();
+            let all = rows.len();
+            rows.retain(|row| matches!(&row[rank], Cell::Int(rank) if *rank <= i128::from(most)));
+            let mut shown: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
+            shown.sort();
+            (all, shown)
+        };
+        let ((all, expected), (left, found)) = (wanted(&whole), wanted(&first));
+        assert_eq!(found, expected);
+        // One partition, hardly any row of which is wanted.
+        if whole.partition.is_empty() && most <= 3 && distinct == 5000 {
+            assert!(left * 2 < all, "{left} of {all}");
+        }
+    }
+}
+
+#[test]
+fn functions_of_rows_behind_have_them_all() {
+    let order = vec![SortKey { column: INT, descending: false, nulls_first: false }];
+    for function in [WindowFunction::CumeDist, WindowFunction::Ntile(3), WindowFunction::HasShift(1)] {
+        let functions = vec![call(WindowFunction::Rank, None, Frame::WHOLE), call(function, None, Frame::WHOLE)];
+        assert!(!window(vec![KEY], order.clone(), functions).can_begin_with(0, 3));
+    }
+    let functions = vec![call(WindowFunction::Rank, None, Frame::WHOLE)];
+    assert!(!window(vec![KEY], vec![], functions).can_begin_with(0, 3));
+}
+
 /// Rows of more than one piece, in partitions that begin and end within and at the ends of pieces.
 #[test]
 fn long_partitions_are_cut_where_they_end() {
@@ -515,6 +565,7 @@ fn what_no_type_holds_is_refused() {
             of: ColumnType { nullable: true, ..of.clone() },
         }],
         output: vec![],
+        first: None,
     };
     // What is too much on the way does no harm.
     let whole = run(&sum(FrameBound::First, FrameBound::Last), std::slice::from_ref(&chunk)).unwrap();

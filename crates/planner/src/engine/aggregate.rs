@@ -1,12 +1,16 @@
 //! Aggregates as the engine's, by one set of keys or several.
 
+use super::expressions::is_exact;
 use super::lower::{Lowered, Lowering, own, refused, shown};
 use crate::optimizer::estimate;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{Result as PlanResult, ScalarValue};
-use datafusion::logical_expr::{Aggregate, BinaryExpr, Cast, Expr, GroupingSet, LogicalPlan, Operator};
+use datafusion::logical_expr::{Aggregate, BinaryExpr, Cast, Expr, ExprSchemable, GroupingSet, LogicalPlan, Operator};
 use std::collections::HashMap;
-use tidepool_engine::aggregate::{Aggregate as EngineAggregate, AggregateCall, AggregateFunction, AggregateTable};
+use tidepool_engine::aggregate::{
+    Aggregate as EngineAggregate, AggregateCall, AggregateFunction, AggregateTable, sum_type,
+};
+use tidepool_engine::determined::determined;
 use tidepool_engine::expr::{ArithmeticOp, Expr as EngineExpr, Scalar};
 use tidepool_engine::grouping::{self, GroupingSets, KeySet, average, merging};
 use tidepool_engine::plan::Plan;
@@ -22,12 +26,17 @@ pub(super) fn aggregate_function(name: &str) -> Option<AggregateFunction> {
         "avg" => AggregateFunction::Avg,
         "bool_and" => AggregateFunction::BoolAnd,
         "bool_or" => AggregateFunction::BoolOr,
+        "var_pop" => AggregateFunction::VarPop,
+        "var" | "var_samp" => AggregateFunction::VarSamp,
+        "stddev_pop" => AggregateFunction::StddevPop,
+        "stddev" | "stddev_samp" => AggregateFunction::StddevSamp,
         _ => return None,
     })
 }
 
 impl Lowering<'_> {
     pub(super) fn aggregate(&mut self, aggregate: &Aggregate, plan: &LogicalPlan) -> PlanResult<Lowered> {
+        use AggregateFunction as F;
         let below = self.input(&aggregate.input)?;
         let scope = self.scope(aggregate.input.schema(), &below.plan.types);
         let mut outputs: Vec<EngineExpr> = Vec::new();
@@ -43,6 +52,11 @@ impl Lowering<'_> {
         for expr in group_expr {
             keys.push(place(&mut outputs, scope.expr(expr)?));
         }
+        let is_determined = match sets {
+            None => determined(&below.plan, &outputs),
+            // Not where the keys that tell are left out.
+            Some(_) => vec![false; keys.len()],
+        };
         // The sets' number follows the keys.
         let first = keys.len() + usize::from(sets.is_some());
         let shifts = if sets.is_none() { shifts(aggregate) } else { HashMap::new() };
@@ -60,7 +74,12 @@ impl Lowering<'_> {
             {
                 return Err(refused("such aggregate"));
             }
-            let function = aggregate_function(call.func.name()).ok_or_else(|| refused("such aggregate"))?;
+            let is_any =
+                call.func.name() == "first_value" && !params.distinct && params.filter.is_none() && !keys.is_empty();
+            let function = match aggregate_function(call.func.name()) {
+                None if is_any && sets.is_none() => F::AnyValue,
+                function => function.ok_or_else(|| refused("such aggregate"))?,
+            };
             if let Some(Shift { unshifted, added_to, by }) = shifts.get(&index)
                 && stays_in_type(&scope.expr(added_to)?, *by, field.data_type(), below.plan.rows_max())
             {
@@ -77,7 +96,11 @@ impl Lowering<'_> {
                 results.push(Made::Shifted { sum, count, by: *by });
                 continue;
             }
+            let is_spread = matches!(function, F::VarPop | F::VarSamp | F::StddevPop | F::StddevSamp);
             let argument = match params.args.as_slice() {
+                [Expr::Cast(cast)] if is_spread && is_exact(&cast.expr.get_type(aggregate.input.schema())?) => {
+                    Some(scope.expr(&cast.expr)?)
+                }
                 [Expr::Literal(value, _)]
                     if function == AggregateFunction::Count && !value.is_null() && !params.distinct =>
                 {
@@ -87,10 +110,12 @@ impl Lowering<'_> {
                 _ => return Err(refused("such aggregate")),
             };
             let of = match (function, &argument) {
-                (AggregateFunction::Min | AggregateFunction::Max, Some(argument)) => {
-                    ColumnType { nullable: true, ..argument.of.clone() }
+                (F::Min | F::Max | F::AnyValue, Some(argument)) => ColumnType { nullable: true, ..argument.of.clone() },
+                (F::Count, _) => ColumnType::new(field.data_type().clone(), false),
+                (F::Sum, Some(argument)) => {
+                    let of = ColumnType::new(field.data_type().clone(), true);
+                    sum_type(of, &argument.of, below.plan.rows_max())
                 }
-                (AggregateFunction::Count, _) => ColumnType::new(field.data_type().clone(), false),
                 _ => ColumnType::new(field.data_type().clone(), true),
             };
             if of.data_type != *field.data_type() {
@@ -112,10 +137,22 @@ impl Lowering<'_> {
             let id = ColumnType::new(plan.schema().field(keys.len()).data_type().clone(), false);
             return Ok(Lowered { plan: by_sets(input, keys, sets, id, functions)?.called(name), estimate });
         }
+        // Keys that follow from others come with the groups that those make.
+        let is_carried = |key: &usize| is_determined[*key];
+        let (carried, kept): (Vec<usize>, Vec<usize>) = (0..keys.len()).partition(is_carried);
+        let carry = |key: &usize| {
+            let of = input.types[keys[*key]].clone();
+            AggregateCall { function: F::AnyValue, argument: Some(keys[*key]), filter: None, distinct: false, of }
+        };
+        let functions = carried.iter().map(carry).chain(functions).collect();
+        let has_carried = !carried.is_empty();
+        let mut place_of_key = vec![0; keys.len()];
+        kept.iter().chain(&carried).enumerate().for_each(|(place, key)| place_of_key[*key] = place);
+        let keys = kept.into_iter().map(|key| keys[key]).collect();
         let spec = EngineAggregate { keys, functions, input: input.types.clone(), rows_max };
         own(AggregateTable::new(&spec))?;
         let grouped = input.aggregate(spec).called(name);
-        if sums.is_empty() {
+        if sums.is_empty() && !has_carried {
             return Ok(Lowered { plan: grouped, estimate });
         }
         let column = |index: usize| EngineExpr::column(index, grouped.types[index].clone());
@@ -131,7 +168,7 @@ impl Lowering<'_> {
             }
         });
         let made = own(made.collect::<tidepool_base::Result<Vec<_>>>())?;
-        let outputs = (0..first).map(column).chain(made).collect();
+        let outputs = place_of_key.into_iter().map(column).chain(made).collect();
         Ok(Lowered { plan: grouped.project(outputs), estimate })
     }
 }

@@ -97,7 +97,8 @@ fn is_integer(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64)
 }
 
-fn is_exact(data_type: &DataType) -> bool {
+/// Integers and decimals.
+pub fn is_exact(data_type: &DataType) -> bool {
     is_integer(data_type) || matches!(data_type, DataType::Decimal128(..))
 }
 
@@ -120,6 +121,20 @@ fn is_plain_cast(from: &DataType, to: &DataType) -> bool {
 
 fn is_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8 | DataType::Utf8View)
+}
+
+/// What to multiply decimals by instead of dividing them, and its type, if all digits of the quotient are there then: by 2, 10 or 25, not by 3.
+fn reciprocal(of: &ColumnType, divisor: (i128, i8), quotient: &DataType) -> Option<(i128, DataType)> {
+    let &DataType::Decimal128(precision, scale) = quotient else { return None };
+    let digits = scale.checked_sub(of.scale()?).filter(|digits| *digits >= 0)?;
+    let one = 10i128.checked_pow(u32::try_from(i16::from(digits) + i16::from(divisor.1)).ok()?)?;
+    let factor = one.checked_div(divisor.0).filter(|factor| factor * divisor.0 == one)?;
+    let most = of
+        .bounds
+        .and_then(|(lower, upper)| lower.checked_abs()?.max(upper.checked_abs()?).checked_mul(factor.abs()))?;
+    // Beyond its type a quotient is an error, which a product is not.
+    let limit = 10i128.checked_pow(precision.into())?;
+    (most < limit).then_some((factor, DataType::Decimal128(precision, digits)))
 }
 
 impl Scope<'_> {
@@ -217,6 +232,20 @@ impl Scope<'_> {
                         Some(watched) => self.native(&watched)?,
                         None => None,
                     },
+                    (
+                        "tidepool_divide",
+                        [value, Expr::Literal(ScalarValue::Decimal128(Some(divisor), _, scale), _)],
+                    ) => {
+                        let value = self.expr(value)?;
+                        match reciprocal(&value.of, (*divisor, *scale), &self.data_type(expr)?) {
+                            Some((factor, of)) => {
+                                let factor = EngineExpr::literal(Scalar::Wide(factor), of);
+                                EngineExpr::arithmetic(ArithmeticOp::Multiply, value, factor, self.data_type(expr)?)
+                                    .ok()
+                            }
+                            None => None,
+                        }
+                    }
                     ("coalesce", arguments) if !arguments.is_empty() => {
                         let values = arguments.iter().map(|value| self.expr(value)).collect::<PlanResult<Vec<_>>>()?;
                         EngineExpr::coalesce(values).ok()

@@ -264,7 +264,8 @@ impl Lowering<'_> {
             let scopes = sides.each_ref().map(|(plan, schema)| self.scope(schema, &plan.types));
             for (left, right) in &join.on {
                 let (left, right) = own(EngineExpr::matched(scopes[0].expr(left)?, scopes[1].expr(right)?))?;
-                keys.push([left, right]);
+                let bounds = hull([&left.of, &right.of].into_iter());
+                keys.push([left.widened(bounds), right.widened(bounds)]);
             }
         }
         // Keys that are no columns become some.
@@ -384,33 +385,40 @@ impl Lowering<'_> {
         let mut estimates = Vec::new();
         for input in &union.inputs {
             let Lowered { plan, estimate } = self.input(input)?;
-            let outputs: Vec<EngineExpr> = plan
-                .types
-                .iter()
-                .enumerate()
-                .map(|(index, of)| EngineExpr::column(index, of.clone()).decoded())
-                .collect();
-            inputs.push(plan.project(outputs));
+            let columns = plan.types.iter().enumerate();
+            let outputs: Vec<EngineExpr> =
+                columns.map(|(index, of)| EngineExpr::column(index, of.clone()).decoded()).collect();
+            inputs.push((plan, outputs));
             estimates.push(estimate);
         }
         let mut types = Vec::new();
         for (column, field) in plan.schema().fields().iter().enumerate() {
-            let all = || inputs.iter().map(|input| &input.types[column]);
-            let class = all().next().map(ColumnType::class);
-            if all().any(|of| Some(of.class()) != class || of.scale() != all().next().and_then(ColumnType::scale)) {
-                return Err(refused("union of these types"));
-            }
-            let bounds = all().map(|of| of.bounds).reduce(|a, b| {
-                let ((a, b), (c, d)) = a.zip(b)?;
-                Some((a.min(c), b.max(d)))
-            });
+            let all = || inputs.iter().map(|(_, outputs)| &outputs[column].of);
             let mut of = ColumnType::new(field.data_type().clone(), all().any(|of| of.nullable));
-            of.bounds = bounds.flatten().or(of.bounds);
+            of.bounds = hull(all()).or(of.bounds);
             types.push(of);
         }
+        for (_, outputs) in &mut inputs {
+            let all = std::mem::take(outputs).into_iter().zip(&types);
+            *outputs = all.map(|(output, of)| output.widened(of.bounds)).collect();
+            if outputs
+                .iter()
+                .zip(&types)
+                .any(|(output, of)| output.class() != of.class() || output.of.scale() != of.scale())
+            {
+                return Err(refused("union of these types"));
+            }
+        }
+        let inputs = inputs.into_iter().map(|(plan, outputs)| plan.project(outputs)).collect();
         let estimate = estimate::of_node(plan, &estimates);
         Ok(Lowered { plan: Plan::union(inputs, types), estimate })
     }
+}
+
+/// Bounds of the values of some columns; `None` where those of one are not known.
+fn hull<'a>(mut columns: impl Iterator<Item = &'a ColumnType>) -> Option<(i128, i128)> {
+    let first = columns.next()?.bounds?;
+    columns.try_fold(first, |(lower, upper), of| of.bounds.map(|(a, b)| (lower.min(a), upper.max(b))))
 }
 
 /// A key as people know it.

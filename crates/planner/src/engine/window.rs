@@ -101,7 +101,7 @@ impl Lowering<'_> {
             starts.push(lowered.types.len());
             let input = lowered.types.clone();
             let output = (0..input.len()).collect();
-            let spec = EngineWindow { input, partition, order, functions: calls, output };
+            let spec = EngineWindow { input, partition, order, functions: calls, output, first: None };
             own(spec.check())?;
             lowered = lowered.window(spec);
             lowered.rows_estimated = Some(estimate.rows);

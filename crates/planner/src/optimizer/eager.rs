@@ -2,17 +2,21 @@
 //!
 //! Where a join has a row for each row of one of its sides, and that side's rows fall into few groups by what the join and the grouping
 //! above need of them, these groups are made first and joined in place of the rows: `sum` is the sum of their sums, `count` the sum of
-//! their counts. ("Eager group-by": Yan, Larson, *Eager Aggregation and Lazy Aggregation*, VLDB 1995.)
+//! their counts, `avg` the one by the other. ("Eager group-by": Yan, Larson, *Eager Aggregation and Lazy Aggregation*, VLDB 1995.)
 
 use super::estimate::{self, Estimate};
+use crate::arithmetic;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::alias::AliasGenerator;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{Column, DFSchema, JoinType, NullEquality, Result};
-use datafusion::functions::core::expr_fn::coalesce;
+use datafusion::common::{Column, DFSchema, JoinConstraint, JoinType, NullEquality, Result};
+use datafusion::functions_aggregate::count::count_udaf;
 use datafusion::functions_aggregate::sum::sum_udaf;
 use datafusion::logical_expr::expr::AggregateFunction;
-use datafusion::logical_expr::{Aggregate, Cast, Expr, Join, LogicalPlan, Projection, SubqueryAlias, lit};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction};
+use datafusion::logical_expr::{
+    Aggregate, Cast, Expr, ExprSchemable, Join, LogicalPlan, Projection, SubqueryAlias, lit, when,
+};
 use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -43,10 +47,83 @@ impl OptimizerRule for EagerAggregation {
     fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
         let names = config.alias_generator();
         plan.transform_down_with_subqueries(|node| {
-            let eager = eager(&node, names)?;
+            let LogicalPlan::Aggregate(aggregate) = &node else { return Ok(Transformed::no(node)) };
+            let eager = match without_averages(aggregate, names)? {
+                None => eager(&node, names)?,
+                Some((of_parts, outputs)) => match eager(&of_parts, names)? {
+                    Some(made) => Some(LogicalPlan::Projection(Projection::try_new(outputs, Arc::new(made))?)),
+                    None => None,
+                },
+            };
             Ok(eager.map_or_else(|| Transformed::no(node), Transformed::yes))
         })
     }
+}
+
+/// Decimals of more digits may have sums that no decimal holds, where the average is one.
+const AVERAGED_PRECISION_MAX: u8 = 28;
+
+/// The same aggregate with sums and counts in place of averages, and its columns over that one's. `None` where there is no average, or one
+/// that is not made of them.
+fn without_averages(aggregate: &Aggregate, names: &Arc<AliasGenerator>) -> Result<Option<(LogicalPlan, Vec<Expr>)>> {
+    let schema = aggregate.input.schema();
+    let mut calls: Vec<Expr> = Vec::new();
+    let mut place = |call: Expr| {
+        calls.iter().position(|known| *known == call).unwrap_or_else(|| {
+            calls.push(call);
+            calls.len() - 1
+        })
+    };
+    let mut has_averages = false;
+    // Of each function, where it is, or where its sum and count are.
+    let mut places: Vec<(usize, Option<usize>)> = Vec::new();
+    for expr in &aggregate.aggr_expr {
+        let call = expr.clone().unalias();
+        let Expr::AggregateFunction(average) = &call else { return Ok(None) };
+        if average.func.name() != "avg" {
+            places.push((place(call), None));
+            continue;
+        }
+        let params = &average.params;
+        let [argument] = params.args.as_slice() else { return Ok(None) };
+        let is_exact = match argument.get_type(schema)? {
+            DataType::Decimal128(precision, _) => precision <= AVERAGED_PRECISION_MAX,
+            DataType::Float64 => true,
+            _ => false,
+        };
+        if params.distinct || params.filter.is_some() || !params.order_by.is_empty() || !is_exact {
+            return Ok(None);
+        }
+        has_averages = true;
+        let of = |function| AggregateFunction::new_udf(function, vec![argument.clone()], false, None, Vec::new(), None);
+        let sum = place(Expr::AggregateFunction(of(sum_udaf())));
+        places.push((sum, Some(place(Expr::AggregateFunction(of(count_udaf()))))));
+    }
+    if !has_averages {
+        return Ok(None);
+    }
+    // Casts are no part of an expression's own name.
+    let calls = calls.into_iter().map(|call| call.alias(names.next("__part"))).collect();
+    let of_parts = Aggregate::try_new(aggregate.input.clone(), aggregate.group_expr.clone(), calls)?;
+    let first = aggregate.schema.fields().len() - aggregate.aggr_expr.len();
+    let column = |index: usize| Expr::Column(Column::from(of_parts.schema.qualified_field(index)));
+    let mut outputs: Vec<Expr> = (0..first).map(column).collect();
+    for (index, (value, count)) in places.into_iter().enumerate() {
+        let (qualifier, field) = aggregate.schema.qualified_field(first + index);
+        let value = column(first + value);
+        let output = match count.map(|count| column(first + count)) {
+            None => value,
+            Some(count) if *field.data_type() == DataType::Float64 => {
+                value / Expr::Cast(Cast::new(Box::new(count), DataType::Float64))
+            }
+            Some(count) => {
+                let count = Expr::Cast(Cast::new(Box::new(count), DataType::Decimal128(20, 0)));
+                arithmetic::call(arithmetic::Kind::DivideDecimals, vec![value, count])
+            }
+        };
+        outputs.push(output.alias_qualified(qualifier.cloned(), field.name()));
+    }
+    Ok(Some((LogicalPlan::Aggregate(of_parts), outputs)))
 }
 
 /// A function that is one of groups of rows as it is one of the rows.
@@ -250,9 +327,173 @@ fn eager(plan: &LogicalPlan, names: &Arc<AliasGenerator>) -> Result<Option<Logic
         if rows.rows * above_ns < rows.rows * grouping_ns(grouping, of_groups) + of_groups * above_ns {
             continue;
         }
-        return merged(aggregate, &over, index, groups);
+        let mut join = join.clone();
+        *(if index == 0 { &mut join.left } else { &mut join.right }) = Arc::new(groups.0);
+        let joined = LogicalPlan::Join(join).recompute_schema()?;
+        return merged(aggregate, &over, joined, &groups.1);
     }
-    Ok(None)
+    below_several(aggregate, plan, &over, names)
+}
+
+/// Groups below several inner joins: of the input that the functions are of, joined to those that have no key, before those that have some.
+fn below_several(
+    aggregate: &Aggregate,
+    plan: &LogicalPlan,
+    over: &OverJoin<'_>,
+    names: &Arc<AliasGenerator>,
+) -> Result<Option<LogicalPlan>> {
+    let whole = LogicalPlan::Join(over.join.clone());
+    let mut inputs = Vec::new();
+    inputs_of(&whole, &mut inputs);
+    let has_any = |input: &LogicalPlan, exprs: &[&Expr]| {
+        exprs.iter().flat_map(|expr| expr.column_refs()).any(|column| input.schema().has_column(column))
+    };
+    let arguments: Vec<&Expr> = over.functions.iter().filter_map(|function| function.argument.as_ref()).collect();
+    let keys: Vec<&Expr> = over.keys.iter().collect();
+    let (main, others): (Vec<&LogicalPlan>, Vec<&LogicalPlan>) =
+        inputs.iter().copied().partition(|input| has_any(input, &arguments));
+    let [main] = main[..] else { return Ok(None) };
+    let later: Vec<&LogicalPlan> = others.into_iter().filter(|input| has_any(input, &keys)).collect();
+    // Without others it is a join's side, which has been looked at.
+    if inputs.len() < 3 || later.is_empty() || later.len() + 1 == inputs.len() {
+        return Ok(None);
+    }
+    let mut deferred = Conditions::default();
+    let is_first = |input: &LogicalPlan| std::ptr::eq(input, main) || !later.iter().any(|it| std::ptr::eq(*it, input));
+    let Some(Some(first)) = without(&whole, &is_first, &mut deferred)? else { return Ok(None) };
+    let first = Arc::new(first);
+    let rows = estimated(&first);
+    if rows.rows < ROWS_MIN {
+        return Ok(None);
+    }
+    let mut columns = BTreeSet::new();
+    let used = over.keys.iter().chain(deferred.exprs());
+    columns.extend(used.flat_map(Expr::column_refs).filter(|column| first.schema().has_column(column)).cloned());
+    let (groups, parts) = grouped(&first, &columns, &over.functions, names)?;
+    let grouping = groups.inputs()[0];
+    let of_groups = estimate::of_node(grouping, std::slice::from_ref(&rows)).rows;
+    let above_ns = JOIN_NS * later.len() as f64 + grouping_ns(plan, estimated(plan).rows);
+    if of_groups * ROWS_PER_GROUP_MIN > rows.rows
+        || estimated(&whole).rows < rows.rows * ROWS_LEFT_MIN
+        || rows.rows * above_ns < rows.rows * grouping_ns(grouping, of_groups) + of_groups * above_ns
+    {
+        return Ok(None);
+    }
+    let mut joined = groups;
+    let mut later: Vec<LogicalPlan> = later.into_iter().cloned().collect();
+    while !later.is_empty() {
+        let Some(next) = later.iter().position(|input| deferred.connects(&joined, input)) else { return Ok(None) };
+        joined = deferred.join(joined, later.remove(next))?;
+    }
+    if deferred.exprs().next().is_some() {
+        return Ok(None);
+    }
+    merged(aggregate, over, joined, &parts)
+}
+
+fn plain_join(plan: &LogicalPlan) -> Option<&Join> {
+    match plan {
+        LogicalPlan::Join(join) => {
+            let conditions = join.on.iter().flat_map(|(left, right)| [left, right]).chain(&join.filter);
+            let is_plain = join.join_type == JoinType::Inner
+                && join.null_equality == NullEquality::NullEqualsNothing
+                && !conditions.into_iter().any(|expr| expr.is_volatile() || has_subquery(expr));
+            is_plain.then_some(join)
+        }
+        // The order of columns does not matter here.
+        LogicalPlan::Projection(projection) if projection.expr.iter().all(|expr| matches!(expr, Expr::Column(_))) => {
+            plain_join(&projection.input)
+        }
+        _ => None,
+    }
+}
+
+/// What inner joins put together.
+fn inputs_of<'p>(plan: &'p LogicalPlan, inputs: &mut Vec<&'p LogicalPlan>) {
+    match plain_join(plan) {
+        Some(join) => [&join.left, &join.right].into_iter().for_each(|side| inputs_of(side, inputs)),
+        None => inputs.push(plan),
+    }
+}
+
+/// The joins of those inputs alone that are kept, and conditions on others. `None` where some would not be told by a key which of
+/// their rows go together.
+fn without(
+    plan: &LogicalPlan,
+    is_kept: &dyn Fn(&LogicalPlan) -> bool,
+    deferred: &mut Conditions,
+) -> Result<Option<Option<LogicalPlan>>> {
+    let Some(join) = plain_join(plan) else { return Ok(Some(is_kept(plan).then(|| plan.clone()))) };
+    let sides = (without(&join.left, is_kept, deferred)?, without(&join.right, is_kept, deferred)?);
+    let (Some(left), Some(right)) = sides else { return Ok(None) };
+    let mut own = Conditions::default();
+    own.on.extend(join.on.iter().cloned());
+    own.filters.extend(join.filter.iter().flat_map(split_conjunction).cloned());
+    Ok(match (left, right) {
+        (Some(left), Some(right)) if own.connects(&left, &right) => {
+            let joined = own.join(left, right)?;
+            deferred.append(own);
+            Some(Some(joined))
+        }
+        (Some(_), Some(_)) => None,
+        (one, other) => {
+            deferred.append(own);
+            Some(one.or(other))
+        }
+    })
+}
+
+/// Of inner joins.
+#[derive(Default)]
+struct Conditions {
+    on: Vec<(Expr, Expr)>,
+    filters: Vec<Expr>,
+}
+
+impl Conditions {
+    fn append(&mut self, mut other: Conditions) {
+        self.on.append(&mut other.on);
+        self.filters.append(&mut other.filters);
+    }
+
+    fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        self.on.iter().flat_map(|(left, right)| [left, right]).chain(&self.filters)
+    }
+
+    fn connects(&self, left: &LogicalPlan, right: &LogicalPlan) -> bool {
+        self.on.iter().any(|pair| oriented(pair, left, right).is_some())
+    }
+
+    /// The join of two plans, by those conditions that are of both of them, which are used up.
+    fn join(&mut self, left: LogicalPlan, right: LogicalPlan) -> Result<LogicalPlan> {
+        let (mut on, mut filters) = (Vec::new(), Vec::new());
+        self.on.retain(|pair| oriented(pair, &left, &right).map(|pair| on.push(pair)).is_none());
+        let has = |column: &Column| left.schema().has_column(column) || right.schema().has_column(column);
+        self.filters.retain(|filter| {
+            let is_own = filter.column_refs().into_iter().all(has);
+            if is_own {
+                filters.push(filter.clone());
+            }
+            !is_own
+        });
+        let (left, right) = (Arc::new(left), Arc::new(right));
+        let (inner, on_keys, filter) = (JoinType::Inner, JoinConstraint::On, conjunction(filters));
+        let nulls = NullEquality::NullEqualsNothing;
+        Ok(LogicalPlan::Join(Join::try_new(left, right, on, filter, inner, on_keys, nulls, false)?))
+    }
+}
+
+/// Keys that are equal, the left plan's first.
+fn oriented((one, other): &(Expr, Expr), left: &LogicalPlan, right: &LogicalPlan) -> Option<(Expr, Expr)> {
+    let is_of = |expr: &Expr, plan: &LogicalPlan| {
+        let columns = expr.column_refs();
+        !columns.is_empty() && columns.into_iter().all(|column| plan.schema().has_column(column))
+    };
+    match (is_of(one, left) && is_of(other, right), is_of(other, left) && is_of(one, right)) {
+        (true, _) => Some((one.clone(), other.clone())),
+        (_, true) => Some((other.clone(), one.clone())),
+        _ => None,
+    }
 }
 
 /// A side's groups, and the columns that have what the functions are of each.
@@ -273,6 +514,7 @@ fn grouped(
         }));
     }
     let width = keys.len();
+    let distinct = distinct.into_iter().map(|call| call.alias(names.next("__part"))).collect();
     let grouping = Arc::new(LogicalPlan::Aggregate(Aggregate::try_new(side.clone(), keys.clone(), distinct)?));
     let parts: Vec<String> = (width..grouping.schema().fields().len()).map(|_| names.next("__part")).collect();
     let part = |(index, name): (usize, &String)| {
@@ -283,16 +525,13 @@ fn grouped(
     Ok((LogicalPlan::Projection(Projection::try_new(outputs, grouping)?), columns))
 }
 
-/// The aggregate over the join of groups in place of a side.
+/// The aggregate over a join of groups in place of their rows.
 fn merged(
     aggregate: &Aggregate,
     over: &OverJoin<'_>,
-    side: usize,
-    (groups, parts): (LogicalPlan, Vec<Column>),
+    join: LogicalPlan,
+    parts: &[Column],
 ) -> Result<Option<LogicalPlan>> {
-    let mut join = over.join.clone();
-    *(if side == 0 { &mut join.left } else { &mut join.right }) = Arc::new(groups);
-    let join = LogicalPlan::Join(join).recompute_schema()?;
     let of = |index: usize, schema: &DFSchema, functions: usize| {
         let first = schema.fields().len() - functions;
         schema.field(first + index).data_type().clone()
@@ -300,7 +539,7 @@ fn merged(
     let functions = over.functions.len();
     let mut calls: Vec<Expr> = Vec::new();
     let mut places = Vec::new();
-    for (index, (function, part)) in over.functions.iter().zip(&parts).enumerate() {
+    for (index, (function, part)) in over.functions.iter().zip(parts).enumerate() {
         let call = function.merging(part.clone(), &of(index, &aggregate.schema, functions));
         places.push(calls.iter().position(|known| *known == call).unwrap_or_else(|| {
             calls.push(call);
@@ -320,7 +559,8 @@ fn merged(
             output = Expr::Cast(Cast::new(Box::new(output), field.data_type().clone()));
         }
         if index >= first && over.functions[index - first].is_count() {
-            output = coalesce(vec![output, lit(0i64)]);
+            // As `coalesce` says it: the rule that makes this of it has had its turn.
+            output = when(output.clone().is_not_null(), output).otherwise(lit(0i64))?;
         }
         outputs.push(match output {
             Expr::Column(column) if column.relation.as_ref() == qualifier && column.name == *field.name() => {

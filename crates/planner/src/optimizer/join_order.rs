@@ -9,8 +9,11 @@
 
 use super::estimate::{self, ColumnEstimate, Estimate};
 use super::join_graph::{Class, Condition, JoinGraph, Relation, Role, Set, Tree};
+use datafusion::arrow::datatypes::FieldRef;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{Column, DFSchema, DFSchemaRef, JoinConstraint, JoinType, NullEquality, Result};
+use datafusion::common::{
+    Column, DFSchema, DFSchemaRef, JoinConstraint, JoinType, NullEquality, Result, ScalarValue, TableReference,
+};
 use datafusion::logical_expr::expr::{Exists, InSubquery};
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{Expr, Filter, Join, LogicalPlan, Operator, Projection, Subquery};
@@ -218,6 +221,45 @@ impl Region {
         Ok(())
     }
 
+    /// Makes anti joins of outer ones of whose rows those alone are wanted that match none: one of the keys is NULL then, and only then. The
+    /// other side's columns are all NULL, and left to [`restore_columns`].
+    fn find_anti_joins(&mut self) {
+        for index in 0..self.parts.len() {
+            let part = &self.parts[index];
+            let Some(attachment) = &part.attachment else { continue };
+            let own = part.plan.schema();
+            let is_missing_key = |expr: &Expr| match expr {
+                Expr::IsNull(inner) => match inner.as_ref() {
+                    Expr::Column(column) => {
+                        attachment.on.iter().any(|(_, key)| key == inner.as_ref())
+                            && self.part_of(column) == Some(index)
+                    }
+                    _ => false,
+                },
+                _ => false,
+            };
+            let reads = |expr: &Expr| reads_from_inside(expr) || expr.column_refs().iter().any(|it| own.has_column(it));
+            let reads_attached = |other: &Attachment| {
+                let keys = other.on.iter().map(|(left, _)| left);
+                keys.chain(&other.filter).any(reads)
+            };
+            let others = self.parts.iter().enumerate().filter(|(other, _)| *other != index);
+            let is_wanted = attachment.join_type == JoinType::Left
+                && attachment.null_equality == NullEquality::NullEqualsNothing
+                && self.predicates.iter().any(is_missing_key)
+                && self.predicates.iter().all(|expr| is_missing_key(expr) || !reads(expr))
+                && !others.filter_map(|(_, other)| other.attachment.as_ref()).any(reads_attached);
+            if !is_wanted {
+                continue;
+            }
+            let kept = self.predicates.iter().filter(|expr| !is_missing_key(expr)).cloned().collect();
+            self.predicates = kept;
+            if let Some(attachment) = &mut self.parts[index].attachment {
+                attachment.join_type = JoinType::LeftAnti;
+            }
+        }
+    }
+
     /// The one visible part that has a column.
     fn part_of(&self, column: &Column) -> Option<usize> {
         let mut found = None;
@@ -283,6 +325,7 @@ struct Assembly {
 fn order_region(plan: &LogicalPlan) -> Result<Option<(LogicalPlan, Estimate)>> {
     let mut region = Region::default();
     region.collect(plan)?;
+    region.find_anti_joins();
     if region.parts.len() < 2 || region.parts.len() > 63 {
         return Ok(None);
     }
@@ -593,11 +636,19 @@ impl Assembly {
     }
 }
 
-/// The columns of `schema` in its order, whatever order the joins left them in.
+/// The columns of `schema` in its order, whatever order the joins left them in; NULL in place of those that they left out.
 fn restore_columns(plan: LogicalPlan, schema: &DFSchemaRef) -> Result<LogicalPlan> {
     if plan.schema().columns() == schema.columns() {
         return Ok(plan);
     }
-    let columns = schema.columns().into_iter().map(Expr::Column).collect();
+    let column = |(qualifier, field): (Option<&TableReference>, &FieldRef)| {
+        let column = Column::from((qualifier, field));
+        if plan.schema().has_column(&column) {
+            return Ok(Expr::Column(column));
+        }
+        let null = Expr::Literal(ScalarValue::try_from(field.data_type())?, None);
+        Ok(null.alias_qualified(qualifier.cloned(), field.name()))
+    };
+    let columns = schema.iter().map(column).collect::<Result<Vec<Expr>>>()?;
     Ok(LogicalPlan::Projection(Projection::try_new_with_schema(columns, Arc::new(plan), schema.clone())?))
 }

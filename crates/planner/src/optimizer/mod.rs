@@ -1,5 +1,5 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
-//! aggregation below joins ([`eager`]), and how each join is spread over threads ([`join_mode`]).
+//! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), and how each join is spread over threads ([`join_mode`]).
 
 mod disjunctions;
 mod eager;
@@ -7,6 +7,7 @@ pub mod estimate;
 mod join_graph;
 mod join_mode;
 mod join_order;
+mod outer;
 mod passes;
 
 pub use passes::optimize;
@@ -27,6 +28,8 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     options.optimizer.join_reordering = false;
 
     let mut rules = Optimizer::new().rules;
+    let before_filters = rules.iter().position(|rule| rule.name() == "eliminate_outer_join").unwrap_or(rules.len());
+    rules.insert(before_filters, Arc::new(outer::OuterJoins));
     let after_filters =
         rules.iter().position(|rule| rule.name() == "push_down_filter").map_or(rules.len(), |index| index + 1);
     rules.insert(after_filters, Arc::new(join_order::JoinOrder));
