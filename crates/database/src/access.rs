@@ -5,7 +5,7 @@
 //! planners touch of an index is counted there (`TableIndex::take_use`), and taken in when somebody looks, and before the
 //! index goes. All is kept over a restart by `CHECKPOINT` and a graceful stop.
 
-use crate::Database;
+use crate::{Database, DirectRead};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -80,6 +80,38 @@ impl TableRecord {
             record.last_us = now_us;
             record.used += used;
         }
+    }
+}
+
+impl TableRecord {
+    /// A version comes as a whole, and of main each value by itself.
+    fn add_direct(&mut self, read: &DirectRead<'_>, now_us: i64) {
+        self.scans += 1;
+        self.last_us = now_us;
+        let last = read.columns.iter().max().map_or(0, |last| last + 1);
+        if self.columns.len() < last {
+            self.columns.resize(last, ColumnRecord::default());
+        }
+        let rows = read.main_rows + read.delta_rows;
+        for (place, column) in read.columns.iter().enumerate().filter(|_| rows > 0) {
+            let record = &mut self.columns[*column];
+            record.scans += 1;
+            record.last_us = now_us;
+            let count = read.columns.len() as u64;
+            // The first has what cannot be divided.
+            let rest = if place == 0 { read.delta_bytes % count } else { 0 };
+            record.access += ColumnAccess {
+                rows,
+                lines_random: read.main_rows,
+                delta_bytes: read.delta_bytes / count + rest,
+                delta_runs: read.delta_rows,
+                ..ColumnAccess::default()
+            };
+        }
+        let record = self.indexes.entry(read.index).or_default();
+        record.scans += 1;
+        record.last_us = now_us;
+        record.used += read.used;
     }
 }
 
@@ -165,6 +197,18 @@ impl AccessLog {
             workload.stall_ns += stall_ns;
             for scan in scans {
                 workload.tables.entry(scan.version().def.id).or_default().add(scan, now);
+            }
+        });
+    }
+
+    pub(crate) fn record(&self, reads: &[DirectRead<'_>], elapsed: Duration) {
+        QueryHeap::outside(|| {
+            let now = now_us();
+            let mut workload = self.0.lock();
+            workload.statements += 1;
+            workload.elapsed_ns += elapsed.as_nanos() as u64;
+            for read in reads {
+                workload.tables.entry(read.table).or_default().add_direct(read, now);
             }
         });
     }

@@ -222,6 +222,18 @@ impl Deref for DatabaseVersion {
 #[derive(Clone, Debug)]
 pub struct StateMark(Weak<DatabaseState>);
 
+impl StateMark {
+    pub fn is_of(&self, state: &Arc<DatabaseState>) -> bool {
+        std::ptr::eq(Arc::as_ptr(state), self.0.as_ptr())
+    }
+}
+
+impl DatabaseState {
+    pub fn mark(self: &Arc<Self>) -> StateMark {
+        StateMark(Arc::downgrade(self))
+    }
+}
+
 impl DatabaseVersion {
     pub fn mark(&self) -> StateMark {
         StateMark(Arc::downgrade(&self.state))

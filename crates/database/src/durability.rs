@@ -169,7 +169,7 @@ impl Database {
         {
             storage.set_log_home(home);
         }
-        let writer = LogWriter::start(log.clone(), self.background.clone())?;
+        let writer = LogWriter::start(&log, self.background.clone())?;
         let _ = self.log_writer.set(writer);
         let _ = self.log.set(log);
         self.drop_unfinished_indexes();
@@ -258,16 +258,19 @@ fn counts(state: &DatabaseState) -> Writes {
     state.tables.values().map(|table| (table.def.id, table.writes())).collect()
 }
 
-/// The thread that writes out commits that nobody waits for, and prepares segments.
+/// The thread that writes out commits that nobody waits for, and prepares segments; and the one that writes out for those who
+/// wait without sleeping.
 pub(crate) struct LogWriter {
     shared: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
+    log: Arc<Log>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl LogWriter {
-    fn start(log: Arc<Log>, background: Arc<Background>) -> Result<LogWriter> {
+    fn start(of: &Arc<Log>, background: Arc<Background>) -> Result<LogWriter> {
         let shared: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let of_thread = shared.clone();
+        let log = of.clone();
         let run = move || {
             let (stopped, changed) = &*of_thread;
             let mut stopped = stopped.lock();
@@ -298,7 +301,14 @@ impl LogWriter {
             .name("log-writer".to_owned())
             .spawn(run)
             .map_err(|error| Error::io("start the log's thread", &error))?;
-        Ok(LogWriter { shared, thread: Some(thread) })
+        let mut writer = LogWriter { shared, log: of.clone(), threads: vec![thread] };
+        let log = of.clone();
+        let serving = std::thread::Builder::new()
+            .name("log-sync".to_owned())
+            .spawn(move || log.serve_callers())
+            .map_err(|error| Error::io("start the log's thread", &error))?;
+        writer.threads.push(serving);
+        Ok(writer)
     }
 }
 
@@ -306,7 +316,8 @@ impl Drop for LogWriter {
     fn drop(&mut self) {
         *self.shared.0.lock() = true;
         self.shared.1.notify_all();
-        if let Some(thread) = self.thread.take() {
+        self.log.stop_serving();
+        for thread in self.threads.drain(..) {
             // It has told of its panic itself.
             let _ = thread.join();
         }

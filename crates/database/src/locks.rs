@@ -161,6 +161,21 @@ impl LockManager {
         Ok(held)
     }
 
+    /// As `lock`, if nobody is to be waited for. False: somebody is.
+    pub fn try_lock(&self, locker: Locker, name: &RelationName, mode: LockMode) -> bool {
+        let mut state = self.state.lock();
+        let held = state.holds(locker, name);
+        if held >= Some(mode) {
+            return true;
+        }
+        let gives_way = mode == LockMode::Shared && held.is_none() && state.is_wanted_alone(name);
+        if gives_way || state.conflict(locker, name, mode).is_some() {
+            return false;
+        }
+        state.grant(locker, name, mode);
+        true
+    }
+
     /// Until `holder` is over, or the lock is to be had before.
     fn wait(
         &self,

@@ -468,11 +468,6 @@ impl Transaction {
         })
     }
 
-    /// 40001 where the transaction's one snapshot does not show what a row is now.
-    fn refuse_newer(&self) -> Result<()> {
-        self.again().map(drop)
-    }
-
     /// What is to be written is newer than what the statement sees.
     fn again(&self) -> Result<Changed> {
         match self.isolation() {

@@ -37,7 +37,7 @@ pub struct Transaction {
     pub(crate) database: Arc<Database>,
     id: u64,
     /// Back to the database when the transaction is over.
-    worker: Option<Worker>,
+    pub(crate) worker: Option<Worker>,
     redo: Option<Redo>,
     pub(crate) writes: WriteSet,
     /// Tables that rows were written of.
@@ -367,7 +367,11 @@ impl Transaction {
     ) -> Result<()> {
         if self.locked.get(name).is_none_or(|held| *held < mode) {
             QueryHeap::outside(|| {
-                self.database.locks.lock(self.locker(), name, mode, interrupted)?;
+                if !self.worker().is_hurried() {
+                    self.database.locks.lock(self.locker(), name, mode, interrupted)?;
+                } else if !self.database.locks.try_lock(self.locker(), name, mode) {
+                    return Err(self.worker().held_up());
+                }
                 self.locked.insert(name.clone(), mode);
                 Ok(())
             })?;
@@ -623,7 +627,42 @@ impl Transaction {
         })
     }
 
+    /// As `try_commit`, but for waiting until the commit is durable, which is the caller's to do where it is synchronous
+    /// ([`Database::when_durable`]): the timestamp to wait for.
+    pub fn decide_commit(&mut self) -> Result<Option<CommitTs>> {
+        self.end_statement();
+        QueryHeap::outside(|| {
+            if self.has_references() {
+                self.check_all_references()?;
+            }
+            let (committed, wrote) = self.commit_undurably()?;
+            Ok((wrote && self.is_synchronous).then_some(committed))
+        })
+    }
+
+    /// Whether committing takes little more than its record: nothing that exists changes, and no foreign keys are left to be
+    /// checked.
+    pub fn commits_at_once(&self) -> bool {
+        self.changes.is_empty()
+            && !self.loaded
+            && !self.has_references()
+            && self.isolation() != Isolation::Serializable
+            && self.writes.len() < MANY_ROWS
+    }
+
     fn commit_outside(&mut self) -> Result<CommitTs> {
+        let (committed, wrote) = self.commit_undurably()?;
+        if wrote
+            && self.is_synchronous
+            && let Some(log) = self.database.log.get()
+        {
+            log.wait_durable(committed, || Ok(()))?;
+        }
+        Ok(committed)
+    }
+
+    /// The timestamp, and whether there was anything to be made durable.
+    fn commit_undurably(&mut self) -> Result<(CommitTs, bool)> {
         let changes = std::mem::take(&mut self.changes);
         let Some(mut worker) = self.worker.take() else {
             return Err(Error::internal("a transaction without a worker"));
@@ -652,13 +691,8 @@ impl Transaction {
                 self.database.background.call();
             }
             self.database.rows_changed();
-            if self.is_synchronous
-                && let Some(log) = self.database.log.get()
-            {
-                log.wait_durable(committed, || Ok(()))?;
-            }
         }
-        Ok(committed)
+        Ok((committed, wrote || !changes.is_empty()))
     }
 
     pub fn rollback(self) {}
@@ -672,6 +706,7 @@ impl Drop for Transaction {
             self.changes = Changes::default();
             self.left.drain(..).for_each(|index| index.set_left(false));
             let Some(mut worker) = self.worker.take() else { return };
+            worker.set_hurried(false);
             // Who waits looks when the tag has ended; after a commit, it has, and looks again a moment later.
             self.database.locks.forget(self.id, self.locked.keys());
             let written = self.writes.len() + self.encoded_rows as usize;

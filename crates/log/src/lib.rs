@@ -58,7 +58,7 @@ pub use config::LogConfig;
 pub use device::{LogDevice, LogSegment};
 pub use file_device::FileDevice;
 pub use format::{DatabaseIdentity, LogPosition};
-pub use log::{Appender, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
+pub use log::{Appender, Call, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
 pub use memory_device::MemoryDevice;
 pub use recovery::{Record, Recovery, Tail};
 

@@ -57,6 +57,18 @@ pub struct Log {
     room_made: Condvar,
     /// Held by whoever makes, renames or removes segments. Taken before `room`, never inside `writer`.
     upkeep: Mutex<()>,
+    callers: Mutex<Callers>,
+    /// Somebody came to wait, or nobody will any more.
+    called: Condvar,
+}
+
+/// What is told to who waits without sleeping.
+pub type Call = Box<dyn FnOnce(Result<()>) + Send>;
+
+#[derive(Default)]
+struct Callers {
+    waiting: Vec<(CommitTs, Call)>,
+    is_closed: bool,
 }
 
 impl std::fmt::Debug for Log {
@@ -100,6 +112,8 @@ impl Log {
             room: Mutex::new(room),
             room_made: Condvar::new(),
             upkeep: Mutex::new(()),
+            callers: Mutex::default(),
+            called: Condvar::new(),
             device,
             config,
             floor,
@@ -152,6 +166,62 @@ impl Log {
             },
             interrupted,
         )
+    }
+
+    /// Has `call` told when everything up to `ts`, which was appended, is durable, or why it will not be: at once, or by the
+    /// thread that is in [`Log::serve_callers`]. For those that may not sleep.
+    pub fn when_durable(&self, ts: CommitTs, call: Call) {
+        if self.durable() >= ts {
+            return call(Ok(()));
+        }
+        let mut callers = lock(&self.callers);
+        if callers.is_closed {
+            drop(callers);
+            let closed = || Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed");
+            return call(if self.durable() >= ts { Ok(()) } else { Err(self.failure().unwrap_or_else(closed)) });
+        }
+        callers.waiting.push((ts, call));
+        drop(callers);
+        self.called.notify_one();
+    }
+
+    /// Makes durable what others wait for by `when_durable`, all that came while it was at it together, and tells them. Until
+    /// `stop_serving`.
+    pub fn serve_callers(&self) {
+        let mut callers = lock(&self.callers);
+        loop {
+            let Some(last) = callers.waiting.iter().map(|(ts, _)| *ts).max() else {
+                if callers.is_closed {
+                    return;
+                }
+                callers = self.called.wait(callers).unwrap_or_else(|poisoned| poisoned.into_inner());
+                continue;
+            };
+            drop(callers);
+            let outcome = self.wait_durable(last, || Ok(()));
+            let durable = self.durable();
+            let mut told = Vec::new();
+            callers = lock(&self.callers);
+            let mut at = 0;
+            while at < callers.waiting.len() {
+                // After a failure nothing more becomes durable.
+                match callers.waiting[at].0 <= durable || outcome.is_err() {
+                    true => told.push(callers.waiting.swap_remove(at)),
+                    false => at += 1,
+                }
+            }
+            drop(callers);
+            for (ts, call) in told {
+                call(if ts <= durable { Ok(()) } else { outcome.clone() });
+            }
+            callers = lock(&self.callers);
+        }
+    }
+
+    /// Ends `serve_callers`, once those who wait have been told.
+    pub fn stop_serving(&self) {
+        lock(&self.callers).is_closed = true;
+        self.called.notify_all();
     }
 
     /// Makes what was appended durable, unless somebody is at it. For the thread that does so every some hundred

@@ -675,6 +675,11 @@ impl ScalarUDFImpl for ReadText {
     }
 }
 
+/// The type that a function reads texts as, if it is one that does.
+pub fn reads(function: &ScalarFunction) -> Option<SqlType> {
+    Some(function.func.inner().downcast_ref::<ReadText>()?.sql_type)
+}
+
 /// Writes values as PostgreSQL's texts.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct WriteText {

@@ -18,6 +18,7 @@ mod copy;
 mod correlated;
 mod ddl;
 mod dependents;
+mod direct;
 mod engine;
 mod errors;
 mod execute;
@@ -56,10 +57,14 @@ mod types;
 mod upsert;
 mod view;
 
+pub use direct::RowSink;
+pub use direct::datum::Datum;
 pub use placement::statement_of;
 pub use planner::Planner;
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
-    BatchStream, CancelHandle, CopyIn, CopyOut, Description, Notice, Outcome, ResultColumn, Session, TransactionStatus,
+    BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
+    PreparedStatement, ResultColumn, Session, TransactionStatus,
 };
 pub use statement::Statement;
+pub use tidepool_table::arrow_type;

@@ -1,6 +1,7 @@
 //! What all sessions of a process share.
 
 use crate::advisory::AdvisoryLocks;
+use crate::direct::cache::Programs;
 use crate::facts::{FactsExtension, SessionFacts};
 use crate::plan_cache::PlanCache;
 use crate::queries::{QueryInfo, QueryRegistry};
@@ -37,6 +38,7 @@ pub struct Planner {
     engine: Workers,
     state: SessionState,
     pub(crate) plans: PlanCache,
+    pub(crate) programs: Programs,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
@@ -58,6 +60,7 @@ impl Planner {
         let engine = Workers::start(threads, ENGINE_STACK_BYTES, crate::heap::prepare_engine_thread)?;
         Ok(Arc::new(Planner {
             plans: PlanCache::default(),
+            programs: Programs::default(),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),

@@ -210,6 +210,36 @@ impl QueryRegistry {
         RunningQuery { registry: self.clone(), info, failed: true, at_end: None }
     }
 
+    /// A statement that is over by now and took no longer than that nobody could have seen it run. What it read is the caller's to add to the
+    /// log.
+    pub fn record(&self, session_id: u32, user: &str, text: &str, start: DateTime<Utc>, rows: u64, failed: bool) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let info = Arc::new(QueryInfo {
+            id: StatementId(id),
+            session_id,
+            user: user.to_owned(),
+            text: text.to_owned(),
+            start,
+            rows: AtomicU64::new(rows),
+            unrecorded: AtomicBool::new(false),
+            observed: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                state: if failed { QueryState::Failed } else { QueryState::Finished },
+                end: Some(Utc::now()),
+                heap: None,
+                scans: Vec::new(),
+                heap_bytes: Vec::new(),
+                scan_bytes: Vec::new(),
+                heap_stall_ns: 0,
+            }),
+        });
+        let mut queries = self.queries.lock();
+        queries.finished.push_front(info);
+        let last = if queries.finished.len() > FINISHED_MAX { queries.finished.pop_back() } else { None };
+        drop(queries);
+        drop(last);
+    }
+
     /// Running statements, oldest first, then the latest finished ones, newest first.
     pub fn list(&self) -> Vec<Arc<QueryInfo>> {
         let queries = self.queries.lock();

@@ -117,6 +117,14 @@ fn plan_over(
     state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).map_err(from_datafusion)
 }
 
+/// The analysed plan of a table's constraints over all of its columns, in the order of their names.
+pub fn analyzed_checks(facts: &Arc<SessionFacts>, def: &TableDef) -> Result<LogicalPlan> {
+    let mut checks: Vec<&CheckDef> = def.checks.iter().collect();
+    checks.sort_by(|left, right| left.name.cmp(&right.name));
+    let texts: Vec<(String, Option<SqlType>)> = checks.iter().map(|check| (check.condition.clone(), None)).collect();
+    plan_over(facts, &facts.planner.state(facts), &def.name, &def.columns, &texts, CHECK)
+}
+
 /// The columns that an expression names. 0A000 when it has a subquery.
 pub fn names_in(expr: &mut ast::Expr, what: &str) -> Result<BTreeSet<String>> {
     struct Names<'a> {

@@ -10,6 +10,7 @@ mod comment;
 mod copy;
 mod cursor;
 mod describe;
+mod direct;
 mod execute;
 mod explain;
 mod foreign_keys;
@@ -36,11 +37,13 @@ mod utility;
 mod views;
 
 pub use crate::copy::CopyIn;
+pub use direct::{DirectDone, DirectStatement, PreparedStatement};
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};
 pub(crate) use tables::checked_writer;
 pub use transaction::TransactionStatus;
 
 use crate::catalog::SessionSequences;
+use crate::direct::cache::Known;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::Planner;
@@ -57,12 +60,16 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::Catalog;
+use tidepool_database::{Catalog, DatabaseVersion};
 use tokio::sync::Notify;
 use transaction::Block;
 
 /// No role's id: of one that was dropped while it was in use.
 const NOBODY: RoleId = RoleId(u32::MAX);
+
+/// Bytes of a text that is kept once it is parsed, and how many are.
+const SHORT_TEXT: usize = 64;
+const SHORT_TEXTS_MAX: usize = 64;
 
 /// A row of `pg_stat_activity`.
 #[derive(Clone, Debug)]
@@ -93,7 +100,7 @@ pub struct SessionShared {
     role: RoleId,
     start: DateTime<Utc>,
     running: Mutex<Weak<Interrupt>>,
-    visible: Mutex<(String, TransactionStatus)>,
+    visible: Mutex<(Option<Arc<Settings>>, TransactionStatus)>,
     /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
     requested_settings: Mutex<Vec<(String, String, bool)>>,
     /// To leave, by `pg_terminate_backend`.
@@ -123,8 +130,31 @@ impl SessionShared {
         self.cancel();
     }
 
+    /// Whose session it is: who connected, or whom `SET SESSION AUTHORIZATION` named.
+    fn session_role(&self, settings: &Settings, catalog: &Catalog) -> RoleId {
+        match settings.get("session_authorization") {
+            Some(name) if name != self.user => catalog.role(&name).map_or(NOBODY, |role| role.id),
+            _ => self.role,
+        }
+    }
+
+    /// Whom statements work for, by name and id.
+    fn current_role(&self, settings: &Settings, catalog: &Catalog) -> (String, RoleId) {
+        match settings.get("role").filter(|name| name != "none") {
+            Some(name) => {
+                let id = catalog.role(&name).map_or(NOBODY, |role| role.id);
+                (name, id)
+            }
+            None => {
+                let session = settings.get("session_authorization");
+                (session.unwrap_or_else(|| self.user.clone()), self.session_role(settings, catalog))
+            }
+        }
+    }
+
     pub(crate) fn row(&self) -> SessionRow {
-        let (application_name, transaction_status) = self.visible.lock().clone();
+        let (settings, transaction_status) = self.visible.lock().clone();
+        let application_name = settings.and_then(|settings| settings.get("application_name")).unwrap_or_default();
         SessionRow {
             session_id: self.id,
             user: self.user.clone(),
@@ -148,6 +178,12 @@ pub struct Session {
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
     notices: Vec<Notice>,
+    /// Texts that begin and end transactions.
+    parsed: Mutex<HashMap<String, Vec<Statement>>>,
+    /// Programs of texts, and that there are none.
+    programs: HashMap<String, Known>,
+    /// By their texts, with the types that the client gave of parameters.
+    prepared_texts: HashMap<String, (Vec<u32>, Arc<PreparedStatement>)>,
     /// The statement is an `EXPLAIN (ANALYZE)`.
     analyzes: bool,
     /// Held while what a statement that failed wrote is undone behind the client's back.
@@ -165,6 +201,33 @@ pub(crate) struct Running {
     pub facts: Arc<SessionFacts>,
     pub interrupt: Arc<Interrupt>,
     pub query: crate::queries::RunningQuery,
+}
+
+/// What the functions of a statement may know.
+fn facts_of(
+    planner: &Arc<Planner>,
+    shared: &SessionShared,
+    settings: &Arc<Settings>,
+    sequences: &Arc<Mutex<SessionSequences>>,
+    version: Arc<DatabaseVersion>,
+    transaction_start: DateTime<Utc>,
+    statement_start: DateTime<Utc>,
+) -> Arc<SessionFacts> {
+    let (user, role) = shared.current_role(settings, &version.catalog);
+    Arc::new(SessionFacts {
+        planner: planner.clone(),
+        user,
+        session_user: settings.get("session_authorization").unwrap_or_default(),
+        role: Acting::of(&version.catalog, role),
+        database: crate::facts::DATABASE,
+        session_id: shared.id,
+        settings: settings.clone(),
+        sequences: sequences.clone(),
+        version,
+        transaction_start,
+        statement_start,
+        parts: Default::default(),
+    })
 }
 
 impl Session {
@@ -185,7 +248,7 @@ impl Session {
             user: user.to_owned(),
             start: Utc::now(),
             running: Mutex::new(Weak::new()),
-            visible: Mutex::new((String::new(), TransactionStatus::Idle)),
+            visible: Mutex::new((None, TransactionStatus::Idle)),
             requested_settings: Mutex::default(),
             terminated: AtomicBool::new(false),
             terminating: Notify::new(),
@@ -201,6 +264,9 @@ impl Session {
             cursors: HashMap::new(),
             next_cursor: 0,
             notices: Vec::new(),
+            parsed: Mutex::default(),
+            programs: HashMap::new(),
+            prepared_texts: HashMap::new(),
             analyzes: false,
             undoing: Arc::default(),
         }
@@ -217,7 +283,23 @@ impl Session {
 
     /// Splits and parses a client's text. 42601 with the position on a syntax error.
     pub fn parse(&self, sql: &str) -> Result<Vec<Statement>> {
-        statement::parse(sql)
+        // Most texts that begin and end transactions are always the same.
+        let is_short = sql.len() <= SHORT_TEXT;
+        if is_short && let Some(known) = self.parsed.lock().get(sql) {
+            return Ok(known.clone());
+        }
+        let statements = statement::parse(sql)?;
+        let is_kept = |statement: &Statement| {
+            use statement::Command::{Begin, Commit, Rollback};
+            matches!(statement.command(), Begin { .. } | Commit { .. } | Rollback { .. })
+        };
+        if is_short && statements.iter().all(is_kept) {
+            let mut parsed = self.parsed.lock();
+            if parsed.len() < SHORT_TEXTS_MAX {
+                parsed.insert(sql.to_owned(), statements.clone());
+            }
+        }
+        Ok(statements)
     }
 
     /// All statements of a text, each outcome drained and returned as batches: for embedded use, tests and benchmarks.
@@ -283,30 +365,12 @@ impl Session {
     }
 
     fn show_status(&self) {
-        let name = self.settings.get("application_name").unwrap_or_default();
-        *self.shared.visible.lock() = (name, self.transaction_status());
-    }
-
-    /// Whose session it is: who connected, or whom `SET SESSION AUTHORIZATION` named.
-    fn session_role(&self, catalog: &Catalog) -> RoleId {
-        match self.settings.get("session_authorization") {
-            Some(name) if name != self.shared.user => catalog.role(&name).map_or(NOBODY, |role| role.id),
-            _ => self.shared.role,
-        }
+        *self.shared.visible.lock() = (Some(self.settings.clone()), self.transaction_status());
     }
 
     /// Whom statements work for, by name and id.
     fn current_role(&self, catalog: &Catalog) -> (String, RoleId) {
-        match self.settings.get("role").filter(|name| name != "none") {
-            Some(name) => {
-                let id = catalog.role(&name).map_or(NOBODY, |role| role.id);
-                (name, id)
-            }
-            None => {
-                let session = self.settings.get("session_authorization");
-                (session.unwrap_or_else(|| self.shared.user.clone()), self.session_role(catalog))
-            }
-        }
+        self.shared.current_role(&self.settings, catalog)
     }
 
     /// 42501 unless the role that statements work for may do what this one does, apart from what its queries read.
@@ -320,28 +384,23 @@ impl Session {
     }
 
     fn facts(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
-        let version = self.snapshot();
-        let (user, role) = self.current_role(&version.catalog);
-        Arc::new(SessionFacts {
-            planner: self.planner.clone(),
-            user,
-            session_user: self.settings.get("session_authorization").unwrap_or_default(),
-            role: Acting::of(&version.catalog, role),
-            database: crate::facts::DATABASE,
-            session_id: self.shared.id,
-            settings: self.settings.clone(),
-            sequences: self.sequences.clone(),
-            version,
-            transaction_start: self.block.as_ref().map_or(statement_start, |block| block.start),
-            statement_start,
-            parts: Default::default(),
-        })
+        self.facts_over(self.snapshot(), statement_start)
+    }
+
+    /// As `facts`, over what is committed, whatever the transaction block: no statement of it begins.
+    fn facts_apart(&self, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
+        self.facts_over(self.planner.database().version(), statement_start)
+    }
+
+    fn facts_over(&self, version: Arc<DatabaseVersion>, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
+        let transaction_start = self.block.as_ref().map_or(statement_start, |block| block.start);
+        let Session { planner, shared, settings, sequences, .. } = self;
+        facts_of(planner, shared, settings, sequences, version, transaction_start, statement_start)
     }
 
     /// Of what begins now, and is what a cancel ends.
     fn interrupt(&self) -> Arc<Interrupt> {
-        let interrupt =
-            Arc::new(Interrupt::new(self.settings.timeout("statement_timeout"), self.settings.timeout("lock_timeout")));
+        let interrupt = Arc::new(Interrupt::new(self.settings.statement_timeout(), self.settings.lock_timeout()));
         *self.shared.running.lock() = Arc::downgrade(&interrupt);
         interrupt
     }

@@ -5,7 +5,7 @@
 
 use arrow::array::timezone::Tz;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::Database;
@@ -131,6 +131,12 @@ static DEFINITIONS: &[Definition] = &[
     ),
     define("temp_tablespaces", Kind::Tablespaces, "", "Where the query heap lives, in overflow order."),
     define(
+        "tidepool.direct",
+        Kind::Boolean,
+        "on",
+        "Whether statements that find their rows by an index's keys go to them without a plan.",
+    ),
+    define(
         "tidepool.engine",
         Kind::OneOf(&["tidepool", "datafusion"]),
         "tidepool",
@@ -155,14 +161,52 @@ static DEFINITIONS: &[Definition] = &[
 ];
 
 /// One immutable state of a session's settings; `SET` makes the next one.
+///
+/// A transaction changes two of them, and most change nothing else: so the rest is shared.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// By position in `DEFINITIONS`, as `SHOW` prints them.
-    values: Vec<String>,
+    values: Arc<Values>,
     /// What `RESET` goes back to.
     defaults: Arc<Vec<String>>,
     /// Settings of the client's own making: `SET myapp.user = '…'`.
-    custom: BTreeMap<String, String>,
+    custom: Arc<BTreeMap<String, String>>,
+    transaction_isolation: Arc<str>,
+    transaction_read_only: bool,
+}
+
+/// All but those of the transaction, which have their defaults here.
+#[derive(Debug)]
+struct Values {
+    /// By position in `DEFINITIONS`, as `SHOW` prints them.
+    list: Vec<String>,
+    read: OnceLock<Read>,
+}
+
+impl Values {
+    fn new(list: Vec<String>) -> Arc<Values> {
+        Arc::new(Values { list, read: OnceLock::new() })
+    }
+}
+
+impl Clone for Values {
+    /// To be changed.
+    fn clone(&self) -> Values {
+        Values { list: self.list.clone(), read: OnceLock::new() }
+    }
+}
+
+/// What every statement asks for, read once.
+#[derive(Debug)]
+struct Read {
+    statement_timeout: Option<Duration>,
+    lock_timeout: Option<Duration>,
+    idle_session_timeout: Option<Duration>,
+    idle_in_transaction_session_timeout: Option<Duration>,
+    text: Arc<TextSettings>,
+    commits_synchronously: bool,
+    is_direct: bool,
+    default_read_only: bool,
+    default_isolation: Arc<str>,
 }
 
 /// A row of `pg_settings` and `SHOW ALL`.
@@ -195,37 +239,89 @@ impl Settings {
                 _ => definition.default.to_owned(),
             })
             .collect();
-        Settings { defaults: Arc::new(values.clone()), values, custom: BTreeMap::new() }
+        Settings {
+            defaults: Arc::new(values.clone()),
+            values: Values::new(values),
+            custom: Arc::default(),
+            transaction_isolation: Arc::from("read committed"),
+            transaction_read_only: false,
+        }
+    }
+
+    fn read(&self) -> &Read {
+        self.values.read.get_or_init(|| {
+            let timeout = |name: &str| {
+                let ms = parse_time_ms(self.value(name)).unwrap_or(0);
+                (ms > 0).then(|| Duration::from_millis(ms))
+            };
+            Read {
+                statement_timeout: timeout("statement_timeout"),
+                lock_timeout: timeout("lock_timeout"),
+                idle_session_timeout: timeout("idle_session_timeout"),
+                idle_in_transaction_session_timeout: timeout("idle_in_transaction_session_timeout"),
+                text: Arc::new(TextSettings {
+                    time_zone: self.time_zone().to_owned(),
+                    extra_float_digits: self.value("extra_float_digits").parse().unwrap_or(1),
+                }),
+                commits_synchronously: self.value("synchronous_commit") != "off",
+                is_direct: self.is_on("tidepool.direct"),
+                default_read_only: self.is_on("default_transaction_read_only"),
+                default_isolation: Arc::from(self.value("default_transaction_isolation")),
+            }
+        })
+    }
+
+    /// To be changed.
+    fn list_mut(&mut self) -> &mut Vec<String> {
+        let values = Arc::make_mut(&mut self.values);
+        values.read = OnceLock::new();
+        &mut values.list
+    }
+
+    fn put(&mut self, index: usize, value: String) {
+        match DEFINITIONS[index].name {
+            "transaction_isolation" => self.transaction_isolation = Arc::from(value),
+            "transaction_read_only" => self.transaction_read_only = value == "on",
+            _ => self.list_mut()[index] = value,
+        }
+    }
+
+    fn at(&self, index: usize) -> &str {
+        match DEFINITIONS[index].name {
+            "transaction_isolation" => &self.transaction_isolation,
+            "transaction_read_only" if self.transaction_read_only => "on",
+            "transaction_read_only" => "off",
+            _ => &self.values.list[index],
+        }
     }
 
     /// As `SHOW` prints it; `None` for a name that is no setting.
     pub fn get(&self, name: &str) -> Option<String> {
         match position(name) {
-            Some(index) => Some(self.values[index].clone()),
+            Some(index) => Some(self.at(index).to_owned()),
             None => self.custom.get(&name.to_lowercase()).cloned(),
         }
     }
 
     pub fn list(&self) -> Vec<SettingRow> {
-        let rows = DEFINITIONS.iter().zip(&self.values);
-        rows.map(|(definition, value)| SettingRow {
+        let row = |(index, definition): (usize, &Definition)| SettingRow {
             name: definition.name,
-            value: value.clone(),
+            value: self.at(index).to_owned(),
             description: definition.description,
-        })
-        .collect()
+        };
+        DEFINITIONS.iter().enumerate().map(row).collect()
     }
 
     /// `SET name TO values`; returns the setting's own spelling of its name.
     pub fn set(&mut self, name: &str, values: &[String], database: &Database) -> Result<()> {
         let Some(index) = position(name) else {
             if name.contains('.') && !name.to_lowercase().starts_with("tidepool.") {
-                self.custom.insert(name.to_lowercase(), values.join(", "));
+                Arc::make_mut(&mut self.custom).insert(name.to_lowercase(), values.join(", "));
                 return Ok(());
             }
             return Err(unrecognized(name));
         };
-        self.values[index] = check(&DEFINITIONS[index], values, database)?;
+        self.put(index, check(&DEFINITIONS[index], values, database)?);
         Ok(())
     }
 
@@ -233,7 +329,7 @@ impl Settings {
     pub fn set_default(&mut self, name: &str, value: &str, database: &Database) -> Result<()> {
         self.set(name, &[value.to_owned()], database)?;
         if let Some(index) = position(name) {
-            Arc::make_mut(&mut self.defaults)[index] = self.values[index].clone();
+            Arc::make_mut(&mut self.defaults)[index] = self.at(index).to_owned();
         }
         Ok(())
     }
@@ -242,11 +338,11 @@ impl Settings {
         match position(name) {
             Some(index) if matches!(DEFINITIONS[index].kind, Kind::ReadOnly) => Err(read_only(DEFINITIONS[index].name)),
             Some(index) => {
-                self.values[index] = self.defaults[index].clone();
+                self.put(index, self.defaults[index].clone());
                 Ok(())
             }
             None if name.contains('.') => {
-                self.custom.remove(&name.to_lowercase());
+                Arc::make_mut(&mut self.custom).remove(&name.to_lowercase());
                 Ok(())
             }
             None => Err(unrecognized(name)),
@@ -254,30 +350,78 @@ impl Settings {
     }
 
     pub fn reset_all(&mut self) {
-        self.values = self.defaults.to_vec();
-        self.custom.clear();
+        for index in 0..DEFINITIONS.len() {
+            self.put(index, self.defaults[index].clone());
+        }
+        self.custom = Arc::default();
     }
 
     /// Sets what only the session itself may: the transaction's settings.
     pub fn set_own(&mut self, name: &str, value: &str) {
         if let Some(index) = position(name) {
-            self.values[index] = value.to_owned();
+            self.put(index, value.to_owned());
         }
+    }
+
+    /// Begins a transaction, of the defaults. Returns whether it may only read.
+    pub fn begin_transaction(&mut self) -> bool {
+        let read = self.read();
+        let (isolation, read_only) = (read.default_isolation.clone(), read.default_read_only);
+        self.transaction_isolation = isolation;
+        self.transaction_read_only = read_only;
+        read_only
+    }
+
+    pub fn isolation(&self) -> &str {
+        &self.transaction_isolation
+    }
+
+    /// The level of new transactions.
+    pub fn default_isolation(&self) -> &str {
+        &self.read().default_isolation
+    }
+
+    /// New transactions may only read.
+    pub fn default_read_only(&self) -> bool {
+        self.read().default_read_only
+    }
+
+    pub fn statement_timeout(&self) -> Option<Duration> {
+        self.read().statement_timeout
+    }
+
+    pub fn lock_timeout(&self) -> Option<Duration> {
+        self.read().lock_timeout
+    }
+
+    pub fn idle_timeout(&self, in_transaction: bool) -> Option<Duration> {
+        match in_transaction {
+            true => self.read().idle_in_transaction_session_timeout,
+            false => self.read().idle_session_timeout,
+        }
+    }
+
+    pub fn commits_synchronously(&self) -> bool {
+        self.read().commits_synchronously
+    }
+
+    /// Whether statements may go to rows without a plan.
+    pub fn is_direct(&self) -> bool {
+        self.read().is_direct
+    }
+
+    /// Whether a statement means the same under both: all but the transaction's settings are the same.
+    pub fn mean_the_same(&self, other: &Settings) -> bool {
+        Arc::ptr_eq(&self.values, &other.values) || self.values.list == other.values.list
     }
 
     /// Outside of transactions, what the next one will have is shown.
     pub fn follow_defaults(&mut self) {
-        for (of, default) in [
-            ("transaction_isolation", "default_transaction_isolation"),
-            ("transaction_read_only", "default_transaction_read_only"),
-        ] {
-            let value = self.value(default).to_owned();
-            self.set_own(of, &value);
-        }
+        self.begin_transaction();
     }
 
     fn value(&self, name: &str) -> &str {
-        position(name).map_or("", |index| &self.values[index])
+        position(name).map_or("", |index| self.at(index))
     }
 
     pub fn is_on(&self, name: &str) -> bool {
@@ -289,10 +433,11 @@ impl Settings {
     }
 
     pub fn text_settings(&self) -> TextSettings {
-        TextSettings {
-            time_zone: self.time_zone().to_owned(),
-            extra_float_digits: self.value("extra_float_digits").parse().unwrap_or(1),
-        }
+        TextSettings::clone(&self.read().text)
+    }
+
+    pub fn shared_text_settings(&self) -> &Arc<TextSettings> {
+        &self.read().text
     }
 
     pub fn threads(&self) -> usize {
@@ -309,24 +454,21 @@ impl Settings {
         self.value("tidepool.plan_cache") == "on"
     }
 
-    /// By position in `DEFINITIONS`.
+    /// By position in `DEFINITIONS`, without the transaction's.
     pub fn values(&self) -> &[String] {
-        &self.values
+        &self.values.list
     }
 
     /// Whether statements do the same under both; what a client made up is asked for by its name.
     pub fn are_the_same(&self, other: &Settings) -> bool {
-        std::ptr::eq(self, other) || self.values == other.values
+        self.mean_the_same(other)
+            && self.transaction_isolation == other.transaction_isolation
+            && self.transaction_read_only == other.transaction_read_only
     }
 
     pub fn statement_memory_bytes(&self) -> Option<u64> {
         let size: ByteSize = self.value("tidepool.statement_memory").parse().unwrap_or_default();
         (size.0 > 0).then_some(size.0)
-    }
-
-    pub fn timeout(&self, name: &str) -> Option<Duration> {
-        let ms = parse_time_ms(self.value(name)).unwrap_or(0);
-        (ms > 0).then(|| Duration::from_millis(ms))
     }
 
     pub fn temp_tablespaces(&self) -> Vec<String> {
@@ -356,7 +498,11 @@ impl Settings {
 
     /// Settings reported to the client whose values differ from `before`.
     pub fn reported_changes(&self, before: &Settings) -> Vec<(String, String)> {
-        let changed = DEFINITIONS.iter().zip(self.values.iter().zip(&before.values));
+        // None of the transaction's is.
+        if Arc::ptr_eq(&self.values, &before.values) {
+            return Vec::new();
+        }
+        let changed = DEFINITIONS.iter().zip(self.values.list.iter().zip(&before.values.list));
         changed
             .filter(|(definition, (now, before))| definition.report && now != before)
             .map(|(definition, (now, _))| (definition.name.to_owned(), now.clone()))

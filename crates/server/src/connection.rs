@@ -5,7 +5,7 @@
 //! ahead; an error then skips everything up to the next Sync. Either way, statements that are sent together and are not
 //! in a transaction block share one implicit transaction.
 
-use crate::encode::{FLUSH_BYTES, RowEncoder};
+use crate::encode::{DirectRows, FLUSH_BYTES, RowEncoder};
 use crate::parameters;
 use crate::portal::{Portal, PortalState, Prepared, Rows, expand_formats};
 use crate::protocol::backend;
@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_planner::{
-    CancelHandle, CopyIn, CopyOut, Description, Outcome, ResultColumn, Session, Statement, TransactionStatus,
+    CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, ResultColumn, Session, Statement,
+    TransactionStatus,
 };
 use tokio::sync::watch;
 
@@ -233,7 +234,11 @@ impl Connection {
         // As in PostgreSQL, the unnamed statement and portal do not outlive a simple query.
         self.statements.remove("");
         self.portals.remove("");
-        let outcome = self.run_statements(sql).await;
+        let outcome = match self.run_text(sql).await {
+            Ok(true) => Ok(()),
+            Ok(false) => self.run_statements(sql).await,
+            Err(trouble) => Err(trouble),
+        };
         let ended = match outcome {
             Ok(()) => self.end_implicit_block().await,
             Err(Trouble::Statement(error)) => {
@@ -273,17 +278,70 @@ impl Connection {
         if statements.len() > 1 {
             self.begin_implicit_block();
         }
+        // Of a text of one, it was tried to go to its rows.
+        let is_tried = statements.len() == 1;
         for statement in &statements {
             let start = Instant::now();
-            let result = self.run_simple(statement).await;
-            self.count(statement, start, &result);
+            let result = self.run_simple(statement, is_tried).await;
+            self.count(statement.text(), start, &result);
             result?;
         }
         Ok(())
     }
 
+    /// Runs a text whose statement goes to its rows by itself. False: it is another one.
+    async fn run_text(&mut self, sql: &str) -> Result<bool, Trouble> {
+        let Some(direct) = attended(&mut self.wire, &self.cancel, self.session.direct_of_text(sql)).await? else {
+            return Ok(false);
+        };
+        let start = Instant::now();
+        let columns = direct.columns().cloned();
+        let formats = vec![0; columns.as_ref().map_or(0, |columns| columns.len())];
+        let result = match self.run_direct(&direct, &[], columns.as_deref(), &formats, true).await {
+            Ok(None) => return Ok(false),
+            Ok(Some(done)) => Ok(Some(self.complete_direct(done))),
+            Err(trouble) => Err(trouble),
+        };
+        self.count(sql, start, &result);
+        result.map(|_| true)
+    }
+
+    /// Runs a statement that goes to its rows by itself. `None`: it is to be planned after all.
+    async fn run_direct(
+        &mut self,
+        direct: &DirectStatement,
+        values: &[Datum<'static>],
+        columns: Option<&[ResultColumn]>,
+        formats: &[i16],
+        describes: bool,
+    ) -> Result<Option<DirectDone>, Trouble> {
+        let settings = self.session.shared_text_settings();
+        // Nobody else writes meanwhile.
+        let mut output = std::mem::take(&mut self.wire.output);
+        let start = output.len();
+        if describes && let Some(columns) = columns {
+            backend::row_description(&mut output, columns, formats);
+        }
+        let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings);
+        let ran = attended(&mut self.wire, &self.cancel, self.session.run_direct(direct, values, &mut rows)).await;
+        if !matches!(ran, Ok(Ok(Some(_)))) {
+            output.truncate(start);
+        }
+        self.wire.output = output;
+        let done = ran??;
+        if done.is_some() && self.wire.output.len() >= FLUSH_BYTES {
+            self.wire.flush().await?;
+        }
+        Ok(done)
+    }
+
+    fn complete_direct(&mut self, done: DirectDone) -> Completed {
+        let rows_loaded = if done.tag.starts_with("INSERT") { done.rows } else { 0 };
+        self.complete(format!("{} {}", done.tag, done.rows), rows_loaded)
+    }
+
     /// Counts a statement that ran from `start` on.
-    fn count(&self, statement: &Statement, start: Instant, result: &Result<Option<Completed>, Trouble>) {
+    fn count(&self, text: &str, start: Instant, result: &Result<Option<Completed>, Trouble>) {
         let elapsed = start.elapsed();
         let metrics = &self.service.metrics;
         match result {
@@ -293,8 +351,8 @@ impl Connection {
             }
             // Suspended: counted when it ends.
             Ok(None) => (),
-            Err(Trouble::Statement(error)) => metrics.statement(statement.text(), error.code(), elapsed),
-            Err(Trouble::Connection(_)) => metrics.statement(statement.text(), SqlState::CONNECTION_FAILURE, elapsed),
+            Err(Trouble::Statement(error)) => metrics.statement(text, error.code(), elapsed),
+            Err(Trouble::Connection(_)) => metrics.statement(text, SqlState::CONNECTION_FAILURE, elapsed),
         }
         if let Some(slow) = self.service.options.slow_statement
             && elapsed >= slow
@@ -303,26 +361,33 @@ impl Connection {
                 connection = self.registration.process_id,
                 ms = elapsed.as_millis() as u64,
                 "slow statement: {}",
-                abbreviate(statement.text())
+                abbreviate(text)
             );
         }
     }
 
+    /// `is_tried`: it is known not to go to its rows by itself.
     async fn execute(
         &mut self,
         statement: &Statement,
         parameters: &[arrow::array::ArrayRef],
+        is_tried: bool,
     ) -> Result<Outcome, Trouble> {
         tracing::trace!(connection = self.registration.process_id, "execute: {}", statement.text());
-        Ok(attended(&mut self.wire, &self.cancel, self.session.execute(statement, parameters)).await??)
+        Ok(match is_tried {
+            true => {
+                attended(&mut self.wire, &self.cancel, self.session.execute_planned(statement, parameters)).await??
+            }
+            false => attended(&mut self.wire, &self.cancel, self.session.execute(statement, parameters)).await??,
+        })
     }
 
-    async fn run_simple(&mut self, statement: &Statement) -> Result<Option<Completed>, Trouble> {
+    async fn run_simple(&mut self, statement: &Statement, is_tried: bool) -> Result<Option<Completed>, Trouble> {
         if let Some(tag) = self.deallocate(statement.text()) {
             backend::command_complete(&mut self.wire.output, tag);
             return Ok(Some(Completed { tag: tag.to_owned(), rows_loaded: 0 }));
         }
-        match self.execute(statement, &[]).await? {
+        match self.execute(statement, &[], is_tried).await? {
             Outcome::Rows { columns, batches, tag } => {
                 self.send_notices();
                 let formats = vec![0; columns.len()];
@@ -505,19 +570,9 @@ impl Connection {
             let message = format!("prepared statement \"{name}\" already exists");
             return Err(Error::new(SqlState::DUPLICATE_PREPARED_STATEMENT, message).into());
         }
-        let mut statements = self.session.parse(sql)?.into_iter().filter(|statement| !statement.is_empty());
-        let statement = statements.next();
-        if statements.next().is_some() {
-            let message = "cannot insert multiple commands into a prepared statement";
-            return Err(Error::new(SqlState::SYNTAX_ERROR, message).into());
-        }
-        let description = match &statement {
-            Some(statement) => {
-                attended(&mut self.wire, &self.cancel, self.session.describe(statement, parameter_oids)).await??
-            }
-            None => Description { parameters: Vec::new(), columns: None },
-        };
-        let prepared = Prepared { name: name.clone(), statement, description };
+        let preparing = self.session.prepare_statement(sql, parameter_oids);
+        let of = attended(&mut self.wire, &self.cancel, preparing).await??;
+        let prepared = Prepared { name: name.clone(), of };
         self.statements.insert(name, Arc::new(prepared));
         backend::parse_complete(&mut self.wire.output);
         Ok(())
@@ -535,7 +590,8 @@ impl Connection {
 
     fn bind(&mut self, bind: Bind) -> Result<()> {
         let prepared = self.prepared(&bind.statement)?.clone();
-        let wanted = prepared.description.parameters.len();
+        let description = &prepared.of.description;
+        let wanted = description.parameters.len();
         if bind.parameters.len() != wanted {
             let message = format!(
                 "bind message supplies {} parameters, but prepared statement \"{}\" requires {wanted}",
@@ -550,30 +606,55 @@ impl Connection {
             let message = format!("cursor \"{}\" already exists", bind.portal);
             return Err(Error::new(SqlState::DUPLICATE_CURSOR, message));
         }
-        let parameters = parameters::decode(
-            &bind.parameters,
-            &bind.parameter_formats,
-            &prepared.description.parameters,
-            &self.session.text_settings(),
-        )?;
-        if let Some(columns) = &prepared.description.columns {
+        // What is wrong with them is said now.
+        let values = match prepared.of.direct() {
+            Some(_) => parameters::decode_values(
+                &bind.parameters,
+                &bind.parameter_formats,
+                &description.parameters,
+                &self.session.shared_text_settings(),
+            )?,
+            None => {
+                self.decode(&prepared, &bind.parameters, &bind.parameter_formats)?;
+                Vec::new()
+            }
+        };
+        if let Some(columns) = &description.columns {
             expand_formats(&bind.result_formats, columns.len())?;
         }
-        let portal = Portal { prepared, parameters, result_formats: bind.result_formats, state: PortalState::Ready };
+        let portal = Portal {
+            prepared,
+            parameters: bind.parameters,
+            parameter_formats: bind.parameter_formats,
+            values,
+            result_formats: bind.result_formats,
+            state: PortalState::Ready,
+        };
         self.portals.insert(bind.portal, portal);
         backend::bind_complete(&mut self.wire.output);
         Ok(())
     }
 
+    fn decode(
+        &self,
+        prepared: &Prepared,
+        parameters: &[Option<bytes::Bytes>],
+        formats: &[i16],
+    ) -> Result<Vec<arrow::array::ArrayRef>> {
+        let oids = &prepared.of.description.parameters;
+        parameters::decode(parameters, formats, oids, &self.session.shared_text_settings())
+    }
+
     fn describe_statement(&mut self, name: &str) -> Result<()> {
-        let description = self.prepared(name)?.description.clone();
+        let prepared = self.prepared(name)?.clone();
+        let description = &prepared.of.description;
         backend::parameter_description(&mut self.wire.output, &description.parameters);
         self.describe_columns(description.columns.as_deref(), &[])
     }
 
     fn describe_portal(&mut self, name: &str) -> Result<()> {
         let (columns, formats) = match self.portals.get(name) {
-            Some(portal) => (portal.prepared.description.columns.clone(), portal.result_formats.clone()),
+            Some(portal) => (portal.prepared.of.description.columns.clone(), portal.result_formats.clone()),
             // `DECLARE name CURSOR` makes a portal too.
             None => (Some(self.session.cursor_columns(name).ok_or_else(|| no_portal(name))?.to_vec()), Vec::new()),
         };
@@ -594,7 +675,7 @@ impl Connection {
     async fn execute_portal(&mut self, name: &str, rows_max: u32) -> Result<(), Trouble> {
         // Out of the map while it runs, so that a failure leaves nothing half run behind.
         let mut portal = self.portals.remove(name).ok_or_else(|| no_portal(name))?;
-        let Some(statement) = portal.prepared.statement.clone() else {
+        let Some(statement) = portal.prepared.of.statement.clone() else {
             backend::empty_query_response(&mut self.wire.output);
             self.portals.insert(name.to_owned(), portal);
             return Ok(());
@@ -606,7 +687,7 @@ impl Connection {
         let rows_max = if rows_max == 0 { u64::MAX } else { u64::from(rows_max) };
         let start = Instant::now();
         let result = self.run_portal(&mut portal, &statement, rows_max).await;
-        self.count(&statement, start, &result);
+        self.count(statement.text(), start, &result);
         result?;
         // Nothing outlives its transaction.
         if self.session.transaction_status() == TransactionStatus::Idle && ends_transaction(statement.text()) {
@@ -639,9 +720,26 @@ impl Connection {
                 if let Some(tag) = self.deallocate(statement.text()) {
                     return Ok(Some(self.complete(tag.to_owned(), 0)));
                 }
-                match self.execute(statement, &portal.parameters).await? {
+                if rows_max == u64::MAX
+                    && let Some(direct) = portal.prepared.of.direct()
+                {
+                    let columns = direct.columns();
+                    let formats = match columns {
+                        Some(columns) => expand_formats(&portal.result_formats, columns.len())?,
+                        None => Vec::new(),
+                    };
+                    let columns = columns.map(|columns| &**columns);
+                    if let Some(done) = self.run_direct(direct, &portal.values, columns, &formats, false).await? {
+                        if columns.is_some() {
+                            portal.state = PortalState::Exhausted { tag: done.tag };
+                        }
+                        return Ok(Some(self.complete_direct(done)));
+                    }
+                }
+                let parameters = self.decode(&portal.prepared, &portal.parameters, &portal.parameter_formats)?;
+                match self.execute(statement, &parameters, true).await? {
                     Outcome::Rows { columns, batches, tag } => {
-                        check_columns(portal.prepared.description.columns.as_deref(), &columns)?;
+                        check_columns(portal.prepared.of.description.columns.as_deref(), &columns)?;
                         let formats = expand_formats(&portal.result_formats, columns.len())?;
                         Rows { columns, formats, batches, batch: None, tag }
                     }

@@ -2,8 +2,8 @@
 
 use arrow::array::{Array, RecordBatch};
 use tidepool_base::{Result, SqlType};
-use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter};
-use tidepool_planner::ResultColumn;
+use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter, Zone, single};
+use tidepool_planner::{Datum, ResultColumn, RowSink};
 
 /// Output is sent once it holds this much: some dozens of rows a system call, and still in the cache.
 pub(crate) const FLUSH_BYTES: usize = 32 * 1024;
@@ -72,6 +72,108 @@ impl RowEncoder {
         }
         crate::protocol::backend::patch_length(out, start);
     }
+}
+
+/// Rows of single values, on their way out as they come.
+pub(crate) struct DirectRows<'a> {
+    out: &'a mut Vec<u8>,
+    /// Where they begin.
+    start: usize,
+    columns: &'a [ResultColumn],
+    formats: &'a [i16],
+    settings: &'a TextSettings,
+    zone: Zone,
+}
+
+impl<'a> DirectRows<'a> {
+    /// `formats` has one entry a column: 0 text, 1 binary.
+    pub(crate) fn new(
+        out: &'a mut Vec<u8>,
+        columns: &'a [ResultColumn],
+        formats: &'a [i16],
+        settings: &'a TextSettings,
+    ) -> DirectRows<'a> {
+        let start = out.len();
+        DirectRows { out, start, columns, formats, settings, zone: settings.zone().unwrap_or(Zone::UTC) }
+    }
+}
+
+impl RowSink for DirectRows<'_> {
+    fn row(&mut self, values: &[Datum<'_>]) -> Result<()> {
+        let out = &mut *self.out;
+        out.push(b'D');
+        let start = out.len();
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&(values.len() as u16).to_be_bytes());
+        for ((value, column), format) in values.iter().zip(self.columns).zip(self.formats) {
+            let at = out.len();
+            out.extend_from_slice(&[0; 4]);
+            let present = match format {
+                1 => write_binary(value, column, self.settings, out)?,
+                _ => write_text(value, column.sql_type, self.zone, self.settings, out),
+            };
+            let len = if present { (out.len() - at - 4) as i32 } else { -1 };
+            out[at..at + 4].copy_from_slice(&len.to_be_bytes());
+        }
+        crate::protocol::backend::patch_length(out, start);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.out.truncate(self.start);
+    }
+}
+
+/// Appends a value's text; false, and nothing, for NULL.
+fn write_text(value: &Datum<'_>, sql_type: SqlType, zone: Zone, settings: &TextSettings, out: &mut Vec<u8>) -> bool {
+    match value {
+        Datum::Null => return false,
+        Datum::Boolean(value) => out.push(if *value { b't' } else { b'f' }),
+        Datum::Int(value) => match sql_type {
+            SqlType::Date => single::write_days(*value, out),
+            SqlType::Timestamp => single::write_microseconds(*value, None, out),
+            SqlType::TimestampTz => single::write_microseconds(*value, Some(zone), out),
+            _ => single::write_integer(*value, out),
+        },
+        Datum::Real(value) => single::write_real(*value, settings.extra_float_digits, out),
+        Datum::Double(value) => single::write_double(*value, settings.extra_float_digits, out),
+        Datum::Numeric(value) => {
+            let scale = if let SqlType::Numeric { scale, .. } = sql_type { scale } else { 0 };
+            single::write_numeric(*value, scale, out);
+        }
+        Datum::Interval(value) => single::write_duration(*value, out),
+        Datum::Text(text) => {
+            out.extend_from_slice(text.as_bytes());
+            if let SqlType::Char { length } = sql_type {
+                // Blank-padded.
+                out.resize(out.len() + (length as usize).saturating_sub(text.chars().count()), b' ');
+            }
+        }
+        Datum::Bytes(bytes) => single::write_bytes(bytes, out),
+    }
+    true
+}
+
+/// As `write_text`, in binary.
+fn write_binary(value: &Datum<'_>, column: &ResultColumn, settings: &TextSettings, out: &mut Vec<u8>) -> Result<bool> {
+    match (value, column.sql_type) {
+        (Datum::Null, _) => return Ok(false),
+        (Datum::Boolean(value), _) => out.push(u8::from(*value)),
+        (Datum::Int(value), SqlType::SmallInt) if column.type_oid == 21 => {
+            out.extend_from_slice(&(*value as i16).to_be_bytes());
+        }
+        (Datum::Int(value), SqlType::Integer) if column.type_oid == 23 => {
+            out.extend_from_slice(&(*value as i32).to_be_bytes());
+        }
+        (Datum::Int(value), SqlType::BigInt) if column.type_oid == 20 => out.extend_from_slice(&value.to_be_bytes()),
+        (Datum::Double(value), SqlType::DoublePrecision) => out.extend_from_slice(&value.to_be_bytes()),
+        (Datum::Text(text), SqlType::Text | SqlType::Varchar { .. }) => out.extend_from_slice(text.as_bytes()),
+        (value, sql_type) => {
+            let array = Datum::array([value], &tidepool_planner::arrow_type(sql_type))?;
+            return Ok(binary_writer(&array, column, settings)?.write(0, out));
+        }
+    }
+    Ok(true)
 }
 
 /// The type told to the client decides, where it is not the column's own: `oid` is a four-byte integer on the wire

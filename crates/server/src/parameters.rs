@@ -7,7 +7,8 @@ use arrow::datatypes::{DataType, Field};
 use bytes::Bytes;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
-use tidepool_database::text::{BinaryReader, TextReader, TextSettings};
+use tidepool_database::text::{BinaryReader, TextReader, TextSettings, single};
+use tidepool_planner::Datum;
 
 /// One array of length one for each parameter.
 pub(crate) fn decode(
@@ -38,6 +39,60 @@ pub(crate) fn decode(
             })
         })
         .collect()
+}
+
+/// As `decode`, as single values.
+pub(crate) fn decode_values(
+    values: &[Option<Bytes>],
+    formats: &[i16],
+    type_oids: &[u32],
+    settings: &TextSettings,
+) -> Result<Vec<Datum<'static>>> {
+    if formats.len() > 1 {
+        // Each in a form of its own.
+        let arrays = decode(values, formats, type_oids, settings)?;
+        return arrays.iter().map(|array| Datum::of_array(array, 0)).collect();
+    }
+    let format = formats.first().copied().unwrap_or(0);
+    values
+        .iter()
+        .zip(type_oids)
+        .enumerate()
+        .map(|(index, (value, oid))| {
+            value_of(value.as_ref(), format, *oid, settings).map_err(|error| {
+                let context = format!("unnamed portal parameter ${}", index + 1);
+                if error.context().is_none() { error.with_context(context) } else { error }
+            })
+        })
+        .collect()
+}
+
+fn value_of(value: Option<&Bytes>, format: i16, oid: u32, settings: &TextSettings) -> Result<Datum<'static>> {
+    let Some(bytes) = value else { return Ok(Datum::Null) };
+    let text = || std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
+    match (format, oid, bytes.len()) {
+        (1, 21, 2) => return Ok(Datum::Int(i16::from_be_bytes([bytes[0], bytes[1]]).into())),
+        (1, 23, 4) => return Ok(Datum::Int(i32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).into())),
+        (1, 20, 8) => {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            return Ok(Datum::Int(i64::from_be_bytes(word)));
+        }
+        (0, 20 | 21 | 23, _) => {
+            let number = text().and_then(|text| single::integer(text, sql_type(oid, format).ok()?));
+            if let Some(number) = number {
+                return number.map(Datum::Int);
+            }
+        }
+        (0, 25 | 1043, _) => {
+            if let Some(text) = text() {
+                return Ok(Datum::Text(text.to_owned().into()));
+            }
+        }
+        _ => {}
+    }
+    // Whatever else there is, and what is wrong.
+    Datum::of_array(&decode_one(value, format, oid, settings)?, 0)
 }
 
 fn decode_one(value: Option<&Bytes>, format: i16, oid: u32, settings: &TextSettings) -> Result<ArrayRef> {

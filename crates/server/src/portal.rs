@@ -1,23 +1,25 @@
 //! Prepared statements and portals.
 
 use crate::encode::RowEncoder;
-use arrow::array::ArrayRef;
+use bytes::Bytes;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_planner::{BatchStream, Description, ResultColumn, Statement};
+use tidepool_planner::{BatchStream, Datum, PreparedStatement, ResultColumn};
 
 /// A statement that a client prepared by a Parse message.
 pub(crate) struct Prepared {
     pub(crate) name: String,
-    /// `None` for a text without a statement in it.
-    pub(crate) statement: Option<Statement>,
-    pub(crate) description: Description,
+    pub(crate) of: Arc<PreparedStatement>,
 }
 
 /// A prepared statement with its parameters.
 pub(crate) struct Portal {
     pub(crate) prepared: Arc<Prepared>,
-    pub(crate) parameters: Vec<ArrayRef>,
+    /// As they came, to be decoded where the statement is planned, and their formats.
+    pub(crate) parameters: Vec<Option<Bytes>>,
+    pub(crate) parameter_formats: Vec<i16>,
+    /// Of a statement that goes to its rows by itself: the same, decoded.
+    pub(crate) values: Vec<Datum<'static>>,
     /// As the client gave them: none, one for all, or one a column.
     pub(crate) result_formats: Vec<i16>,
     pub(crate) state: PortalState,

@@ -3,6 +3,7 @@
 use crate::blob::{self, Blob, BlobWriter, Header, TreeReader};
 use crate::encoding::{self, Column, EncodingKind, Payload, Rows, Validity, wide_of_interval};
 use crate::logical::Logical;
+use crate::scan::ColumnAccess;
 use crate::sketch::{Sketch, hash_bytes, hash_i128, hash_u64};
 use crate::statistics::{ColumnStatistics, Datum, float_key};
 use crate::{ROW_GROUP_ROWS, sql_type_of_field};
@@ -328,6 +329,15 @@ impl Segment {
             (_, Payload::Dictionary(dictionary)) if self.logical.is_bytes() => Some(dictionary.len()),
             _ => None,
         }
+    }
+
+    /// The value of one row as an array of one, charged for where the segment's tablespace is paced. Panics if it is past the
+    /// last row.
+    pub fn read_one(&self, row: usize) -> Result<ArrayRef> {
+        if self.tablespace().pacer().is_some() {
+            self.tablespace().spend(Purpose::Main, &[ColumnAccess::random(1)]);
+        }
+        self.take(&[row as u32])
     }
 
     /// The value of one row; `None` for NULL. Panics if it is past the last row.

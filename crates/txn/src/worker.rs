@@ -89,6 +89,10 @@ pub struct Worker {
     queue: RefCell<Queue>,
     /// Items in the queue at which to look whether some can go.
     collect_at: Cell<usize>,
+    /// It must not sleep for others: on a thread that others need.
+    is_hurried: Cell<bool>,
+    /// It was to sleep, and did not.
+    was_held_up: Cell<bool>,
 }
 
 impl Worker {
@@ -109,6 +113,8 @@ impl Worker {
             lower: Cell::new(lower),
             queue: RefCell::default(),
             collect_at: Cell::new(COLLECT_EVERY),
+            is_hurried: Cell::new(false),
+            was_held_up: Cell::new(false),
         }
     }
 
@@ -280,9 +286,36 @@ impl Worker {
         }
     }
 
-    /// Waits until another transaction is over. See [`Transactions::wait_for`].
+    /// Waits until another transaction is over. See [`Transactions::wait_for`]. Of a worker in a hurry an error at once
+    /// ([`Worker::set_hurried`]).
     pub fn wait_for(&self, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
+        if self.is_hurried.get() {
+            return Err(self.held_up());
+        }
         self.transactions.wait_for(self.tag(), target, interrupted)
+    }
+
+    /// Whether it may not sleep until others are over. What would take that is an error then, whatever it says, and
+    /// [`Worker::was_held_up`]: what was begun is to be undone, and done again where it may sleep.
+    pub fn set_hurried(&self, hurried: bool) {
+        self.is_hurried.set(hurried);
+        self.was_held_up.set(false);
+    }
+
+    pub fn is_hurried(&self) -> bool {
+        self.is_hurried.get()
+    }
+
+    /// It was to sleep since [`Worker::set_hurried`].
+    pub fn was_held_up(&self) -> bool {
+        self.was_held_up.get()
+    }
+
+    /// What it is told that was to sleep, and may not.
+    #[cold]
+    pub fn held_up(&self) -> Error {
+        self.was_held_up.set(true);
+        Error::new(SqlState::LOCK_NOT_AVAILABLE, "another transaction is to be waited for")
     }
 
     /// Commits. On an error (of `reserve`: no room in the log; of `validate`: 40001) the transaction is running as

@@ -10,6 +10,7 @@ mod changes;
 mod cli;
 mod crash;
 mod device;
+mod direct;
 mod elastic;
 mod explain;
 mod histories;

@@ -12,6 +12,7 @@ mod datetime;
 mod interval;
 mod number;
 mod reader;
+pub mod single;
 mod writer;
 
 pub use binary::{BinaryReader, BinaryWriter};

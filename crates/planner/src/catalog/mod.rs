@@ -25,7 +25,7 @@ mod tidepool;
 mod types;
 mod value;
 
-pub use functions::{SessionSequences, add_interval, find_relation};
+pub use functions::{SessionSequences, add_interval, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use relations::Relation as SystemRelation;
 pub use rewrite::{rewrite, rewrite_expression};

@@ -74,27 +74,7 @@ pub fn plan(
     counts: bool,
 ) -> Result<Planned> {
     let clause = reading.clause;
-    let mut rows: BTreeMap<String, Arc<dyn DataFusionTable>> = BTreeMap::new();
-    for (name, source) in &reading.sources {
-        let provider = match source {
-            Source::Table { version, place, readable, view } => {
-                let id = read::id_name(*place);
-                let (version, readable) = (version.clone(), readable.clone());
-                let relation = Relation::Table(version.clone());
-                let provider = crate::scan::TableProvider::to_lock(&facts.version, version, *place, &id, readable)?;
-                match view {
-                    Some(view) => crate::view::as_it_was(&view.def, &relation, provider, Some(&id))?,
-                    None => provider,
-                }
-            }
-            Source::View { view, query, places, clause } => {
-                let plan = planned(state, facts, query.clone(), Vec::new(), rows.clone(), Some(view), clause)?;
-                let ids = places.iter().map(|place| read::id_name(*place));
-                crate::view::as_table(&view.def, plan, ids)?
-            }
-        };
-        rows.insert(name.clone(), provider);
-    }
+    let rows = sources_of(state, facts, reading)?;
     let fields = query::parameter_fields(parameters);
     let plan = planned(state, facts, reading.query.clone(), fields, rows, reading.within.as_ref(), clause)?;
     let mut plan = query::bind(plan, parameters)?;
@@ -136,6 +116,47 @@ pub fn plan(
         .map_err(from_datafusion)?;
     let (targets, names) = (reading.targets.clone(), reading.names.clone());
     Ok(Planned { plan, targets, skip, fetch, is_limited, names })
+}
+
+/// What the names in a reading's query stand for.
+fn sources_of(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    reading: &Reading,
+) -> Result<BTreeMap<String, Arc<dyn DataFusionTable>>> {
+    let mut rows: BTreeMap<String, Arc<dyn DataFusionTable>> = BTreeMap::new();
+    for (name, source) in &reading.sources {
+        let provider = match source {
+            Source::Table { version, place, readable, view } => {
+                let id = read::id_name(*place);
+                let (version, readable) = (version.clone(), readable.clone());
+                let relation = Relation::Table(version.clone());
+                let provider = crate::scan::TableProvider::to_lock(&facts.version, version, *place, &id, readable)?;
+                match view {
+                    Some(view) => crate::view::as_it_was(&view.def, &relation, provider, Some(&id))?,
+                    None => provider,
+                }
+            }
+            Source::View { view, query, places, clause } => {
+                let plan = planned(state, facts, query.clone(), Vec::new(), rows.clone(), Some(view), clause)?;
+                let ids = places.iter().map(|place| read::id_name(*place));
+                crate::view::as_table(&view.def, plan, ids)?
+            }
+        };
+        rows.insert(name.clone(), provider);
+    }
+    Ok(rows)
+}
+
+/// The plan of a query that locks rows with its parameters as they are, and the rows' ids behind its outputs.
+pub fn unbound(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    reading: &Reading,
+    fields: ParameterFields,
+) -> Result<LogicalPlan> {
+    let rows = sources_of(state, facts, reading)?;
+    planned(state, facts, reading.query.clone(), fields, rows, reading.within.as_ref(), reading.clause)
 }
 
 /// A query that a cursor might change rows of: a scan of one table, in any order, with its rows' ids.

@@ -177,6 +177,12 @@ impl TableProvider {
         (!self.is_target()).then_some((&self.source.version, &self.readable))
     }
 
+    /// The version, if all columns may be read, also where the statement changes or locks rows of it.
+    pub fn wholly_readable(&self) -> Option<&Arc<TableVersion>> {
+        let is_whole = matches!(self.readable, Readable::All) && self.row.is_none();
+        is_whole.then_some(&self.source.version)
+    }
+
     /// Those that have its rows: its partitions, or itself.
     pub fn tables(&self) -> Vec<Arc<TableVersion>> {
         self.source.tables(&[]).into_iter().map(|(_, version)| version).collect()

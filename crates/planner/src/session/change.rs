@@ -127,6 +127,16 @@ impl Source {
         }
     }
 
+    /// It says what becomes of rows whose keys others have.
+    pub fn has_conflict(&self) -> bool {
+        self.conflict.is_some()
+    }
+
+    /// Columns of the plan before those of `RETURNING`.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     pub fn returns(&self) -> bool {
         self.returning.is_some()
     }

@@ -10,7 +10,21 @@ impl Session {
     /// Runs one statement. `parameters` are arrays of length one, of the described types. Outside a transaction block
     /// it commits by itself; `CopyIn` commits at `finish`. An error inside a block fails the block.
     pub async fn execute(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        let outcome = match self.try_direct(statement, parameters).await {
+            Ok(Some(outcome)) => return Ok(outcome),
+            Ok(None) => self.execute_inner(statement, parameters).await,
+            Err(error) => Err(error),
+        };
+        self.placed(statement, outcome)
+    }
+
+    /// As `execute`, of a statement that does not go to its rows by itself ([`Session::run_direct`]).
+    pub async fn execute_planned(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let outcome = self.execute_inner(statement, parameters).await;
+        self.placed(statement, outcome)
+    }
+
+    fn placed(&mut self, statement: &Statement, outcome: Result<Outcome>) -> Result<Outcome> {
         outcome.map_err(|error| {
             self.fail();
             statement.place(error)

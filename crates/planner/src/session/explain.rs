@@ -66,6 +66,10 @@ impl Session {
             let (running, planned, ..) = self.planned(text, &statement, &parameters, true).await?;
             return self.explain_placement(running, planned).await;
         }
+        let direct = match options.analyze {
+            true => Vec::new(),
+            false => self.explain_direct(&statement, &parameters).await,
+        };
         let paging = PagingBefore::now(self.planner.database());
         let explained = match options.analyze {
             true if writes => self.analyze_writing(text, &statement, &parameters).await?,
@@ -76,7 +80,8 @@ impl Session {
         let Some(explained) = explained else { return plan_lines(Vec::new()) };
         let node = explained.node.as_ref();
         let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
-        let mut lines = crate::explain::lines(&explained.plan, node, ran, options);
+        let mut lines = direct;
+        lines.extend(crate::explain::lines(&explained.plan, node, ran, options));
         for (number, part) in explained.parts.iter().enumerate() {
             lines.push(format!("Part {} (locks rows first)", number + 1));
             let part = crate::explain::lines(part, Some(&Node::new("LockRows")), None, options);

@@ -56,7 +56,7 @@ impl Speaker {
 
 impl Session {
     fn speaker(&self, facts: &SessionFacts) -> Speaker {
-        Speaker { current: facts.role.id, session: self.session_role(&facts.version.catalog) }
+        Speaker { current: facts.role.id, session: self.shared.session_role(&self.settings, &facts.version.catalog) }
     }
 
     /// A role that the statement's own is a member of, so that it may make things that are the other's. 42501 otherwise.
@@ -139,7 +139,7 @@ impl Session {
             let facts = self.facts(chrono::Utc::now());
             let catalog = &facts.version.catalog;
             let role = catalog.role(name).ok_or_else(|| no_value(name))?;
-            let session = self.session_role(catalog);
+            let session = self.shared.session_role(&self.settings, catalog);
             let is_superuser = catalog.roles.get(&session).is_some_and(|session| session.superuser);
             if !is_superuser && !catalog.roles_of(session, false).contains(&role.id) {
                 return Err(denied(format!("permission denied to set role \"{name}\"")));

@@ -39,6 +39,10 @@ impl Session {
         changed
     }
 
+    pub fn shared_text_settings(&self) -> Arc<TextSettings> {
+        self.settings.shared_text_settings().clone()
+    }
+
     pub fn text_settings(&self) -> TextSettings {
         self.settings.text_settings()
     }

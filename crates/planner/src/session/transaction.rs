@@ -29,6 +29,9 @@ pub enum TransactionStatus {
 /// A transaction on loan to the statement that writes with it. Empty before the first write, and while lent.
 type Slot = Arc<Mutex<Option<Transaction>>>;
 
+/// Fewer are undone on the thread that serves the session.
+const ROWS_UNDONE_HERE: usize = 100;
+
 /// From so many on, rows are undone after their statement's client has its error: it may have cancelled so as not to wait.
 const ROWS_UNDONE_AT_ONCE: usize = 20_000;
 
@@ -100,15 +103,13 @@ impl Session {
 
     /// How long it may wait for its client's next message as it is now, and the error that ends it then.
     pub fn idle_timeout(&self) -> Option<(Duration, Error)> {
-        let (setting, code, what) = match self.transaction_status() {
-            TransactionStatus::Idle => ("idle_session_timeout", SqlState::IDLE_SESSION_TIMEOUT, "idle-session"),
-            TransactionStatus::InTransaction | TransactionStatus::Failed => (
-                "idle_in_transaction_session_timeout",
-                SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-                "idle-in-transaction",
-            ),
+        let (within, code, what) = match self.transaction_status() {
+            TransactionStatus::Idle => (false, SqlState::IDLE_SESSION_TIMEOUT, "idle-session"),
+            TransactionStatus::InTransaction | TransactionStatus::Failed => {
+                (true, SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT, "idle-in-transaction")
+            }
         };
-        let timeout = self.settings.timeout(setting)?;
+        let timeout = self.settings.idle_timeout(within)?;
         Some((timeout, Error::new(code, format!("terminating connection due to {what} timeout"))))
     }
 
@@ -171,10 +172,8 @@ impl Session {
     }
 
     fn begin(&mut self, explicit: bool, modes: &[TransactionMode]) {
-        let mut read_only = self.settings.is_on("default_transaction_read_only");
         let mut settings = self.settings.as_ref().clone();
-        let isolation = self.settings.get("default_transaction_isolation").unwrap_or_default();
-        settings.set_own("transaction_isolation", &isolation);
+        let mut read_only = settings.begin_transaction();
         let before = self.settings.clone();
         for mode in modes {
             match mode {
@@ -208,35 +207,40 @@ impl Session {
         self.planner.advisory.end_transaction(self.shared.id);
         let commit = commit && !block.failed.load(Ordering::Acquire);
         let synchronous = self.commits_synchronously();
-        // What is deferred is checked now, and may wait.
-        let interrupt = self.interrupt();
         self.settings = if commit { block.settings_session } else { block.settings_before };
         self.show_status();
         let transaction = block.slot.lock().take();
         let Some(mut transaction) = transaction else { return Ok(()) };
         transaction.set_synchronous(synchronous);
-        transaction.set_patience(Arc::new(Settling(interrupt.clone())));
         if !transaction.has_changes() {
             transaction.rollback();
             return Ok(());
         }
+        if !commit {
+            self.undo_behind(transaction).await;
+            return Ok(());
+        }
+        if transaction.commits_at_once() {
+            return self.commit_at_once(transaction).await;
+        }
+        self.commit_patiently(transaction).await
+    }
+
+    /// Commits on a thread that may sleep.
+    async fn commit_patiently(&self, mut transaction: Transaction) -> Result<()> {
+        // What is deferred is checked now, and may wait.
+        let interrupt = self.interrupt();
+        transaction.set_patience(Arc::new(Settling(interrupt.clone())));
         let workers = self.planner.workers();
         // What comes next waits until this is over, however soon the client hears of it.
         let undoing = self.undoing.clone().lock_owned().await;
         let mut ended = self.planner.workers().spawn_blocking(move || {
-            if !commit {
-                transaction.rollback();
-                return Ok(());
-            }
             let committed = transaction.try_commit().map(drop);
             if committed.is_err() {
                 roll_back(transaction, &workers, undoing);
             }
             committed
         });
-        if !commit {
-            return joined(ended.await);
-        }
         tokio::select! {
             biased;
             ended = &mut ended => joined(ended),
@@ -246,7 +250,42 @@ impl Session {
     }
 
     pub(super) fn commits_synchronously(&self) -> bool {
-        self.settings.get("synchronous_commit").as_deref() != Some("off")
+        self.settings.commits_synchronously()
+    }
+
+    /// Commits on this thread, and waits for the log without it.
+    async fn commit_at_once(&self, mut transaction: Transaction) -> Result<()> {
+        // A cancel of a statement before is not this one's.
+        transaction.set_patience(Arc::new(()));
+        let decided = transaction.decide_commit();
+        // Who waits for it goes on.
+        drop(transaction);
+        let Some(ts) = decided? else { return Ok(()) };
+        let (told, durable) = tokio::sync::oneshot::channel();
+        self.planner.database().when_durable(ts, move |outcome| drop(told.send(outcome)));
+        durable.await.unwrap_or_else(|_| Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")))
+    }
+
+    /// Commits the transaction of a statement of its own.
+    pub(super) async fn commit_decided(&self, mut transaction: Transaction) -> Result<()> {
+        transaction.set_synchronous(self.commits_synchronously());
+        if transaction.commits_at_once() {
+            return self.commit_at_once(transaction).await;
+        }
+        self.commit_patiently(transaction).await
+    }
+
+    /// Rolls back what a statement that failed wrote: here, if it is little.
+    pub(super) async fn undo_behind(&self, transaction: Transaction) {
+        if transaction.rows_written() < ROWS_UNDONE_HERE {
+            transaction.rollback();
+            return;
+        }
+        let workers = self.planner.workers();
+        let undoing = self.undoing.clone().lock_owned().await;
+        let undone = self.planner.workers().spawn_blocking(move || roll_back(transaction, &workers, undoing));
+        // A panic there was logged.
+        let _ = undone.await;
     }
 
     /// After `COMMIT` or `ROLLBACK`: what comes next in a query text of several statements, or `AND CHAIN`.
@@ -318,7 +357,7 @@ impl Session {
     pub(super) fn check_writable(&self, what: &str) -> Result<()> {
         let read_only = match &self.block {
             Some(block) => block.read_only,
-            None => self.settings.is_on("default_transaction_read_only"),
+            None => self.settings.default_read_only(),
         };
         if read_only {
             return Err(Error::new(
@@ -359,10 +398,7 @@ impl Session {
                 Command::Commit { .. } | Command::Rollback { .. } | Command::RollbackTo { .. } | Command::Empty
             )
         {
-            return Err(Error::new(
-                SqlState::IN_FAILED_SQL_TRANSACTION,
-                "current transaction is aborted, commands ignored until end of transaction block",
-            ));
+            return Err(aborted());
         }
         Ok(())
     }
@@ -465,7 +501,7 @@ impl Session {
 
 /// Rolls a transaction back whose statement failed: here, or if it wrote much then behind the session's back, which waits for it
 /// before its next statement. From a thread that may block.
-fn roll_back(transaction: Transaction, workers: &Handle, undoing: OwnedMutexGuard<()>) {
+pub(super) fn roll_back(transaction: Transaction, workers: &Handle, undoing: OwnedMutexGuard<()>) {
     if transaction.rows_written() < ROWS_UNDONE_AT_ONCE {
         transaction.rollback();
         return;
@@ -476,11 +512,24 @@ fn roll_back(transaction: Transaction, workers: &Handle, undoing: OwnedMutexGuar
     });
 }
 
+/// 25P02.
+pub(super) fn aborted() -> Error {
+    Error::new(
+        SqlState::IN_FAILED_SQL_TRANSACTION,
+        "current transaction is aborted, commands ignored until end of transaction block",
+    )
+}
+
 /// The level that a block's settings ask for.
 fn isolation_of(settings: &Settings) -> Isolation {
-    match settings.get("transaction_isolation").unwrap_or_default().to_lowercase().as_str() {
-        "serializable" => Isolation::Serializable,
-        "repeatable read" => Isolation::RepeatableRead,
+    isolation(settings.isolation())
+}
+
+/// A level by its name.
+pub(super) fn isolation(level: &str) -> Isolation {
+    match level {
+        _ if level.eq_ignore_ascii_case("serializable") => Isolation::Serializable,
+        _ if level.eq_ignore_ascii_case("repeatable read") => Isolation::RepeatableRead,
         _ => Isolation::ReadCommitted,
     }
 }

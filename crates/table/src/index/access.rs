@@ -72,6 +72,12 @@ impl IndexAccess {
         (best.rows <= FEW_ROWS || best.cost_ns(version, reads) < scan_ns(version, filters)).then_some(best)
     }
 
+    /// The way by ranges of keys that somebody has gone already; `is_point`: each is one key.
+    pub fn of_ranges(index: Arc<TableIndex>, ranges: Vec<KeyBounds>, is_point: bool) -> IndexAccess {
+        let (columns, rows) = (index.positions().len(), ranges.len() as f64);
+        IndexAccess { index, ranges, columns, rows, is_point }
+    }
+
     /// The first index that the conditions can use, whatever it costs.
     #[cfg(test)]
     pub(crate) fn of_any(version: &TableVersion, filters: &[ColumnFilter]) -> Option<IndexAccess> {

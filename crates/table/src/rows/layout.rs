@@ -202,6 +202,27 @@ impl RowLayout {
         Ok(BatchRows { layout: self, batch })
     }
 
+    /// Puts the image of a row of these values, one a column, in place of what `image` holds. 22003 for a number beyond its
+    /// declared digits, 54000 for a row that is too long, XX000 for values that are not of the columns' types.
+    pub fn image_of<'v>(&self, values: impl IntoIterator<Item = Value<'v>>, image: &mut Vec<u8>) -> Result<()> {
+        image.clear();
+        image.resize(self.fixed_bytes, 0);
+        let mut values = values.into_iter();
+        for (index, column) in self.columns.iter().enumerate() {
+            let value =
+                values.next().ok_or_else(|| Error::internal("a row has fewer values than its table columns"))?;
+            if value == Value::Null {
+                image[index / 8] |= 1 << (index % 8);
+                if column.kind.is_variable() {
+                    put_end(image, column.offset)?;
+                }
+                continue;
+            }
+            put_value(column, value, image)?;
+        }
+        Ok(())
+    }
+
     /// As Arrow arrays of some columns, a row for each image.
     pub fn decode(&self, images: &[&[u8]], columns: &[usize]) -> Result<Vec<ArrayRef>> {
         columns.iter().map(|column| self.decode_column(images, *column)).collect()
@@ -371,6 +392,48 @@ fn put_end(image: &mut [u8], at: usize) -> Result<()> {
     Ok(())
 }
 
+fn put_value(column: &Column, value: Value<'_>, image: &mut Vec<u8>) -> Result<()> {
+    let at = column.offset;
+    let slot = at..at + column.kind.slot_bytes();
+    match (column.kind, value) {
+        (Kind::Boolean, Value::Boolean(value)) => image[at] = value.into(),
+        (Kind::Int16, Value::Int(value)) => image[slot].copy_from_slice(&(value as i16).to_le_bytes()),
+        (Kind::Int32 | Kind::Date, Value::Int(value)) => image[slot].copy_from_slice(&(value as i32).to_le_bytes()),
+        (Kind::Int64 | Kind::Timestamp | Kind::TimestampTz, Value::Int(value)) => {
+            image[slot].copy_from_slice(&value.to_le_bytes());
+        }
+        (Kind::Float32, Value::Real(value)) => image[slot].copy_from_slice(&value.to_le_bytes()),
+        (Kind::Float64, Value::Double(value)) => image[slot].copy_from_slice(&value.to_le_bytes()),
+        (Kind::Decimal { .. }, Value::Numeric(value)) => image[slot].copy_from_slice(&value.to_le_bytes()),
+        (Kind::ShortDecimal { precision, scale }, Value::Numeric(value)) => {
+            image[slot].copy_from_slice(&short_decimal(value, precision, scale)?.to_le_bytes());
+        }
+        (Kind::Interval, Value::Interval(value)) => {
+            image[at..at + 4].copy_from_slice(&value.months.to_le_bytes());
+            image[at + 4..at + 8].copy_from_slice(&value.days.to_le_bytes());
+            image[at + 8..at + 16].copy_from_slice(&value.nanoseconds.to_le_bytes());
+        }
+        (Kind::Uuid, Value::Uuid(value)) => image[slot].copy_from_slice(&value),
+        (Kind::Uuid, Value::Bytes(text)) => {
+            let value = uuid::parse(text).ok_or_else(|| Error::internal("a uuid is not in canonical form"))?;
+            image[slot].copy_from_slice(&value.to_le_bytes());
+        }
+        (Kind::Text | Kind::Bytes, Value::Bytes(bytes)) => {
+            image.extend_from_slice(bytes);
+            put_end(image, at)?;
+        }
+        (kind, value) => return Err(Error::internal(format!("a {kind:?} is to be written as {value:?}"))),
+    }
+    Ok(())
+}
+
+fn short_decimal(value: i128, precision: u8, scale: i8) -> Result<i64> {
+    i64::try_from(value).map_err(|_| {
+        Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "numeric field overflow")
+            .with_detail(format!("A field with precision {precision}, scale {scale} cannot hold it."))
+    })
+}
+
 fn put(column: &Column, array: &ArrayRef, row: usize, image: &mut Vec<u8>) -> Result<()> {
     let at = column.offset;
     let slot = at..at + column.kind.slot_bytes();
@@ -391,11 +454,7 @@ fn put(column: &Column, array: &ArrayRef, row: usize, image: &mut Vec<u8>) -> Re
         Kind::Decimal { .. } => primitive!(Decimal128Type),
         Kind::ShortDecimal { precision, scale } => {
             let value = array.as_primitive::<Decimal128Type>().value(row);
-            let value = i64::try_from(value).map_err(|_| {
-                Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "numeric field overflow")
-                    .with_detail(format!("A field with precision {precision}, scale {scale} cannot hold it."))
-            })?;
-            image[slot].copy_from_slice(&value.to_le_bytes());
+            image[slot].copy_from_slice(&short_decimal(value, precision, scale)?.to_le_bytes());
         }
         Kind::Interval => {
             let value = array.as_primitive::<IntervalMonthDayNanoType>().value(row);
@@ -500,6 +559,20 @@ mod tests {
             let expected = if numbers.is_null(row) { Value::Null } else { Value::Numeric(numbers.value(row)) };
             assert_eq!(layout.value(&image, 8), expected);
         }
+    }
+
+    #[test]
+    fn an_image_of_single_values_is_that_of_the_row() {
+        let (layout, batch) = batch(40);
+        let rows = layout.rows(&batch).unwrap();
+        let (mut image, mut again) = (Vec::new(), Vec::new());
+        for row in 0..40 {
+            rows.image(row, &mut image).unwrap();
+            layout.image_of((0..ALL.len()).map(|column| layout.value(&image, column)), &mut again).unwrap();
+            assert_eq!(again, image);
+        }
+        assert!(layout.image_of([Value::Null], &mut again).is_err());
+        assert!(layout.image_of((0..ALL.len()).map(|_| Value::Int(1)), &mut again).is_err());
     }
 
     #[test]

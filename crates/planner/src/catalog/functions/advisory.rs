@@ -113,7 +113,7 @@ impl AsyncScalarUDFImpl for Lock {
             let key = key(&values)?;
             let locks = &facts.planner.advisory;
             taken.push(Some(if self.waits {
-                let timeout = facts.settings.timeout("lock_timeout");
+                let timeout = facts.settings.lock_timeout();
                 locks.lock(facts.session_id, key, self.mode, self.transaction, timeout).await.map_err(carry)?;
                 true
             } else {

@@ -319,7 +319,7 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
 }
 
 pub use datetime::add_interval;
-pub use sequence::SessionSequences;
+pub use sequence::{SessionSequences, next_value_of};
 pub use system::{find_relation, oid_of, remember_start};
 
 /// Whether a name is one of the scalar functions here, or one that clients call in FROM.

@@ -15,7 +15,7 @@ use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, Sca
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tidepool_base::{Error, SqlState, TableId};
-use tidepool_database::{Privileges, Sequence};
+use tidepool_database::{Database, Privileges, Sequence};
 use tidepool_heap::QueryHeap;
 
 use Type::*;
@@ -90,15 +90,27 @@ fn check_may(facts: &SessionFacts, sequence: &Arc<Sequence>, any: &[Privileges])
     crate::privileges::check_sequence(facts, &Relation::Sequence(sequence.clone()), any).map_err(external)
 }
 
-/// Gives the session the next `rows` values.
-fn take(facts: &SessionFacts, sequence: &Arc<Sequence>, rows: usize) -> Result<Vec<i64>> {
-    check_writable(facts, "nextval")?;
-    check_may(facts, sequence, &[Privileges::USAGE, Privileges::UPDATE])?;
-    let database = facts.planner.database();
-    let mut session = facts.sequences.lock();
-    let mut values = Vec::with_capacity(rows);
+/// Gives a session a sequence's next value. What the session may do has been looked at.
+pub fn next_value_of(
+    sequences: &parking_lot::Mutex<SessionSequences>,
+    database: &Database,
+    sequence: &Arc<Sequence>,
+) -> tidepool_base::Result<i64> {
+    let mut session = sequences.lock();
+    let value = taken(session.of(sequence), database, sequence, 1)?.pop();
+    session.latest = Some(sequence.def.id);
+    value.ok_or_else(|| Error::internal("a sequence gave no value"))
+}
+
+/// The next `rows` values, of those that were taken ahead first.
+fn taken(
+    own: &mut SessionSequence,
+    database: &Database,
+    sequence: &Sequence,
+    rows: usize,
+) -> tidepool_base::Result<Vec<i64>> {
     QueryHeap::outside(|| {
-        let own = session.of(sequence);
+        let mut values = Vec::with_capacity(rows);
         while values.len() < rows {
             if let Some(value) = own.cached.pop_front() {
                 values.push(value);
@@ -113,9 +125,18 @@ fn take(facts: &SessionFacts, sequence: &Arc<Sequence>, rows: usize) -> Result<V
             }
         }
         own.last = values.last().copied().or(own.last);
-        Ok(())
+        Ok(values)
     })
-    .map_err(external)?;
+}
+
+/// Gives the session the next `rows` values.
+fn take(facts: &SessionFacts, sequence: &Arc<Sequence>, rows: usize) -> Result<Vec<i64>> {
+    check_writable(facts, "nextval")?;
+    check_may(facts, sequence, &[Privileges::USAGE, Privileges::UPDATE])?;
+    let database = facts.planner.database();
+    let mut session = facts.sequences.lock();
+    let own = QueryHeap::outside(|| session.of(sequence));
+    let values = taken(own, database, sequence, rows).map_err(external)?;
     if rows > 0 {
         session.latest = Some(sequence.def.id);
     }

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Transactions over the wire beside PostgreSQL: docs/oltp.md.
+
+pgbench's scripts against Tidepool and PostgreSQL, each with its own data folder on the same disk and commits that wait for it, in turns: a round runs
+every script on one, then on the other. Of each run: transactions a second, the 99th percentile of their latency, and the processor time that the
+server took for one. `copy`: rows a second of COPY FROM STDIN. Ratios are of the medians over all rounds. The report begins with what falls short of
+its target.
+
+Needs a built Tidepool (`cargo build --release`), PostgreSQL with pgbench, and psycopg2.
+"""
+
+import argparse
+import io
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from peers import ROOT, TIDEPOOL, machine, postgresql, tidepool
+from peers.report import bold, table
+
+SCRIPTS = {"select-only": "select-only", "simple-update": "simple-update", "TPC-B": "tpcb-like"}
+MODES = ["prepared", "extended", "simple"]
+THROUGHPUT, LATENCY, CPU, COPY = "transactions a second ÷ PostgreSQL's", "p99 latency ÷ PostgreSQL's", "server CPU a transaction ÷ PostgreSQL's", "rows a second ÷ PostgreSQL's"
+TARGETS = [
+    ("simple-update", THROUGHPUT, 3.0, True),
+    ("TPC-B", THROUGHPUT, 3.0, True),
+    ("simple-update", LATENCY, 1.0, False),
+    ("TPC-B", LATENCY, 1.0, False),
+    ("select-only", CPU, 0.5, False),
+]
+
+
+class Tidepool:
+    user, database, title = "tidepool", "tidepool", "Tidepool"
+
+    def __init__(self, binary, folder):
+        self.folder = Path(tempfile.mkdtemp(prefix="tidepool-", dir=folder))
+        self.server = tidepool.Server(binary, self.folder / "data")
+        self.server.start()
+        self.server.connect().close()
+        self.port, self.pid = self.server.port, self.server.process.pid
+        self.version = tidepool.version(binary)
+
+    def cpu_seconds(self):
+        return postgresql.cpu_seconds(self.pid)
+
+    def stop(self):
+        self.server.stop()
+        shutil.rmtree(self.folder)
+
+
+def url(server):
+    return f"postgresql://{server.user}@127.0.0.1:{server.port}/{server.database}"
+
+
+def pgbench(server, *arguments, cwd=None):
+    program = shutil.which("pgbench") or str(postgresql.folder_of_programs() / "pgbench")
+    run = subprocess.run([program, *arguments, url(server)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if run.returncode or "ERROR" in run.stderr:
+        raise RuntimeError(f"pgbench {' '.join(arguments)} fails at {server.title}: {run.stderr[-2000:]}")
+    return run.stdout
+
+
+def measure(server, script, mode, args):
+    """Transactions a second, p99 in ms, and server CPU in µs a transaction."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = server.cpu_seconds()
+        told = pgbench(server, "-n", "-b", SCRIPTS[script], "-M", mode, "-c", str(args.clients), "-j", str(args.threads), "-T", str(args.seconds),
+                       "-l", "--sampling-rate", "0.1", cwd=folder)
+        cpu = server.cpu_seconds() - before
+        count = int(next(line for line in told.splitlines() if "actually processed" in line).split(":")[1].split("/")[0])
+        tps = float(next(line for line in told.splitlines() if line.startswith("tps")).split()[2])
+        latencies = sorted(int(line.split()[2]) for log in Path(folder).iterdir() for line in log.read_text().splitlines())
+    return {"tps": tps, "p99": latencies[int(len(latencies) * 0.99)] / 1e3, "p50": latencies[len(latencies) // 2] / 1e3, "cpu": cpu / count * 1e6}
+
+
+def connect(server):
+    import psycopg2
+    connection = psycopg2.connect(url(server))
+    connection.autocommit = True
+    return connection.cursor()
+
+
+def copy(server, args, with_key):
+    """Rows a second of COPY FROM STDIN, of rows as pgbench's accounts are."""
+    cursor = connect(server)
+    cursor.execute("DROP TABLE IF EXISTS copied")
+    cursor.execute(f"CREATE TABLE copied (aid int {'PRIMARY KEY' if with_key else 'NOT NULL'}, bid int, abalance int, filler char(84))")
+    rows = io.StringIO("".join(f"{row}\t{row // 100000 + 1}\t0\t{row * 7919 % 1000003}\n" for row in range(args.copy_rows)))
+    start = time.perf_counter()
+    cursor.copy_expert("COPY copied FROM STDIN", rows)
+    return args.copy_rows / (time.perf_counter() - start)
+
+
+def sums_agree(server):
+    cursor = connect(server)
+    cursor.execute("SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELECT sum(delta) FROM pgbench_history)")
+    return cursor.fetchone()[0] == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tidepool", type=Path, default=TIDEPOOL)
+    parser.add_argument("--data", type=Path, help="where data folders go")
+    parser.add_argument("--scale", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2, help="of pgbench")
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", default="prepared,extended,simple")
+    parser.add_argument("--scripts", default=",".join(SCRIPTS))
+    parser.add_argument("--copy-rows", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=["tidepool", "postgresql"], help="one of the two, no report")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "oltp.md")
+    args = parser.parse_args()
+    modes, scripts = args.modes.split(","), args.scripts.split(",")
+
+    servers = []
+    if args.only != "postgresql":
+        servers.append(Tidepool(args.tidepool, args.data))
+    if args.only != "tidepool":
+        servers.append(postgresql.Server(args.data))
+    measured = {server.title: {} for server in servers}
+    try:
+        for server in servers:
+            pgbench(server, "-i", "-q", "-s", str(args.scale))
+        for number in range(args.rounds):
+            for server in servers if number % 2 == 0 else servers[::-1]:
+                for script in scripts:
+                    for mode in modes:
+                        one = measure(server, script, mode, args)
+                        measured[server.title].setdefault((script, mode), []).append(one)
+                        print(f"round {number + 1}: {server.title:10} {script:13} {mode:8} {one['tps']:8,.0f} tps, p50 {one['p50']:.2f} ms, p99 {one['p99']:.2f} ms, {one['cpu']:.1f} µs CPU", flush=True)
+                for with_key in (False, True) if args.copy_rows else ():
+                    rows = copy(server, args, with_key)
+                    measured[server.title].setdefault(("copy", with_key), []).append(rows)
+                    print(f"round {number + 1}: {server.title:10} COPY {'with a key' if with_key else 'without'} {rows:,.0f} rows/s", flush=True)
+        agree = {server.title: sums_agree(server) for server in servers}
+        versions = {server.title: server.version for server in servers}
+    finally:
+        for server in servers:
+            server.stop()
+    if not all(agree.values()):
+        sys.exit(f"sums do not agree: {agree}")
+    if args.only:
+        return
+    write(args, modes, scripts, measured, versions)
+
+
+def middle(measured, title, key, figure):
+    return statistics.median(one[figure] for one in measured[title][key])
+
+
+def write(args, modes, scripts, measured, versions):
+    ours, theirs = "Tidepool", "PostgreSQL"
+    figures = {}
+    rows = []
+    for script in scripts:
+        for mode in modes:
+            key = (script, mode)
+            of = {title: {figure: middle(measured, title, key, figure) for figure in ("tps", "p99", "cpu")} for title in (ours, theirs)}
+            ratios = {THROUGHPUT: of[ours]["tps"] / of[theirs]["tps"], LATENCY: of[ours]["p99"] / of[theirs]["p99"], CPU: of[ours]["cpu"] / of[theirs]["cpu"]}
+            figures.update({(script, mode, name): value for name, value in ratios.items()})
+            rows.append([f"{script}, {mode}", *(f"{of[title]['tps']:,.0f}" for title in (ours, theirs)), bold(f"{ratios[THROUGHPUT]:.2f}"),
+                         *(f"{of[title]['p99']:.2f}" for title in (ours, theirs)), bold(f"{ratios[LATENCY]:.2f}"),
+                         *(f"{of[title]['cpu']:.1f}" for title in (ours, theirs)), bold(f"{ratios[CPU]:.2f}")])
+    short = []
+    for script, figure, bound, at_least in TARGETS:
+        for mode in modes:
+            value = figures.get((script, mode, figure))
+            if value is not None and (value < bound if at_least else value > bound):
+                short.append(f"* {script}, {mode}: {figure} is {value:.2f}; the target is {bound:g} at {'least' if at_least else 'most'}.")
+    copies = []
+    for with_key in (False, True):
+        key = ("copy", with_key)
+        if key in measured[ours]:
+            mine, other = (statistics.median(measured[title][key]) for title in (ours, theirs))
+            copies.append([f"COPY FROM STDIN, {'with a primary key' if with_key else 'no index'}", f"{mine:,.0f}", f"{other:,.0f}", bold(f"{mine / other:.2f}")])
+            if mine / other < 3:
+                short.append(f"* COPY FROM STDIN, {'with a primary key' if with_key else 'no index'}: {COPY} is {mine / other:.2f}; the target is 3 at least.")
+    lines = [
+        "# Transactions over the wire, beside PostgreSQL",
+        "",
+        f"Written by `bench/oltp.py`. {machine.describe()}. Tidepool {versions[ours]}, PostgreSQL {versions[theirs]} "
+        f"({', '.join(f'{name} = {value}' for name, value in postgresql.SETTINGS.items() if name in ('shared_buffers', 'max_wal_size', 'checkpoint_timeout'))}); data folders on the same "
+        f"disk, commits wait for it. pgbench at scale {args.scale}, {args.clients} clients on {args.threads} threads, on the same processors as the servers; {args.rounds} rounds of {args.seconds} s, in turns. Medians.",
+        "",
+        "## What falls short",
+        "",
+        *(short or ["Nothing."]),
+        "",
+        "## pgbench",
+        "",
+        "CPU is the server's user and system time, µs a transaction; p99 is in ms.",
+        "",
+        *table(["", "Tidepool, tps", "PostgreSQL, tps", "÷", "Tidepool, p99", "PostgreSQL, p99", "÷", "Tidepool, CPU", "PostgreSQL, CPU", "÷"], rows),
+        "## COPY",
+        "",
+        f"{args.copy_rows:,} rows like pgbench's accounts, rows a second.",
+        "",
+        *table(["", "Tidepool", "PostgreSQL", "÷"], copies),
+    ]
+    args.output.write_text("\n".join(lines).rstrip() + "\n")
+    print("\n".join(short) or "nothing falls short")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,825 @@
+//! Statements that go to their rows without a plan: found by their texts or as prepared, run where they are, committed without a
+//! thread that waits for the log.
+
+use super::change::{Reading, Source};
+use super::describe::describe;
+use super::{Description, Outcome, ResultColumn, Session, SessionShared};
+use crate::catalog::SessionSequences;
+use crate::direct::cache::{Known, OWN_MAX};
+use crate::direct::compile::output_types;
+use crate::direct::datum::Datum;
+use crate::direct::expr::{self, Compiler, Context, Expr};
+use crate::direct::run::{Ran, Run, Statement as Running, Told};
+use crate::direct::template::{self, Literal, Template};
+use crate::direct::{Program, RowSink, Target, Work};
+use crate::execute::{joined, panicked};
+use crate::facts::SessionFacts;
+use crate::interrupt::Interrupt;
+use crate::locking::parts::{self, Parted};
+use crate::names::OutputNames;
+use crate::planner::Planner;
+use crate::query;
+use crate::resolve::{self, Relation};
+use crate::settings::Settings;
+use crate::statement::{Command, Statement};
+use crate::types;
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::datatypes::{Field, Schema};
+use chrono::{DateTime, Utc};
+use datafusion::common::DFSchema;
+use datafusion::common::config::ConfigOptions;
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::sql::sqlparser::ast;
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tidepool_base::{Error, Result, SqlState, SqlType, TableId};
+use tidepool_database::text::TextSettings;
+use tidepool_database::{DatabaseVersion, Privileges, RelationName, Sequence, StatementMark, Transaction};
+use tidepool_table::TableDef;
+
+/// A statement that a client prepared, with what is known of it.
+pub struct PreparedStatement {
+    /// `None` for a text without a statement in it.
+    pub statement: Option<Statement>,
+    pub description: Description,
+    direct: Option<DirectStatement>,
+    known: Known,
+}
+
+/// A statement that goes to its rows by itself: what to run, and over which values.
+#[derive(Clone)]
+pub struct DirectStatement {
+    program: Arc<Program>,
+    /// Values of the parameters that stand for the text's literals, behind its own.
+    literals: Arc<[Datum<'static>]>,
+    text: Arc<str>,
+}
+
+impl DirectStatement {
+    /// The columns that it gives back, if any.
+    pub fn columns(&self) -> Option<&Arc<[ResultColumn]>> {
+        self.program.columns.as_ref()
+    }
+}
+
+impl PreparedStatement {
+    pub fn direct(&self) -> Option<&DirectStatement> {
+        self.direct.as_ref().filter(|direct| direct.program.is_useful())
+    }
+}
+
+/// What a statement that went to its rows came to.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectDone {
+    /// The command tag before the number of rows.
+    pub tag: &'static str,
+    pub rows: u64,
+}
+
+/// What expressions and constraints ask of a statement.
+struct StatementContext {
+    planner: Arc<Planner>,
+    shared: Arc<SessionShared>,
+    settings: Arc<Settings>,
+    sequences: Arc<Mutex<SessionSequences>>,
+    transaction_start: DateTime<Utc>,
+    statement_start: DateTime<Utc>,
+    interrupt: Option<Arc<Interrupt>>,
+}
+
+impl Context for StatementContext {
+    fn now_us(&self) -> i64 {
+        self.transaction_start.timestamp_micros()
+    }
+
+    fn text_settings(&self) -> &TextSettings {
+        self.settings.shared_text_settings()
+    }
+
+    fn next_value(&self, sequence: &Arc<Sequence>) -> Result<i64> {
+        crate::catalog::next_value_of(&self.sequences, self.planner.database(), sequence)
+    }
+}
+
+impl Running for StatementContext {
+    fn context(&self) -> &dyn Context {
+        self
+    }
+
+    fn facts(&self, version: &Arc<DatabaseVersion>) -> Arc<SessionFacts> {
+        super::facts_of(
+            &self.planner,
+            &self.shared,
+            &self.settings,
+            &self.sequences,
+            version.clone(),
+            self.transaction_start,
+            self.statement_start,
+        )
+    }
+
+    fn check(&self) -> Result<()> {
+        self.interrupt.as_ref().map_or(Ok(()), |interrupt| interrupt.check())
+    }
+}
+
+/// Rows kept until all of them are there.
+#[derive(Default)]
+struct Kept(Vec<Vec<Datum<'static>>>);
+
+impl RowSink for Kept {
+    fn row(&mut self, values: &[Datum<'_>]) -> Result<()> {
+        self.0.push(values.iter().map(|value| value.clone().into_owned()).collect());
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// What came of an attempt.
+enum Attempt {
+    Done(u64, Option<Told>),
+    General,
+    /// It is to be run where it may sleep.
+    HeldUp,
+}
+
+fn attempt(
+    transaction: &mut Transaction,
+    program: &Program,
+    parameters: &[Datum<'static>],
+    context: &StatementContext,
+    sink: &mut dyn RowSink,
+) -> Result<Attempt> {
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        Run { program, parameters, statement: context, sink: &mut *sink }.run(transaction)
+    }));
+    transaction.end_statement();
+    if transaction.was_held_up() {
+        sink.clear();
+        return Ok(Attempt::HeldUp);
+    }
+    match ran {
+        Ok(Ok((Ran::Done(rows), told))) => Ok(Attempt::Done(rows, told)),
+        Ok(Ok((Ran::General, _))) => {
+            sink.clear();
+            Ok(Attempt::General)
+        }
+        Ok(Err(error)) => {
+            sink.clear();
+            Err(error)
+        }
+        Err(panic) => {
+            sink.clear();
+            Err(panicked(panic.as_ref()))
+        }
+    }
+}
+
+impl Session {
+    /// Whether statements of this text go to rows by themselves, and how.
+    pub async fn direct_of_text(&mut self, sql: &str) -> Option<DirectStatement> {
+        if !self.settings.is_direct() {
+            return None;
+        }
+        let template = template::of(sql)?;
+        if template.given > 0 {
+            return None;
+        }
+        let program = self.program_of(&template, &[]).await?;
+        let literals = self.literals(&template, &program).ok()?;
+        let text = sql.trim().trim_end_matches(';').trim_end();
+        Some(DirectStatement { program, literals, text: Arc::from(text) })
+    }
+
+    /// As `direct_of_text`, of a text with parameters of these types.
+    async fn direct_with(&mut self, text: &str, parameters: &[u32]) -> Option<DirectStatement> {
+        if !self.settings.is_direct() {
+            return None;
+        }
+        let template = template::of(text)?;
+        if template.given > parameters.len() {
+            return None;
+        }
+        // Parameters that the text does not use come before its literals all the same.
+        let template = match template.given == parameters.len() {
+            true => template,
+            false => return None,
+        };
+        let program = self.program_of(&template, parameters).await?;
+        let literals = self.literals(&template, &program).ok()?;
+        Some(DirectStatement { program, literals, text: Arc::from(text) })
+    }
+
+    fn literals(&self, template: &Template, program: &Program) -> Result<Arc<[Datum<'static>]>> {
+        let settings = self.settings.shared_text_settings();
+        let value = |(literal, sql_type): (&Literal, &SqlType)| match literal {
+            Literal::Int(value) => Ok(Datum::Int(*value)),
+            // A bad one is the general path's to complain about.
+            Literal::Text(text) => expr::read(text, *sql_type, settings),
+        };
+        template.literals.iter().zip(&program.parameters[template.given..]).map(value).collect()
+    }
+
+    async fn program_of(&mut self, template: &Template, given: &[u32]) -> Option<Arc<Program>> {
+        let mut key = String::with_capacity(template.text.len() + template.kinds.len() + 1 + 6 * given.len());
+        key.push_str(&template.text);
+        key.push('\0');
+        key.push_str(&template.kinds);
+        for oid in given {
+            key.push(',');
+            key.push_str(&oid.to_string());
+        }
+        let state = self.planner.database().state();
+        if let Some(known) = self.programs.get(key.as_str())
+            && known.state.is_of(&state)
+            && known.settings.mean_the_same(&self.settings)
+        {
+            return known.program.clone().filter(|program| program.is_useful());
+        }
+        let (_, role) = self.current_role(&state.catalog);
+        let is_for = |known: &Known| known.state.is_of(&state) && known.is_for(&self.settings, role);
+        let known = match self.planner.programs.find(&key, is_for) {
+            Some(known) => known,
+            None => {
+                let known = self.compile(template, given).await;
+                self.planner.programs.keep(&key, known.clone());
+                known
+            }
+        };
+        if self.programs.len() >= OWN_MAX {
+            self.programs.clear();
+        }
+        let program = known.program.clone();
+        self.programs.insert(key, known);
+        program
+    }
+
+    /// What there is for a text. Not tried in a block that failed.
+    async fn compile(&mut self, template: &Template, given: &[u32]) -> Known {
+        let facts = self.facts_apart(Utc::now());
+        let known = |program: Option<Program>| Known {
+            program: program.map(Arc::new),
+            state: facts.version.mark(),
+            settings: facts.settings.clone(),
+            role: facts.role.id,
+        };
+        let Ok(statements) = crate::statement::parse(&template.text) else { return known(None) };
+        let [statement] = statements.as_slice() else { return known(None) };
+        if !is_candidate(statement.command()) || !matches!(self.current_of(statement.command()), Ok(None)) {
+            return known(None);
+        }
+        let literals = template.kinds.bytes().map(|kind| match kind {
+            b'i' => SqlType::Integer.oid(),
+            b'l' => SqlType::BigInt.oid(),
+            _ => 0,
+        });
+        let oids: Vec<u32> = given.iter().copied().chain(literals).collect();
+        let (of, statement, count) = (facts.clone(), statement.clone(), given.len());
+        let compiling = self.planner.workers().spawn(async move { Ok(compile(&of, &statement, &oids, count)) });
+        known(joined(compiling.await).unwrap_or(None))
+    }
+
+    /// Prepares a statement for a client, or finds it as it was prepared before. 42601 for several statements in one.
+    pub async fn prepare_statement(&mut self, sql: &str, oids: &[u32]) -> Result<Arc<PreparedStatement>> {
+        let state = self.planner.database().state();
+        let failed = self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire));
+        if !failed
+            && let Some((known_oids, known)) = self.prepared_texts.get(sql)
+            && known_oids == oids
+            && known.known.state.is_of(&state)
+            && known.known.settings.mean_the_same(&self.settings)
+        {
+            return Ok(known.clone());
+        }
+        let mut statements = self.parse(sql)?.into_iter().filter(|statement| !statement.is_empty());
+        let statement = statements.next();
+        if statements.next().is_some() {
+            let message = "cannot insert multiple commands into a prepared statement";
+            return Err(Error::new(SqlState::SYNTAX_ERROR, message));
+        }
+        let description = match &statement {
+            Some(statement) => self.describe(statement, oids).await?,
+            None => Description { parameters: Vec::new(), columns: None },
+        };
+        let mut direct = None;
+        if let Some(statement) = &statement
+            && !failed
+        {
+            direct = self.direct_with(statement.text(), &description.parameters).await;
+            // As it was described, it is to be run.
+            direct =
+                direct.filter(|direct| direct.columns().map(|columns| &**columns) == description.columns.as_deref());
+        }
+        let (_, role) = self.current_role(&state.catalog);
+        let known = Known { program: None, state: state.mark(), settings: self.settings.clone(), role };
+        let prepared = Arc::new(PreparedStatement { statement, description, direct, known });
+        if sql.len() <= PREPARED_TEXT_MAX {
+            if self.prepared_texts.len() >= OWN_MAX {
+                self.prepared_texts.clear();
+            }
+            self.prepared_texts.insert(sql.to_owned(), (oids.to_vec(), prepared.clone()));
+        }
+        Ok(prepared)
+    }
+
+    /// Runs a statement by going to its rows, which `sink` gets as they come. `None`: it is for the general path after all, and nothing was
+    /// done. An error fails the transaction block.
+    pub async fn run_direct(
+        &mut self,
+        direct: &DirectStatement,
+        parameters: &[Datum<'static>],
+        sink: &mut (dyn RowSink + Send),
+    ) -> Result<Option<DirectDone>> {
+        let ran = self.run_direct_inner(direct, parameters, sink).await;
+        if ran.is_err() {
+            self.fail();
+        }
+        ran
+    }
+
+    async fn run_direct_inner(
+        &mut self,
+        direct: &DirectStatement,
+        parameters: &[Datum<'static>],
+        sink: &mut (dyn RowSink + Send),
+    ) -> Result<Option<DirectDone>> {
+        self.undone().await?;
+        self.take_requested_settings();
+        let program = &direct.program;
+        if self.block.as_ref().is_some_and(|block| block.failed.load(Ordering::Acquire)) {
+            return Err(super::transaction::aborted());
+        }
+        if !program.is_for(&self.settings) {
+            return Ok(None);
+        }
+        if program.writes() {
+            self.check_writable(program.name())?;
+        }
+        let joined_parameters;
+        let parameters = match (parameters, &*direct.literals) {
+            (parameters, []) => parameters,
+            ([], literals) => literals,
+            (parameters, literals) => {
+                joined_parameters = parameters.iter().chain(literals).cloned().collect::<Vec<_>>();
+                &joined_parameters
+            }
+        };
+        let start = Instant::now();
+        let context = self.statement_context(None);
+        let (slot, keep) = match &self.block {
+            Some(block) => (Some(block.slot.clone()), !block.savepoints.is_empty()),
+            None => (None, false),
+        };
+        let mut transaction = match &slot {
+            Some(slot) => match slot.lock().take() {
+                Some(transaction) => transaction,
+                None => return Ok(None),
+            },
+            None => {
+                self.planner.database().begin_at(super::transaction::isolation(self.settings.default_isolation()))?
+            }
+        };
+        let mark = (slot.is_some() && program.writes()).then(|| transaction.mark_statement());
+        // A cancel of a statement before is not this one's.
+        transaction.set_patience(Arc::new(()));
+        transaction.set_hurried(true);
+        let attempted = attempt(&mut transaction, program, parameters, &context, sink);
+        transaction.set_hurried(false);
+        let (rows, told) = match attempted {
+            Ok(Attempt::Done(rows, told)) => (rows, told),
+            Ok(end) => {
+                if let Some(mark) = &mark {
+                    transaction.undo_statement(mark);
+                }
+                match &slot {
+                    Some(slot) => *slot.lock() = Some(transaction),
+                    // What it holds is not to be waited for by the next one.
+                    None => drop(transaction),
+                }
+                return match end {
+                    Attempt::HeldUp => self.run_patiently(direct, parameters.to_vec(), sink, start).await,
+                    _ => Ok(None),
+                };
+            }
+            Err(error) => {
+                self.record_direct(direct, &context, 0, true);
+                if let Some(slot) = &slot {
+                    if keep {
+                        *slot.lock() = Some(transaction);
+                    } else {
+                        self.undo_behind(transaction).await;
+                    }
+                }
+                return Err(error);
+            }
+        };
+        match slot {
+            Some(slot) => *slot.lock() = Some(transaction),
+            None if program.writes() => {
+                if let Err(error) = self.commit_decided(transaction).await {
+                    sink.clear();
+                    self.record_direct(direct, &context, 0, true);
+                    return Err(error);
+                }
+            }
+            None => drop(transaction),
+        }
+        self.record_direct(direct, &context, rows, false);
+        if let Some(told) = told {
+            told.record(program, self.planner.database().access_log(), start.elapsed());
+        }
+        Ok(Some(DirectDone { tag: program.tag(), rows }))
+    }
+
+    /// As `run_direct`, on a thread that may sleep until other transactions are over.
+    async fn run_patiently(
+        &mut self,
+        direct: &DirectStatement,
+        parameters: Vec<Datum<'static>>,
+        sink: &mut (dyn RowSink + Send),
+        start: Instant,
+    ) -> Result<Option<DirectDone>> {
+        let interrupt = self.interrupt();
+        let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, &direct.text);
+        query.info.running(None);
+        let context = self.statement_context(Some(interrupt.clone()));
+        let (slot, failed, keep) = match &self.block {
+            Some(block) => (Some(block.slot.clone()), Some(block.failed.clone()), !block.savepoints.is_empty()),
+            None => (None, None, false),
+        };
+        let database = self.planner.database().clone();
+        let isolation = super::transaction::isolation(self.settings.default_isolation());
+        let synchronous = self.commits_synchronously();
+        let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
+        let program = direct.program.clone();
+        let running = self.planner.workers().spawn_blocking(move || {
+            let lent = slot.as_ref().and_then(|slot| slot.lock().take());
+            let mut transaction = lent.map_or_else(|| database.begin_at(isolation), Ok)?;
+            transaction.set_patience(interrupt.clone());
+            transaction.set_synchronous(synchronous);
+            let mark: Option<StatementMark> = slot.is_some().then(|| transaction.mark_statement());
+            let mut kept = Kept::default();
+            let attempted = attempt(&mut transaction, &program, &parameters, &context, &mut kept)
+                .and_then(|attempted| interrupt.check().map(|()| attempted));
+            let ended = match attempted {
+                Ok(Attempt::Done(rows, told)) => match &slot {
+                    None => transaction.try_commit().map(|_| Some((rows, told))),
+                    Some(_) => Ok(Some((rows, told))),
+                },
+                Ok(_) => {
+                    if let Some(mark) = &mark {
+                        transaction.undo_statement(mark);
+                    }
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            };
+            match (&ended, slot) {
+                (Ok(_), Some(slot)) => *slot.lock() = Some(transaction),
+                (Ok(_), None) => {}
+                (Err(_), Some(slot)) if keep => *slot.lock() = Some(transaction),
+                (Err(_), _) => super::transaction::roll_back(transaction, &workers, undoing.blocking_lock_owned()),
+            }
+            if let (Err(_), Some(failed)) = (&ended, failed) {
+                failed.store(true, Ordering::Release);
+            }
+            ended.map(|ended| ended.map(|(rows, told)| (rows, told, kept)))
+        });
+        let Some((rows, told, kept)) = joined(running.await)? else { return Ok(None) };
+        query.info.rows.store(rows, Ordering::Relaxed);
+        query.succeeded();
+        kept.0.iter().try_for_each(|row| sink.row(row))?;
+        if let Some(told) = told {
+            told.record(&direct.program, self.planner.database().access_log(), start.elapsed());
+        }
+        Ok(Some(DirectDone { tag: direct.program.tag(), rows }))
+    }
+
+    fn statement_context(&self, interrupt: Option<Arc<Interrupt>>) -> StatementContext {
+        let now = Utc::now();
+        StatementContext {
+            planner: self.planner.clone(),
+            shared: self.shared.clone(),
+            settings: self.settings.clone(),
+            sequences: self.sequences.clone(),
+            transaction_start: self.block.as_ref().map_or(now, |block| block.start),
+            statement_start: now,
+            interrupt,
+        }
+    }
+
+    fn record_direct(&self, direct: &DirectStatement, context: &StatementContext, rows: u64, failed: bool) {
+        let shared = &self.shared;
+        self.planner.queries.record(shared.id, &shared.user, &direct.text, context.statement_start, rows, failed);
+    }
+
+    /// Runs a statement by going to its rows, if it is of that kind.
+    pub(super) async fn try_direct(
+        &mut self,
+        statement: &Statement,
+        parameters: &[ArrayRef],
+    ) -> Result<Option<Outcome>> {
+        if !matches!(
+            statement.command(),
+            Command::Query(_)
+                | Command::Insert(..)
+                | Command::Update { .. }
+                | Command::Delete { .. }
+                | Command::Locking { .. }
+        ) || !is_candidate(statement.command())
+        {
+            return Ok(None);
+        }
+        let oid = |array: &ArrayRef| types::describe(&Field::new("", array.data_type().clone(), true)).1;
+        let oids: Vec<u32> = parameters.iter().map(oid).collect();
+        let values = parameters.iter().map(|array| Datum::of_array(array, 0)).collect::<Result<Vec<_>>>();
+        let Ok(values) = values else { return Ok(None) };
+        let Some(direct) = self.direct_with(statement.text(), &oids).await else { return Ok(None) };
+        let mut kept = Kept::default();
+        let Some(done) = self.run_direct_inner(&direct, &values, &mut kept).await? else { return Ok(None) };
+        let Some(columns) = direct.columns() else {
+            return Ok(Some(Outcome::command(format!("{} {}", done.tag, done.rows))));
+        };
+        let batch = batch_of(columns, &kept.0)?;
+        let batches = Box::pin(futures::stream::iter((batch.num_rows() > 0).then_some(Ok(batch))));
+        Ok(Some(Outcome::Rows { columns: columns.to_vec(), batches, tag: done.tag }))
+    }
+
+    /// What `EXPLAIN` says of how a statement goes to its rows by itself.
+    pub(super) async fn explain_direct(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Vec<String> {
+        let oid = |array: &ArrayRef| types::describe(&Field::new("", array.data_type().clone(), true)).1;
+        let oids: Vec<u32> = parameters.iter().map(oid).collect();
+        match self.direct_with(statement.text(), &oids).await {
+            Some(direct) if direct.program.is_useful() => {
+                crate::direct::explain::lines(&direct.program, &self.planner.database().version())
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Texts of prepared statements that are kept, in bytes.
+const PREPARED_TEXT_MAX: usize = 4 << 10;
+
+fn batch_of(columns: &[ResultColumn], rows: &[Vec<Datum<'static>>]) -> Result<RecordBatch> {
+    let types: Vec<_> = columns.iter().map(|column| tidepool_table::arrow_type(column.sql_type)).collect();
+    let arrays = (types.iter().enumerate())
+        .map(|(place, data_type)| Datum::array(rows.iter().map(|row| &row[place]), data_type))
+        .collect::<Result<Vec<_>>>()?;
+    let fields: Vec<Field> =
+        columns.iter().zip(types).map(|(column, data_type)| Field::new(&column.name, data_type, true)).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+    RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), arrays, &options)
+        .map_err(crate::errors::from_arrow)
+}
+
+/// Whether it is worth looking closer.
+fn is_candidate(command: &Command) -> bool {
+    let is_plain = |query: &ast::Query| {
+        let ast::SetExpr::Select(select) = query.body.as_ref() else { return false };
+        let tables: usize = select.from.iter().map(|table| 1 + table.joins.len()).sum();
+        let group = match &select.group_by {
+            ast::GroupByExpr::Expressions(by, modifiers) => by.is_empty() && modifiers.is_empty(),
+            ast::GroupByExpr::All(_) => false,
+        };
+        query.with.is_none()
+            && (1..=3).contains(&tables)
+            && select.selection.is_some()
+            && select.distinct.is_none()
+            && select.having.is_none()
+            && select.into.is_none()
+            && group
+    };
+    match command {
+        Command::Query(query) => is_plain(query),
+        Command::Locking { query, clauses } => is_plain(query) && clauses.len() == 1,
+        Command::Insert(insert, _) => {
+            insert.on.is_none()
+                && insert.source.as_ref().is_some_and(|source| {
+                    matches!(source.body.as_ref(), ast::SetExpr::Values(values) if values.rows.len() <= ROWS_MAX)
+                        && source.with.is_none()
+                        && source.order_by.is_none()
+                        && source.limit_clause.is_none()
+                })
+        }
+        Command::Update { update, with } => with.is_none() && update.from.is_none() && update.selection.is_some(),
+        Command::Delete { delete, with } => with.is_none() && delete.using.is_none() && delete.selection.is_some(),
+        _ => false,
+    }
+}
+
+/// Rows of an `INSERT` that are written one by one.
+const ROWS_MAX: usize = 100;
+
+fn analyzed(state: &SessionState, plan: LogicalPlan) -> Option<LogicalPlan> {
+    state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).ok()
+}
+
+/// The program of a statement whose first `given` parameters are the client's. `None` for one that there is none for, or that is wrong:
+/// then the general path says what is.
+fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given: usize) -> Option<Program> {
+    crate::privileges::check(facts, statement.command()).ok()?;
+    let is_locking = matches!(statement.command(), Command::Locking { .. });
+    if statement.locks_rows() && !is_locking {
+        return None;
+    }
+    let described = match is_locking {
+        true => describe(facts, &parts::without_locks(statement), oids).ok()?,
+        false => describe(facts, statement, oids).ok()?,
+    };
+    if described.parameters.len() != oids.len() {
+        return None;
+    }
+    let parameters: Vec<SqlType> =
+        described.parameters.iter().map(|oid| types::sql_type_of_oid(*oid)).collect::<Option<_>>()?;
+    // A numeric literal has the digits that it is written with, a parameter those of its type.
+    let is_exact = |(oid, sql_type): (&u32, &SqlType)| *oid != 0 || !matches!(sql_type, SqlType::Numeric { .. });
+    if !oids[given..].iter().zip(&parameters[given..]).all(is_exact) {
+        return None;
+    }
+    let fields = query::fields_of_oids(&described.parameters);
+    let state = facts.planner.state(facts);
+    let options = Arc::new(ConfigOptions::default());
+    let sequence = |name: &str| sequence_of(facts, name);
+    let compiler = Compiler { options: &options, sequence: &sequence };
+    let program = |work: Work, columns| Some(Program::new(work, columns, parameters.clone(), facts));
+    match statement.command() {
+        Command::Query(ast_query) => {
+            let plan = query::logical_plan(&state, facts, ast_query.clone(), fields, None).ok()?;
+            let plan = analyzed(&state, plan)?;
+            output_types(plan.schema())?;
+            let query = compiler.relation(&plan)?.query()?;
+            query.outputs.iter().all(Option::is_some).then_some(())?;
+            let schema = types::canonical_schema(plan.schema().as_arrow());
+            let columns = query::columns(&schema, &OutputNames::of(ast_query));
+            program(Work::Select(query), Some(columns))
+        }
+        Command::Locking { .. } => {
+            let Parted { parts, reading, .. } = parts::of(facts, statement).ok()?;
+            let reading = reading.filter(|_| parts.is_empty())?;
+            let (lock, wait) = match reading.targets.as_slice() {
+                [target] if target.tree.is_none() => (target.lock, target.wait),
+                _ => return None,
+            };
+            let plan = crate::locking::unbound(&state, facts, &reading, fields).ok()?;
+            let plan = analyzed(&state, plan)?;
+            let mut query = compiler.relation(&plan)?.query()?;
+            // Its id is the last.
+            matches!(query.outputs.pop(), Some(Some(Expr::RowId(0)))).then_some(())?;
+            (query.sources.len() == 1 && query.aggregate.is_none()).then_some(())?;
+            query.outputs.iter().all(Option::is_some).then_some(())?;
+            let schema = types::canonical_schema(plan.schema().as_arrow());
+            let mut columns = query::columns(&schema, &OutputNames::none());
+            columns.pop();
+            let names = reading.names.apply(columns.iter().map(|column| column.name.clone()));
+            for (column, name) in columns.iter_mut().zip(names) {
+                column.name = name;
+            }
+            columns.iter().all(|column| types::sql_type_of_oid(column.type_oid).is_some()).then_some(())?;
+            program(Work::Lock { query, lock, wait }, Some(columns))
+        }
+        command @ (Command::Insert(..) | Command::Update { .. } | Command::Delete { .. }) => {
+            let (reading, _) = Source::read(facts, command, &described.parameters).ok()?;
+            let (updates, inserts) = (matches!(command, Command::Update { .. }), matches!(reading, Reading::Insert(_)));
+            let source = reading.plan(&state, facts, fields).ok()?;
+            if source.has_conflict() {
+                return None;
+            }
+            let version = source.version.clone();
+            let def = version.def.clone();
+            if def.partitioning.is_some() || def.partition_of.is_some() {
+                return None;
+            }
+            let plan = analyzed(&state, source.plan.clone())?;
+            let schema = types::canonical_schema(plan.schema().as_arrow());
+            let columns = source.columns(&schema);
+            let (inner, returning) = match (&plan, source.returns()) {
+                (LogicalPlan::Projection(top), true) => (top.input.as_ref(), Some(top)),
+                (_, true) => return None,
+                (plan, false) => (plan, None),
+            };
+            let slots: Vec<Option<Expr>> = (0..def.columns.len()).map(|slot| Some(Expr::Slot(slot))).collect();
+            let inputs: Vec<Option<Expr>> = match inserts {
+                true => slots.clone(),
+                false => std::iter::once(None).chain(slots.clone()).collect(),
+            };
+            let returning = match returning {
+                None => None,
+                Some(top) => {
+                    output_types(top.schema.as_ref())?;
+                    if inputs.len() != inner.schema().fields().len() {
+                        return None;
+                    }
+                    let of = |expr| compiler.compile(expr, inner.schema(), &inputs);
+                    Some(top.expr[source.width()..].iter().map(of).collect::<Option<Vec<_>>>()?)
+                }
+            };
+            let mut target = Target {
+                name: RelationName::from(&*def),
+                table: Arc::downgrade(version.table()),
+                texts: texts_of(&def),
+                required: (0..def.columns.len()).filter(|column| !def.columns[*column].nullable).collect(),
+                checks: checks_of(facts, &compiler, &def, &slots)?,
+                returning,
+                def,
+            };
+            if inserts {
+                let rows = values(&compiler, inner)?;
+                let rows = rows.into_iter().map(|row| row.into_iter().collect()).collect::<Option<Vec<Vec<_>>>>()?;
+                rows.iter().all(|row| row.len() == target.def.columns.len()).then_some(())?;
+                return program(Work::Insert { target, rows }, columns);
+            }
+            let mut query = compiler.relation(inner)?.query()?;
+            let plain = query.sources.len() == 1
+                && query.aggregate.is_none()
+                && query.sort.is_empty()
+                && query.skip.is_none()
+                && query.fetch.is_none();
+            (plain && matches!(query.outputs.first(), Some(Some(Expr::RowId(0))))).then_some(())?;
+            query.outputs.remove(0);
+            if !updates {
+                query.outputs.clear();
+                return program(Work::Delete { query, target }, columns);
+            }
+            query.outputs.truncate(target.def.columns.len());
+            query.outputs.iter().all(Option::is_some).then_some(())?;
+            // What stays is as it was.
+            target.texts.retain(
+                |(text, _)| !matches!(&query.outputs[*text], Some(Expr::Column { column, .. }) if column == text),
+            );
+            program(Work::Update { query, target }, columns)
+        }
+        _ => None,
+    }
+}
+
+fn texts_of(def: &TableDef) -> Vec<(usize, SqlType)> {
+    let is_fitted = |sql_type: SqlType| {
+        matches!(
+            sql_type,
+            SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json
+        )
+    };
+    let columns = def.columns.iter().enumerate();
+    columns.filter(|(_, column)| is_fitted(column.sql_type)).map(|(place, column)| (place, column.sql_type)).collect()
+}
+
+/// A table's constraints over its columns as slots, in the order of their names.
+fn checks_of(
+    facts: &Arc<SessionFacts>,
+    compiler: &Compiler<'_>,
+    def: &TableDef,
+    slots: &[Option<Expr>],
+) -> Option<Vec<Expr>> {
+    if def.checks.is_empty() {
+        return Some(Vec::new());
+    }
+    let plan = crate::row_expressions::analyzed_checks(facts, def).ok()?;
+    let LogicalPlan::Projection(projection) = &plan else { return None };
+    let of = |expr| compiler.compile(expr, projection.input.schema(), slots);
+    projection.expr.iter().map(of).collect()
+}
+
+/// The rows of `VALUES`, and what is made of each.
+fn values(compiler: &Compiler<'_>, plan: &LogicalPlan) -> Option<Vec<Vec<Option<Expr>>>> {
+    match plan {
+        LogicalPlan::Values(values) => {
+            let schema = DFSchema::empty();
+            let row = |row: &Vec<datafusion::logical_expr::Expr>| {
+                row.iter().map(|expr| compiler.compile(expr, &schema, &[])).collect()
+            };
+            Some(values.values.iter().map(row).collect())
+        }
+        LogicalPlan::Projection(projection) => {
+            let rows = values(compiler, &projection.input)?;
+            let row = |inputs: Vec<Option<Expr>>| -> Vec<Option<Expr>> {
+                let of = |expr| compiler.compile(expr, projection.input.schema(), &inputs);
+                projection.expr.iter().map(of).collect()
+            };
+            Some(rows.into_iter().map(row).collect())
+        }
+        LogicalPlan::SubqueryAlias(alias) => values(compiler, &alias.input),
+        LogicalPlan::EmptyRelation(empty) if empty.produce_one_row => Some(vec![Vec::new()]),
+        _ => None,
+    }
+}
+
+/// The sequence that a name or number means, if the session may take its values.
+fn sequence_of(facts: &Arc<SessionFacts>, name: &str) -> Option<Arc<Sequence>> {
+    let relation = match name.parse::<u32>() {
+        Ok(oid) => resolve::by_id(facts, TableId(oid))?,
+        Err(_) => return None,
+    };
+    crate::privileges::check_sequence(facts, &relation, &[Privileges::USAGE, Privileges::UPDATE]).ok()?;
+    match relation {
+        Relation::Sequence(sequence) => Some(sequence),
+        _ => None,
+    }
+}
