@@ -7,7 +7,7 @@
 use crate::catalog::RelationName;
 use crate::references::{ReferencesSavepoint, Watch};
 use crate::rows::RowWrite;
-use crate::{AccessLog, Database, Transaction};
+use crate::{AccessLog, Database, DatabaseVersion, Transaction};
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowId, SqlState, TableId};
@@ -53,11 +53,27 @@ impl Transaction {
         self.worker().was_held_up()
     }
 
+    /// Has `call` told when it may be tried again what it was held up in. False: that is not known, and it is to be tried where
+    /// it may sleep. 40P01 where it would wait for ever.
+    pub fn when_free(&self, call: impl FnOnce() + Send + 'static) -> Result<bool> {
+        self.worker().when_free(call)
+    }
+
+    /// `when_free` is not told any more.
+    pub fn stop_waiting(&self) {
+        self.worker().stop_waiting();
+    }
+
     pub fn mark_statement(&self) -> StatementMark {
         QueryHeap::outside(|| StatementMark {
             writes: self.writes.savepoint(),
             references: self.references.savepoint(),
         })
+    }
+
+    /// Goes on with a statement whose writes were undone, over what it saw when it began.
+    pub fn resume_statement(&mut self, version: &Arc<DatabaseVersion>) {
+        self.statement = Some(Arc::clone(version));
     }
 
     /// Undoes what was written since. Locks of tables stay.

@@ -49,7 +49,7 @@ pub struct Transaction {
     /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
     base: Option<Arc<DatabaseState>>,
     /// What the statement that runs reads.
-    statement: Option<Arc<DatabaseVersion>>,
+    pub(crate) statement: Option<Arc<DatabaseVersion>>,
     /// If it is serializable: what its statements scan, until it goes to `writes`.
     reads: Option<Arc<ReadLog>>,
     /// Rows that it was to write or lock and that others changed meanwhile, locked; by table.

@@ -60,9 +60,7 @@ impl Interrupt {
         move || {
             self.check()?;
             match self.lock_timeout {
-                Some(timeout) if start.elapsed() >= timeout => {
-                    Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "canceling statement due to lock timeout"))
-                }
+                Some(timeout) if start.elapsed() >= timeout => Err(lock_timed_out()),
                 _ => Ok(()),
             }
         }
@@ -137,6 +135,11 @@ impl Patience for Settling {
     fn begin_wait(&self) -> Box<dyn Fn() -> Result<()> + '_> {
         Box::new(self.0.lock_wait())
     }
+}
+
+/// 55P03.
+pub fn lock_timed_out() -> Error {
+    Error::new(SqlState::LOCK_NOT_AVAILABLE, "canceling statement due to lock timeout")
 }
 
 fn timed_out() -> Error {

@@ -66,5 +66,5 @@ pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
     PreparedStatement, ResultColumn, Session, TransactionStatus,
 };
-pub use statement::Statement;
+pub use statement::{Statement, parse};
 pub use tidepool_table::arrow_type;

@@ -223,6 +223,7 @@ impl QueryRegistry {
             rows: AtomicU64::new(rows),
             unrecorded: AtomicBool::new(false),
             observed: AtomicBool::new(false),
+            heap_account_ns: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 state: if failed { QueryState::Failed } else { QueryState::Finished },
                 end: Some(Utc::now()),

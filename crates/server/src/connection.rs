@@ -30,6 +30,9 @@ use tokio::sync::watch;
 /// A cancelled statement whose client is gone has this long to end by itself before it is dropped where it stands.
 const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
+/// Longer texts are parsed apart from the thread, which others need.
+const LONG_TEXT_BYTES: usize = 64 * 1024;
+
 pub(crate) struct Connection {
     service: Arc<Service>,
     wire: Wire,
@@ -269,7 +272,7 @@ impl Connection {
     }
 
     async fn run_statements(&mut self, sql: &str) -> Result<(), Trouble> {
-        let statements = self.session.parse(sql)?;
+        let statements = self.parsed(sql).await?;
         let statements: Vec<Statement> = statements.into_iter().filter(|statement| !statement.is_empty()).collect();
         if statements.is_empty() {
             backend::empty_query_response(&mut self.wire.output);
@@ -287,6 +290,15 @@ impl Connection {
             result?;
         }
         Ok(())
+    }
+
+    async fn parsed(&mut self, sql: &str) -> Result<Vec<Statement>, Trouble> {
+        if sql.len() < LONG_TEXT_BYTES {
+            return Ok(self.session.parse(sql)?);
+        }
+        let text = sql.to_owned();
+        let parsed = tokio::task::spawn_blocking(move || tidepool_planner::parse(&text)).await;
+        Ok(parsed.unwrap_or_else(|_| Err(Error::internal("the parser failed")))?)
     }
 
     /// Runs a text whose statement goes to its rows by itself. False: it is another one.

@@ -20,6 +20,7 @@ mod portal;
 mod protocol;
 mod service;
 mod startup;
+mod threads;
 mod tls;
 mod wire;
 

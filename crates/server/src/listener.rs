@@ -3,12 +3,13 @@
 use crate::auth::Peer;
 use crate::metrics;
 use crate::service::{Phase, Service};
+use crate::threads::{Place, Threads};
 use crate::{DATABASE_NAME, ROLE_NAME, startup};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 /// Connections that wait to be accepted. The kernel caps it at `net.core.somaxconn`.
@@ -22,6 +23,7 @@ pub struct Server {
     service: Arc<Service>,
     listeners: Vec<TcpListener>,
     metrics: Option<TcpListener>,
+    threads: Threads,
 }
 
 /// Stops a server from anywhere.
@@ -111,7 +113,9 @@ impl Server {
             Some(text) => Some(listen(resolve(text).await?[0]).await?),
             None => None,
         };
-        Ok(Server { service, listeners, metrics })
+        // Two at least: one may be held up.
+        let threads = Threads::start(std::thread::available_parallelism().map_or(2, |count| count.get().max(2)))?;
+        Ok(Server { service, listeners, metrics, threads })
     }
 
     /// Where clients connect.
@@ -138,7 +142,7 @@ impl Server {
 
     /// Serves until [`ShutdownHandle::stop`]; returns when every connection has ended.
     pub async fn run(self) {
-        let Server { service, listeners, metrics } = self;
+        let Server { service, listeners, metrics, threads } = self;
         let mut phase = service.phase.subscribe();
         let mut connections = JoinSet::new();
         let mut background = JoinSet::new();
@@ -179,7 +183,9 @@ impl Server {
                         false => Peer::Remote,
                     };
                     tracing::debug!("connection from {address}");
-                    connections.spawn(startup::serve(service.clone(), Box::new(stream), peer));
+                    let Some(place) = threads.place() else { continue };
+                    let handle = place.handle.clone();
+                    connections.spawn_on(serve(service.clone(), stream.into_std(), peer, place), &handle);
                 }
                 Some(_) = connections.join_next() => (),
                 _ = phase.changed() => if *phase.borrow() != Phase::Running { break },
@@ -198,6 +204,14 @@ impl Server {
             let _ = tokio::time::timeout(Duration::from_secs(5), rest).await;
             connections.shutdown().await;
         }
+    }
+}
+
+/// Serves a connection on the thread that it has a place on.
+async fn serve(service: Arc<Service>, stream: std::io::Result<std::net::TcpStream>, peer: Peer, _place: Place) {
+    match stream.and_then(TcpStream::from_std) {
+        Ok(stream) => startup::serve(service, Box::new(stream), peer).await,
+        Err(error) => tracing::warn!("could not serve a connection: {error}"),
     }
 }
 

@@ -21,27 +21,56 @@ const CONDITIONS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Waits {
-    /// Who waits for whom.
-    edges: Mutex<HashMap<Tag, Tag>>,
+    waiting: Mutex<Waiting>,
     /// Found by the awaited slot.
     ended: Box<[Condvar]>,
 }
 
+#[derive(Default)]
+struct Waiting {
+    /// Who waits for whom.
+    edges: HashMap<Tag, Tag>,
+    /// Those of them that do not sleep: who, for whom, and how he is told.
+    callers: Vec<(Tag, Tag, Box<dyn FnOnce() + Send>)>,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting").field("edges", &self.edges).field("callers", &self.callers.len()).finish()
+    }
+}
+
 impl Waits {
     pub fn new() -> Waits {
-        Waits { edges: Mutex::new(HashMap::new()), ended: (0..CONDITIONS).map(|_| Condvar::new()).collect() }
+        Waits { waiting: Mutex::default(), ended: (0..CONDITIONS).map(|_| Condvar::new()).collect() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Tag, Tag>> {
-        self.edges.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// To be called after the transaction's sequence number moved on, if that said that somebody waits.
     #[cold]
     pub fn wake(&self, slot: usize) {
         // Under the lock a waiter goes from looking at the sequence number to sleeping.
-        drop(self.lock());
+        let mut waiting = self.lock();
+        let mut told = Vec::new();
+        let mut at = 0;
+        while at < waiting.callers.len() {
+            // One that waits for the slot's next transaction already looks again, and comes back.
+            match waiting.callers[at].1.slot() == slot {
+                true => told.push(waiting.callers.swap_remove(at)),
+                false => at += 1,
+            }
+        }
+        for (waiter, ..) in &told {
+            waiting.edges.remove(waiter);
+        }
+        drop(waiting);
         self.ended[slot % CONDITIONS].notify_all();
+        for (.., call) in told {
+            call();
+        }
     }
 }
 
@@ -53,24 +82,51 @@ impl Transactions {
         let slot = self.slot(target.slot());
         let condition = &self.waits.ended[target.slot() % CONDITIONS];
         loop {
-            let mut edges = self.waits.lock();
+            let mut waiting = self.waits.lock();
+            let edges = &mut waiting.edges;
             if !slot.mark_waited(target) {
                 edges.remove(&own);
                 return Ok(());
             }
-            if let Some(chain) = self.cycle(&edges, own, target) {
+            if let Some(chain) = self.cycle(edges, own, target) {
                 edges.remove(&own);
                 return Err(deadlock(&chain));
             }
             edges.insert(own, target);
-            let waited = condition.wait_timeout(edges, WAIT_SLICE);
+            let waited = condition.wait_timeout(waiting, WAIT_SLICE);
             drop(waited.unwrap_or_else(|poisoned| poisoned.into_inner()));
             // Not under the lock: it may take its time.
             if let Err(error) = interrupted() {
-                self.waits.lock().remove(&own);
+                self.waits.lock().edges.remove(&own);
                 return Err(error);
             }
         }
+    }
+
+    /// Has `call` told, by whoever ends it, when the transaction of `target` is over, perhaps at once or too early; 40P01 as `wait_for`.
+    /// For those that may not sleep.
+    pub fn when_over(&self, own: Tag, target: Tag, call: impl FnOnce() + Send + 'static) -> Result<()> {
+        let mut waiting = self.waits.lock();
+        if !self.slot(target.slot()).mark_waited(target) {
+            drop(waiting);
+            call();
+            return Ok(());
+        }
+        if let Some(chain) = self.cycle(&waiting.edges, own, target) {
+            return Err(deadlock(&chain));
+        }
+        waiting.edges.insert(own, target);
+        waiting.callers.push((own, target, Box::new(call)));
+        Ok(())
+    }
+
+    /// Waits for nobody any more: `when_over` of this transaction is not told.
+    pub fn stop_waiting(&self, own: Tag) {
+        let mut waiting = self.waits.lock();
+        waiting.edges.remove(&own);
+        let left: Vec<_> = waiting.callers.extract_if(.., |(waiter, ..)| *waiter == own).collect();
+        drop(waiting);
+        drop(left);
     }
 
     /// From `own` on, if it comes back to it.
@@ -91,7 +147,7 @@ impl Transactions {
 
     /// Who waits for whom, for views of locks.
     pub fn waits(&self) -> Vec<(Tag, Tag)> {
-        let mut waits: Vec<_> = self.waits.lock().iter().map(|(waiter, target)| (*waiter, *target)).collect();
+        let mut waits: Vec<_> = self.waits.lock().edges.iter().map(|(waiter, target)| (*waiter, *target)).collect();
         waits.sort_by_key(|(waiter, _)| waiter.number());
         waits
     }

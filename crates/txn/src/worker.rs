@@ -93,6 +93,8 @@ pub struct Worker {
     is_hurried: Cell<bool>,
     /// It was to sleep, and did not.
     was_held_up: Cell<bool>,
+    /// For this transaction.
+    held_up_by: Cell<Option<Tag>>,
 }
 
 impl Worker {
@@ -115,6 +117,7 @@ impl Worker {
             collect_at: Cell::new(COLLECT_EVERY),
             is_hurried: Cell::new(false),
             was_held_up: Cell::new(false),
+            held_up_by: Cell::new(None),
         }
     }
 
@@ -290,6 +293,7 @@ impl Worker {
     /// ([`Worker::set_hurried`]).
     pub fn wait_for(&self, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         if self.is_hurried.get() {
+            self.held_up_by.set(Some(target));
             return Err(self.held_up());
         }
         self.transactions.wait_for(self.tag(), target, interrupted)
@@ -300,6 +304,7 @@ impl Worker {
     pub fn set_hurried(&self, hurried: bool) {
         self.is_hurried.set(hurried);
         self.was_held_up.set(false);
+        self.held_up_by.set(None);
     }
 
     pub fn is_hurried(&self) -> bool {
@@ -309,6 +314,20 @@ impl Worker {
     /// It was to sleep since [`Worker::set_hurried`].
     pub fn was_held_up(&self) -> bool {
         self.was_held_up.get()
+    }
+
+    /// Has `call` told when the transaction that it was held up by is over ([`Transactions::when_over`]). False: that is not
+    /// known.
+    pub fn when_free(&self, call: impl FnOnce() + Send + 'static) -> Result<bool> {
+        match self.held_up_by.get() {
+            Some(target) => self.transactions.when_over(self.tag(), target, call).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// `when_free` is not told any more.
+    pub fn stop_waiting(&self) {
+        self.transactions.stop_waiting(self.tag());
     }
 
     /// What it is told that was to sleep, and may not.

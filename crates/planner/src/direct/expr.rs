@@ -472,7 +472,21 @@ impl Compiler<'_> {
             }
             _ => {}
         }
-        if function.func.signature().volatility != Volatility::Immutable {
+        if function.func.name() == "coalesce" {
+            let result = PlanExpr::ScalarFunction(function.clone()).get_type(schema).ok()?;
+            let mut when = Vec::with_capacity(function.args.len());
+            for argument in &function.args {
+                let data_type = argument.get_type(schema).ok()?;
+                let same =
+                    data_type == result || is_text(&data_type) && is_text(&result) || data_type == DataType::Null;
+                let value = same.then(|| self.compile(argument, schema, inputs))??;
+                when.push((Expr::IsNull { of: Box::new(value.clone()), negated: true }, value));
+            }
+            return Some(Expr::Case { when, otherwise: None });
+        }
+        let name = function.func.name();
+        let is_callable = name.starts_with("tidepool_") || CALLABLE.contains(&name);
+        if !is_callable || function.func.signature().volatility != Volatility::Immutable {
             return None;
         }
         let arguments = (function.args.iter())
@@ -504,6 +518,30 @@ impl Compiler<'_> {
         Some(Expr::Integer { op, kind, of: Box::new(of) })
     }
 }
+
+/// DataFusion's functions that can be called as they are, without having been made into something else while planning.
+const CALLABLE: [&str; 20] = [
+    "abs",
+    "ceil",
+    "floor",
+    "round",
+    "trunc",
+    "sign",
+    "sqrt",
+    "power",
+    "upper",
+    "lower",
+    "character_length",
+    "octet_length",
+    "substr",
+    "replace",
+    "btrim",
+    "ltrim",
+    "rtrim",
+    "left",
+    "right",
+    "md5",
+];
 
 fn is_utc(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Timestamp(_, zone)

@@ -403,10 +403,9 @@ pub struct Run<'r> {
 }
 
 impl Run<'_> {
-    /// Within a transaction, whose next statement it is. On an error, and where it is for the general path, what it wrote is still to be
+    /// Within a transaction, whose running statement it is, over what that sees. On an error, and where it is for the general path, what it wrote is still to be
     /// undone.
-    pub fn run(&mut self, transaction: &mut Transaction) -> Result<(Ran, Option<Told>)> {
-        let version = transaction.begin_statement()?;
+    pub fn run(&mut self, transaction: &mut Transaction, version: Arc<DatabaseVersion>) -> Result<(Ran, Option<Told>)> {
         let program = self.program;
         let Some(seen) = Seen::of(program, program.sources(), version) else { return Ok((Ran::General, None)) };
         let ran = match &program.work {

@@ -142,28 +142,48 @@ impl RowSink for Kept {
     }
 }
 
+/// How often a statement waits for others without a thread, before it gets one.
+const WAITS_MAX: u32 = 16;
+
+/// A statement that waits for another transaction, for others to see.
+struct Waiting {
+    interrupt: Arc<Interrupt>,
+    query: crate::queries::RunningQuery,
+    times: u32,
+}
+
 /// What came of an attempt.
 enum Attempt {
     Done(u64, Option<Told>),
     General,
-    /// It is to be run where it may sleep.
-    HeldUp,
+    /// Another transaction is to be waited for; then it goes on over what it saw.
+    HeldUp(Arc<DatabaseVersion>),
 }
 
+/// `version`: what the statement saw when it was held up.
 fn attempt(
     transaction: &mut Transaction,
+    version: Option<Arc<DatabaseVersion>>,
     program: &Program,
     parameters: &[Datum<'static>],
     context: &StatementContext,
     sink: &mut dyn RowSink,
 ) -> Result<Attempt> {
+    let version = match version {
+        Some(version) => {
+            transaction.resume_statement(&version);
+            version
+        }
+        None => transaction.begin_statement()?,
+    };
     let ran = catch_unwind(AssertUnwindSafe(|| {
-        Run { program, parameters, statement: context, sink: &mut *sink }.run(transaction)
+        let mut run = Run { program, parameters, statement: context, sink: &mut *sink };
+        run.run(transaction, version.clone())
     }));
     transaction.end_statement();
     if transaction.was_held_up() {
         sink.clear();
-        return Ok(Attempt::HeldUp);
+        return Ok(Attempt::HeldUp(version));
     }
     match ran {
         Ok(Ok((Ran::Done(rows), told))) => Ok(Attempt::Done(rows, told)),
@@ -386,30 +406,69 @@ impl Session {
                 self.planner.database().begin_at(super::transaction::isolation(self.settings.default_isolation()))?
             }
         };
-        let mark = (slot.is_some() && program.writes()).then(|| transaction.mark_statement());
+        let mark = program.writes().then(|| transaction.mark_statement());
         // A cancel of a statement before is not this one's.
         transaction.set_patience(Arc::new(()));
-        transaction.set_hurried(true);
-        let attempted = attempt(&mut transaction, program, parameters, &context, sink);
+        let mut waiting: Option<Waiting> = None;
+        let mut version = None;
+        let ended = loop {
+            transaction.set_hurried(true);
+            let attempted = attempt(&mut transaction, version.take(), program, parameters, &context, sink);
+            let Ok(Attempt::HeldUp(seen)) = attempted else { break attempted };
+            if let Some(mark) = &mark {
+                transaction.undo_statement(mark);
+            }
+            let waiting = waiting.get_or_insert_with(|| self.begin_waiting(direct));
+            if waiting.times == WAITS_MAX {
+                break Ok(Attempt::HeldUp(seen));
+            }
+            waiting.times += 1;
+            let (told, free) = tokio::sync::oneshot::channel::<()>();
+            let tell = move || {
+                // Who waited may be gone.
+                let _ = told.send(());
+            };
+            match transaction.when_free(tell) {
+                Ok(true) => {}
+                Ok(false) => break Ok(Attempt::HeldUp(seen)),
+                Err(error) => break Err(error),
+            }
+            version = Some(seen);
+            let lock_timeout = async {
+                match self.settings.lock_timeout() {
+                    Some(timeout) => tokio::time::sleep(timeout).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let error = tokio::select! {
+                biased;
+                _ = free => continue,
+                error = waiting.interrupt.wait() => error,
+                () = lock_timeout => crate::interrupt::lock_timed_out(),
+            };
+            transaction.stop_waiting();
+            break Err(error);
+        };
         transaction.set_hurried(false);
-        let (rows, told) = match attempted {
+        let (rows, told) = match ended {
             Ok(Attempt::Done(rows, told)) => (rows, told),
-            Ok(end) => {
+            Ok(Attempt::HeldUp(seen)) => {
+                drop(waiting);
+                return self.run_patiently(direct, parameters.to_vec(), sink, start, (transaction, seen)).await;
+            }
+            Ok(Attempt::General) => {
                 if let Some(mark) = &mark {
                     transaction.undo_statement(mark);
                 }
-                match &slot {
-                    Some(slot) => *slot.lock() = Some(transaction),
-                    // What it holds is not to be waited for by the next one.
-                    None => drop(transaction),
+                if let Some(slot) = &slot {
+                    *slot.lock() = Some(transaction);
                 }
-                return match end {
-                    Attempt::HeldUp => self.run_patiently(direct, parameters.to_vec(), sink, start).await,
-                    _ => Ok(None),
-                };
+                return Ok(None);
             }
             Err(error) => {
-                self.record_direct(direct, &context, 0, true);
+                if waiting.is_none() {
+                    self.record_direct(direct, &context, 0, true);
+                }
                 if let Some(slot) = &slot {
                     if keep {
                         *slot.lock() = Some(transaction);
@@ -425,26 +484,36 @@ impl Session {
             None if program.writes() => {
                 if let Err(error) = self.commit_decided(transaction).await {
                     sink.clear();
-                    self.record_direct(direct, &context, 0, true);
+                    if waiting.is_none() {
+                        self.record_direct(direct, &context, 0, true);
+                    }
                     return Err(error);
                 }
             }
             None => drop(transaction),
         }
-        self.record_direct(direct, &context, rows, false);
+        match waiting {
+            Some(mut waiting) => {
+                waiting.query.info.rows.store(rows, Ordering::Relaxed);
+                waiting.query.succeeded();
+            }
+            None => self.record_direct(direct, &context, rows, false),
+        }
         if let Some(told) = told {
             told.record(program, self.planner.database().access_log(), start.elapsed());
         }
         Ok(Some(DirectDone { tag: program.tag(), rows }))
     }
 
-    /// As `run_direct`, on a thread that may sleep until other transactions are over.
+    /// As `run_direct`, on a thread that may sleep until other transactions are over; of a statement that was held up, its
+    /// writes undone, with what it saw.
     async fn run_patiently(
         &mut self,
         direct: &DirectStatement,
         parameters: Vec<Datum<'static>>,
         sink: &mut (dyn RowSink + Send),
         start: Instant,
+        held_up: (Transaction, Arc<DatabaseVersion>),
     ) -> Result<Option<DirectDone>> {
         let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, &direct.text);
@@ -454,19 +523,16 @@ impl Session {
             Some(block) => (Some(block.slot.clone()), Some(block.failed.clone()), !block.savepoints.is_empty()),
             None => (None, None, false),
         };
-        let database = self.planner.database().clone();
-        let isolation = super::transaction::isolation(self.settings.default_isolation());
         let synchronous = self.commits_synchronously();
         let (workers, undoing) = (self.planner.workers(), self.undoing.clone());
         let program = direct.program.clone();
         let running = self.planner.workers().spawn_blocking(move || {
-            let lent = slot.as_ref().and_then(|slot| slot.lock().take());
-            let mut transaction = lent.map_or_else(|| database.begin_at(isolation), Ok)?;
+            let (mut transaction, version) = held_up;
             transaction.set_patience(interrupt.clone());
             transaction.set_synchronous(synchronous);
             let mark: Option<StatementMark> = slot.is_some().then(|| transaction.mark_statement());
             let mut kept = Kept::default();
-            let attempted = attempt(&mut transaction, &program, &parameters, &context, &mut kept)
+            let attempted = attempt(&mut transaction, Some(version), &program, &parameters, &context, &mut kept)
                 .and_then(|attempted| interrupt.check().map(|()| attempted));
             let ended = match attempted {
                 Ok(Attempt::Done(rows, told)) => match &slot {
@@ -500,6 +566,12 @@ impl Session {
             told.record(&direct.program, self.planner.database().access_log(), start.elapsed());
         }
         Ok(Some(DirectDone { tag: direct.program.tag(), rows }))
+    }
+
+    fn begin_waiting(&self, direct: &DirectStatement) -> Waiting {
+        let query = self.planner.queries.start(self.shared.id, &self.shared.user, &direct.text);
+        query.info.running(None);
+        Waiting { interrupt: self.interrupt(), query, times: 0 }
     }
 
     fn statement_context(&self, interrupt: Option<Arc<Interrupt>>) -> StatementContext {

@@ -80,13 +80,13 @@ impl Session {
         let Some(explained) = explained else { return plan_lines(Vec::new()) };
         let node = explained.node.as_ref();
         let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
-        let mut lines = direct;
-        lines.extend(crate::explain::lines(&explained.plan, node, ran, options));
+        let mut lines = crate::explain::lines(&explained.plan, node, ran, options);
         for (number, part) in explained.parts.iter().enumerate() {
             lines.push(format!("Part {} (locks rows first)", number + 1));
             let part = crate::explain::lines(part, Some(&Node::new("LockRows")), None, options);
             lines.extend(part.into_iter().map(|line| format!("  {line}")));
         }
+        lines.extend(direct);
         if let Some(Ran { elapsed, rows, info }) = explained.ran.filter(|_| !options.hides_summary) {
             for (tablespace, _, peak) in info.heap_bytes() {
                 lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));

@@ -1,0 +1,69 @@
+//! The threads that serve connections: each has its own, by itself.
+//!
+//! A message that comes is answered by the thread that its socket woke, and no other thread hears of it: nothing is handed
+//! over, and nobody is woken to look for work. What takes long is done elsewhere (the planner's workers and the engine's), so
+//! a thread has a connection's turn for microseconds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tidepool_base::{Error, Result};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// Deeply nested SQL is parsed by recursion. The stack is reserved, and only what is used is memory.
+const STACK_BYTES: usize = 16 << 20;
+
+struct Thread {
+    handle: Handle,
+    connections: Arc<AtomicUsize>,
+    /// Dropped, it ends the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+/// Dropped, they end, with what is left on them.
+pub(crate) struct Threads(Vec<Thread>);
+
+/// A connection's place on a thread.
+pub(crate) struct Place {
+    pub(crate) handle: Handle,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Threads {
+    pub(crate) fn start(count: usize) -> Result<Threads> {
+        (0..count).map(|number| Thread::start(number).map_err(|error| Error::io("start a thread", &error))).collect()
+    }
+
+    /// A place on the thread that has the fewest.
+    pub(crate) fn place(&self) -> Option<Place> {
+        let thread = self.0.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed))?;
+        thread.connections.fetch_add(1, Ordering::Relaxed);
+        Some(Place { handle: thread.handle.clone(), connections: thread.connections.clone() })
+    }
+}
+
+impl FromIterator<Thread> for Threads {
+    fn from_iter<I: IntoIterator<Item = Thread>>(threads: I) -> Threads {
+        Threads(threads.into_iter().collect())
+    }
+}
+
+impl Thread {
+    fn start(number: usize) -> std::io::Result<Thread> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        std::thread::Builder::new().name(format!("tidepool-{number}")).stack_size(STACK_BYTES).spawn(move || {
+            // An error is the other end's drop.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        })?;
+        Ok(Thread { handle, connections: Arc::default(), _stop: stop })
+    }
+}
