@@ -200,6 +200,44 @@ fn a_failed_commit_leaves_the_transaction_running() {
 }
 
 #[test]
+fn who_may_not_sleep_is_told() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let all = transactions();
+    let mut workers: Vec<Worker> = (0..3).map(|_| all.worker().unwrap()).collect();
+    for worker in &mut workers {
+        worker.begin(Isolation::ReadCommitted).unwrap();
+        worker.tag_to_write();
+    }
+    let told = Arc::new(AtomicU32::new(0));
+    let tell = || {
+        let told = Arc::clone(&told);
+        move || drop(told.fetch_add(1, Ordering::Relaxed))
+    };
+    let tags: Vec<Tag> = workers.iter().map(Worker::tag).collect();
+    workers[1].set_hurried(true);
+    assert!(workers[1].wait_for(tags[0], &|| Ok(())).is_err());
+    assert!(workers[1].was_held_up());
+    assert!(workers[1].when_free(tell()).unwrap());
+    assert_eq!(all.waits(), [(tags[1], tags[0])]);
+    // The one that it waits for would wait for it.
+    assert_eq!(all.when_over(tags[0], tags[1], tell()).unwrap_err().code(), SqlState::DEADLOCK_DETECTED);
+    all.when_over(tags[2], tags[0], tell()).unwrap();
+    all.stop_waiting(tags[2]);
+    assert_eq!(told.load(Ordering::Relaxed), 0);
+    workers[0].abort(|_| ());
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert!(all.waits().is_empty());
+    // At once.
+    all.when_over(tags[1], tags[0], tell()).unwrap();
+    assert_eq!(told.load(Ordering::Relaxed), 2);
+    workers[1].set_hurried(false);
+    assert!(!workers[1].was_held_up());
+    assert!(!workers[1].when_free(tell()).unwrap(), "it is not known");
+    workers.iter_mut().for_each(|worker| worker.abort(|_| ()));
+}
+
+#[test]
 fn waiters_wake_up_and_cycles_are_found() {
     let all = transactions();
     let mut workers: Vec<Worker> = (0..3).map(|_| all.worker().unwrap()).collect();

@@ -26,12 +26,15 @@ pub(crate) struct Waits {
     ended: Box<[Condvar]>,
 }
 
+/// How one that does not sleep is told.
+type Call = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 struct Waiting {
     /// Who waits for whom.
     edges: HashMap<Tag, Tag>,
     /// Those of them that do not sleep: who, for whom, and how he is told.
-    callers: Vec<(Tag, Tag, Box<dyn FnOnce() + Send>)>,
+    callers: Vec<(Tag, Tag, Call)>,
 }
 
 impl std::fmt::Debug for Waiting {
