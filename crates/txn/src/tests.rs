@@ -212,7 +212,9 @@ fn who_may_not_sleep_is_told() {
     let told = Arc::new(AtomicU32::new(0));
     let tell = || {
         let told = Arc::clone(&told);
-        move || drop(told.fetch_add(1, Ordering::Relaxed))
+        move || {
+            told.fetch_add(1, Ordering::Relaxed);
+        }
     };
     let tags: Vec<Tag> = workers.iter().map(Worker::tag).collect();
     workers[1].set_hurried(true);
