@@ -415,6 +415,7 @@ mod tests {
     use crate::{Place, Window, topology};
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
     use tidepool_base::SqlState;
 
     const OPTIONS: MapOptions = MapOptions { huge_pages: true };
@@ -498,8 +499,17 @@ mod tests {
             });
             let map_and_unmap = || -> Result<()> {
                 let size = Some(HUGE_PAGE_BYTES as u64);
-                let device = Device::open(&location, size, OPTIONS, &|_| Ok(Content::Goes))?;
-                let number = window.add(device).unwrap();
+                let open = || Device::open(&location, size, OPTIONS, &|_| Ok(Content::Goes));
+                // A process that another test starts has the file, and its lock, until it runs its program.
+                let in_use = |opened: &Result<Device>| {
+                    opened.as_ref().is_err_and(|error| error.code() == SqlState::OBJECT_IN_USE)
+                };
+                let mut device = open();
+                while in_use(&device) {
+                    std::thread::sleep(Duration::from_millis(1));
+                    device = open();
+                }
+                let number = window.add(device?).unwrap();
                 // SAFETY: nobody uses anything there.
                 unsafe {
                     window.map(0, Place { device: number, slot: 0 }, 0..HUGE_PAGE_BYTES)?;
