@@ -184,20 +184,19 @@ impl QueryRegistry {
         QueryRegistry { next: AtomicU64::new(0), queries: Mutex::default(), log }
     }
 
-    pub fn start(self: &Arc<Self>, session_id: u32, user: &str, text: &str) -> RunningQuery {
-        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let info = Arc::new(QueryInfo {
-            id: StatementId(id),
+    fn info(&self, session_id: u32, user: &str, text: &str, start: DateTime<Utc>, state: QueryState) -> Arc<QueryInfo> {
+        Arc::new(QueryInfo {
+            id: StatementId(self.next.fetch_add(1, Ordering::Relaxed) + 1),
             session_id,
             user: user.to_owned(),
             text: text.to_owned(),
-            start: Utc::now(),
+            start,
             rows: AtomicU64::new(0),
             unrecorded: AtomicBool::new(false),
             observed: AtomicBool::new(false),
             heap_account_ns: AtomicU64::new(0),
             inner: Mutex::new(Inner {
-                state: QueryState::Planning,
+                state,
                 end: None,
                 heap: None,
                 scans: Vec::new(),
@@ -205,7 +204,12 @@ impl QueryRegistry {
                 scan_bytes: Vec::new(),
                 heap_stall_ns: 0,
             }),
-        });
+        })
+    }
+
+    pub fn start(self: &Arc<Self>, session_id: u32, user: &str, text: &str) -> RunningQuery {
+        let info = self.info(session_id, user, text, Utc::now(), QueryState::Planning);
+        let id = info.id.0;
         self.queries.lock().running.insert(id, info.clone());
         RunningQuery { registry: self.clone(), info, failed: true, at_end: None }
     }
@@ -213,27 +217,10 @@ impl QueryRegistry {
     /// A statement that is over by now and took no longer than that nobody could have seen it run. What it read is the caller's to add to the
     /// log.
     pub fn record(&self, session_id: u32, user: &str, text: &str, start: DateTime<Utc>, rows: u64, failed: bool) {
-        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let info = Arc::new(QueryInfo {
-            id: StatementId(id),
-            session_id,
-            user: user.to_owned(),
-            text: text.to_owned(),
-            start,
-            rows: AtomicU64::new(rows),
-            unrecorded: AtomicBool::new(false),
-            observed: AtomicBool::new(false),
-            heap_account_ns: AtomicU64::new(0),
-            inner: Mutex::new(Inner {
-                state: if failed { QueryState::Failed } else { QueryState::Finished },
-                end: Some(Utc::now()),
-                heap: None,
-                scans: Vec::new(),
-                heap_bytes: Vec::new(),
-                scan_bytes: Vec::new(),
-                heap_stall_ns: 0,
-            }),
-        });
+        let state = if failed { QueryState::Failed } else { QueryState::Finished };
+        let info = self.info(session_id, user, text, start, state);
+        info.rows.store(rows, Ordering::Relaxed);
+        info.inner.lock().end = Some(Utc::now());
         let mut queries = self.queries.lock();
         queries.finished.push_front(info);
         let last = if queries.finished.len() > FINISHED_MAX { queries.finished.pop_back() } else { None };

@@ -5,6 +5,7 @@
 //! their counts, `avg` the one by the other. ("Eager group-by": Yan, Larson, *Eager Aggregation and Lazy Aggregation*, VLDB 1995.)
 
 use super::estimate::{self, Estimate};
+use super::passes::has_subquery;
 use crate::arithmetic;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::alias::AliasGenerator;
@@ -231,13 +232,6 @@ impl OverJoin<'_> {
         }
         Some(columns)
     }
-}
-
-fn has_subquery(expr: &Expr) -> bool {
-    let is_subquery = |expr: &Expr| {
-        matches!(expr, Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::OuterReferenceColumn(..))
-    };
-    expr.exists(|expr| Ok(is_subquery(expr))).unwrap_or(true)
 }
 
 /// What a projection's columns are.

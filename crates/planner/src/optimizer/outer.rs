@@ -76,17 +76,7 @@ fn below(plan: &LogicalPlan, input: &LogicalPlan, conditions: &[Expr]) -> Vec<Ex
 }
 
 fn is_known(expr: &Expr) -> bool {
-    let is_subquery = |expr: &Expr| {
-        matches!(
-            expr,
-            Expr::ScalarSubquery(_)
-                | Expr::Exists(_)
-                | Expr::InSubquery(_)
-                | Expr::SetComparison(_)
-                | Expr::OuterReferenceColumn(..)
-        )
-    };
-    !expr.is_volatile() && !expr.exists(|expr| Ok(is_subquery(expr))).unwrap_or(true)
+    !expr.is_volatile() && !super::passes::has_subquery(expr)
 }
 
 /// A condition over what columns mean below. `None` if one means nothing there.

@@ -44,7 +44,8 @@ fn is_plain(plan: &LogicalPlan) -> Result<bool> {
     Ok(is_plain)
 }
 
-fn has_subquery(expr: &Expr) -> bool {
+/// Whether it asks queries, or is asked within one for each row.
+pub(super) fn has_subquery(expr: &Expr) -> bool {
     let is_subquery = |expr: &Expr| {
         matches!(
             expr,
