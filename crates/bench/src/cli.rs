@@ -29,7 +29,7 @@ pub use crate::observe::{ObserveArgs, run_observe};
 pub struct BenchArgs {
     /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
-    /// local cache
+    /// local cache. Or tpcc: transactions by the embedded API
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -40,7 +40,7 @@ pub struct BenchArgs {
     /// Also run this many streams at once and measure their throughput
     #[arg(long, default_value_t = 1)]
     pub streams: usize,
-    /// both-near, main-far, heap-far, both-far: any, separated by commas, or all
+    /// both-near, main-far, heap-far, both-far: any, separated by commas, or all. tpcc: near, all, index or row, as what is far
     #[arg(long, default_value = "both-near")]
     pub placement: String,
     /// Profiles that far memory is paced as, presets or the configuration file's, separated by commas; none for no pacing
@@ -67,6 +67,18 @@ pub struct BenchArgs {
     /// disaggregation: sizes of the local cache, in percent of what the queries touch
     #[arg(long, default_value = "100,75,50,25,10,5")]
     pub shares: String,
+    /// tpcc: warehouses
+    #[arg(long, default_value_t = 1)]
+    pub warehouses: u32,
+    /// tpcc: seconds that are measured, after two to warm up
+    #[arg(long, default_value_t = 10.0)]
+    pub seconds: f64,
+    /// tpcc: standard, neworder-payment, read, neworder or payment
+    #[arg(long, default_value = "standard")]
+    pub mix: String,
+    /// tpcc: keep the tables in this new folder, with a log that commits wait for
+    #[arg(long)]
+    pub durable: Option<PathBuf>,
     /// Write the result as JSON (- for standard output)
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -110,6 +122,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "placement" => return crate::study::run_study(args).await,
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
+        "tpcc" => return tokio::task::block_in_place(|| crate::tpcc::run_tpcc(&args)),
         _ => {}
     }
     let workload = Workload::by_name(&args.name, args.sf)?;

@@ -19,6 +19,7 @@ pub mod report;
 pub mod result;
 pub mod run;
 pub mod study;
+pub mod tpcc;
 pub mod tpcds;
 pub mod tpch;
 pub mod workload;

@@ -1,6 +1,7 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
+use crate::by_key::Procedures;
 use crate::catalog::{Catalog, Coming, Current};
 use crate::durability::LogWriter;
 use crate::elastic::{SavedAlteration, SpaceConfigs};
@@ -70,6 +71,7 @@ pub struct Database {
     /// By tablespace, where versions of rows are.
     pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
+    pub(crate) procedures: Procedures,
     pub(crate) next_table_id: AtomicU32,
     pub(crate) next_row_group_id: AtomicU64,
     pub(crate) next_store_id: AtomicU64,
@@ -174,6 +176,7 @@ impl Database {
             }),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),
+            procedures: Procedures::default(),
             seats: Mutex::default(),
             log: OnceLock::new(),
             log_writer: OnceLock::new(),
@@ -255,11 +258,19 @@ impl Database {
 
     pub fn begin_at(self: &Arc<Self>, isolation: Isolation) -> Result<Transaction> {
         QueryHeap::outside(|| {
-            let idle = self.seats.lock().pop();
-            let mut seat = idle.map_or_else(|| self.new_seat(), Ok)?;
+            let mut seat = self.take_seat()?;
             seat.worker.begin(isolation)?;
-            Ok(Transaction::new(self.clone(), self.next_transaction_id.fetch_add(1, Ordering::Relaxed), seat))
+            Ok(Transaction::new(self.clone(), self.take_transaction_id(), seat))
         })
+    }
+
+    pub(crate) fn take_transaction_id(&self) -> u64 {
+        self.next_transaction_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_seat(&self) -> Result<Seat> {
+        let idle = self.seats.lock().pop();
+        idle.map_or_else(|| self.new_seat(), Ok)
     }
 
     fn new_seat(&self) -> Result<Seat> {
@@ -273,7 +284,13 @@ impl Database {
     }
 
     pub(crate) fn set_state(&self, state: DatabaseState) {
-        *self.current.write() = Current { state: Arc::new(state), coming: None };
+        let state = Arc::new(state);
+        let before = std::mem::replace(&mut *self.current.write(), Current { state: state.clone(), coming: None });
+        for (name, table) in &before.state.tables {
+            if state.tables.get(name).is_none_or(|now| !Arc::ptr_eq(now, table)) {
+                table.supersede();
+            }
+        }
     }
 
     pub(crate) fn transactions(&self) -> &Arc<Transactions> {
@@ -282,7 +299,8 @@ impl Database {
 
     /// The next checkpoint has something to do.
     pub(crate) fn rows_changed(&self) {
-        if self.storage.is_some() {
+        // Looked at first, as all who commit come by here.
+        if self.storage.is_some() && !self.dirty.load(Ordering::Acquire) {
             self.dirty.store(true, Ordering::Release);
         }
     }

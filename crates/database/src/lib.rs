@@ -16,6 +16,7 @@ pub mod text;
 
 mod access;
 mod alter;
+pub mod by_key;
 mod catalog;
 mod check;
 mod database;

@@ -11,8 +11,11 @@
 //!   * Who is to have a table alone comes to have it while others begin to change rows all the time: they give way to him,
 //!     for a while. Giving way is no wait for anybody, and ends by itself, so nothing can be locked up by it.
 //!
+//! Who writes rows directly shares no locks, unless somebody has a table alone or wants to: see `direct`.
+//!
 //! Names, not tables, are locked: creating and renaming must also keep others off a name that no table has yet.
 
+use crate::by_key::Activities;
 use crate::catalog::RelationName;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
@@ -68,6 +71,8 @@ pub(crate) struct LockManager {
     state: Mutex<State>,
     /// Somebody waits no longer.
     settled: Condvar,
+    /// Who writes rows without locks, and how many have names alone, or want to.
+    activities: Activities,
 }
 
 #[derive(Debug)]
@@ -105,13 +110,14 @@ impl State {
         Some(self.holders.get(name)?.get(&locker.id)?.1)
     }
 
-    fn give_up(&mut self, id: u64, name: &RelationName) {
-        if let Some(holders) = self.holders.get_mut(name) {
-            holders.remove(&id);
-            if holders.is_empty() {
-                self.holders.remove(name);
-            }
+    /// What was held.
+    fn give_up(&mut self, id: u64, name: &RelationName) -> Option<LockMode> {
+        let holders = self.holders.get_mut(name)?;
+        let (_, held) = holders.remove(&id)?;
+        if holders.is_empty() {
+            self.holders.remove(name);
         }
+        Some(held)
     }
 
     fn grant(&mut self, locker: Locker, name: &RelationName, mode: LockMode) {
@@ -121,7 +127,16 @@ impl State {
 
 impl LockManager {
     pub fn new(transactions: Arc<Transactions>) -> LockManager {
-        LockManager { transactions, state: Mutex::default(), settled: Condvar::new() }
+        LockManager {
+            transactions,
+            state: Mutex::default(),
+            settled: Condvar::new(),
+            activities: Activities::default(),
+        }
+    }
+
+    pub fn activities(&self) -> &Activities {
+        &self.activities
     }
 
     /// Returns the mode in which `locker` held the name before. `interrupted` is asked while it waits; its error ends
@@ -133,11 +148,39 @@ impl LockManager {
         mode: LockMode,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<Option<LockMode>> {
-        let mut state = self.state.lock();
-        let held = state.holds(locker, name);
+        let held = self.state.lock().holds(locker, name);
         if held >= Some(mode) {
             return Ok(held);
         }
+        if mode != LockMode::Exclusive {
+            return self.lock_beside_direct(locker, name, mode, interrupted);
+        }
+        self.activities.alone();
+        let locked = self.lock_beside_direct(locker, name, mode, interrupted);
+        let alone = locked.and_then(|held| {
+            self.activities.wait(&self.transactions, locker.tag, interrupted).map(|()| held).inspect_err(|_| {
+                let mut state = self.state.lock();
+                match held {
+                    Some(held) => state.grant(locker, name, held),
+                    None => drop(state.give_up(locker.id, name)),
+                }
+            })
+        });
+        if alone.is_err() {
+            self.activities.not_alone();
+        }
+        alone
+    }
+
+    fn lock_beside_direct(
+        &self,
+        locker: Locker,
+        name: &RelationName,
+        mode: LockMode,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<Option<LockMode>> {
+        let mut state = self.state.lock();
+        let held = state.holds(locker, name);
         let since = Instant::now();
         loop {
             let holder = state.conflict(locker, name, mode);
@@ -203,9 +246,13 @@ impl LockManager {
     pub fn restore<'a>(&self, locker: Locker, names: impl IntoIterator<Item = (&'a RelationName, Option<LockMode>)>) {
         let mut state = self.state.lock();
         for (name, mode) in names {
+            let before = state.holds(locker, name);
             match mode {
                 Some(mode) => state.grant(locker, name, mode),
-                None => state.give_up(locker.id, name),
+                None => drop(state.give_up(locker.id, name)),
+            }
+            if before == Some(LockMode::Exclusive) && mode != before {
+                self.activities.not_alone();
             }
         }
     }
@@ -214,7 +261,9 @@ impl LockManager {
     pub fn forget<'a>(&self, id: u64, names: impl IntoIterator<Item = &'a RelationName>) {
         let mut state = self.state.lock();
         for name in names {
-            state.give_up(id, name);
+            if state.give_up(id, name) == Some(LockMode::Exclusive) {
+                self.activities.not_alone();
+            }
         }
     }
 

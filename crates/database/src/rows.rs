@@ -11,7 +11,7 @@ use arrow_array::{BooleanArray, RecordBatch};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId, TableId};
 use tidepool_heap::QueryHeap;
-use tidepool_table::rows::{Apart, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
+use tidepool_table::rows::{Apart, Keys, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
 use tidepool_table::{IndexKey, Placement, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{HeldSnapshot, Isolation, Tag, View};
@@ -388,9 +388,10 @@ impl Transaction {
             let outcome = match image {
                 // Of a row that is not there the row store says why.
                 Some(image) => {
-                    let leaves_key = write.keys.look(table, view, row, image)? && write.keys.leaves_unique(table);
+                    let looked = write.keys.look(table, view, row, image)?;
+                    let keys = if looked { write.keys.left(table) } else { Keys::Change };
                     let (worker, writes) = self.writing();
-                    table.rows.update(worker, view, writes, row, image, leaves_key)?
+                    table.rows.update(worker, view, writes, row, image, keys)?
                 }
                 None => {
                     let (worker, writes) = self.writing();

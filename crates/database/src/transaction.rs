@@ -165,7 +165,7 @@ impl Transaction {
     }
 
     /// Its tag ends with the transaction, so others can wait for it.
-    fn locker(&self) -> Locker {
+    pub(crate) fn locker(&self) -> Locker {
         Locker { tag: self.worker().tag_to_write(), id: self.id }
     }
 

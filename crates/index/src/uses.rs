@@ -1,7 +1,7 @@
 //! What was touched of an index by those who do not count for themselves: writes, the checks before them, and planners.
 //!
 //! Threads add to counters in a cache line of their own, as far as there are no more threads than processors; whoever
-//! wants to know takes what all of them have. Beside an insertion's own work the two to four additions are little.
+//! wants to know takes what all of them have, about.
 
 use crate::pace::Touched;
 use std::cell::Cell;
@@ -59,10 +59,11 @@ impl Default for Uses {
 impl Uses {
     #[inline]
     pub fn add(&self, touched: &Touched) {
-        // Relaxed: numbers that order no other memory.
+        // Relaxed: numbers that order no other memory. Not in one step, which would take as long as a search in a node: where
+        // there are more threads than lines, a count is lost now and then.
         let add = |counter: &AtomicU64, count: u64| {
             if count > 0 {
-                counter.fetch_add(count, Ordering::Relaxed);
+                counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
             }
         };
         // A power of two of them.

@@ -324,6 +324,8 @@ impl Check<'_> {
             | Command::DiscardNothing { .. }
             | Command::Prepare { .. }
             | Command::Execute { .. }
+            // As anybody may execute a function unless that is taken away. It works for the program that it is a part of.
+            | Command::Call { .. }
             | Command::Deallocate { .. }
             | Command::Fetch { .. }
             | Command::Close { .. }

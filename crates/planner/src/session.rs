@@ -5,6 +5,7 @@
 //! end.
 
 mod alter;
+mod call;
 mod change;
 mod comment;
 mod copy;

@@ -18,7 +18,7 @@ use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
 use tidepool_index::{Index, IndexBuilder};
 use tidepool_log::files::{OpenHow, SystemFiles};
 use tidepool_log::{Appender, DatabaseIdentity, FileDevice, Log, LogConfig, RecordKind};
-use tidepool_table::rows::{Change, Outcome, RowLayout, RowRef, RowStore, Value, VersionMemory, WriteSet};
+use tidepool_table::rows::{Change, Keys, Outcome, RowLayout, RowRef, RowStore, Value, VersionMemory, WriteSet};
 use tidepool_table::{ColumnDef, TableDef};
 use tidepool_tablespace::{Tablespace, TablespaceConfig};
 use tidepool_txn::{Commit, Isolation, Transactions, Validation, Worker};
@@ -198,7 +198,7 @@ impl Session<'_> {
         let outcome = {
             let view = self.worker.snapshot();
             let row = self.bench.index.get(&view, &self.key)[0];
-            self.bench.store.update(&self.worker, &view, &mut self.writes, row, &self.image, true)
+            self.bench.store.update(&self.worker, &view, &mut self.writes, row, &self.image, Keys::LeaveUnique)
         };
         match outcome.expect("there is room") {
             Outcome::Written => {
@@ -215,7 +215,7 @@ impl Session<'_> {
         self.worker.begin(Isolation::ReadCommitted).expect("no transaction is open");
         let outcome = {
             let view = self.worker.snapshot();
-            self.bench.store.update(&self.worker, &view, &mut self.writes, row, &self.image, true)
+            self.bench.store.update(&self.worker, &view, &mut self.writes, row, &self.image, Keys::LeaveUnique)
         };
         match outcome.expect("there is room") {
             Outcome::Written => drop(black_box(self.worker.commit(&mut self.writes).expect("nothing can fail"))),

@@ -399,7 +399,7 @@ fn rows_of_main_that_were_changed_or_deleted_are_found_as_each_view_sees_them() 
                 table.rows.delete(worker, view, writes, *row)
             } else if place.is_multiple_of(5) {
                 images.image(place, &mut image).unwrap();
-                table.rows.update(worker, view, writes, *row, &image, false)
+                table.rows.update(worker, view, writes, *row, &image, crate::rows::Keys::Change)
             } else {
                 continue;
             };
@@ -464,7 +464,7 @@ fn a_scan_finds_each_row_once_while_versions_are_taken_out() {
             for (place, row) in ids.iter().enumerate().filter(|(place, _)| place % 3 > 0) {
                 images.image(place, &mut image).unwrap();
                 let outcome = if place % 3 == 1 {
-                    table.rows.update(worker, view, writes, *row, &image, false)
+                    table.rows.update(worker, view, writes, *row, &image, crate::rows::Keys::Change)
                 } else {
                     table.rows.delete(worker, view, writes, *row)
                 };
@@ -674,7 +674,14 @@ fn what_is_known_of_delta_holds_for_every_view() {
                     table.begin_write();
                     write(&mut worker, |worker, view, writes| match ids.get(next(ids.len() as u64 + 1) as usize) {
                         Some(row) if next(6) == 0 => drop(table.rows.delete(worker, view, writes, *row)),
-                        Some(row) => drop(table.rows.update(worker, view, writes, *row, &image(value), false)),
+                        Some(row) => drop(table.rows.update(
+                            worker,
+                            view,
+                            writes,
+                            *row,
+                            &image(value),
+                            crate::rows::Keys::Change,
+                        )),
                         None => ids.push(table.rows.insert(worker, view, writes, &image(value)).unwrap()),
                     });
                     table.end_write();
@@ -687,7 +694,14 @@ fn what_is_known_of_delta_holds_for_every_view() {
                     other.next_command().unwrap();
                     let view = other.snapshot();
                     match ids.get(next(ids.len() as u64 + 1) as usize) {
-                        Some(row) => drop(table.rows.update(&other, &view, &mut writes, *row, &image(value), false)),
+                        Some(row) => drop(table.rows.update(
+                            &other,
+                            &view,
+                            &mut writes,
+                            *row,
+                            &image(value),
+                            crate::rows::Keys::Change,
+                        )),
                         None => _ = table.rows.insert(&other, &view, &mut writes, &image(value)).unwrap(),
                     }
                     drop(view);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as AtomicOrdering};
 use tidepool_base::{RowGroupId, RowId, TableId};
 use tidepool_txn::HeldSnapshot;
 
@@ -47,6 +47,8 @@ pub struct Table {
     referred: Arc<()>,
     /// Transactions that wrote rows. Of the rows, whatever the definition.
     written: Arc<WriteCounts>,
+    /// Another one has taken its place.
+    is_superseded: AtomicBool,
     /// What was worked out last, and of which state of the rows.
     statistics: Mutex<Option<(Shape, Arc<TableStatistics>)>>,
     /// Of a partitioned table: what was worked out last of partitions, and of which.
@@ -60,10 +62,23 @@ pub struct Table {
 type OfPartitions = (Vec<Arc<TableStatistics>>, Arc<TableStatistics>);
 
 /// How many transactions have begun to commit rows, and how many are over.
+/// In parts, so that threads which commit all the time do not share them.
+#[derive(Debug)]
+struct WriteCounts(Box<[WriteCount]>);
+
 #[derive(Debug, Default)]
-struct WriteCounts {
+#[repr(align(128))]
+struct WriteCount {
     begun: AtomicU64,
     ended: AtomicU64,
+}
+
+const WRITE_COUNTS: usize = 16;
+
+impl WriteCounts {
+    fn new() -> WriteCounts {
+        WriteCounts((0..WRITE_COUNTS).map(|_| WriteCount::default()).collect())
+    }
 }
 
 impl Table {
@@ -76,7 +91,8 @@ impl Table {
             indexes: Vec::new(),
             entries: Arc::default(),
             referred: Arc::default(),
-            written: Arc::default(),
+            written: Arc::new(WriteCounts::new()),
+            is_superseded: AtomicBool::new(false),
             statistics: Mutex::default(),
             of_partitions: Mutex::default(),
             look: Mutex::default(),
@@ -158,23 +174,44 @@ impl Table {
 
     /// To be called before a transaction that wrote rows draws its timestamp; and `end_write` once it is over.
     pub fn begin_write(&self) {
-        // Release: who counts it finds what was written.
-        self.written.begun.fetch_add(1, AtomicOrdering::Release);
+        self.begin_write_of(0);
     }
 
     /// What is told by it is also told by every later view.
     pub fn end_write(&self) {
-        self.written.ended.fetch_add(1, AtomicOrdering::Release);
+        self.end_write_of(0);
+    }
+
+    /// As `begin_write`. Threads of different `shard`s below 16 share nothing.
+    #[inline]
+    pub fn begin_write_of(&self, shard: usize) {
+        // Release: who counts it finds what was written.
+        self.written.0[shard % WRITE_COUNTS].begun.fetch_add(1, AtomicOrdering::Release);
+    }
+
+    #[inline]
+    pub fn end_write_of(&self, shard: usize) {
+        self.written.0[shard % WRITE_COUNTS].ended.fetch_add(1, AtomicOrdering::Release);
+    }
+
+    /// Another one has taken its place, or it is no more.
+    pub fn supersede(&self) {
+        self.is_superseded.store(true, AtomicOrdering::Release);
+    }
+
+    #[inline]
+    pub fn is_superseded(&self) -> bool {
+        self.is_superseded.load(AtomicOrdering::Acquire)
     }
 
     /// Transactions that had begun to commit rows. Asked after a view was drawn, it counts all that the view sees.
     pub fn writes_begun(&self) -> u64 {
-        self.written.begun.load(AtomicOrdering::Acquire)
+        self.written.0.iter().map(|count| count.begun.load(AtomicOrdering::Acquire)).sum()
     }
 
     /// Transactions that wrote rows and are over. Asked before a view is drawn, it counts none that the view does not see.
     pub fn writes(&self) -> u64 {
-        self.written.ended.load(AtomicOrdering::Acquire)
+        self.written.0.iter().map(|count| count.ended.load(AtomicOrdering::Acquire)).sum()
     }
 }
 

@@ -43,5 +43,5 @@ pub use slots::{SLOTS_MAX, Status};
 pub use tag::{NEVER, Tag};
 pub use transactions::Transactions;
 pub use validation::{Reads, Standing, Validation};
-pub use view::{HeldSnapshot, Snapshot, View};
+pub use view::{HeldSnapshot, ProcedureView, Snapshot, View};
 pub use worker::{Commit, Isolation, Worker};

@@ -16,26 +16,42 @@ pub struct View {
     transactions: usize,
     ts: u64,
     own: u64,
+    /// Of its own transaction's writes it sees those of lower commands.
     command: u32,
+    /// What is written under it bears this.
+    writes_as: u32,
 }
 
 impl View {
     pub(crate) fn new(transactions: &Arc<Transactions>, ts: u64, own: Tag, command: u32) -> View {
-        View { transactions: Arc::as_ptr(transactions).addr(), ts, own: own.word(), command }
+        View { transactions: Arc::as_ptr(transactions).addr(), ts, own: own.word(), command, writes_as: command }
     }
 
+    /// As `new`, but it sees what is written under it.
+    pub(crate) fn seeing_own(transactions: &Arc<Transactions>, ts: u64, own: Tag, command: u32) -> View {
+        View { command: command.saturating_add(1), writes_as: command, ..View::new(transactions, ts, own, command) }
+    }
+
+    #[inline]
     pub fn ts(&self) -> CommitTs {
         CommitTs(self.ts)
     }
 
     /// The transaction that looks.
+    #[inline]
     pub fn own(&self) -> Tag {
         Tag(self.own)
     }
 
-    /// What this command writes is marked with this number; it sees what has a lower one.
+    /// Of what its own transaction wrote it sees what is marked with a lower number.
     pub fn command(&self) -> u32 {
         self.command
+    }
+
+    /// What is written under it is marked with this number.
+    #[inline]
+    pub fn writes_as(&self) -> u32 {
+        self.writes_as
     }
 
     /// Whether it keeps back the horizon of these transactions.
@@ -92,6 +108,29 @@ pub struct HeldSnapshot {
 }
 
 impl Deref for HeldSnapshot {
+    type Target = View;
+
+    #[inline]
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+/// A held snapshot that sees, of its own transaction, also what is written under it: what a procedure reads and writes through.
+#[derive(Debug)]
+pub struct ProcedureView<'h> {
+    view: View,
+    _held: &'h HeldSnapshot,
+}
+
+impl HeldSnapshot {
+    pub fn for_procedure(&self) -> ProcedureView<'_> {
+        let view = View::seeing_own(&self.transactions, self.view.ts, Tag(self.view.own), self.view.writes_as);
+        ProcedureView { view, _held: self }
+    }
+}
+
+impl Deref for ProcedureView<'_> {
     type Target = View;
 
     #[inline]

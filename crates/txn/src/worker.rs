@@ -29,7 +29,7 @@ use crate::slots::{ABORTED, NONE, RUNNING, Slot, committed, committing, ts_of};
 use crate::sync::{Ordering, fence};
 use crate::tag::{SEQUENCE_MASK, Tag};
 use crate::{HeldSnapshot, Snapshot, Transactions, Validation, View};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 
@@ -84,6 +84,8 @@ pub struct Worker {
     open: Cell<u32>,
     /// The transaction's own snapshot, zero until it is drawn.
     transaction_ts: Cell<u64>,
+    /// What `view` lends, of the transaction's own snapshot.
+    own_view: OnceCell<View>,
     /// The next commit comes after this.
     lower: Cell<u64>,
     queue: RefCell<Queue>,
@@ -112,6 +114,7 @@ impl Worker {
             command: Cell::new(1),
             open: Cell::new(0),
             transaction_ts: Cell::new(0),
+            own_view: OnceCell::new(),
             lower: Cell::new(lower),
             queue: RefCell::default(),
             collect_at: Cell::new(COLLECT_EVERY),
@@ -207,6 +210,23 @@ impl Worker {
         Snapshot { view: View::new(&self.transactions, ts, self.tag(), self.command.get()), worker: self }
     }
 
+    /// The view of the transaction's one snapshot, which sees what the transaction writes, too: for who reads and writes row by
+    /// row and not in statements. What is reached under it is lent until the transaction ends. Of the levels that have one
+    /// snapshot.
+    ///
+    /// # Panics
+    /// Outside of a transaction, and in one of `READ COMMITTED`.
+    #[inline]
+    pub fn view(&self) -> &View {
+        self.own_view.get_or_init(|| {
+            assert!(self.is_active && self.isolation != Isolation::ReadCommitted, "a transaction of one snapshot");
+            if self.transaction_ts.get() == 0 {
+                self.transaction_ts.set(self.draw());
+            }
+            View::seeing_own(&self.transactions, self.transaction_ts.get(), self.tag(), self.command.get())
+        })
+    }
+
     /// A view of all that is committed by now, whatever the isolation level: for looking at a row's newest version.
     #[inline]
     pub fn snapshot_now(&self) -> Snapshot<'_> {
@@ -256,7 +276,11 @@ impl Worker {
 
     /// Lets go of the transaction's own snapshot: the next view draws another. For whoever has not looked at anything
     /// under it.
+    ///
+    /// # Panics
+    /// After `view` lent it.
     pub fn forget_snapshot(&self) {
+        assert!(self.own_view.get().is_none(), "a snapshot that is lent to the transaction's end is not forgotten");
         if self.transaction_ts.replace(0) != 0 {
             self.close_snapshot();
         }
@@ -437,6 +461,7 @@ impl Worker {
 
     fn end(&mut self) {
         self.is_active = false;
+        self.own_view.take();
         if self.transaction_ts.replace(0) != 0 {
             self.close_snapshot();
         }

@@ -19,6 +19,7 @@ mod locking;
 mod paged;
 mod partitions;
 mod pgbench;
+mod procedures;
 mod raw;
 mod references;
 mod robustness;

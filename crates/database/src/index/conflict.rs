@@ -8,7 +8,7 @@ use arrow_array::{RecordBatch, RecordBatchOptions};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
 use tidepool_heap::QueryHeap;
-use tidepool_table::rows::{Claim, Outcome, RowRef, RowStore};
+use tidepool_table::rows::{Claim, Keys, Outcome, RowRef, RowStore};
 use tidepool_table::{Entered, IndexKey, Table, TableIndex};
 use tidepool_txn::{Isolation, Tag, View};
 
@@ -191,9 +191,9 @@ impl Transaction {
             table.rows.layout().rows(&new)?.image(0, &mut image)?;
             let mut keys = ChangedKeys::default();
             watch.look(table, view, row, Some(&image))?;
-            let leaves_key = keys.look(table, view, row, &image)? && keys.leaves_unique(table);
+            let left = if keys.look(table, view, row, &image)? { keys.left(table) } else { Keys::Change };
             let (worker, writes) = self.writing();
-            match table.rows.update(worker, view, writes, row, &image, leaves_key)? {
+            match table.rows.update(worker, view, writes, row, &image, left)? {
                 Outcome::Written => {
                     self.enter_changed(table, view, row, &keys)?;
                     self.changed(table, row, watch, false);

@@ -16,7 +16,7 @@ mod write;
 pub(crate) use build::add_declared_keys;
 pub use conflict::{OnConflict, Upserted};
 pub use ddl::NewIndex;
-pub(crate) use text::value_text;
+pub(crate) use text::{duplicate_key, value_text};
 pub(crate) use write::ChangedKeys;
 
 use crate::catalog::{DatabaseState, RelationName};

@@ -7,7 +7,7 @@ use super::text::duplicate_key;
 use crate::Transaction;
 use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, RowId, Subject};
-use tidepool_table::rows::RowRef;
+use tidepool_table::rows::{Keys, RowRef};
 use tidepool_table::{Entered, IndexKey, RowGroup, Table, TableIndex};
 use tidepool_txn::View;
 
@@ -34,9 +34,13 @@ impl ChangedKeys {
         Ok(true)
     }
 
-    /// No key changes that others may refer to.
-    pub fn leaves_unique(&self, table: &Table) -> bool {
-        !table.indexes().iter().zip(&self.after).any(|(index, (changes, _))| *changes && index.is_unique())
+    /// Which keys stay as they are.
+    pub fn left(&self, table: &Table) -> Keys {
+        let mut changed = table.indexes().iter().zip(&self.after).filter(|(_, (changes, _))| *changes).peekable();
+        if changed.peek().is_none() {
+            return Keys::Leave;
+        }
+        if changed.any(|(index, _)| index.is_unique()) { Keys::Change } else { Keys::LeaveUnique }
     }
 }
 

@@ -134,6 +134,11 @@ impl KeyColumn {
         self.sql_type
     }
 
+    /// There may be NULLs: a byte before each value says that it is none.
+    pub fn is_nullable(&self) -> bool {
+        self.nullable
+    }
+
     pub fn is_descending(&self) -> bool {
         self.descending
     }
@@ -200,7 +205,9 @@ impl KeyCodec {
 }
 
 const NULL_FIRST: u8 = 0;
-const VALUE: u8 = 1;
+/// Before a value of a column that may be NULL.
+pub const NOT_NULL: u8 = 1;
+const VALUE: u8 = NOT_NULL;
 const NULL_LAST: u8 = 2;
 
 /// Ends a string.

@@ -53,6 +53,10 @@ impl Session {
                 let columns = self.cursor(name)?.columns.clone();
                 return none(Some(columns));
             }
+            Command::Call { name, arguments } => {
+                let parameters = self.call_parameters(name, arguments, given)?;
+                return Ok(Description { parameters, columns: None });
+            }
             Command::Execute { name, .. } => {
                 let prepared = self.prepared(name)?;
                 let description = Box::pin(self.describe_inner(&prepared.statement, &prepared.types)).await?;

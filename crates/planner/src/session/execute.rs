@@ -145,6 +145,7 @@ impl Session {
             Command::Checkpoint => self.checkpoint().await,
             Command::Vacuum { full, names } => self.vacuum(*full, names).await,
             Command::Merge { table } => self.merge(table).await,
+            Command::Call { name, arguments } => self.call(text, name, arguments, parameters).await,
             Command::ResetAccess => {
                 self.planner.database().reset_workload();
                 Ok(Outcome::command("CALL"))

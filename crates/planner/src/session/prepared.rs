@@ -66,16 +66,26 @@ impl Session {
                 arguments.len()
             )));
         }
-        let mut parameters = Vec::with_capacity(arguments.len());
-        if !arguments.is_empty() {
-            // The arguments as casts to the parameters' types, evaluated by a query of one row.
-            let casts: Vec<String> = arguments
+        let types: Vec<_> = prepared.types.iter().map(|oid| types::sql_type_of_oid(*oid)).collect();
+        self.evaluated(arguments, &types, &[]).await
+    }
+
+    /// The values of expressions, as casts to types where these are known, evaluated by a query of one row.
+    pub(super) async fn evaluated(
+        &self,
+        expressions: &[ast::Expr],
+        types: &[Option<SqlType>],
+        parameters: &[ArrayRef],
+    ) -> Result<Vec<ArrayRef>> {
+        let mut values = Vec::with_capacity(expressions.len());
+        if !expressions.is_empty() {
+            let casts: Vec<String> = expressions
                 .iter()
-                .zip(&prepared.types)
-                .map(|(argument, &oid)| match types::sql_type_of_oid(oid) {
-                    Some(SqlType::NUMERIC_DEFAULT) => format!("({argument})::numeric"),
-                    Some(sql_type) => format!("({argument})::{sql_type}"),
-                    None => format!("({argument})"),
+                .zip(types)
+                .map(|(expression, sql_type)| match sql_type {
+                    Some(SqlType::NUMERIC_DEFAULT) => format!("({expression})::numeric"),
+                    Some(sql_type) => format!("({expression})::{sql_type}"),
+                    None => format!("({expression})"),
                 })
                 .collect();
             let statements = statement::parse(&format!("SELECT {}", casts.join(", ")))?;
@@ -83,12 +93,12 @@ impl Session {
                 return Err(Error::internal("arguments make no query"));
             };
             let running = self.running("EXECUTE");
-            let (_, _, mut batches) = self.start(running, move || query_of(&statement), &[]).await?;
+            let (_, _, mut batches) = self.start(running, move || query_of(&statement), parameters).await?;
             while let Some(batch) = batches.next().await {
-                parameters.extend(batch?.columns().iter().cloned());
+                values.extend(batch?.columns().iter().cloned());
             }
         }
-        Ok(parameters)
+        Ok(values)
     }
 
     /// `None`: all.

@@ -146,6 +146,11 @@ pub enum Command {
         merge: Box<ast::Merge>,
         with: Option<Box<ast::With>>,
     },
+    /// Of a procedure that the program registered.
+    Call {
+        name: String,
+        arguments: Vec<ast::Expr>,
+    },
     /// `CREATE TABLE`, with or without `AS`.
     CreateTable {
         table: Box<ast::CreateTable>,

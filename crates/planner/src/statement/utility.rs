@@ -593,8 +593,14 @@ fn prepare(cursor: &mut Cursor<'_>) -> Result<Command> {
 fn execute(cursor: &mut Cursor<'_>) -> Result<Command> {
     cursor.advance();
     let name = cursor.ident()?;
+    let arguments = if cursor.token(&Token::LParen) { arguments(cursor)? } else { Vec::new() };
+    Ok(Command::Execute { name, arguments })
+}
+
+/// Expressions to the closing bracket.
+fn arguments(cursor: &mut Cursor<'_>) -> Result<Vec<ast::Expr>> {
     let mut arguments = Vec::new();
-    if cursor.token(&Token::LParen) && !cursor.token(&Token::RParen) {
+    if !cursor.token(&Token::RParen) {
         loop {
             arguments.push(cursor.expression()?);
             if !cursor.token(&Token::Comma) {
@@ -603,7 +609,7 @@ fn execute(cursor: &mut Cursor<'_>) -> Result<Command> {
         }
         cursor.expect_token(&Token::RParen)?;
     }
-    Ok(Command::Execute { name, arguments })
+    Ok(arguments)
 }
 
 fn declare(cursor: &mut Cursor<'_>) -> Result<Command> {
@@ -1012,6 +1018,10 @@ fn call(cursor: &mut Cursor<'_>) -> Result<Command> {
             let profile = argument(cursor)?;
             cursor.expect_token(&Token::RParen)?;
             return Ok(Command::Advise(AdviseArguments { near_limit, far, profile }));
+        }
+        (None | Some("public"), _) => {
+            let arguments = arguments(cursor)?;
+            return Ok(Command::Call { name: procedure.name, arguments });
         }
         _ => {
             return Err(Error::new(SqlState::UNDEFINED_FUNCTION, format!("procedure {procedure} does not exist"))

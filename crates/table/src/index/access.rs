@@ -121,6 +121,17 @@ impl IndexAccess {
         Some(IndexAccess { index: Arc::clone(index), ranges, columns, rows, is_point: is_one })
     }
 
+    /// To the rows with one key.
+    pub fn of_key(index: &Arc<TableIndex>, key: &[u8]) -> IndexAccess {
+        let bounds = KeyBounds { lower: Bound::Included(key.to_vec()), upper: Bound::Included(key.to_vec()) };
+        IndexAccess { index: Arc::clone(index), ranges: vec![bounds], columns: 0, rows: 1.0, is_point: true }
+    }
+
+    /// To the rows with keys in a range.
+    pub fn of_range(index: &Arc<TableIndex>, range: KeyBounds) -> IndexAccess {
+        IndexAccess { index: Arc::clone(index), ranges: vec![range], columns: 0, rows: 1.0, is_point: false }
+    }
+
     pub fn index(&self) -> &TableIndex {
         &self.index
     }

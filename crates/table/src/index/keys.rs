@@ -1,6 +1,7 @@
 //! Keys of rows, wherever their values come from.
 
 use super::TableIndex;
+use crate::rows::typed::KeyValues;
 use crate::rows::{RowLayout, Value};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -10,7 +11,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef};
 use std::borrow::Cow;
 use tidepool_base::{Error, Result, SqlType};
-use tidepool_index::key::KeyValue;
+use tidepool_index::key::{KeyCodec, KeyValue, NOT_NULL};
 
 /// A row's key, encoded. Kept from row to row, for its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,14 @@ impl IndexKey {
     /// A column of it is NULL.
     pub fn has_null(&self) -> bool {
         self.has_null
+    }
+
+    /// The key of these values, of the index's first columns if they are fewer.
+    #[inline]
+    pub fn encode(&mut self, index: &TableIndex, values: &(impl KeyValues + ?Sized)) -> Result<()> {
+        self.clear();
+        self.has_null = values.encode(index.codec(), &mut self.bytes)?;
+        Ok(())
     }
 
     pub(super) fn set(&mut self, bytes: &[u8], has_null: bool) {
@@ -46,7 +55,74 @@ impl IndexKey {
     }
 }
 
+/// How keys of integers alone are made of images: without looking at types one by one.
+#[derive(Clone, Debug)]
+pub(super) struct IntegerKey(Vec<IntegerPart>);
+
+#[derive(Clone, Copy, Debug)]
+struct IntegerPart {
+    column: usize,
+    offset: usize,
+    /// Bytes of the number: 2, 4 or 8.
+    width: usize,
+    /// A byte before it says that it is not NULL.
+    is_marked: bool,
+    descending: bool,
+}
+
+/// Bytes of the longest such key.
+const INTEGER_KEY_BYTES: usize = 64;
+
+impl IntegerKey {
+    pub fn new(codec: &KeyCodec, layout: &RowLayout, positions: &[usize]) -> Option<IntegerKey> {
+        let parts = codec.columns().iter().zip(positions).map(|(column, position)| {
+            let (offset, width) = layout.integer(*position)?;
+            let (is_marked, descending) = (column.is_nullable(), column.is_descending());
+            Some(IntegerPart { column: *position, offset, width, is_marked, descending })
+        });
+        let parts = parts.collect::<Option<Vec<_>>>()?;
+        (parts.len() * 9 <= INTEGER_KEY_BYTES).then_some(IntegerKey(parts))
+    }
+
+    /// The key of an image, and its length. `None`: a column is NULL.
+    #[inline]
+    fn of(&self, image: &[u8]) -> Option<([u8; INTEGER_KEY_BYTES], usize)> {
+        let mut key = [0; INTEGER_KEY_BYTES];
+        let mut end = 0;
+        for part in &self.0 {
+            if image[part.column / 8] & (1 << (part.column % 8)) != 0 {
+                return None;
+            }
+            if part.is_marked {
+                key[end] = NOT_NULL;
+                end += 1;
+            }
+            let number = &image[part.offset..part.offset + part.width];
+            // Big-endian, with the sign turned; of a descending one all the other bits, too.
+            let word = match part.width {
+                2 => u64::from(u16::from_le_bytes([number[0], number[1]]) ^ 1 << 15) << 48,
+                4 => u64::from(u32::from_le_bytes([number[0], number[1], number[2], number[3]]) ^ 1 << 31) << 32,
+                _ => u64::from_le_bytes(*number.first_chunk()?) ^ 1 << 63,
+            };
+            let word = if part.descending { !word } else { word };
+            key[end..end + 8].copy_from_slice(&word.to_be_bytes());
+            end += part.width;
+        }
+        Some((key, end))
+    }
+
+    /// Whether an image's key is this one. `None`: it cannot be told so.
+    #[inline]
+    pub fn is(&self, image: &[u8], key: &[u8]) -> Option<bool> {
+        self.of(image).map(|(own, length)| own[..length] == *key)
+    }
+}
+
 pub(super) fn of_image(index: &TableIndex, layout: &RowLayout, image: &[u8], key: &mut IndexKey) -> Result<()> {
+    if let Some((bytes, length)) = index.integers.as_ref().and_then(|integers| integers.of(image)) {
+        key.bytes.extend_from_slice(&bytes[..length]);
+        return Ok(());
+    }
     for (place, column) in index.positions().iter().enumerate() {
         let value = of_value(index.sql_type(place), layout.value(image, *column))?;
         key.push(index, place, &value)?;

@@ -29,7 +29,7 @@ pub(crate) use gone::Entries;
 pub use keys::{IndexKey, key_value};
 pub use uses::IndexUse;
 
-use crate::rows::{Claim, RowRef, RowStore};
+use crate::rows::{Claim, RowLayout, RowRef, RowStore};
 use crate::{IndexDef, TableDef};
 use arrow_array::ArrayRef;
 use std::cell::Cell;
@@ -50,6 +50,8 @@ pub struct TableIndex {
     codec: KeyCodec,
     /// Of the key's columns.
     positions: Vec<usize>,
+    /// Where all of these are integers.
+    integers: Option<keys::IntegerKey>,
     unique: bool,
     nulls_not_distinct: bool,
     /// A timestamp.
@@ -83,6 +85,7 @@ impl TableIndex {
         Ok(TableIndex {
             id: def.id,
             tree: Arc::new(Index::create(space, Arc::clone(transactions))?),
+            integers: keys::IntegerKey::new(&codec(table, def)?, &RowLayout::new(table)?, &table.index_positions(def)),
             codec: codec(table, def)?,
             positions: table.index_positions(def),
             unique: def.unique,
@@ -99,6 +102,7 @@ impl TableIndex {
             tree: Arc::clone(&self.tree),
             codec: self.codec.clone(),
             positions: self.positions.clone(),
+            integers: self.integers.clone(),
             unique: self.unique,
             nulls_not_distinct: self.nulls_not_distinct,
             complete_from: AtomicU64::new(self.complete_from.load(Ordering::Acquire)),
@@ -160,6 +164,18 @@ impl TableIndex {
                 Ok(())
             }
         }
+    }
+
+    /// Whether a row has this key. `scratch`: kept from row to row, for its memory.
+    #[inline]
+    pub fn has_key(&self, rows: &RowStore, row: RowRef<'_>, key: &[u8], scratch: &mut IndexKey) -> Result<bool> {
+        if let (RowRef::Version(image), Some(integers)) = (row, &self.integers)
+            && let Some(is_same) = integers.is(image, key)
+        {
+            return Ok(is_same);
+        }
+        self.key_of(rows, row, scratch)?;
+        Ok(scratch.bytes() == key)
     }
 
     /// The key of one row of arrays, which are the key's columns.

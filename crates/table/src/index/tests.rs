@@ -225,7 +225,10 @@ fn run(seed: u64, steps: usize) {
             8..=18 if !known.is_empty() => {
                 let id = known[next() as usize % known.len()];
                 let view = me.worker.snapshot();
-                let outcome = table.rows.update(&me.worker, &view, &mut me.writes, id, &image, false).unwrap();
+                let outcome = table
+                    .rows
+                    .update(&me.worker, &view, &mut me.writes, id, &image, crate::rows::Keys::Change)
+                    .unwrap();
                 let fails = outcome == Outcome::Written && !me.enter(&table, &view, id, &row);
                 drop(view);
                 if fails { me.abort() } else { me.worker.next_command().unwrap() }

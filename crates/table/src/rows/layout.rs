@@ -31,10 +31,10 @@ use tidepool_base::{Error, Result, SqlState, SqlType};
 pub const IMAGE_BYTES_MAX: usize = 1 << 28;
 
 /// Digits that fit 8 bytes whatever they are.
-const SHORT_DIGITS_MAX: u8 = 18;
+pub(super) const SHORT_DIGITS_MAX: u8 = 18;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Boolean,
     Int16,
     Int32,
@@ -75,7 +75,7 @@ impl Kind {
         })
     }
 
-    fn slot_bytes(self) -> usize {
+    pub fn slot_bytes(self) -> usize {
         match self {
             Kind::Boolean => 1,
             Kind::Int16 => 2,
@@ -85,18 +85,18 @@ impl Kind {
         }
     }
 
-    fn is_variable(self) -> bool {
+    pub fn is_variable(self) -> bool {
         matches!(self, Kind::Text | Kind::Bytes)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Column {
-    kind: Kind,
+pub(super) struct Column {
+    pub kind: Kind,
     /// Of its slot.
-    offset: usize,
+    pub offset: usize,
     /// Of the slot that says where its value starts; zero: it is the first of variable length.
-    before: usize,
+    pub before: usize,
 }
 
 /// One value of an image.
@@ -121,18 +121,18 @@ pub enum Value<'a> {
 #[derive(Clone, Debug)]
 pub struct RowLayout {
     schema: SchemaRef,
-    columns: Vec<Column>,
+    pub(super) columns: Vec<Column>,
     /// Null bits and slots.
-    fixed_bytes: usize,
+    pub(super) fixed_bytes: usize,
 }
 
 #[inline]
-fn fixed<const N: usize>(image: &[u8], at: usize) -> [u8; N] {
+pub(super) fn fixed<const N: usize>(image: &[u8], at: usize) -> [u8; N] {
     *image[at..].first_chunk().expect("an image holds all slots of its layout")
 }
 
 #[inline]
-fn end_at(image: &[u8], at: usize) -> usize {
+pub(super) fn end_at(image: &[u8], at: usize) -> usize {
     u32::from_le_bytes(fixed(image, at)) as usize
 }
 
@@ -156,6 +156,16 @@ impl RowLayout {
 
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// Where an integer, date or timestamp lies in images, and how many bytes it takes there. `None`: the column is of another type.
+    pub(crate) fn integer(&self, index: usize) -> Option<(usize, usize)> {
+        let column = self.columns[index];
+        let is_integer = matches!(
+            column.kind,
+            Kind::Int16 | Kind::Int32 | Kind::Int64 | Kind::Date | Kind::Timestamp | Kind::TimestampTz
+        );
+        is_integer.then(|| (column.offset, column.kind.slot_bytes()))
     }
 
     #[inline]
@@ -380,7 +390,8 @@ impl BatchRows<'_> {
     }
 }
 
-fn put_end(image: &mut [u8], at: usize) -> Result<()> {
+#[inline]
+pub(super) fn put_end(image: &mut [u8], at: usize) -> Result<()> {
     if image.len() > IMAGE_BYTES_MAX {
         return Err(Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long").with_detail(format!(
             "A row takes at most {} until it is merged.",

@@ -44,6 +44,7 @@ mod store;
 pub(crate) mod sync;
 #[cfg(test)]
 mod tests;
+pub mod typed;
 mod version;
 mod window;
 mod write;
@@ -59,6 +60,7 @@ pub use reads::{ReadLog, ScanRead};
 pub use reclaim::Gone;
 pub use store::{RowRef, RowStore};
 pub(crate) use version::HEADER_BYTES as VERSION_HEADER_BYTES;
+pub use version::Keys;
 pub use window::{Apart, RangeView};
 pub use write::Outcome;
 pub use write_set::{Change, Savepoint, WriteSet};

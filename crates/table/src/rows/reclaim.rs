@@ -10,7 +10,8 @@ use tidepool_txn::{Reclaim, Retired, View, Worker};
 pub(super) const SUPERSEDED: u64 = 0;
 /// A row's version whose transaction was aborted, or went back to a savepoint.
 pub(super) const ABORTED: u64 = 1;
-/// A version without an image of its own: a lock, a deletion, or what main has too.
+/// A version without an image of its own, or whose keys another has, too: a lock, a deletion, what main has, what was replaced
+/// without a change of keys.
 pub(super) const PLAIN: u64 = 2;
 /// A deletion that everybody sees now: still in the row's head, it is to be taken out if main does not have the row.
 pub(super) const TOMBSTONE: u64 = 3;
@@ -30,7 +31,10 @@ pub trait Gone: Send + Sync {
 
 impl Reclaim for RowStore {
     fn reclaim(&self, items: &[Retired], worker: &Worker) {
-        if let Some(gone) = self.gone.get() {
+        let has_entries = |item: &Retired| Version::of_marked(item.words[0]).1 <= ABORTED;
+        if let Some(gone) = self.gone.get()
+            && items.iter().any(has_entries)
+        {
             let horizon = worker.pin_horizon();
             for item in items {
                 let (version, mark) = Version::of_marked(item.words[0]);

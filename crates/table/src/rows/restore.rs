@@ -6,7 +6,7 @@
 use super::RowStore;
 use super::page::PAGE_HEADS;
 use super::range::{MainPart, Range, WORDS};
-use super::version::{Found, Kind, Version};
+use super::version::{Found, Keys, Kind, Version};
 use crate::RowGroup;
 use crate::bits::words_for;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl RowStore {
             }
         }
         let kind = if image.is_some() { Kind::Row } else { Kind::Deleted };
-        let version = Version::write(&self.memory, 0, ts.0, 0, (kind, false), None, image.unwrap_or(&[]))?;
+        let version = Version::write(&self.memory, 0, ts.0, 0, (kind, Keys::Change), None, image.unwrap_or(&[]))?;
         if !head.replace(before, version) {
             return Err(Error::internal("a row is written while the table is restored"));
         }

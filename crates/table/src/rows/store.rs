@@ -124,6 +124,12 @@ impl RowStore {
         debug_assert!(set.is_ok());
     }
 
+    /// Whether its table has its rows elsewhere, as the view sees it.
+    #[inline]
+    pub fn is_left(&self, view: &View) -> bool {
+        self.redefined.load(Ordering::Relaxed) != 0 && view.sees(&self.transactions, &self.redefined, u32::MAX)
+    }
+
     /// Ranges that there are.
     pub fn ranges(&self) -> u64 {
         self.directory.len()

@@ -44,6 +44,18 @@ pub(crate) enum Kind {
     Lock = 2,
 }
 
+/// What a version leaves of the keys that its row had. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Keys {
+    /// Perhaps nothing.
+    Change = 0,
+    /// Those that others may refer to.
+    LeaveUnique = 1,
+    /// Those of all indexes.
+    Leave = 3,
+}
+
 /// A version somewhere. That it may be looked at is for whoever has it to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version(NonNull<Header>);
@@ -61,14 +73,14 @@ impl Version {
         prefetch(self.0.as_ptr().cast::<u8>().wrapping_add(LINE_BYTES));
     }
 
-    /// Writes a new version, which nobody else can reach yet. `begin`: a tag's word, or a timestamp. `leaves_key`: the row's key columns are as they were,
+    /// Writes a new version, which nobody else can reach yet. `begin`: a tag's word, or a timestamp. `keys`: what becomes of the row's keys; where the unique ones are as they were,
     /// which those who locked only the key do not mind. 53200 when the memory is full.
     pub fn write(
         memory: &VersionMemory,
         shard: usize,
         begin: u64,
         command: u32,
-        (kind, leaves_key): (Kind, bool),
+        (kind, keys): (Kind, Keys),
         older: Option<Version>,
         image: &[u8],
     ) -> Result<Version> {
@@ -76,7 +88,7 @@ impl Version {
         let len = HEADER_BYTES + image.len();
         let block = memory.allocate(shard, len)?;
         let header = block.cast::<Header>();
-        let meta = image.len() as u32 | (kind as u32) << 28 | u32::from(leaves_key) << 30;
+        let meta = image.len() as u32 | (kind as u32) << 28 | (keys as u32) << 30;
         // SAFETY: the block was just taken: it is this function's alone, aligned to 32, and as long as header and
         // image.
         unsafe {
@@ -168,6 +180,12 @@ impl Header {
     #[inline]
     pub fn leaves_key(&self) -> bool {
         self.meta >> 30 & 1 != 0
+    }
+
+    /// Its row has the same keys in all indexes as the version that it replaced: that one's entries are this one's.
+    #[inline]
+    pub fn keeps_entries(&self) -> bool {
+        self.meta >> 31 != 0
     }
 
     #[inline]

@@ -110,7 +110,7 @@ impl<'v> RangeView<'v> {
 
     /// Of 64 rows, those that may have versions.
     #[inline]
-    pub(crate) fn headed(&self, window: usize) -> u64 {
+    pub fn headed(&self, window: usize) -> u64 {
         self.range.headed(window)
     }
 

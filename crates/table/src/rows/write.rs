@@ -3,7 +3,7 @@
 use super::range::{MainPart, Range};
 use super::reclaim::PLAIN;
 use super::sync::spin;
-use super::version::{Found, Kind, Version};
+use super::version::{Found, Keys, Kind, Version};
 use super::{RowLock, RowStore, WriteSet};
 use crate::RowGroup;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl RowStore {
         let row = self.take_id(worker.index());
         let range = self.range_of(row)?;
         range.head_to_write(view, row.position())?;
-        let version = self.new_version(worker, view, (Kind::Row, false), None, image)?;
+        let version = self.new_version(worker, view, (Kind::Row, Keys::Change), None, image)?;
         // Its page may be on its way out, as nothing is in it yet. Nobody else puts anything there.
         let placed = loop {
             match range.head_to_write(view, row.position()) {
@@ -86,7 +86,7 @@ impl RowStore {
             Found::Null | Found::TakingOut => None,
         };
         let kind = if image.is_some() { Kind::Row } else { Kind::Deleted };
-        let version = self.new_version(worker, view, (kind, false), before, image.unwrap_or(&[]))?;
+        let version = self.new_version(worker, view, (kind, Keys::Change), before, image.unwrap_or(&[]))?;
         if !head.replace(before, version) {
             return Err(Error::internal("a row is written while the table is restored"));
         }
@@ -95,8 +95,8 @@ impl RowStore {
         Ok(())
     }
 
-    /// Replaces a row's image. `leaves_key`: the columns that others may refer to stay as they are, so that a `FOR KEY
-    /// SHARE` lock is not in the way. 53200 as `insert`.
+    /// Replaces a row's image. `keys`: where the columns that others may refer to stay as they are, a `FOR KEY SHARE` lock is not in
+    /// the way; where those of all indexes do, nobody need look after entries of what was replaced. 53200 as `insert`.
     pub fn update(
         self: &Arc<Self>,
         worker: &Worker,
@@ -104,9 +104,9 @@ impl RowStore {
         writes: &mut WriteSet,
         row: RowId,
         image: &[u8],
-        leaves_key: bool,
+        keys: Keys,
     ) -> Result<Outcome> {
-        self.write(worker, view, writes, row, (Kind::Row, leaves_key), image)
+        self.write(worker, view, writes, row, (Kind::Row, keys), image)
     }
 
     /// Takes a row away. 53200 as `insert`: that a row is gone takes a version, too.
@@ -117,7 +117,7 @@ impl RowStore {
         writes: &mut WriteSet,
         row: RowId,
     ) -> Result<Outcome> {
-        self.write(worker, view, writes, row, (Kind::Deleted, false), &[])
+        self.write(worker, view, writes, row, (Kind::Deleted, Keys::Change), &[])
     }
 
     /// Locks a row to the transaction's end. A lock that the transaction has, or a row that it wrote, is enough if it is no
@@ -151,8 +151,8 @@ impl RowStore {
                 Err(outcome) => outcome,
             });
         }
-        let leaves_key = lock == RowLock::NoKeyUpdate;
-        Ok(match self.write(worker, view, writes, row, (Kind::Lock, leaves_key), &[])? {
+        let keys = if lock == RowLock::NoKeyUpdate { Keys::LeaveUnique } else { Keys::Change };
+        Ok(match self.write(worker, view, writes, row, (Kind::Lock, keys), &[])? {
             Outcome::SelfModified => Outcome::Written,
             outcome => outcome,
         })
@@ -166,7 +166,7 @@ impl RowStore {
         &self,
         worker: &Worker,
         view: &View,
-        (kind, leaves_key): (Kind, bool),
+        (kind, keys): (Kind, Keys),
         older: Option<Version>,
         image: &[u8],
     ) -> Result<Version> {
@@ -174,7 +174,7 @@ impl RowStore {
             return Err(Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long"));
         }
         let (shard, tag) = (worker.index(), worker.tag_to_write());
-        Version::write(&self.memory, shard, tag.word(), view.command(), (kind, leaves_key), older, image)
+        Version::write(&self.memory, shard, tag.word(), view.writes_as(), (kind, keys), older, image)
     }
 
     fn write(
@@ -183,11 +183,12 @@ impl RowStore {
         view: &View,
         writes: &mut WriteSet,
         row: RowId,
-        (kind, leaves_key): (Kind, bool),
+        (kind, keys): (Kind, Keys),
         image: &[u8],
     ) -> Result<Outcome> {
         self.check_view(view);
         let Some(range) = self.directory.get(row.range()) else { return Ok(Outcome::Deleted) };
+        let leaves_key = keys != Keys::Change;
         loop {
             let before = match self.target(view, range, row.position(), None) {
                 Target::Free(before) => before,
@@ -206,7 +207,7 @@ impl RowStore {
             // Locks are passed over, and are gone after the commit.
             let older = own_lock.map_or(before, |lock| lock.older());
             let head = range.head_to_write(view, row.position())?;
-            let version = self.new_version(worker, view, (kind, leaves_key), older, image)?;
+            let version = self.new_version(worker, view, (kind, keys), older, image)?;
             if !head.replace(before, version) {
                 // SAFETY: nobody has seen it.
                 unsafe { version.free(&self.memory) };
@@ -323,7 +324,7 @@ impl RowStore {
     ) -> Result<u64> {
         self.check_view(view);
         let main = MainPart::new(group, Vec::new(), 0);
-        let range = Range::loaded(self.near(), main, worker.tag_to_write(), view.command());
+        let range = Range::loaded(self.near(), main, worker.tag_to_write(), view.writes_as());
         let number = self.add_range(range);
         writes.loaded(self, number);
         Ok(number)

@@ -191,7 +191,8 @@ impl WriteSet {
                     let header = unsafe { version.header() };
                     let (older, kind) = (header.older(), header.kind());
                     if let Some(older) = older {
-                        worker.retire(ts, &table.owner, [older.marked(SUPERSEDED), row.0]);
+                        let mark = if header.keeps_entries() { PLAIN } else { SUPERSEDED };
+                        worker.retire(ts, &table.owner, [older.marked(mark), row.0]);
                     }
                     if kind == Kind::Deleted {
                         worker.retire(ts, &table.owner, [version.marked(TOMBSTONE), row.0]);
@@ -251,7 +252,8 @@ impl WriteSet {
         for (table, row, write) in undone {
             if let Write::Version { version, .. } | Write::Lock { version, .. } = write {
                 // SAFETY: taken back, not retired yet.
-                let mark = if unsafe { version.header() }.kind() == Kind::Row { ABORTED } else { PLAIN };
+                let header = unsafe { version.header() };
+                let mark = if header.kind() == Kind::Row && !header.keeps_entries() { ABORTED } else { PLAIN };
                 worker.retire(ts, &self.tables[*table as usize].owner, [version.marked(mark), row.0]);
             }
         }

@@ -156,7 +156,7 @@ impl Session {
     fn update(&mut self, row: RowId, id: i64, value: i64) -> Result<Outcome> {
         self.set(id, value);
         let view = self.worker.snapshot();
-        self.store.update(&self.worker, &view, &mut self.writes, row, &self.image, true)
+        self.store.update(&self.worker, &view, &mut self.writes, row, &self.image, Keys::LeaveUnique)
     }
 
     fn delete(&mut self, row: RowId) -> Result<Outcome> {

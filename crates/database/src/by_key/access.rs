@@ -1,0 +1,443 @@
+//! Finding and writing rows within a transaction.
+
+use super::prepared::{PreparedIndex, PreparedTable, Resolved};
+use super::scan::{KeyScan, ScanRange};
+use crate::catalog::RelationName;
+use crate::index::duplicate_key;
+use crate::{Database, DatabaseState, Isolation};
+use arrow_array::RecordBatch;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::sync::Arc;
+use tidepool_base::{Error, Part, Result, RowId, SqlState, Subject};
+use tidepool_index::Direction;
+use tidepool_table::rows::typed::{Column, Field, FieldType, ImageWriter, KeyValues, RowValues};
+use tidepool_table::rows::{Keys, Outcome, RangeView, RowLayout, RowRef, RowStore, ScanRead, WriteSet};
+use tidepool_table::{Entered, IndexAccess, IndexKey, Table, TableIndex};
+use tidepool_txn::{View, Worker};
+
+/// What a transaction does to rows. Everything is as of its snapshot, and with what it wrote itself.
+#[derive(Clone, Copy)]
+pub struct Access<'t> {
+    pub(super) database: &'t Arc<Database>,
+    pub(super) worker: &'t Worker,
+    pub(super) view: &'t View,
+    pub(super) work: &'t RefCell<Work>,
+    pub(super) keeper: &'t dyn Keeper,
+    pub(super) remembers_reads: bool,
+    /// What exists to a transaction that has changed that.
+    pub(super) changed: Option<&'t DatabaseState>,
+}
+
+/// What a transaction has done, and memory that is kept from one to the next.
+#[derive(Default)]
+pub(crate) struct Work {
+    pub writes: WriteSet,
+    /// Tables that rows were written of.
+    pub written: Vec<Arc<Table>>,
+    pub(super) key: IndexKey,
+    pub(super) old_key: IndexKey,
+    pub(super) image: Vec<u8>,
+}
+
+/// Keeps tables as they are while rows of them are written.
+pub(super) trait Keeper {
+    /// Returns when nobody changes the table, to the transaction's end.
+    fn keep(&self, table: &RelationName) -> Result<()>;
+
+    /// Asked while something is waited for.
+    fn interrupted(&self) -> Result<()>;
+}
+
+/// A row that was found: what it holds, as the transaction sees it.
+#[derive(Clone, Debug)]
+pub struct Row<'a> {
+    id: RowId,
+    image: Cow<'a, [u8]>,
+}
+
+impl<'a> Row<'a> {
+    /// Its place, which it keeps as long as it lives.
+    #[inline]
+    pub fn id(&self) -> RowId {
+        self.id
+    }
+
+    /// A column's value.
+    #[inline]
+    pub fn get<T: FieldType + ?Sized>(&self, column: Column<T>) -> T::Value<'_> {
+        column.of(&self.image)
+    }
+}
+
+/// A row that is being changed: its values as they were, and as they are to be.
+pub struct RowChange<'c> {
+    old: &'c [u8],
+    writer: ImageWriter<'c>,
+    /// A bit for each column that was set; of one beyond the 64th, all.
+    set: u64,
+}
+
+impl RowChange<'_> {
+    /// A column's value before the change.
+    #[inline]
+    pub fn old<T: FieldType + ?Sized>(&self, column: Column<T>) -> T::Value<'_> {
+        column.of(self.old)
+    }
+
+    /// Errors are those of [`Access::insert`].
+    #[inline]
+    pub fn set<T: ?Sized, F: Field + ?Sized>(&mut self, column: Column<T>, value: &F) -> Result<()> {
+        self.set |= column_bit(column.index());
+        self.writer.set(column, value)
+    }
+}
+
+/// The places of a word's bits.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = (word != 0).then(|| word.trailing_zeros() as usize);
+        word &= word.wrapping_sub(1);
+        place
+    })
+}
+
+/// The bit of a column among 64; those behind share all.
+pub(super) fn column_bit(index: usize) -> u64 {
+    if index < 64 { 1 << index } else { u64::MAX }
+}
+
+#[cold]
+fn changed_meanwhile(table: &Table) -> Error {
+    Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
+        .with_detail(format!("Table \"{}\" was altered since the transaction's snapshot.", table.def.name))
+}
+
+#[cold]
+fn newer() -> Error {
+    Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
+}
+
+/// The image of a row that is in main.
+#[cold]
+pub(super) fn image_in_main(layout: &RowLayout, row: RowRef<'_>) -> Result<Vec<u8>> {
+    let RowRef::Main { group, position } = row else { return Err(Error::internal("a row is not in main")) };
+    let columns =
+        group.segments().iter().map(|segment| segment.take(&[position as u32])).collect::<Result<Vec<_>>>()?;
+    let batch = RecordBatch::try_new(layout.schema().clone(), columns);
+    let batch = batch.map_err(|error| Error::internal(format!("a row does not fit its schema: {error}")))?;
+    let mut image = Vec::new();
+    layout.rows(&batch)?.image(0, &mut image)?;
+    Ok(image)
+}
+
+impl<'t> Access<'t> {
+    /// A table as the transaction sees it.
+    #[inline]
+    pub(super) fn resolve<'a>(&self, table: &'a PreparedTable) -> Result<&'a Resolved> {
+        let resolved = table.newest();
+        let Resolved { table: known, since, .. } = resolved;
+        let is_as_found = *since <= self.view.ts() && !known.is_superseded() && !known.rows.is_left(self.view);
+        if !is_as_found || self.changed.is_some() { self.resolve_anew(table) } else { Ok(resolved) }
+    }
+
+    #[cold]
+    fn resolve_anew<'a>(&self, table: &'a PreparedTable) -> Result<&'a Resolved> {
+        let resolved = match self.database.state_as_of(self.view) {
+            Some(state) => table.look_up(&state)?,
+            // It was altered since the snapshot was drawn, in which it is as it was.
+            None => match table.newest_for(self.view) {
+                Some(resolved) if !resolved.table.rows.is_left(self.view) => resolved,
+                // By another than the last who did so, and nobody looked in between.
+                _ => return Err(changed_meanwhile(&table.newest().table)),
+            },
+        };
+        if let Some(changed) = &self.changed
+            && changed.table(table.name()).is_none_or(|own| !Arc::ptr_eq(own, &resolved.table))
+        {
+            let message = format!("row access to table \"{}\", which the transaction has altered", table.name().name);
+            return Err(Error::unsupported(message));
+        }
+        Ok(resolved)
+    }
+
+    /// A table to write rows of: nobody alters it until the transaction's end.
+    #[inline]
+    fn resolve_to_write<'a>(&self, table: &'a PreparedTable) -> Result<&'a Resolved> {
+        self.keeper.keep(table.name())?;
+        let resolved = self.resolve(table)?;
+        if resolved.table.is_superseded() || resolved.table.rows.is_left(self.view) {
+            return Err(changed_meanwhile(&resolved.table));
+        }
+        resolved.check_writable()?;
+        Ok(resolved)
+    }
+
+    /// The row with a key. 42809 where the index is not unique, or the key is not all of its columns'.
+    #[inline]
+    pub fn get<'a>(&self, index: &'a PreparedIndex, key: impl KeyValues) -> Result<Option<Row<'a>>>
+    where
+        't: 'a,
+    {
+        let resolved = self.resolve(&index.table)?;
+        let way = index.table.index_in(resolved, index.way)?;
+        if !way.is_unique() || key.count() != way.positions().len() {
+            return Err(no_single_row(way));
+        }
+        let work = &mut *self.work.borrow_mut();
+        work.key.encode(way, &key)?;
+        self.find(&resolved.table, way, work)
+    }
+
+    /// The row whose key is in `work.key`.
+    #[inline]
+    fn find<'a>(&self, table: &'a Arc<Table>, way: &Arc<TableIndex>, work: &mut Work) -> Result<Option<Row<'a>>>
+    where
+        't: 'a,
+    {
+        if !way.is_complete_for(self.view) {
+            return Err(changed_meanwhile(table));
+        }
+        for row in way.tree().get(self.view, work.key.bytes()).iter() {
+            let Some(found) = table.rows.read(self.view, *row) else { continue };
+            if !way.has_key(&table.rows, found, work.key.bytes(), &mut work.old_key)? {
+                continue;
+            }
+            if self.remembers_reads {
+                work.writes.read_row(&table.rows, *row);
+            }
+            return Ok(Some(Row { id: *row, image: image_of(&table.rows, found)? }));
+        }
+        if self.remembers_reads {
+            let access = IndexAccess::of_key(way, work.key.bytes());
+            work.writes.read_scan(&table.rows, ScanRead::new(&[], Some(&access)));
+        }
+        Ok(None)
+    }
+
+    /// A row by its place. `None`: it is not there, as the transaction sees it.
+    pub fn get_by_id<'a>(&self, table: &'a PreparedTable, row: RowId) -> Result<Option<Row<'a>>>
+    where
+        't: 'a,
+    {
+        let resolved = self.resolve(table)?;
+        if self.remembers_reads {
+            self.work.borrow_mut().writes.read_row(&resolved.table.rows, row);
+        }
+        let found = resolved.table.rows.read(self.view, row);
+        found.map(|found| Ok(Row { id: row, image: image_of(&resolved.table.rows, found)? })).transpose()
+    }
+
+    /// The rows in a range of an index's keys, in the order of keys or the other way round.
+    pub fn scan<'a>(
+        &self,
+        index: &'a PreparedIndex,
+        range: ScanRange<impl KeyValues>,
+        direction: Direction,
+    ) -> Result<KeyScan<'a>>
+    where
+        't: 'a,
+    {
+        let resolved = self.resolve(&index.table)?;
+        let way = index.table.index_in(resolved, index.way)?;
+        if !way.is_complete_for(self.view) {
+            return Err(changed_meanwhile(&resolved.table));
+        }
+        KeyScan::new(*self, &resolved.table, way, range, direction)
+    }
+
+    /// Hands all rows of a table to a function, in no order.
+    pub fn scan_table<'a>(&self, table: &'a PreparedTable, mut take: impl FnMut(&Row<'_>) -> Result<()>) -> Result<()>
+    where
+        't: 'a,
+    {
+        let resolved = self.resolve(table)?;
+        let rows = &resolved.table.rows;
+        if self.remembers_reads {
+            self.work.borrow_mut().writes.read_table(rows);
+        }
+        for number in 0..rows.ranges() {
+            let Some(range) = rows.range(self.view, number) else { break };
+            for window in 0..RangeView::WINDOWS {
+                for position in bits(range.main(window) | range.headed(window)) {
+                    let row = RowId::new(number, window * 64 + position);
+                    if let Some(found) = rows.read(self.view, row) {
+                        take(&Row { id: row, image: image_of(rows, found)? })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a row: a value for each of the table's columns, in order. 23505 where another row has one of its unique keys, 23502
+    /// for NULL where none may be, 22001 and 22003 for what is too long or too large, 42804 and 42601 for other values than the
+    /// table's columns take, 53200 when memory is full. The transaction goes on as if nothing had been added then.
+    #[inline]
+    pub fn insert(&self, table: &PreparedTable, values: impl RowValues) -> Result<RowId> {
+        let resolved = self.resolve_to_write(table)?;
+        let table = &resolved.table;
+        let work = &mut *self.work.borrow_mut();
+        ImageWriter::make(table.rows.layout(), &table.def, &values, &mut work.image)?;
+        let before = work.writes.savepoint();
+        let row = table.rows.insert(self.worker, self.view, &mut work.writes, &work.image)?;
+        work.wrote(table);
+        for index in table.indexes() {
+            let entered = index
+                .key_of(&table.rows, RowRef::Version(&work.image), &mut work.key)
+                .and_then(|()| self.enter(table, index, row, &work.key));
+            if let Err(error) = entered {
+                work.writes.undo_to(before, self.worker);
+                return Err(self.remembering_key(error, table, work));
+            }
+        }
+        Ok(row)
+    }
+
+    /// Changes a row by its place. False: it is not there, as the transaction sees it. 40001 where another transaction changed it
+    /// since the snapshot, 40P01 where waiting for another would be for ever; else as [`Access::insert`].
+    #[inline]
+    pub fn update(
+        &self,
+        table: &PreparedTable,
+        row: RowId,
+        change: impl FnOnce(&mut RowChange<'_>) -> Result<()>,
+    ) -> Result<bool> {
+        let resolved = self.resolve_to_write(table)?;
+        let table = &resolved.table;
+        let layout = table.rows.layout();
+        let Some(found) = table.rows.read(self.view, row) else { return Ok(false) };
+        let old = image_of(&table.rows, found)?;
+        // Not borrowed while the change is worked out, which may look at other rows.
+        let mut image = std::mem::take(&mut self.work.borrow_mut().image);
+        image.clear();
+        image.extend_from_slice(&old);
+        let mut changing = RowChange { old: &old, writer: ImageWriter::change(layout, &table.def, &mut image), set: 0 };
+        change(&mut changing)?;
+        let set = changing.set;
+        let work = &mut *self.work.borrow_mut();
+        work.image = image;
+        let (mut changes_key, mut changes_unique) = (false, false);
+        for index in table.indexes() {
+            let has = index.positions().iter().any(|position| set & column_bit(*position) != 0);
+            changes_key |= has;
+            changes_unique |= has && index.is_unique();
+        }
+        let keys = match (changes_key, changes_unique) {
+            (false, _) => Keys::Leave,
+            (true, false) => Keys::LeaveUnique,
+            (true, true) => Keys::Change,
+        };
+        let before = work.writes.savepoint();
+        loop {
+            let writes = &mut work.writes;
+            match table.rows.update(self.worker, self.view, writes, row, &work.image, keys)? {
+                Outcome::Written => break,
+                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,
+                Outcome::Newer { .. } => return Err(newer()),
+                Outcome::Deleted | Outcome::SelfModified => return Ok(false),
+            }
+        }
+        work.wrote(table);
+        if !changes_key {
+            return Ok(true);
+        }
+        for index in table.indexes() {
+            let entered = (|| {
+                index.key_of(&table.rows, RowRef::Version(&old), &mut work.old_key)?;
+                index.key_of(&table.rows, RowRef::Version(&work.image), &mut work.key)?;
+                if work.key == work.old_key { Ok(()) } else { self.enter(table, index, row, &work.key) }
+            })();
+            if let Err(error) = entered {
+                work.writes.undo_to(before, self.worker);
+                return Err(self.remembering_key(error, table, work));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a row away by its place. As [`Access::update`].
+    pub fn delete(&self, table: &PreparedTable, row: RowId) -> Result<bool> {
+        let resolved = self.resolve_to_write(table)?;
+        let table = &resolved.table;
+        let work = &mut *self.work.borrow_mut();
+        loop {
+            match table.rows.delete(self.worker, self.view, &mut work.writes, row)? {
+                Outcome::Written => break,
+                Outcome::Conflict(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,
+                Outcome::Newer { .. } => return Err(newer()),
+                Outcome::Deleted | Outcome::SelfModified => return Ok(false),
+            }
+        }
+        work.wrote(table);
+        Ok(true)
+    }
+
+    #[inline]
+    fn enter(&self, table: &Table, index: &Arc<TableIndex>, row: RowId, key: &IndexKey) -> Result<()> {
+        loop {
+            match index.enter(&table.rows, self.view, row, key)? {
+                Entered::Done => return Ok(()),
+                Entered::Taken(_) => return Err(self.taken(table, index, key)),
+                Entered::Wait(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,
+            }
+        }
+    }
+
+    #[cold]
+    fn taken(&self, table: &Table, index: &TableIndex, key: &IndexKey) -> Error {
+        match table.def.indexes.iter().find(|def| def.id == index.id()) {
+            Some(def) => duplicate_key(&table.def, def, index, key.bytes()).with_subject(Subject {
+                schema: self.database.state().schema_name(table.def.schema).to_owned(),
+                table: table.def.name.clone(),
+                part: Part::Constraint(def.name.clone()),
+            }),
+            None => Error::internal("an index is in no definition"),
+        }
+    }
+
+    /// Who goes on after he was told that a key is taken knows of it.
+    #[cold]
+    fn remembering_key(&self, error: Error, table: &Table, work: &mut Work) -> Error {
+        if self.remembers_reads {
+            work.writes.read_table(&table.rows);
+        }
+        error
+    }
+
+    pub fn isolation(&self) -> Isolation {
+        self.worker.isolation()
+    }
+}
+
+impl Work {
+    #[inline]
+    fn wrote(&mut self, table: &Arc<Table>) {
+        if !self.written.iter().any(|known| Arc::ptr_eq(known, table)) {
+            self.written.push(table.clone());
+        }
+    }
+}
+
+#[inline]
+pub(super) fn image_of<'a>(rows: &RowStore, row: RowRef<'a>) -> Result<Cow<'a, [u8]>> {
+    match row {
+        RowRef::Version(image) => Ok(Cow::Borrowed(image)),
+        in_main => image_in_main(rows.layout(), in_main).map(Cow::Owned),
+    }
+}
+
+impl<'a> Row<'a> {
+    pub(super) fn new(id: RowId, image: Cow<'a, [u8]>) -> Row<'a> {
+        Row { id, image }
+    }
+}
+
+#[cold]
+fn no_single_row(index: &TableIndex) -> Error {
+    let what = match index.is_unique() {
+        true => format!("a key of {} columns", index.positions().len()),
+        false => "an index that is unique".to_owned(),
+    };
+    Error::new(SqlState::WRONG_OBJECT_TYPE, format!("a single row is found by {what}; others are scanned"))
+}

@@ -1,0 +1,165 @@
+//! Rows in ranges of keys.
+
+use super::access::{Access, Row, image_of};
+use std::ops::Bound;
+use std::sync::Arc;
+use tidepool_base::Result;
+use tidepool_index::key::KeyBounds;
+use tidepool_index::{Cursor, Direction};
+use tidepool_table::rows::ScanRead;
+use tidepool_table::rows::typed::KeyValues;
+use tidepool_table::{IndexAccess, IndexKey, Table, TableIndex};
+
+/// A range of an index's keys, by values of its first columns.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanRange<K> {
+    pub lower: Bound<K>,
+    pub upper: Bound<K>,
+}
+
+impl ScanRange<()> {
+    /// Everything.
+    pub fn all() -> ScanRange<()> {
+        ScanRange { lower: Bound::Unbounded, upper: Bound::Unbounded }
+    }
+}
+
+impl<K: KeyValues + Clone> ScanRange<K> {
+    /// Keys that begin with these values.
+    pub fn prefix(values: K) -> ScanRange<K> {
+        ScanRange { lower: Bound::Included(values.clone()), upper: Bound::Included(values) }
+    }
+
+    /// Keys from those that begin with the first values to those that begin with the second.
+    pub fn between(first: K, last: K) -> ScanRange<K> {
+        ScanRange { lower: Bound::Included(first), upper: Bound::Included(last) }
+    }
+}
+
+/// Rows in a range of keys, one after the other.
+pub struct KeyScan<'a> {
+    access: Access<'a>,
+    table: &'a Arc<Table>,
+    index: &'a Arc<TableIndex>,
+    bounds: KeyBounds,
+    direction: Direction,
+    cursor: Cursor,
+    key: IndexKey,
+    /// The last entry's key that was come to.
+    last: Vec<u8>,
+    is_over: bool,
+}
+
+/// Above all keys that begin with `key`, if anything is.
+fn above(mut key: Vec<u8>) -> Option<Vec<u8>> {
+    while let Some(last) = key.pop() {
+        if last < u8::MAX {
+            key.push(last + 1);
+            return Some(key);
+        }
+    }
+    None
+}
+
+fn bounds<K: KeyValues>(index: &TableIndex, range: &ScanRange<K>) -> Result<KeyBounds> {
+    let key = |values: &K| -> Result<Vec<u8>> {
+        let mut key = Vec::with_capacity(32);
+        values.encode(index.codec(), &mut key)?;
+        Ok(key)
+    };
+    Ok(KeyBounds {
+        lower: match &range.lower {
+            Bound::Included(values) => Bound::Included(key(values)?),
+            Bound::Excluded(values) => match above(key(values)?) {
+                Some(above) => Bound::Included(above),
+                // No key comes behind one of nothing but 255.
+                None => Bound::Excluded(vec![u8::MAX; tidepool_index::KEY_BYTES_MAX]),
+            },
+            Bound::Unbounded => Bound::Unbounded,
+        },
+        upper: match &range.upper {
+            Bound::Included(values) => above(key(values)?).map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Excluded(values) => Bound::Excluded(key(values)?),
+            Bound::Unbounded => Bound::Unbounded,
+        },
+    })
+}
+
+impl<'a> KeyScan<'a> {
+    pub(super) fn new(
+        access: Access<'a>,
+        table: &'a Arc<Table>,
+        index: &'a Arc<TableIndex>,
+        range: ScanRange<impl KeyValues>,
+        direction: Direction,
+    ) -> Result<KeyScan<'a>> {
+        let bounds = bounds(index, &range)?;
+        let cursor = Cursor::new(bounds.range(), direction);
+        Ok(KeyScan {
+            access,
+            table,
+            index,
+            bounds,
+            direction,
+            cursor,
+            key: IndexKey::default(),
+            last: Vec::new(),
+            is_over: false,
+        })
+    }
+
+    fn step(&mut self) -> Result<Option<Row<'a>>> {
+        let view = self.access.view;
+        let rows = &self.table.rows;
+        while let Some((key, row)) = self.cursor.next(self.index.tree(), view) {
+            let Some(found) = rows.read(view, row) else { continue };
+            // A row has entries for versions that the view does not see, too.
+            if !self.index.has_key(rows, found, key, &mut self.key)? {
+                continue;
+            }
+            if self.access.remembers_reads {
+                self.last.clear();
+                self.last.extend_from_slice(key);
+            }
+            return Ok(Some(Row::new(row, image_of(rows, found)?)));
+        }
+        self.is_over = true;
+        Ok(None)
+    }
+
+    /// Puts down what was looked at: up to the last row that was come to, or all.
+    fn remember(&mut self) {
+        let mut bounds =
+            std::mem::replace(&mut self.bounds, KeyBounds { lower: Bound::Unbounded, upper: Bound::Unbounded });
+        if !self.is_over {
+            if self.last.is_empty() {
+                return;
+            }
+            let last = std::mem::take(&mut self.last);
+            match self.direction {
+                Direction::Forward => bounds.upper = Bound::Included(last),
+                Direction::Backward => bounds.lower = Bound::Included(last),
+            }
+        }
+        let access = IndexAccess::of_range(self.index, bounds);
+        let read = ScanRead::new(&[], Some(&access));
+        self.access.work.borrow_mut().writes.read_scan(&self.table.rows, read);
+    }
+}
+
+impl<'a> Iterator for KeyScan<'a> {
+    type Item = Result<Row<'a>>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Result<Row<'a>>> {
+        if self.is_over { None } else { self.step().transpose() }
+    }
+}
+
+impl Drop for KeyScan<'_> {
+    fn drop(&mut self) {
+        if self.access.remembers_reads {
+            self.remember();
+        }
+    }
+}

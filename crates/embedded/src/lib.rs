@@ -1,0 +1,125 @@
+//! Tidepool inside a program: tables, rows by key, and transactions, without SQL and without a server.
+//!
+//! A [`Tidepool`] is an open database. Tables are made with a [`TableBuilder`] and looked up once ([`Tidepool::table`]); a
+//! [`PreparedIndex`] is a way to a table's rows, a [`Column`] reads one of its columns as a type of Rust. A thread has a
+//! [`DirectSession`], which runs transactions: rows are found and written through an [`Access`], as values of Rust (the types are
+//! those of [`typed`]).
+//!
+//! ```
+//! use tidepool_embedded::{Decimal, Direction, Isolation, Result, ScanRange, SqlType, TableBuilder, Tidepool};
+//!
+//! # fn main() -> Result<()> {
+//! let tidepool = Tidepool::in_memory()?;
+//! TableBuilder::new("accounts")
+//!     .column("id", SqlType::BigInt)
+//!     .column("owner", SqlType::Text)
+//!     .column("balance", SqlType::Numeric { precision: 12, scale: 2 })
+//!     .primary_key(["id"])
+//!     .index("accounts_by_owner", ["owner"])
+//!     .create(&tidepool)?;
+//! let accounts = tidepool.table("accounts")?;
+//! let (by_id, by_owner) = (accounts.primary_key()?, accounts.index("accounts_by_owner")?);
+//! let balance = accounts.column::<Decimal>("balance")?;
+//!
+//! let mut session = tidepool.session()?;
+//! session.run(Isolation::Serializable, |access| {
+//!     access.insert(&accounts, (1i64, "Ebbe", Decimal(10_000)))?;
+//!     access.insert(&accounts, (2i64, "Flut", Decimal(500)))
+//! })?;
+//!
+//! // 25.00 from one to the other; again where another transaction is in the way.
+//! session.run(Isolation::Serializable, |access| {
+//!     for (id, amount) in [(1i64, -2_500), (2, 2_500)] {
+//!         let account = access.get(&by_id, (id,))?.expect("both are there");
+//!         access.update(&accounts, account.id(), |row| row.set(balance, &Decimal(row.old(balance).0 + amount)))?;
+//!     }
+//!     Ok(())
+//! })?;
+//!
+//! let total = session.run(Isolation::RepeatableRead, |access| {
+//!     let rows = access.scan(&by_owner, ScanRange::all(), Direction::Backward)?;
+//!     rows.map(|row| Ok(row?.get(balance).0)).sum::<Result<i64>>()
+//! })?;
+//! assert_eq!(total, 10_500);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The same database can be served by SQL at the same time: `tidepool_planner::Planner::new` takes [`Tidepool::database`].
+//! Procedures that are registered here ([`Tidepool::procedure`]) are called there with `CALL`.
+//!
+//! Leaves to others: SQL, and with it all that rows' constraints say beyond keys, types and NULLs. Tables with `CHECK`
+//! constraints or foreign keys, and partitions, are read here and written by SQL.
+
+mod table_builder;
+
+pub use table_builder::TableBuilder;
+pub use tidepool_base::{ByteSize, CommitTs, Error, Result, RowId, SqlState, SqlType};
+pub use tidepool_database::by_key::{
+    Access, DirectSession, DirectTransaction, KeyScan, PreparedIndex, PreparedTable, Procedure, Row, RowChange,
+    ScanRange,
+};
+pub use tidepool_database::config::ConfigBuilder;
+pub use tidepool_database::{Config, Database, Isolation, Patience};
+pub use tidepool_index::Direction;
+pub use tidepool_index::key::KeyValue;
+pub use tidepool_table::MergePolicy;
+pub use tidepool_table::rows::typed;
+pub use tidepool_table::rows::typed::{
+    Bytes, Column, Date, Decimal, Field, FieldType, KeyValues, RowValues, Text, Timestamp,
+};
+
+use std::path::Path;
+use std::sync::Arc;
+
+/// An open database. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tidepool(Arc<Database>);
+
+impl Tidepool {
+    /// Opens the database that a configuration describes: its tablespaces, and its data folder, if it has one.
+    pub fn open(config: Config) -> Result<Tidepool> {
+        Ok(Tidepool(Database::open(config)?))
+    }
+
+    /// Opens (or makes) a data folder, with memory as `tidepool serve` would have it. 55006 where another process has it open.
+    pub fn open_folder(folder: impl AsRef<Path>) -> Result<Tidepool> {
+        Tidepool::open(ConfigBuilder::surroundings(None)?.data_dir(Some(folder.as_ref().to_owned())).build()?)
+    }
+
+    /// A database of which nothing is kept.
+    pub fn in_memory() -> Result<Tidepool> {
+        Tidepool::open(ConfigBuilder::surroundings(None)?.memory_only().build()?)
+    }
+
+    pub fn database(&self) -> &Arc<Database> {
+        &self.0
+    }
+
+    /// A session, for a thread of its own. 53300 when there are too many.
+    pub fn session(&self) -> Result<DirectSession> {
+        self.0.direct_session()
+    }
+
+    /// A table by its name in schema `public`. 42P01 when there is none, 0A000 for a partitioned one.
+    pub fn table(&self, name: &str) -> Result<PreparedTable> {
+        self.0.prepare_table(name)
+    }
+
+    /// Makes a function known to SQL as a procedure: `CALL name(…)`. It reads and writes rows as part of the caller's
+    /// transaction, and gets its arguments as values of the types that it is registered with. 42723 where the name is taken.
+    pub fn procedure(
+        &self,
+        name: &str,
+        arguments: &[(&str, SqlType)],
+        body: impl Fn(Access<'_>, &[KeyValue<'_>]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.0.procedures().register(name, arguments, body)
+    }
+}
+
+impl From<Arc<Database>> for Tidepool {
+    fn from(database: Arc<Database>) -> Tidepool {
+        Tidepool(database)
+    }
+}

@@ -1,0 +1,17 @@
+//! TPC-C (revision 5.11) within the database's process: the nine tables, their population, the five transactions and the
+//! consistency conditions, through the embedded API. Terminals have no think time, as in the papers on Silo and MOT.
+//!
+//! Deliveries, which the specification lets be deferred, are carried out where they are asked for.
+
+mod check;
+mod load;
+mod random;
+mod run;
+mod schema;
+mod transactions;
+
+pub use check::check;
+pub use load::load;
+pub use run::{KindResult, Mix, Plan, RunResult, run};
+pub use schema::{TABLES, Tables, Tablespaces, create};
+pub use transactions::{KINDS, Kind};
