@@ -1,6 +1,6 @@
 //! Ranges of entries, and all entries of one key.
 
-use crate::node::{Fence, HEADER_WORDS, Side, Snapshot, Target, Words, code};
+use crate::node::{Fence, HEADER_WORDS, Node, Side, Snapshot, Target, Words, code};
 use crate::pace::Counted;
 use crate::tree::{Index, Wait};
 use std::ops::{Bound, Deref};
@@ -26,7 +26,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    fn new() -> Rows {
+    pub(crate) fn new() -> Rows {
         Rows { len: 0, few: [RowId(0); 3], many: Vec::new() }
     }
 
@@ -78,22 +78,8 @@ impl Index {
                 rows.truncate(had);
                 let target = Target::before(key, from);
                 let spot = self.descend(&target, Side::Right, 0, Wait::Yes, touched)?;
-                let leaf = spot.node;
-                let shape = leaf.shape();
-                let count = shape.count().min(leaf.size_words());
-                let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
-                let code = code(rest);
-                let mut position = leaf.position(shape, &target);
-                while position < count {
-                    let slot = leaf.slot(position);
-                    if slot.code() != code || leaf.compare_extension(slot, rest).is_ne() {
-                        break;
-                    }
-                    rows.push(RowId(leaf.word(slot.payload())));
-                    position += 1;
-                }
-                let more = if position >= count { leaf.upper_fence_has_key(key) } else { None };
-                leaf.check(spot.version)?;
+                let more = spot.node.rows_of(key, from, &mut rows);
+                spot.node.check(spot.version)?;
                 Ok(more)
             });
             match more {
@@ -101,6 +87,28 @@ impl Index {
                 Some(row) => from = row,
             }
         }
+    }
+}
+
+impl Node {
+    /// Appends the rows of a leaf's entries of this key, of row ids from `from` on. To be checked behind. `Some`: they may go on
+    /// behind the leaf, from that row id on.
+    #[inline]
+    pub(crate) fn rows_of(&self, key: &[u8], from: u64, rows: &mut Rows) -> Option<u64> {
+        let shape = self.shape();
+        let count = shape.count().min(self.size_words());
+        let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
+        let code = code(rest);
+        let mut position = self.position(shape, &Target::before(key, from));
+        while position < count {
+            let slot = self.slot(position);
+            if slot.code() != code || self.compare_extension(slot, rest).is_ne() {
+                break;
+            }
+            rows.push(RowId(self.word(slot.payload())));
+            position += 1;
+        }
+        if position >= count { self.upper_fence_has_key(key) } else { None }
     }
 }
 

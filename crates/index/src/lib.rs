@@ -31,6 +31,7 @@ mod sync;
 mod testing;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod together;
 mod tree;
 mod unique;
 mod uses;

@@ -11,6 +11,9 @@ use tidepool_tablespace::{Purpose, Tablespace};
 
 const LINE_BYTES: usize = 64;
 
+/// Look-ups that go down side by side, to be accounted as so many; fewer are accounted as if each went alone.
+const TOGETHER_MIN: usize = 4;
+
 /// Lines that an entry put in or taken out writes: header, slots, payload.
 const WRITE_LINES: u64 = 4;
 
@@ -23,6 +26,8 @@ pub struct Touched {
     pub inner_lines: u64,
     /// Leaves that were come to from the root.
     pub leaves: u64,
+    /// Of `inner_lines`, those of look-ups that waited for memory together with others.
+    pub inner_lines_together: u64,
     /// Leaves that were locked to put an entry in or take one out.
     pub writes: u64,
     /// Leaves that were copied and are larger than what is fetched of any leaf, and their bytes beyond that.
@@ -39,6 +44,13 @@ impl Touched {
         } else {
             // The header and the first slots, those lines in which the search goes on, a payload.
             self.inner_lines += u64::from(2 + (usize::BITS - (shape.count() / 8).leading_zeros()));
+        }
+    }
+
+    /// What was counted so far was of so many look-ups at once.
+    pub(crate) fn go_together(&mut self, lookups: usize) {
+        if lookups >= TOGETHER_MIN {
+            self.inner_lines_together = self.inner_lines;
         }
     }
 
@@ -73,14 +85,15 @@ impl Touched {
     }
 
     /// For a cost model, of an index that takes so much memory.
-    pub fn accesses(&self, memory: IndexMemory) -> [Access; 4] {
+    pub fn accesses(&self, memory: IndexMemory) -> [Access; 5] {
         let IndexMemory { used_bytes, inner_bytes, .. } = memory;
         let leaf_bytes = used_bytes.saturating_sub(inner_bytes);
         let copied = Pattern::Sequential { bytes: self.copied_bytes, runs: self.copies };
         [
             // Each level depends on the one above. Inner nodes are few, and so mostly cached: they are a working set apart.
-            Access::read_random(self.inner_lines, inner_bytes, 2.0),
-            // All lines of a leaf are fetched at once.
+            Access::read_random(self.inner_lines.saturating_sub(self.inner_lines_together), inner_bytes, 2.0),
+            Access::read_random(self.inner_lines_together, inner_bytes, 2.0 * TOGETHER_MIN as f64),
+            // All lines of a leaf are fetched at once: as many as a core has under way, be it for one look-up or for several.
             Access::read_random(self.leaf_lines(), leaf_bytes, LEAF_LINES as f64),
             // Nobody waits for what is written: it is there by then, and leaves the caches later.
             Access::write_random(self.written_lines(), leaf_bytes, f64::MAX),
@@ -93,6 +106,7 @@ impl std::ops::AddAssign for Touched {
     fn add_assign(&mut self, other: Touched) {
         self.inner_lines += other.inner_lines;
         self.leaves += other.leaves;
+        self.inner_lines_together += other.inner_lines_together;
         self.writes += other.writes;
         self.copies += other.copies;
         self.copied_bytes += other.copied_bytes;

@@ -41,6 +41,14 @@ fn read(index: &Index, worker: &Worker, stays: &[Vec<u8>], direction: Direction)
         found += usize::from(row.0 == u64::MAX);
     }
     assert_eq!(found, stays.len(), "{direction:?}");
+    index.get_together(
+        &worker.snapshot(),
+        stays.len(),
+        |place| &stays[place],
+        |place, rows| {
+            assert!(rows.contains(&RowId(u64::MAX)), "{:?}", stays[place]);
+        },
+    );
 }
 
 #[test]

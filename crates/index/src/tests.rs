@@ -107,6 +107,18 @@ fn assert_same(index: &Index, view: &View, model: &Model, random: &mut Random, k
         let rows: Vec<u64> = index.get(view, &a).iter().map(|row| row.0).collect();
         let expected: Vec<u64> = model.range((a.clone(), 0)..=(a.clone(), u64::MAX)).map(|(_, row)| *row).collect();
         assert_eq!(rows, expected);
+        let many: Vec<Vec<u8>> = (0..random.below(40)).map(|_| keys.key(random)).collect();
+        let mut told = 0;
+        index.get_together(
+            view,
+            many.len(),
+            |place| &many[place],
+            |place, rows| {
+                assert_eq!((place, &**rows), (told, &*index.get(view, &many[place])));
+                told += 1;
+            },
+        );
+        assert_eq!(told, many.len());
         let (a, b) = if a <= b { (a, b) } else { (b, a) };
         assert_range(index, view, model, bound(random, &a), bound(random, &b));
     }

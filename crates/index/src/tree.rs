@@ -148,7 +148,7 @@ impl Index {
         unsafe { Node::from_link(link) }
     }
 
-    fn root(&self, wait: Wait) -> Result<(Node, Version), Restart> {
+    pub(crate) fn root(&self, wait: Wait) -> Result<(Node, Version), Restart> {
         // Acquire: the root was filled before.
         let link = self.root.load(Ordering::Acquire);
         // SAFETY: the root's.
@@ -222,15 +222,24 @@ impl Index {
         let mut backoff = Backoff::new();
         loop {
             if let Ok(done) = attempt(&mut touched) {
-                let paced = self.spaces.charge(&touched, &self.arena);
                 match counted {
-                    Some(counted) => *counted += Counted { touched, paced: paced.unwrap_or_default() },
-                    None => self.uses.add(&touched),
+                    Some(counted) => {
+                        let paced = self.spaces.charge(&touched, &self.arena);
+                        *counted += Counted { touched, paced: paced.unwrap_or_default() };
+                    }
+                    None => self.charge(&touched),
                 }
                 return done;
             }
             backoff.pause();
         }
+    }
+
+    /// Counts what was touched for nobody in particular.
+    #[inline]
+    pub(crate) fn charge(&self, touched: &Touched) {
+        self.spaces.charge(touched, &self.arena);
+        self.uses.add(touched);
     }
 
     /// Puts an entry in. False if it is there already. 54000 for a key that is too long, 53200 when the tablespace is
@@ -310,7 +319,7 @@ impl Index {
 /// again for the entry; the lines that it does not need cost less than that.
 pub(crate) const LEAF_LINES: usize = 16;
 /// Of an inner node, which is mostly in the caches.
-const INNER_LINES: usize = 3;
+pub(crate) const INNER_LINES: usize = 3;
 
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     if key.len() <= KEY_BYTES_MAX {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 struct Shard {
     inner_lines: AtomicU64,
     leaves: AtomicU64,
+    inner_lines_together: AtomicU64,
     writes: AtomicU64,
     copies: AtomicU64,
     copied_bytes: AtomicU64,
@@ -70,6 +71,7 @@ impl Uses {
         let shard = &self.0[thread_number() & (self.0.len() - 1)];
         add(&shard.inner_lines, touched.inner_lines);
         add(&shard.leaves, touched.leaves);
+        add(&shard.inner_lines_together, touched.inner_lines_together);
         add(&shard.writes, touched.writes);
         add(&shard.copies, touched.copies);
         add(&shard.copied_bytes, touched.copied_bytes);
@@ -83,6 +85,7 @@ impl Uses {
             total += Touched {
                 inner_lines: take(&shard.inner_lines),
                 leaves: take(&shard.leaves),
+                inner_lines_together: take(&shard.inner_lines_together),
                 writes: take(&shard.writes),
                 copies: take(&shard.copies),
                 copied_bytes: take(&shard.copied_bytes),

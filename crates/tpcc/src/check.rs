@@ -64,6 +64,9 @@ struct Customer {
     delivered: i64,
 }
 
+/// A payment: the customer's district, the one that it was paid in, customer, warehouse that it was paid in, amount.
+type Paid = (i16, i16, i32, i32, i64);
+
 fn each<'a>(
     access: Access<'a>,
     index: &'a PreparedIndex,
@@ -82,7 +85,7 @@ pub fn check(tidepool: &Tidepool, tables: &Tables, warehouses: i32) -> Result<Ve
     let transaction = session.begin(Isolation::RepeatableRead)?;
     let access = transaction.access();
     let mut breaches = Breaches::default();
-    let mut history: HashMap<i32, Vec<(i16, i16, i32, i32, i64)>> = HashMap::new();
+    let mut history: HashMap<i32, Vec<Paid>> = HashMap::new();
     // It has no key: by way of the scan that SQL has.
     let h = &tables.history;
     access.scan_table(&h.table, |row| {
@@ -106,7 +109,7 @@ fn check_warehouse(
     access: Access<'_>,
     tables: &Tables,
     w: i32,
-    payments: &[(i16, i16, i32, i32, i64)],
+    payments: &[Paid],
     by_district: &HashMap<(i32, i16), i64>,
     breaches: &mut Breaches,
 ) -> Result<()> {

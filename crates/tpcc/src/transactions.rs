@@ -150,11 +150,16 @@ impl Tables {
         access.insert(&self.orders.table, (w, d, o, c, entry, None::<i16>, lines.len() as i16, all_local))?;
         access.insert(&self.new_order.table, (w, d, o))?;
         let mut total = 0;
-        for (number, line) in (1..).zip(lines) {
-            let Some(of_item) = access.get(&item.key, (line.item,))? else { return Ok(Outcome::NotFound) };
+        let (mut items, mut stocks) = ([(0,); LINES_MAX], [(0, 0); LINES_MAX]);
+        for (line, (item, stock)) in lines.iter().zip(items.iter_mut().zip(&mut stocks)) {
+            (*item, *stock) = ((line.item,), (line.supplier, line.item));
+        }
+        let items = access.get_all(&item.key, &items[..lines.len()])?;
+        let stocks = access.get_all(&stock.key, &stocks[..lines.len()])?;
+        for ((number, line), (of_item, of_stock)) in (1..).zip(lines).zip(items.into_iter().zip(stocks)) {
+            let Some(of_item) = of_item else { return Ok(Outcome::NotFound) };
             let price = of_item.get(item.i_price).0;
-            let of_stock =
-                access.get(&stock.key, (line.supplier, line.item))?.ok_or_else(|| missing("an item's stock"))?;
+            let of_stock = of_stock.ok_or_else(|| missing("an item's stock"))?;
             let is_brand =
                 of_item.get(item.i_data).contains("ORIGINAL") && of_stock.get(stock.s_data).contains("ORIGINAL");
             show((of_item.get(item.i_name), is_brand));
@@ -303,12 +308,17 @@ impl Tables {
         }
         let items = &mut items[..count];
         items.sort_unstable();
-        let mut low = 0;
+        let mut keys = [(w, 0); 20 * LINES_MAX];
+        let mut distinct = 0;
         for (at, item) in items.iter().enumerate() {
-            if at > 0 && items[at - 1] == *item {
-                continue;
+            if at == 0 || items[at - 1] != *item {
+                keys[distinct].1 = *item;
+                distinct += 1;
             }
-            let of_stock = access.get(&stock.key, (w, *item))?.ok_or_else(|| missing("an item's stock"))?;
+        }
+        let mut low = 0;
+        for of_stock in access.get_all(&stock.key, &keys[..distinct])? {
+            let of_stock = of_stock.ok_or_else(|| missing("an item's stock"))?;
             low += u32::from(of_stock.get(stock.s_quantity) < threshold);
         }
         show(low);

@@ -57,7 +57,10 @@ fn placements_agree_and_the_report_stands_alone() {
 #[test]
 fn nonsense_is_refused_before_anything_is_generated() {
     for (arguments, message) in [
-        (["bench", "tpcc", "--sf", "1"], "there is no benchmark"),
+        (["bench", "tpcd", "--sf", "1"], "there is no benchmark"),
+        (["bench", "tpcc", "--sf", "2"], "TPC-C has no scale factor"),
+        (["bench", "tpcc", "--warehouses", "0"], "at least one warehouse"),
+        (["bench", "tpcc", "--mix", "wild"], "no mix is called"),
         (["bench", "tpch", "--sf", "0"], "invalid scale factor"),
         (["bench", "tpch", "--queries", "23"], "has no query"),
         (["bench", "tpch", "--placement", "nowhere"], "there is no placement"),

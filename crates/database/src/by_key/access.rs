@@ -38,6 +38,16 @@ pub(crate) struct Work {
     pub(super) key: IndexKey,
     pub(super) old_key: IndexKey,
     pub(super) image: Vec<u8>,
+    pub(super) lookups: Lookups,
+}
+
+/// Several look-ups at once: their keys, one behind the other, where each ends, rows that may have them, and which key.
+#[derive(Default)]
+pub(super) struct Lookups {
+    keys: Vec<u8>,
+    ends: Vec<usize>,
+    candidates: Vec<RowId>,
+    candidate_of: Vec<usize>,
 }
 
 /// Keeps tables as they are while rows of them are written.
@@ -187,6 +197,65 @@ impl<'t> Access<'t> {
         let work = &mut *self.work.borrow_mut();
         work.key.encode(way, &key)?;
         self.find(&resolved.table, way, work)
+    }
+
+    /// The rows with these keys, as [`Access::get`] finds each, but what memory has to be waited for is waited for together: that
+    /// is worth it from two keys on, and most where the index or the rows are far.
+    pub fn get_all<'a, K: KeyValues>(&self, index: &'a PreparedIndex, keys: &[K]) -> Result<Vec<Option<Row<'a>>>>
+    where
+        't: 'a,
+    {
+        let resolved = self.resolve(&index.table)?;
+        let table = &resolved.table;
+        let way = index.table.index_in(resolved, index.way)?;
+        if !way.is_unique() || keys.iter().any(|key| key.count() != way.positions().len()) {
+            return Err(no_single_row(way));
+        }
+        if !way.is_complete_for(self.view) {
+            return Err(changed_meanwhile(table));
+        }
+        let work = &mut *self.work.borrow_mut();
+        let Work { lookups, writes, old_key, .. } = work;
+        let Lookups { keys: encoded, ends, candidates, candidate_of } = lookups;
+        encoded.clear();
+        ends.clear();
+        candidates.clear();
+        candidate_of.clear();
+        for key in keys {
+            key.encode(way.codec(), encoded)?;
+            ends.push(encoded.len());
+        }
+        let key = |place: usize| &encoded[if place == 0 { 0 } else { ends[place - 1] }..ends[place]];
+        way.tree().get_together(self.view, keys.len(), key, |place, rows| {
+            candidates.extend_from_slice(rows);
+            candidate_of.resize(candidates.len(), place);
+        });
+        let mut found: Vec<Option<Row<'a>>> = vec![None; keys.len()];
+        let mut failed = None;
+        table.rows.read_together(self.view, candidates, |at, row| {
+            let (Some(row), place) = (row, candidate_of[at]) else { return };
+            let image = way.has_key(&table.rows, row, key(place), old_key);
+            match image.and_then(|has| if has { image_of(&table.rows, row).map(Some) } else { Ok(None) }) {
+                Ok(Some(image)) => found[place] = Some(Row { id: candidates[at], image }),
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if self.remembers_reads {
+            for (place, row) in found.iter().enumerate() {
+                match row {
+                    Some(row) => writes.read_row(&table.rows, row.id),
+                    None => {
+                        let access = IndexAccess::of_key(way, key(place));
+                        writes.read_scan(&table.rows, ScanRead::new(&[], Some(&access)));
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// The row whose key is in `work.key`.

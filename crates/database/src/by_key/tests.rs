@@ -195,6 +195,56 @@ fn rows_are_found_wherever_they_live() {
     assert_eq!(backwards.unwrap(), 66);
 }
 
+/// Rows in main, changed since, deleted, missing and the transaction's own, in groups of many sizes.
+#[test]
+fn many_keys_at_once_find_what_each_does() {
+    let f = fixture();
+    f.fill(0..100);
+    f.database.merge("t").unwrap();
+    f.fill(100..200);
+    let mut session = f.database.direct_session().unwrap();
+    session
+        .run(Isolation::Serializable, |access| (0..200).step_by(7).try_for_each(|id| f.add(access, id, 3).map(drop)))
+        .unwrap();
+    let transaction = session.begin(Isolation::Serializable).unwrap();
+    let access = transaction.access();
+    for id in (0..200i64).step_by(11) {
+        let row = access.get(&f.by_id, (id,)).unwrap().unwrap().id();
+        assert!(access.delete(&f.table, row).unwrap());
+    }
+    access.insert(&f.table, (300i64, 1, 9, None::<&str>)).unwrap();
+    for size in [0, 1, 3, 16, 17, 250] {
+        let keys: Vec<(i64,)> = (0..size).map(|key| (key * 37 % 311 - 2,)).collect();
+        let shown = |row: Option<Row<'_>>| row.map(|row| (row.id(), row.get(f.id), row.get(f.count)));
+        let together: Vec<_> = access.get_all(&f.by_id, &keys).unwrap().into_iter().map(shown).collect();
+        let each: Vec<_> = keys.iter().map(|key| shown(access.get(&f.by_id, *key).unwrap())).collect();
+        assert_eq!(together, each);
+    }
+    assert_eq!(access.get_all(&f.by_place, &[(1,)]).unwrap_err().code(), SqlState::WRONG_OBJECT_TYPE);
+    transaction.commit().unwrap();
+}
+
+/// A key that was looked for among others, and was not there, is there when the transaction commits.
+#[test]
+fn many_keys_at_once_are_serializable() {
+    let f = fixture();
+    f.fill(0..3);
+    let (mut one, mut other) = (f.database.direct_session().unwrap(), f.database.direct_session().unwrap());
+    for (changed, is_there) in [(2i64, true), (7, false)] {
+        let looking = one.begin(Isolation::Serializable).unwrap();
+        let found = looking.access().get_all(&f.by_id, &[(1i64,), (changed,)]).unwrap();
+        assert_eq!(found[1].is_some(), is_there);
+        f.add(looking.access(), 0, 1).unwrap();
+        other
+            .run(Isolation::Serializable, |access| match is_there {
+                true => f.add(access, changed, 1).map(drop),
+                false => access.insert(&f.table, (changed, 1, 0, None::<&str>)).map(drop),
+            })
+            .unwrap();
+        assert_eq!(looking.commit().unwrap_err().code(), SqlState::SERIALIZATION_FAILURE);
+    }
+}
+
 /// Sums hold, while a table is altered again and again beside those who write to it.
 #[test]
 fn tables_are_altered_beside_direct_transactions() {

@@ -37,6 +37,9 @@ const CLASSES: [u16; 23] = [
     8192,
 ];
 
+/// Lines that a core has under way from memory at a time: as of the engine's probes (`engine/examples/in_flight.rs` measures them).
+const LINES_IN_FLIGHT: f64 = 10.0;
+
 const WORDS: usize = SLAB_BYTES / BLOCK_ALIGN / 64;
 
 /// Threads that do not share anything when they take blocks.
@@ -354,13 +357,17 @@ impl VersionMemory {
         }
     }
 
-    /// Accounts the read of a version's `len` bytes that were reached through a pointer: one wait for all its lines.
+    /// Accounts the read of `len` bytes of versions that were reached through pointers known beforehand: as many lines are waited
+    /// for together as a core has under way.
     #[inline]
     pub(crate) fn charge_read(&self, len: usize) {
         if self.space.pacer().is_some() {
             let lines = len.div_ceil(LINE_BYTES) as u64;
             let working_set = self.space.bytes(Purpose::Delta);
-            self.space.charge(Purpose::Delta, &[Access::read_random(lines, working_set, lines as f64)]);
+            self.space.charge(
+                Purpose::Delta,
+                &[Access::read_random(lines, working_set, (lines as f64).min(LINES_IN_FLIGHT))],
+            );
         }
     }
 

@@ -4,16 +4,20 @@ use super::locks::RowLocks;
 use super::page::PAGE_HEADS;
 use super::range::{Directory, Range};
 use super::reclaim::Gone;
-use super::sync::AtomicU64;
+use super::sync::{AtomicU64, prefetch};
 use super::version::{Found, Kind, Version};
 use super::{RowLayout, VersionMemory};
 use crate::RowGroup;
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use tidepool_base::{RowId, StoreId};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Transactions, View};
+
+/// Rows that are looked up side by side.
+const TOGETHER: usize = 16;
 
 /// Threads that do not share anything when they take row ids.
 const SHARDS: usize = 64;
@@ -197,6 +201,49 @@ impl RowStore {
             }
         }
         self.read_main(view, range, row.position())
+    }
+
+    /// As `read` of each of some rows, told in their order. What memory is waited for is waited for together.
+    pub fn read_together<'v>(
+        &'v self,
+        view: &'v View,
+        rows: &[RowId],
+        mut take: impl FnMut(usize, Option<RowRef<'v>>),
+    ) {
+        self.check_view(view);
+        for (chunk, start) in rows.chunks(TOGETHER).zip((0..).step_by(TOGETHER)) {
+            let mut heads = [None; TOGETHER];
+            for (row, place) in chunk.iter().zip(&mut heads) {
+                *place = self.directory.get(row.range()).map(|range| (range, range.head(view, row.position())));
+                if let Some((_, Some(head))) = place {
+                    prefetch(*head);
+                }
+            }
+            let mut versions = [None; TOGETHER];
+            for (head, version) in heads.iter().zip(&mut versions) {
+                if let Some((_, Some(head))) = head
+                    && let Found::Version(found) = head.load()
+                {
+                    found.prefetch();
+                    *version = Some(found);
+                }
+            }
+            let read = Cell::new(0);
+            for (at, row) in chunk.iter().enumerate() {
+                let found = heads[at].and_then(|(range, _)| {
+                    let seen = versions[at].map_or(Seen::Main, |version| {
+                        self.seen_charging(view, version, 0, |bytes| read.set(read.get() + bytes))
+                    });
+                    match seen {
+                        Seen::Image(image) => Some(RowRef::Version(image)),
+                        Seen::Deleted => None,
+                        Seen::Main => self.read_main(view, range, row.position()),
+                    }
+                });
+                take(start + at, found);
+            }
+            self.memory.charge_read(read.get());
+        }
     }
 
     pub(super) fn read_main<'v>(&self, view: &'v View, range: &'v Range, position: usize) -> Option<RowRef<'v>> {

@@ -134,7 +134,7 @@ macro_rules! fixed_type {
             }
 
             #[inline]
-            fn read<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> $type {
+            fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> $type {
                 $of(<$bytes>::from_le_bytes(fixed(image, column.at as usize)))
             }
         }
@@ -183,7 +183,7 @@ impl FieldType for bool {
     }
 
     #[inline]
-    fn read<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> bool {
+    fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> bool {
         image[column.at as usize] != 0
     }
 }
@@ -213,7 +213,7 @@ impl FieldType for Decimal {
     }
 
     #[inline]
-    fn read<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> Decimal {
+    fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> Decimal {
         Decimal(i64::from_le_bytes(fixed(image, column.at as usize)))
     }
 }
@@ -250,7 +250,7 @@ impl FieldType for i128 {
     }
 
     #[inline]
-    fn read<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> i128 {
+    fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> i128 {
         i128::from_le_bytes(fixed(image, column.at as usize))
     }
 }
@@ -288,7 +288,7 @@ impl FieldType for [u8; 16] {
     }
 
     #[inline]
-    fn read<'a, T: ?Sized>(image: &'a [u8], column: &Column<T>) -> [u8; 16] {
+    fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> [u8; 16] {
         // In the image its number is little endian.
         let mut bytes: [u8; 16] = fixed(image, column.at as usize);
         bytes.reverse();
