@@ -38,7 +38,7 @@ fn main() -> Result<()> {
         session.run(Isolation::RepeatableRead, |access| {
             (0..ACCOUNTS).try_for_each(|id| {
                 let owner = format!("owner {}", id % 10);
-                access.insert(&accounts, (id, owner, Decimal(100_00), None::<&str>)).map(drop)
+                access.insert(&accounts, (id, owner, Decimal(10_000), None::<&str>)).map(drop)
             })
         })?;
     }
