@@ -29,7 +29,8 @@ pub use crate::observe::{ObserveArgs, run_observe};
 pub struct BenchArgs {
     /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
-    /// local cache. Or tpcc: transactions by the embedded API
+    /// local cache. Or transactions by the embedded API:
+    /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -44,13 +45,13 @@ pub struct BenchArgs {
     #[arg(long, default_value = "both-near")]
     pub placement: String,
     /// Profiles that far memory is paced as, presets or the configuration file's, separated by commas; none for no pacing
-    /// [default: fpga-prototype; disaggregation: rdma-56g-paging,infiniswap]
+    /// [default: fpga-prototype; disaggregation: rdma-56g-paging,infiniswap; mot: optane,cxl-asic,fpga-prototype]
     #[arg(long)]
     pub profile: Option<String>,
     /// Queries, such as 1,6,10-14 [default: all]
     #[arg(long)]
     pub queries: Option<String>,
-    /// Timed runs of each query, after one warm-up
+    /// Timed runs of each query, after one warm-up; mot: rounds
     #[arg(long, default_value_t = 3)]
     pub repeat: usize,
     #[arg(long, value_enum, default_value_t = EngineKind::Tidepool)]
@@ -67,12 +68,12 @@ pub struct BenchArgs {
     /// disaggregation: sizes of the local cache, in percent of what the queries touch
     #[arg(long, default_value = "100,75,50,25,10,5")]
     pub shares: String,
-    /// tpcc: warehouses
-    #[arg(long, default_value_t = 1)]
-    pub warehouses: u32,
-    /// tpcc: seconds that are measured, after two to warm up
-    #[arg(long, default_value_t = 10.0)]
-    pub seconds: f64,
+    /// tpcc, mot: warehouses [default: 1; mot: as many as threads]
+    #[arg(long)]
+    pub warehouses: Option<u32>,
+    /// tpcc, mot: seconds of each run that are measured [default: 10; mot: 1]
+    #[arg(long)]
+    pub seconds: Option<f64>,
     /// tpcc: standard, neworder-payment, read, neworder or payment
     #[arg(long, default_value = "standard")]
     pub mix: String,
@@ -82,7 +83,7 @@ pub struct BenchArgs {
     /// Write the result as JSON (- for standard output)
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Write result.json and index.html into this folder
+    /// Write result.json and index.html into this folder; mot: result.json and report.md
     #[arg(long)]
     pub report: Option<PathBuf>,
     /// Write the tables as Parquet files into this folder
@@ -122,6 +123,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "placement" => return crate::study::run_study(args).await,
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
+        "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
         "tpcc" => return tokio::task::block_in_place(|| crate::tpcc::run_tpcc(&args)),
         _ => {}
     }

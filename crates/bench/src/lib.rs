@@ -27,6 +27,7 @@ pub mod workload;
 mod advise;
 mod demo;
 mod machine;
+mod mot;
 
 use serde::Serialize;
 use std::path::Path;

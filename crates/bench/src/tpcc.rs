@@ -14,6 +14,7 @@ use tidepool_tablespace::Purpose;
 use tidepool_tpcc::{Mix, Plan, RunResult, TABLES, Tables, Tablespaces};
 
 const WARM_UP: Duration = Duration::from_secs(2);
+const SECONDS: f64 = 10.0;
 
 /// What a run writes as JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -78,7 +79,8 @@ fn placed(name: &str) -> Result<Tablespaces> {
 
 /// Loads, runs, checks and reports. Fails where a condition does not hold.
 pub fn run_tpcc(args: &BenchArgs) -> Result<ExitCode> {
-    if args.warehouses == 0 {
+    let warehouses = args.warehouses.unwrap_or(1);
+    if warehouses == 0 {
         return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "there must be at least one warehouse"));
     }
     if args.sf != 1.0 {
@@ -87,10 +89,10 @@ pub fn run_tpcc(args: &BenchArgs) -> Result<ExitCode> {
     }
     let spaces = placed(&args.placement)?;
     let plan = Plan {
-        warehouses: args.warehouses as i32,
+        warehouses: warehouses as i32,
         threads: threads(args.threads)?,
         warm_up: WARM_UP,
-        duration: Duration::try_from_secs_f64(args.seconds).unwrap_or_default(),
+        duration: Duration::try_from_secs_f64(args.seconds.unwrap_or(SECONDS)).unwrap_or_default(),
         mix: Mix::parse(&args.mix)?,
         isolation: Isolation::Serializable,
         seed: 7,
@@ -153,7 +155,7 @@ fn measure(
         schema: "tidepool-tpcc/1",
         tidepool_version: env!("CARGO_PKG_VERSION"),
         machine: machine::machine(),
-        warehouses: args.warehouses,
+        warehouses: plan.warehouses as u32,
         threads: plan.threads,
         mix: args.mix.clone(),
         isolation: "serializable",

@@ -20,7 +20,7 @@ pub use cost::{Access, CostModel, Excess, Pattern, Share, local_profile, set_loc
 pub use device::Device;
 pub use location::{CacheSize, Location, Stripe};
 pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, Mapping, PAGE_BYTES};
-pub use pacing::{Pacer, PacingCounters, PacingTotals};
+pub use pacing::{GATHER_SLOTS, Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use residency::{Miss, PoolId, Residency};
 pub use stop::stop;

@@ -153,6 +153,78 @@ thread_local! {
     };
 }
 
+/// Small accesses of one kind that a thread has made and not accounted yet.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    /// As all of them are, but for how much.
+    access: Option<Access>,
+    /// Lines, or bytes in sequence.
+    amount: u64,
+    /// Lines by how many were under way, or runs.
+    waits: f64,
+}
+
+/// A thread's small accesses with one pacer and of one slot.
+#[derive(Debug)]
+struct GatheredSlot {
+    pacer_id: Cell<usize>,
+    operations: Cell<u32>,
+    kinds: [Cell<Gathered>; GATHERED_KINDS],
+}
+
+/// Kinds of accesses of an operation, at most.
+const GATHERED_KINDS: usize = 5;
+/// Operations that are accounted together.
+const GATHERED_MAX: u32 = 32;
+/// Slots of a pacer, by what for it gathers.
+pub const GATHER_SLOTS: usize = 3;
+/// As `THREAD_ACCOUNTS`: two pacers that share a place take it from each other, which costs them fewer than `GATHERED_MAX` operations.
+const GATHERED_PLACES: usize = 5 * GATHER_SLOTS;
+
+thread_local! {
+    // Constant and without a destructor, as the accounts.
+    static GATHERED: [GatheredSlot; GATHERED_PLACES] = const {
+        [const {
+            GatheredSlot {
+                pacer_id: Cell::new(0),
+                operations: Cell::new(0),
+                kinds: [const { Cell::new(Gathered { access: None, amount: 0, waits: 0.0 }) }; GATHERED_KINDS],
+            }
+        }; GATHERED_PLACES]
+    };
+}
+
+impl Gathered {
+    #[inline]
+    fn add(&mut self, access: &Access) {
+        match access.pattern {
+            Pattern::Sequential { bytes, runs } => {
+                self.amount += bytes;
+                self.waits += runs as f64;
+            }
+            Pattern::Random { lines, in_flight, .. } => {
+                self.amount += lines;
+                self.waits += lines as f64 / in_flight.max(1.0);
+            }
+        }
+        // The working set as it was last.
+        self.access = Some(*access);
+    }
+
+    /// All of them as one.
+    fn sum(self) -> Option<Access> {
+        let access = self.access?;
+        let pattern = match access.pattern {
+            Pattern::Sequential { .. } => Pattern::Sequential { bytes: self.amount, runs: self.waits as u64 },
+            Pattern::Random { working_set_bytes, .. } => {
+                let in_flight = if self.waits > 0.0 { self.amount as f64 / self.waits } else { f64::MAX };
+                Pattern::Random { lines: self.amount, working_set_bytes, in_flight }
+            }
+        };
+        Some(Access { pattern, write: access.write })
+    }
+}
+
 fn now_ns() -> u64 {
     static EPOCH: OnceLock<Instant> = OnceLock::new();
     // Starts at `OVERLAP_NS_MAX`, so that looking back from the first charge stays above zero.
@@ -220,6 +292,49 @@ impl Pacer {
         }
         ACCOUNTS.with(|accounts| accounts[place].set(account));
         spent
+    }
+
+    /// As `spend`, of one small operation among many: a look-up of a row or of a key. So many of them are accounted together, as
+    /// accounting for each would take longer than what it accounts for; `None` until then. Accesses of the same place in
+    /// `accesses` are of the same kind from operation to operation of a `slot` (below [`GATHER_SLOTS`]); at most five.
+    #[inline]
+    pub fn gather(&self, slot: usize, accesses: &[Access]) -> Option<PacingCounters> {
+        GATHERED.with(|places| {
+            let gathered = self.gathered(places, slot);
+            for (access, kind) in accesses.iter().zip(&gathered.kinds) {
+                let mut sum = kind.get();
+                sum.add(access);
+                kind.set(sum);
+            }
+            gathered.operations.set(gathered.operations.get() + 1);
+            (gathered.operations.get() >= GATHERED_MAX).then(|| self.settle_slot(gathered))
+        })
+    }
+
+    /// Accounts what this thread has gathered in a slot.
+    pub fn settle(&self, slot: usize) -> PacingCounters {
+        GATHERED.with(|places| self.settle_slot(self.gathered(places, slot)))
+    }
+
+    #[inline]
+    fn gathered<'p>(&self, places: &'p [GatheredSlot; GATHERED_PLACES], slot: usize) -> &'p GatheredSlot {
+        let gathered = &places[self.id % (GATHERED_PLACES / GATHER_SLOTS) * GATHER_SLOTS + slot];
+        if gathered.pacer_id.replace(self.id) != self.id {
+            gathered.clear();
+        }
+        gathered
+    }
+
+    #[inline(never)]
+    fn settle_slot(&self, gathered: &GatheredSlot) -> PacingCounters {
+        let mut accesses = [Access::read_sequential(0); GATHERED_KINDS];
+        let mut count = 0;
+        for access in gathered.kinds.iter().filter_map(|kind| kind.get().sum()) {
+            accesses[count] = access;
+            count += 1;
+        }
+        gathered.clear();
+        if count == 0 { PacingCounters::default() } else { self.spend(&accesses[..count]) }
     }
 
     /// Takes time that this thread spent on keeping accounts off what it owes here, as the device would not have taken
@@ -300,6 +415,13 @@ impl Pacer {
     }
 }
 
+impl GatheredSlot {
+    fn clear(&self) {
+        self.operations.set(0);
+        self.kinds.iter().for_each(|kind| kind.set(Gathered { access: None, amount: 0, waits: 0.0 }));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +463,30 @@ mod tests {
         let elapsed = stream(&pacer, 1000, MIB, 200_000);
         // 300 ns of excess latency a batch, and nothing for bandwidth (but for the first batch, which had no past).
         assert!((200_300_000..200_500_000).contains(&elapsed), "{elapsed}");
+    }
+
+    #[test]
+    fn what_is_gathered_is_accounted_as_each_alone() {
+        let (together, alone) = (pacer("fpga-prototype"), pacer("fpga-prototype"));
+        for round in 0..1000u64 {
+            let accesses = [
+                Access::read_random(1 + round % 7, 900 * MIB, (1 + round % 3) as f64),
+                Access::write_random(round % 2, 900 * MIB, f64::MAX),
+                Access::write_sequential(100),
+            ];
+            together.gather(1, &accesses);
+            alone.spend(&accesses);
+        }
+        together.settle(1);
+        assert_eq!(together.settle(1), PacingCounters::default());
+        let (together, alone) = (together.counters(), alone.counters());
+        let asked = |counters: PacingCounters| (counters.bytes_read, counters.bytes_written, counters.lines);
+        // Lines that are written in sequence are counted in whole ones of what is accounted together.
+        assert_eq!((asked(together).0, asked(together).1), (asked(alone).0, asked(alone).1));
+        assert!(together.lines <= alone.lines && together.lines > alone.lines - 1000);
+        let near = |a: u64, b: u64| a.abs_diff(b) <= b / 20;
+        assert!(near(together.stall_ns, alone.stall_ns), "{together:?} {alone:?}");
+        assert!(near(together.link_bytes_read, alone.link_bytes_read), "{together:?} {alone:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidepool_device::{Access, PacingCounters, Pattern};
-use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_tablespace::{GatherSlot, Purpose, Tablespace};
 
 const LINE_BYTES: usize = 64;
 
@@ -155,13 +155,22 @@ impl Spaces {
     pub fn charge(&self, touched: &Touched, arena: &Arena) -> Option<PacingCounters> {
         // SAFETY: one of `all`, which keeps it until `self` is dropped.
         let space = unsafe { &*self.current.load(Ordering::Acquire) };
-        space.pacer().is_some().then(|| charge(space, touched, arena))
+        space.pacer().is_some().then(|| space.spend(Purpose::Index, &accesses(touched, arena)))
+    }
+
+    /// As `charge`, for nobody in particular, and so together with what comes next.
+    #[inline]
+    pub fn gather(&self, touched: &Touched, arena: &Arena) {
+        // SAFETY: as above.
+        let space = unsafe { &*self.current.load(Ordering::Acquire) };
+        if space.pacer().is_some() {
+            space.gather(GatherSlot::Keys, &accesses(touched, arena));
+        }
     }
 }
 
-#[cold]
-fn charge(space: &Tablespace, touched: &Touched, arena: &Arena) -> PacingCounters {
+#[inline(never)]
+fn accesses(touched: &Touched, arena: &Arena) -> [Access; 5] {
     let (leaf_bytes, inner_bytes) = arena.used_bytes();
-    let memory = IndexMemory { held_bytes: 0, used_bytes: leaf_bytes + inner_bytes, inner_bytes };
-    space.spend(Purpose::Index, &touched.accesses(memory))
+    touched.accesses(IndexMemory { held_bytes: 0, used_bytes: leaf_bytes + inner_bytes, inner_bytes })
 }

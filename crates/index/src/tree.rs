@@ -238,7 +238,7 @@ impl Index {
     /// Counts what was touched for nobody in particular.
     #[inline]
     pub(crate) fn charge(&self, touched: &Touched) {
-        self.spaces.charge(touched, &self.arena);
+        self.spaces.gather(touched, &self.arena);
         self.uses.add(touched);
     }
 

@@ -29,6 +29,6 @@ pub use ledger::{LedgerRow, Purpose};
 pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;
 pub use shape::Reshape;
-pub use space::{PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
+pub use space::{GatherSlot, PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
 pub use spaces::Tablespaces;
 pub use tidepool_device::stop;

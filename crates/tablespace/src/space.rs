@@ -62,6 +62,29 @@ pub struct TablespaceUsage {
     pub resident_bytes: u64,
 }
 
+/// Small operations that are accounted together. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatherSlot {
+    /// Of an index.
+    Keys = 0,
+    /// Versions that are read.
+    ReadVersions = 1,
+    /// Versions that are written.
+    WrittenVersions = 2,
+}
+
+impl GatherSlot {
+    const ALL: [GatherSlot; tidepool_device::GATHER_SLOTS] =
+        [GatherSlot::Keys, GatherSlot::ReadVersions, GatherSlot::WrittenVersions];
+
+    fn purpose(self) -> Purpose {
+        match self {
+            GatherSlot::Keys => Purpose::Index,
+            GatherSlot::ReadVersions | GatherSlot::WrittenVersions => Purpose::Delta,
+        }
+    }
+}
+
 /// A run of pages that was just taken.
 #[derive(Clone, Copy, Debug)]
 pub struct PageRun {
@@ -237,6 +260,26 @@ impl Tablespace {
         self.pacers.current().map(|pacer| self.spent(pacer, purpose, accesses)).unwrap_or_default()
     }
 
+    /// As `charge`, of one small operation among many: see [`Pacer::gather`]. What a thread has gathered last is accounted with what
+    /// follows.
+    #[inline]
+    pub fn gather(&self, slot: GatherSlot, accesses: &[Access]) {
+        if let Some(pacer) = self.pacers.current()
+            && let Some(spent) = pacer.gather(slot as usize, accesses)
+        {
+            self.paced[slot.purpose() as usize].add(&spent);
+        }
+    }
+
+    /// Accounts what this thread has gathered.
+    pub fn settle_gathered(&self) {
+        if let Some(pacer) = self.pacers.current() {
+            for slot in GatherSlot::ALL {
+                self.paced[slot.purpose() as usize].add(&pacer.settle(slot as usize));
+            }
+        }
+    }
+
     /// Takes time that this thread spent on keeping accounts off what it owes here.
     pub fn credit(&self, ns: u64) {
         if let Some(pacer) = self.pacers.current() {
@@ -251,8 +294,10 @@ impl Tablespace {
         spent
     }
 
-    /// What pacing accounted since the tablespace was opened, for each purpose that there was anything for.
+    /// What pacing accounted since the tablespace was opened, for each purpose that there was anything for. Of other threads' small
+    /// operations the last few may be missing.
     pub fn paced(&self) -> Vec<(Purpose, PacingCounters)> {
+        self.settle_gathered();
         let counters = Purpose::ALL.into_iter().map(|purpose| (purpose, self.paced[purpose as usize].get()));
         counters.filter(|(_, counters)| *counters != PacingCounters::default()).collect()
     }

@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_device::{Access, PAGE_BYTES};
-use tidepool_tablespace::{Purpose, Tablespace};
+use tidepool_device::{Access, PAGE_BYTES, Pattern};
+use tidepool_tablespace::{GatherSlot, Purpose, Tablespace};
 
 #[cfg(not(miri))]
 const SLAB_BYTES: usize = 64 << 10;
@@ -364,18 +364,19 @@ impl VersionMemory {
         if self.space.pacer().is_some() {
             let lines = len.div_ceil(LINE_BYTES) as u64;
             let working_set = self.space.bytes(Purpose::Delta);
-            self.space.charge(
-                Purpose::Delta,
-                &[Access::read_random(lines, working_set, (lines as f64).min(LINES_IN_FLIGHT))],
-            );
+            let access = Access::read_random(lines, working_set, (lines as f64).min(LINES_IN_FLIGHT));
+            self.space.gather(GatherSlot::ReadVersions, &[access]);
         }
     }
 
-    /// Accounts the write of a new version.
+    /// Accounts the write of a new version. Nobody waits for it, as stores are buffered; its lines, one block behind the other, come from
+    /// the device, as the caches ask for what they are about to change, and go back there.
     #[inline]
     pub(crate) fn charge_write(&self, len: usize) {
         if self.space.pacer().is_some() {
-            self.space.charge(Purpose::Delta, &[Access::write_sequential(len as u64)]);
+            let bytes = Pattern::Sequential { bytes: len as u64, runs: 0 };
+            let accesses = [false, true].map(|write| Access { pattern: bytes, write });
+            self.space.gather(GatherSlot::WrittenVersions, &accesses);
         }
     }
 }

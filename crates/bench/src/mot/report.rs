@@ -1,0 +1,166 @@
+//! What was measured, as Markdown.
+
+use super::{AccessResult, MatrixResult, MotResult};
+use std::fmt::Write;
+
+/// Goals for TPC-C with everything far, as a part of the transactions a second that may be lost.
+const GOALS: [(&str, f64); 2] = [("cxl-asic", 0.05), ("fpga-prototype", 0.15)];
+
+fn near<'r>(result: &'r MotResult, of: &MatrixResult) -> Option<&'r MatrixResult> {
+    let is_near = |near: &&MatrixResult| near.profile.is_none() && (near.mix, near.threads) == (of.mix, of.threads);
+    result.matrix.iter().find(is_near)
+}
+
+fn ratio(result: &MotResult, of: &MatrixResult) -> f64 {
+    near(result, of).map_or(f64::NAN, |near| of.median_per_second / near.median_per_second)
+}
+
+fn cfg(devices: usize) -> String {
+    format!("cfg_{devices}")
+}
+
+pub(super) fn markdown(result: &MotResult) -> String {
+    let mut text = String::new();
+    // Writing into a string does not fail.
+    let _ = write(result, &mut text);
+    text
+}
+
+fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
+    let machine = &result.machine;
+    writeln!(text, "# TPC-C by what of it is far\n")?;
+    writeln!(
+        text,
+        "By `tidepool bench mot`. Machine: {}, {} CPUs, {} GB, Linux {}. Far memory is this machine's own, paced as the profile says; \
+         `cfg_1` has one such device and `cfg_2` two that pages are spread over. {} warehouses, terminals without think time, \
+         serializable, no log but in the part on logs; medians of {} rounds of {} s. Drafts, and the heads of rows, are near in all.\n",
+        machine.cpu,
+        machine.cpus,
+        machine.memory_bytes >> 30,
+        machine.kernel,
+        result.warehouses,
+        result.rounds,
+        result.seconds
+    )?;
+    writeln!(text, "## What falls short\n")?;
+    let mut is_short = false;
+    for (profile, loss) in GOALS {
+        for of in &result.matrix {
+            let is_it = of.profile.as_deref() == Some(profile) && of.placement == "all" && of.mix == "standard";
+            if is_it && ratio(result, of) < 1.0 - loss {
+                is_short = true;
+                writeln!(
+                    text,
+                    "* {profile}, {}, {} threads, everything far: {:.3} of all near; the goal is {:.2}.",
+                    cfg(of.devices),
+                    of.threads,
+                    ratio(result, of),
+                    1.0 - loss
+                )?;
+            }
+        }
+    }
+    for breach in &result.breaches {
+        is_short = true;
+        writeln!(text, "* **A consistency condition does not hold**: {breach}")?;
+    }
+    if !is_short {
+        writeln!(text, "Nothing.")?;
+    }
+    matrix(result, text)?;
+    log(result, text)?;
+    accesses(result, text)
+}
+
+fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
+    writeln!(text, "\n## Transactions a second, and as a part of all near\n")?;
+    let mut mixes: Vec<(&str, usize)> = Vec::new();
+    for of in &result.matrix {
+        if !mixes.contains(&(of.mix, of.threads)) {
+            mixes.push((of.mix, of.threads));
+        }
+    }
+    let title =
+        |(mix, threads): &(&str, usize)| format!("{mix}, {threads} thread{}", if *threads == 1 { "" } else { "s" });
+    writeln!(text, "| | {} |", mixes.iter().map(title).collect::<Vec<_>>().join(" | "))?;
+    writeln!(text, "| --- |{}", " ---: |".repeat(mixes.len()))?;
+    let mut lines: Vec<(Option<&str>, &str, usize)> = Vec::new();
+    for of in &result.matrix {
+        let line = (of.profile.as_deref(), of.placement, of.devices);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.sort_unstable();
+    for line in lines {
+        let name = match line {
+            (None, placement, _) => placement.to_owned(),
+            (Some(profile), placement, devices) => format!("{profile}, {}, {placement}", cfg(devices)),
+        };
+        write!(text, "| {name} |")?;
+        for (mix, threads) in &mixes {
+            let of = result.matrix.iter().find(|of| {
+                (of.profile.as_deref(), of.placement, of.devices) == line && (of.mix, of.threads) == (*mix, *threads)
+            });
+            match of {
+                Some(of) if of.profile.is_some() => {
+                    write!(text, " {:.0} ({:.2}) |", of.median_per_second, ratio(result, of))?;
+                }
+                Some(of) => write!(text, " {:.0} |", of.median_per_second)?,
+                None => write!(text, " |")?,
+            }
+        }
+        writeln!(text)?;
+    }
+    Ok(())
+}
+
+fn log(result: &MotResult, text: &mut String) -> std::fmt::Result {
+    writeln!(text, "\n## The log\n")?;
+    writeln!(
+        text,
+        "The standard mix with rows and indexes near, and the log on a file of this machine's disk (`file`), in memory that keeps \
+         what it holds (`memory`, a file on tmpfs), and in such memory paced as a profile. A transaction is durable when the log has it.\n"
+    )?;
+    writeln!(
+        text,
+        "| log | threads | transactions/s | durable after, p50 ms | p99 ms |\n| --- | ---: | ---: | ---: | ---: |"
+    )?;
+    for of in &result.log {
+        let (p50, p99) = (of.acknowledged_p50_us / 1e3, of.acknowledged_p99_us / 1e3);
+        writeln!(text, "| {} | {} | {:.0} | {p50:.2} | {p99:.2} |", of.device, of.threads, of.per_second)?;
+    }
+    Ok(())
+}
+
+fn accesses(result: &MotResult, text: &mut String) -> std::fmt::Result {
+    writeln!(text, "\n## Single accesses\n")?;
+    writeln!(
+        text,
+        "Nanoseconds of one access, without the delay before it, by the part of them that goes to far memory. *Index*: a cache line; *row*: \
+         512 bytes. *Cold*: each misses the caches; *hot*: one in eight does. Each read depends on the one before.\n"
+    )?;
+    let mut shares: Vec<u32> = result.accesses.iter().map(|of| of.far_percent).collect();
+    shares.sort_unstable();
+    shares.dedup();
+    writeln!(text, "| | delay, ns |{}", shares.iter().map(|share| format!(" {share} % far |")).collect::<String>())?;
+    writeln!(text, "| --- | ---: |{}", " ---: |".repeat(shares.len()))?;
+    let same = |a: &AccessResult, b: &AccessResult| {
+        (&a.profile, a.access, a.is_hot, a.writes, a.delay_ns) == (&b.profile, b.access, b.is_hot, b.writes, b.delay_ns)
+    };
+    for row in result.accesses.chunk_by(same) {
+        let first = &row[0];
+        write!(
+            text,
+            "| {}, {} {}, {} | {} |",
+            first.profile,
+            if first.is_hot { "hot" } else { "cold" },
+            first.access,
+            if first.writes { "write" } else { "read" },
+            first.delay_ns
+        )?;
+        row.iter().try_for_each(|of| write!(text, " {:.0} |", of.ns))?;
+        writeln!(text)?;
+    }
+    Ok(())
+}
