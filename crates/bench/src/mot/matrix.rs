@@ -12,7 +12,7 @@ use tidepool_tpcc::{Mix, Tables, Tablespaces};
 const MIXES: [&str; 4] = ["standard", "read", "neworder", "payment"];
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// One line of the paper's plots. Drafts, and heads of rows, are near in all of them.
+/// One line of the paper's plots. Heads of rows are near in all of them.
 struct Line {
     name: &'static str,
     rows: &'static str,

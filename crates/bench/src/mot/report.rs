@@ -33,7 +33,8 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
         text,
         "By `tidepool bench mot`. Machine: {}, {} CPUs, {} GB, Linux {}. Far memory is this machine's own, paced as the profile says; \
          `cfg_1` has one such device and `cfg_2` two that pages are spread over. {} warehouses, terminals without think time, \
-         serializable, no log but in the part on logs; medians of {} rounds of {} s. Drafts, and the heads of rows, are near in all.\n",
+         serializable, no log but in the part on logs; medians of {} rounds of {} s. The heads of rows are near in all; a row is drafted near, and stored where \
+         the table's rows are before its transaction commits.\n",
         machine.cpu,
         machine.cpus,
         machine.memory_bytes >> 30,
@@ -138,7 +139,8 @@ fn accesses(result: &MotResult, text: &mut String) -> std::fmt::Result {
     writeln!(
         text,
         "Nanoseconds of one access, without the delay before it, by the part of them that goes to far memory. *Index*: a cache line; *row*: \
-         512 bytes. *Cold*: each misses the caches; *hot*: one in eight does. Each read depends on the one before.\n"
+         512 bytes. *Cold*: each misses the caches; *hot*: one in eight does. Each read depends on the one before. Where there \
+         is a delay, the 40 to 70 ns that it takes to look at the clock are in it.\n"
     )?;
     let mut shares: Vec<u32> = result.accesses.iter().map(|of| of.far_percent).collect();
     shares.sort_unstable();
