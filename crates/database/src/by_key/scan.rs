@@ -3,11 +3,11 @@
 use super::access::{Access, Row, image_of};
 use std::ops::Bound;
 use std::sync::Arc;
-use tidepool_base::Result;
+use tidepool_base::{Result, RowId};
 use tidepool_index::key::KeyBounds;
 use tidepool_index::{Cursor, Direction};
-use tidepool_table::rows::ScanRead;
 use tidepool_table::rows::typed::KeyValues;
+use tidepool_table::rows::{RowRef, Savepoint, ScanRead};
 use tidepool_table::{IndexAccess, IndexKey, Table, TableIndex};
 
 /// A range of an index's keys, by values of its first columns.
@@ -44,11 +44,27 @@ pub struct KeyScan<'a> {
     bounds: KeyBounds,
     direction: Direction,
     cursor: Cursor,
+    /// Entries that were read together, of which those from `at` on are still to come, and their keys, one behind the other.
+    ahead: Vec<Ahead<'a>>,
+    keys: Vec<u8>,
+    at: usize,
+    /// What the transaction had written by then.
+    looked_at: Savepoint,
     key: IndexKey,
     /// The last entry's key that was come to.
     last: Vec<u8>,
     is_over: bool,
 }
+
+#[derive(Clone, Copy)]
+struct Ahead<'a> {
+    row: RowId,
+    key_end: usize,
+    found: Option<RowRef<'a>>,
+}
+
+/// Rows that are read together.
+const AHEAD_MAX: usize = 16;
 
 /// Above all keys that begin with `key`, if anything is.
 fn above(mut key: Vec<u8>) -> Option<Vec<u8>> {
@@ -102,6 +118,10 @@ impl<'a> KeyScan<'a> {
             bounds,
             direction,
             cursor,
+            ahead: Vec::new(),
+            keys: Vec::new(),
+            at: 0,
+            looked_at: access.work.borrow().writes.savepoint(),
             key: IndexKey::default(),
             last: Vec::new(),
             is_over: false,
@@ -109,10 +129,19 @@ impl<'a> KeyScan<'a> {
     }
 
     fn step(&mut self) -> Result<Option<Row<'a>>> {
-        let view = self.access.view;
-        let rows = &self.table.rows;
-        while let Some((key, row)) = self.cursor.next(self.index.tree(), view) {
-            let Some(found) = rows.read(view, row) else { continue };
+        let (view, rows) = (self.access.view, &self.table.rows);
+        loop {
+            if self.at == self.ahead.len() && !self.look_ahead() {
+                self.is_over = true;
+                return Ok(None);
+            }
+            let Ahead { row, key_end, found } = self.ahead[self.at];
+            let key_start = if self.at == 0 { 0 } else { self.ahead[self.at - 1].key_end };
+            let key = &self.keys[key_start..key_end];
+            self.at += 1;
+            // The transaction may have changed it since.
+            let has_written = self.access.work.borrow().writes.savepoint() != self.looked_at;
+            let Some(found) = (if has_written { rows.read_again(view, row) } else { found }) else { continue };
             // A row has entries for versions that the view does not see, too.
             if !self.index.has_key(rows, found, key, &mut self.key)? {
                 continue;
@@ -123,8 +152,25 @@ impl<'a> KeyScan<'a> {
             }
             return Ok(Some(Row::new(row, image_of(rows, found)?)));
         }
-        self.is_over = true;
-        Ok(None)
+    }
+
+    /// Reads some rows at once, so that they are waited for together: one to begin with, as there may be no use for more. False: there
+    /// are none.
+    fn look_ahead(&mut self) -> bool {
+        let wanted = if self.ahead.is_empty() { 1 } else { (self.ahead.len() * 8).min(AHEAD_MAX) };
+        (self.at, self.looked_at) = (0, self.access.work.borrow().writes.savepoint());
+        self.ahead.clear();
+        self.keys.clear();
+        let mut ids = [RowId(0); AHEAD_MAX];
+        while self.ahead.len() < wanted {
+            let Some((key, row)) = self.cursor.next(self.index.tree(), self.access.view) else { break };
+            self.keys.extend_from_slice(key);
+            ids[self.ahead.len()] = row;
+            self.ahead.push(Ahead { row, key_end: self.keys.len(), found: None });
+        }
+        let (ids, ahead) = (&ids[..self.ahead.len()], &mut self.ahead);
+        self.table.rows.read_together(self.access.view, ids, |place, found| ahead[place].found = found);
+        !ahead.is_empty()
     }
 
     /// Puts down what was looked at: up to the last row that was come to, or all.

@@ -224,6 +224,32 @@ fn many_keys_at_once_find_what_each_does() {
     transaction.commit().unwrap();
 }
 
+/// Rows that are read ahead of their turn, and changed or taken away before it.
+#[test]
+fn a_scan_sees_what_its_transaction_writes_meanwhile() {
+    let f = fixture();
+    f.fill(0..60);
+    let mut session = f.database.direct_session().unwrap();
+    let transaction = session.begin(Isolation::Serializable).unwrap();
+    let access = transaction.access();
+    let mut found = Vec::new();
+    for row in access.scan(&f.by_id, ScanRange::all(), Direction::Forward).unwrap() {
+        let row = row.unwrap();
+        let id = row.get(f.id);
+        found.push((id, row.get(f.count)));
+        if id % 3 == 0 {
+            assert!(f.add(access, id, 100).unwrap());
+            let next = access.get(&f.by_id, (id + 1,)).unwrap().unwrap().id();
+            assert!(access.delete(&f.table, next).unwrap());
+            assert!(f.add(access, id + 2, 7).unwrap());
+        }
+    }
+    let expected: Vec<(i64, i32)> =
+        (0..60).filter(|id| id % 3 != 1).map(|id| (id, if id % 3 == 0 { 0 } else { 7 })).collect();
+    assert_eq!(found, expected);
+    transaction.commit().unwrap();
+}
+
 /// A key that was looked for among others, and was not there, is there when the transaction commits.
 #[test]
 fn many_keys_at_once_are_serializable() {

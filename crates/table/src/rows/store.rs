@@ -191,10 +191,21 @@ impl RowStore {
     /// The row as `view` sees it. Shares nothing with other threads, allocates nothing.
     #[inline]
     pub fn read<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
+        self.read_charging(view, row, |bytes| self.memory.charge_read(bytes))
+    }
+
+    /// As `read`, of a row that was read a moment ago, and so comes from the caches: it is accounted for already.
+    #[inline]
+    pub fn read_again<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
+        self.read_charging(view, row, |_| ())
+    }
+
+    #[inline]
+    fn read_charging<'v>(&'v self, view: &'v View, row: RowId, charge: impl Fn(usize)) -> Option<RowRef<'v>> {
         self.check_view(view);
         let range = self.directory.get(row.range())?;
         if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
-            match self.seen(view, version) {
+            match self.seen_charging(view, version, 0, charge) {
                 Seen::Image(image) => return Some(RowRef::Version(image)),
                 Seen::Deleted => return None,
                 Seen::Main => {}
