@@ -42,6 +42,23 @@ fn settings(config: &ConfigOptions) -> TextSettings {
     }
 }
 
+/// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
+/// what they are.
+fn map_expressions(
+    plan: LogicalPlan,
+    mut rewrite: impl FnMut(Expr) -> Result<Transformed<Expr>>,
+) -> Result<Transformed<LogicalPlan>> {
+    let names = NamePreserver::new(&plan);
+    let mut named = |expr: Expr| {
+        let name = names.save(&expr);
+        Ok(rewrite(expr)?.update_data(|expr| name.restore(expr)))
+    };
+    plan.map_expressions(|expr| match expr {
+        sets @ Expr::GroupingSet(_) => sets.map_children(&mut named),
+        expr => named(expr),
+    })
+}
+
 /// Rewrites every expression of a plan, children first, keeping output names.
 fn rewrite_plan(
     plan: LogicalPlan,
@@ -52,12 +69,7 @@ fn rewrite_plan(
         if let LogicalPlan::TableScan(scan) = &plan {
             schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
         }
-        let names = NamePreserver::new(&plan);
-        let plan = plan.map_expressions(|expr| {
-            let name = names.save(&expr);
-            let rewritten = expr.transform_up(|expr| rewrite(expr, &schema))?;
-            Ok(rewritten.update_data(|expr| name.restore(expr)))
-        })?;
+        let plan = map_expressions(plan, |expr| expr.transform_up(|expr| rewrite(expr, &schema)))?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
     })?;
     Ok(rewritten.data)
@@ -529,12 +541,7 @@ fn is_float(expr: &Expr, schema: &DFSchema) -> bool {
 fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
     let checked = plan.transform_up_with_subqueries(|plan| {
         let schema = merge_schema(&plan.inputs());
-        let names = NamePreserver::new(&plan);
-        let plan = plan.map_expressions(|expr| {
-            let name = names.save(&expr);
-            let checked = expr.transform_down(|expr| Ok(Checked::over(expr, &schema)))?;
-            Ok(checked.update_data(|expr| name.restore(expr)))
-        })?;
+        let plan = map_expressions(plan, |expr| expr.transform_down(|expr| Ok(Checked::over(expr, &schema))))?;
         if plan.transformed { plan.map_data(LogicalPlan::recompute_schema) } else { Ok(plan) }
     })?;
     Ok(checked.data)
