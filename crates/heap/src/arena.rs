@@ -27,6 +27,7 @@
 //! The hooks run inside the allocator. They must not allocate, and do not: they change atomics and a tablespace's books.
 //! What contradicts these invariants is memory given to two owners, and ends the process with a line that says what it was.
 
+use crate::bulk::BULK_LEAVES;
 use crate::jemalloc;
 use crate::lease::{Books, Lease, Life};
 use crate::promise;
@@ -397,8 +398,8 @@ impl Arena {
         }
     }
 
-    /// The heap's tablespaces in the order in which they are asked. For bulk, one that is half full comes after all others: what is
-    /// left of it is for what is touched more often.
+    /// The heap's tablespaces in the order in which they are asked. For bulk, one of which less than a quarter is left comes after all
+    /// others: that is for what is touched more often.
     fn order(&self, is_bulk: bool) -> impl Iterator<Item = (&Held, &Tablespace)> {
         let places = &self.order[..self.order_len.load(Ordering::Relaxed).min(HEAP_SPACES_MAX)];
         let all = places.iter().enumerate().filter_map(move |(number, place)| {
@@ -406,7 +407,7 @@ impl Arena {
             // SAFETY: held by a leased arena until its close, which waits for all threads to leave the heap.
             let space = unsafe { held.space.load(Ordering::Acquire).as_ref() }?;
             let is_last = number + 1 == places.len();
-            let is_late = is_bulk && !is_last && space.available_bytes() < space.size_bytes() / 2;
+            let is_late = is_bulk && !is_last && space.available_bytes() < space.size_bytes() / BULK_LEAVES;
             Some((held, space, is_late))
         });
         let early = all.clone().filter(|(.., is_late)| !is_late);

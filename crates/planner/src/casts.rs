@@ -9,7 +9,7 @@
 use crate::arithmetic::{self, Kind};
 use crate::errors::carry;
 use crate::facts::SessionFacts;
-use crate::operators;
+use crate::operators::{self, unnamed};
 use crate::types::{declared_type, type_of};
 use arrow::array::{Array, ArrayRef, AsArray, StringViewBuilder};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -18,7 +18,10 @@ use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
-use datafusion::logical_expr::expr::{Between, InList, ScalarFunction};
+use datafusion::logical_expr::expr::{
+    AggregateFunction, AggregateFunctionParams, Between, InList, ScalarFunction, Sort, WindowFunction,
+    WindowFunctionParams,
+};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
@@ -182,18 +185,42 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             }
             Ok(Transformed::no(Expr::Like(like)))
         }
-        // A sum of bigint is numeric, and cannot wrap around.
-        Expr::AggregateFunction(mut function)
-            if function.func.name() == "sum" && sums_bigint(&function.params.args, schema) =>
-        {
-            function.params.args = function.params.args.into_iter().map(exact_bigint).collect();
-            Ok(Transformed::yes(Expr::AggregateFunction(function)))
+        Expr::AggregateFunction(function) => {
+            let params = &function.params;
+            let named = any_alias(params.args.iter().chain(params.filter.as_deref()), &params.order_by);
+            // A sum of bigint is numeric, and cannot wrap around.
+            let exact = function.func.name() == "sum" && sums_bigint(&params.args, schema);
+            if !named && !exact {
+                return Ok(Transformed::no(Expr::AggregateFunction(function)));
+            }
+            let AggregateFunction { func, params } = function;
+            let args = params.args.into_iter().map(unnamed).map(|arg| if exact { exact_bigint(arg) } else { arg });
+            let params = AggregateFunctionParams {
+                args: args.collect(),
+                filter: params.filter.map(|filter| Box::new(unnamed(*filter))),
+                order_by: unnamed_sorts(params.order_by),
+                ..params
+            };
+            Ok(Transformed::yes(Expr::AggregateFunction(AggregateFunction { func, params })))
         }
-        Expr::WindowFunction(mut function)
-            if function.fun.name() == "sum" && sums_bigint(&function.params.args, schema) =>
-        {
-            function.params.args = function.params.args.into_iter().map(exact_bigint).collect();
-            Ok(Transformed::yes(Expr::WindowFunction(function)))
+        Expr::WindowFunction(function) => {
+            let params = &function.params;
+            let expressions = params.args.iter().chain(params.filter.as_deref()).chain(&params.partition_by);
+            let named = any_alias(expressions, &params.order_by);
+            let exact = function.fun.name() == "sum" && sums_bigint(&params.args, schema);
+            if !named && !exact {
+                return Ok(Transformed::no(Expr::WindowFunction(function)));
+            }
+            let WindowFunction { fun, params } = *function;
+            let args = params.args.into_iter().map(unnamed).map(|arg| if exact { exact_bigint(arg) } else { arg });
+            let params = WindowFunctionParams {
+                args: args.collect(),
+                filter: params.filter.map(|filter| Box::new(unnamed(*filter))),
+                partition_by: params.partition_by.into_iter().map(unnamed).collect(),
+                order_by: unnamed_sorts(params.order_by),
+                ..params
+            };
+            Ok(Transformed::yes(Expr::WindowFunction(Box::new(WindowFunction { fun, params }))))
         }
         Expr::ScalarFunction(mut function) => {
             let scale = match (function.func.name(), function.args.as_slice()) {
@@ -289,6 +316,15 @@ fn compare_dates(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> 
         return binary(left.clone(), op, as_timestamp(right));
     }
     None
+}
+
+fn any_alias<'a>(mut expressions: impl Iterator<Item = &'a Expr>, sorts: &[Sort]) -> bool {
+    let alias = |expr: &Expr| matches!(expr, Expr::Alias(_));
+    expressions.any(alias) || sorts.iter().any(|sort| alias(&sort.expr))
+}
+
+fn unnamed_sorts(sorts: Vec<Sort>) -> Vec<Sort> {
+    sorts.into_iter().map(|sort| Sort { expr: unnamed(sort.expr), ..sort }).collect()
 }
 
 fn sums_bigint(args: &[Expr], schema: &DFSchema) -> bool {

@@ -6,8 +6,10 @@
 use crate::arithmetic::{self, Kind};
 use crate::casts::UNCONSTRAINED;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Column, DFSchema, Result, ScalarValue, TableReference};
-use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
+use datafusion::logical_expr::expr::{Alias, Sort};
+use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawAggregateExpr, RawBinaryExpr, RawWindowExpr};
 use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, Operator, binary_expr};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 use std::collections::HashMap;
@@ -16,6 +18,29 @@ use tidepool_base::{Error, SqlState, SqlType};
 
 pub const TIMESTAMP: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 const INTERVAL: DataType = DataType::Interval(IntervalUnit::MonthDayNano);
+
+/// What an aggregate is given, called by what it is: DataFusion names leave casts out, so `avg(b)` and `avg(b::bigint)` would be
+/// one column. `casts::Literals` takes the names away again, keeping the aggregate's own.
+fn name_casts(expr: Expr) -> Result<Expr> {
+    let casts = expr.exists(|part| Ok(matches!(part, Expr::Cast(_) | Expr::TryCast(_))))?;
+    if !casts || expr.column_refs().is_empty() {
+        return Ok(expr);
+    }
+    let name = expr.to_string();
+    Ok(expr.alias(name))
+}
+
+fn name_sorts(sorts: Vec<Sort>) -> Result<Vec<Sort>> {
+    sorts.into_iter().map(|sort| Ok(Sort { expr: name_casts(sort.expr)?, ..sort })).collect()
+}
+
+/// Undoes [`name_casts`].
+pub fn unnamed(expr: Expr) -> Expr {
+    match expr {
+        Expr::Alias(Alias { expr, .. }) => *expr,
+        expr => expr,
+    }
+}
 
 /// The operands, unless the operator is one of those that PostgreSQL reads otherwise than DataFusion.
 pub type Resolved = std::result::Result<Expr, (Expr, Expr)>;
@@ -54,6 +79,24 @@ impl ExprPlanner for Operators {
             Ok(expr) => PlannerResult::Planned(expr),
             Err((left, right)) => PlannerResult::Original(RawBinaryExpr { op, left, right }),
         })
+    }
+
+    fn plan_aggregate(&self, mut expr: RawAggregateExpr) -> Result<PlannerResult<RawAggregateExpr>> {
+        // Grouping keys are what they are: `grouping` is looked up among them.
+        if expr.func.name() != "grouping" {
+            expr.args = expr.args.into_iter().map(name_casts).collect::<Result<_>>()?;
+            expr.filter = expr.filter.map(|filter| name_casts(*filter).map(Box::new)).transpose()?;
+            expr.order_by = name_sorts(expr.order_by)?;
+        }
+        Ok(PlannerResult::Original(expr))
+    }
+
+    fn plan_window(&self, mut expr: RawWindowExpr) -> Result<PlannerResult<RawWindowExpr>> {
+        expr.args = expr.args.into_iter().map(name_casts).collect::<Result<_>>()?;
+        expr.filter = expr.filter.map(|filter| name_casts(*filter).map(Box::new)).transpose()?;
+        expr.partition_by = expr.partition_by.into_iter().map(name_casts).collect::<Result<_>>()?;
+        expr.order_by = name_sorts(expr.order_by)?;
+        Ok(PlannerResult::Original(expr))
     }
 
     /// `t.id` where no relation nearby is called `t`, but a column is: that has no fields. See [`crate::correlated`].

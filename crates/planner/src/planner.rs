@@ -176,7 +176,9 @@ fn state() -> Result<SessionState> {
         RuntimeEnvBuilder::new().with_disk_manager_builder(disk).build().map_err(crate::errors::from_datafusion)?;
 
     let mut rules = Analyzer::new().rules;
-    rules.insert(0, Arc::new(crate::casts::Literals));
+    // `grouping` is looked up among the keys as they were written, so before literals in them change.
+    let grouping = rules.iter().position(|rule| rule.name() == "resolve_grouping_function").map_or(0, |at| at + 1);
+    rules.insert(grouping, Arc::new(crate::casts::Literals));
     rules.push(Arc::new(crate::casts::Casts));
 
     let builder = SessionStateBuilder::new()

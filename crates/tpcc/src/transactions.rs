@@ -259,7 +259,8 @@ impl Tables {
         let newest = newest.ok_or_else(|| missing("a customer's order"))?;
         let o = newest.get(orders.o_id);
         show((newest.get(orders.o_entry_d), newest.get(orders.o_carrier_id)));
-        for line in access.scan(&order_line.key, ScanRange::prefix((w, d, o)), Direction::Forward)? {
+        let lines = access.scan(&order_line.key, ScanRange::prefix((w, d, o)), Direction::Forward)?;
+        for line in lines.expecting(newest.get(orders.o_ol_cnt) as usize) {
             let line = line?;
             show((line.get(order_line.ol_i_id), line.get(order_line.ol_supply_w_id), line.get(order_line.ol_quantity)));
             show((line.get(order_line.ol_amount), line.get(order_line.ol_delivery_d)));
@@ -270,23 +271,40 @@ impl Tables {
     fn delivery(&self, access: Access<'_>, w: i32, carrier: i16) -> Result<Outcome> {
         let Tables { new_order, orders, order_line, customer, .. } = self;
         let delivered = now();
-        for d in 1..=DISTRICTS {
-            let oldest =
-                access.scan(&new_order.key, ScanRange::prefix((w, d)), Direction::Forward)?.next().transpose()?;
-            // All orders of the district are delivered.
-            let Some(oldest) = oldest else { continue };
-            let o = oldest.get(new_order.no_o_id);
-            access.delete(&new_order.table, oldest.id())?;
-            let order = access.get(&orders.key, (w, d, o))?.ok_or_else(|| missing("an order"))?;
-            let c = order.get(orders.o_c_id);
+        let mut oldest = [None; DISTRICTS as usize];
+        for (d, oldest) in (1..=DISTRICTS).zip(&mut oldest) {
+            let mut undelivered = access.scan(&new_order.key, ScanRange::prefix((w, d)), Direction::Forward)?;
+            // Or all orders of the district are delivered.
+            if let Some(row) = undelivered.next().transpose()? {
+                *oldest = Some((d, row.get(new_order.no_o_id), row.id()));
+            }
+        }
+        // What is known of the districts is read of all at once.
+        let (mut order_keys, mut payer_keys, mut count) =
+            ([(0, 0, 0); DISTRICTS as usize], [(0, 0, 0); DISTRICTS as usize], 0);
+        for (d, o, _) in oldest.iter().flatten() {
+            order_keys[count] = (w, *d, *o);
+            count += 1;
+        }
+        let of_orders = access.get_all(&orders.key, &order_keys[..count])?;
+        for ((d, ..), (order, key)) in oldest.iter().flatten().zip(of_orders.iter().zip(&mut payer_keys)) {
+            let order = order.as_ref().ok_or_else(|| missing("an order"))?;
+            *key = (w, *d, order.get(orders.o_c_id));
+        }
+        let payers = access.get_all(&customer.key, &payer_keys[..count])?;
+        for ((d, o, undelivered), (order, payer)) in oldest.into_iter().flatten().zip(of_orders.iter().zip(payers)) {
+            let order = order.as_ref().ok_or_else(|| missing("an order"))?;
+            access.delete(&new_order.table, undelivered)?;
             access.update(&orders.table, order.id(), |row| row.set(orders.o_carrier_id, &carrier))?;
             let mut total = 0;
-            for line in access.scan(&order_line.key, ScanRange::prefix((w, d, o)), Direction::Forward)? {
-                let line = line?;
+            let lines = access.scan(&order_line.key, ScanRange::prefix((w, d, o)), Direction::Forward)?;
+            // First all, as what the transaction writes meanwhile would make the scan look again.
+            let lines = lines.expecting(order.get(orders.o_ol_cnt) as usize).collect::<Result<Vec<_>>>()?;
+            for line in lines {
                 total += line.get(order_line.ol_amount).0;
                 access.update(&order_line.table, line.id(), |row| row.set(order_line.ol_delivery_d, &delivered))?;
             }
-            let payer = access.get(&customer.key, (w, d, c))?.ok_or_else(|| missing("a customer"))?;
+            let payer = payer.ok_or_else(|| missing("a customer"))?;
             access.update(&customer.table, payer.id(), |row| {
                 row.set(customer.c_balance, &Decimal(row.old(customer.c_balance).0 + total))?;
                 row.set(customer.c_delivery_cnt, &(row.old(customer.c_delivery_cnt) + 1))

@@ -48,6 +48,8 @@ pub struct KeyScan<'a> {
     ahead: Vec<Ahead<'a>>,
     keys: Vec<u8>,
     at: usize,
+    /// How many are read together next.
+    wanted: usize,
     /// What the transaction had written by then.
     looked_at: Savepoint,
     key: IndexKey,
@@ -63,7 +65,7 @@ struct Ahead<'a> {
     found: Option<RowRef<'a>>,
 }
 
-/// Rows that are read together.
+/// Rows that are read together, at most.
 const AHEAD_MAX: usize = 16;
 
 /// Above all keys that begin with `key`, if anything is.
@@ -121,11 +123,19 @@ impl<'a> KeyScan<'a> {
             ahead: Vec::new(),
             keys: Vec::new(),
             at: 0,
+            wanted: 1,
             looked_at: access.work.borrow().writes.savepoint(),
             key: IndexKey::default(),
             last: Vec::new(),
             is_over: false,
         })
+    }
+
+    /// As it is, but reads so many rows at once to begin with, where the caller knows that he will ask for them: else it begins
+    /// with one. What comes does not depend on it.
+    pub fn expecting(mut self, rows: usize) -> KeyScan<'a> {
+        self.wanted = rows.clamp(1, AHEAD_MAX);
+        self
     }
 
     fn step(&mut self) -> Result<Option<Row<'a>>> {
@@ -154,10 +164,10 @@ impl<'a> KeyScan<'a> {
         }
     }
 
-    /// Reads some rows at once, so that they are waited for together: one to begin with, as there may be no use for more. False: there
-    /// are none.
+    /// Reads some rows at once, so that they are waited for together. False: there are none.
     fn look_ahead(&mut self) -> bool {
-        let wanted = if self.ahead.is_empty() { 1 } else { (self.ahead.len() * 8).min(AHEAD_MAX) };
+        let wanted = self.wanted;
+        self.wanted = (wanted * 8).min(AHEAD_MAX);
         (self.at, self.looked_at) = (0, self.access.work.borrow().writes.savepoint());
         self.ahead.clear();
         self.keys.clear();

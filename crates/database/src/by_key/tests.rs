@@ -227,13 +227,20 @@ fn many_keys_at_once_find_what_each_does() {
 /// Rows that are read ahead of their turn, and changed or taken away before it.
 #[test]
 fn a_scan_sees_what_its_transaction_writes_meanwhile() {
+    for expected in [None, Some(0), Some(10), Some(1000)] {
+        check_changes_in_a_scan(expected);
+    }
+}
+
+fn check_changes_in_a_scan(expecting: Option<usize>) {
     let f = fixture();
     f.fill(0..60);
     let mut session = f.database.direct_session().unwrap();
     let transaction = session.begin(Isolation::Serializable).unwrap();
     let access = transaction.access();
     let mut found = Vec::new();
-    for row in access.scan(&f.by_id, ScanRange::all(), Direction::Forward).unwrap() {
+    let scan = access.scan(&f.by_id, ScanRange::all(), Direction::Forward).unwrap();
+    for row in expecting.into_iter().fold(scan, |scan, rows| scan.expecting(rows)) {
         let row = row.unwrap();
         let id = row.get(f.id);
         found.push((id, row.get(f.count)));

@@ -2,7 +2,8 @@
 //!
 //! A file of kind delta has two parts: an Arrow IPC stream of one batch, the table's columns and then the rows' ids
 //! (UInt64); and the ids of the rows of main that are gone, 8 bytes each. (Earlier files have one part, without ids:
-//! rows in versions alone.)
+//! rows in versions alone.) A table has as many as its delta takes, of [`FILE_BYTES`] or little more: what is in memory twice
+//! while it is written or read is one of them.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
@@ -23,9 +24,13 @@ pub(super) struct Delta {
     gone: Vec<RowId>,
 }
 
+/// Bytes of rows from which on a file is full.
+const FILE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 16 << 20 };
+
 impl Delta {
-    pub fn of(table: &TableVersion) -> Result<Delta> {
-        let (mut ids, mut images, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+    /// Hands what main does not show of a table to a function, file by file.
+    pub fn each(table: &TableVersion, mut take: impl FnMut(Delta) -> Result<()>) -> Result<()> {
+        let (mut ids, mut images, mut gone, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut ranges: Vec<u64> = table.headed().iter().map(|(number, _)| *number).collect();
         ranges.extend(table.ranges_with_dead());
         ranges.sort_unstable();
@@ -34,24 +39,32 @@ impl Delta {
             for (row, apart) in table.apart(number) {
                 match apart {
                     Apart::Image(image) => {
+                        bytes += size_of::<RowId>() + image.len();
                         ids.push(row);
                         images.push(image);
                     }
-                    Apart::Deleted => gone.push(row),
+                    Apart::Deleted => {
+                        bytes += size_of::<RowId>();
+                        gone.push(row);
+                    }
+                }
+                if bytes >= FILE_BYTES {
+                    take(Delta::new(table, std::mem::take(&mut ids), &images, std::mem::take(&mut gone))?)?;
+                    (images, bytes) = (Vec::new(), 0);
                 }
             }
         }
+        if bytes > 0 { take(Delta::new(table, ids, &images, gone)?) } else { Ok(()) }
+    }
+
+    fn new(table: &TableVersion, ids: Vec<RowId>, images: &[&[u8]], gone: Vec<RowId>) -> Result<Delta> {
         let layout = table.rows().layout();
         let all: Vec<usize> = (0..table.def.columns.len()).collect();
-        let columns = layout.decode(&images, &all)?;
+        let columns = layout.decode(images, &all)?;
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(ids.len()));
         let rows = RecordBatch::try_new_with_options(layout.schema().clone(), columns, &options)
             .map_err(|error| Error::internal(format!("delta cannot be written: {error}")))?;
         Ok(Delta { rows, ids, gone })
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty() && self.gone.is_empty()
     }
 
     pub fn rows(&self) -> usize {
@@ -73,9 +86,9 @@ impl Delta {
     /// XX001 unless the parts are what was written of such a table.
     pub fn read(def: &TableDef, parts: &[&[u8]], rows: u64) -> Result<Delta> {
         let damaged = |what: String| Error::corrupted(what);
-        let (stream, gone) = match parts {
-            [stream] => (stream, &[][..]),
-            [stream, gone] if gone.len().is_multiple_of(8) => (stream, *gone),
+        let stream = match parts {
+            [stream] => stream,
+            [stream, gone] if gone.len().is_multiple_of(8) => stream,
             _ => return Err(damaged(format!("it has {} parts", parts.len()))),
         };
         // The checksum held, so these bytes are what was written; errors here are bugs rather than damage.
@@ -105,13 +118,13 @@ impl Delta {
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let rows = RecordBatch::try_new_with_options(schema, own.to_vec(), &options)
             .map_err(|error| damaged(format!("it does not fit its table: {error}")))?;
-        let id = |bytes: &[u8]| RowId(u64::from_le_bytes(std::array::from_fn(|place| bytes[place])));
-        Ok(Delta { rows, ids, gone: gone.chunks_exact(8).map(id).collect() })
+        Ok(Delta { rows, ids, gone: Delta::gone_in(parts) })
     }
 
-    /// Positions of a range's main that are gone.
-    pub fn gone_of(&self, range: u64) -> impl Iterator<Item = usize> {
-        self.gone.iter().filter(move |row| row.range() == range).map(|row| row.position())
+    /// Rows of main that are gone, of a file's parts.
+    pub fn gone_in(parts: &[&[u8]]) -> Vec<RowId> {
+        let id = |bytes: &[u8]| RowId(u64::from_le_bytes(std::array::from_fn(|place| bytes[place])));
+        parts.get(1).map_or_else(Vec::new, |gone| gone.chunks_exact(8).map(id).collect())
     }
 
     /// Puts the rows into their places, as of `ts`.

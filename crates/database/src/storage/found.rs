@@ -257,12 +257,15 @@ impl Storage {
         })?;
         let mut images = HashMap::new();
         for table in &manifest.tables {
-            let (Some(file), Some(place)) = (table.delta.first(), &table.delta_place) else { continue };
-            let Some(Some((number, place))) = place.parse::<Places>()?.0.pop() else { continue };
+            let Some(places) = &table.delta_place else { continue };
             let space = spaces.get(&table.placement.delta)?;
-            let is_there = manifest.contents.get(number).is_some_and(|contents| contents.tablespace == space.name());
-            let len = usize::try_from(place.len).ok().filter(|_| is_there);
-            images.extend(len.and_then(|len| Some((file.id, space.attach(place.offset, len, Purpose::Delta)?))));
+            for (file, place) in table.delta.iter().zip(places.parse::<Places>()?.0) {
+                let Some((number, place)) = place else { continue };
+                let contents = manifest.contents.get(number);
+                let is_there = contents.is_some_and(|contents| contents.tablespace == space.name());
+                let len = usize::try_from(place.len).ok().filter(|_| is_there);
+                images.extend(len.and_then(|len| Some((file.id, space.attach(place.offset, len, Purpose::Delta)?))));
+            }
         }
         for space in spaces.list() {
             space.end_attaching();
@@ -341,6 +344,11 @@ impl Storage {
             let held_group = HeldGroup { group: Arc::clone(group), store, places: places.clone() };
             held.groups.insert(group.id(), held_group);
         }
+    }
+
+    /// The image of a delta file.
+    pub(super) fn image(&self, file: u64) -> Option<Arc<Region>> {
+        self.held.lock().images.get(&file).map(|(_, image)| Arc::clone(image))
     }
 
     /// A delta file's image was found, and is what it should be.
@@ -438,8 +446,13 @@ impl Storage {
         gathered.next.images.insert(file, (table.rows().id(), Arc::new(image)));
     }
 
-    /// Where the image of a delta file lies, if there is one.
-    pub(super) fn image_place(&self, gathered: &mut Gathered, file: u64) -> Result<Option<String>> {
+    /// Where the images of delta files lie. `None`: there are none.
+    pub(super) fn image_places(&self, gathered: &mut Gathered, files: &[SavedFile]) -> Result<Option<String>> {
+        let places = files.iter().map(|file| self.image_place(gathered, file.id)).collect::<Result<Vec<_>>>()?;
+        Ok(places.iter().any(Option::is_some).then(|| Places(places).to_string()))
+    }
+
+    fn image_place(&self, gathered: &mut Gathered, file: u64) -> Result<Option<(usize, SegmentPlace)>> {
         let new = gathered.next.images.get(&file);
         let (store, image) = match new {
             Some(new) => new.clone(),
@@ -455,7 +468,7 @@ impl Storage {
         let place = SegmentPlace { offset: image.offset(), len: image.len() as u64, head: 0 };
         gathered.kept.entry(image.tablespace().id()).or_default().push((place.offset, image.len()));
         gathered.next.images.insert(file, (store, image));
-        Ok(Some(Places(vec![Some((number, place))]).to_string()))
+        Ok(Some((number, place)))
     }
 
     /// And whether that is not what the manifest in force says.

@@ -140,7 +140,7 @@ pub(crate) struct SavedTable {
     /// Where each row group lies in memory, if it stays there (`found.rs`). Empty: none does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<String>,
-    /// As `places`, of the delta file's bytes.
+    /// As `places`, of the bytes of delta's files, one after the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_place: Option<String>,
 }

@@ -103,8 +103,8 @@ struct StoredDelta {
     /// begun after that was drawn.
     writes: u64,
     groups: Vec<RowGroupId>,
-    /// `None` when there was nothing.
-    file: Option<SavedFile>,
+    /// None when there was nothing.
+    files: Vec<SavedFile>,
 }
 
 /// Files of row groups that a transaction loaded.
@@ -262,42 +262,66 @@ impl Storage {
             self.load_group(def, &saved.placement, file, spaces, found).map(Arc::new)
         })?;
         self.found(saved, rows.id(), &groups);
-        let deltas = saved
-            .delta
-            .iter()
-            .map(|file| {
-                let identity = identity(Kind::Delta, def, file);
-                if let Some(image) = found.take_image(file.id)
-                    && let Ok(parts) = row_file::parts(&image, &identity)
-                    && let Ok(delta) = Delta::read(def, &parts, file.rows)
-                {
-                    self.found_image(file.id, rows.id(), image);
-                    return Ok(delta);
-                }
-                let (path, bytes) = self.read_rows(&identity)?;
-                let parts = row_file::parts(&bytes, &identity);
-                parts.and_then(|parts| Delta::read(def, &parts, file.rows)).map_err(|error| in_file(&path, &error))
-            })
-            .collect::<Result<Vec<_>>>()?;
+        // Where the ranges of main are made, what is gone of them is to be known; where there are none, each file is read but once.
+        let mut gone = Vec::new();
+        if !groups.is_empty() {
+            for file in &saved.delta {
+                self.with_delta(def, file, rows, found, |parts| {
+                    gone.extend(Delta::gone_in(parts));
+                    Ok(())
+                })?;
+            }
+        }
         for (place, (group, file)) in groups.into_iter().zip(&saved.row_groups).enumerate() {
             let number = file.range.unwrap_or(place as u64);
-            let dead: Vec<usize> = deltas.iter().flat_map(|delta| delta.gone_of(number)).collect();
+            let dead: Vec<usize> = gone.iter().filter(|row| row.range() == number).map(|row| row.position()).collect();
             rows.restore_main(worker, number, group, &dead)?;
         }
-        deltas.iter().try_for_each(|delta| delta.restore(rows, view, ts))
+        for file in &saved.delta {
+            self.with_delta(def, file, rows, found, |parts| {
+                Delta::read(def, parts, file.rows)?.restore(rows, view, ts)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Reads a file of delta, from its image in memory if that was found whole.
+    fn with_delta(
+        &self,
+        def: &Arc<TableDef>,
+        file: &SavedFile,
+        rows: &Arc<RowStore>,
+        found: &mut FoundGroups,
+        read: impl FnOnce(&[&[u8]]) -> Result<()>,
+    ) -> Result<()> {
+        let identity = identity(Kind::Delta, def, file);
+        if let Some(image) = found.take_image(file.id)
+            && row_file::parts(&image, &identity).is_ok()
+        {
+            self.found_image(file.id, rows.id(), image);
+        }
+        if let Some(image) = self.image(file.id)
+            && let Ok(parts) = row_file::parts(&image, &identity)
+        {
+            return read(&parts)
+                .map_err(|error| in_file(&self.path(FileKey { kind: Kind::Delta, id: file.id }), &error));
+        }
+        let (path, bytes) = self.read_rows(&identity)?;
+        row_file::parts(&bytes, &identity).and_then(|parts| read(&parts)).map_err(|error| in_file(&path, &error))
     }
 
     /// A table is as `saved` says: its delta need not be written until it changes.
     pub fn loaded(&self, table: &Table, saved: &SavedTable) {
-        // Several files, or row groups without ranges: by an earlier version, and to be written anew.
-        if saved.delta.len() > 1 || saved.row_groups.iter().any(|file| file.range.is_none()) {
+        // By an earlier version, and to be written anew: its rows had no ids, or its row groups no ranges.
+        if (saved.delta.len() > 1 && saved.store.is_none()) || saved.row_groups.iter().any(|file| file.range.is_none())
+        {
             return;
         }
         let stored = StoredDelta {
             rows: Arc::downgrade(&table.rows),
             writes: table.writes(),
             groups: saved.row_groups.iter().map(|file| RowGroupId(file.id)).collect(),
-            file: saved.delta.first().copied(),
+            files: saved.delta.clone(),
         };
         self.state.lock().deltas.insert(table.def.id, stored);
     }
@@ -373,11 +397,17 @@ impl Storage {
         })
     }
 
+    /// Files of delta that the manifest in force names.
+    #[cfg(test)]
+    pub fn delta_files(&self) -> usize {
+        self.manifest.lock().iter().flat_map(|manifest| &manifest.tables).map(|table| table.delta.len()).sum()
+    }
+
     /// Removes files that no manifest names.
     pub fn discard(&self, keys: &[FileKey]) {
         let mut state = self.state.lock();
-        let goes = |file: SavedFile| keys.contains(&FileKey { kind: Kind::Delta, id: file.id });
-        state.deltas.retain(|_, stored| !stored.file.is_some_and(goes));
+        let goes = |file: &SavedFile| keys.contains(&FileKey { kind: Kind::Delta, id: file.id });
+        state.deltas.retain(|_, stored| !stored.files.iter().any(goes));
         for key in keys {
             if !state.named.contains(key) && state.stored.remove(key) {
                 self.remove(&self.path(*key));
@@ -397,25 +427,23 @@ impl Storage {
         Ok(())
     }
 
-    /// Writes what main does not show of a table, unless the file is there. `None` when there is nothing.
+    /// Writes what main does not show of a table, unless the files are there.
     fn write_delta(
         &self,
         table: &TableVersion,
         writes: u64,
         written: &mut Vec<FileKey>,
         gathered: &mut Gathered,
-    ) -> Result<Option<SavedFile>> {
+    ) -> Result<Vec<SavedFile>> {
         let groups: Vec<RowGroupId> = table.row_groups.iter().map(|group| group.id()).collect();
         if let Some(stored) = self.state.lock().deltas.get(&table.def.id)
             && (stored.writes, &stored.groups) == (table.table().writes_begun(), &groups)
             && stored.rows.ptr_eq(&Arc::downgrade(table.rows()))
         {
-            return Ok(stored.file);
+            return Ok(stored.files.clone());
         }
-        let delta = Delta::of(table)?;
-        let file = if delta.is_empty() {
-            None
-        } else {
+        let mut files = Vec::new();
+        Delta::each(table, |delta| {
             let id = {
                 let mut state = self.state.lock();
                 state.next_chunk_id += 1;
@@ -429,11 +457,12 @@ impl Storage {
             written.push(key);
             let whole: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(parts).collect();
             self.put_image(gathered, table, id, &whole);
-            Some(SavedFile { id, rows: delta.rows() as u64, range: None })
-        };
-        let stored = StoredDelta { rows: Arc::downgrade(table.rows()), writes, groups, file };
+            files.push(SavedFile { id, rows: delta.rows() as u64, range: None });
+            Ok(())
+        })?;
+        let stored = StoredDelta { rows: Arc::downgrade(table.rows()), writes, groups, files: files.clone() };
         self.state.lock().deltas.insert(table.def.id, stored);
-        Ok(file)
+        Ok(files)
     }
 
     fn saved_table(
@@ -451,13 +480,13 @@ impl Storage {
         let saved =
             groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
         let delta = self.write_delta(table, writes, written, gathered)?;
-        let delta_place = delta.map(|file| self.image_place(gathered, file.id)).transpose()?.flatten();
+        let delta_place = self.image_places(gathered, &delta)?;
         Ok(SavedTable {
             def: TableDef::clone(&table.def),
             placement: table.placement.clone(),
             store: Some(table.rows().id()),
             row_groups: saved.collect(),
-            delta: delta.into_iter().collect(),
+            delta,
             places: self.places(gathered, table.rows().id(), &table.row_groups)?,
             delta_place,
         })

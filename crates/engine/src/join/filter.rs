@@ -8,6 +8,7 @@ use crate::rows::RowPtr;
 use crate::touch::{Pool, sampled_lines};
 use crate::types::Class;
 use crate::vector::Values;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::Result;
 use tidepool_simd::{Bloom, and_words_in_bitmap, and_words_of};
@@ -18,14 +19,43 @@ const BITMAP_BITS_MIN: u64 = 1 << 21;
 /// More rows than this make a filter that a test of takes as long as a look into the table.
 const BLOOM_ROWS_MAX: usize = 4 << 20;
 const BLOOM_BITS_PER_ROW: usize = 12;
+/// Tests by a thread of which the first is looked at for an account, and counts for all: to look at one costs as much as some tenths of it. A prime, as
+/// filters are asked in turns.
+const LOOKED_AT: u64 = 7;
+
+thread_local! {
+    /// Tests until the next one that is looked at.
+    static UNSEEN: Cell<u64> = const { Cell::new(0) };
+}
 
 /// Of a key that is an integer, by its value. NULL is no value: rows with NULL for the key match none.
 #[derive(Debug)]
 pub struct KeyFilter {
     bounds: Option<(i64, i64)>,
     set: Set,
-    /// Lines of it that tests came to and nobody has taken yet, where an account asks for them.
-    tested: Option<AtomicU64>,
+    /// Where an account asks for them.
+    tested: Option<Tested>,
+}
+
+/// Lines that tests came to and nobody has taken yet. On a line of its own: all workers write it, and read what is beside it for each test.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Tested(AtomicU64);
+
+impl Tested {
+    /// Another test, which comes to so many lines.
+    fn add(&self, lines: impl FnOnce() -> u64) {
+        let unseen = UNSEEN.get();
+        UNSEEN.set(unseen.checked_sub(1).unwrap_or(LOOKED_AT - 1));
+        if unseen == 0 {
+            self.0.fetch_add(LOOKED_AT * lines(), Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self) -> u64 {
+        // Most often there is nothing, and to look does not take the line from others.
+        if self.0.load(Ordering::Relaxed) == 0 { 0 } else { self.0.swap(0, Ordering::Relaxed) }
+    }
 }
 
 #[derive(Debug)]
@@ -69,7 +99,7 @@ impl KeyFilter {
             Set::Bounds
         };
         let mut filter = KeyFilter { bounds: Some((min, max)), set, tested: None };
-        filter.tested = (!pool.is_small(filter.bytes())).then(AtomicU64::default);
+        filter.tested = (!pool.is_small(filter.bytes())).then(Tested::default);
         Ok(Some(filter))
     }
 
@@ -151,7 +181,7 @@ impl KeyFilter {
 
     /// Lines that tests came to since it was last asked.
     pub(super) fn take_tested(&self) -> u64 {
-        self.tested.as_ref().map_or(0, |tested| tested.swap(0, Ordering::Relaxed))
+        self.tested.as_ref().map_or(0, Tested::take)
     }
 
     /// Clears bit `i` where value `i` cannot match: bit `i % 64` of word `i / 64`. Bits of other values stay. Panics on
@@ -161,7 +191,7 @@ impl KeyFilter {
             return and_words(values, |_| false, words);
         };
         if let Some(tested) = &self.tested {
-            tested.fetch_add(self.lines(values, min), Ordering::Relaxed);
+            tested.add(|| self.lines(values, min));
         }
         match &self.set {
             Set::Bounds => and_words(values, |value| min <= value && value <= max, words),
@@ -196,5 +226,27 @@ impl JoinTable {
                 filter.insert(values, scratch);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_tests_some_are_looked_at_and_count_for_all() {
+        let (one, other) = (Tested::default(), Tested::default());
+        let looked_at = Cell::new(0);
+        for _ in 0..10 * LOOKED_AT {
+            for tested in [&one, &other] {
+                tested.add(|| {
+                    looked_at.set(looked_at.get() + 1);
+                    3
+                });
+            }
+        }
+        assert_eq!(looked_at.get(), 20);
+        assert_eq!([one.take(), other.take()], [30 * LOOKED_AT; 2], "in turns, each has its share");
+        assert_eq!(one.take(), 0);
     }
 }

@@ -49,6 +49,8 @@ const BITMAP_BITS_PER_ROW: u64 = 128;
 const BITMAP_BITS_MIN: u64 = 1 << 18;
 /// Values of a ranked directory, for each of the rows: as much memory as a hash directory takes.
 const RANKED_VALUES_PER_ROW: u64 = 64;
+/// A directory of such a part of the last-level cache is taken to stay in it beside what else a query touches.
+const CACHE_PARTS: u64 = 4;
 
 /// What is narrow for an integer key.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +61,11 @@ pub struct Narrow {
 }
 
 impl Narrow {
-    /// In near memory a dense directory's one look is worth its size; in far memory what is small is looked up in the cache.
-    fn of_heap() -> Narrow {
-        let dense_words_per_row = if QueryHeap::is_far() { 1 } else { 8 };
+    /// For `words` words: in near memory a dense directory's one look is worth its size; in far memory what is small is looked up in the cache, and only
+    /// what stays there anyway may be larger.
+    fn of_heap(words: u64) -> Narrow {
+        let stays = || words.saturating_mul(8) <= tidepool_device::last_level_cache_bytes() / CACHE_PARTS;
+        let dense_words_per_row = if QueryHeap::is_far() && !stays() { 1 } else { 8 };
         Narrow { dense_words_per_row, dense_words_min: DENSE_WORDS_MIN }
     }
 }
@@ -340,7 +344,7 @@ impl JoinTable {
             if self.is_set() && last < (rows.saturating_mul(BITMAP_BITS_PER_ROW)).max(BITMAP_BITS_MIN) {
                 return Ok(Directory::Bitmap { min, bits: Words::new(last as usize / 64 + 1, observer)? });
             }
-            let narrow = self.narrow.unwrap_or_else(Narrow::of_heap);
+            let narrow = self.narrow.unwrap_or_else(|| Narrow::of_heap(last.saturating_add(1)));
             if last < (rows.saturating_mul(narrow.dense_words_per_row)).max(narrow.dense_words_min) {
                 return Ok(Directory::Dense { min, slots: Words::new(last as usize + 1, observer)? });
             }

@@ -83,24 +83,19 @@ impl HeapCounts {
 pub struct OperatorAccount {
     /// Its place among the counts, where there are any.
     count: usize,
-    spent: Mutex<Vec<(String, PacingTotals)>>,
+    /// By place among the heap's tablespaces, with their names.
+    spent: Vec<(String, PacingTotals)>,
 }
 
 impl OperatorAccount {
     /// By tablespace.
     pub fn spent(&self) -> Vec<(String, PacingCounters)> {
-        self.spent.lock().iter().map(|(tablespace, totals)| (tablespace.clone(), totals.get())).collect()
+        self.spent.iter().map(|(tablespace, totals)| (tablespace.clone(), totals.get())).collect()
     }
 
-    fn add(&self, tablespace: &Tablespace, spent: &PacingCounters) {
-        let mut rows = self.spent.lock();
-        match rows.iter().find(|(name, _)| name == tablespace.name()) {
-            Some((_, totals)) => totals.add(spent),
-            None => {
-                let totals = PacingTotals::default();
-                totals.add(spent);
-                rows.push((tablespace.name().to_owned(), totals));
-            }
+    fn add(&self, place: usize, spent: &PacingCounters) {
+        if let Some((_, totals)) = self.spent.get(place) {
+            totals.add(spent);
         }
     }
 }
@@ -212,7 +207,8 @@ impl HeapAccount {
 
     pub fn operator(&self, name: impl FnOnce() -> String) -> Arc<OperatorAccount> {
         let count = self.counts.as_ref().map_or(0, |counts| counts.register(name()));
-        Arc::new(OperatorAccount { count, spent: Mutex::default() })
+        let of = |space: &Arc<Tablespace>| (space.name().to_owned(), PacingTotals::default());
+        Arc::new(OperatorAccount { count, spent: self.heap.tablespaces().iter().map(of).collect() })
     }
 
     /// The number of a scratch that nobody has.
@@ -292,23 +288,28 @@ impl HeapAccount {
     /// Spends it here, on the thread that caused it. Lines at random are shared out by the bytes that lie in each
     /// tablespace. Returns ns.
     fn spend(&self, operator: &OperatorAccount, touched: &Touched, start: Instant) -> u64 {
-        let usage = self.heap.usage();
+        let spaces = self.heap.tablespaces();
+        // Of one tablespace it is all, and nobody has to be asked.
+        let bytes: Vec<u64> = match spaces {
+            [_] => Vec::new(),
+            _ => self.heap.usage().iter().map(|usage| usage.bytes).collect(),
+        };
         self.credit(start);
-        let total: u64 = usage.iter().map(|usage| usage.bytes).sum();
+        let total: u64 = bytes.iter().sum();
         let mut stall_ns = 0;
-        for (index, (usage, passes)) in usage.iter().zip(&touched.spaces).enumerate() {
-            let Some(pacer) = usage.tablespace.pacer() else { continue };
+        for (index, (space, passes)) in spaces.iter().zip(&touched.spaces).enumerate() {
+            let Some(pacer) = space.pacer() else { continue };
             let share = match total {
-                // Nothing allocated yet: what comes first goes to the first tablespace.
+                // Nothing allocated yet, or nowhere else: it goes to the first tablespace.
                 0 => f64::from(u8::from(index == 0)),
-                total => usage.bytes as f64 / total as f64,
+                total => bytes[index] as f64 / total as f64,
             };
             let random = touched.random.iter().map(|random| random.access(share, pacer.last_level_cache_bytes()));
             let pools = touched.pools.share(share);
             let accesses: Vec<Access> = passes.accesses().chain(pools.accesses()).chain(random).collect();
             if !accesses.is_empty() {
-                let spent = usage.tablespace.spend(Purpose::Heap, &accesses);
-                operator.add(&usage.tablespace, &spent);
+                let spent = space.spend(Purpose::Heap, &accesses);
+                operator.add(index, &spent);
                 stall_ns += spent.stall_ns;
             }
         }

@@ -42,6 +42,9 @@ const LINES_IN_FLIGHT: f64 = 10.0;
 
 const WORDS: usize = SLAB_BYTES / BLOCK_ALIGN / 64;
 
+/// Bytes of blocks of one size that a shard keeps: a part of what a core's own cache holds.
+const MAGAZINE_BYTES: usize = 64 << 10;
+
 /// Threads that do not share anything when they take blocks.
 const SHARDS: usize = 64;
 
@@ -94,6 +97,8 @@ struct Class {
     claimed: u64,
     word: usize,
     listed: Vec<SlabNumber>,
+    /// Addresses of blocks that were freed here, the last one first.
+    magazine: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -175,8 +180,22 @@ impl VersionMemory {
             return self.space.allocate_pages(pages, PAGE_BYTES, Purpose::Delta).ok_or_else(|| self.full(pages));
         };
         let home = shard % SHARDS;
+        match self.take(home, class) {
+            Ok(block) => Ok(block),
+            Err(_) => {
+                self.empty_magazines();
+                self.take(home, class)
+            }
+        }
+    }
+
+    #[inline]
+    fn take(&self, home: usize, class: usize) -> Result<NonNull<u8>> {
         let mut shard = self.shards[home].0.lock();
         let books = &mut shard.classes[class];
+        if let Some(address) = books.magazine.pop() {
+            return Ok(pointer_to(address));
+        }
         if books.claimed == 0 && !self.claim(books) {
             self.next_slab(books, class, home)?;
         }
@@ -257,6 +276,37 @@ impl VersionMemory {
         Ok(())
     }
 
+    /// As `free`, by a thread that takes blocks of `shard`: it may have this one again soon.
+    ///
+    /// # Safety
+    /// That of `free`.
+    #[inline]
+    pub(crate) unsafe fn free_by(&self, shard: usize, address: NonNull<u8>, len: usize) {
+        if let Some(class) = class_of(len) {
+            let magazine = &mut self.shards[shard % SHARDS].0.lock().classes[class].magazine;
+            if magazine.len() < MAGAZINE_BYTES / usize::from(CLASSES[class]) {
+                magazine.push(address.as_ptr().expose_provenance());
+                return;
+            }
+        }
+        // SAFETY: the caller's.
+        unsafe { self.free(address, len) };
+    }
+
+    /// Gives back what shards keep.
+    #[cold]
+    fn empty_magazines(&self) {
+        for home in self.shards.iter() {
+            for (class, size) in CLASSES.iter().enumerate() {
+                let kept = std::mem::take(&mut home.0.lock().classes[class].magazine);
+                for address in kept {
+                    // SAFETY: freed by its owner, and in no magazine any more. The length is one of the class.
+                    unsafe { self.free(pointer_to(address), usize::from(*size)) };
+                }
+            }
+        }
+    }
+
     /// Gives a block back.
     ///
     /// # Safety
@@ -319,6 +369,7 @@ impl VersionMemory {
 
     /// Gives back slabs that were kept for the next need.
     pub fn trim(&self) {
+        self.empty_magazines();
         for home in self.shards.iter() {
             let mut shard = home.0.lock();
             for books in &mut shard.classes {
@@ -445,7 +496,10 @@ mod tests {
                             let address = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at)).unwrap();
                             assert!(holds(address, len, with));
                             // SAFETY: taken out of the map by this thread alone.
-                            unsafe { memory.free(address, len) };
+                            match next() % 2 {
+                                0 => unsafe { memory.free(address, len) },
+                                _ => unsafe { memory.free_by(thread, address, len) },
+                            }
                         }
                     }
                 });
@@ -484,8 +538,27 @@ mod tests {
         assert_eq!(error.message(), "tablespace \"near\" is full");
         for block in blocks {
             // SAFETY: taken above.
-            unsafe { memory.free(block, 3000) };
+            unsafe { memory.free_by(0, block, 3000) };
         }
         assert!(memory.allocate(1, 100).is_ok(), "slabs of one size become another's");
+    }
+
+    #[test]
+    fn what_a_thread_freed_it_takes_again_and_no_other() {
+        let space = heap_space();
+        let memory = VersionMemory::new(&space);
+        let first = memory.allocate(0, 100).unwrap();
+        // SAFETY: taken above.
+        unsafe { memory.free_by(0, first, 100) };
+        let other = memory.allocate(1, 100).unwrap();
+        assert_ne!(other, first);
+        let again = memory.allocate(0, 110).unwrap();
+        assert_eq!(again, first, "of the same size");
+        // SAFETY: taken above, all of them.
+        unsafe {
+            memory.free_by(1, again, 110);
+            memory.free_by(1, other, 100);
+        }
+        assert_eq!(memory.allocate(1, 100).unwrap(), other, "the last one first");
     }
 }

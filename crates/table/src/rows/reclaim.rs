@@ -62,7 +62,7 @@ impl Reclaim for RowStore {
                     self.take_tombstone_out(version, RowId(item.words[1]), worker);
                 } else {
                     // SAFETY: out of reach, and the horizon has passed the time that it came to be.
-                    unsafe { version.free_bytes(&self.memory, bytes) };
+                    unsafe { version.free_bytes(&self.memory, worker.index(), bytes) };
                 }
             }
         }

@@ -130,17 +130,25 @@ impl Version {
     /// # Safety
     /// Nobody can reach it any more, and it is freed once.
     pub unsafe fn free(self, memory: &VersionMemory) {
-        // SAFETY: the caller's.
-        unsafe { self.free_bytes(memory, self.header().bytes()) };
+        // SAFETY: the caller's. It was allocated with this length.
+        unsafe {
+            let bytes = self.header().bytes();
+            self.0.as_ref().witness.freed();
+            memory.free(self.0.cast(), bytes);
+        }
     }
 
+    /// By a thread that writes versions with that `shard`.
+    ///
     /// # Safety
     /// As `free`, and `bytes` are its header's.
-    pub unsafe fn free_bytes(self, memory: &VersionMemory, bytes: usize) {
-        // SAFETY: the caller's.
-        unsafe { self.0.as_ref() }.witness.freed();
+    #[inline]
+    pub unsafe fn free_bytes(self, memory: &VersionMemory, shard: usize, bytes: usize) {
         // SAFETY: the caller's. It was allocated with this length.
-        unsafe { memory.free(self.0.cast(), bytes) };
+        unsafe {
+            self.0.as_ref().witness.freed();
+            memory.free_by(shard, self.0.cast(), bytes);
+        }
     }
 
     /// As a word whose low bits are `mark`.
