@@ -36,6 +36,14 @@ impl Session {
         self.take_requested_settings();
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;
+        self.admit_planned(statement).await?;
+        let outcome = self.execute_admitted(statement, parameters).await;
+        // What runs on has it too.
+        self.place = None;
+        outcome
+    }
+
+    async fn execute_admitted(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let is_whole = matches!(
             statement.command(),
             Command::Query(_) | Command::CreateTable { .. } | Command::Copy(_) | Command::Explain { .. }
