@@ -209,8 +209,8 @@ impl Gate {
 
     /// Waits for a place. 53000 if too many wait already, or when it took too long; or what ends the statement.
     pub async fn wait(self: &Arc<Gate>, interrupt: &Interrupt) -> Result<Place> {
-        if self.queued.fetch_add(1, Ordering::Relaxed) >= self.queued_max {
-            self.queued.fetch_sub(1, Ordering::Relaxed);
+        let joined = |queued| (queued < self.queued_max).then_some(queued + 1);
+        if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, joined).is_err() {
             self.refused_full.fetch_add(1, Ordering::Relaxed);
             return Err(self.refused(format!("{} wait already, which is the most that may.", self.queued_max)));
         }
