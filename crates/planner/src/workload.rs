@@ -25,11 +25,11 @@ pub const PLACE_IDLE_MAX: Duration = Duration::from_millis(100);
 /// Transactions at once for each thread. Many wait for the log or for their clients, and share the log's writes.
 const TRANSACTIONS_PER_THREAD: usize = 32;
 
-/// Queries at once for each thread. More of them only take more memory at once.
-const ANALYTICS_PER_THREAD: usize = 2;
+/// Queries at once for each thread. They take turns, so that short ones come through; more of them only take more memory at once.
+const ANALYTICS_PER_THREAD: usize = 8;
 
 /// Of either class, at the least.
-const RUNNING_MIN: usize = 4;
+const RUNNING_MIN: usize = 16;
 
 const QUEUED_MAX: usize = 1_000;
 const TRANSACTIONS_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);

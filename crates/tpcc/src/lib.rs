@@ -9,6 +9,7 @@ mod random;
 mod run;
 mod schema;
 mod transactions;
+mod undelivered;
 
 pub use check::check;
 pub use load::load;

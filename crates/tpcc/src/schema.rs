@@ -1,5 +1,7 @@
 //! The nine tables (clause 1.3), and ways to their rows.
 
+use crate::undelivered::Undelivered;
+use std::sync::Arc;
 use tidepool_embedded::{
     Column, Decimal, MergePolicy, PreparedIndex, PreparedTable, Result, SqlType, TableBuilder, Tidepool, Timestamp,
 };
@@ -221,6 +223,7 @@ pub struct Tables {
     pub stock: Stock,
     /// Of each district, the stock's text for it.
     pub s_dist: Vec<Column<str>>,
+    pub(crate) undelivered: Arc<Undelivered>,
 }
 
 impl Tables {
@@ -240,6 +243,7 @@ impl Tables {
             item: Item::new(tidepool, "item")?,
             stock,
             s_dist,
+            undelivered: Arc::default(),
         })
     }
 

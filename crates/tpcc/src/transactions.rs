@@ -271,11 +271,13 @@ impl Tables {
         let Tables { new_order, orders, order_line, customer, .. } = self;
         let delivered = now();
         for d in 1..=DISTRICTS {
-            let oldest =
-                access.scan(&new_order.key, ScanRange::prefix((w, d)), Direction::Forward)?.next().transpose()?;
+            let first = Bound::Included((w, d, self.undelivered.first(w, d)));
+            let range = ScanRange { lower: first, upper: Bound::Included((w, d, i32::MAX)) };
+            let oldest = access.scan(&new_order.key, range, Direction::Forward)?.next().transpose()?;
             // All orders of the district are delivered.
             let Some(oldest) = oldest else { continue };
             let o = oldest.get(new_order.no_o_id);
+            self.undelivered.found(w, d, o);
             access.delete(&new_order.table, oldest.id())?;
             let order = access.get(&orders.key, (w, d, o))?.ok_or_else(|| missing("an order"))?;
             let c = order.get(orders.o_c_id);

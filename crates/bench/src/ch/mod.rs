@@ -28,6 +28,9 @@ pub use streams::Freshness;
 const SECONDS: f64 = 10.0;
 const WARM_UP: Duration = Duration::from_secs(1);
 
+/// How long transactions run before the queries' answers are compared.
+const SETTLING: Duration = Duration::from_secs(1);
+
 /// What transactions may lose beside analytics.
 pub(crate) const LOSS_GOAL: f64 = 0.1;
 
@@ -74,7 +77,7 @@ pub struct ChResult {
     pub durable: bool,
     pub seconds: f64,
     pub load_seconds: f64,
-    /// Of what was loaded: the engine's rows beside those of DataFusion's operators.
+    /// After some transactions: the engine's rows beside those of DataFusion's operators.
     pub answers: Vec<Answer>,
     pub rounds: Vec<Round>,
     /// Median over the rounds of the part of transactions a second that are lost beside streams.
@@ -208,10 +211,12 @@ fn measure(args: &BenchArgs, setup: &Setup) -> Result<ChResult> {
     let planner = Planner::new(tidepool.database().clone())?;
     let loaded = prepare(&planner, setup)?;
     let load_seconds = start.elapsed().as_secs_f64();
-    say("compare the queries' answers");
-    let answers = answers(&planner)?;
     let bench =
         Bench { tidepool: &tidepool, tables: &tables, planner: &planner, setup, loaded, orders: AtomicU64::new(0) };
+    // Over rows of all kinds: as they were loaded, changed since, new, and gone.
+    bench.transactions_for(SETTLING)?;
+    say("compare the queries' answers");
+    let answers = answers(&planner)?;
     let (mut rounds, mut freshness) = (Vec::new(), Freshness::default());
     let mut alone = vec![Vec::new(); QUERIES.len()];
     let mut beside = alone.clone();
@@ -322,12 +327,17 @@ struct Bench<'r> {
 }
 
 impl Bench<'_> {
-    /// The terminals, on their processors.
     fn transactions(&self) -> Result<RunResult> {
+        self.transactions_for(self.setup.plan.duration)
+    }
+
+    /// The terminals, on their processors.
+    fn transactions_for(&self, duration: Duration) -> Result<RunResult> {
+        let plan = Plan { duration, ..self.setup.plan };
         std::thread::scope(|scope| {
             let terminals = scope.spawn(|| {
                 tidepool_device::confine(&self.setup.terminal_cores)?;
-                tidepool_tpcc::run_counted(self.tidepool, self.tables, &self.setup.plan, &self.orders)
+                tidepool_tpcc::run_counted(self.tidepool, self.tables, &plan, &self.orders)
             });
             terminals.join().expect("the terminals")
         })

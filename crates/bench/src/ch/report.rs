@@ -110,7 +110,7 @@ fn write(result: &ChResult, text: &mut String) -> std::fmt::Result {
     writeln!(text, "\n## Queries\n")?;
     writeln!(
         text,
-        "Milliseconds, medians of all runs; rows are those of what was loaded, for which the engine's answers were held against those of \
+        "Milliseconds, medians of all runs; rows are those after a second of transactions, for which the engine's answers were held against those of \
          DataFusion's operators: {} of {} are the same.\n",
         result.answers.iter().filter(|answer| answer.agrees).count(),
         result.answers.len()

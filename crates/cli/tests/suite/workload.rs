@@ -74,6 +74,7 @@ async fn queries_wait_their_turn_and_others_do_not() {
         "SELECT count(*) FROM information_schema.tables",
         "UPDATE t SET v = v + 1",
         "BEGIN; SELECT v FROM t WHERE k = 2; COMMIT",
+        "BEGIN READ ONLY; SELECT count(*) FROM tidepool.queries; COMMIT",
         "EXPLAIN SELECT sum(v) FROM t",
     ] {
         third.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
@@ -155,6 +156,35 @@ async fn who_holds_locks_does_not_wait() {
     for (class, running) in [("transactions", 0), ("analytics", 0)] {
         until(&admin, class, "running", running).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_let_in_or_refused_when_it_begins() {
+    let server = start(class(1, 0, FOR_EVER), class(1, 0, FOR_EVER)).await;
+    let (holder, other, admin) = (server.connect().await, server.connect().await, server.connect().await);
+    // Busy all the time, so that its place stays its own.
+    let cancel = holder.cancel_token();
+    let busy = tokio::spawn(async move {
+        holder.batch_execute("BEGIN").await.unwrap();
+        holder.batch_execute("SELECT pg_sleep(3600)").await
+    });
+    until(&admin, "transactions", "running", 1).await;
+    let error = other.batch_execute("BEGIN").await.unwrap_err();
+    assert_eq!(code(&error), "53000", "{error:?}");
+    // There is no block to roll back.
+    assert_eq!(other.query_one("SELECT 1", &[]).await.unwrap().get::<_, i32>(0), 1);
+    assert_eq!(code(&other.query("SELECT v FROM t WHERE k = 1", &[]).await.unwrap_err()), "53000");
+    cancel.cancel_query(tokio_postgres::NoTls).await.unwrap();
+    assert_eq!(code(&busy.await.unwrap().unwrap_err()), "57014");
+    until(&admin, "transactions", "running", 0).await;
+    other
+        .batch_execute(
+            "BEGIN; UPDATE t SET v = 7 WHERE k = 1; COMMIT AND CHAIN; UPDATE t SET v = v + 1 WHERE k = 1; COMMIT",
+        )
+        .await
+        .unwrap();
+    assert_eq!(admin.query_one("SELECT v FROM t WHERE k = 1", &[]).await.unwrap().get::<_, i32>(0), 8);
+    until(&admin, "transactions", "running", 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

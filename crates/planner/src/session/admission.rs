@@ -1,7 +1,8 @@
 //! Statements on their way into their workload class ([`crate::workload`]).
 
-use super::Session;
-use crate::statement::Statement;
+use super::transaction::check_modes;
+use super::{Outcome, Session};
+use crate::statement::{Statement, TransactionMode};
 use crate::workload::{Class, PLACE_IDLE_MAX, Place};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,22 @@ impl Session {
         Ok(())
     }
 
+    /// `BEGIN`: the block has its place before there is a transaction, so that there is nothing to undo where it is refused.
+    pub(super) async fn begin_admitted(&mut self, text: &str, modes: &[TransactionMode]) -> Result<Outcome> {
+        check_modes(modes)?;
+        let is_of_class = self.settings.workload_class() != Some(Class::Analytics);
+        let place = match self.block.is_none() && is_of_class {
+            true => self.admit(Class::Transactions, text).await?,
+            false => None,
+        };
+        let outcome = self.begin_block(modes)?;
+        if let (Some(block), Some(place)) = (&mut self.block, place) {
+            block.place = Some(place);
+            block.was_admitted = true;
+        }
+        Ok(outcome)
+    }
+
     /// Takes a place of a class, waiting for it where nobody waits for this session. `None`: the transaction block has it, or has it from now
     /// on. 53000 when it is refused.
     pub(super) async fn admit(&mut self, class: Class, text: &str) -> Result<Option<Place>> {
@@ -33,6 +50,8 @@ impl Session {
             Some(place) => place,
             None if self.is_waited_for(class) => gate.enter(),
             None => {
+                // What is waited for takes long: others may have the block's place.
+                self.give_up_place();
                 let query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
                 query.info.queued();
                 let interrupt = self.interrupt();

@@ -119,7 +119,7 @@ impl Session {
             Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
             Command::Copy(copy) => self.copy(text, statement, copy, parameters).await,
-            Command::Begin { modes } => self.begin_block(modes),
+            Command::Begin { modes } => self.begin_admitted(text, modes).await,
             Command::Commit { chain } => self.commit(*chain).await,
             Command::Rollback { chain } => self.roll_back(*chain).await,
             Command::Savepoint { name } => self.savepoint(name),
