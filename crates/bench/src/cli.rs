@@ -30,12 +30,14 @@ pub struct BenchArgs {
     /// tpch, tpcds, or over TPC-H: placement, the far-memory study with 1 to 8 streams, alone and sharing a device; advise,
     /// tables as the placement advisor and simpler rules place them; disaggregation, everything in paged memory by share of
     /// local cache. Or transactions by the embedded API:
-    /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses
+    /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses. Or both: ch, the
+    /// CH-benCHmark, TPC-C's transactions beside analytical queries over the same tables. Or a server: overload, asked by many
+    /// connections for a multiple of the transactions that it can do
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
     pub sf: f64,
-    /// Threads for loading and for each query [default: all]
+    /// Threads for loading and for each query [default: all]; ch: terminals [default: one for each of their processors]
     #[arg(long)]
     pub threads: Option<usize>,
     /// Also run this many streams at once and measure their throughput
@@ -51,7 +53,7 @@ pub struct BenchArgs {
     /// Queries, such as 1,6,10-14 [default: all]
     #[arg(long)]
     pub queries: Option<String>,
-    /// Timed runs of each query, after one warm-up; mot: rounds
+    /// Timed runs of each query, after one warm-up; mot, ch: rounds
     #[arg(long, default_value_t = 3)]
     pub repeat: usize,
     #[arg(long, value_enum, default_value_t = EngineKind::Tidepool)]
@@ -68,22 +70,34 @@ pub struct BenchArgs {
     /// disaggregation: sizes of the local cache, in percent of what the queries touch
     #[arg(long, default_value = "100,75,50,25,10,5")]
     pub shares: String,
-    /// tpcc, mot: warehouses [default: 1; mot: as many as threads]
+    /// tpcc, mot, ch: warehouses [default: 1; mot: as many as threads]
     #[arg(long)]
     pub warehouses: Option<u32>,
-    /// tpcc, mot: seconds of each run that are measured [default: 10; mot: 1]
+    /// tpcc, mot, ch, overload: seconds of each run that are measured [default: 10; mot: 1]
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// tpcc: standard, neworder-payment, read, neworder or payment
+    /// tpcc, ch: standard, neworder-payment, read, neworder or payment
     #[arg(long, default_value = "standard")]
     pub mix: String,
-    /// tpcc: keep the tables in this new folder, with a log that commits wait for
+    /// tpcc, ch, overload: keep the tables in this new folder, with a log that commits wait for
     #[arg(long)]
     pub durable: Option<PathBuf>,
+    /// ch: processors that queries run on, such as 1 or 2-3; terminals have the others [default: the last]
+    #[arg(long)]
+    pub analytics_cores: Option<String>,
+    /// overload: connections
+    #[arg(long, default_value_t = 1000)]
+    pub connections: usize,
+    /// overload: transactions offered, as a multiple of the most that are done for few connections
+    #[arg(long, default_value_t = 10.0)]
+    pub factor: f64,
+    /// ch: auto or never, as orders, their lines and the history go to main or not
+    #[arg(long, default_value = "auto")]
+    pub merge: String,
     /// Write the result as JSON (- for standard output)
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Write result.json and index.html into this folder; mot: result.json and report.md
+    /// Write result.json and index.html into this folder; mot, ch, overload: result.json and report.md
     #[arg(long)]
     pub report: Option<PathBuf>,
     /// Write the tables as Parquet files into this folder
@@ -124,6 +138,8 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
         "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
+        "overload" => return crate::overload::run_overload(&args).await,
+        "ch" => return tokio::task::block_in_place(|| crate::ch::run_ch(&args)),
         "tpcc" => return tokio::task::block_in_place(|| crate::tpcc::run_tpcc(&args)),
         _ => {}
     }

@@ -6,12 +6,14 @@
 //! [`probe`] measures the memory itself, for `tidepool device probe`.
 //! Databases that are not written in Rust are compared by the scripts in `bench/` at the top of the repository.
 
+pub mod ch;
 pub mod cli;
 pub mod compare;
 pub mod disaggregation;
 pub mod engine;
 pub mod load;
 pub mod observe;
+pub mod overload;
 pub mod placement;
 pub mod probe;
 pub mod progress;

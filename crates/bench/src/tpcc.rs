@@ -171,7 +171,7 @@ fn measure(
     })
 }
 
-fn must_be_new(folder: &PathBuf) -> Result<()> {
+pub(crate) fn must_be_new(folder: &PathBuf) -> Result<()> {
     let is_empty = std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
     match is_empty {
         true => Ok(()),

@@ -56,6 +56,15 @@
 //! segment_size = "16MB"
 //! checkpoint_timeout = "5min"      # and at least so often, if there is something to write
 //!
+//! [workload.transactions]
+//! running_max = 64                 # transactions at once
+//! queued_max = 1000                # more that wait; others are refused
+//! queue_timeout = "10s"
+//!
+//! [workload.analytics]
+//! running_max = 4                  # queries at once
+//! cores = "1, 3-5"                 # processors that work for them
+//!
 //! [settings]
 //! temp_tablespaces = "near, far"
 //! default_tablespace = "near"
@@ -77,6 +86,12 @@ pub const FILE_DEFAULT: &str = "tidepool.toml";
 pub const DATA_DIR_DEFAULT: &str = "tidepool-data";
 /// Idle sessions cost little; the bound is there so that a runaway client cannot take all of memory.
 pub const CONNECTIONS_MAX_DEFAULT: usize = 500;
+
+/// As many processors as the kernel's sets have by default.
+const CORES_MAX: usize = 1024;
+
+/// Of a workload class.
+const CLASS_COUNT_MAX: usize = 1_000_000;
 
 /// Parts of the machine's memory that the two tablespaces may take unless told otherwise, in percent. What is left is for
 /// the process itself. Memory is taken when it is used, not before.
@@ -106,6 +121,68 @@ pub struct Config {
     pub statement_memory_bytes: Option<u64>,
     pub threads: usize,
     pub server: ServerConfig,
+    pub workload: WorkloadConfig,
+}
+
+/// What statements of each class may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadConfig {
+    pub transactions: ClassConfig,
+    pub analytics: ClassConfig,
+}
+
+/// What a workload class may have. Its defaults depend on the class: `None` stands for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassConfig {
+    /// Statements, or transactions, that run at once.
+    pub running_max: Option<usize>,
+    /// Others that wait their turn. One more is refused.
+    pub queued_max: Option<usize>,
+    /// Who has waited so long is refused; zero is never.
+    pub queue_timeout: Option<Duration>,
+    /// Processors that the class's threads run on, by number; empty: all.
+    pub cores: Vec<usize>,
+}
+
+impl ClassConfig {
+    fn merge(&mut self, over: ClassConfig) {
+        self.running_max = over.running_max.or(self.running_max);
+        self.queued_max = over.queued_max.or(self.queued_max);
+        self.queue_timeout = over.queue_timeout.or(self.queue_timeout);
+        if !over.cores.is_empty() {
+            self.cores = over.cores;
+        }
+    }
+
+    /// `running_max=N,queued_max=N,queue_timeout=TIME,cores=LIST`, parts in any order; the list's parts are joined by `+`. 22023 on nonsense.
+    fn parse(text: &str) -> Result<ClassConfig> {
+        let mut class = ClassConfig::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let number =
+                |text: &str| text.trim().parse::<usize>().map_err(|_| invalid(format!("\"{text}\" is not a number")));
+            match part.split_once('=').map(|(key, value)| (key.trim(), value)) {
+                Some(("running_max", value)) => class.running_max = Some(number(value)?),
+                Some(("queued_max", value)) => class.queued_max = Some(number(value)?),
+                Some(("queue_timeout", value)) => class.queue_timeout = Some(duration(value)?),
+                Some(("cores", value)) => class.cores = cores(&value.replace('+', ","))?,
+                _ => {
+                    return Err(invalid(format!("unknown part \"{part}\""))
+                        .with_hint("Write running_max=N,queued_max=N,queue_timeout=TIME,cores=LIST."));
+                }
+            }
+        }
+        Ok(class)
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        if self.running_max == Some(0) {
+            return Err(config_error(format!("workload.{name}.running_max must be at least 1")));
+        }
+        if self.running_max.into_iter().chain(self.queued_max).any(|count| count > CLASS_COUNT_MAX) {
+            return Err(config_error(format!("workload.{name}: no count may be above {CLASS_COUNT_MAX}")));
+        }
+        Ok(())
+    }
 }
 
 /// Where the log is, and how much of it.
@@ -173,7 +250,14 @@ impl Config {
                 connections_max: CONNECTIONS_MAX_DEFAULT,
                 ..ServerConfig::default()
             },
+            workload: WorkloadConfig::default(),
         }
+    }
+
+    /// Threads that work for statements that are planned: no more than there are processors for them.
+    pub fn planned_threads(&self) -> usize {
+        let cores = &self.workload.analytics.cores;
+        if cores.is_empty() { self.threads } else { self.threads.min(cores.len()) }
     }
 
     /// Reads a file's text over the defaults; F0000 with line and key on nonsense. Unknown keys are errors.
@@ -327,6 +411,7 @@ pub struct ConfigBuilder {
     statement_memory_bytes: Option<u64>,
     threads: usize,
     server: ServerConfig,
+    workload: WorkloadConfig,
 }
 
 impl Default for ConfigBuilder {
@@ -356,6 +441,7 @@ impl ConfigBuilder {
                 connections_max: CONNECTIONS_MAX_DEFAULT,
                 ..ServerConfig::default()
             },
+            workload: WorkloadConfig::default(),
         }
     }
 
@@ -457,6 +543,9 @@ impl ConfigBuilder {
         self.server.tls_certificate = tls_certificate.or(self.server.tls_certificate);
         self.server.tls_key = tls_key.or(self.server.tls_key);
         self.server.connections_max = connections_max.unwrap_or(self.server.connections_max);
+        let FileWorkload { transactions, analytics } = file.workload;
+        self.workload.transactions.merge(transactions.read().map_err(context("workload.transactions"))?);
+        self.workload.analytics.merge(analytics.read().map_err(context("workload.analytics"))?);
         let FileSettings { temp_tablespaces, default_tablespace, statement_memory, threads } = file.settings;
         if let Some(names) = temp_tablespaces {
             self.temp_tablespaces = names.0;
@@ -469,7 +558,7 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`. Others are none of the database's.
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -499,6 +588,8 @@ impl ConfigBuilder {
                     self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
                 "THREADS" => self.threads = number(&value)?,
+                "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
+                "ANALYTICS" => self.workload.analytics.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 _ => {}
             }
         }
@@ -589,6 +680,8 @@ impl ConfigBuilder {
         if self.threads == 0 || self.threads > 1024 {
             return Err(config_error(format!("threads must be between 1 and 1024, not {}", self.threads)));
         }
+        self.workload.transactions.check("transactions")?;
+        self.workload.analytics.check("analytics")?;
         if self.server.connections_max == 0 {
             return Err(config_error("connections_max must be at least 1"));
         }
@@ -628,6 +721,7 @@ impl ConfigBuilder {
             statement_memory_bytes: self.statement_memory_bytes,
             threads: self.threads,
             server: self.server,
+            workload: self.workload,
         })
     }
 }
@@ -668,6 +762,24 @@ fn duration(text: &str) -> Result<Duration> {
     };
     let number = text[..digits].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     number.map(Duration::from_millis).ok_or_else(|| invalid(format!("\"{text}\" is not a time")))
+}
+
+/// Numbers of processors, as `0, 2-5`. 22023 on nonsense.
+pub fn cores(text: &str) -> Result<Vec<usize>> {
+    let wrong = || invalid(format!("\"{text}\" is no list of processors")).with_hint("Write 0, 2-5.");
+    let mut cores = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<usize>().ok().filter(|core| *core < CORES_MAX).ok_or_else(wrong);
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(wrong());
+        }
+        cores.extend(first..=last);
+    }
+    cores.sort_unstable();
+    cores.dedup();
+    Ok(cores)
 }
 
 fn config_error(message: impl Into<String>) -> Error {
@@ -731,6 +843,8 @@ struct FileConfig {
     #[serde(default)]
     server: FileServer,
     #[serde(default)]
+    workload: FileWorkload,
+    #[serde(default)]
     settings: FileSettings,
 }
 
@@ -791,6 +905,35 @@ struct FileServer {
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     connections_max: Option<usize>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileWorkload {
+    #[serde(default)]
+    transactions: FileClass,
+    #[serde(default)]
+    analytics: FileClass,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileClass {
+    running_max: Option<usize>,
+    queued_max: Option<usize>,
+    queue_timeout: Option<String>,
+    cores: Option<String>,
+}
+
+impl FileClass {
+    fn read(self) -> tidepool_base::Result<ClassConfig> {
+        Ok(ClassConfig {
+            running_max: self.running_max,
+            queued_max: self.queued_max,
+            queue_timeout: self.queue_timeout.as_deref().map(duration).transpose()?,
+            cores: self.cores.as_deref().map_or(Ok(Vec::new()), cores)?,
+        })
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -907,6 +1050,14 @@ mod tests {
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
         assert_eq!(config.statement_memory_bytes, Some(2 << 30));
         assert_eq!((config.threads, config.server.connections_max), (8, 250));
+        let transactions = ClassConfig {
+            running_max: Some(64),
+            queued_max: Some(1000),
+            queue_timeout: Some(Duration::from_secs(10)),
+            cores: Vec::new(),
+        };
+        let analytics = ClassConfig { running_max: Some(4), cores: vec![1, 3, 4, 5], ..ClassConfig::default() };
+        assert_eq!(config.workload, WorkloadConfig { transactions, analytics });
     }
 
     #[test]
@@ -935,6 +1086,11 @@ mod tests {
             ("[server]\n\ncolour = \"red\"\n", "line 3, key \"server.colour\""),
             ("[settings]\nthreads = -1\n", "line 2, key \"settings.threads\""),
             ("[settings]\nthreads = 0\n", "threads must be"),
+            ("[workload.analytics]\nrunning_max = 0\n", "workload.analytics.running_max must be at least 1"),
+            ("[workload.analytics]\nqueued_max = 2000000\n", "no count may be above"),
+            ("[workload.analytics]\ncores = \"3-1\"\n", "no list of processors"),
+            ("[workload.transactions]\nqueue_timeout = \"soon\"\n", "is not a time"),
+            ("[workload.dashboards]\n", "key \"workload"),
             ("nonsense", "line 1"),
             ("[memory.near]\nprofile = \"no such\"\n", "tablespace \"near\""),
             ("[server]\ntls_key = \"x\"\n", "tls_certificate and tls_key"),
@@ -995,6 +1151,17 @@ mod tests {
         );
         assert!(builder.clone().far("paged:64MB,size=5GB").is_err());
         assert!(builder.clone().far("anon:,speed=3").is_err());
+        let class = [("TIDEPOOL_ANALYTICS".to_owned(), "running_max=2, cores=1+4-5,queue_timeout=0s".to_owned())];
+        let config = builder.clone().environment(class).unwrap().build().unwrap();
+        let analytics = ClassConfig {
+            running_max: Some(2),
+            queued_max: None,
+            queue_timeout: Some(Duration::ZERO),
+            cores: vec![1, 4, 5],
+        };
+        assert_eq!(config.workload, WorkloadConfig { analytics, ..WorkloadConfig::default() });
+        let wrong = [("TIDEPOOL_ANALYTICS".to_owned(), "fast=yes".to_owned())];
+        assert!(builder.clone().environment(wrong).unwrap_err().message().contains("unknown part"));
         let wrong = [("TIDEPOOL_THREADS".to_owned(), "many".to_owned())];
         let error = builder.environment(wrong).unwrap_err();
         assert_eq!(error.message(), "environment variable TIDEPOOL_THREADS: \"many\" is not a number");

@@ -202,9 +202,16 @@ impl Database {
             database.start_log(manifest, log)?;
         }
         let (weak, background) = (Arc::downgrade(&database), database.background.clone());
+        // What it merges is for scans: it takes nothing of transactions' processors.
+        let cores = database.config.workload.analytics.cores.clone();
         std::thread::Builder::new()
             .name("background".to_owned())
-            .spawn(move || background.run(&weak))
+            .spawn(move || {
+                if let Err(error) = tidepool_device::confine(&cores) {
+                    tracing::warn!(%error, "the background thread runs on any processor");
+                }
+                background.run(&weak);
+            })
             .map_err(|error| Error::io("start the background thread", &error))?;
         Ok(database)
     }

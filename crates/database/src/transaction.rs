@@ -289,6 +289,11 @@ impl Transaction {
         !self.changes.is_empty() || !self.writes.is_empty()
     }
 
+    /// Whether others may have to wait until it is over.
+    pub fn holds_locks(&self) -> bool {
+        self.has_changes() || !self.locked.is_empty()
+    }
+
     /// Remembers what was done so far. Tables are immutable, so this costs an entry for each table changed.
     pub fn savepoint(&self) -> Savepoint {
         QueryHeap::outside(|| Savepoint {

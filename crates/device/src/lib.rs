@@ -3,6 +3,7 @@
 //!
 //! Leaves to others: dividing a mapping into extents and counting who owns them (`tidepool-tablespace`).
 
+mod affinity;
 mod cost;
 mod device;
 mod location;
@@ -16,6 +17,7 @@ mod stop;
 mod topology;
 mod window;
 
+pub use affinity::{confine, processors};
 pub use cost::{Access, CostModel, Excess, Pattern, Share, local_profile, set_local_profile};
 pub use device::Device;
 pub use location::{CacheSize, Location, Stripe};

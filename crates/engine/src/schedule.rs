@@ -73,7 +73,7 @@ impl Tickets {
 
 impl Workers {
     /// `begin` is run first on each thread.
-    pub fn start(threads: usize, stack_bytes: usize, begin: fn()) -> Result<Workers> {
+    pub fn start(threads: usize, stack_bytes: usize, begin: impl Fn() + Clone + Send + 'static) -> Result<Workers> {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue { tickets: VecDeque::new(), is_closing: false }),
             wake: Condvar::new(),
@@ -81,7 +81,7 @@ impl Workers {
         });
         let mut workers = Workers { shared: Arc::clone(&shared), threads: Vec::new() };
         for number in 0..threads.max(1) {
-            let shared = Arc::clone(&shared);
+            let (shared, begin) = (Arc::clone(&shared), begin.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("tidepool-engine-{number}"))
                 .stack_size(stack_bytes)

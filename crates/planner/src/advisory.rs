@@ -160,6 +160,11 @@ impl AdvisoryLocks {
         self.released.notify_waiters();
     }
 
+    /// Whether a session holds any.
+    pub fn holds(&self, session: u32) -> bool {
+        self.state.lock().held.values().flatten().any(|held| held.session == session)
+    }
+
     pub fn end_transaction(&self, session: u32) {
         self.state.lock().release(|held| held.session == session && held.transaction);
         self.released.notify_waiters();

@@ -6,6 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::queries::RunningQuery;
 use crate::scan::{can_restrict, restricted};
 use crate::types::canonical_batch;
+use crate::workload::PLACE_IDLE_MAX;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::execution::TaskContext;
@@ -124,12 +125,27 @@ impl Execution {
                 canonical_batch(&batch, &self.schema)?
             };
             let rows = batch.num_rows() as u64;
-            tokio::select! {
-                biased;
-                error = self.interrupt.wait() => return Err(error),
-                sent = sender.send(Ok(batch)) => if sent.is_err() {
-                    break;
-                },
+            let mut sending = std::pin::pin!(sender.send(Ok(batch)));
+            let sent = loop {
+                let place = self.query.as_mut().map(|query| &mut query.place).filter(|place| place.is_some());
+                let idle = async {
+                    match &place {
+                        Some(_) => tokio::time::sleep(PLACE_IDLE_MAX).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    error = self.interrupt.wait() => return Err(error),
+                    sent = &mut sending => break sent,
+                    // Its client does not read, and may never: somebody else has the turn.
+                    () = idle => if let Some(place) = place {
+                        *place = None;
+                    },
+                }
+            };
+            if sent.is_err() {
+                break;
             }
             if let Some(query) = &self.query {
                 query.info.rows.fetch_add(rows, Ordering::Relaxed);

@@ -56,6 +56,7 @@ mod statement;
 mod types;
 mod upsert;
 mod view;
+mod workload;
 
 pub use direct::RowSink;
 pub use direct::datum::Datum;
@@ -68,3 +69,4 @@ pub use session::{
 };
 pub use statement::{Statement, parse};
 pub use tidepool_table::arrow_type;
+pub use workload::{Class, ClassRow};

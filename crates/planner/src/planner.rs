@@ -7,6 +7,7 @@ use crate::plan_cache::PlanCache;
 use crate::queries::{QueryInfo, QueryRegistry};
 use crate::session::{Session, SessionRow, SessionShared};
 use crate::types::PostgresTypes;
+use crate::workload::{ClassRow, Workload};
 use datafusion::common::config::Dialect;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
@@ -17,8 +18,9 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Database;
+use tidepool_database::config::WorkloadConfig;
 use tidepool_engine::schedule::{Tickets, Workers};
 use tokio::runtime::{Handle, Runtime};
 
@@ -41,6 +43,7 @@ pub struct Planner {
     pub(crate) programs: Programs,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
+    pub(crate) workload: Workload,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
     next_session: AtomicU32,
 }
@@ -48,16 +51,27 @@ pub struct Planner {
 impl Planner {
     pub fn new(database: Arc<Database>) -> Result<Arc<Planner>> {
         crate::heap::install_tracer();
+        let workload = Workload::new(database.config());
+        let cores = database.config().workload.analytics.cores.clone();
+        check_cores(&database.config().workload)?;
+        let confine = move || {
+            if let Err(error) = tidepool_device::confine(&cores) {
+                tracing::warn!(%error, "a thread runs on processors that are not its class's");
+            }
+        };
         let workers = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(database.config().threads.max(1))
+            .worker_threads(database.config().planned_threads().max(1))
+            .on_thread_start(confine.clone())
             .thread_name("tidepool-worker")
             .thread_stack_size(WORKER_STACK_BYTES)
             .event_interval(crate::heap::WORKER_EVENT_INTERVAL)
             .enable_time()
             .build()
             .map_err(|error| Error::io("start worker threads", &error))?;
-        let threads = database.config().threads;
-        let engine = Workers::start(threads, ENGINE_STACK_BYTES, crate::heap::prepare_engine_thread)?;
+        let engine = Workers::start(database.config().planned_threads(), ENGINE_STACK_BYTES, move || {
+            confine();
+            crate::heap::prepare_engine_thread();
+        })?;
         Ok(Arc::new(Planner {
             plans: PlanCache::default(),
             programs: Programs::default(),
@@ -67,6 +81,7 @@ impl Planner {
             engine,
             state: state()?,
             advisory: Arc::default(),
+            workload,
             sessions: Mutex::default(),
             next_session: AtomicU32::new(1),
         }))
@@ -96,6 +111,11 @@ impl Planner {
     /// Sessions of those who connected as `user`.
     pub fn session_count_of(&self, user: &str) -> usize {
         self.sessions().iter().filter(|session| session.user == user).count()
+    }
+
+    /// Workload classes: who runs and who waits.
+    pub fn workload_classes(&self) -> [ClassRow; 2] {
+        self.workload.rows()
     }
 
     /// Statements that run now, then the latest finished ones.
@@ -157,6 +177,20 @@ impl Drop for Planner {
             workers.shutdown_background();
         }
     }
+}
+
+/// F0000 where a class is to run on processors that this process has not.
+fn check_cores(config: &WorkloadConfig) -> Result<()> {
+    let there = tidepool_device::processors()?;
+    for (class, config) in [("transactions", &config.transactions), ("analytics", &config.analytics)] {
+        if let Some(core) = config.cores.iter().find(|core| !there.contains(core)) {
+            let message = format!("workload.{class}.cores names processor {core}, which there is not");
+            let listed: Vec<String> = there.iter().map(usize::to_string).collect();
+            return Err(Error::new(SqlState::CONFIG_FILE_ERROR, message)
+                .with_detail(format!("This process may run on {}.", listed.join(", "))));
+        }
+    }
+    Ok(())
 }
 
 fn state() -> Result<SessionState> {

@@ -1,5 +1,6 @@
 //! Statements that run now, and sessions that exist: `tidepool.queries`, `pg_stat_activity`, metrics.
 
+use crate::workload::Place;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ use tidepool_table::{TableScan, TablespaceRead};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryState {
+    /// It waits for a place in its workload class.
+    Queued,
     Planning,
     Running,
     Finished,
@@ -21,6 +24,7 @@ pub enum QueryState {
 impl QueryState {
     pub fn name(self) -> &'static str {
         match self {
+            QueryState::Queued => "queued",
             QueryState::Planning => "planning",
             QueryState::Running => "running",
             QueryState::Finished => "finished",
@@ -123,6 +127,11 @@ impl QueryInfo {
         self.observed.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn queued(&self) {
+        self.inner.lock().state = QueryState::Queued;
+        self.leave_unrecorded();
+    }
+
     pub(crate) fn running(&self, heap: Option<Arc<QueryHeap>>) {
         let mut inner = self.inner.lock();
         inner.state = QueryState::Running;
@@ -211,7 +220,7 @@ impl QueryRegistry {
         let info = self.info(session_id, user, text, Utc::now(), QueryState::Planning);
         let id = info.id.0;
         self.queries.lock().running.insert(id, info.clone());
-        RunningQuery { registry: self.clone(), info, failed: true, at_end: None }
+        RunningQuery { registry: self.clone(), info, failed: true, at_end: None, place: None, is_forgotten: false }
     }
 
     /// A statement that is over by now and took no longer than that nobody could have seen it run. What it read is the caller's to add to the
@@ -241,11 +250,19 @@ pub struct RunningQuery {
     pub info: Arc<QueryInfo>,
     failed: bool,
     at_end: Option<Box<dyn FnOnce() + Send>>,
+    /// In its workload class, if it takes one; given back when the statement ends, or earlier.
+    pub place: Option<Arc<Place>>,
+    is_forgotten: bool,
 }
 
 impl RunningQuery {
     pub fn succeeded(&mut self) {
         self.failed = false;
+    }
+
+    /// Leaves nothing behind among the finished ones: the statement goes on under another entry.
+    pub fn forget(mut self) {
+        self.is_forgotten = true;
     }
 
     /// What is to be done when the statement has ended, however it did.
@@ -262,6 +279,9 @@ impl Drop for RunningQuery {
         }
         let mut queries = self.registry.queries.lock();
         queries.running.remove(&self.info.id.0);
+        if self.is_forgotten {
+            return;
+        }
         queries.finished.push_front(self.info.clone());
         queries.finished.truncate(FINISHED_MAX);
     }

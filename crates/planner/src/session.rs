@@ -4,6 +4,7 @@
 //! statement that writes and comes back when it succeeds; an error leaves the block failed, and all it may do then is
 //! end.
 
+mod admission;
 mod alter;
 mod call;
 mod change;
@@ -51,6 +52,7 @@ use crate::planner::Planner;
 use crate::privileges::Acting;
 use crate::settings::Settings;
 use crate::statement::{self, Statement};
+use crate::workload::Place;
 use arrow::array::RecordBatch;
 use chrono::{DateTime, Utc};
 use cursor::Cursor;
@@ -187,6 +189,8 @@ pub struct Session {
     prepared_texts: HashMap<String, (Vec<u32>, Arc<PreparedStatement>)>,
     /// The statement is an `EXPLAIN (ANALYZE)`.
     analyzes: bool,
+    /// Of its workload class, for the statement that is begun next.
+    place: Option<Arc<Place>>,
     /// Held while what a statement that failed wrote is undone behind the client's back.
     undoing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -269,6 +273,7 @@ impl Session {
             programs: HashMap::new(),
             prepared_texts: HashMap::new(),
             analyzes: false,
+            place: None,
             undoing: Arc::default(),
         }
     }
@@ -409,6 +414,7 @@ impl Session {
     fn running(&self, text: &str) -> Running {
         let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
+        query.place = self.place.clone();
         if self.analyzes {
             query.info.observe();
         }

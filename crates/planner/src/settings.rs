@@ -3,6 +3,7 @@
 //! A setting is listed here only if changing it changes something, or if clients rely on its being there and there is
 //! one true value: then only that value can be set.
 
+use crate::workload::Class;
 use arrow::array::timezone::Tz;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -155,6 +156,12 @@ static DEFINITIONS: &[Definition] = &[
         "Bytes of query heap a statement may use; 0 is as much as the tablespaces hold.",
     ),
     define("tidepool.threads", Kind::Integer { min: 1, max: 1024 }, "", "Threads that a statement runs on."),
+    define(
+        "tidepool.workload_class",
+        Kind::OneOf(&["auto", "transactions", "analytics"]),
+        "auto",
+        "The class that statements wait their turn in; auto is by what each does.",
+    ),
     report("TimeZone", Kind::TimeZone, "UTC", "The zone in which timestamps with time zone are shown and read."),
     define("transaction_isolation", Kind::Isolation, "read committed", "The isolation level of this transaction."),
     define("transaction_read_only", Kind::Boolean, "off", "Whether this transaction may only read."),
@@ -205,6 +212,7 @@ struct Read {
     text: Arc<TextSettings>,
     commits_synchronously: bool,
     is_direct: bool,
+    workload_class: Option<Class>,
     default_read_only: bool,
     default_isolation: Arc<str>,
 }
@@ -227,7 +235,7 @@ impl Settings {
             .map(|definition| match definition.name {
                 "temp_tablespaces" => join_names(&config.temp_tablespaces),
                 "default_tablespace" => config.default_tablespace.clone(),
-                "tidepool.threads" => config.threads.max(1).to_string(),
+                "tidepool.threads" => config.planned_threads().max(1).to_string(),
                 "tidepool.statement_memory" => show_size(config.statement_memory_bytes.unwrap_or(0)),
                 "max_connections" => config.server.connections_max.to_string(),
                 "session_authorization" => user.to_owned(),
@@ -265,6 +273,7 @@ impl Settings {
                 }),
                 commits_synchronously: self.value("synchronous_commit") != "off",
                 is_direct: self.is_on("tidepool.direct"),
+                workload_class: Class::of_name(self.value("tidepool.workload_class")),
                 default_read_only: self.is_on("default_transaction_read_only"),
                 default_isolation: Arc::from(self.value("default_transaction_isolation")),
             }
@@ -408,6 +417,11 @@ impl Settings {
     /// Whether statements may go to rows without a plan.
     pub fn is_direct(&self) -> bool {
         self.read().is_direct
+    }
+
+    /// The class that all statements are of; `None`: each is of its own.
+    pub fn workload_class(&self) -> Option<Class> {
+        self.read().workload_class
     }
 
     /// Whether a statement means the same under both: all but the transaction's settings are the same.

@@ -189,6 +189,13 @@ impl Connection {
                 return Ok(message);
             }
             let idle = self.idle_since.and_then(|since| Some((since, self.session.idle_timeout()?)));
+            let place_timeout = self.session.place_timeout();
+            let unused = async {
+                match place_timeout {
+                    Some(timeout) => tokio::time::sleep(timeout).await,
+                    None => std::future::pending().await,
+                }
+            };
             let expired = async {
                 match idle {
                     Some((since, (timeout, error))) => {
@@ -203,6 +210,7 @@ impl Connection {
                 filled = self.wire.fill() => filled?,
                 _ = self.phase.changed() => (),
                 () = self.session.terminated() => (),
+                () = unused => self.session.give_up_place(),
                 error = expired => return Err(error.into()),
             }
         }

@@ -113,8 +113,13 @@ impl Server {
             Some(text) => Some(listen(resolve(text).await?[0]).await?),
             None => None,
         };
+        let cores = &service.planner.database().config().workload.transactions.cores;
+        let count = match cores.len() {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            count => count,
+        };
         // Two at least: one may be held up.
-        let threads = Threads::start(std::thread::available_parallelism().map_or(2, |count| count.get().max(2)))?;
+        let threads = Threads::start(count.max(2), cores)?;
         Ok(Server { service, listeners, metrics, threads })
     }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::SqlState;
+use tidepool_planner::ClassRow;
 use tidepool_tablespace::{Purpose, Tablespace};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -196,12 +197,44 @@ pub(crate) fn render(service: &Service) -> String {
         "Rows that INSERT, COPY and CREATE TABLE AS brought into tables.",
         metrics.rows_loaded.load(Ordering::Relaxed),
     );
+    workload_classes(service, &mut page);
     tablespaces(service, &mut page);
     let memory = tidepool_heap::process_memory();
     page.family("tidepool_process_bytes", "gauge", "Memory that no tablespace holds, by state.");
     page.sample("tidepool_process_bytes", &[("state", "allocated")], memory.allocated_bytes);
     page.sample("tidepool_process_bytes", &[("state", "resident")], memory.resident_bytes);
     page.0
+}
+
+fn workload_classes(service: &Service, page: &mut Page) {
+    let rows = service.planner.workload_classes();
+    let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&ClassRow) -> f64| {
+        page.family(name, kind, help);
+        for row in &rows {
+            page.sample(name, &[("class", row.class.name())], value(row));
+        }
+    };
+    let running = |row: &ClassRow| row.running as f64;
+    family("tidepool_workload_running", "gauge", "Statements and transactions that run, by workload class.", &running);
+    let queued = |row: &ClassRow| row.queued as f64;
+    family("tidepool_workload_queued", "gauge", "Statements that wait for their turn, by workload class.", &queued);
+    let admitted = |row: &ClassRow| row.admitted as f64;
+    family("tidepool_workload_admitted_total", "counter", "Statements and transactions that ran.", &admitted);
+    let waited = |row: &ClassRow| row.waited as f64;
+    family("tidepool_workload_waited_total", "counter", "Of those that ran, those that waited.", &waited);
+    let seconds = |row: &ClassRow| row.wait.as_secs_f64();
+    family("tidepool_workload_wait_seconds_total", "counter", "How long they waited, all together.", &seconds);
+    page.family(
+        "tidepool_workload_refused_total",
+        "counter",
+        "Statements that were refused, by workload class and reason.",
+    );
+    for row in &rows {
+        for (reason, count) in [("full", row.refused_full), ("late", row.refused_late)] {
+            let labels = [("class", row.class.name()), ("reason", reason)];
+            page.sample("tidepool_workload_refused_total", &labels, count);
+        }
+    }
 }
 
 fn tablespaces(service: &Service, page: &mut Page) {

@@ -36,8 +36,11 @@ impl Drop for Place {
 }
 
 impl Threads {
-    pub(crate) fn start(count: usize) -> Result<Threads> {
-        (0..count).map(|number| Thread::start(number).map_err(|error| Error::io("start a thread", &error))).collect()
+    /// On these processors; none is all.
+    pub(crate) fn start(count: usize, cores: &[usize]) -> Result<Threads> {
+        (0..count)
+            .map(|number| Thread::start(number, cores.to_vec()).map_err(|error| Error::io("start a thread", &error)))
+            .collect()
     }
 
     /// A place on the thread that has the fewest.
@@ -55,11 +58,14 @@ impl FromIterator<Thread> for Threads {
 }
 
 impl Thread {
-    fn start(number: usize) -> std::io::Result<Thread> {
+    fn start(number: usize, cores: Vec<usize>) -> std::io::Result<Thread> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name(format!("tidepool-{number}")).stack_size(STACK_BYTES).spawn(move || {
+            if let Err(error) = tidepool_device::confine(&cores) {
+                tracing::warn!(%error, "a thread runs on processors that are not its class's");
+            }
             // An error is the other end's drop.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();

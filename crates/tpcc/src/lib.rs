@@ -9,9 +9,10 @@ mod random;
 mod run;
 mod schema;
 mod transactions;
+mod undelivered;
 
 pub use check::check;
 pub use load::load;
-pub use run::{KindResult, Mix, Plan, RunResult, run};
-pub use schema::{TABLES, Tables, Tablespaces, create};
+pub use run::{KindResult, Mix, Plan, RunResult, run, run_counted};
+pub use schema::{TABLES, Tables, Tablespaces, create, create_with};
 pub use transactions::{KINDS, Kind};

@@ -6,7 +6,7 @@ use crate::transactions::{Input, KINDS, Kind, Outcome};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_embedded::{CommitTs, Error, Isolation, Result, SqlState, Tidepool};
 
@@ -151,6 +151,12 @@ const PENDING_MAX: usize = 20_000;
 /// Runs the terminals. Each belongs to a part of the warehouses. Where the database has a log, terminals go on while their
 /// commits become durable, and a transaction counts as acknowledged when it is.
 pub fn run(tidepool: &Tidepool, tables: &Tables, plan: &Plan) -> Result<RunResult> {
+    run_counted(tidepool, tables, plan, &AtomicU64::new(0))
+}
+
+/// As `run`, adding to `orders` each new order whose commit has returned: who reads the count sees that many more orders in any snapshot drawn
+/// from then on. Threads begin where the calling one may run.
+pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &AtomicU64) -> Result<RunResult> {
     let has_log = tidepool.database().durable().is_some();
     let (measuring, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let barrier = Barrier::new(plan.threads + 1);
@@ -159,7 +165,7 @@ pub fn run(tidepool: &Tidepool, tables: &Tables, plan: &Plan) -> Result<RunResul
             .map(|thread| {
                 let (measuring, over, barrier) = (&measuring, &over, &barrier);
                 scope.spawn(move || {
-                    let terminal = Terminal::new(tidepool, tables, plan, thread, has_log);
+                    let terminal = Terminal::new(tidepool, tables, plan, thread, has_log, orders);
                     barrier.wait();
                     terminal?.run(measuring, over).inspect_err(|_| over.store(true, Ordering::Relaxed))
                 })
@@ -241,6 +247,8 @@ struct Terminal<'r> {
     /// Its warehouses, from the first to the last.
     warehouses: (i32, i32),
     has_log: bool,
+    /// New orders of all terminals whose commits have returned.
+    orders: &'r AtomicU64,
 }
 
 impl<'r> Terminal<'r> {
@@ -250,6 +258,7 @@ impl<'r> Terminal<'r> {
         plan: &'r Plan,
         thread: usize,
         has_log: bool,
+        orders: &'r AtomicU64,
     ) -> Result<Terminal<'r>> {
         let mut session = tidepool.session()?;
         session.set_synchronous(false);
@@ -263,6 +272,7 @@ impl<'r> Terminal<'r> {
             random: Random::new(plan.seed + thread as u64),
             warehouses: (first, part(thread + 1).max(first)),
             has_log,
+            orders,
         })
     }
 
@@ -322,7 +332,12 @@ impl<'r> Terminal<'r> {
                 Err(error) => Err(error),
             };
             match committed {
-                Ok(committed) => return Ok(committed),
+                Ok(committed) => {
+                    if kind == Kind::NewOrder {
+                        self.orders.fetch_add(1, Ordering::Release);
+                    }
+                    return Ok(committed);
+                }
                 Err(error) if matches!(error.code(), SqlState::SERIALIZATION_FAILURE | SqlState::DEADLOCK_DETECTED) => {
                     done.retried[kind as usize] += 1;
                 }

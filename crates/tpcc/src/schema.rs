@@ -1,5 +1,7 @@
 //! The nine tables (clause 1.3), and ways to their rows.
 
+use crate::undelivered::Undelivered;
+use std::sync::Arc;
 use tidepool_embedded::{
     Column, Decimal, MergePolicy, PreparedIndex, PreparedTable, Result, SqlType, TableBuilder, Tidepool, Timestamp,
 };
@@ -19,6 +21,16 @@ pub struct Tablespaces {
     pub rows: String,
     pub indexes: String,
 }
+
+impl Tablespaces {
+    /// All in one.
+    pub fn one(name: &str) -> Tablespaces {
+        Tablespaces { rows: name.to_owned(), indexes: name.to_owned() }
+    }
+}
+
+/// Tables whose rows settle: what was ordered, delivered and paid is read by analytics, and no transaction changes it any more.
+const SETTLING: [&str; 3] = ["history", "orders", "order_line"];
 
 const ID: SqlType = SqlType::Integer;
 const SMALL: SqlType = SqlType::SmallInt;
@@ -43,11 +55,17 @@ fn address(table: TableBuilder, prefix: &str) -> TableBuilder {
         .column(format!("{prefix}_zip"), chars(9))
 }
 
+/// Makes the tables, all of them row stores.
 pub fn create(tidepool: &Tidepool, spaces: &Tablespaces) -> Result<()> {
-    // Single rows are all that is read.
+    create_with(tidepool, spaces, MergePolicy::Never)
+}
+
+/// As `create`, for analytics beside: rows that settle go to main by `settling`, and others stay where transactions change them.
+pub fn create_with(tidepool: &Tidepool, spaces: &Tablespaces, settling: MergePolicy) -> Result<()> {
     let table = |name: &str| {
         let table = TableBuilder::new(name).tablespace(&spaces.rows).index_tablespace(&spaces.indexes);
-        table.merge_policy(MergePolicy::Never)
+        // Of the others single rows are all that transactions read, over and over.
+        table.merge_policy(if SETTLING.contains(&name) { settling } else { MergePolicy::Never })
     };
     let warehouse = table("warehouse").column("w_id", ID).column("w_name", text(10));
     address(warehouse, "w").column("w_tax", RATE).column("w_ytd", MONEY).primary_key(["w_id"]).create(tidepool)?;
@@ -205,6 +223,7 @@ pub struct Tables {
     pub stock: Stock,
     /// Of each district, the stock's text for it.
     pub s_dist: Vec<Column<str>>,
+    pub(crate) undelivered: Arc<Undelivered>,
 }
 
 impl Tables {
@@ -224,6 +243,7 @@ impl Tables {
             item: Item::new(tidepool, "item")?,
             stock,
             s_dist,
+            undelivered: Arc::default(),
         })
     }
 

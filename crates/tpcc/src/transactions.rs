@@ -273,10 +273,14 @@ impl Tables {
         let delivered = now();
         let mut oldest = [None; DISTRICTS as usize];
         for (d, oldest) in (1..=DISTRICTS).zip(&mut oldest) {
-            let mut undelivered = access.scan(&new_order.key, ScanRange::prefix((w, d)), Direction::Forward)?;
+            let first = Bound::Included((w, d, self.undelivered.first(w, d)));
+            let range = ScanRange { lower: first, upper: Bound::Included((w, d, i32::MAX)) };
+            let mut undelivered = access.scan(&new_order.key, range, Direction::Forward)?;
             // Or all orders of the district are delivered.
             if let Some(row) = undelivered.next().transpose()? {
-                *oldest = Some((d, row.get(new_order.no_o_id), row.id()));
+                let o = row.get(new_order.no_o_id);
+                self.undelivered.found(w, d, o);
+                *oldest = Some((d, o, row.id()));
             }
         }
         // What is known of the districts is read of all at once.

@@ -61,6 +61,11 @@ fn nonsense_is_refused_before_anything_is_generated() {
         (["bench", "tpcc", "--sf", "2"], "TPC-C has no scale factor"),
         (["bench", "tpcc", "--warehouses", "0"], "at least one warehouse"),
         (["bench", "tpcc", "--mix", "wild"], "no mix is called"),
+        (["bench", "ch", "--warehouses", "0"], "at least one warehouse"),
+        (["bench", "ch", "--analytics-cores", "1023"], "no processor 1023"),
+        (["bench", "ch", "--merge", "often"], "merged auto or never"),
+        (["bench", "overload", "--connections", "0"], "between 1 and 20000"),
+        (["bench", "overload", "--factor", "0.5"], "a factor of 1"),
         (["bench", "tpch", "--sf", "0"], "invalid scale factor"),
         (["bench", "tpch", "--queries", "23"], "has no query"),
         (["bench", "tpch", "--placement", "nowhere"], "there is no placement"),
@@ -134,4 +139,72 @@ fn disaggregation_is_measured_by_share_of_local_memory() {
     }
     let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert!(page.contains("<svg") && page.contains("18 ×") && !page.contains("<script"));
+}
+
+#[test]
+fn analytics_beside_transactions_are_right_and_fresh() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(["bench", "ch", "--warehouses", "1", "--seconds", "1", "--repeat", "1", "--streams", "2"])
+        .args(["--near", "3GB", "--report"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    let json = std::fs::read_to_string(folder.path().join("result.json")).expect(&told);
+    let result: Value = serde_json::from_str(&json).unwrap();
+    let answers = result["answers"].as_array().unwrap();
+    assert_eq!(answers.len(), 22);
+    for answer in answers {
+        assert_eq!(answer["agrees"], true, "{answer}");
+    }
+    // Two answers that have no rows agree, whatever the query does.
+    let empty: Vec<_> = answers.iter().filter(|answer| answer["rows"] == 0).map(|answer| &answer["query"]).collect();
+    assert!(empty.len() <= 3, "no rows of {empty:?}");
+    assert!(result["freshness"]["snapshots"].as_u64().unwrap() > 0);
+    assert_eq!(result["freshness"]["stale"], 0, "{}", result["freshness"]);
+    assert_eq!(result["breaches"].as_array().unwrap().len(), 0, "{}", result["breaches"]);
+    let round = &result["rounds"][0];
+    for phase in ["transactions_alone", "transactions_beside"] {
+        assert!(round[phase]["transactions"].as_u64().unwrap() > 0, "{phase}");
+    }
+    assert!(round["queries_beside"].as_u64().unwrap() > 0);
+    assert!(output.status.success(), "{told}");
+    let report = std::fs::read_to_string(folder.path().join("report.md")).unwrap();
+    assert!(report.contains("TPC-C's consistency conditions held"), "{report}");
+}
+
+#[test]
+fn overload_is_bounded_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("overload.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args([
+            "bench",
+            "overload",
+            "--connections",
+            "64",
+            "--factor",
+            "5",
+            "--seconds",
+            "1",
+            "--near",
+            "512MB",
+            "--json",
+        ])
+        .arg(&json)
+        .env("TIDEPOOL_TRANSACTIONS", "running_max=4,queued_max=16,queue_timeout=200ms")
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&json).expect(&told)).unwrap();
+    assert_eq!((&result["running_max"], &result["queued_max"]), (&Value::from(4), &Value::from(16)));
+    assert_eq!(result["lost"], 0);
+    let overload = &result["overload"];
+    assert_eq!(overload["failed"], serde_json::json!({}));
+    assert!(overload["queued_most"].as_i64().unwrap() <= 16, "{overload}");
+    assert!(overload["committed"].as_u64().unwrap() > 0, "{overload}");
+    assert!(overload["refused"].as_u64().unwrap() > 0, "{overload}");
+    assert!(output.status.success(), "{told}");
 }

@@ -311,3 +311,22 @@ async fn only_what_is_wanted_of_partitions_and_sets_is_worked_for() {
     let of_all = operator(&plan, "Aggregate by [#0, #1]");
     assert!(of_all[0].contains("rows=700)"), "{of_all:#?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_of_a_part_of_a_text_is_expected_to_have_few_values() {
+    let (_server, client) = TestServer::start_connected().await;
+    // 900 states, of 30 first letters.
+    let states = "SELECT chr(65 + g % 30) || chr(65 + g / 30 % 30) FROM generate_series(0, 8999) g";
+    for sql in [
+        format!("CREATE TABLE customer AS {}", states.replace(" FROM", " AS state FROM")),
+        "CREATE TABLE nation AS SELECT 65 + g AS code FROM generate_series(0, 29) g".to_owned(),
+    ] {
+        client.batch_execute(&sql).await.unwrap();
+    }
+    let query = "EXPLAIN SELECT count(*) FROM customer, nation WHERE ascii(substring(state FROM 1 FOR 1)) = code";
+    let lines: Vec<String> = client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    let join = lines.iter().find(|line| line.contains("Inner join")).unwrap_or_else(|| panic!("{lines:#?}"));
+    let rows = join.rsplit("rows=").next().and_then(|rest| rest.trim_end_matches(')').parse::<u64>().ok());
+    // Each customer has a nation.
+    assert!(rows.is_some_and(|rows| (4_500..=18_000).contains(&rows)), "{lines:#?}");
+}

@@ -30,6 +30,7 @@ mod transactions;
 mod upkeep;
 mod wire;
 mod witness;
+mod workload;
 
 #[global_allocator]
 static ALLOCATOR: tidepool_heap::TidepoolAllocator = tidepool_heap::TidepoolAllocator;

@@ -10,14 +10,13 @@
 //! Everything is measured once a round and summed up over the rounds, so that what else the machine does hits all settings
 //! alike. Pages are touched before anything is timed.
 
-mod affinity;
 mod clock;
 mod cycle;
 mod pages;
 mod stream;
 mod summary;
 
-pub use affinity::processors;
+pub use crate::affinity::processors;
 pub use clock::Clock;
 pub use cycle::IN_FLIGHT_MAX;
 pub use stream::Stream;
@@ -41,6 +40,11 @@ const STREAM_DURATION: Duration = Duration::from_millis(50);
 
 /// After wide vectors and after sleep a processor runs slower for some milliseconds: it is kept busy before loads are timed.
 const WARM_UP_DURATION: Duration = Duration::from_millis(50);
+
+/// Keeps the calling thread on one processor. Where that is refused the thread may move: figures scatter a little more.
+fn pin(processor: usize) {
+    let _ = crate::confine(&[processor]);
+}
 
 /// Mixes that are measured: reads to writes.
 const MIXES: [(u32, u32); 3] = [(3, 1), (2, 1), (1, 1)];
@@ -334,7 +338,7 @@ pub fn measure(
 fn on_processor<T: Send>(processor: usize, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            affinity::pin(processor);
+            pin(processor);
             work()
         });
         thread.join().expect("a measuring thread does not panic")
@@ -437,7 +441,7 @@ fn turns(memory: &mut [u8], kernels: &Kernels, processors: &[usize], scan_bytes:
             .map(|(part, &processor)| {
                 let start = &start;
                 scope.spawn(move || {
-                    affinity::pin(processor);
+                    pin(processor);
                     // Most of it for the loads, which are to miss the caches.
                     let (chased, scanned) = part.split_at_mut(part_bytes / 4 * 3 / LINE_BYTES * LINE_BYTES);
                     let scanned = &scanned[..scanned.len() / stream::STEP_BYTES * stream::STEP_BYTES];

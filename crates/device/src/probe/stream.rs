@@ -1,6 +1,6 @@
 //! Reading and writing in sequence, with the widest vectors that the processor has.
 
-use super::affinity;
+use super::pin;
 use serde::Serialize;
 use std::fmt;
 use std::sync::{Barrier, OnceLock};
@@ -266,7 +266,7 @@ pub(super) fn gb_per_s(
             .map(|(memory, processor)| {
                 let (barrier, start) = (&barrier, &start);
                 scope.spawn(move || {
-                    affinity::pin(*processor);
+                    pin(*processor);
                     let mut blocks = Blocks::new(kernels, memory, stream, turn);
                     barrier.wait();
                     let start = start.get_or_init(Instant::now);

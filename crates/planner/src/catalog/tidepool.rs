@@ -7,6 +7,7 @@ use crate::facts::SessionFacts;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tidepool_database::{ColumnRecord, IndexRecord};
 use tidepool_device::paged::Places;
 use tidepool_device::{CostModel, Profile};
@@ -29,6 +30,7 @@ pub fn description(name: &str) -> &'static str {
         "progress" => "progress of long commands",
         "settings" => "settings of this session",
         "profiles" => "device profiles that a tablespace can name",
+        "workload_classes" => "workload classes: who runs, who waits and who was refused",
         _ => "",
     }
 }
@@ -82,7 +84,30 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                 ]);
             }
         }
+        "workload_classes" => workload_classes(facts, rows),
         _ => {}
+    }
+}
+
+fn workload_classes(facts: &SessionFacts, rows: &mut Rows) {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    for row in facts.planner.workload_classes() {
+        let cores: Vec<String> = row.cores.iter().map(usize::to_string).collect();
+        rows.push([
+            ("class", row.class.name().into()),
+            ("running", row.running.into()),
+            ("running_max", row.running_max.into()),
+            ("queued", row.queued.into()),
+            ("queued_max", row.queued_max.into()),
+            ("queue_timeout_ms", row.queue_timeout.map(ms).into()),
+            ("admitted", row.admitted.into()),
+            ("waited", row.waited.into()),
+            ("wait_ms", ms(row.wait).into()),
+            ("wait_ms_max", ms(row.wait_max).into()),
+            ("refused_full", row.refused_full.into()),
+            ("refused_late", row.refused_late.into()),
+            ("cores", (!cores.is_empty()).then(|| cores.join(", ")).into()),
+        ]);
     }
 }
 

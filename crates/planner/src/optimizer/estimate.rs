@@ -210,9 +210,15 @@ impl Estimate {
                         _ => of_columns.min(days.max(1.0)),
                     };
                 }
-                // A part of a text takes far fewer values than the text.
-                if function.args.len() > 1 { of_columns.sqrt().max(of_columns.min(25.0)) } else { of_columns }
+                match &function.args[..] {
+                    // No more values than what it is a function of.
+                    [argument] => self.distinct(argument, schema).min(of_columns),
+                    // A part of a text takes far fewer values than the text.
+                    [_, _, ..] => of_columns.sqrt().max(of_columns.min(25.0)),
+                    [] => of_columns,
+                }
             }
+            Expr::Cast(cast) => self.distinct(&cast.expr, schema).min(of_columns),
             Expr::Case(case) => (case.when_then_expr.len() as f64 + 1.0).max(2.0).min(of_columns.max(2.0)),
             _ => of_columns,
         }

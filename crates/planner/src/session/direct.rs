@@ -23,6 +23,7 @@ use crate::resolve::{self, Relation};
 use crate::settings::Settings;
 use crate::statement::{Command, Statement};
 use crate::types;
+use crate::workload::Class;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema};
 use chrono::{DateTime, Utc};
@@ -392,6 +393,9 @@ impl Session {
             }
         };
         let start = Instant::now();
+        let class = self.settings.workload_class().unwrap_or(Class::Transactions);
+        // Until it is committed.
+        let _place = self.admit(class, &direct.text).await?;
         let context = self.statement_context(None);
         let (slot, keep) = match &self.block {
             Some(block) => (Some(block.slot.clone()), !block.savepoints.is_empty()),

@@ -36,6 +36,14 @@ impl Session {
         self.take_requested_settings();
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;
+        self.admit_planned(statement).await?;
+        let outcome = self.execute_admitted(statement, parameters).await;
+        // What runs on has it too.
+        self.place = None;
+        outcome
+    }
+
+    async fn execute_admitted(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let is_whole = matches!(
             statement.command(),
             Command::Query(_) | Command::CreateTable { .. } | Command::Copy(_) | Command::Explain { .. }
@@ -111,7 +119,7 @@ impl Session {
             Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
             Command::Copy(copy) => self.copy(text, statement, copy, parameters).await,
-            Command::Begin { modes } => self.begin_block(modes),
+            Command::Begin { modes } => self.begin_admitted(text, modes).await,
             Command::Commit { chain } => self.commit(*chain).await,
             Command::Rollback { chain } => self.roll_back(*chain).await,
             Command::Savepoint { name } => self.savepoint(name),

@@ -9,6 +9,7 @@ use crate::interrupt::{Interrupt, Settling};
 use crate::references::Rules;
 use crate::settings::Settings;
 use crate::statement::{Command, Statement, TransactionMode};
+use crate::workload::Place;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -47,6 +48,10 @@ pub(super) struct Block {
     /// Without `SET LOCAL`: what `COMMIT` leaves.
     pub(super) settings_session: Arc<Settings>,
     pub(super) savepoints: Vec<Savepoint>,
+    /// Among the class of transactions. Given up while its client is idle.
+    pub(super) place: Option<Place>,
+    /// It had a place: it does not wait for another one.
+    pub(super) was_admitted: bool,
 }
 
 impl Session {
@@ -195,6 +200,8 @@ impl Session {
             settings_session: before.clone(),
             settings_before: before,
             savepoints: Vec::new(),
+            place: None,
+            was_admitted: false,
         });
         self.show_status();
     }

@@ -102,6 +102,11 @@ impl Statement {
         }
     }
 
+    /// Nested so deeply that who walks it needs a stack of his own.
+    pub(crate) fn is_deep(&self) -> bool {
+        self.0.deep
+    }
+
     /// Whether a query of it locks rows.
     pub(crate) fn locks_rows(&self) -> bool {
         self.0.locks

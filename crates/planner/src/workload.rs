@@ -1,0 +1,307 @@
+//! Workload classes: how many statements of each run at once, and how the others wait.
+//!
+//! A statement that belongs to a class takes a *place* before it draws its snapshot, and gives it back when it is over; a transaction
+//! keeps the one that its first statement took. Places are given in the order in which they were asked for.
+//!
+//! Invariant: who waits for a place holds no lock and has written nothing. Whoever does takes a place at once, beyond the limit if need
+//! be ([`Gate::enter`]). So nobody who has a place waits for somebody who waits for one, and no transaction is refused whose work
+//! would be lost.
+
+use crate::interrupt::Interrupt;
+use crate::statement::{Command, Statement};
+use datafusion::sql::sqlparser::ast::{self, ObjectName, visit_relations};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tidepool_base::{Error, Result, SqlState};
+use tidepool_database::Config;
+use tidepool_database::config::ClassConfig;
+use tokio::sync::Semaphore;
+
+/// A place that is not used for so long, because its client is waited for, goes to the next.
+pub const PLACE_IDLE_MAX: Duration = Duration::from_millis(100);
+
+/// Transactions at once for each thread. Many wait for the log or for their clients, and share the log's writes.
+const TRANSACTIONS_PER_THREAD: usize = 32;
+
+/// Queries at once for each thread. They take turns, so that short ones come through; more of them only take more memory at once.
+const ANALYTICS_PER_THREAD: usize = 8;
+
+/// Of either class, at the least.
+const RUNNING_MIN: usize = 16;
+
+const QUEUED_MAX: usize = 1_000;
+const TRANSACTIONS_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+const ANALYTICS_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Statements that find their rows by an index's keys, and those that write.
+    Transactions,
+    /// Queries that are planned.
+    Analytics,
+}
+
+impl Class {
+    pub const ALL: [Class; 2] = [Class::Transactions, Class::Analytics];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Transactions => "transactions",
+            Class::Analytics => "analytics",
+        }
+    }
+
+    pub fn of_name(name: &str) -> Option<Class> {
+        Class::ALL.into_iter().find(|class| class.name() == name)
+    }
+
+    /// The class of a statement that is planned. `None`: it is run at once, as it reads and writes no rows of tables, or ends a
+    /// transaction.
+    pub fn of(statement: &Statement) -> Option<Class> {
+        let query = |query: &ast::Query| {
+            let reads = statement.is_deep() || reads_tables(query);
+            reads.then_some(Class::Analytics)
+        };
+        match statement.command() {
+            Command::Query(of) => query(of),
+            Command::CreateTable { table, .. } => table.query.as_deref().and_then(query),
+            Command::Declare { query, .. } => Class::of(query),
+            Command::Explain { options, statement } if options.analyze => Class::of(statement),
+            Command::Copy(copy) if copy.from => Some(Class::Transactions),
+            Command::Copy(_) => Some(Class::Analytics),
+            Command::Locking { .. }
+            | Command::Insert(..)
+            | Command::Update { .. }
+            | Command::Delete { .. }
+            | Command::MergeInto { .. }
+            | Command::Call { .. } => Some(Class::Transactions),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a query reads relations other than those of the system, which are small and what one looks at when there is too much to do.
+fn reads_tables(query: &ast::Query) -> bool {
+    let is_system = |name: &ObjectName| {
+        let parts: Vec<_> = name.0.iter().filter_map(|part| part.as_ident()).map(|part| &*part.value).collect();
+        match parts.as_slice() {
+            [name] => name.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("pg_")),
+            [.., schema, _] => ["pg_catalog", "information_schema", "tidepool"]
+                .iter()
+                .any(|system| schema.eq_ignore_ascii_case(system)),
+            [] => false,
+        }
+    };
+    let found = visit_relations(query, |name| match is_system(name) {
+        true => ControlFlow::Continue(()),
+        false => ControlFlow::Break(()),
+    });
+    found.is_break()
+}
+
+/// What a class has done so far, and what it may.
+#[derive(Clone, Debug)]
+pub struct ClassRow {
+    pub class: Class,
+    pub running: usize,
+    pub running_max: usize,
+    pub queued: usize,
+    pub queued_max: usize,
+    /// `None`: for ever.
+    pub queue_timeout: Option<Duration>,
+    pub admitted: u64,
+    /// Of those admitted, how many waited, for how long together, and the longest.
+    pub waited: u64,
+    pub wait: Duration,
+    pub wait_max: Duration,
+    /// As too many waited already.
+    pub refused_full: u64,
+    /// As they had waited too long.
+    pub refused_late: u64,
+    /// Processors of its threads; empty: all.
+    pub cores: Vec<usize>,
+}
+
+/// The places of one class.
+pub struct Gate {
+    class: Class,
+    running_max: usize,
+    queued_max: usize,
+    queue_timeout: Option<Duration>,
+    cores: Vec<usize>,
+    free: Semaphore,
+    running: AtomicUsize,
+    queued: AtomicUsize,
+    admitted: AtomicU64,
+    waited: AtomicU64,
+    wait_ns: AtomicU64,
+    wait_ns_max: AtomicU64,
+    refused_full: AtomicU64,
+    refused_late: AtomicU64,
+}
+
+/// The right to run. Given back when dropped.
+pub struct Place {
+    gate: Arc<Gate>,
+    /// It is one of `running_max`, rather than beyond.
+    counts: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.running.fetch_sub(1, Ordering::Relaxed);
+        if self.counts {
+            self.gate.free.add_permits(1);
+        }
+    }
+}
+
+/// Counted among those who wait, until dropped.
+struct Queued<'g>(&'g Gate);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Gate {
+    fn new(class: Class, config: &ClassConfig, per_thread: usize, threads: usize, timeout: Duration) -> Arc<Gate> {
+        let running_max = config.running_max.unwrap_or((per_thread * threads).max(RUNNING_MIN));
+        let queue_timeout = config.queue_timeout.unwrap_or(timeout);
+        Arc::new(Gate {
+            class,
+            running_max,
+            queued_max: config.queued_max.unwrap_or(QUEUED_MAX),
+            queue_timeout: (!queue_timeout.is_zero()).then_some(queue_timeout),
+            cores: config.cores.clone(),
+            free: Semaphore::new(running_max),
+            running: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            admitted: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            wait_ns: AtomicU64::new(0),
+            wait_ns_max: AtomicU64::new(0),
+            refused_full: AtomicU64::new(0),
+            refused_late: AtomicU64::new(0),
+        })
+    }
+
+    fn place(self: &Arc<Gate>, counts: bool) -> Place {
+        self.admitted.fetch_add(1, Ordering::Relaxed);
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Place { gate: self.clone(), counts }
+    }
+
+    /// A place, if one is free and nobody waits.
+    pub fn try_enter(self: &Arc<Gate>) -> Option<Place> {
+        let permit = self.free.try_acquire().ok()?;
+        permit.forget();
+        Some(self.place(true))
+    }
+
+    /// A place at once, beyond the limit if all are taken.
+    pub fn enter(self: &Arc<Gate>) -> Place {
+        self.try_enter().unwrap_or_else(|| self.place(false))
+    }
+
+    /// Waits for a place. 53000 if too many wait already, or when it took too long; or what ends the statement.
+    pub async fn wait(self: &Arc<Gate>, interrupt: &Interrupt) -> Result<Place> {
+        let joined = |queued| (queued < self.queued_max).then_some(queued + 1);
+        if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, joined).is_err() {
+            self.refused_full.fetch_add(1, Ordering::Relaxed);
+            return Err(self.refused(format!("{} wait already, which is the most that may.", self.queued_max)));
+        }
+        let _queued = Queued(self);
+        let start = Instant::now();
+        let expired = async {
+            match self.queue_timeout {
+                Some(timeout) => tokio::time::sleep(timeout).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            permit = self.free.acquire() => match permit {
+                Ok(permit) => permit.forget(),
+                Err(_) => return Err(Error::internal("a workload class was closed")),
+            },
+            error = interrupt.wait() => return Err(error),
+            () = expired => {
+                self.refused_late.fetch_add(1, Ordering::Relaxed);
+                return Err(self.refused(format!("It waited for {} ms.", start.elapsed().as_millis())));
+            }
+        }
+        let waited = start.elapsed().as_nanos() as u64;
+        self.waited.fetch_add(1, Ordering::Relaxed);
+        self.wait_ns.fetch_add(waited, Ordering::Relaxed);
+        self.wait_ns_max.fetch_max(waited, Ordering::Relaxed);
+        Ok(self.place(true))
+    }
+
+    fn refused(&self, why: String) -> Error {
+        let message = format!("workload class \"{}\" has no room for the statement", self.class.name());
+        Error::new(SqlState::INSUFFICIENT_RESOURCES, message)
+            .with_detail(format!("{} run at once. {why}", self.running_max))
+            .with_hint("Nothing of it ran: try again later.")
+    }
+
+    fn row(&self) -> ClassRow {
+        ClassRow {
+            class: self.class,
+            running: self.running.load(Ordering::Relaxed),
+            running_max: self.running_max,
+            queued: self.queued.load(Ordering::Relaxed),
+            queued_max: self.queued_max,
+            queue_timeout: self.queue_timeout,
+            admitted: self.admitted.load(Ordering::Relaxed),
+            waited: self.waited.load(Ordering::Relaxed),
+            wait: Duration::from_nanos(self.wait_ns.load(Ordering::Relaxed)),
+            wait_max: Duration::from_nanos(self.wait_ns_max.load(Ordering::Relaxed)),
+            refused_full: self.refused_full.load(Ordering::Relaxed),
+            refused_late: self.refused_late.load(Ordering::Relaxed),
+            cores: self.cores.clone(),
+        }
+    }
+}
+
+/// The classes of a process.
+pub struct Workload {
+    transactions: Arc<Gate>,
+    analytics: Arc<Gate>,
+}
+
+impl Workload {
+    pub fn new(config: &Config) -> Workload {
+        let (of, threads) = (&config.workload, config.threads);
+        Workload {
+            transactions: Gate::new(
+                Class::Transactions,
+                &of.transactions,
+                TRANSACTIONS_PER_THREAD,
+                threads,
+                TRANSACTIONS_QUEUE_TIMEOUT,
+            ),
+            analytics: Gate::new(
+                Class::Analytics,
+                &of.analytics,
+                ANALYTICS_PER_THREAD,
+                config.planned_threads(),
+                ANALYTICS_QUEUE_TIMEOUT,
+            ),
+        }
+    }
+
+    pub fn gate(&self, class: Class) -> &Arc<Gate> {
+        match class {
+            Class::Transactions => &self.transactions,
+            Class::Analytics => &self.analytics,
+        }
+    }
+
+    pub fn rows(&self) -> [ClassRow; 2] {
+        Class::ALL.map(|class| self.gate(class).row())
+    }
+}
