@@ -114,7 +114,8 @@ impl Server {
             None => None,
         };
         // Two at least: one may be held up.
-        let threads = Threads::start(std::thread::available_parallelism().map_or(2, |count| count.get().max(2)))?;
+        let count = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
+        let threads = Threads::start(count, service.planner.database())?;
         Ok(Server { service, listeners, metrics, threads })
     }
 

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_base::{Error, Result};
+use tidepool_database::Database;
+use tidepool_planner::share_commits;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -36,8 +38,9 @@ impl Drop for Place {
 }
 
 impl Threads {
-    pub(crate) fn start(count: usize) -> Result<Threads> {
-        (0..count).map(|number| Thread::start(number).map_err(|error| Error::io("start a thread", &error))).collect()
+    pub(crate) fn start(count: usize, database: &Arc<Database>) -> Result<Threads> {
+        let start = |number| Thread::start(number, database.clone());
+        (0..count).map(|number| start(number).map_err(|error| Error::io("start a thread", &error))).collect()
     }
 
     /// A place on the thread that has the fewest.
@@ -55,13 +58,17 @@ impl FromIterator<Thread> for Threads {
 }
 
 impl Thread {
-    fn start(number: usize) -> std::io::Result<Thread> {
+    fn start(number: usize, database: Arc<Database>) -> std::io::Result<Thread> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name(format!("tidepool-{number}")).stack_size(STACK_BYTES).spawn(move || {
-            // An error is the other end's drop.
-            let _ = runtime.block_on(stopped);
+            runtime.block_on(async {
+                share_commits(&database);
+                drop(database);
+                // An error is the other end's drop.
+                let _ = stopped.await;
+            });
             runtime.shutdown_background();
         })?;
         Ok(Thread { handle, connections: Arc::default(), _stop: stop })

@@ -658,7 +658,7 @@ fn is_candidate(command: &Command) -> bool {
         let ast::SetExpr::Select(select) = query.body.as_ref() else { return false };
         let tables: usize = select.from.iter().map(|table| 1 + table.joins.len()).sum();
         let group = match &select.group_by {
-            ast::GroupByExpr::Expressions(by, modifiers) => by.is_empty() && modifiers.is_empty(),
+            ast::GroupByExpr::Expressions(_, modifiers) => modifiers.is_empty(),
             ast::GroupByExpr::All(_) => false,
         };
         query.with.is_none()
