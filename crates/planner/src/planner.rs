@@ -1,10 +1,11 @@
 //! What all sessions of a process share.
 
 use crate::advisory::AdvisoryLocks;
-use crate::direct::cache::Programs;
+use crate::direct::cache::{Programs, Shared};
 use crate::facts::{FactsExtension, SessionFacts};
 use crate::plan_cache::PlanCache;
 use crate::queries::{QueryInfo, QueryRegistry};
+use crate::session::PreparedStatement;
 use crate::session::{Session, SessionRow, SessionShared};
 use crate::types::PostgresTypes;
 use datafusion::common::config::Dialect;
@@ -39,6 +40,7 @@ pub struct Planner {
     state: SessionState,
     pub(crate) plans: PlanCache,
     pub(crate) programs: Programs,
+    pub(crate) prepared: Shared<Arc<PreparedStatement>>,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
@@ -61,6 +63,7 @@ impl Planner {
         Ok(Arc::new(Planner {
             plans: PlanCache::default(),
             programs: Programs::default(),
+            prepared: Shared::default(),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),

@@ -19,6 +19,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_planner::{
@@ -90,6 +91,21 @@ async fn attended<T>(wire: &mut Wire, cancel: &CancelHandle, work: impl Future<O
     }
     let _ = tokio::time::timeout(ABANDON_AFTER, work).await;
     Err(Failure::Gone)
+}
+
+/// Lets the thread's other connections go first whose messages are there already: then answers go out together. A client that sleeps is
+/// woken by the first of them that is its own, and would take the processor from the statements of the others.
+async fn behind_the_ready() {
+    let mut is_behind = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        // To the end of the thread's queue.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl Connection {
@@ -228,6 +244,7 @@ impl Connection {
             backend::parameter_status(&mut self.wire.output, &name, &value);
         }
         backend::ready_for_query(&mut self.wire.output, self.session.transaction_status());
+        behind_the_ready().await;
         self.wire.flush().await?;
         self.idle_since = Some(Instant::now());
         Ok(())

@@ -471,7 +471,8 @@ fn best_access(version: &TableVersion, place: usize, conditions: &[Expr]) -> Opt
         let each = |width: usize, ranged: f64| match (width == positions.len(), index.is_unique()) {
             (true, true) => 1.0,
             (true, false) => 8.0,
-            _ => 10f64.powi((positions.len() - width) as i32 + 1) / 3f64.powf(ranged),
+            // Of two indexes with as many columns left, more values known leave fewer rows.
+            _ => 10f64.powi((positions.len() - width) as i32 + 1) / 3f64.powf(ranged) / (1 + width) as f64,
         };
         let access = |equal, any, bounds, width| {
             let is_point = width == positions.len();
