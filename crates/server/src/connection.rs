@@ -16,7 +16,7 @@ use crate::wire::Wire;
 use futures::StreamExt;
 use std::collections::HashMap;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -81,9 +81,13 @@ struct Completed {
     rows_loaded: u64,
 }
 
-/// Runs `work` while watching for the client's going away, which cancels it.
-async fn attended<T>(wire: &mut Wire, cancel: &CancelHandle, work: impl Future<Output = T>) -> Result<T, Failure> {
-    let mut work = pin!(work);
+/// Runs `work` while watching for the client's going away, which cancels it. It is lent, as moving a statement's state takes longer than
+/// many a statement.
+async fn attended<T>(
+    wire: &mut Wire,
+    cancel: &CancelHandle,
+    mut work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Failure> {
     tokio::select! {
         biased;
         value = &mut work => return Ok(value),
@@ -320,7 +324,7 @@ impl Connection {
 
     /// Runs a text whose statement goes to its rows by itself. False: it is another one.
     async fn run_text(&mut self, sql: &str) -> Result<bool, Trouble> {
-        let Some(direct) = attended(&mut self.wire, &self.cancel, self.session.direct_of_text(sql)).await? else {
+        let Some(direct) = attended(&mut self.wire, &self.cancel, pin!(self.session.direct_of_text(sql))).await? else {
             return Ok(false);
         };
         let start = Instant::now();
@@ -352,7 +356,8 @@ impl Connection {
             backend::row_description(&mut output, columns, formats);
         }
         let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings);
-        let ran = attended(&mut self.wire, &self.cancel, self.session.run_direct(direct, values, &mut rows)).await;
+        let ran =
+            attended(&mut self.wire, &self.cancel, pin!(self.session.run_direct(direct, values, &mut rows))).await;
         if !matches!(ran, Ok(Ok(Some(_)))) {
             output.truncate(start);
         }
@@ -405,9 +410,12 @@ impl Connection {
         tracing::trace!(connection = self.registration.process_id, "execute: {}", statement.text());
         Ok(match is_tried {
             true => {
-                attended(&mut self.wire, &self.cancel, self.session.execute_planned(statement, parameters)).await??
+                attended(&mut self.wire, &self.cancel, pin!(self.session.execute_planned(statement, parameters)))
+                    .await??
             }
-            false => attended(&mut self.wire, &self.cancel, self.session.execute(statement, parameters)).await??,
+            false => {
+                attended(&mut self.wire, &self.cancel, pin!(self.session.execute(statement, parameters))).await??
+            }
         })
     }
 
@@ -511,7 +519,7 @@ impl Connection {
             if sent == rows_max {
                 return Ok((sent, false));
             }
-            match attended(&mut self.wire, &self.cancel, rows.batches.next()).await? {
+            match attended(&mut self.wire, &self.cancel, pin!(rows.batches.next())).await? {
                 Some(batch) => {
                     rows.batch = Some(RowEncoder::new(&batch?, &rows.columns, &rows.formats, &settings)?);
                 }
@@ -534,8 +542,8 @@ impl Connection {
                 }
             };
             match message {
-                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, copy.write(data)).await??,
-                Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, copy.finish()).await??),
+                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, pin!(copy.write(data))).await??,
+                Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, pin!(copy.finish())).await??),
                 Message::CopyFail(reason) => {
                     drop(copy);
                     let message = format!("COPY from stdin failed: {reason}");
@@ -556,7 +564,7 @@ impl Connection {
     async fn copy_out(&mut self, mut copy: CopyOut) -> Result<u64, Trouble> {
         self.send_notices();
         backend::copy_out_response(&mut self.wire.output, copy.columns, copy.binary);
-        while let Some(rows) = attended(&mut self.wire, &self.cancel, copy.data.next()).await? {
+        while let Some(rows) = attended(&mut self.wire, &self.cancel, pin!(copy.data.next())).await? {
             let rows = rows?;
             let mut start = 0;
             for end in rows.ends {
@@ -600,7 +608,7 @@ impl Connection {
             return Err(Error::new(SqlState::DUPLICATE_PREPARED_STATEMENT, message).into());
         }
         let preparing = self.session.prepare_statement(sql, parameter_oids);
-        let of = attended(&mut self.wire, &self.cancel, preparing).await??;
+        let of = attended(&mut self.wire, &self.cancel, pin!(preparing)).await??;
         let prepared = Prepared { name: name.clone(), of };
         self.statements.insert(name, Arc::new(prepared));
         backend::parse_complete(&mut self.wire.output);

@@ -484,7 +484,8 @@ impl Session {
             Ok(Attempt::Done(rows, told)) => (rows, told),
             Ok(Attempt::HeldUp(seen)) => {
                 drop(waiting);
-                return self.run_patiently(direct, parameters.to_vec(), sink, start, (transaction, seen)).await;
+                let held_up = (transaction, seen);
+                return Box::pin(self.run_patiently(direct, parameters.to_vec(), sink, start, held_up)).await;
             }
             Ok(Attempt::General) => {
                 if let Some(mark) = &mark {
