@@ -3,7 +3,7 @@
 
 use crate::server::TestServer;
 use futures::future::{join_all, try_join_all};
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
 const TABLES: &str = "
@@ -54,7 +54,7 @@ const GET_DISTRICT: &str = "SELECT D_NEXT_O_ID, D_TAX FROM district WHERE D_W_ID
 const NEXT_ORDER: &str = "UPDATE district SET D_NEXT_O_ID = D_NEXT_O_ID + 1 WHERE D_W_ID = $1 AND D_ID = $2";
 const ADD_ORDER: &str = "INSERT INTO oorder (O_ID, O_D_ID, O_W_ID, O_C_ID, O_ENTRY_D, O_OL_CNT, O_ALL_LOCAL) VALUES ($1, $2, $3, $4, now(), $5, $6)";
 const ADD_NEW_ORDER: &str = "INSERT INTO new_order (NO_O_ID, NO_D_ID, NO_W_ID) VALUES ($1, $2, $3)";
-const GET_ITEM: &str = "SELECT I_PRICE::text, I_NAME , I_DATA FROM item WHERE I_ID = $1";
+const GET_ITEM: &str = "SELECT I_PRICE, I_NAME , I_DATA FROM item WHERE I_ID = $1";
 const GET_STOCK: &str = "SELECT S_QUANTITY, S_DATA, S_DIST_01 FROM stock WHERE S_I_ID = $1 AND S_W_ID = $2 FOR UPDATE";
 const CHANGE_STOCK: &str = "UPDATE stock SET S_QUANTITY = $1 , S_YTD = S_YTD + $2::int, S_ORDER_CNT = S_ORDER_CNT + 1, S_REMOTE_CNT = S_REMOTE_CNT + $3
      WHERE S_I_ID = $4 AND S_W_ID = $5";
@@ -62,7 +62,8 @@ const ADD_LINE: &str = "INSERT INTO order_line (OL_O_ID, OL_D_ID, OL_W_ID, OL_NU
      VALUES ($1, $2, $3, $4, $5, $6, 5, 7.5, $7)";
 const PAY_WAREHOUSE: &str = "UPDATE warehouse SET W_YTD = W_YTD + $1::int WHERE W_ID = $2";
 const PAY_DISTRICT: &str = "UPDATE district SET D_YTD = D_YTD + $1::int WHERE D_W_ID = $2 AND D_ID = $3";
-const BY_NAME: &str = "SELECT C_FIRST, C_ID, C_BALANCE::text FROM customer WHERE C_W_ID = $1 AND C_D_ID = $2 AND C_LAST = $3 ORDER BY C_FIRST";
+const BY_NAME: &str =
+    "SELECT C_FIRST, C_ID, C_BALANCE FROM customer WHERE C_W_ID = $1 AND C_D_ID = $2 AND C_LAST = $3 ORDER BY C_FIRST";
 const PAY_CUSTOMER: &str = "UPDATE customer SET C_BALANCE = C_BALANCE - $1::int, C_YTD_PAYMENT = C_YTD_PAYMENT + 1, C_PAYMENT_CNT = C_PAYMENT_CNT + 1
      WHERE C_W_ID = $2 AND C_D_ID = $3 AND C_ID = $4";
 const ADD_HISTORY: &str = "INSERT INTO history (H_C_D_ID, H_C_W_ID, H_C_ID, H_D_ID, H_W_ID, H_DATE, H_AMOUNT, H_DATA)
@@ -77,7 +78,7 @@ const CARRY: &str = "UPDATE oorder SET O_CARRIER_ID = $1 WHERE O_ID = $2 AND O_D
 const DELIVER: &str =
     "UPDATE order_line SET OL_DELIVERY_D = now() WHERE OL_O_ID = $1 AND OL_D_ID = $2 AND OL_W_ID = $3";
 const TOTAL: &str =
-    "SELECT SUM(OL_AMOUNT)::text AS OL_TOTAL FROM order_line WHERE OL_O_ID = $1 AND OL_D_ID = $2 AND OL_W_ID = $3";
+    "SELECT SUM(OL_AMOUNT) AS OL_TOTAL FROM order_line WHERE OL_O_ID = $1 AND OL_D_ID = $2 AND OL_W_ID = $3";
 const LOW_STOCK: &str =
     "SELECT COUNT(DISTINCT (S_I_ID)) AS STOCK_COUNT FROM order_line, stock WHERE OL_W_ID = $1 AND OL_D_ID = $2
      AND OL_O_ID < $3 AND OL_O_ID >= $4 AND S_W_ID = $1 AND S_I_ID = OL_I_ID AND S_QUANTITY < $5";
@@ -89,7 +90,7 @@ const TAKE_SOME: &str = "DELETE FROM new_order WHERE (no_w_id, no_d_id, no_o_id)
 const CARRY_SOME: &str = "UPDATE oorder SET o_carrier_id = $1 WHERE (o_w_id, o_d_id, o_id) IN (($2,$3,$4),($5,$6,$7))";
 const DELIVER_SOME: &str =
     "UPDATE order_line SET ol_delivery_d = $1 WHERE (ol_w_id, ol_d_id, ol_o_id) IN (($2,$3,$4),($5,$6,$7))";
-const TOTALS: &str = "SELECT ol_d_id, SUM(ol_amount)::text FROM order_line WHERE (ol_w_id, ol_d_id, ol_o_id) IN (($1,$2,$3),($4,$5,$6)) GROUP BY ol_d_id";
+const TOTALS: &str = "SELECT ol_d_id, SUM(ol_amount) FROM order_line WHERE (ol_w_id, ol_d_id, ol_o_id) IN (($1,$2,$3),($4,$5,$6)) GROUP BY ol_d_id";
 
 /// What `EXPLAIN` says of how a statement goes to its rows, over these values.
 async fn directly(client: &Client, sql: &str, values: &[&str]) -> Vec<String> {
@@ -152,6 +153,20 @@ async fn statements_of_tpcc_clients_go_to_their_rows() {
     server.stop().await;
 }
 
+/// The bytes of a numeric in its binary form.
+#[derive(Debug, PartialEq)]
+struct Numeric(Vec<u8>);
+
+impl<'a> FromSql<'a> for Numeric {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Numeric, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Numeric(raw.to_vec()))
+    }
+
+    fn accepts(of: &Type) -> bool {
+        *of == Type::NUMERIC
+    }
+}
+
 /// BenchBase's statements of the transactions, prepared by one connection.
 struct Terminal {
     client: Client,
@@ -211,8 +226,8 @@ impl Terminal {
         assert_eq!(self.change(ADD_NEW_ORDER, &[&order, &district, &1]).await, 1);
         let mut left = Vec::new();
         for item in items {
-            let price: String = self.rows(GET_ITEM, &[item]).await[0].get(0);
-            assert_eq!(price, "1.50");
+            let price: Numeric = self.rows(GET_ITEM, &[item]).await[0].get(0);
+            assert_eq!(price, Numeric(vec![0, 2, 0, 0, 0, 0, 0, 2, 0, 1, 0x13, 0x88]), "1 and 5000 ten-thousandths");
             let quantity: i32 = self.rows(GET_STOCK, &[item, &1]).await[0].get(0);
             left.push(if quantity >= 15 { quantity - 5 } else { quantity + 86 });
         }
@@ -255,7 +270,7 @@ impl Terminal {
             assert_eq!(self.change(TAKE, &[&order, &district, &1]).await, 1);
             assert_eq!(self.change(CARRY, &[&7, &order, &district, &1]).await, 1);
             assert!(self.change(DELIVER, &[&order, &district, &1]).await >= 5);
-            assert!(self.rows(TOTAL, &[&order, &district, &1]).await[0].get::<_, Option<&str>>(0).is_some());
+            assert!(self.rows(TOTAL, &[&order, &district, &1]).await[0].get::<_, Option<Numeric>>(0).is_some());
             delivered.push(order);
         }
         self.client.batch_execute("COMMIT").await.unwrap();
