@@ -186,6 +186,8 @@ def main():
                 for count in warehouses:
                     # Loaded anew: what a run adds grows what the next one reads.
                     go_tpc(server, "prepare", count, 2, args)
+                    # Not left to autovacuum's chance.
+                    connect(server).execute("ANALYZE")
                     one = measure_tpcc(server, count, args)
                     go_tpc(server, "check", count, 1, args)
                     go_tpc(server, "cleanup", count, 1, args)
