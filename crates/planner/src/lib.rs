@@ -65,7 +65,7 @@ pub use planner::Planner;
 pub use queries::{QueryInfo, QueryState};
 pub use session::{
     BatchStream, CancelHandle, CopyIn, CopyOut, Description, DirectDone, DirectStatement, Notice, Outcome,
-    PreparedStatement, ResultColumn, Session, TransactionStatus,
+    PreparedStatement, ResultColumn, Session, TransactionStatus, share_commits,
 };
 pub use statement::{Statement, parse};
 pub use tidepool_table::arrow_type;

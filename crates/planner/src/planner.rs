@@ -1,10 +1,11 @@
 //! What all sessions of a process share.
 
 use crate::advisory::AdvisoryLocks;
-use crate::direct::cache::Programs;
+use crate::direct::cache::{Programs, Shared};
 use crate::facts::{FactsExtension, SessionFacts};
 use crate::plan_cache::PlanCache;
 use crate::queries::{QueryInfo, QueryRegistry};
+use crate::session::PreparedStatement;
 use crate::session::{Session, SessionRow, SessionShared};
 use crate::types::PostgresTypes;
 use crate::workload::{ClassRow, Workload};
@@ -41,6 +42,7 @@ pub struct Planner {
     state: SessionState,
     pub(crate) plans: PlanCache,
     pub(crate) programs: Programs,
+    pub(crate) prepared: Shared<Arc<PreparedStatement>>,
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) workload: Workload,
@@ -75,6 +77,7 @@ impl Planner {
         Ok(Arc::new(Planner {
             plans: PlanCache::default(),
             programs: Programs::default(),
+            prepared: Shared::default(),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
             database,
             workers: Some(workers),

@@ -13,6 +13,7 @@ mod copy;
 mod cursor;
 mod describe;
 mod direct;
+mod durable;
 mod execute;
 mod explain;
 mod foreign_keys;
@@ -40,6 +41,7 @@ mod views;
 
 pub use crate::copy::CopyIn;
 pub use direct::{DirectDone, DirectStatement, PreparedStatement};
+pub use durable::share_commits;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};
 pub(crate) use tables::checked_writer;
 pub use transaction::TransactionStatus;

@@ -16,9 +16,10 @@ use crate::wire::Wire;
 use futures::StreamExt;
 use std::collections::HashMap;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_planner::{
@@ -80,9 +81,13 @@ struct Completed {
     rows_loaded: u64,
 }
 
-/// Runs `work` while watching for the client's going away, which cancels it.
-async fn attended<T>(wire: &mut Wire, cancel: &CancelHandle, work: impl Future<Output = T>) -> Result<T, Failure> {
-    let mut work = pin!(work);
+/// Runs `work` while watching for the client's going away, which cancels it. It is lent, as moving a statement's state takes longer than
+/// many a statement.
+async fn attended<T>(
+    wire: &mut Wire,
+    cancel: &CancelHandle,
+    mut work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Failure> {
     tokio::select! {
         biased;
         value = &mut work => return Ok(value),
@@ -90,6 +95,21 @@ async fn attended<T>(wire: &mut Wire, cancel: &CancelHandle, work: impl Future<O
     }
     let _ = tokio::time::timeout(ABANDON_AFTER, work).await;
     Err(Failure::Gone)
+}
+
+/// Lets the thread's other connections go first whose messages are there already: then answers go out together. A client that sleeps is
+/// woken by the first of them that is its own, and would take the processor from the statements of the others.
+async fn behind_the_ready() {
+    let mut is_behind = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        // To the end of the thread's queue.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl Connection {
@@ -236,6 +256,7 @@ impl Connection {
             backend::parameter_status(&mut self.wire.output, &name, &value);
         }
         backend::ready_for_query(&mut self.wire.output, self.session.transaction_status());
+        behind_the_ready().await;
         self.wire.flush().await?;
         self.idle_since = Some(Instant::now());
         Ok(())
@@ -311,7 +332,7 @@ impl Connection {
 
     /// Runs a text whose statement goes to its rows by itself. False: it is another one.
     async fn run_text(&mut self, sql: &str) -> Result<bool, Trouble> {
-        let Some(direct) = attended(&mut self.wire, &self.cancel, self.session.direct_of_text(sql)).await? else {
+        let Some(direct) = attended(&mut self.wire, &self.cancel, pin!(self.session.direct_of_text(sql))).await? else {
             return Ok(false);
         };
         let start = Instant::now();
@@ -343,7 +364,8 @@ impl Connection {
             backend::row_description(&mut output, columns, formats);
         }
         let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings);
-        let ran = attended(&mut self.wire, &self.cancel, self.session.run_direct(direct, values, &mut rows)).await;
+        let ran =
+            attended(&mut self.wire, &self.cancel, pin!(self.session.run_direct(direct, values, &mut rows))).await;
         if !matches!(ran, Ok(Ok(Some(_)))) {
             output.truncate(start);
         }
@@ -396,9 +418,12 @@ impl Connection {
         tracing::trace!(connection = self.registration.process_id, "execute: {}", statement.text());
         Ok(match is_tried {
             true => {
-                attended(&mut self.wire, &self.cancel, self.session.execute_planned(statement, parameters)).await??
+                attended(&mut self.wire, &self.cancel, pin!(self.session.execute_planned(statement, parameters)))
+                    .await??
             }
-            false => attended(&mut self.wire, &self.cancel, self.session.execute(statement, parameters)).await??,
+            false => {
+                attended(&mut self.wire, &self.cancel, pin!(self.session.execute(statement, parameters))).await??
+            }
         })
     }
 
@@ -502,7 +527,7 @@ impl Connection {
             if sent == rows_max {
                 return Ok((sent, false));
             }
-            match attended(&mut self.wire, &self.cancel, rows.batches.next()).await? {
+            match attended(&mut self.wire, &self.cancel, pin!(rows.batches.next())).await? {
                 Some(batch) => {
                     rows.batch = Some(RowEncoder::new(&batch?, &rows.columns, &rows.formats, &settings)?);
                 }
@@ -525,8 +550,8 @@ impl Connection {
                 }
             };
             match message {
-                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, copy.write(data)).await??,
-                Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, copy.finish()).await??),
+                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, pin!(copy.write(data))).await??,
+                Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, pin!(copy.finish())).await??),
                 Message::CopyFail(reason) => {
                     drop(copy);
                     let message = format!("COPY from stdin failed: {reason}");
@@ -547,7 +572,7 @@ impl Connection {
     async fn copy_out(&mut self, mut copy: CopyOut) -> Result<u64, Trouble> {
         self.send_notices();
         backend::copy_out_response(&mut self.wire.output, copy.columns, copy.binary);
-        while let Some(rows) = attended(&mut self.wire, &self.cancel, copy.data.next()).await? {
+        while let Some(rows) = attended(&mut self.wire, &self.cancel, pin!(copy.data.next())).await? {
             let rows = rows?;
             let mut start = 0;
             for end in rows.ends {
@@ -591,7 +616,7 @@ impl Connection {
             return Err(Error::new(SqlState::DUPLICATE_PREPARED_STATEMENT, message).into());
         }
         let preparing = self.session.prepare_statement(sql, parameter_oids);
-        let of = attended(&mut self.wire, &self.cancel, preparing).await??;
+        let of = attended(&mut self.wire, &self.cancel, pin!(preparing)).await??;
         let prepared = Prepared { name: name.clone(), of };
         self.statements.insert(name, Arc::new(prepared));
         backend::parse_complete(&mut self.wire.output);

@@ -119,7 +119,7 @@ impl Server {
             count => count,
         };
         // Two at least: one may be held up.
-        let threads = Threads::start(count.max(2), cores)?;
+        let threads = Threads::start(count.max(2), cores, service.planner.database())?;
         Ok(Server { service, listeners, metrics, threads })
     }
 

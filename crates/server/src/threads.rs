@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_base::{Error, Result};
+use tidepool_database::Database;
+use tidepool_planner::share_commits;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -37,10 +39,9 @@ impl Drop for Place {
 
 impl Threads {
     /// On these processors; none is all.
-    pub(crate) fn start(count: usize, cores: &[usize]) -> Result<Threads> {
-        (0..count)
-            .map(|number| Thread::start(number, cores.to_vec()).map_err(|error| Error::io("start a thread", &error)))
-            .collect()
+    pub(crate) fn start(count: usize, cores: &[usize], database: &Arc<Database>) -> Result<Threads> {
+        let start = |number| Thread::start(number, cores.to_vec(), database.clone());
+        (0..count).map(|number| start(number).map_err(|error| Error::io("start a thread", &error))).collect()
     }
 
     /// A place on the thread that has the fewest.
@@ -58,7 +59,7 @@ impl FromIterator<Thread> for Threads {
 }
 
 impl Thread {
-    fn start(number: usize, cores: Vec<usize>) -> std::io::Result<Thread> {
+    fn start(number: usize, cores: Vec<usize>, database: Arc<Database>) -> std::io::Result<Thread> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -66,8 +67,12 @@ impl Thread {
             if let Err(error) = tidepool_device::confine(&cores) {
                 tracing::warn!(%error, "a thread runs on processors that are not its class's");
             }
-            // An error is the other end's drop.
-            let _ = runtime.block_on(stopped);
+            runtime.block_on(async {
+                share_commits(&database);
+                drop(database);
+                // An error is the other end's drop.
+                let _ = stopped.await;
+            });
             runtime.shutdown_background();
         })?;
         Ok(Thread { handle, connections: Arc::default(), _stop: stop })

@@ -26,6 +26,7 @@ mod robustness;
 mod serializable;
 mod server;
 mod slt;
+mod tpcc_client;
 mod transactions;
 mod upkeep;
 mod wire;

@@ -49,6 +49,8 @@ pub struct Access {
     pub index: TableId,
     /// Of the index's first columns.
     pub equal: Vec<Equal>,
+    /// Instead of `equal`, unless empty: values of the index's first columns together, any of which will do; of as many columns each.
+    pub any: Vec<Vec<Expr>>,
     /// Of the one behind them.
     pub bounds: Bounds,
     /// Of the index's columns.
@@ -65,6 +67,8 @@ const RANGES_MAX: usize = 1_000;
 pub enum Ranges {
     /// One key.
     Point(Vec<u8>),
+    /// Whole keys, in order.
+    Points(Vec<Vec<u8>>),
     Several(Vec<KeyBounds>),
     TooMany,
 }
@@ -103,6 +107,34 @@ fn bound_of<'e>(end: &End<'e>) -> Option<Bound<KeyValue<'e>>> {
     }
 }
 
+/// Ranges over prefixes of one length, each once: the same value may be in a list twice.
+fn in_order(ranges: &mut Vec<KeyBounds>) {
+    fn first(range: &KeyBounds) -> &[u8] {
+        match &range.lower {
+            Bound::Included(key) | Bound::Excluded(key) => key,
+            Bound::Unbounded => &[],
+        }
+    }
+    if ranges.len() > 1 {
+        ranges.sort_by(|left, right| first(left).cmp(first(right)));
+        ranges.dedup();
+    }
+}
+
+fn points(codec: &KeyCodec, keys: &[Vec<KeyValue<'_>>]) -> Result<Ranges> {
+    let encoded = |values: &Vec<KeyValue<'_>>| -> Result<Vec<u8>> {
+        let mut key = Vec::with_capacity(16 * values.len());
+        for (place, value) in values.iter().enumerate() {
+            codec.push(place, value, &mut key)?;
+        }
+        Ok(key)
+    };
+    let mut keys = keys.iter().map(encoded).collect::<Result<Vec<_>>>()?;
+    keys.sort_unstable();
+    keys.dedup();
+    Ok(Ranges::Points(keys))
+}
+
 /// A prefix with each of the values behind it.
 fn longer<'v>(prefix: &[KeyValue<'v>], values: &[KeyValue<'v>]) -> Vec<Vec<KeyValue<'v>>> {
     values.iter().map(|value| prefix.iter().cloned().chain([value.clone()]).collect()).collect()
@@ -111,6 +143,9 @@ fn longer<'v>(prefix: &[KeyValue<'v>], values: &[KeyValue<'v>]) -> Vec<Vec<KeyVa
 impl Access {
     /// The keys that rows are to have. NULL equals nothing.
     pub fn ranges(&self, codec: &KeyCodec, frame: &Frame<'_>) -> Result<Ranges> {
+        if !self.any.is_empty() {
+            return self.any_of(codec, frame);
+        }
         if self.is_point
             && let Some(key) = self.single(codec, frame)?
         {
@@ -128,6 +163,9 @@ impl Access {
             }
             prefixes = prefixes.iter().flat_map(|prefix| longer(prefix, &values)).collect();
         }
+        if self.is_point {
+            return points(codec, &prefixes);
+        }
         let evaluated = |bound: &'_ Option<(Expr, bool)>| -> Result<Option<(Datum<'static>, bool)>> {
             match bound {
                 None => Ok(None),
@@ -143,15 +181,29 @@ impl Access {
         let mut ranges = (prefixes.iter())
             .map(|prefix| codec.bounds(prefix, lower.as_ref(), upper.as_ref()))
             .collect::<Result<Vec<_>>>()?;
-        // The same value may be in a list twice.
-        let first = |range: &KeyBounds| match &range.lower {
-            Bound::Included(key) | Bound::Excluded(key) => key.clone(),
-            Bound::Unbounded => Vec::new(),
-        };
-        if ranges.len() > 1 {
-            ranges.sort_by_key(first);
-            ranges.dedup();
+        in_order(&mut ranges);
+        Ok(Ranges::Several(ranges))
+    }
+
+    fn any_of(&self, codec: &KeyCodec, frame: &Frame<'_>) -> Result<Ranges> {
+        let rows = (self.any.iter())
+            .map(|row| row.iter().map(|value| value.evaluate(frame)).collect::<Result<Vec<_>>>())
+            .collect::<Result<Vec<_>>>()?;
+        // Who has a value that no column has, or NULL, equals no row.
+        let prefixes: Vec<Vec<KeyValue<'_>>> = (rows.iter())
+            .filter_map(|row| {
+                let values = row.iter().zip(&self.types).map(|(value, sql_type)| value.to_key(*sql_type));
+                let values: Vec<KeyValue<'_>> = values.collect::<Option<_>>()?;
+                (!values.contains(&KeyValue::Null)).then_some(values)
+            })
+            .collect();
+        if self.is_point {
+            return points(codec, &prefixes);
         }
+        let mut ranges = (prefixes.iter())
+            .map(|prefix| codec.bounds(prefix, Bound::Unbounded, Bound::Unbounded))
+            .collect::<Result<Vec<_>>>()?;
+        in_order(&mut ranges);
         Ok(Ranges::Several(ranges))
     }
 

@@ -10,7 +10,7 @@ use datafusion::logical_expr::expr::AggregateFunction;
 use datafusion::logical_expr::{Accumulator, Expr as PlanExpr, ExprSchemable};
 use datafusion::physical_expr::aggregate::{AggregateExprBuilder, AggregateFunctionExpr};
 use datafusion::physical_expr::expressions::Column;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tidepool_base::{Error, Result};
 
@@ -120,14 +120,8 @@ impl Aggregate {
             _ if value.is_null() => {}
             State::Count(count) => *count += 1,
             State::Distinct(seen) => {
-                let bytes = match &value {
-                    Datum::Int(value) => value.to_be_bytes().to_vec(),
-                    Datum::Numeric(value) => value.to_be_bytes().to_vec(),
-                    Datum::Boolean(value) => vec![u8::from(*value)],
-                    Datum::Text(text) => text.as_bytes().to_vec(),
-                    Datum::Bytes(bytes) => bytes.to_vec(),
-                    other => return Err(Error::internal(format!("{other:?} cannot be told apart"))),
-                };
+                let mut bytes = Vec::new();
+                tell_apart(&value, &mut bytes)?;
                 seen.insert(bytes);
             }
             State::Sum(sum, overflows) => {
@@ -179,6 +173,70 @@ impl Aggregate {
                     .ok_or_else(|| Error::internal("an aggregate of a type that no column has"))?
             }
         }))
+    }
+}
+
+/// Puts bytes behind `out` that no other value of the same type has, nor one of which they are a beginning; of values that are
+/// [`is_ordered`].
+fn tell_apart(value: &Datum<'_>, out: &mut Vec<u8>) -> Result<()> {
+    let mut counted = |bytes: &[u8]| {
+        out.extend_from_slice(&(bytes.len() as u64).to_be_bytes());
+        out.extend_from_slice(bytes);
+    };
+    match value {
+        Datum::Int(value) => counted(&value.to_be_bytes()),
+        Datum::Numeric(value) => counted(&value.to_be_bytes()),
+        Datum::Boolean(value) => counted(&[u8::from(*value)]),
+        Datum::Text(text) => counted(text.as_bytes()),
+        Datum::Bytes(bytes) => counted(bytes),
+        Datum::Null => out.extend_from_slice(&u64::MAX.to_be_bytes()),
+        other => return Err(Error::internal(format!("{other:?} cannot be told apart"))),
+    }
+    Ok(())
+}
+
+/// Rows by what they are grouped by.
+#[derive(Default)]
+pub struct Groups {
+    /// In the order in which they came.
+    groups: Vec<(Vec<Datum<'static>>, Vec<State>)>,
+    found: HashMap<Vec<u8>, usize>,
+}
+
+impl Groups {
+    pub fn add(&mut self, by: &[Expr], aggregates: &[Aggregate], frame: &super::expr::Frame<'_>) -> Result<()> {
+        let mut key = Vec::new();
+        let values = by.iter().map(|expr| expr.evaluate(frame)).collect::<Result<Vec<_>>>()?;
+        values.iter().try_for_each(|value| tell_apart(value, &mut key))?;
+        let next = self.groups.len();
+        let group = *self.found.entry(key).or_insert(next);
+        if group == next {
+            let values = values.into_iter().map(Datum::into_owned).collect();
+            self.groups.push((values, aggregates.iter().map(Aggregate::begin).collect()));
+        }
+        let states = &mut self.groups[group].1;
+        aggregates.iter().zip(states).try_for_each(|(aggregate, state)| aggregate.add(state, frame))
+    }
+
+    /// The one group of all rows, of which there may be none.
+    pub fn of_all(aggregates: &[Aggregate]) -> Groups {
+        let group = (Vec::new(), aggregates.iter().map(Aggregate::begin).collect());
+        Groups { groups: vec![group], found: HashMap::from([(Vec::new(), 0)]) }
+    }
+
+    /// Of each group its values and what its rows aggregate to. `None` where only the general path knows.
+    pub fn end(self, aggregates: &[Aggregate]) -> Result<Option<Vec<Vec<Datum<'static>>>>> {
+        let mut all = Vec::with_capacity(self.groups.len());
+        for (mut slots, states) in self.groups {
+            for (aggregate, state) in aggregates.iter().zip(states) {
+                match aggregate.end(state)? {
+                    Some(value) => slots.push(value),
+                    None => return Ok(None),
+                }
+            }
+            all.push(slots);
+        }
+        Ok(Some(all))
     }
 }
 

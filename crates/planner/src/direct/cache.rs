@@ -1,4 +1,4 @@
-//! Programs that were made before, by the texts that they were made of.
+//! Programs that were made before, and statements that were prepared, by the texts that they were made of.
 
 use super::Program;
 use crate::settings::Settings;
@@ -27,17 +27,35 @@ impl Known {
     }
 }
 
-/// Of all sessions: another one with the same role and settings need not make them again.
-#[derive(Default)]
-pub struct Programs(Mutex<HashMap<Arc<str>, Vec<Known>>>);
+/// What is known of texts.
+pub trait OfText: Clone {
+    fn known(&self) -> &Known;
+}
 
-impl Programs {
+impl OfText for Known {
+    fn known(&self) -> &Known {
+        self
+    }
+}
+
+/// Of all sessions: another one with the same role and settings need not make them again.
+pub struct Shared<T>(Mutex<HashMap<Arc<str>, Vec<T>>>);
+
+pub type Programs = Shared<Known>;
+
+impl<T> Default for Shared<T> {
+    fn default() -> Shared<T> {
+        Shared(Mutex::default())
+    }
+}
+
+impl<T: OfText> Shared<T> {
     /// `key`: the text, and what parameters are.
-    pub fn find(&self, key: &str, is_for: impl Fn(&Known) -> bool) -> Option<Known> {
-        self.0.lock().get(key)?.iter().find(|known| is_for(known)).cloned()
+    pub fn find(&self, key: &str, is_for: impl Fn(&Known) -> bool) -> Option<T> {
+        self.0.lock().get(key)?.iter().find(|one| is_for(one.known())).cloned()
     }
 
-    pub fn keep(&self, key: &str, known: Known) {
+    pub fn keep(&self, key: &str, one: T) {
         let mut all = self.0.lock();
         if all.len() >= SHARED_MAX && !all.contains_key(key) {
             // Any: those that are in use are in their sessions' hands.
@@ -46,8 +64,9 @@ impl Programs {
         }
         let of_text = all.entry(Arc::from(key)).or_default();
         // Of another state nobody asks any more.
-        of_text.retain(|other| !other.is_for(&known.settings, known.role));
+        let known = one.known();
+        of_text.retain(|other| !other.known().is_for(&known.settings, known.role));
         of_text.truncate(7);
-        of_text.push(known);
+        of_text.push(one);
     }
 }

@@ -46,8 +46,10 @@ pub struct Query {
     pub sort: Vec<SortKey>,
     pub skip: Option<Expr>,
     pub fetch: Option<Expr>,
-    /// Then the outputs are made of what this gives, as slots.
+    /// Then the outputs, and what rows are sorted by, are made of what this gives, as slots: the group's values first.
     pub aggregate: Option<Vec<Aggregate>>,
+    /// What rows are grouped by. Empty: all of them are one group, even if there are none.
+    pub groups: Vec<Expr>,
     pub outputs: Vec<Option<Expr>>,
 }
 
@@ -65,6 +67,7 @@ pub struct Relation {
     fetch: Option<Expr>,
     is_limited: bool,
     aggregate: Option<Vec<Aggregate>>,
+    groups: Vec<Expr>,
 }
 
 impl Compiler<'_> {
@@ -102,6 +105,7 @@ impl Compiler<'_> {
                     fetch: None,
                     is_limited: false,
                     aggregate: None,
+                    groups: Vec::new(),
                 };
                 for filter in &scan.filters {
                     self.restrict(&mut relation, filter, &scan.projected_schema)?;
@@ -131,14 +135,15 @@ impl Compiler<'_> {
                 if relation.is_limited || !relation.sort.is_empty() || sort.fetch.is_some() {
                     return None;
                 }
-                if relation.aggregate.is_none() {
+                // One row is in order.
+                if relation.aggregate.is_none() || !relation.groups.is_empty() {
                     relation.sort = self.sort(&sort.expr, sort.input.schema(), &relation.outputs)?;
                 }
                 relation
             }
             LogicalPlan::Limit(limit) => {
                 let mut relation = self.relation(&limit.input)?;
-                if relation.is_limited || relation.aggregate.is_some() {
+                if relation.is_limited || relation.aggregate.is_some() && relation.groups.is_empty() {
                     return None;
                 }
                 let count = |expr: &Option<Box<PlanExpr>>| match expr {
@@ -180,16 +185,20 @@ impl Compiler<'_> {
             }
             LogicalPlan::Aggregate(aggregate) => {
                 let mut relation = self.relation(&aggregate.input)?;
-                if !aggregate.group_expr.is_empty()
-                    || relation.is_limited
-                    || !relation.sort.is_empty()
-                    || relation.aggregate.is_some()
-                {
+                if relation.is_limited || !relation.sort.is_empty() || relation.aggregate.is_some() {
                     return None;
                 }
-                let of = |expr: &PlanExpr| Aggregate::of(self, expr, aggregate.input.schema(), &relation.outputs);
+                let schema = aggregate.input.schema();
+                let group = |expr: &PlanExpr| {
+                    let data_type = expr.get_type(schema).ok()?;
+                    is_ordered(&data_type).then_some(())?;
+                    self.compile(expr, schema, &relation.outputs)
+                };
+                let groups = aggregate.group_expr.iter().map(group).collect::<Option<Vec<_>>>()?;
+                let of = |expr: &PlanExpr| Aggregate::of(self, expr, schema, &relation.outputs);
                 let all = aggregate.aggr_expr.iter().map(of).collect::<Option<Vec<_>>>()?;
-                relation.outputs = (0..all.len()).map(|slot| Some(Expr::Slot(slot))).collect();
+                relation.outputs = (0..groups.len() + all.len()).map(|slot| Some(Expr::Slot(slot))).collect();
+                relation.groups = groups;
                 relation.aggregate = Some(all);
                 relation
             }
@@ -232,6 +241,7 @@ impl Relation {
         all.extend(self.outputs.iter_mut().flatten());
         all.extend(self.sort.iter_mut().map(|key| &mut key.expr));
         all.extend(self.aggregate.iter_mut().flatten().flat_map(Aggregate::arguments_mut));
+        all.extend(self.groups.iter_mut());
         all.into_iter().for_each(|expr| expr.renumbered(&turn));
 
         let mut sources: Vec<Source> = Vec::with_capacity(count);
@@ -256,11 +266,13 @@ impl Relation {
             skip: self.skip,
             fetch: self.fetch,
             aggregate: self.aggregate,
+            groups: self.groups,
             outputs: self.outputs,
             sources,
         };
         if let [source] = query.sources.as_mut_slice()
             && !query.sort.is_empty()
+            && query.aggregate.is_none()
         {
             let version = &self.tables[0].version;
             if let Some(backward) = source.access.gives(version, &query.sort) {
@@ -308,6 +320,7 @@ impl Query {
             self.outputs.iter().flatten().for_each(&mut see);
             self.sort.iter().for_each(|key| see(&key.expr));
             self.sources.iter().flat_map(|source| &source.conditions).for_each(&mut see);
+            self.groups.iter().for_each(&mut see);
             for aggregate in self.aggregate.iter().flatten() {
                 aggregate.arguments().for_each(&mut see);
             }
@@ -372,10 +385,58 @@ fn comparisons(conditions: &[Expr], place: usize) -> Vec<(usize, Comparison, Equ
     found
 }
 
+/// Of each condition that is an `OR`, what each of its sides says a column equals: `(a, b) IN ((1, 2), (3, 4))` is one, too.
+fn alternatives(conditions: &[Expr], place: usize) -> Vec<Vec<Vec<(usize, Expr)>>> {
+    let equalities = |side: &Expr| {
+        let of = comparisons(std::slice::from_ref(side), place).into_iter();
+        of.filter_map(|(column, op, equal)| match (op, equal) {
+            (Comparison::Equal, Equal::One(value)) => Some((column, value)),
+            _ => None,
+        })
+        .collect::<Vec<_>>()
+    };
+    let of = conditions.iter().filter_map(|condition| match condition {
+        Expr::Or(sides) => Some(sides.iter().map(equalities).collect::<Vec<_>>()),
+        _ => None,
+    });
+    of.filter(|sides| sides.iter().all(|side| !side.is_empty())).collect()
+}
+
+/// Values of an index's first columns for each side of an `OR`, of as many columns as all sides have; of columns that no side names
+/// what holds beside it.
+fn prefixes(
+    sides: &[Vec<(usize, Expr)>],
+    positions: &[usize],
+    beside: &[(usize, Comparison, Equal)],
+) -> Vec<Vec<Expr>> {
+    let beside = |position: usize| {
+        beside.iter().find_map(|(column, op, equal)| match equal {
+            Equal::One(value) if *column == position && *op == Comparison::Equal => Some(value),
+            _ => None,
+        })
+    };
+    let of = |side: &Vec<(usize, Expr)>| -> Vec<Expr> {
+        let value = |position: &usize| {
+            let own = side.iter().find(|(column, _)| column == position).map(|(_, value)| value);
+            own.or_else(|| beside(*position)).cloned()
+        };
+        positions.iter().map_while(value).collect()
+    };
+    let mut all: Vec<Vec<Expr>> = sides.iter().map(of).collect();
+    let width = all.iter().map(Vec::len).min().unwrap_or(0);
+    all.iter_mut().for_each(|values| values.truncate(width));
+    if width == 0 { Vec::new() } else { all }
+}
+
 /// The index that leaves the fewest rows, and about how many.
 fn best_access(version: &TableVersion, place: usize, conditions: &[Expr]) -> Option<(Access, f64)> {
-    let comparisons = comparisons(conditions, place);
+    let (comparisons, alternatives) = (comparisons(conditions, place), alternatives(conditions, place));
     let mut best: Option<(Access, f64)> = None;
+    let mut offer = |access: Access, rows: f64| {
+        if best.as_ref().is_none_or(|(_, fewest)| rows < *fewest) {
+            best = Some((access, rows));
+        }
+    };
     for index in version.table().indexes() {
         let positions = index.positions();
         let types: Vec<SqlType> = index.codec().columns().iter().map(|column| column.sql_type()).collect();
@@ -406,25 +467,31 @@ fn best_access(version: &TableVersion, place: usize, conditions: &[Expr]) -> Opt
                 }
             }
         }
+        // The rows themselves are not asked: the program lasts longer than what they are now.
+        let each = |width: usize, ranged: f64| match (width == positions.len(), index.is_unique()) {
+            (true, true) => 1.0,
+            (true, false) => 8.0,
+            // Of two indexes with as many columns left, more values known leave fewer rows.
+            _ => 10f64.powi((positions.len() - width) as i32 + 1) / 3f64.powf(ranged) / (1 + width) as f64,
+        };
+        let access = |equal, any, bounds, width| {
+            let is_point = width == positions.len();
+            Access { index: index.id(), equal, any, bounds, types: types.clone(), is_point, backward: false }
+        };
+        for sides in &alternatives {
+            let any = prefixes(sides, positions, &comparisons);
+            if let Some(width) = any.first().map(Vec::len) {
+                let rows = each(width, 0.0) * any.len() as f64;
+                offer(access(Vec::new(), any, Bounds::default(), width), rows);
+            }
+        }
         if equal.is_empty() && bounds.is_none() {
             continue;
         }
-        let is_point = equal.len() == positions.len();
         let several: usize = equal.iter().map(|equal| equal.count()).product();
-        // The rows themselves are not asked: the program lasts longer than what they are now.
-        let each = match (is_point, index.is_unique()) {
-            (true, true) => 1.0,
-            (true, false) => 8.0,
-            _ => {
-                let left = (positions.len() - equal.len()) as i32;
-                let ranged = f64::from(u8::from(bounds.lower.is_some()) + u8::from(bounds.upper.is_some()));
-                10f64.powi(left + 1) / 3f64.powf(ranged)
-            }
-        };
-        let rows = each * several as f64;
-        if best.as_ref().is_none_or(|(_, fewest)| rows < *fewest) {
-            best = Some((Access { index: index.id(), equal, bounds, types, is_point, backward: false }, rows));
-        }
+        let ranged = f64::from(u8::from(bounds.lower.is_some()) + u8::from(bounds.upper.is_some()));
+        let (rows, width) = (each(equal.len(), ranged) * several as f64, equal.len());
+        offer(access(equal, Vec::new(), bounds, width), rows);
     }
     best
 }
@@ -432,7 +499,7 @@ fn best_access(version: &TableVersion, place: usize, conditions: &[Expr]) -> Opt
 impl Access {
     /// Whether rows come in this order: and if so, whether from the index's end.
     fn gives(&self, version: &TableVersion, sort: &[SortKey]) -> Option<bool> {
-        if self.equal.iter().any(|equal| matches!(equal, Equal::Any(_))) {
+        if !self.any.is_empty() || self.equal.iter().any(|equal| matches!(equal, Equal::Any(_))) {
             return None;
         }
         let def = version.def.indexes.iter().find(|index| index.id == self.index)?;

@@ -45,7 +45,11 @@ impl<'v> Row<'v> {
                 Datum::of_value(layout.value(image, column), types[column])
             }
             Row::Stored { row: RowRef::Main { group, position }, .. } => {
-                Datum::of_array(&group.segments()[column].read_one(*position)?, 0)
+                let segment = &group.segments()[column];
+                match segment.read_integer(*position)? {
+                    Some(value) => Ok(value.map_or(Datum::Null, Datum::Int)),
+                    None => Datum::of_array(&segment.read_one(*position)?, 0),
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Programs at work: rows found, given back, written and locked, one by one.
 
 use super::access::Ranges;
-use super::aggregate::{Aggregate, State};
+use super::aggregate::Groups;
 use super::compile::{Query, SortKey, Source};
 use super::datum::Datum;
 use super::expr::{Comparison, Context, Expr, Frame, Row};
@@ -167,6 +167,32 @@ impl<'v> Scan<'v> {
                 }
                 Ok(Flow::On)
             }
+            Ranges::Points(keys) => {
+                let mut made = IndexKey::default();
+                let mut counted = Counted::default();
+                let (mut entries, mut flow) = (0, Flow::On);
+                'keys: for key in &keys {
+                    let found = index.tree().get_counting(self.view(), key, &mut counted);
+                    entries += found.len();
+                    for row in found.iter() {
+                        // Versions of one row may have several of the keys: the one that is seen counts.
+                        flow = self.row(place, table, *row, Some((index, key, &mut made)), rows, ids, visit)?;
+                        if flow != Flow::On {
+                            break 'keys;
+                        }
+                    }
+                }
+                self.count(place, keys.len() as u64, entries, counted);
+                if let Some(looked) = &self.looked {
+                    let range = |key: Vec<u8>| {
+                        let bound = std::ops::Bound::Included(key);
+                        KeyBounds { lower: bound.clone(), upper: bound }
+                    };
+                    let ranges = keys.into_iter().map(range).collect();
+                    looked.borrow_mut().push((place, ranges, true, self.filters(place, rows)?));
+                }
+                Ok(flow)
+            }
             Ranges::Several(ranges) => {
                 let direction = if source.access.backward { Direction::Backward } else { Direction::Forward };
                 let mut key = IndexKey::default();
@@ -329,6 +355,15 @@ pub struct Told {
 }
 
 impl Told {
+    fn add(&mut self, other: &Told) {
+        for (counts, more) in self.counts.iter_mut().zip(&other.counts) {
+            counts.used += more.used;
+            counts.main_rows += more.main_rows;
+            counts.delta_rows += more.delta_rows;
+            counts.delta_bytes += more.delta_bytes;
+        }
+    }
+
     pub fn record(&self, program: &Program, log: &tidepool_database::AccessLog, elapsed: std::time::Duration) {
         let reads: Vec<DirectRead<'_>> = (program.sources().iter().zip(&self.counts))
             .map(|(source, counts)| DirectRead {
@@ -428,18 +463,18 @@ impl Run<'_> {
         let scan = Scan::new(&query.sources, seen, self.parameters, self.statement, transaction.isolation());
         let sink = &mut *self.sink;
         let mut count = 0;
-        let mut states: Option<Vec<State>> =
-            query.aggregate.as_ref().map(|all| all.iter().map(Aggregate::begin).collect());
+        let mut groups = query.aggregate.as_ref().map(|all| match query.groups.is_empty() {
+            true => Groups::of_all(all),
+            false => Groups::default(),
+        });
         let mut sorted = (!query.sort.is_empty()).then(|| Sorted { keys: &query.sort, rows: Vec::new() });
         let flow = if fetch == 0 {
             Flow::Stop
         } else {
             scan.each(&mut |rows, _| {
                 let frame = scan.frame(rows);
-                if let (Some(states), Some(aggregates)) = (&mut states, &query.aggregate) {
-                    for (aggregate, state) in aggregates.iter().zip(states) {
-                        aggregate.add(state, &frame)?;
-                    }
+                if let (Some(groups), Some(aggregates)) = (&mut groups, &query.aggregate) {
+                    groups.add(&query.groups, aggregates, &frame)?;
                     return Ok(Flow::On);
                 }
                 if let Some(sorted) = &mut sorted {
@@ -463,18 +498,22 @@ impl Run<'_> {
             self.program.found_too_many();
             return Ok((Ran::General, None));
         }
-        if let (Some(states), Some(aggregates)) = (states, &query.aggregate) {
-            let mut slots = Vec::with_capacity(states.len());
-            for (aggregate, state) in aggregates.iter().zip(states) {
-                match aggregate.end(state)? {
-                    Some(value) => slots.push(value),
-                    None => return Ok((Ran::General, None)),
+        if let (Some(groups), Some(aggregates)) = (groups, &query.aggregate) {
+            let Some(groups) = groups.end(aggregates)? else { return Ok((Ran::General, None)) };
+            for slots in &groups {
+                let frame = Frame { parameters: self.parameters, rows: &[], slots, context: self.statement.context() };
+                if let Some(sorted) = &mut sorted {
+                    let keys = query.sort.iter().map(|key| Ok(key.expr.evaluate(&frame)?.into_owned()));
+                    let keys = keys.collect::<Result<Vec<_>>>()?;
+                    let outputs = outputs(query, &frame)?.into_iter().map(Datum::into_owned).collect();
+                    sorted.rows.push((keys, outputs, RowId(0)));
+                } else if skip > 0 {
+                    skip -= 1;
+                } else if count < fetch {
+                    sink.row(&outputs(query, &frame)?)?;
+                    count += 1;
                 }
             }
-            let frame =
-                Frame { parameters: self.parameters, rows: &[], slots: &slots, context: self.statement.context() };
-            sink.row(&outputs(query, &frame)?)?;
-            count = 1;
         }
         if let Some(sorted) = sorted {
             for (outputs, _) in sorted.in_order() {
@@ -492,14 +531,29 @@ impl Run<'_> {
         Ok((Ran::Done(count), Some(told)))
     }
 
-    /// The rows that a statement is to write or lock, in order. `None`: too many.
-    fn found(&self, query: &Query, seen: &Seen, transaction: &mut Transaction) -> Result<Option<(Vec<RowId>, Told)>> {
+    /// The rows that a statement is to write or lock, in order; of those that come in order from the `passed`th on so many that there
+    /// are `wanted`. `None`: too many.
+    fn found(
+        &self,
+        query: &Query,
+        seen: &Seen,
+        transaction: &mut Transaction,
+        passed: u64,
+        wanted: u64,
+    ) -> Result<Option<(Vec<RowId>, Told)>> {
         let scan = Scan::new(&query.sources, seen, self.parameters, self.statement, transaction.isolation());
         let mut found = Vec::new();
+        let mut pass = passed;
         let mut sorted = (!query.sort.is_empty()).then(|| Sorted { keys: &query.sort, rows: Vec::new() });
         let flow = scan.each(&mut |rows, ids| {
             match &mut sorted {
-                None => found.push(ids[0]),
+                None if pass > 0 => pass -= 1,
+                None => {
+                    found.push(ids[0]);
+                    if found.len() as u64 == wanted {
+                        return Ok(Flow::Stop);
+                    }
+                }
                 Some(sorted) => {
                     let frame = scan.frame(rows);
                     let keys = query.sort.iter().map(|key| Ok(key.expr.evaluate(&frame)?.into_owned()));
@@ -514,7 +568,7 @@ impl Run<'_> {
             return Ok(None);
         }
         if let Some(sorted) = sorted {
-            found.extend(sorted.in_order().into_iter().map(|(_, row)| row));
+            found.extend(sorted.in_order().into_iter().map(|(_, row)| row).skip(passed as usize));
         }
         Ok(Some((found, told)))
     }
@@ -545,39 +599,55 @@ impl Run<'_> {
         if self.table(&source.name, &seen.tables[0], transaction)?.is_none() {
             return Ok((Ran::General, None));
         }
-        let Some((found, told)) = self.found(query, seen, transaction)? else { return Ok((Ran::General, None)) };
         let table = &seen.tables[0];
-        let mut count = 0;
-        for row in found {
-            if count == fetch {
+        let (mut count, mut passed) = (0, 0);
+        let mut told: Option<Told> = None;
+        while count < fetch {
+            // Of rows that are found some may not count, being another's or no more what they were: then it looks on from there, at twice
+            // as many.
+            let wanted = if fetch == u64::MAX { fetch } else { (skip + fetch - count).max(passed) };
+            let found = self.found(query, seen, transaction, passed, wanted)?;
+            let Some((found, of_these)) = found else { return Ok((Ran::General, None)) };
+            let are_all = (found.len() as u64) < wanted || !query.sort.is_empty();
+            passed += found.len() as u64;
+            match &mut told {
+                Some(told) => told.add(&of_these),
+                None => told = Some(of_these),
+            }
+            for row in found {
+                if count == fetch {
+                    break;
+                }
+                let now;
+                let view: &View = match transaction.lock_row(&source.name, row, lock, wait)? {
+                    Locked::Yes => seen.version.view(),
+                    Locked::Skipped => continue,
+                    Locked::Again => return Ok((Ran::General, None)),
+                    Locked::Newer => {
+                        now = transaction.look_now();
+                        &now
+                    }
+                };
+                let Some(image) = table.rows.read(view, row) else { continue };
+                let rows = [stored(table, &source.types, image)];
+                let frame = self.frame(&rows);
+                // Of one that changed, they may hold no more.
+                if !all_hold(&source.conditions, &frame)? {
+                    continue;
+                }
+                if skip > 0 {
+                    skip -= 1;
+                    continue;
+                }
+                let values = outputs(query, &frame)?;
+                self.sink.row(&values)?;
+                count += 1;
+            }
+            if are_all {
                 break;
             }
-            let now;
-            let view: &View = match transaction.lock_row(&source.name, row, lock, wait)? {
-                Locked::Yes => seen.version.view(),
-                Locked::Skipped => continue,
-                Locked::Again => return Ok((Ran::General, None)),
-                Locked::Newer => {
-                    now = transaction.look_now();
-                    &now
-                }
-            };
-            let Some(image) = table.rows.read(view, row) else { continue };
-            let rows = [stored(table, &source.types, image)];
-            let frame = self.frame(&rows);
-            // Of one that changed, they may hold no more.
-            if !all_hold(&source.conditions, &frame)? {
-                continue;
-            }
-            if skip > 0 {
-                skip -= 1;
-                continue;
-            }
-            let values = outputs(query, &frame)?;
-            self.sink.row(&values)?;
-            count += 1;
         }
-        Ok((Ran::Done(count), Some(told)))
+        Ok((Ran::Done(count), told))
     }
 
     fn frame<'f>(&self, rows: &'f [Row<'f>]) -> Frame<'f>
@@ -625,7 +695,8 @@ impl Run<'_> {
         let Some(table) = self.table(&source.name, &seen.tables[0], transaction)? else {
             return Ok((Ran::General, None));
         };
-        let Some((found, told)) = self.found(query, seen, transaction)? else { return Ok((Ran::General, None)) };
+        let found = self.found(query, seen, transaction, 0, u64::MAX)?;
+        let Some((found, told)) = found else { return Ok((Ran::General, None)) };
         if found.is_empty() {
             return Ok((Ran::Done(0), Some(told)));
         }

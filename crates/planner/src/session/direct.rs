@@ -5,7 +5,7 @@ use super::change::{Reading, Source};
 use super::describe::describe;
 use super::{Description, Outcome, ResultColumn, Session, SessionShared};
 use crate::catalog::SessionSequences;
-use crate::direct::cache::{Known, OWN_MAX};
+use crate::direct::cache::{Known, OWN_MAX, OfText};
 use crate::direct::compile::output_types;
 use crate::direct::datum::Datum;
 use crate::direct::expr::{self, Compiler, Context, Expr};
@@ -64,6 +64,12 @@ impl DirectStatement {
     /// The columns that it gives back, if any.
     pub fn columns(&self) -> Option<&Arc<[ResultColumn]>> {
         self.program.columns.as_ref()
+    }
+}
+
+impl OfText for Arc<PreparedStatement> {
+    fn known(&self) -> &Known {
+        &self.known
     }
 }
 
@@ -319,6 +325,21 @@ impl Session {
         {
             return Ok(known.clone());
         }
+        let (_, role) = self.current_role(&state.catalog);
+        // What a transaction has changed, others do not see.
+        let is_apart = match &self.block {
+            None => true,
+            Some(block) => block.slot.lock().as_ref().is_some_and(|transaction| !transaction.has_changes()),
+        };
+        let shares = is_apart && !failed && sql.len() <= PREPARED_TEXT_MAX;
+        let key = shares.then(|| oids.iter().fold(sql.to_owned(), |key, oid| format!("{key}\0{oid}")));
+        let is_for = |known: &Known| known.state.is_of(&state) && known.is_for(&self.settings, role);
+        if let Some(key) = &key
+            && let Some(known) = self.planner.prepared.find(key, is_for)
+        {
+            self.keep_prepared(sql, oids, &known);
+            return Ok(known);
+        }
         let mut statements = self.parse(sql)?.into_iter().filter(|statement| !statement.is_empty());
         let statement = statements.next();
         if statements.next().is_some() {
@@ -338,16 +359,25 @@ impl Session {
             direct =
                 direct.filter(|direct| direct.columns().map(|columns| &**columns) == description.columns.as_deref());
         }
-        let (_, role) = self.current_role(&state.catalog);
         let known = Known { program: None, state: state.mark(), settings: self.settings.clone(), role };
         let prepared = Arc::new(PreparedStatement { statement, description, direct, known });
+        self.keep_prepared(sql, oids, &prepared);
+        // Other statements may mean what is the session's own: its cursors, statements that it prepared.
+        if let Some(key) = key
+            && prepared.direct.is_some()
+        {
+            self.planner.prepared.keep(&key, prepared.clone());
+        }
+        Ok(prepared)
+    }
+
+    fn keep_prepared(&mut self, sql: &str, oids: &[u32], prepared: &Arc<PreparedStatement>) {
         if sql.len() <= PREPARED_TEXT_MAX {
             if self.prepared_texts.len() >= OWN_MAX {
                 self.prepared_texts.clear();
             }
             self.prepared_texts.insert(sql.to_owned(), (oids.to_vec(), prepared.clone()));
         }
-        Ok(prepared)
     }
 
     /// Runs a statement by going to its rows, which `sink` gets as they come. `None`: it is for the general path after all, and nothing was
@@ -458,7 +488,8 @@ impl Session {
             Ok(Attempt::Done(rows, told)) => (rows, told),
             Ok(Attempt::HeldUp(seen)) => {
                 drop(waiting);
-                return self.run_patiently(direct, parameters.to_vec(), sink, start, (transaction, seen)).await;
+                let held_up = (transaction, seen);
+                return Box::pin(self.run_patiently(direct, parameters.to_vec(), sink, start, held_up)).await;
             }
             Ok(Attempt::General) => {
                 if let Some(mark) = &mark {
@@ -662,7 +693,7 @@ fn is_candidate(command: &Command) -> bool {
         let ast::SetExpr::Select(select) = query.body.as_ref() else { return false };
         let tables: usize = select.from.iter().map(|table| 1 + table.joins.len()).sum();
         let group = match &select.group_by {
-            ast::GroupByExpr::Expressions(by, modifiers) => by.is_empty() && modifiers.is_empty(),
+            ast::GroupByExpr::Expressions(_, modifiers) => modifiers.is_empty(),
             ast::GroupByExpr::All(_) => false,
         };
         query.with.is_none()

@@ -4,7 +4,7 @@ use super::objects::Kind;
 use super::{Outcome, Session};
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
-use tidepool_base::Result;
+use tidepool_base::{Error, Result};
 
 impl Session {
     /// Runs one statement. `parameters` are arrays of length one, of the described types. Outside a transaction block
@@ -44,12 +44,20 @@ impl Session {
     }
 
     async fn execute_admitted(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        self.analyzes = matches!(statement.command(), Command::Explain { options, .. } if options.analyze);
         let is_whole = matches!(
             statement.command(),
             Command::Query(_) | Command::CreateTable { .. } | Command::Copy(_) | Command::Explain { .. }
         );
+        // What most transactions consist of beside their statements, without the state that all others need.
+        match statement.command() {
+            Command::Begin { modes } => return self.begin_admitted(statement.text(), modes).await,
+            Command::Commit { chain } => return self.commit(*chain).await,
+            Command::Rollback { chain } => return self.roll_back(*chain).await,
+            _ => {}
+        }
         if !statement.locks_rows() || !is_whole {
-            return self.dispatch(statement, parameters).await;
+            return Box::pin(self.dispatch(statement, parameters)).await;
         }
         // What it locks and what it then reads is of one transaction.
         match statement.command() {
@@ -57,13 +65,12 @@ impl Session {
             _ => self.check_writable("SELECT FOR UPDATE")?,
         }
         let own_block = self.begin_own_block();
-        let outcome = self.dispatch(statement, parameters).await;
+        let outcome = Box::pin(self.dispatch(statement, parameters)).await;
         self.end_own_block(own_block, outcome).await
     }
 
     async fn dispatch(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         let text = statement.text();
-        self.analyzes = matches!(statement.command(), Command::Explain { options, .. } if options.analyze);
         match statement.command() {
             Command::Empty => Ok(Outcome::Empty),
             Command::Unsupported(error) => Err(error.clone()),
@@ -119,9 +126,9 @@ impl Session {
             Command::AlterTablespace { name, action } => self.alter_tablespace(text, name, action).await,
             Command::DropTablespace { name, if_exists } => self.drop_tablespace(name, *if_exists).await,
             Command::Copy(copy) => self.copy(text, statement, copy, parameters).await,
-            Command::Begin { modes } => self.begin_admitted(text, modes).await,
-            Command::Commit { chain } => self.commit(*chain).await,
-            Command::Rollback { chain } => self.roll_back(*chain).await,
+            Command::Begin { .. } | Command::Commit { .. } | Command::Rollback { .. } => {
+                Err(Error::internal("a transaction's beginning or end goes by another way"))
+            }
             Command::Savepoint { name } => self.savepoint(name),
             Command::Release { name } => self.release(name),
             Command::RollbackTo { name } => self.roll_back_to(name).await,

@@ -268,8 +268,12 @@ impl Session {
         // Who waits for it goes on.
         drop(transaction);
         let Some(ts) = decided? else { return Ok(()) };
-        let (told, durable) = tokio::sync::oneshot::channel();
-        self.planner.database().when_durable(ts, move |outcome| drop(told.send(outcome)));
+        let database = self.planner.database();
+        let durable = super::durable::shared(database, ts).unwrap_or_else(|| {
+            let (told, durable) = tokio::sync::oneshot::channel();
+            database.when_durable(ts, move |outcome| drop(told.send(outcome)));
+            durable
+        });
         durable.await.unwrap_or_else(|_| Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")))
     }
 
