@@ -495,10 +495,10 @@ mod tests {
                             drop(shared);
                             let address = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at)).unwrap();
                             assert!(holds(address, len, with));
+                            let keeps = next().is_multiple_of(2);
                             // SAFETY: taken out of the map by this thread alone.
-                            match next() % 2 {
-                                0 => unsafe { memory.free(address, len) },
-                                _ => unsafe { memory.free_by(thread, address, len) },
+                            unsafe {
+                                if keeps { memory.free_by(thread, address, len) } else { memory.free(address, len) }
                             }
                         }
                     }
