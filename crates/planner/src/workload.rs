@@ -31,6 +31,10 @@ const ANALYTICS_PER_THREAD: usize = 8;
 /// Of either class, at the least.
 const RUNNING_MIN: usize = 16;
 
+/// Who finds the queue full hears of it after so long. A client that is refused at once tries again at once, and many of them would keep the
+/// server busy with nothing else: saying no costs as much as a message of a transaction.
+const REFUSAL_DELAY: Duration = Duration::from_millis(250);
+
 const QUEUED_MAX: usize = 1_000;
 const TRANSACTIONS_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 const ANALYTICS_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -212,6 +216,11 @@ impl Gate {
         let joined = |queued| (queued < self.queued_max).then_some(queued + 1);
         if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, joined).is_err() {
             self.refused_full.fetch_add(1, Ordering::Relaxed);
+            tokio::select! {
+                biased;
+                error = interrupt.wait() => return Err(error),
+                () = tokio::time::sleep(REFUSAL_DELAY) => {}
+            }
             return Err(self.refused(format!("{} wait already, which is the most that may.", self.queued_max)));
         }
         let _queued = Queued(self);
