@@ -36,6 +36,21 @@ use std::path::Path;
 use tidepool_base::{Error, Result};
 
 /// Writes what was measured as JSON; `-` is standard output.
+/// Shows a report in Markdown, and writes it and the result where `--json` and `--report` say.
+fn show(args: &cli::BenchArgs, result: &impl Serialize, text: &str) -> Result<()> {
+    print!("{text}");
+    if let Some(path) = &args.json {
+        write_json(path, result)?;
+    }
+    if let Some(folder) = &args.report {
+        let failed = |error| Error::io(format!("write the report into \"{}\"", folder.display()), &error);
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        write_json(&folder.join("result.json"), result)?;
+        std::fs::write(folder.join("report.md"), text).map_err(failed)?;
+    }
+    Ok(())
+}
+
 pub fn write_json(path: &Path, result: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(result)
         .map_err(|error| Error::internal(format!("could not write the result: {error}")))?;

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p tidepool-index --example beside_hash`
 //!
-//! The hash table is `std`'s, with keys of fixed length in it, a multiplication for a hash, no locks, no versions and no tablespace: less than any index
-//! of a database can do with.
+//! The hash table is `std`'s, with keys of fixed length in it, no locks, no versions and no tablespace: less than any index of a database can do with. Look-ups
+//! do not depend on each other, so a processor overlaps what they wait for.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -28,15 +28,14 @@ fn mix(n: u64) -> u64 {
 }
 
 #[derive(Default)]
-struct Multiply(u64);
+struct Mixed(u64);
 
-impl Hasher for Multiply {
+impl Hasher for Mixed {
     fn write(&mut self, bytes: &[u8]) {
         for bytes in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            self.0 ^= self.0 >> 32;
+            self.0 = mix(self.0 ^ u64::from_le_bytes(word));
         }
     }
 
@@ -72,7 +71,7 @@ fn run<const N: usize>(count: u64, key: impl Fn(u64) -> [u8; N]) {
     let transactions = Transactions::starting_after(CommitTs(0));
     let view = &*transactions.worker().expect("a slot").hold();
     let index = Index::create(space, transactions.clone()).expect("room");
-    let mut table: HashMap<[u8; N], u64, BuildHasherDefault<Multiply>> = HashMap::default();
+    let mut table: HashMap<[u8; N], u64, BuildHasherDefault<Mixed>> = HashMap::default();
     for n in 0..count {
         index.insert(view, &key(n), RowId(n)).expect("room");
         table.insert(key(n), n);

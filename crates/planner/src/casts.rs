@@ -194,9 +194,8 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 return Ok(Transformed::no(Expr::AggregateFunction(function)));
             }
             let AggregateFunction { func, params } = function;
-            let args = params.args.into_iter().map(unnamed).map(|arg| if exact { exact_bigint(arg) } else { arg });
             let params = AggregateFunctionParams {
-                args: args.collect(),
+                args: given(params.args, exact),
                 filter: params.filter.map(|filter| Box::new(unnamed(*filter))),
                 order_by: unnamed_sorts(params.order_by),
                 ..params
@@ -212,9 +211,8 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 return Ok(Transformed::no(Expr::WindowFunction(function)));
             }
             let WindowFunction { fun, params } = *function;
-            let args = params.args.into_iter().map(unnamed).map(|arg| if exact { exact_bigint(arg) } else { arg });
             let params = WindowFunctionParams {
-                args: args.collect(),
+                args: given(params.args, exact),
                 filter: params.filter.map(|filter| Box::new(unnamed(*filter))),
                 partition_by: params.partition_by.into_iter().map(unnamed).collect(),
                 order_by: unnamed_sorts(params.order_by),
@@ -321,6 +319,11 @@ fn compare_dates(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> 
 fn any_alias<'a>(mut expressions: impl Iterator<Item = &'a Expr>, sorts: &[Sort]) -> bool {
     let alias = |expr: &Expr| matches!(expr, Expr::Alias(_));
     expressions.any(alias) || sorts.iter().any(|sort| alias(&sort.expr))
+}
+
+/// Arguments as they are to be: without names, and as numeric where they are `exact`.
+fn given(args: Vec<Expr>, exact: bool) -> Vec<Expr> {
+    args.into_iter().map(unnamed).map(|arg| if exact { exact_bigint(arg) } else { arg }).collect()
 }
 
 fn unnamed_sorts(sorts: Vec<Sort>) -> Vec<Sort> {

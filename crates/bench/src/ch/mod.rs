@@ -12,6 +12,7 @@ use crate::cli::{BenchArgs, configuration};
 use crate::compare::ResultSet;
 use crate::machine::{self, Machine};
 use crate::progress::say;
+use crate::result::median;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -177,17 +178,7 @@ impl Setup {
 /// Loads, checks the queries' answers, runs and reports. Fails where an answer or a condition is wrong, or a query saw too little.
 pub fn run_ch(args: &BenchArgs) -> Result<ExitCode> {
     let result = measure(args, &Setup::read(args)?)?;
-    let text = report::markdown(&result);
-    print!("{text}");
-    if let Some(path) = &args.json {
-        crate::write_json(path, &result)?;
-    }
-    if let Some(folder) = &args.report {
-        let failed = |error| Error::io(format!("write the report into \"{}\"", folder.display()), &error);
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        crate::write_json(&folder.join("result.json"), &result)?;
-        std::fs::write(folder.join("report.md"), text).map_err(failed)?;
-    }
+    crate::show(args, &result, &report::markdown(&result))?;
     let is_right = result.breaches.is_empty() && result.freshness.stale == 0;
     let agrees = result.answers.iter().all(|answer| answer.agrees);
     Ok(if is_right && agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -248,14 +239,16 @@ fn measure(args: &BenchArgs, setup: &Setup) -> Result<ChResult> {
     let queries = (0..QUERIES.len())
         .map(|query| QueryTimes {
             query: query + 1,
-            alone_ms: median(alone[query].clone()),
-            beside_ms: median(beside[query].clone()),
+            alone_ms: median(&alone[query]),
+            beside_ms: median(&beside[query]),
         })
         .collect();
     let seconds = setup.plan.duration.as_secs_f64();
     let rate = |of: fn(&Round) -> usize, seconds: f64| {
-        median(rounds.iter().map(|round| of(round) as f64 / seconds).collect()).unwrap_or(0.0)
+        let rates: Vec<f64> = rounds.iter().map(|round| of(round) as f64 / seconds).collect();
+        median(&rates).unwrap_or(0.0)
     };
+    let losses: Vec<f64> = rounds.iter().map(|round| round.loss).collect();
     let beside_seconds = seconds + WARM_UP.as_secs_f64();
     Ok(ChResult {
         schema: "tidepool-ch/1",
@@ -272,7 +265,7 @@ fn measure(args: &BenchArgs, setup: &Setup) -> Result<ChResult> {
         seconds,
         load_seconds,
         answers,
-        loss: median(rounds.iter().map(|round| round.loss).collect()).unwrap_or(0.0),
+        loss: median(&losses).unwrap_or(0.0),
         queries_per_second_alone: rate(|round| round.queries_alone, seconds),
         queries_per_second_beside: rate(|round| round.queries_beside, beside_seconds),
         rounds,
@@ -390,15 +383,5 @@ impl Bench<'_> {
             let queries = streams.join().expect("the streams");
             Ok((transactions?, queries?))
         })
-    }
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        count if count % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
     }
 }

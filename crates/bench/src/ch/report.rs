@@ -1,6 +1,7 @@
 //! What was measured, as Markdown.
 
-use super::{ChResult, LOSS_GOAL, median};
+use super::{ChResult, LOSS_GOAL};
+use crate::result::median;
 use std::fmt::Write;
 use tidepool_tpcc::{KINDS, KindResult, RunResult};
 
@@ -89,8 +90,8 @@ fn write(result: &ChResult, text: &mut String) -> std::fmt::Result {
     writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
     for (place, kind) in KINDS.into_iter().enumerate() {
         let of = |run: fn(&super::Round) -> &RunResult, value: fn(&KindResult) -> f64| {
-            let values = result.rounds.iter().map(|round| value(&run(round).kinds[place])).collect();
-            median(values).unwrap_or(0.0)
+            let values: Vec<f64> = result.rounds.iter().map(|round| value(&run(round).kinds[place])).collect();
+            median(&values).unwrap_or(0.0)
         };
         let alone: fn(&super::Round) -> &RunResult = |round| &round.transactions_alone;
         let beside: fn(&super::Round) -> &RunResult = |round| &round.transactions_beside;

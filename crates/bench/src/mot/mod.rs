@@ -110,25 +110,10 @@ pub fn run_mot(args: &BenchArgs) -> Result<ExitCode> {
         log,
         breaches,
     };
-    let text = report::markdown(&result);
-    print!("{text}");
-    if let Some(path) = &args.json {
-        crate::write_json(path, &result)?;
-    }
-    if let Some(folder) = &args.report {
-        let failed = |error| Error::io(format!("write the report into \"{}\"", folder.display()), &error);
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        crate::write_json(&folder.join("result.json"), &result)?;
-        std::fs::write(folder.join("report.md"), text).map_err(failed)?;
-    }
+    crate::show(args, &result, &report::markdown(&result))?;
     Ok(if result.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => values[count / 2],
-        count => f64::midpoint(values[count / 2 - 1], values[count / 2]),
-    }
+fn median(values: Vec<f64>) -> f64 {
+    crate::result::median(&values).unwrap_or(0.0)
 }

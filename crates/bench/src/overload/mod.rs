@@ -42,7 +42,6 @@ pub struct OverloadResult {
     pub tidepool_version: &'static str,
     pub machine: Machine,
     pub seconds: f64,
-    pub durable: bool,
     /// Limits of the class of transactions.
     pub running_max: i64,
     pub queued_max: i64,
@@ -156,17 +155,7 @@ pub async fn run_overload(args: &BenchArgs) -> Result<ExitCode> {
     let stopped = server.stop().await;
     let result = measured?;
     stopped?;
-    let text = report::markdown(&result);
-    print!("{text}");
-    if let Some(path) = &args.json {
-        crate::write_json(path, &result)?;
-    }
-    if let Some(folder) = &args.report {
-        let failed = |error| Error::io(format!("write the report into \"{}\"", folder.display()), &error);
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        crate::write_json(&folder.join("result.json"), &result)?;
-        std::fs::write(folder.join("report.md"), text).map_err(failed)?;
-    }
+    crate::show(args, &result, &report::markdown(&result))?;
     let is_bounded = result.overload.queued_most <= result.queued_max;
     let is_right = result.lost == 0 && result.overload.failed.is_empty() && is_bounded;
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -207,7 +196,6 @@ async fn measure(args: &BenchArgs, server: &Server, connections: usize, duration
         tidepool_version: env!("CARGO_PKG_VERSION"),
         machine: machine::machine(),
         seconds: duration.as_secs_f64(),
-        durable: true,
         running_max: limits.number(0)?,
         queued_max: limits.number(1)?,
         queue_timeout_ms: limits.number(2).ok(),

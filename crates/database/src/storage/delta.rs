@@ -86,9 +86,9 @@ impl Delta {
     /// XX001 unless the parts are what was written of such a table.
     pub fn read(def: &TableDef, parts: &[&[u8]], rows: u64) -> Result<Delta> {
         let damaged = |what: String| Error::corrupted(what);
-        let stream = match parts {
-            [stream] => stream,
-            [stream, gone] if gone.len().is_multiple_of(8) => stream,
+        let (stream, gone) = match parts {
+            [stream] => (stream, &[][..]),
+            [stream, gone] if gone.len().is_multiple_of(8) => (stream, *gone),
             _ => return Err(damaged(format!("it has {} parts", parts.len()))),
         };
         // The checksum held, so these bytes are what was written; errors here are bugs rather than damage.
@@ -118,13 +118,13 @@ impl Delta {
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let rows = RecordBatch::try_new_with_options(schema, own.to_vec(), &options)
             .map_err(|error| damaged(format!("it does not fit its table: {error}")))?;
-        Ok(Delta { rows, ids, gone: Delta::gone_in(parts) })
+        let id = |bytes: &[u8]| RowId(u64::from_le_bytes(std::array::from_fn(|place| bytes[place])));
+        Ok(Delta { rows, ids, gone: gone.chunks_exact(8).map(id).collect() })
     }
 
-    /// Rows of main that are gone, of a file's parts.
-    pub fn gone_in(parts: &[&[u8]]) -> Vec<RowId> {
-        let id = |bytes: &[u8]| RowId(u64::from_le_bytes(std::array::from_fn(|place| bytes[place])));
-        parts.get(1).map_or_else(Vec::new, |gone| gone.chunks_exact(8).map(id).collect())
+    /// Rows of main that are gone.
+    pub fn gone(&self) -> &[RowId] {
+        &self.gone
     }
 
     /// Puts the rows into their places, as of `ts`.

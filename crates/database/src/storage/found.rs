@@ -346,11 +346,6 @@ impl Storage {
         }
     }
 
-    /// The image of a delta file.
-    pub(super) fn image(&self, file: u64) -> Option<Arc<Region>> {
-        self.held.lock().images.get(&file).map(|(_, image)| Arc::clone(image))
-    }
-
     /// A delta file's image was found, and is what it should be.
     pub fn found_image(&self, file: u64, store: StoreId, image: Region) {
         self.restarted.attached_bytes.fetch_add(image.len() as u64, Ordering::Relaxed);

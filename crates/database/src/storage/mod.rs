@@ -48,7 +48,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, TableId, crash_point};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId, crash_point};
 use tidepool_log::files::Files;
 use tidepool_table::rows::RowStore;
 use tidepool_table::{RowGroup, Table, TableDef, TableVersion};
@@ -262,52 +262,63 @@ impl Storage {
             self.load_group(def, &saved.placement, file, spaces, found).map(Arc::new)
         })?;
         self.found(saved, rows.id(), &groups);
-        // Where the ranges of main are made, what is gone of them is to be known; where there are none, each file is read but once.
+        // Rows come in any order, and what is gone of main's ranges is to be known when these are made. Rows that have no ids yet get
+        // them behind all ranges, of which nothing is gone then.
+        let have_ids = saved.store.is_some();
         let mut gone = Vec::new();
-        if !groups.is_empty() {
-            for file in &saved.delta {
-                self.with_delta(def, file, rows, found, |parts| {
-                    gone.extend(Delta::gone_in(parts));
-                    Ok(())
-                })?;
-            }
+        if have_ids {
+            self.restore_delta(saved, def, rows, view, ts, found, &mut gone)?;
         }
         for (place, (group, file)) in groups.into_iter().zip(&saved.row_groups).enumerate() {
             let number = file.range.unwrap_or(place as u64);
             let dead: Vec<usize> = gone.iter().filter(|row| row.range() == number).map(|row| row.position()).collect();
             rows.restore_main(worker, number, group, &dead)?;
         }
+        if !have_ids {
+            self.restore_delta(saved, def, rows, view, ts, found, &mut gone)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the rows of a table's delta into their places, file by file. Adds to `gone` what it says is gone of main.
+    #[expect(clippy::too_many_arguments, reason = "what a start has at hand")]
+    fn restore_delta(
+        &self,
+        saved: &SavedTable,
+        def: &Arc<TableDef>,
+        rows: &Arc<RowStore>,
+        view: &View,
+        ts: CommitTs,
+        found: &mut FoundGroups,
+        gone: &mut Vec<RowId>,
+    ) -> Result<()> {
         for file in &saved.delta {
-            self.with_delta(def, file, rows, found, |parts| {
-                Delta::read(def, parts, file.rows)?.restore(rows, view, ts)
-            })?;
+            let delta = self.read_delta(def, file, rows.id(), found)?;
+            delta.restore(rows, view, ts)?;
+            gone.extend_from_slice(delta.gone());
         }
         Ok(())
     }
 
     /// Reads a file of delta, from its image in memory if that was found whole.
-    fn with_delta(
+    fn read_delta(
         &self,
         def: &Arc<TableDef>,
         file: &SavedFile,
-        rows: &Arc<RowStore>,
+        store: StoreId,
         found: &mut FoundGroups,
-        read: impl FnOnce(&[&[u8]]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Delta> {
         let identity = identity(Kind::Delta, def, file);
         if let Some(image) = found.take_image(file.id)
-            && row_file::parts(&image, &identity).is_ok()
-        {
-            self.found_image(file.id, rows.id(), image);
-        }
-        if let Some(image) = self.image(file.id)
             && let Ok(parts) = row_file::parts(&image, &identity)
+            && let Ok(delta) = Delta::read(def, &parts, file.rows)
         {
-            return read(&parts)
-                .map_err(|error| in_file(&self.path(FileKey { kind: Kind::Delta, id: file.id }), &error));
+            self.found_image(file.id, store, image);
+            return Ok(delta);
         }
         let (path, bytes) = self.read_rows(&identity)?;
-        row_file::parts(&bytes, &identity).and_then(|parts| read(&parts)).map_err(|error| in_file(&path, &error))
+        let parts = row_file::parts(&bytes, &identity);
+        parts.and_then(|parts| Delta::read(def, &parts, file.rows)).map_err(|error| in_file(&path, &error))
     }
 
     /// A table is as `saved` says: its delta need not be written until it changes.

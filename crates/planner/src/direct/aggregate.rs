@@ -205,6 +205,12 @@ pub struct Groups {
 
 impl Groups {
     pub fn add(&mut self, by: &[Expr], aggregates: &[Aggregate], frame: &super::expr::Frame<'_>) -> Result<()> {
+        let group = if by.is_empty() { 0 } else { self.group_of(by, aggregates, frame)? };
+        let states = &mut self.groups[group].1;
+        aggregates.iter().zip(states).try_for_each(|(aggregate, state)| aggregate.add(state, frame))
+    }
+
+    fn group_of(&mut self, by: &[Expr], aggregates: &[Aggregate], frame: &super::expr::Frame<'_>) -> Result<usize> {
         let mut key = Vec::new();
         let values = by.iter().map(|expr| expr.evaluate(frame)).collect::<Result<Vec<_>>>()?;
         values.iter().try_for_each(|value| tell_apart(value, &mut key))?;
@@ -214,14 +220,13 @@ impl Groups {
             let values = values.into_iter().map(Datum::into_owned).collect();
             self.groups.push((values, aggregates.iter().map(Aggregate::begin).collect()));
         }
-        let states = &mut self.groups[group].1;
-        aggregates.iter().zip(states).try_for_each(|(aggregate, state)| aggregate.add(state, frame))
+        Ok(group)
     }
 
     /// The one group of all rows, of which there may be none.
     pub fn of_all(aggregates: &[Aggregate]) -> Groups {
         let group = (Vec::new(), aggregates.iter().map(Aggregate::begin).collect());
-        Groups { groups: vec![group], found: HashMap::from([(Vec::new(), 0)]) }
+        Groups { groups: vec![group], found: HashMap::new() }
     }
 
     /// Of each group its values and what its rows aggregate to. `None` where only the general path knows.
