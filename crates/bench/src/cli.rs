@@ -70,9 +70,12 @@ pub struct BenchArgs {
     /// disaggregation: sizes of the local cache, in percent of what the queries touch
     #[arg(long, default_value = "100,75,50,25,10,5")]
     pub shares: String,
-    /// tpcc, mot, ch: warehouses [default: 1; mot: as many as threads]
+    /// tpcc, mot, ch: warehouses [default: 1; mot: one for each terminal]
     #[arg(long)]
     pub warehouses: Option<u32>,
+    /// tpcc, mot, ch: terminals of each thread, which take turns while they wait for far memory [default: 1; mot: both 1 and 4]
+    #[arg(long)]
+    pub terminals: Option<usize>,
     /// tpcc, mot, ch, overload: seconds of each run that are measured [default: 10; mot: 1]
     #[arg(long)]
     pub seconds: Option<f64>,
@@ -310,6 +313,14 @@ pub(crate) fn threads(wanted: Option<usize>) -> Result<usize> {
         Some(0) => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "there must be at least one thread")),
         Some(threads) => Ok(threads),
         None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
+/// Of each thread.
+pub(crate) fn terminals(args: &BenchArgs, default: usize) -> Result<usize> {
+    match args.terminals.unwrap_or(default) {
+        0 => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "there must be at least one terminal")),
+        terminals => Ok(terminals),
     }
 }
 

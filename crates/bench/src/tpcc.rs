@@ -1,6 +1,6 @@
 //! TPC-C by the embedded API: `tidepool bench tpcc`.
 
-use crate::cli::{BenchArgs, configuration, profiles, threads};
+use crate::cli::{BenchArgs, configuration, profiles, terminals, threads};
 use crate::machine::{self, Machine};
 use crate::progress::say;
 use serde::Serialize;
@@ -24,6 +24,8 @@ pub struct TpccResult {
     pub machine: Machine,
     pub warehouses: u32,
     pub threads: usize,
+    /// Of each thread.
+    pub terminals: usize,
     pub mix: String,
     pub isolation: &'static str,
     pub placement: String,
@@ -91,6 +93,7 @@ pub fn run_tpcc(args: &BenchArgs) -> Result<ExitCode> {
     let plan = Plan {
         warehouses: warehouses as i32,
         threads: threads(args.threads)?,
+        terminals: terminals(args, 1)?,
         warm_up: WARM_UP,
         duration: Duration::try_from_secs_f64(args.seconds.unwrap_or(SECONDS)).unwrap_or_default(),
         mix: Mix::parse(&args.mix)?,
@@ -157,6 +160,7 @@ fn measure(
         machine: machine::machine(),
         warehouses: plan.warehouses as u32,
         threads: plan.threads,
+        terminals: plan.terminals,
         mix: args.mix.clone(),
         isolation: "serializable",
         placement: args.placement.clone(),
@@ -195,10 +199,11 @@ fn table_memory(tidepool: &Tidepool) -> Result<Vec<TableMemory>> {
 fn print(result: &TpccResult) {
     let run = &result.run;
     println!(
-        "{:.0} transactions/s, {} warehouses, {} threads, {}, {}{}",
+        "{:.0} transactions/s, {} warehouses, {} threads of {} terminals, {}, {}{}",
         run.per_second,
         result.warehouses,
         result.threads,
+        result.terminals,
         result.mix,
         result.isolation,
         if result.durable { ", durable" } else { ", without a log" }
@@ -217,6 +222,14 @@ fn print(result: &TpccResult) {
             kind.p99_us,
             kind.max_us,
             kind.retries
+        );
+    }
+    if let Some(waits) = run.waits.filter(|waits| waits.asked_ns > 0) {
+        println!(
+            "waited for memory {:.1} times a transaction, {:.2} µs; {:.0} % of that while others went on",
+            waits.pauses as f64 / run.transactions.max(1) as f64,
+            waits.asked_ns as f64 / run.transactions.max(1) as f64 / 1e3,
+            100.0 * (1.0 - waits.idle_ns as f64 / waits.asked_ns as f64)
         );
     }
     if let (Some(p50), Some(p99), Some(max)) =

@@ -12,6 +12,8 @@
 //!
 //! A thread pays by spinning, as a core that waits for a load is lost to others too. Debts below [`DEBT_NS_MIN`] are
 //! carried, as a single short wait cannot be timed well; an overshoot is credited against what comes next.
+//! In a fiber ([`tidepool_fiber`]) the thread does not spin: where an operation comes to memory that it asked for a moment ago
+//! ([`Pacer::arrive`]), the fiber pauses for its part of what is owed, and the thread goes on with others.
 //! Each thread has its own virtual time, real time plus unpaid debt, and all rules above hold in virtual time. So the
 //! *accounted* stall depends on no scheduler's mood once the clock readings are given, which is what the tests rely on.
 
@@ -25,6 +27,12 @@ use std::time::Instant;
 
 /// Shortest wait worth spinning for. Reading the clock costs 30 to 50 ns, so this is off by well under one percent.
 const DEBT_NS_MIN: i64 = 20_000;
+
+/// As `DEBT_NS_MIN`, of a fiber: shorter than what most far memory takes, longer than it takes to go on with another.
+const PAUSE_NS_MIN: i64 = 60;
+
+/// Owed by fibers that come to no memory: spun for, as outside.
+const FIBERS_DEBT_NS_MAX: i64 = 200_000;
 
 /// Longest overshoot (the scheduler took the processor away) that is credited.
 const CREDIT_NS_MAX: i64 = 1_000_000;
@@ -140,6 +148,9 @@ struct ThreadAccount {
     last_ns: u64,
     /// Owed (positive) or credited (negative).
     debt_ns: i64,
+    /// Of fibers: what each comes to owe where it arrives, and what one is about to pause for.
+    share_ns: i64,
+    due_ns: i64,
 }
 
 /// Accounts are found by `id % THREAD_ACCOUNTS`. Two pacers that share a place take it from each other, which costs them
@@ -149,7 +160,7 @@ const THREAD_ACCOUNTS: usize = 16;
 thread_local! {
     // Constant and without a destructor, so that touching it never allocates: a thread may be inside a query heap.
     static ACCOUNTS: [Cell<ThreadAccount>; THREAD_ACCOUNTS] = const {
-        [const { Cell::new(ThreadAccount { pacer_id: 0, last_ns: 0, debt_ns: 0 }) }; THREAD_ACCOUNTS]
+        [const { Cell::new(ThreadAccount { pacer_id: 0, last_ns: 0, debt_ns: 0, share_ns: 0, due_ns: 0 }) }; THREAD_ACCOUNTS]
     };
 }
 
@@ -272,14 +283,14 @@ impl Pacer {
 
     /// As `charge_all`; returns what was accounted.
     pub fn spend(&self, accesses: &[Access]) -> PacingCounters {
-        let place = self.id % THREAD_ACCOUNTS;
         let now = now_ns();
-        let mut account = ACCOUNTS.with(|accounts| accounts[place].get());
-        if account.pacer_id != self.id {
-            account = ThreadAccount { pacer_id: self.id, last_ns: 0, debt_ns: 0 };
-        }
+        let mut account = self.of_thread();
         let spent = self.account(&mut account, now, accesses);
-        if account.debt_ns >= DEBT_NS_MIN {
+        let is_fiber = tidepool_fiber::is_fiber();
+        if is_fiber {
+            account.share_ns = account.debt_ns.max(0) / i64::from(GATHERED_MAX);
+        }
+        if account.debt_ns >= if is_fiber { FIBERS_DEBT_NS_MAX } else { DEBT_NS_MIN } {
             let until = now + account.debt_ns as u64;
             let end = loop {
                 let end = now_ns();
@@ -290,8 +301,39 @@ impl Pacer {
             };
             account.debt_ns = -((end - until) as i64).min(CREDIT_NS_MAX);
         }
-        ACCOUNTS.with(|accounts| accounts[place].set(account));
+        self.set_of_thread(account);
         spent
+    }
+
+    #[inline]
+    fn of_thread(&self) -> ThreadAccount {
+        let account = ACCOUNTS.with(|accounts| accounts[self.id % THREAD_ACCOUNTS].get());
+        if account.pacer_id == self.id { account } else { ThreadAccount { pacer_id: self.id, ..Default::default() } }
+    }
+
+    #[inline]
+    fn set_of_thread(&self, account: ThreadAccount) {
+        ACCOUNTS.with(|accounts| accounts[self.id % THREAD_ACCOUNTS].set(account));
+    }
+
+    /// Where an operation comes to memory that it asked for just now. A fiber that may pause does so for its part of what is owed;
+    /// small operations are accounted together, so that is as much as those before took each, on average.
+    pub fn arrive(&self) {
+        if !tidepool_fiber::may_pause() {
+            return;
+        }
+        let mut account = self.of_thread();
+        let share_ns = account.share_ns.min(account.debt_ns);
+        if share_ns <= 0 {
+            return;
+        }
+        account.debt_ns -= share_ns;
+        account.due_ns += share_ns;
+        let due_ns = if account.due_ns >= PAUSE_NS_MIN { std::mem::take(&mut account.due_ns) } else { 0 };
+        self.set_of_thread(account);
+        if due_ns > 0 {
+            tidepool_fiber::pause_for(due_ns as u64);
+        }
     }
 
     /// As `spend`, of one small operation among many: a look-up of a row or of a key. So many of them are accounted together, as
@@ -340,13 +382,9 @@ impl Pacer {
     /// Takes time that this thread spent on keeping accounts off what it owes here, as the device would not have taken
     /// it. At most a millisecond is credited in advance.
     pub fn credit(&self, ns: u64) {
-        let place = self.id % THREAD_ACCOUNTS;
-        let mut account = ACCOUNTS.with(|accounts| accounts[place].get());
-        if account.pacer_id != self.id {
-            account = ThreadAccount { pacer_id: self.id, last_ns: 0, debt_ns: 0 };
-        }
+        let mut account = self.of_thread();
         account.debt_ns = account.debt_ns.saturating_sub_unsigned(ns).max(-CREDIT_NS_MAX);
-        ACCOUNTS.with(|accounts| accounts[place].set(account));
+        self.set_of_thread(account);
     }
 
     /// The rules, given the time.

@@ -61,6 +61,8 @@ pub use tidepool_database::by_key::{
 };
 pub use tidepool_database::config::ConfigBuilder;
 pub use tidepool_database::{Config, Database, Isolation, Patience};
+/// Of sessions that take turns on one thread: see [`Tidepool::side_by_side`].
+pub use tidepool_fiber::{Waits, pass};
 pub use tidepool_index::Direction;
 pub use tidepool_index::key::KeyValue;
 pub use tidepool_table::MergePolicy;
@@ -99,6 +101,48 @@ impl Tidepool {
     /// A session, for a thread of its own. 53300 when there are too many.
     pub fn session(&self) -> Result<DirectSession> {
         self.0.direct_session()
+    }
+
+    /// Runs tasks on this thread, each with a session of its own, until all are over: whenever one waits for rows or keys in far memory, or
+    /// for a transaction of another, the next goes on. So many transactions of a thread are under way as there are tasks. Each
+    /// takes longer, and together they lose less where memory is far. What they came to is in their order.
+    ///
+    /// The next goes on, too, where a task says so ([`pass`]), as one does well to do after each transaction. A task that waits in another way has the thread wait. 53300 when there are too many sessions, 53200 when there is no memory
+    /// for their stacks.
+    ///
+    /// ```
+    /// use tidepool_embedded::{DirectSession, Isolation, Result, SqlType, TableBuilder, Tidepool};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let tidepool = Tidepool::in_memory()?;
+    /// TableBuilder::new("visits").column("id", SqlType::BigInt).primary_key(["id"]).create(&tidepool)?;
+    /// let visits = tidepool.table("visits")?;
+    /// let visits = &visits;
+    /// let visitors = (0..4i64).map(|visitor| {
+    ///     move |session: &mut DirectSession| {
+    ///         (0..10).try_for_each(|visit| {
+    ///             session.run(Isolation::Serializable, |access| access.insert(visits, (10 * visitor + visit,))).map(|_| ())
+    ///         })
+    ///     }
+    /// });
+    /// let (visited, _) = tidepool.side_by_side(visitors)?;
+    /// visited.into_iter().collect::<Result<()>>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn side_by_side<'t, T: 't, F>(&self, tasks: impl IntoIterator<Item = F>) -> Result<(Vec<T>, Waits)>
+    where
+        F: FnOnce(&mut DirectSession) -> T + 't,
+    {
+        let with_session = |task: F| -> Result<Box<dyn FnOnce() -> T + 't>> {
+            let mut session = self.session()?;
+            Ok(Box::new(move || task(&mut session)))
+        };
+        let tasks = tasks.into_iter().map(with_session).collect::<Result<Vec<_>>>()?;
+        let finished = tidepool_fiber::run(tasks).map_err(|error| {
+            Error::new(SqlState::OUT_OF_MEMORY, format!("no memory for the stacks of sessions: {error}"))
+        })?;
+        Ok((finished.values, finished.waits))
     }
 
     /// A table by its name in schema `public`. 42P01 when there is none, 0A000 for a partitioned one.

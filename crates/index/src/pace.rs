@@ -158,6 +158,15 @@ impl Spaces {
         space.pacer().is_some().then(|| space.spend(Purpose::Index, &accesses(touched, arena)))
     }
 
+    /// A node that was asked for is come to: see [`Tablespace::arrive`].
+    #[inline]
+    pub fn arrive(&self) {
+        if tidepool_fiber::may_pause() {
+            // SAFETY: as above.
+            unsafe { &*self.current.load(Ordering::Acquire) }.arrive();
+        }
+    }
+
     /// As `charge`, for nobody in particular, and so together with what comes next.
     #[inline]
     pub fn gather(&self, touched: &Touched, arena: &Arena) {

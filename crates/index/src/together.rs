@@ -65,7 +65,7 @@ impl Index {
         spots[..group.len()].fill(self.root(Wait::Yes).ok());
         let mut children = [None; TOGETHER];
         loop {
-            let mut has_inner = false;
+            let (mut has_inner, mut has_leaves) = (false, false);
             for ((spot, child), place) in spots.iter_mut().zip(&mut children).zip(group.clone()) {
                 let Some((node, version)) = *spot else { continue };
                 let shape = node.shape();
@@ -84,6 +84,10 @@ impl Index {
                 below.prefetch(if shape.level() == 1 { LEAF_LINES } else { INNER_LINES });
                 *child = Some(below);
                 has_inner = true;
+                has_leaves |= shape.level() == 1;
+            }
+            if has_leaves {
+                self.spaces.arrive();
             }
             if !has_inner {
                 spots.iter().flatten().for_each(|(leaf, _)| touched.node(leaf.shape()));

@@ -200,6 +200,10 @@ impl Index {
             // SAFETY: a child of a node at a version just checked.
             let child = unsafe { self.node(link) };
             child.prefetch(if shape.level() == 1 { LEAF_LINES } else { INNER_LINES });
+            // Whoever may wait for a node holds none.
+            if shape.level() == 1 && wait == Wait::Yes {
+                self.spaces.arrive();
+            }
             let child_version = if wait == Wait::Yes { child.read()? } else { child.try_read()? };
             // It was still the child when its version was read.
             node.check(version)?;

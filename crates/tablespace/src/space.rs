@@ -271,6 +271,23 @@ impl Tablespace {
         }
     }
 
+    /// Where an operation comes to memory that it asked for just now, and holds no lock: a fiber that may pause lets others go on
+    /// meanwhile, if the memory is far.
+    #[inline]
+    pub fn arrive(&self) {
+        if tidepool_fiber::may_pause() {
+            self.arrive_far();
+        }
+    }
+
+    fn arrive_far(&self) {
+        match self.pacers.current() {
+            Some(pacer) => pacer.arrive(),
+            None if self.is_far() => tidepool_fiber::pause(),
+            None => {}
+        }
+    }
+
     /// Accounts what this thread has gathered.
     pub fn settle_gathered(&self) {
         if let Some(pacer) = self.pacers.current() {

@@ -22,6 +22,7 @@ fn main() -> Result<()> {
     let plan = Plan {
         warehouses,
         threads,
+        terminals: number(5, 1) as usize,
         warm_up: Duration::from_secs(2),
         duration: Duration::from_secs(seconds),
         mix,

@@ -1,4 +1,4 @@
-//! Terminals without think time, one a thread, and what they are measured by.
+//! Terminals without think time, one a thread or several that take turns, and what they are measured by.
 
 use crate::random::Random;
 use crate::schema::Tables;
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidepool_embedded::{CommitTs, Error, Isolation, Result, SqlState, Tidepool};
+use tidepool_embedded::{CommitTs, DirectSession, Error, Isolation, Result, SqlState, Tidepool, Waits};
 
 /// Shares of the five transactions, percent, in the order of [`KINDS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,6 +48,8 @@ impl Mix {
 pub struct Plan {
     pub warehouses: i32,
     pub threads: usize,
+    /// Terminals of each thread, which take turns while they wait for far memory.
+    pub terminals: usize,
     pub warm_up: Duration,
     pub duration: Duration,
     pub mix: Mix,
@@ -136,6 +138,8 @@ pub struct RunResult {
     pub rolled_back: u64,
     pub retries: u64,
     pub kinds: Vec<KindResult>,
+    /// Of terminals that take turns: what they waited for, from the first transaction to the last. Absent where each has a thread.
+    pub waits: Option<Waits>,
     /// From a transaction's begin to its being durable: what a terminal would wait, µs. Absent without a log.
     pub acknowledged_p50_us: Option<f64>,
     pub acknowledged_p99_us: Option<f64>,
@@ -147,6 +151,9 @@ type Pending = VecDeque<(CommitTs, Instant)>;
 
 /// Commits under way to the log that a terminal is ahead of, at most.
 const PENDING_MAX: usize = 20_000;
+
+/// What the terminals of a thread did, and what they waited for if they took turns.
+type OfThread = (Vec<Done>, Option<Waits>);
 
 /// Runs the terminals. Each belongs to a part of the warehouses. Where the database has a log, terminals go on while their
 /// commits become durable, and a transaction counts as acknowledged when it is.
@@ -160,14 +167,26 @@ pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &A
     let has_log = tidepool.database().durable().is_some();
     let (measuring, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let barrier = Barrier::new(plan.threads + 1);
-    let (done, seconds) = std::thread::scope(|scope| -> Result<(Vec<Done>, f64)> {
+    let (done, seconds) = std::thread::scope(|scope| -> Result<(Vec<OfThread>, f64)> {
         let terminals: Vec<_> = (0..plan.threads)
             .map(|thread| {
                 let (measuring, over, barrier) = (&measuring, &over, &barrier);
-                scope.spawn(move || {
-                    let terminal = Terminal::new(tidepool, tables, plan, thread, has_log, orders);
+                scope.spawn(move || -> Result<OfThread> {
+                    let terminals = (0..plan.terminals).map(|of_thread| {
+                        let terminal = thread * plan.terminals + of_thread;
+                        move |session: &mut DirectSession| {
+                            let terminal = Terminal::new(tidepool, tables, plan, session, terminal, has_log, orders);
+                            terminal.run(measuring, over).inspect_err(|_| over.store(true, Ordering::Relaxed))
+                        }
+                    });
                     barrier.wait();
-                    terminal?.run(measuring, over).inspect_err(|_| over.store(true, Ordering::Relaxed))
+                    if plan.terminals == 1 {
+                        // No fiber: as a program without them would have it.
+                        let mut session = tidepool.session()?;
+                        return Ok((terminals.map(|terminal| terminal(&mut session)).collect::<Result<_>>()?, None));
+                    }
+                    let (done, waits) = tidepool.side_by_side(terminals)?;
+                    Ok((done.into_iter().collect::<Result<_>>()?, Some(waits)))
                 })
             })
             .collect();
@@ -193,13 +212,19 @@ pub fn run_counted(tidepool: &Tidepool, tables: &Tables, plan: &Plan, orders: &A
         measuring.store(true, Ordering::Relaxed);
         let seconds = sleep(plan.duration);
         over.store(true, Ordering::Relaxed);
-        let done = terminals.into_iter().map(|terminal| terminal.join().expect("a terminal")).collect::<Result<_>>()?;
+        let done = terminals.into_iter().map(|thread| thread.join().expect("a thread of terminals"));
+        let done = done.collect::<Result<Vec<_>>>()?;
         if let Some(committer) = committer {
             committer.join().expect("the committer")?;
         }
         Ok((done, seconds))
     })?;
-    Ok(result(&done, seconds, has_log))
+    let mut waits = None;
+    for of_thread in done.iter().filter_map(|(_, waits)| *waits) {
+        *waits.get_or_insert_with(Waits::default) += of_thread;
+    }
+    let done: Vec<Done> = done.into_iter().flat_map(|(done, _)| done).collect();
+    Ok(RunResult { waits, ..result(&done, seconds, has_log) })
 }
 
 fn result(done: &[Done], seconds: f64, has_log: bool) -> RunResult {
@@ -232,6 +257,7 @@ fn result(done: &[Done], seconds: f64, has_log: bool) -> RunResult {
         rolled_back: done.iter().map(|done| done.rolled_back).sum(),
         retries: kinds.iter().map(|kind| kind.retries).sum(),
         kinds,
+        waits: None,
         acknowledged_p50_us: acknowledged(0.5),
         acknowledged_p99_us: acknowledged(0.99),
         acknowledged_max_us: has_log.then_some(durable.most as f64 / 1000.0),
@@ -242,7 +268,7 @@ struct Terminal<'r> {
     tidepool: &'r Tidepool,
     tables: &'r Tables,
     plan: &'r Plan,
-    session: tidepool_embedded::DirectSession,
+    session: &'r mut DirectSession,
     random: Random,
     /// Its warehouses, from the first to the last.
     warehouses: (i32, i32),
@@ -256,24 +282,25 @@ impl<'r> Terminal<'r> {
         tidepool: &'r Tidepool,
         tables: &'r Tables,
         plan: &'r Plan,
-        thread: usize,
+        session: &'r mut DirectSession,
+        terminal: usize,
         has_log: bool,
         orders: &'r AtomicU64,
-    ) -> Result<Terminal<'r>> {
-        let mut session = tidepool.session()?;
+    ) -> Terminal<'r> {
         session.set_synchronous(false);
-        let part = |thread: usize| (plan.warehouses as usize * thread / plan.threads) as i32;
-        let first = part(thread) + 1;
-        Ok(Terminal {
+        let terminals = plan.threads * plan.terminals;
+        let part = |terminal: usize| (plan.warehouses as usize * terminal / terminals) as i32;
+        let first = (part(terminal) + 1).min(plan.warehouses);
+        Terminal {
             tidepool,
             tables,
             plan,
             session,
-            random: Random::new(plan.seed + thread as u64),
-            warehouses: (first, part(thread + 1).max(first)),
+            random: Random::new(plan.seed + terminal as u64),
+            warehouses: (first, part(terminal + 1).max(first)),
             has_log,
             orders,
-        })
+        }
     }
 
     fn run(mut self, measuring: &AtomicBool, over: &AtomicBool) -> Result<Done> {
@@ -293,6 +320,7 @@ impl<'r> Terminal<'r> {
             let start = Instant::now();
             let committed = self.transact(kind, &input, &mut done)?;
             let end = Instant::now();
+            tidepool_embedded::pass();
             done.times[kind as usize].add((end - start).as_nanos() as u64);
             if self.has_log {
                 if let Some(committed) = committed {

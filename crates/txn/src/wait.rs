@@ -96,6 +96,17 @@ impl Transactions {
                 return Err(deadlock(&chain));
             }
             edges.insert(own, target);
+            if tidepool_fiber::is_fiber() {
+                // Perhaps for another fiber of this thread, which has to go on then. Its end takes the edge's meaning away.
+                drop(waiting);
+                let mut outcome = Ok(());
+                tidepool_fiber::wait_until(|| {
+                    outcome = interrupted();
+                    outcome.is_err() || !slot.is_current(target)
+                });
+                self.waits.lock().edges.remove(&own);
+                return outcome;
+            }
             let waited = condition.wait_timeout(waiting, WAIT_SLICE);
             drop(waited.unwrap_or_else(|poisoned| poisoned.into_inner()));
             // Not under the lock: it may take its time.

@@ -8,7 +8,7 @@ mod report;
 mod streams;
 mod tables;
 
-use crate::cli::{BenchArgs, configuration};
+use crate::cli::{BenchArgs, configuration, terminals};
 use crate::compare::ResultSet;
 use crate::machine::{self, Machine};
 use crate::progress::say;
@@ -160,6 +160,7 @@ impl Setup {
             plan: Plan {
                 warehouses: warehouses as i32,
                 threads,
+                terminals: terminals(args, 1)?,
                 warm_up: WARM_UP,
                 duration: Duration::try_from_secs_f64(args.seconds.unwrap_or(SECONDS)).unwrap_or_default(),
                 mix: Mix::parse(&args.mix)?,

@@ -91,6 +91,7 @@ fn measure_device(plan: &Plan, memory: Option<&Option<Profile>>, threads: usize)
         &tidepool_tpcc::Plan {
             warehouses: plan.warehouses,
             threads,
+            terminals: 1,
             warm_up: WARM_UP,
             duration: plan.duration,
             mix: Mix::parse("standard")?,

@@ -40,6 +40,8 @@ pub struct MatrixResult {
     pub devices: usize,
     pub mix: &'static str,
     pub threads: usize,
+    /// Of each thread, taking turns while they wait for far memory where there are several.
+    pub terminals: usize,
     /// Transactions a second of each round.
     pub per_second: Vec<f64>,
     pub median_per_second: f64,
@@ -61,10 +63,10 @@ pub(super) fn measure(plan: &Plan) -> Result<(Vec<MatrixResult>, Vec<String>)> {
                 line.name,
                 profile.as_ref().map_or_else(String::new, |profile| format!("on {} of {profile}", line.devices))
             ));
-            for (mix, threads, per_second) in measure_line(plan, line, config, &mut breaches)? {
+            for (mix, threads, terminals, per_second) in measure_line(plan, line, config, &mut breaches)? {
                 let known = results.iter_mut().find(|known| {
-                    (known.placement, known.devices, known.mix, known.threads)
-                        == (line.name, line.devices, mix, threads)
+                    (known.placement, known.devices, known.mix, known.threads, known.terminals)
+                        == (line.name, line.devices, mix, threads, terminals)
                         && known.profile == profile
                 });
                 match known {
@@ -75,6 +77,7 @@ pub(super) fn measure(plan: &Plan) -> Result<(Vec<MatrixResult>, Vec<String>)> {
                         devices: line.devices,
                         mix,
                         threads,
+                        terminals,
                         per_second: vec![per_second],
                         median_per_second: 0.0,
                     }),
@@ -99,29 +102,34 @@ fn lines(plan: &Plan) -> Vec<(&'static Line, Option<String>, Config)> {
     lines
 }
 
-/// Of one database, mix after mix with one thread and with all.
+/// Of one database, mix after mix with one thread and with all, each with one terminal and with several.
 fn measure_line(
     plan: &Plan,
     line: &Line,
     mut config: Config,
     breaches: &mut Vec<String>,
-) -> Result<Vec<(&'static str, usize, f64)>> {
+) -> Result<Vec<(&'static str, usize, usize, f64)>> {
     config.threads = plan.threads;
     let tidepool = Tidepool::open(config)?;
     tidepool_tpcc::create(&tidepool, &Tablespaces { rows: line.rows.to_owned(), indexes: line.indexes.to_owned() })?;
     let tables = Tables::prepare(&tidepool)?;
     tidepool_tpcc::load(&tidepool, &tables, plan.warehouses, plan.threads)?;
     let mut measured = Vec::new();
-    let mut counts = vec![1, plan.threads];
+    let mut counts = Vec::new();
+    for threads in [1, plan.threads] {
+        counts.extend([(threads, 1), (threads, plan.terminals)]);
+    }
+    counts.sort_unstable();
     counts.dedup();
     for mix in MIXES {
-        for threads in &counts {
+        for (threads, terminals) in &counts {
             let run = tidepool_tpcc::run(
                 &tidepool,
                 &tables,
                 &tidepool_tpcc::Plan {
                     warehouses: plan.warehouses,
                     threads: *threads,
+                    terminals: *terminals,
                     warm_up: WARM_UP,
                     duration: plan.duration,
                     mix: Mix::parse(mix)?,
@@ -129,7 +137,7 @@ fn measure_line(
                     seed: 7 + *threads as u64,
                 },
             )?;
-            measured.push((mix, *threads, run.per_second));
+            measured.push((mix, *threads, *terminals, run.per_second));
         }
     }
     breaches.extend(tidepool_tpcc::check(&tidepool, &tables, plan.warehouses)?);

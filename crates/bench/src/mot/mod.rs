@@ -9,7 +9,7 @@ mod log;
 mod matrix;
 mod report;
 
-use crate::cli::{BenchArgs, configuration, profiles, threads};
+use crate::cli::{BenchArgs, configuration, profiles, terminals, threads};
 use crate::machine::{self, Machine};
 use crate::progress::say;
 use serde::Serialize;
@@ -25,6 +25,7 @@ pub use matrix::MatrixResult;
 
 const PROFILES: &str = "optane,cxl-asic,fpga-prototype";
 const SECONDS: f64 = 1.0;
+const TERMINALS: usize = 4;
 
 /// What a run writes as JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -47,6 +48,8 @@ struct Plan {
     config: Config,
     profiles: Vec<Profile>,
     threads: usize,
+    /// Of each thread, in the runs with more than one.
+    terminals: usize,
     warehouses: i32,
     rounds: usize,
     duration: Duration,
@@ -73,7 +76,8 @@ pub fn run_mot(args: &BenchArgs) -> Result<ExitCode> {
             .with_hint("Name profiles, such as --profile cxl-asic."));
     };
     let threads = threads(args.threads)?;
-    let warehouses = args.warehouses.unwrap_or(threads as u32);
+    let terminals = terminals(args, TERMINALS)?;
+    let warehouses = args.warehouses.unwrap_or((threads * terminals) as u32);
     if warehouses == 0 || args.repeat == 0 {
         return Err(Error::new(
             SqlState::INVALID_PARAMETER_VALUE,
@@ -90,6 +94,7 @@ pub fn run_mot(args: &BenchArgs) -> Result<ExitCode> {
         config,
         profiles,
         threads,
+        terminals,
         warehouses: warehouses as i32,
         rounds: args.repeat,
         duration: Duration::try_from_secs_f64(seconds).unwrap_or_default(),

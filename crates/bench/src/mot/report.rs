@@ -6,13 +6,11 @@ use std::fmt::Write;
 /// Goals for TPC-C with everything far, as a part of the transactions a second that may be lost.
 const GOALS: [(&str, f64); 2] = [("cxl-asic", 0.05), ("fpga-prototype", 0.15)];
 
-fn near<'r>(result: &'r MotResult, of: &MatrixResult) -> Option<&'r MatrixResult> {
-    let is_near = |near: &&MatrixResult| near.profile.is_none() && (near.mix, near.threads) == (of.mix, of.threads);
-    result.matrix.iter().find(is_near)
-}
-
+/// Of all near, with as many terminals a thread as are best there.
 fn ratio(result: &MotResult, of: &MatrixResult) -> f64 {
-    near(result, of).map_or(f64::NAN, |near| of.median_per_second / near.median_per_second)
+    let is_near = |near: &&MatrixResult| near.profile.is_none() && (near.mix, near.threads) == (of.mix, of.threads);
+    let near = result.matrix.iter().filter(is_near).map(|near| near.median_per_second).fold(f64::NAN, f64::max);
+    of.median_per_second / near
 }
 
 fn cfg(devices: usize) -> String {
@@ -32,7 +30,8 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
     writeln!(
         text,
         "By `tidepool bench mot`. Machine: {}, {} CPUs, {} GB, Linux {}. Far memory is this machine's own, paced as the profile says; \
-         `cfg_1` has one such device and `cfg_2` two that pages are spread over. {} warehouses, terminals without think time, \
+         `cfg_1` has one such device and `cfg_2` two that pages are spread over. {} warehouses, terminals without think time, one a thread \
+         or several that take turns while they wait for far memory, \
          serializable, no log but in the part on logs; medians of {} rounds of {} s. The heads of rows are near in all; a row is drafted near, and stored where \
          the table's rows are before its transaction commits.\n",
         machine.cpu,
@@ -48,13 +47,20 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
     for (profile, loss) in GOALS {
         for of in &result.matrix {
             let is_it = of.profile.as_deref() == Some(profile) && of.placement == "all" && of.mix == "standard";
-            if is_it && ratio(result, of) < 1.0 - loss {
+            // The one that is best is what is had.
+            let is_best = !result.matrix.iter().any(|other| {
+                (other.profile.as_ref(), other.placement, other.devices, other.mix, other.threads)
+                    == (of.profile.as_ref(), of.placement, of.devices, of.mix, of.threads)
+                    && other.median_per_second > of.median_per_second
+            });
+            if is_it && is_best && ratio(result, of) < 1.0 - loss {
                 is_short = true;
                 writeln!(
                     text,
-                    "* {profile}, {}, {} threads, everything far: {:.3} of all near; the goal is {:.2}.",
+                    "* {profile}, {}, {} threads of {} terminals, everything far: {:.3} of all near; the goal is {:.2}.",
                     cfg(of.devices),
                     of.threads,
+                    of.terminals,
                     ratio(result, of),
                     1.0 - loss
                 )?;
@@ -75,6 +81,7 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
 
 fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
     writeln!(text, "\n## Transactions a second, and as a part of all near\n")?;
+    writeln!(text, "Of all near, with as many terminals as are best there. The number of terminals is a thread's.\n")?;
     let mut mixes: Vec<(&str, usize)> = Vec::new();
     for of in &result.matrix {
         if !mixes.contains(&(of.mix, of.threads)) {
@@ -85,9 +92,9 @@ fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
         |(mix, threads): &(&str, usize)| format!("{mix}, {threads} thread{}", if *threads == 1 { "" } else { "s" });
     writeln!(text, "| | {} |", mixes.iter().map(title).collect::<Vec<_>>().join(" | "))?;
     writeln!(text, "| --- |{}", " ---: |".repeat(mixes.len()))?;
-    let mut lines: Vec<(Option<&str>, &str, usize)> = Vec::new();
+    let mut lines: Vec<(Option<&str>, &str, usize, usize)> = Vec::new();
     for of in &result.matrix {
-        let line = (of.profile.as_deref(), of.placement, of.devices);
+        let line = (of.profile.as_deref(), of.placement, of.devices, of.terminals);
         if !lines.contains(&line) {
             lines.push(line);
         }
@@ -95,13 +102,16 @@ fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
     lines.sort_unstable();
     for line in lines {
         let name = match line {
-            (None, placement, _) => placement.to_owned(),
-            (Some(profile), placement, devices) => format!("{profile}, {}, {placement}", cfg(devices)),
+            (None, placement, _, terminals) => format!("{placement}, {terminals} terminals"),
+            (Some(profile), placement, devices, terminals) => {
+                format!("{profile}, {}, {placement}, {terminals} terminals", cfg(devices))
+            }
         };
         write!(text, "| {name} |")?;
         for (mix, threads) in &mixes {
             let of = result.matrix.iter().find(|of| {
-                (of.profile.as_deref(), of.placement, of.devices) == line && (of.mix, of.threads) == (*mix, *threads)
+                (of.profile.as_deref(), of.placement, of.devices, of.terminals) == line
+                    && (of.mix, of.threads) == (*mix, *threads)
             });
             match of {
                 Some(of) if of.profile.is_some() => {

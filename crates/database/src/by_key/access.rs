@@ -39,6 +39,41 @@ pub(crate) struct Work {
     pub(super) old_key: IndexKey,
     pub(super) image: Vec<u8>,
     pub(super) lookups: Lookups,
+    pub(super) lately: Lately,
+}
+
+/// Rows of paced memory that the transaction has read a moment ago, and so has in the processor's caches: what it reads of them again
+/// is accounted for already. The last one for each place.
+#[derive(Default)]
+pub(super) struct Lately {
+    /// Of each the address of its table's rows, and its own; none before the first.
+    rows: Vec<(usize, RowId)>,
+}
+
+const LATELY_ROWS: usize = 64;
+
+impl Lately {
+    fn place(row: RowId) -> usize {
+        row.0 as usize % LATELY_ROWS
+    }
+
+    #[inline]
+    pub fn read(&mut self, store: &RowStore, row: RowId) {
+        if store.is_paced() {
+            self.rows.resize(LATELY_ROWS, (0, RowId(0)));
+            self.rows[Lately::place(row)] = (std::ptr::from_ref(store).addr(), row);
+        }
+    }
+
+    #[inline]
+    pub fn has_read(&self, store: &RowStore, row: RowId) -> bool {
+        self.rows.get(Lately::place(row)) == Some(&(std::ptr::from_ref(store).addr(), row))
+    }
+
+    #[inline]
+    pub fn clear(&mut self) {
+        self.rows.clear();
+    }
 }
 
 /// Several look-ups at once: their keys, one behind the other, where each ends, rows that may have them, and which key.
@@ -196,6 +231,7 @@ impl<'t> Access<'t> {
         }
         let work = &mut *self.work.borrow_mut();
         work.key.encode(way, &key)?;
+        let _pausing = tidepool_fiber::pausing();
         self.find(&resolved.table, way, work)
     }
 
@@ -215,7 +251,7 @@ impl<'t> Access<'t> {
             return Err(changed_meanwhile(table));
         }
         let work = &mut *self.work.borrow_mut();
-        let Work { lookups, writes, old_key, .. } = work;
+        let Work { lookups, writes, old_key, lately, .. } = work;
         let Lookups { keys: encoded, ends, candidates, candidate_of } = lookups;
         encoded.clear();
         ends.clear();
@@ -226,6 +262,7 @@ impl<'t> Access<'t> {
             ends.push(encoded.len());
         }
         let key = |place: usize| &encoded[if place == 0 { 0 } else { ends[place - 1] }..ends[place]];
+        let _pausing = tidepool_fiber::pausing();
         way.tree().get_together(self.view, keys.len(), key, |place, rows| {
             candidates.extend_from_slice(rows);
             candidate_of.resize(candidates.len(), place);
@@ -244,6 +281,7 @@ impl<'t> Access<'t> {
         if let Some(error) = failed {
             return Err(error);
         }
+        found.iter().flatten().for_each(|row| lately.read(&table.rows, row.id));
         if self.remembers_reads {
             for (place, row) in found.iter().enumerate() {
                 match row {
@@ -275,6 +313,7 @@ impl<'t> Access<'t> {
             if self.remembers_reads {
                 work.writes.read_row(&table.rows, *row);
             }
+            work.lately.read(&table.rows, *row);
             return Ok(Some(Row { id: *row, image: image_of(&table.rows, found)? }));
         }
         if self.remembers_reads {
@@ -293,7 +332,9 @@ impl<'t> Access<'t> {
         if self.remembers_reads {
             self.work.borrow_mut().writes.read_row(&resolved.table.rows, row);
         }
+        let _pausing = tidepool_fiber::pausing();
         let found = resolved.table.rows.read(self.view, row);
+        self.work.borrow_mut().lately.read(&resolved.table.rows, row);
         found.map(|found| Ok(Row { id: row, image: image_of(&resolved.table.rows, found)? })).transpose()
     }
 
@@ -375,7 +416,14 @@ impl<'t> Access<'t> {
         let resolved = self.resolve_to_write(table)?;
         let table = &resolved.table;
         let layout = table.rows.layout();
-        let Some(found) = table.rows.read(self.view, row) else { return Ok(false) };
+        let found = match self.work.borrow().lately.has_read(&table.rows, row) {
+            true => table.rows.read_again(self.view, row),
+            false => {
+                let _pausing = tidepool_fiber::pausing();
+                table.rows.read(self.view, row)
+            }
+        };
+        let Some(found) = found else { return Ok(false) };
         let old = image_of(&table.rows, found)?;
         // Not borrowed while the change is worked out, which may look at other rows.
         let mut image = std::mem::take(&mut self.work.borrow_mut().image);

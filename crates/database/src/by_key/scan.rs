@@ -156,6 +156,7 @@ impl<'a> KeyScan<'a> {
             if !self.index.has_key(rows, found, key, &mut self.key)? {
                 continue;
             }
+            self.access.work.borrow_mut().lately.read(rows, row);
             if self.access.remembers_reads {
                 self.last.clear();
                 self.last.extend_from_slice(key);
@@ -166,6 +167,7 @@ impl<'a> KeyScan<'a> {
 
     /// Reads some rows at once, so that they are waited for together. False: there are none.
     fn look_ahead(&mut self) -> bool {
+        let _pausing = tidepool_fiber::pausing();
         let wanted = self.wanted;
         self.wanted = (wanted * 8).min(AHEAD_MAX);
         (self.at, self.looked_at) = (0, self.access.work.borrow().writes.savepoint());

@@ -15,6 +15,9 @@ use tidepool_heap::QueryHeap;
 use tidepool_table::MergePolicy;
 use tidepool_txn::Worker;
 
+/// Turns of a thread's other fibers before one writes the log for all of them.
+const LOOKS_BEFORE_WRITING: u32 = 2;
+
 /// How a transaction keeps tables as they are. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keeping {
@@ -75,6 +78,16 @@ impl Database {
     /// Makes what was committed durable, unless somebody is at it: what whoever does not wait for his commits calls now and then.
     pub fn flush_log(&self) -> Result<()> {
         self.log.get().map_or(Ok(()), |log| log.flush())
+    }
+
+    /// As [`Database::wait_durable`], of a fiber: the thread's others commit first, so that what they wait for is written together.
+    fn wait_durable_as_fiber(&self, committed: CommitTs) -> Result<()> {
+        let mut looks = 0;
+        tidepool_fiber::wait_until(|| {
+            looks += 1;
+            looks > LOOKS_BEFORE_WRITING || self.durable().is_none_or(|durable| durable >= committed)
+        });
+        self.wait_durable(committed)
     }
 
     /// Waits until a commit is durable. 58030 when the log has failed: what became of it is known after the next start.
@@ -160,7 +173,10 @@ impl DirectSession {
         if let Some(committed) = committed
             && self.is_synchronous
         {
-            self.database.wait_durable(committed)?;
+            match tidepool_fiber::is_fiber() {
+                true => self.database.wait_durable_as_fiber(committed)?,
+                false => self.database.wait_durable(committed)?,
+            }
         }
         Ok(committed)
     }
@@ -168,7 +184,9 @@ impl DirectSession {
     /// After the worker's transaction has ended.
     #[inline]
     fn end(&mut self) {
-        self.work.get_mut().written.clear();
+        let work = self.work.get_mut();
+        work.written.clear();
+        work.lately.clear();
         match self.keeping.replace(Keeping::Undecided) {
             Keeping::Undecided => {}
             Keeping::Noted => self.activity.end(),

@@ -408,6 +408,17 @@ impl VersionMemory {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_paced(&self) -> bool {
+        self.space.pacer().is_some()
+    }
+
+    /// A version that was asked for is come to: see [`Tablespace::arrive`].
+    #[inline]
+    pub(crate) fn arrive(&self) {
+        self.space.arrive();
+    }
+
     /// Accounts the read of `len` bytes of versions that were reached through pointers known beforehand: as many lines are waited
     /// for together as a core has under way.
     #[inline]

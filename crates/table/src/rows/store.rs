@@ -191,20 +191,43 @@ impl RowStore {
     /// The row as `view` sees it. Shares nothing with other threads, allocates nothing.
     #[inline]
     pub fn read<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
-        self.read_charging(view, row, |bytes| self.memory.charge_read(bytes))
+        self.read_charging(
+            view,
+            row,
+            |version| {
+                if tidepool_fiber::may_pause() {
+                    version.prefetch();
+                    self.memory.arrive();
+                }
+            },
+            |bytes| self.memory.charge_read(bytes),
+        )
+    }
+
+    /// Whether what is read of versions is accounted for.
+    #[inline]
+    pub fn is_paced(&self) -> bool {
+        self.memory.is_paced()
     }
 
     /// As `read`, of a row that was read a moment ago, and so comes from the caches: it is accounted for already.
     #[inline]
     pub fn read_again<'v>(&'v self, view: &'v View, row: RowId) -> Option<RowRef<'v>> {
-        self.read_charging(view, row, |_| ())
+        self.read_charging(view, row, |_| (), |_| ())
     }
 
     #[inline]
-    fn read_charging<'v>(&'v self, view: &'v View, row: RowId, charge: impl Fn(usize)) -> Option<RowRef<'v>> {
+    fn read_charging<'v>(
+        &'v self,
+        view: &'v View,
+        row: RowId,
+        arrive: impl Fn(Version),
+        charge: impl Fn(usize),
+    ) -> Option<RowRef<'v>> {
         self.check_view(view);
         let range = self.directory.get(row.range())?;
         if let Some(Found::Version(version)) = range.head(view, row.position()).map(|head| head.load()) {
+            arrive(version);
             match self.seen_charging(view, version, 0, charge) {
                 Seen::Image(image) => return Some(RowRef::Version(image)),
                 Seen::Deleted => return None,
@@ -238,6 +261,9 @@ impl RowStore {
                     found.prefetch();
                     *version = Some(found);
                 }
+            }
+            if versions.iter().any(Option::is_some) {
+                self.memory.arrive();
             }
             let read = Cell::new(0);
             for (at, row) in chunk.iter().enumerate() {
