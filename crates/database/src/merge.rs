@@ -4,7 +4,7 @@ use crate::catalog::RelationName;
 use crate::{Database, TableSize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Merged, RowStore};
 use tidepool_table::{MergePolicy, ROW_GROUP_ROWS, RowGroup, Table, TableVersion};
@@ -16,6 +16,12 @@ const MERGE_ROWS: u64 = ROW_GROUP_ROWS as u64;
 /// As `MERGE_ROWS`, of a table that nobody has written to for `COLD_AFTER`.
 const MERGE_ROWS_COLD: u64 = ROW_GROUP_ROWS as u64 / 16;
 const COLD_AFTER: Duration = Duration::from_secs(30);
+
+/// Rows that are written one after the other are mostly changed again soon, if ever: a queue's when it comes to them, a counter's all the time. So
+/// a range of rows of which some were written so lately is left for another time, unless there is too much of that: reading delta takes
+/// longer.
+const COOL_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+const HOT_ROWS_MAX: u64 = 16 * MERGE_ROWS;
 
 /// How long a merge waits for those who still look at what was before. Then the background thread does.
 const LOOKS: u32 = 10;
@@ -29,13 +35,18 @@ impl Database {
         let name = table.into();
         let state = self.state();
         let tree = state.table(&name).map(|table| state.partition_tree(&table.def)).transpose()?.flatten();
-        let Some(tree) = tree else { return self.merge_unless(name, &|| Ok(())) };
+        let Some(tree) = tree else { return self.merge_unless(name, Duration::ZERO, &|| Ok(())) };
         let leaves = tree.leaves().iter().filter_map(|leaf| state.table_of_id(*leaf));
-        leaves.map(|leaf| self.merge_unless(RelationName::from(&*leaf.def), &|| Ok(()))).sum()
+        leaves.map(|leaf| self.merge_unless(RelationName::from(&*leaf.def), Duration::ZERO, &|| Ok(()))).sum()
     }
 
-    /// As `merge`; the error of `interrupted` ends the wait for who changes the table.
-    fn merge_unless(self: &Arc<Self>, name: RelationName, interrupted: &dyn Fn() -> Result<()>) -> Result<u64> {
+    /// As `merge`, of ranges that nobody has written to for `cool`; the error of `interrupted` ends the wait for who changes the table.
+    fn merge_unless(
+        self: &Arc<Self>,
+        name: RelationName,
+        cool: Duration,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<u64> {
         let mut transaction = self.begin()?;
         transaction.lock_rows_of(&name, interrupted)?;
         let state = transaction.state();
@@ -44,19 +55,24 @@ impl Database {
         })?;
         QueryHeap::outside(|| {
             let mut worker = self.transactions().worker()?;
-            let merged = self.merge_rows(&mut worker, table, &state.shown_name(&table.def));
+            let merged = self.merge_rows(&mut worker, table, &state.shown_name(&table.def), cool);
             worker.rest();
             merged
         })
     }
 
-    fn merge_rows(&self, worker: &mut Worker, table: &Arc<Table>, shown: &str) -> Result<u64> {
+    fn merge_rows(&self, worker: &mut Worker, table: &Arc<Table>, shown: &str, cool: Duration) -> Result<u64> {
         let version = TableVersion::of(table, &Arc::new(worker.hold_now()));
-        if version.is_settled() {
+        let mut headed = version.headed().to_vec();
+        if !cool.is_zero() {
+            let now = self.transactions().clock().now();
+            let since = CommitTs(now.0.saturating_sub(cool.as_nanos() as u64));
+            headed.retain(|(number, _)| !table.rows.is_hot(version.view(), *number, since));
+        }
+        if headed.is_empty() {
             return Ok(0);
         }
         let progress = self.progress().start("MERGE", shown, TableSize::of(&version).delta_bytes);
-        let headed = version.headed().to_vec();
         // It would keep the horizon where it is.
         drop(version);
         table.rows.seal();
@@ -108,7 +124,7 @@ impl Database {
     }
 
     /// Tables whose delta is to be moved into main, as their policies have it.
-    fn to_be_merged(&self) -> Vec<RelationName> {
+    fn to_be_merged(&self) -> Vec<(RelationName, Duration)> {
         let version = self.version();
         let mut quiet = self.quiet.lock();
         let now = Instant::now();
@@ -125,7 +141,11 @@ impl Database {
                 MergePolicy::Auto => table.delta_rows() >= MERGE_ROWS,
             }
         };
-        let due = version.versions().filter(due).map(|table| (&*table.def).into()).collect();
+        let cool = |table: &Arc<TableVersion>| {
+            let is_hot_left = table.def.parameters.merge_policy() == MergePolicy::Auto;
+            if is_hot_left && table.delta_rows() < HOT_ROWS_MAX { COOL_AFTER } else { Duration::ZERO }
+        };
+        let due = version.versions().filter(due).map(|table| ((&*table.def).into(), cool(&table))).collect();
         quiet.retain(|table, _| version.table_by_id(*table).is_some());
         due
     }
@@ -137,8 +157,8 @@ impl Database {
         let large = self.to_be_merged();
         // Whoever changes the table may take long, and there is more to tend to: next time, then.
         let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));
-        for name in large {
-            match self.merge_unless(name.clone(), &busy) {
+        for (name, cool) in large {
+            match self.merge_unless(name.clone(), cool, &busy) {
                 Err(error) if !matches!(error.code(), SqlState::UNDEFINED_TABLE | SqlState::LOCK_NOT_AVAILABLE) => {
                     tracing::warn!("table \"{}\" could not be merged: {error}", name.name);
                 }

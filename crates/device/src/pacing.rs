@@ -343,7 +343,9 @@ impl Pacer {
     pub fn gather(&self, slot: usize, accesses: &[Access]) -> Option<PacingCounters> {
         GATHERED.with(|places| {
             let gathered = self.gathered(places, slot);
-            for (access, kind) in accesses.iter().zip(&gathered.kinds) {
+            // Of most operations most kinds are none.
+            let some = |(access, _): &(&Access, _)| access.bytes_asked() > 0;
+            for (access, kind) in accesses.iter().zip(&gathered.kinds).filter(some) {
                 let mut sum = kind.get();
                 sum.add(access);
                 kind.set(sum);

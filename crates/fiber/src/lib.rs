@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Of each fiber. What is not touched of it takes no memory.
-const STACK_BYTES: usize = 1 << 20;
+const STACK_BYTES: usize = 2 << 20;
 
 /// Turns in which nobody could go on, before the thread sleeps between two of them.
 const IDLE_TURNS: u32 = 64;

@@ -7,6 +7,7 @@
 //!
 //! Taking a node waits for a mutex of the tree's own: once in the many insertions that fill a node.
 
+use crate::directory::{self, Demand, Table};
 use crate::lock;
 use crate::node::{LARGE_WORDS, Node, SMALL_WORDS, Words};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
@@ -100,7 +101,9 @@ struct Books {
     blocks: Vec<Block>,
     /// Where nodes of either size were found last.
     current: [usize; 2],
-    /// Regions whose nodes have all left, with the moment of that.
+    /// The current table of where keys are.
+    directory: Option<Memory>,
+    /// Regions whose nodes have all left, and tables that others followed, with the moment of that.
     leaving: Vec<(CommitTs, Memory)>,
 }
 
@@ -113,6 +116,8 @@ pub struct IndexMemory {
     pub used_bytes: u64,
     /// Of those, of inner nodes.
     pub inner_bytes: u64,
+    /// Of `held_bytes`, those of the table of where keys are.
+    pub directory_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -122,15 +127,26 @@ pub(crate) struct Arena {
     // For those who charge accesses: changed only with the tree's shape.
     leaf_bytes: AtomicU64,
     inner_bytes: AtomicU64,
+    /// Address of the table in `Books::directory`, or 0.
+    directory: AtomicU64,
+    pub demand: Demand,
 }
 
 impl Arena {
     pub fn new(space: Arc<Tablespace>, transactions: Arc<Transactions>) -> Arena {
         Arena {
-            books: Mutex::new(Books { space, blocks: Vec::new(), current: [0; 2], leaving: Vec::new() }),
+            books: Mutex::new(Books {
+                space,
+                blocks: Vec::new(),
+                current: [0; 2],
+                directory: None,
+                leaving: Vec::new(),
+            }),
             transactions,
             leaf_bytes: AtomicU64::new(0),
             inner_bytes: AtomicU64::new(0),
+            directory: AtomicU64::new(0),
+            demand: Demand::default(),
         }
     }
 
@@ -155,9 +171,54 @@ impl Arena {
         let books = self.books();
         let regions =
             books.blocks.iter().map(|block| &block.region).chain(books.leaving.iter().map(|(_, region)| region));
-        let held_bytes = regions.map(|region| region.len_bytes() as u64).sum();
+        let bytes_of = |region: &Memory| region.len_bytes() as u64;
+        let directory_bytes = books.directory.as_ref().map_or(0, bytes_of);
+        let held_bytes = directory_bytes + regions.map(bytes_of).sum::<u64>();
         let (leaf_bytes, inner_bytes) = self.used_bytes();
-        IndexMemory { held_bytes, used_bytes: leaf_bytes + inner_bytes, inner_bytes }
+        IndexMemory { held_bytes, used_bytes: leaf_bytes + inner_bytes, inner_bytes, directory_bytes }
+    }
+
+    /// The table of where keys are, if there is one. The caller holds a view, for as long as he uses it.
+    #[inline]
+    pub fn directory(&self) -> Option<Table> {
+        // Acquire: the table was made before.
+        let address = self.directory.load(Ordering::Acquire);
+        // SAFETY: made by `set_directory`, and its memory is kept until no view is held of the time when it was here.
+        (address != 0).then(|| unsafe { Table::at(std::ptr::with_exposed_provenance(address as usize)) })
+    }
+
+    /// Makes an empty table for so many keys the current one. None, where there is no room for one, or it would be far.
+    #[cold]
+    pub fn set_directory(&self, keys: usize) {
+        let mut books = self.books();
+        let words = directory::words_for(keys);
+        let made = if books.space.is_far() { None } else { take_memory(&books.space, words * WORD_BYTES).ok() };
+        let Some((memory, first)) = made else {
+            self.demand.was_in_vain();
+            return;
+        };
+        // SAFETY: the region has so many words, and nobody else knows it.
+        unsafe { Table::make(first, words) };
+        self.leave_directory(&mut books);
+        books.directory = Some(memory);
+        self.directory.store(first.expose_provenance() as u64, Ordering::Release);
+        self.release(books);
+    }
+
+    /// From now on there is no table, so that what any says is known to none who begins from now on.
+    fn leave_directory(&self, books: &mut Books) {
+        if let Some(memory) = books.directory.take() {
+            self.directory.store(0, Ordering::Release);
+            books.leaving.push((self.now(), memory));
+        }
+    }
+
+    /// Memory of nodes is about to leave, which hints may name.
+    fn leave_directory_for_nodes(&self, books: &mut Books) {
+        if books.directory.is_some() {
+            self.demand.was_in_vain();
+        }
+        self.leave_directory(books);
     }
 
     /// A node for `level`, locked. 53200 when the tablespace is full.
@@ -176,6 +237,7 @@ impl Arena {
         if let Some(block) = books.give_back(node)
             && books.is_dispensable(block)
         {
+            self.leave_directory_for_nodes(&mut books);
             let block = books.blocks.remove(block);
             books.current = [0; 2];
             books.leaving.push((self.now(), block.region));
@@ -219,6 +281,7 @@ impl Arena {
     pub fn set_tablespace(&self, space: Arc<Tablespace>) {
         let mut books = self.books();
         books.space = space;
+        self.leave_directory(&mut books);
     }
 
     /// Closes the regions that are to be given up: those of another tablespace, and those that their tablespace takes away.
@@ -226,12 +289,16 @@ impl Arena {
     pub fn close_regions(&self) -> Vec<std::ops::Range<usize>> {
         let mut books = self.books();
         let books = &mut *books;
+        if books.directory.as_ref().is_some_and(|memory| memory.is_closing()) {
+            self.leave_directory(books);
+        }
         let mut closing = Vec::new();
         let mut index = 0;
         while index < books.blocks.len() {
             let block = &mut books.blocks[index];
             block.closing = !Arc::ptr_eq(block.region.tablespace(), &books.space) || block.region.is_closing();
             if block.closing && block.is_idle() {
+                self.leave_directory_for_nodes(books);
                 let block = books.blocks.remove(index);
                 books.leaving.push((self.now(), block.region));
                 continue;

@@ -112,6 +112,9 @@ fn check_node(node: &Snapshot) -> Result<(), String> {
     {
         return Err(format!("a node of level {} has fences that do not fit", shape.level()));
     }
+    if shape.level() == 0 && !node.has_prefix(shape, &lower.key) {
+        return Err("a leaf has another prefix than its fences".to_owned());
+    }
     let mut key = Vec::new();
     let mut before: Option<(Vec<u8>, u64)> = None;
     let mut words = 0;

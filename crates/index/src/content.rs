@@ -143,7 +143,7 @@ impl Content {
         }
         words[1] = Shape::new(self.level, prefix_len, heap, count).0;
         words[2] = Extras::new(lower.key.len(), upper.map(|upper| upper.key.len())).0;
-        words[3] = last_child;
+        words[3] = if self.level == 0 { crate::node::head(&lower.key, prefix_len) } else { last_child };
         Image { words, count, heap }
     }
 }

@@ -1,7 +1,8 @@
 //! Ranges of entries, and all entries of one key.
 
-use crate::node::{Fence, HEADER_WORDS, Node, Side, Snapshot, Target, Words, code};
-use crate::pace::Counted;
+use crate::directory::{self, Followed, Table};
+use crate::node::{Fence, HEADER_WORDS, Node, Shape, Side, Snapshot, Target, Words, code};
+use crate::pace::{Counted, Touched};
 use crate::tree::{Index, Wait};
 use std::ops::{Bound, Deref};
 use tidepool_base::RowId;
@@ -30,7 +31,7 @@ impl Rows {
         Rows { len: 0, few: [RowId(0); 3], many: Vec::new() }
     }
 
-    fn push(&mut self, row: RowId) {
+    pub(crate) fn push(&mut self, row: RowId) {
         if let Some(place) = self.few.get_mut(self.len) {
             *place = row;
         } else {
@@ -68,22 +69,66 @@ impl Index {
     }
 
     #[inline]
-    fn rows_of(&self, view: &View, key: &[u8], mut counted: Option<&mut Counted>) -> Rows {
+    fn rows_of(&self, view: &View, key: &[u8], counted: Option<&mut Counted>) -> Rows {
+        assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
+        // Before the tree: what is put down goes into a table that was current by then.
+        let (directory, hash) = (self.arena.directory(), directory::hash(key));
+        if let Some(directory) = directory
+            && let Some(hint) = directory.find(hash)
+        {
+            // SAFETY: of a table that was current under the view.
+            let node = unsafe { self.node(hint.link) };
+            if let Followed::Found { rows, moved_to } = hint.follow(node, key) {
+                if let Some(position) = moved_to {
+                    directory.put(hash, node, position);
+                }
+                let mut touched = Touched::default();
+                touched.node(Shape::new(0, 0, 0, 0));
+                self.count(touched, counted);
+                return rows;
+            }
+        }
+        let (rows, place) = self.rows_in_tree(view, key, counted);
+        if !rows.is_empty() {
+            self.found_in_tree(directory, hash, place);
+        }
+        rows
+    }
+
+    /// A look-up found its key by going down the tree.
+    #[inline]
+    pub(crate) fn found_in_tree(&self, directory: Option<Table>, hash: u64, (leaf, position): (Node, usize)) {
+        let is_crowded = directory.is_some_and(|directory| directory.put(hash, leaf, position));
+        if self.arena.demand.descended(hash, is_crowded) {
+            let (leaf_bytes, _) = self.arena.used_bytes();
+            let capacity = directory.map_or(0, Table::capacity);
+            // How many keys the leaf has, or had: nobody minds.
+            if let Some(keys) = self.arena.demand.wanted(leaf_bytes, leaf.shape().count(), capacity) {
+                self.arena.set_directory(keys);
+            }
+        }
+    }
+
+    /// The rows, and the leaf and the place in it where the first entry of the key is, or would be.
+    #[inline]
+    fn rows_in_tree(&self, view: &View, key: &[u8], mut counted: Option<&mut Counted>) -> (Rows, (Node, usize)) {
+        let mut first = None;
         let mut rows = Rows::new();
         // Where the leaf before ended, if entries of the key go on behind it.
         let mut from = 0;
         loop {
             let had = rows.len;
-            let more = self.retry(view, counted.as_deref_mut(), |touched| {
+            let (place, more) = self.retry(view, counted.as_deref_mut(), |touched| {
                 rows.truncate(had);
                 let target = Target::before(key, from);
                 let spot = self.descend(&target, Side::Right, 0, Wait::Yes, touched)?;
-                let more = spot.node.rows_of(key, from, &mut rows);
+                let (position, more) = spot.node.rows_of(key, from, &mut rows);
                 spot.node.check(spot.version)?;
-                Ok(more)
+                Ok(((spot.node, position), more))
             });
+            let first = *first.get_or_insert(place);
             match more {
-                None => return rows,
+                None => return (rows, first),
                 Some(row) => from = row,
             }
         }
@@ -91,15 +136,16 @@ impl Index {
 }
 
 impl Node {
-    /// Appends the rows of a leaf's entries of this key, of row ids from `from` on. To be checked behind. `Some`: they may go on
-    /// behind the leaf, from that row id on.
+    /// Appends the rows of a leaf's entries of this key, of row ids from `from` on. To be checked behind. Where the first of them is; and
+    /// `Some`: they may go on behind the leaf, from that row id on.
     #[inline]
-    pub(crate) fn rows_of(&self, key: &[u8], from: u64, rows: &mut Rows) -> Option<u64> {
+    pub(crate) fn rows_of(&self, key: &[u8], from: u64, rows: &mut Rows) -> (usize, Option<u64>) {
         let shape = self.shape();
         let count = shape.count().min(self.size_words());
         let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
         let code = code(rest);
-        let mut position = self.position(shape, &Target::before(key, from));
+        let first = self.position(shape, &Target::before(key, from));
+        let mut position = first;
         while position < count {
             let slot = self.slot(position);
             if slot.code() != code || self.compare_extension(slot, rest).is_ne() {
@@ -108,7 +154,7 @@ impl Node {
             rows.push(RowId(self.word(slot.payload())));
             position += 1;
         }
-        if position >= count { self.upper_fence_has_key(key) } else { None }
+        (first, if position >= count { self.upper_fence_has_key(key) } else { None })
     }
 }
 

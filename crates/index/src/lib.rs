@@ -1,7 +1,7 @@
 //! Indexes: encoded keys to row ids.
 //!
 //! An [`Index`] is a B+-tree whose nodes live in a tablespace. It keeps pairs of a key, any byte string, and a row id, in
-//! order. [`key`] makes byte strings of SQL values that compare as the values do. Readers take no lock and write no shared
+//! order. Single keys that are looked up again are found by their hashes (`directory`). [`key`] makes byte strings of SQL values that compare as the values do. Readers take no lock and write no shared
 //! memory (`lock`), whole leaves at a time ([`Cursor`]).
 //!
 //! What operations touch is counted ([`Touched`]): by their caller, or at the index itself until it is asked for.
@@ -16,6 +16,7 @@ mod bulk;
 mod check;
 mod content;
 mod cursor;
+mod directory;
 mod estimate;
 pub mod key;
 mod lock;

@@ -3,7 +3,8 @@
 //! Each of these, taken out, makes a look-up fail here: the acquire fence of `lock::check`, the release fence of `lock::lock`,
 //! the acquire of `lock::read`, the release of `lock::unlock_changed`, the second look at a parent in `descend_by`, the second
 //! look at the root, the check of the leaf in `get`; and `a_node_that_is_used_again` the version that goes on in `lock::reuse`, and
-//! `an_entry_that_is_wanted_again` the full fence in `remove_unless`, or in who inserts.
+//! `an_entry_that_is_wanted_again` the full fence in `remove_unless`, or in who inserts; and `a_hint` the check in `Hint::follow`, its
+//! look at the level, and the acquire of `Table::find`.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::testing::{space, transactions};
@@ -139,6 +140,55 @@ fn a_node_that_is_used_again_misleads_nobody() {
         assert!(rows.is_empty() || *rows == [RowId(9)]);
         thread.join().unwrap();
         assert_eq!(machine.index.check(&machine.view).unwrap().entries, 6);
+    });
+}
+
+/// A leaf that a hint names is split, or emptied and its memory made another leaf, while somebody follows the hint.
+#[test]
+fn a_hint_that_is_out_of_date_misleads_nobody() {
+    explore(2, || {
+        let machine = Machine::new(&FULL);
+        machine.index.arena.set_directory(8);
+        FULL.iter().for_each(|key| machine.assert_has(*key));
+        let thread = machine.other(|machine| machine.insert(6));
+        machine.assert_has(9);
+        thread.join().unwrap();
+        machine.assert_has(6);
+        machine.assert_has(9);
+    });
+    explore(1, || {
+        let machine = Machine::new(&[1, 3, 5, 7, 9, 10]);
+        machine.index.arena.set_directory(8);
+        [3, 9, 10].iter().for_each(|key| machine.assert_has(*key));
+        let thread = machine.other(|machine| {
+            for key in [7, 9, 10] {
+                assert!(machine.index.remove(&machine.view, &[key], RowId(u64::from(key))));
+            }
+            for key in [2, 4, 6] {
+                machine.insert(key);
+            }
+        });
+        machine.assert_has(3);
+        let rows = machine.index.get(&machine.view, &[9]);
+        assert!(rows.is_empty() || *rows == [RowId(9)]);
+        thread.join().unwrap();
+        assert!(machine.index.get(&machine.view, &[10]).is_empty());
+    });
+}
+
+/// What one thread has put into the table another follows: what the leaf is made of comes with it.
+#[test]
+fn a_hint_of_another_thread_can_be_followed() {
+    explore(2, || {
+        let machine = Machine::new(&FULL);
+        machine.index.arena.set_directory(8);
+        let thread = machine.other(|machine| {
+            machine.insert(6);
+            machine.assert_has(6);
+        });
+        let rows = machine.index.get(&machine.view, &[6]);
+        assert!(rows.is_empty() || *rows == [RowId(6)]);
+        thread.join().unwrap();
     });
 }
 

@@ -7,7 +7,7 @@
 //! word 0      version (`lock`)
 //! word 1      level: 8 | prefix bytes: 16 | first payload word: 16 | entries: 16
 //! word 2      where the last entry went: 16 | words lost: 16 | upper fence bytes: 16 | lower fence bytes: 16
-//! word 3      inner nodes: the last child, which has no separator
+//! word 3      inner nodes: the last child, which has no separator; leaves: the prefix's first eight bytes
 //! word 4 …    slots
 //! …           payloads
 //! …           the upper fence's key and row id, then the lower's
@@ -200,6 +200,18 @@ fn load_end(rest: &[u8]) -> u64 {
     }
     // At most seven bytes, so the shift is one of a word; by 64 when there are none.
     word.checked_shl(64 - 8 * rest.len() as u32).unwrap_or(0)
+}
+
+/// Of the first `len` bytes of a word, big-endian.
+#[inline]
+fn head_mask(len: usize) -> u64 {
+    if len >= 8 { u64::MAX } else { !(u64::MAX >> (8 * len)) }
+}
+
+/// The first eight of the first `len` bytes, zeroes behind the end: what a leaf says of its prefix.
+#[inline]
+pub(crate) fn head(bytes: &[u8], len: usize) -> u64 {
+    load(bytes, 0) & head_mask(len)
 }
 
 /// What a slot orders by: of the bytes behind the prefix.
@@ -462,6 +474,21 @@ pub(crate) trait Words {
         (0..words).all(|n| self.word(at + n) == load(key, 8 * n)).then(|| self.word(at + words))
     }
 
+    /// Whether a key begins with a leaf's prefix.
+    #[inline]
+    fn has_prefix(&self, shape: Shape, key: &[u8]) -> bool {
+        let len = shape.prefix_len();
+        if self.word(3) != head(key, len) || key.len() < len {
+            return false;
+        }
+        // Of a longer one the rest is the lower fence's.
+        len <= 8
+            || (1..len.div_ceil(8)).all(|n| {
+                let mask = head_mask(len - 8 * n);
+                (self.word(self.lower_at() + n) ^ load(key, 8 * n)) & mask == 0
+            })
+    }
+
     fn copy_bytes(&self, at: usize, len: usize, into: &mut Vec<u8>) {
         // A node that is being written may say any length.
         let len = len.min(8 * self.size_words());
@@ -589,15 +616,30 @@ impl Node {
     /// Asks the processor to fetch the first `lines` cache lines, all at once.
     #[inline]
     pub fn prefetch(self, lines: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
         for line in 0..lines {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint, which is right for any address.
-            unsafe { _mm_prefetch(self.words.wrapping_add(8 * line).cast(), _MM_HINT_T0) };
+            prefetch(self.words.wrapping_add(8 * line));
         }
-        #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
-        let _ = lines;
     }
+
+    /// As `prefetch`, of what looking at one entry takes: the header, and the slot.
+    #[inline]
+    pub fn prefetch_entry(self, position: usize) {
+        prefetch(self.words);
+        prefetch(self.words.wrapping_add(HEADER_WORDS + position));
+    }
+}
+
+/// Asks the processor to fetch a line.
+#[inline]
+pub(crate) fn prefetch(word: *const AtomicU64) {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which is right for any address.
+        unsafe { _mm_prefetch(word.cast(), _MM_HINT_T0) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+    let _ = word;
 }
 
 impl Words for Node {

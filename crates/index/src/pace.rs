@@ -181,5 +181,5 @@ impl Spaces {
 #[inline(never)]
 fn accesses(touched: &Touched, arena: &Arena) -> [Access; 5] {
     let (leaf_bytes, inner_bytes) = arena.used_bytes();
-    touched.accesses(IndexMemory { held_bytes: 0, used_bytes: leaf_bytes + inner_bytes, inner_bytes })
+    touched.accesses(IndexMemory { used_bytes: leaf_bytes + inner_bytes, inner_bytes, ..IndexMemory::default() })
 }

@@ -325,6 +325,109 @@ fn an_index_moves_to_another_tablespace() {
     assert_eq!(left, model.len());
 }
 
+/// Leaves that looking these keys up came to, and lines of inner nodes.
+fn looked_at(index: &Index, view: &View, keys: impl Iterator<Item = u64>) -> (u64, u64) {
+    let mut counted = Counted::default();
+    for key in keys {
+        assert_eq!(*index.get_counting(view, &key.to_be_bytes(), &mut counted), [RowId(key)]);
+    }
+    (counted.touched.leaves, counted.touched.inner_lines)
+}
+
+#[test]
+fn keys_that_are_looked_up_again_are_found_without_the_tree() {
+    const KEYS: u64 = 3000;
+    let (index, view) = index(4 << 10);
+    for key in 0..KEYS {
+        index.insert(&view, &key.to_be_bytes(), RowId(key)).unwrap();
+    }
+    let tree = index.memory();
+    assert_eq!(tree.directory_bytes, 0);
+    // Fewer look-ups than are worth it, and then enough.
+    looked_at(&index, &view, 0..KEYS / 8);
+    assert_eq!(index.memory().directory_bytes, 0);
+    for _ in 0..2 {
+        looked_at(&index, &view, 0..KEYS);
+    }
+    let memory = index.memory();
+    assert!(memory.directory_bytes >= 8 * KEYS && memory.directory_bytes < 32 * KEYS, "{memory:?}");
+    assert_eq!(memory.held_bytes, tree.held_bytes + memory.directory_bytes);
+    // All but the first keys of leaves, and those few whose places others have.
+    let (leaves, inner_lines) = looked_at(&index, &view, 0..KEYS);
+    assert_eq!(leaves, KEYS);
+    assert!(inner_lines < KEYS / 2, "{inner_lines} lines");
+    // Together the same.
+    let keys: Vec<[u8; 8]> = (0..KEYS).map(u64::to_be_bytes).collect();
+    index.take_touched();
+    index.get_together(&view, keys.len(), |at| &keys[at], |at, rows| assert_eq!(**rows, [RowId(at as u64)]));
+    assert!(index.take_touched().inner_lines < KEYS / 2);
+    // What is not there is not there, and what has moved within its leaf, or to another, is found.
+    assert!(index.get(&view, &KEYS.to_be_bytes()).is_empty());
+    for key in (0..KEYS).step_by(3) {
+        assert!(index.remove(&view, &key.to_be_bytes(), RowId(key)));
+        assert!(index.get(&view, &key.to_be_bytes()).is_empty());
+    }
+    for key in 0..KEYS {
+        let mut before = key.to_be_bytes().to_vec();
+        before.push(0);
+        index.insert(&view, &before, RowId(KEYS + key)).unwrap();
+    }
+    for key in 0..KEYS {
+        let expected: &[RowId] = if key % 3 == 0 { &[] } else { &[RowId(key)] };
+        assert_eq!(*index.get(&view, &key.to_be_bytes()), *expected);
+    }
+    index.check(&view).unwrap();
+}
+
+#[test]
+fn a_tree_that_outgrows_its_table_of_hashes_gets_another() {
+    let (index, view) = index(16 << 10);
+    let mut keys = 0;
+    let mut bytes = Vec::new();
+    for size in [1000u64, 4000, 16_000] {
+        for key in keys..size {
+            index.insert(&view, &key.to_be_bytes(), RowId(key)).unwrap();
+        }
+        keys = size;
+        for _ in 0..4 {
+            looked_at(&index, &view, 0..keys);
+        }
+        let (_, inner_lines) = looked_at(&index, &view, 0..keys);
+        assert!(inner_lines < keys, "{inner_lines} lines of {keys} look-ups");
+        bytes.push(index.memory().directory_bytes);
+    }
+    assert!(bytes.is_sorted() && bytes[0] > 0 && bytes[2] > 8 * 16_000, "{bytes:?}");
+}
+
+/// Memory of nodes goes back only once the table that may name it has been left, and the table only when nobody is in it.
+#[test]
+fn a_table_of_hashes_is_left_before_nodes_that_it_names() {
+    const KEYS: u64 = 4000;
+    let space = space(4 << 10);
+    let transactions = transactions();
+    let worker = transactions.worker().unwrap();
+    let index = Index::create(space.clone(), transactions).unwrap();
+    let snapshot = worker.snapshot();
+    for key in 0..KEYS {
+        index.insert(&snapshot, &key.to_be_bytes(), RowId(key)).unwrap();
+    }
+    for _ in 0..2 {
+        looked_at(&index, &snapshot, 0..KEYS);
+    }
+    let before = index.memory();
+    assert!(before.directory_bytes > 0);
+    for key in 0..KEYS - 1 {
+        assert!(index.remove(&snapshot, &key.to_be_bytes(), RowId(key)));
+    }
+    let after = index.memory();
+    assert_eq!((after.directory_bytes, after.held_bytes), (0, before.held_bytes));
+    drop(snapshot);
+    index.reclaim();
+    assert!(index.memory().held_bytes < before.held_bytes / 4);
+    assert_eq!(index.memory().held_bytes, space.bytes(Purpose::Index));
+    assert_eq!(*index.get(&worker.snapshot(), &(KEYS - 1).to_be_bytes()), [RowId(KEYS - 1)]);
+}
+
 #[test]
 fn a_unique_key_is_judged_by_its_rows() {
     let (index, view) = index(8 << 10);

@@ -3,8 +3,9 @@
 //! group prefetching; for indexes Jonathan et al., *Exploiting Coroutines to Attack the "Killer Nanoseconds"*, VLDB 2018.)
 
 use crate::cursor::Rows;
+use crate::directory::{self, Followed, Table};
 use crate::lock::{Restart, Version};
-use crate::node::{Node, Side, Target, Words};
+use crate::node::{Node, Shape, Side, Target, Words};
 use crate::pace::Touched;
 use crate::tree::{INNER_LINES, Index, LEAF_LINES, Wait};
 use std::ops::Range;
@@ -36,17 +37,41 @@ impl Index {
         found: &mut impl FnMut(usize, &Rows),
     ) {
         let mut touched = Touched::default();
-        let leaves = self.leaves(group.clone(), key, &mut touched);
+        let directory = self.arena.directory();
+        let mut hashes = [0; TOGETHER];
+        for (hash, place) in hashes.iter_mut().zip(group.clone()) {
+            *hash = directory::hash(key(place));
+            if let Some(directory) = directory {
+                directory.prefetch(*hash);
+            }
+        }
+        let mut known = [const { None }; TOGETHER];
+        let mut lost = group.len();
+        if let Some(directory) = directory {
+            lost -= self.known(directory, group.clone(), key, &hashes, &mut known, &mut touched);
+        }
+        let is_unknown = |place: usize| known[place - group.start].is_none();
+        let leaves =
+            if lost > 0 { self.leaves(group.clone(), key, &is_unknown, &mut touched) } else { [None; TOGETHER] };
         touched.go_together(group.len());
-        for (place, leaf) in group.zip(leaves) {
-            let rows = leaf.ok_or(Restart).and_then(|(node, version)| {
+        for (at, place) in group.enumerate() {
+            if let Some(rows) = &known[at] {
+                found(place, rows);
+                continue;
+            }
+            let rows = leaves[at].ok_or(Restart).and_then(|(node, version)| {
                 let mut rows = Rows::new();
-                let more = node.rows_of(key(place), 0, &mut rows);
+                let (position, more) = node.rows_of(key(place), 0, &mut rows);
                 node.check(version)?;
-                if more.is_none() { Ok(rows) } else { Err(Restart) }
+                if more.is_none() { Ok((rows, (node, position))) } else { Err(Restart) }
             });
             match rows {
-                Ok(rows) => found(place, &rows),
+                Ok((rows, leaf)) => {
+                    found(place, &rows);
+                    if !rows.is_empty() {
+                        self.found_in_tree(directory, hashes[at], leaf);
+                    }
+                }
                 // Somebody changed a node just then, or the key goes on in the next leaf.
                 Err(Restart) => found(place, &self.get(view, key(place))),
             }
@@ -54,15 +79,53 @@ impl Index {
         self.charge(&touched);
     }
 
-    /// The leaves of the keys, with the versions that they were come to at. `None`: a node changed on the way.
+    /// The rows of those keys that are where the directory says. Returns how many are.
+    fn known<'k>(
+        &self,
+        directory: Table,
+        group: Range<usize>,
+        key: &impl Fn(usize) -> &'k [u8],
+        hashes: &[u64; TOGETHER],
+        known: &mut [Option<Rows>; TOGETHER],
+        touched: &mut Touched,
+    ) -> usize {
+        let mut hints = [None; TOGETHER];
+        for (hint, hash) in hints.iter_mut().zip(&hashes[..group.len()]) {
+            *hint = directory.find(*hash).map(|hint| {
+                // SAFETY: of a table that was current under the view.
+                let node = unsafe { self.node(hint.link) };
+                node.prefetch_entry(hint.position);
+                (hint, node)
+            });
+        }
+        let mut count = 0;
+        for (((place, hint), known), hash) in group.zip(hints).zip(known).zip(hashes) {
+            let Some((hint, node)) = hint else { continue };
+            if let Followed::Found { rows, moved_to } = hint.follow(node, key(place)) {
+                if let Some(position) = moved_to {
+                    directory.put(*hash, node, position);
+                }
+                touched.node(Shape::new(0, 0, 0, 0));
+                *known = Some(rows);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// The leaves of those keys that are `wanted` (by their places), with the versions that they were come to at. `None`: a node changed on the way.
     fn leaves<'k>(
         &self,
         group: Range<usize>,
         key: &impl Fn(usize) -> &'k [u8],
+        wanted: &impl Fn(usize) -> bool,
         touched: &mut Touched,
     ) -> [Option<(Node, Version)>; TOGETHER] {
         let mut spots = [None; TOGETHER];
-        spots[..group.len()].fill(self.root(Wait::Yes).ok());
+        let root = self.root(Wait::Yes).ok();
+        for (spot, place) in spots.iter_mut().zip(group.clone()) {
+            *spot = root.filter(|_| wanted(place));
+        }
         let mut children = [None; TOGETHER];
         loop {
             let (mut has_inner, mut has_leaves) = (false, false);

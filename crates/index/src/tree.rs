@@ -140,10 +140,11 @@ impl Index {
     }
 
     /// # Safety
-    /// The link was the root's, or a child's of a node at a version that was checked since, under the view at hand.
+    /// The link was the root's, or a child's of a node at a version that was checked since, or a hint's of a directory that was current,
+    /// under the view at hand.
     #[inline]
     pub(crate) unsafe fn node(&self, link: u64) -> Node {
-        // SAFETY: it was a node of this tree under the caller's view. Its memory stays a node's of this tree until no view
+        // SAFETY: it was a node of this tree under the caller's view, or its memory was not given up by then (see `directory`). Its memory stays a node's of this tree until no view
         // of that time is held any more.
         unsafe { Node::from_link(link) }
     }
@@ -226,16 +227,22 @@ impl Index {
         let mut backoff = Backoff::new();
         loop {
             if let Ok(done) = attempt(&mut touched) {
-                match counted {
-                    Some(counted) => {
-                        let paced = self.spaces.charge(&touched, &self.arena);
-                        *counted += Counted { touched, paced: paced.unwrap_or_default() };
-                    }
-                    None => self.charge(&touched),
-                }
+                self.count(touched, counted);
                 return done;
             }
             backoff.pause();
+        }
+    }
+
+    /// Counts what was touched for the caller, or else here.
+    #[inline]
+    pub(crate) fn count(&self, touched: Touched, counted: Option<&mut Counted>) {
+        match counted {
+            Some(counted) => {
+                let paced = self.spaces.charge(&touched, &self.arena);
+                *counted += Counted { touched, paced: paced.unwrap_or_default() };
+            }
+            None => self.charge(&touched),
         }
     }
 

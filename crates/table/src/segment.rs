@@ -331,38 +331,12 @@ impl Segment {
         }
     }
 
-    /// The value of one row as an array of one, charged for where the segment's tablespace is paced. Panics if it is past the
-    /// last row.
-    pub fn read_one(&self, row: usize) -> Result<ArrayRef> {
+    /// Charges for the read of one value, where the segment's tablespace is paced.
+    #[inline]
+    pub(crate) fn charge_one(&self) {
         if self.tablespace().pacer().is_some() {
             self.tablespace().spend(Purpose::Main, &[ColumnAccess::random(1)]);
         }
-        self.take(&[row as u32])
-    }
-
-    /// As `read_one`, of an integer, a date or a timestamp, as a number; the outer `None` for a column of another type.
-    pub fn read_integer(&self, row: usize) -> Result<Option<Option<i64>>> {
-        let is_integer = matches!(
-            self.logical,
-            Logical::Int16
-                | Logical::Int32
-                | Logical::Int64
-                | Logical::Date
-                | Logical::Timestamp
-                | Logical::TimestampTz
-        );
-        if !is_integer {
-            return Ok(None);
-        }
-        assert!(row < self.header.rows, "row {row} of {}", self.header.rows);
-        if self.tablespace().pacer().is_some() {
-            self.tablespace().spend(Purpose::Main, &[ColumnAccess::random(1)]);
-        }
-        let Segment { validity, payload, blob, .. } = self.sound()?;
-        if !validity.is_valid(blob, row) {
-            return Ok(Some(None));
-        }
-        Ok(Some(payload.narrow(blob, &Rows::List(&[row as u32]))?.first().copied()))
     }
 
     /// The value of one row; `None` for NULL. Panics if it is past the last row.

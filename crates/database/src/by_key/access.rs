@@ -5,15 +5,14 @@ use super::scan::{KeyScan, ScanRange};
 use crate::catalog::RelationName;
 use crate::index::duplicate_key;
 use crate::{Database, DatabaseState, Isolation};
-use arrow_array::RecordBatch;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, RowId, SqlState, Subject};
 use tidepool_index::Direction;
 use tidepool_table::rows::typed::{Column, Field, FieldType, ImageWriter, KeyValues, RowValues};
-use tidepool_table::rows::{Keys, Outcome, RangeView, RowLayout, RowRef, RowStore, ScanRead, WriteSet};
-use tidepool_table::{Entered, IndexAccess, IndexKey, Table, TableIndex};
+use tidepool_table::rows::{Keys, Outcome, RangeView, RowRef, RowStore, ScanRead, WriteSet};
+use tidepool_table::{Entered, IndexAccess, IndexKey, RowGroup, Table, TableIndex};
 use tidepool_txn::{View, Worker};
 
 /// What a transaction does to rows. Everything is as of its snapshot, and with what it wrote itself.
@@ -40,6 +39,69 @@ pub(crate) struct Work {
     pub(super) image: Vec<u8>,
     pub(super) lookups: Lookups,
     pub(super) lately: Lately,
+    pub(super) main_images: MainImages,
+}
+
+/// Images of the rows in main that the transaction came to last, which are put together from all columns: mostly it changes what it has just
+/// read.
+#[derive(Default)]
+pub(super) struct MainImages {
+    /// Of each the address of its table's rows, and its own.
+    images: Vec<(usize, RowId, Vec<u8>)>,
+    /// The one that the next takes the place of.
+    next: usize,
+}
+
+/// Lines of an order, at most; or rows that a scan reads at once.
+const MAIN_IMAGES: usize = 16;
+
+impl MainImages {
+    fn of(&self, store: &RowStore, row: RowId) -> Option<&[u8]> {
+        let address = std::ptr::from_ref(store).addr();
+        let mut images = self.images.iter();
+        images.find(|(of, id, _)| (*of, *id) == (address, row)).map(|(.., image)| image.as_slice())
+    }
+
+    /// Of a row that was found: where it lies, or put together.
+    #[inline]
+    pub fn image_of<'a>(&mut self, store: &RowStore, id: RowId, row: RowRef<'a>) -> Result<Cow<'a, [u8]>> {
+        match row {
+            RowRef::Version(image) => Ok(Cow::Borrowed(image)),
+            RowRef::Main { group, position } => self.in_main(store, id, group, position).map(Cow::Owned),
+        }
+    }
+
+    #[cold]
+    fn in_main(&mut self, store: &RowStore, id: RowId, group: &RowGroup, position: usize) -> Result<Vec<u8>> {
+        if let Some(known) = self.of(store, id) {
+            return Ok(known.to_vec());
+        }
+        let mut image = Vec::new();
+        store.layout().image_in_main(group, position, &mut image)?;
+        self.put(store, id, &image);
+        Ok(image)
+    }
+
+    fn put(&mut self, store: &RowStore, row: RowId, image: &[u8]) {
+        if self.images.len() < MAIN_IMAGES {
+            self.images.push((0, RowId(0), Vec::new()));
+        }
+        let (of, id, known) = &mut self.images[self.next];
+        (*of, *id) = (std::ptr::from_ref(store).addr(), row);
+        known.clear();
+        known.extend_from_slice(image);
+        self.next = (self.next + 1) % MAIN_IMAGES;
+    }
+
+    /// After the transaction: another one's view may show other rows.
+    #[inline]
+    pub fn clear(&mut self) {
+        // Their memory stays for the next transaction.
+        if !self.images.is_empty() {
+            self.images.iter_mut().for_each(|(of, ..)| *of = 0);
+            self.next = 0;
+        }
+    }
 }
 
 /// Rows of paced memory that the transaction has read a moment ago, and so has in the processor's caches: what it reads of them again
@@ -163,19 +225,6 @@ fn newer() -> Error {
     Error::new(SqlState::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
 }
 
-/// The image of a row that is in main.
-#[cold]
-pub(super) fn image_in_main(layout: &RowLayout, row: RowRef<'_>) -> Result<Vec<u8>> {
-    let RowRef::Main { group, position } = row else { return Err(Error::internal("a row is not in main")) };
-    let columns =
-        group.segments().iter().map(|segment| segment.take(&[position as u32])).collect::<Result<Vec<_>>>()?;
-    let batch = RecordBatch::try_new(layout.schema().clone(), columns);
-    let batch = batch.map_err(|error| Error::internal(format!("a row does not fit its schema: {error}")))?;
-    let mut image = Vec::new();
-    layout.rows(&batch)?.image(0, &mut image)?;
-    Ok(image)
-}
-
 impl<'t> Access<'t> {
     /// A table as the transaction sees it.
     #[inline]
@@ -251,7 +300,7 @@ impl<'t> Access<'t> {
             return Err(changed_meanwhile(table));
         }
         let work = &mut *self.work.borrow_mut();
-        let Work { lookups, writes, old_key, lately, .. } = work;
+        let Work { lookups, writes, old_key, lately, main_images, .. } = work;
         let Lookups { keys: encoded, ends, candidates, candidate_of } = lookups;
         encoded.clear();
         ends.clear();
@@ -271,10 +320,13 @@ impl<'t> Access<'t> {
         let mut failed = None;
         table.rows.read_together(self.view, candidates, |at, row| {
             let (Some(row), place) = (row, candidate_of[at]) else { return };
-            let image = way.has_key(&table.rows, row, key(place), old_key);
-            match image.and_then(|has| if has { image_of(&table.rows, row).map(Some) } else { Ok(None) }) {
-                Ok(Some(image)) => found[place] = Some(Row { id: candidates[at], image }),
-                Ok(None) => {}
+            let image = main_images.image_of(&table.rows, candidates[at], row);
+            let has_key = |image: &[u8], scratch: &mut IndexKey| {
+                way.has_key(&table.rows, RowRef::Version(image), key(place), scratch)
+            };
+            match image.and_then(|image| Ok((has_key(&image, old_key)?, image))) {
+                Ok((true, image)) => found[place] = Some(Row { id: candidates[at], image }),
+                Ok((false, _)) => {}
                 Err(error) => failed = Some(error),
             }
         });
@@ -307,14 +359,15 @@ impl<'t> Access<'t> {
         }
         for row in way.tree().get(self.view, work.key.bytes()).iter() {
             let Some(found) = table.rows.read(self.view, *row) else { continue };
-            if !way.has_key(&table.rows, found, work.key.bytes(), &mut work.old_key)? {
+            let image = work.main_images.image_of(&table.rows, *row, found)?;
+            if !way.has_key(&table.rows, RowRef::Version(&image), work.key.bytes(), &mut work.old_key)? {
                 continue;
             }
             if self.remembers_reads {
                 work.writes.read_row(&table.rows, *row);
             }
             work.lately.read(&table.rows, *row);
-            return Ok(Some(Row { id: *row, image: image_of(&table.rows, found)? }));
+            return Ok(Some(Row { id: *row, image }));
         }
         if self.remembers_reads {
             let access = IndexAccess::of_key(way, work.key.bytes());
@@ -335,7 +388,8 @@ impl<'t> Access<'t> {
         let _pausing = tidepool_fiber::pausing();
         let found = resolved.table.rows.read(self.view, row);
         self.work.borrow_mut().lately.read(&resolved.table.rows, row);
-        found.map(|found| Ok(Row { id: row, image: image_of(&resolved.table.rows, found)? })).transpose()
+        let images = &mut self.work.borrow_mut().main_images;
+        found.map(|found| Ok(Row { id: row, image: images.image_of(&resolved.table.rows, row, found)? })).transpose()
     }
 
     /// The rows in a range of an index's keys, in the order of keys or the other way round.
@@ -366,13 +420,14 @@ impl<'t> Access<'t> {
         if self.remembers_reads {
             self.work.borrow_mut().writes.read_table(rows);
         }
+        let mut images = MainImages::default();
         for number in 0..rows.ranges() {
             let Some(range) = rows.range(self.view, number) else { break };
             for window in 0..RangeView::WINDOWS {
                 for position in bits(range.main(window) | range.headed(window)) {
                     let row = RowId::new(number, window * 64 + position);
                     if let Some(found) = rows.read(self.view, row) {
-                        take(&Row { id: row, image: image_of(rows, found)? })?;
+                        take(&Row { id: row, image: images.image_of(rows, row, found)? })?;
                     }
                 }
             }
@@ -424,7 +479,7 @@ impl<'t> Access<'t> {
             }
         };
         let Some(found) = found else { return Ok(false) };
-        let old = image_of(&table.rows, found)?;
+        let old = self.work.borrow_mut().main_images.image_of(&table.rows, row, found)?;
         // Not borrowed while the change is worked out, which may look at other rows.
         let mut image = std::mem::take(&mut self.work.borrow_mut().image);
         image.clear();
@@ -533,14 +588,6 @@ impl Work {
         if !self.written.iter().any(|known| Arc::ptr_eq(known, table)) {
             self.written.push(table.clone());
         }
-    }
-}
-
-#[inline]
-pub(super) fn image_of<'a>(rows: &RowStore, row: RowRef<'a>) -> Result<Cow<'a, [u8]>> {
-    match row {
-        RowRef::Version(image) => Ok(Cow::Borrowed(image)),
-        in_main => image_in_main(rows.layout(), in_main).map(Cow::Owned),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rows in ranges of keys.
 
-use super::access::{Access, Row, image_of};
+use super::access::{Access, Row};
 use std::ops::Bound;
 use std::sync::Arc;
 use tidepool_base::{Result, RowId};
@@ -152,16 +152,18 @@ impl<'a> KeyScan<'a> {
             // The transaction may have changed it since.
             let has_written = self.access.work.borrow().writes.savepoint() != self.looked_at;
             let Some(found) = (if has_written { rows.read_again(view, row) } else { found }) else { continue };
+            let mut work = self.access.work.borrow_mut();
+            let image = work.main_images.image_of(rows, row, found)?;
             // A row has entries for versions that the view does not see, too.
-            if !self.index.has_key(rows, found, key, &mut self.key)? {
+            if !self.index.has_key(rows, RowRef::Version(&image), key, &mut self.key)? {
                 continue;
             }
-            self.access.work.borrow_mut().lately.read(rows, row);
+            work.lately.read(rows, row);
             if self.access.remembers_reads {
                 self.last.clear();
                 self.last.extend_from_slice(key);
             }
-            return Ok(Some(Row::new(row, image_of(rows, found)?)));
+            return Ok(Some(Row::new(row, image)));
         }
     }
 

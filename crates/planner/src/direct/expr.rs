@@ -44,12 +44,10 @@ impl<'v> Row<'v> {
             Row::Stored { layout, types, row: RowRef::Version(image) } => {
                 Datum::of_value(layout.value(image, column), types[column])
             }
-            Row::Stored { row: RowRef::Main { group, position }, .. } => {
-                let segment = &group.segments()[column];
-                match segment.read_integer(*position)? {
-                    Some(value) => Ok(value.map_or(Datum::Null, Datum::Int)),
-                    None => Datum::of_array(&segment.read_one(*position)?, 0),
-                }
+            Row::Stored { layout, types, row: RowRef::Main { group, position } } => {
+                let mut room = Vec::new();
+                let value = layout.value_in_main(group, *position, column, &mut room)?;
+                Datum::of_value(value, types[column]).map(Datum::into_owned)
             }
         }
     }

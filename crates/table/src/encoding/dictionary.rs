@@ -169,6 +169,32 @@ impl Dictionary {
         Ok(pick(blob.slice::<f64>(values), &self.gather_codes(blob, rows), T::from_float))
     }
 
+    fn code_at(&self, blob: &Blob, row: usize) -> usize {
+        self.codes.at(blob, row) as usize
+    }
+
+    pub fn int_at(&self, blob: &Blob, row: usize) -> Result<i64> {
+        let Values::Ints(values) = self.values else { return Err(mismatch()) };
+        Ok(blob.slice::<i64>(values)[self.code_at(blob, row)])
+    }
+
+    pub fn wide_at(&self, blob: &Blob, row: usize) -> Result<i128> {
+        let Values::Wide(values) = self.values else { return Err(mismatch()) };
+        Ok(blob.slice::<i128>(values)[self.code_at(blob, row)])
+    }
+
+    pub fn float_at(&self, blob: &Blob, row: usize) -> Result<f64> {
+        let Values::Floats(values) = self.values else { return Err(mismatch()) };
+        Ok(blob.slice::<f64>(values)[self.code_at(blob, row)])
+    }
+
+    pub fn bytes_at<'b>(&self, blob: &'b Blob, row: usize) -> Result<&'b [u8]> {
+        match self.values {
+            Values::Views { .. } => Ok(self.string(blob, self.code_at(blob, row))),
+            _ => Err(mismatch()),
+        }
+    }
+
     pub fn views(&self, blob: &Arc<Blob>, rows: &Rows<'_>) -> Result<Views> {
         let Values::Views { views, bytes } = self.values else { return Err(mismatch()) };
         let views = pick(blob.slice::<u128>(views), &self.gather_codes(blob, rows), |view| view);

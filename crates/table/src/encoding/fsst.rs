@@ -178,6 +178,17 @@ impl Fsst {
         text
     }
 
+    /// The text of one row, in place of what `text` holds.
+    pub fn at_into(&self, blob: &Blob, row: usize, text: &mut Vec<u8>) {
+        let (start, len) = self.coded.at(blob, row);
+        text.clear();
+        text.reserve(self.plain.lengths().at(blob, row) as usize + SLACK);
+        let codes = &blob.slice::<u8>(self.codes)[start..start + len];
+        let written = self.decompressor().decompress_into(codes, text.spare_capacity_mut());
+        // SAFETY: the decompressor has initialised so many bytes of the spare capacity.
+        unsafe { text.set_len(written) };
+    }
+
     pub fn gather(&self, blob: &Blob, rows: &Rows<'_>) -> Views {
         let mut views = Vec::with_capacity(rows.len());
         let text = match rows {

@@ -21,6 +21,7 @@ pub(crate) mod ints;
 pub(crate) mod packing;
 mod plain;
 mod scaled;
+mod single;
 mod strings;
 pub(crate) mod uuid;
 mod validity;
@@ -370,6 +371,6 @@ pub(crate) fn wide_of_interval(value: IntervalMonthDayNano) -> i128 {
     i128::from(value.nanoseconds) << 64 | i128::from(value.days as u32) << 32 | i128::from(value.months as u32)
 }
 
-fn interval_of(value: i128) -> IntervalMonthDayNano {
+pub(crate) fn interval_of(value: i128) -> IntervalMonthDayNano {
     IntervalMonthDayNano::new(value as i32, (value >> 32) as i32, (value >> 64) as i64)
 }

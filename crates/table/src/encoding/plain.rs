@@ -54,6 +54,21 @@ impl Plain {
         }
     }
 
+    pub fn float_at(&self, blob: &Blob, row: usize) -> Result<f64> {
+        match self {
+            Plain::Float32(section) => Ok(blob.slice::<f32>(*section)[row].into()),
+            Plain::Float64(section) => Ok(blob.slice::<f64>(*section)[row]),
+            Plain::Wide(_) => Err(mismatch()),
+        }
+    }
+
+    pub fn wide_at(&self, blob: &Blob, row: usize) -> Result<i128> {
+        match self {
+            Plain::Wide(section) => Ok(blob.slice::<i128>(*section)[row]),
+            _ => Err(mismatch()),
+        }
+    }
+
     pub fn wide(&self, blob: &Blob, rows: &Rows<'_>) -> Result<Vec<i128>> {
         match self {
             Plain::Wide(section) => Ok(gather(blob.slice::<i128>(*section), rows, |value| value)),

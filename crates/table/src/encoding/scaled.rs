@@ -110,6 +110,13 @@ impl ScaledFloats {
         self.ints.bytes() + self.exception_rows.len + self.exceptions.len
     }
 
+    pub fn at(&self, blob: &Blob, row: usize) -> f64 {
+        match blob.slice::<u32>(self.exception_rows).binary_search(&(row as u32)) {
+            Ok(found) => blob.slice::<f64>(self.exceptions)[found],
+            Err(_) => self.ints.at(blob, row) as f64 / POWERS[usize::from(self.exponent)],
+        }
+    }
+
     pub fn gather<T: FromFloat>(&self, blob: &Blob, rows: &Rows<'_>) -> Vec<T> {
         let power = POWERS[usize::from(self.exponent)];
         let ints: Vec<i64> = self.ints.gather(blob, rows);

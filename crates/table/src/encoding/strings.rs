@@ -115,6 +115,19 @@ impl Extents {
         start..start + lengths.iter().map(|len| *len as usize).sum::<usize>()
     }
 
+    /// Start and length of one row's.
+    pub fn at(&self, blob: &Blob, row: usize) -> (usize, usize) {
+        let block = row / BLOCK;
+        let start = blob.slice::<u32>(self.starts)[block] as usize;
+        if let Ints::Constant(len) = &self.lengths {
+            return (start + (row - block * BLOCK) * *len as usize, *len as usize);
+        }
+        let mut lengths: Vec<u32> = Vec::with_capacity(BLOCK);
+        self.lengths.decode_into(blob, block * BLOCK..row + 1, &mut lengths);
+        let len = lengths.pop().unwrap_or(0) as usize;
+        (start + lengths.iter().map(|len| *len as usize).sum::<usize>(), len)
+    }
+
     /// Start and length of each of some rows.
     pub fn list(&self, blob: &Blob, rows: &[u32]) -> Vec<(u32, u32)> {
         let starts = blob.slice::<u32>(self.starts);
@@ -168,6 +181,11 @@ impl Strings {
     /// Of each string, in bytes.
     pub fn lengths(&self) -> &Ints {
         self.extents.lengths()
+    }
+
+    pub fn at<'b>(&self, blob: &'b Blob, row: usize) -> &'b [u8] {
+        let (start, len) = self.extents.at(blob, row);
+        &blob.slice::<u8>(self.bytes)[start..start + len]
     }
 
     pub fn gather(&self, blob: &Arc<Blob>, rows: &Rows<'_>) -> Views {

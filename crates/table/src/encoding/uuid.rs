@@ -59,6 +59,10 @@ impl Uuids {
         self.values.len
     }
 
+    pub fn at(&self, blob: &Blob, row: usize) -> u128 {
+        blob.slice::<u128>(self.values)[row]
+    }
+
     pub fn gather(&self, blob: &Blob, rows: &Rows<'_>) -> Views {
         let values = blob.slice::<u128>(self.values);
         let mut text = Vec::with_capacity(rows.len() * TEXT_BYTES);

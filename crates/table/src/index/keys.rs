@@ -1,6 +1,7 @@
 //! Keys of rows, wherever their values come from.
 
 use super::TableIndex;
+use crate::RowGroup;
 use crate::rows::typed::KeyValues;
 use crate::rows::{RowLayout, Value};
 use arrow_array::cast::AsArray;
@@ -125,6 +126,21 @@ pub(super) fn of_image(index: &TableIndex, layout: &RowLayout, image: &[u8], key
     }
     for (place, column) in index.positions().iter().enumerate() {
         let value = of_value(index.sql_type(place), layout.value(image, *column))?;
+        key.push(index, place, &value)?;
+    }
+    Ok(())
+}
+
+pub(super) fn of_main(
+    index: &TableIndex,
+    layout: &RowLayout,
+    group: &RowGroup,
+    row: usize,
+    key: &mut IndexKey,
+) -> Result<()> {
+    let mut room = Vec::new();
+    for (place, column) in index.positions().iter().enumerate() {
+        let value = of_value(index.sql_type(place), layout.value_in_main(group, row, *column, &mut room)?)?;
         key.push(index, place, &value)?;
     }
     Ok(())

@@ -156,13 +156,7 @@ impl TableIndex {
         key.clear();
         match row {
             RowRef::Version(image) => keys::of_image(self, rows.layout(), image, key),
-            RowRef::Main { group, position } => {
-                for (place, column) in self.positions.iter().enumerate() {
-                    let value = group.segments()[*column].take(&[position as u32])?;
-                    keys::push(self, place, &value, 0, key)?;
-                }
-                Ok(())
-            }
+            RowRef::Main { group, position } => keys::of_main(self, rows.layout(), group, position, key),
         }
     }
 

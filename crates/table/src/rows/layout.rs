@@ -9,10 +9,10 @@
 //! Slots are not aligned. A value of variable length starts where the one before it ends, the first one after the slots. A
 //! NULL's slot is zero, or an empty value. Numerics of at most 18 digits take 8 bytes, uuids 16.
 
-use crate::TableDef;
-use crate::encoding::uuid;
+use crate::encoding::{interval_of, uuid};
 use crate::logical::Logical;
 use crate::schema::arrow_type;
+use crate::{RowGroup, TableDef};
 use arrow_array::builder::{
     BinaryViewBuilder, BooleanBuilder, Decimal128Builder, PrimitiveBuilder, StringViewBuilder,
     TimestampMicrosecondBuilder,
@@ -231,6 +231,62 @@ impl RowLayout {
             put_value(column, value, image)?;
         }
         Ok(())
+    }
+
+    /// Puts the image of a row in main in place of what `image` holds. Each value is read by itself, and charged for where its segment's
+    /// tablespace is paced. Panics if the row is past the group's last.
+    pub fn image_in_main(&self, group: &RowGroup, row: usize, image: &mut Vec<u8>) -> Result<()> {
+        image.clear();
+        image.resize(self.fixed_bytes, 0);
+        let mut room = Vec::new();
+        for (index, column) in self.columns.iter().enumerate() {
+            match self.value_in_main(group, row, index, &mut room)? {
+                Value::Null => {
+                    image[index / 8] |= 1 << (index % 8);
+                    if column.kind.is_variable() {
+                        put_end(image, column.offset)?;
+                    }
+                }
+                value => put_value(column, value, image)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One column's value of a row in main, read by itself and charged for likewise. It lies in the segment, or in `room`.
+    pub fn value_in_main<'v>(
+        &self,
+        group: &'v RowGroup,
+        row: usize,
+        column: usize,
+        room: &'v mut Vec<u8>,
+    ) -> Result<Value<'v>> {
+        let (Some(segment), Some(Column { kind, .. })) = (group.segments().get(column), self.columns.get(column))
+        else {
+            return Err(Error::internal("a row group's columns are not the table's"));
+        };
+        segment.charge_one();
+        let segment = segment.sound()?;
+        assert!(row < segment.rows(), "row {row} of {}", segment.rows());
+        let (blob, payload) = (segment.blob(), segment.payload());
+        if !segment.validity().is_valid(blob, row) {
+            return Ok(Value::Null);
+        }
+        Ok(match kind {
+            Kind::Boolean => Value::Boolean(payload.int_at(blob, row)? != 0),
+            Kind::Int16 | Kind::Int32 | Kind::Int64 | Kind::Date | Kind::Timestamp | Kind::TimestampTz => {
+                Value::Int(payload.int_at(blob, row)?)
+            }
+            Kind::Float32 => Value::Real(payload.float_at(blob, row)? as f32),
+            Kind::Float64 => Value::Double(payload.float_at(blob, row)?),
+            Kind::ShortDecimal { .. } | Kind::Decimal { .. } => Value::Numeric(payload.wide_at(blob, row)?),
+            Kind::Interval => Value::Interval(interval_of(payload.wide_at(blob, row)?)),
+            Kind::Uuid => match payload.uuid_at(blob, row) {
+                Some(value) => Value::Uuid(value.to_le_bytes()),
+                None => Value::Bytes(payload.bytes_at(blob, row, room)?),
+            },
+            Kind::Text | Kind::Bytes => Value::Bytes(payload.bytes_at(blob, row, room)?),
+        })
     }
 
     /// As Arrow arrays of some columns, a row for each image.
@@ -495,6 +551,7 @@ fn put(column: &Column, array: &ArrayRef, row: usize, image: &mut Vec<u8>) -> Re
 mod tests {
     use super::*;
     use crate::testing::{array_of, noise, table};
+    use tidepool_base::RowGroupId;
 
     const ALL: [SqlType; 16] = [
         SqlType::Boolean,
@@ -584,6 +641,48 @@ mod tests {
         }
         assert!(layout.image_of([Value::Null], &mut again).is_err());
         assert!(layout.image_of((0..ALL.len()).map(|_| Value::Int(1)), &mut again).is_err());
+    }
+
+    /// Of each type, in as many encodings as values of several shapes take.
+    #[test]
+    fn a_row_in_main_has_the_image_that_it_had_before() {
+        let names: Vec<String> = (0..ALL.len()).map(|i| format!("c{i}")).collect();
+        let columns: Vec<(&str, SqlType)> = names.iter().map(String::as_str).zip(ALL).collect();
+        let def = table(&columns);
+        let layout = RowLayout::new(&def).unwrap();
+        let spaces = crate::testing::spaces();
+        let placement = crate::testing::placement("near");
+        type Shape = fn(u64, usize) -> Option<i64>;
+        let shapes: [Shape; 7] = [
+            |noise, _| Some(noise as i64 % 100_000),
+            |noise, _| (!noise.is_multiple_of(4)).then_some(noise as i64 >> 3),
+            |noise, _| Some(noise as i64 % 7),
+            |_, row| Some(row as i64),
+            |_, row| Some(row as i64 / 300),
+            |_, _| Some(11),
+            |_, _| None,
+        ];
+        let rows = if cfg!(miri) { 40 } else { 3000 };
+        let mut encodings = std::collections::BTreeSet::new();
+        for shape in shapes {
+            let arrays = ALL.iter().enumerate().map(|(column, sql_type)| {
+                let mut next = noise(column as u64);
+                array_of(*sql_type, rows, |row| shape(next(), row))
+            });
+            let batch = RecordBatch::try_new(def.arrow_schema(), arrays.collect()).unwrap();
+            let group = RowGroup::encode(RowGroupId(1), &batch, &placement, &spaces).unwrap();
+            encodings.extend(group.segments().iter().map(|segment| segment.encoding().name()));
+            let images = layout.rows(&batch).unwrap();
+            let (mut expected, mut image) = (Vec::new(), Vec::new());
+            for row in (0..rows).step_by(if cfg!(miri) { 13 } else { 1 }) {
+                images.image(row, &mut expected).unwrap();
+                layout.image_in_main(&group, row, &mut image).unwrap();
+                assert_eq!(image, expected, "row {row}");
+            }
+        }
+        if !cfg!(miri) {
+            assert!(encodings.len() >= 8, "{encodings:?}");
+        }
     }
 
     #[test]

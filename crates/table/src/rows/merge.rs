@@ -104,6 +104,34 @@ impl RowStore {
         }
     }
 
+    /// Whether many of a range's rows that have versions were written after `since`, or are being written: what a merge would make of
+    /// them would soon be replaced. Going by some of them.
+    pub fn is_hot(&self, view: &View, number: u64, since: CommitTs) -> bool {
+        const SAMPLE: usize = 64;
+        const HOT_PER_SAMPLE: usize = 4;
+        self.check_view(view);
+        let Some(range) = self.directory.get(number) else { return false };
+        let step = (range.headed_rows() / SAMPLE).max(1);
+        let (mut seen, mut hot) = (0, 0);
+        for word in 0..WORDS {
+            let mut headed = range.headed(word);
+            while headed != 0 {
+                let position = word * 64 + headed.trailing_zeros() as usize;
+                headed &= headed - 1;
+                seen += 1;
+                if seen % step == 0
+                    && let Some(Found::Version(version)) = range.head(view, position).map(|head| head.load())
+                {
+                    // SAFETY: in the head under the view.
+                    let header = unsafe { version.header() };
+                    // A tag is above all timestamps.
+                    hot += usize::from(header.begin.load(Ordering::Relaxed) > since.0);
+                }
+            }
+        }
+        hot * SAMPLE > HOT_PER_SAMPLE * (seen / step).max(1)
+    }
+
     /// Merges what is settled of a range. `encode` makes a row group of rows in the table's columns. Holds one range's rows
     /// unencoded meanwhile; blocks nobody but other merges of the same range.
     pub fn merge_range(

@@ -121,6 +121,15 @@ impl Delta {
         });
     }
 
+    /// The value of one row: those before it in its block are added up.
+    pub fn at(&self, blob: &Blob, row: usize) -> i64 {
+        let (block, within) = (row / BLOCK, row % BLOCK);
+        with_room(|Room { scratch, values }| {
+            self.block(blob, block, within + 1, scratch, values);
+            values[within]
+        })
+    }
+
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         out.reserve(rows.len());
         with_room(|Room { scratch, values }| {

@@ -89,6 +89,14 @@ impl Frame {
         });
     }
 
+    /// The value of one row.
+    #[inline]
+    pub fn at(&self, blob: &Blob, row: usize) -> i64 {
+        let block = row / BLOCK;
+        let (packed, width) = self.blocks.get(blob, block);
+        blob.slice::<i64>(self.references)[block].wrapping_add(unpack_one(packed, width, row % BLOCK) as i64)
+    }
+
     #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);

@@ -305,6 +305,24 @@ impl Ints {
         }
     }
 
+    /// The value of one row, without those of its neighbours where the form allows.
+    #[inline]
+    pub fn at(&self, blob: &Blob, row: usize) -> i64 {
+        match self {
+            Ints::Constant(value) => *value,
+            Ints::Identity => row as i64,
+            Ints::Plain { bytes_per_value, values } => match bytes_per_value {
+                1 => blob.slice::<i8>(*values)[row].into(),
+                2 => blob.slice::<i16>(*values)[row].into(),
+                4 => blob.slice::<i32>(*values)[row].into(),
+                _ => blob.slice::<i64>(*values)[row],
+            },
+            Ints::Frame(frame) => frame.at(blob, row),
+            Ints::Delta(delta) => delta.at(blob, row),
+            Ints::RunLength(runs) => runs.at(blob, row),
+        }
+    }
+
     /// Appends the values of `rows`, which ascend.
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         fn pick<S: Copy + Into<i64>, T: FromInt>(values: &[S], rows: &[u32], out: &mut Vec<T>) {

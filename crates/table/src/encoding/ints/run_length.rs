@@ -83,6 +83,12 @@ impl RunLength {
         }
     }
 
+    /// The value of one row.
+    pub fn at(&self, blob: &Blob, row: usize) -> i64 {
+        let run = blob.slice::<u32>(self.ends).partition_point(|end| *end as usize <= row);
+        self.values.at(blob, run)
+    }
+
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return };
         let (ends, values) = self.covering(blob, &(*first as usize..*last as usize + 1));

@@ -637,3 +637,33 @@ fn what_a_main_does_not_show_does_not_depend_on_merges_since() {
     drop((session, merger));
     fixture.check_empty();
 }
+
+#[test]
+fn a_range_is_hot_while_many_of_its_rows_were_written_lately() {
+    let fixture = Fixture::tiny();
+    let (mut one, looker) = (fixture.session(), fixture.all.worker().unwrap());
+    let is_hot = |since: CommitTs| fixture.store.is_hot(&looker.snapshot_now(), 0, since);
+    assert!(!is_hot(CommitTs(0)), "there is no range");
+    one.begin(Isolation::ReadCommitted);
+    let rows: Vec<RowId> = (0..200).map(|id| one.insert(id, id).unwrap()).collect();
+    assert!(is_hot(fixture.all.clock().now()), "rows that are being written");
+    let loaded = one.commit().unwrap().unwrap();
+    assert!(is_hot(CommitTs(loaded.0 - 1)) && !is_hot(loaded));
+    // A few that are written again do not count, many do.
+    for (changed, expected) in [(&rows[..6], false), (&rows[..50], true)] {
+        one.begin(Isolation::ReadCommitted);
+        for row in changed {
+            assert_eq!(one.update(*row, 1, 2).unwrap(), Outcome::Written);
+        }
+        one.commit().unwrap();
+        assert_eq!(is_hot(loaded), expected);
+    }
+    // What is in main alone has no say.
+    drop(one);
+    let worker = fixture.all.worker().unwrap();
+    assert!(matches!(fixture.merge(&worker, 0).unwrap(), Merged::Replaced { .. }));
+    assert!(fixture.store.finish_merge(&worker, 0));
+    assert!(!is_hot(CommitTs(0)));
+    drop((looker, worker));
+    fixture.check_empty();
+}
