@@ -109,6 +109,8 @@ pub struct Tablespace {
     name: String,
     /// As it is now. Replaced when the tablespace changes.
     config: RwLock<Arc<TablespaceConfig>>,
+    /// By its location: asked at every operation.
+    lies_far: AtomicBool,
     /// What is mapped, and of what. Held while that changes, longer than anybody should wait: to be tried for only.
     shape: Mutex<Shape>,
     /// Bytes of open pages.
@@ -196,6 +198,7 @@ impl Tablespace {
         Ok(Arc::new(Tablespace {
             id,
             name: config.name.clone(),
+            lies_far: AtomicBool::new(config.location.is_far()),
             config: RwLock::new(Arc::new(config)),
             shape: Mutex::new(shape),
             size_bytes: AtomicU64::new(0),
@@ -241,6 +244,8 @@ impl Tablespace {
     }
 
     pub(crate) fn set_config(&self, config: TablespaceConfig) {
+        // Relaxed: what is decided by it is right for either.
+        self.lies_far.store(config.location.is_far(), Ordering::Relaxed);
         *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(config);
     }
 
@@ -332,7 +337,7 @@ impl Tablespace {
     pub fn is_far(&self) -> bool {
         match self.pacer() {
             Some(pacer) => pacer.model().read_latency_ns() > pacer.model().local().read_latency_ns,
-            None => self.config().location.is_far(),
+            None => self.lies_far.load(Ordering::Relaxed),
         }
     }
 
