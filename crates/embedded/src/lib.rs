@@ -52,6 +52,8 @@
 //! constraints or foreign keys, and partitions, are read here and written by SQL.
 
 mod table_builder;
+#[cfg(test)]
+mod tests;
 
 pub use table_builder::TableBuilder;
 pub use tidepool_base::{ByteSize, CommitTs, Error, Result, RowId, SqlState, SqlType};

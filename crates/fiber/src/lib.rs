@@ -207,6 +207,8 @@ fn take_turns<T>(fibers: &mut [FiberRef<'_, T>]) -> Finished<T> {
     let mut now_ns = 0;
     let mut left = fibers.len();
     let mut idle_turns = 0;
+    // When it was last looked whether somebody can go on, if nobody could since.
+    let mut idle_since_ns = None;
     while left > 0 {
         // Whether some fiber did something in this turn, or some look for what others do.
         let (mut has_gone_on, mut looks) = (false, false);
@@ -231,17 +233,17 @@ fn take_turns<T>(fibers: &mut [FiberRef<'_, T>]) -> Finished<T> {
                 }
             }
         }
-        let before_ns = now_ns;
-        let still_waits = |(ready, value): (&u64, &Option<T>)| value.is_none() && *ready > before_ns;
-        let waits_for_memory = ready_ns.iter().zip(&values).any(still_waits);
+        let waiting = ready_ns.iter().zip(&values).filter(|(ready, value)| value.is_none() && **ready > now_ns);
+        let soonest_ns = waiting.map(|(ready, _)| *ready).min();
         if has_gone_on {
             idle_turns = 0;
-            if waits_for_memory && now_ns == turn_began_ns {
+            idle_since_ns = None;
+            if soonest_ns.is_some() && now_ns == turn_began_ns {
                 now_ns = self::now_ns();
             }
             continue;
         }
-        if !waits_for_memory && looks {
+        if soonest_ns.is_none() && looks {
             // For something that another thread does.
             idle_turns += 1;
             if idle_turns < IDLE_TURNS { std::thread::yield_now() } else { std::thread::sleep(IDLE_SLEEP) }
@@ -249,9 +251,11 @@ fn take_turns<T>(fibers: &mut [FiberRef<'_, T>]) -> Finished<T> {
             std::hint::spin_loop();
         }
         now_ns = self::now_ns();
-        if waits_for_memory && before_ns > 0 {
-            waits.idle_ns += now_ns - before_ns;
+        if let Some(soonest_ns) = soonest_ns {
+            // What comes after the memory is there is the scheduler's doing.
+            waits.idle_ns += idle_since_ns.map_or(0, |since| soonest_ns.min(now_ns).saturating_sub(since));
         }
+        idle_since_ns = Some(now_ns);
     }
     Finished { values: values.into_iter().flatten().collect(), waits }
 }
