@@ -73,7 +73,7 @@ pub struct BenchArgs {
     /// tpcc, mot, ch: warehouses [default: 1; mot: one for each terminal]
     #[arg(long)]
     pub warehouses: Option<u32>,
-    /// tpcc, mot, ch: terminals of each thread, which take turns while they wait for far memory [default: 1; mot: both 1 and 4]
+    /// tpcc, mot, ch: terminals of each thread, which take turns while they wait for far memory [default: 1; mot: both 1 and 2]
     #[arg(long)]
     pub terminals: Option<usize>,
     /// tpcc, mot, ch, overload: seconds of each run that are measured [default: 10; mot: 1]

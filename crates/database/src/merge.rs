@@ -18,10 +18,8 @@ const MERGE_ROWS_COLD: u64 = ROW_GROUP_ROWS as u64 / 16;
 const COLD_AFTER: Duration = Duration::from_secs(30);
 
 /// Rows that are written one after the other are mostly changed again soon, if ever: a queue's when it comes to them, a counter's all the time. So
-/// a range of rows of which some were written so lately is left for another time, unless there is too much of that: reading delta takes
-/// longer.
+/// a range of rows of which some were written so lately is left for another time.
 const COOL_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
-const HOT_ROWS_MAX: u64 = 16 * MERGE_ROWS;
 
 /// How long a merge waits for those who still look at what was before. Then the background thread does.
 const LOOKS: u32 = 10;
@@ -141,9 +139,9 @@ impl Database {
                 MergePolicy::Auto => table.delta_rows() >= MERGE_ROWS,
             }
         };
-        let cool = |table: &Arc<TableVersion>| {
-            let is_hot_left = table.def.parameters.merge_policy() == MergePolicy::Auto;
-            if is_hot_left && table.delta_rows() < HOT_ROWS_MAX { COOL_AFTER } else { Duration::ZERO }
+        let cool = |table: &Arc<TableVersion>| match table.def.parameters.merge_policy() {
+            MergePolicy::Auto => COOL_AFTER,
+            MergePolicy::Never | MergePolicy::Immediate => Duration::ZERO,
         };
         let due = version.versions().filter(due).map(|table| ((&*table.def).into(), cool(&table))).collect();
         quiet.retain(|table, _| version.table_by_id(*table).is_some());

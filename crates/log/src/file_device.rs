@@ -70,9 +70,10 @@ impl FileDevice {
             .map_err(|error| Error::io(format_args!("open log segment \"{}\"", self.segment_name(number)), &error))
     }
 
-    /// Room for all of it, in blocks that have been written once.
+    /// Room for all of it, in blocks that have been written once. Written out step by step: who waits for another segment's blocks meanwhile
+    /// comes behind a step of this one's, not behind all of it.
     fn fill(&self, file: &dyn StoredFile) -> io::Result<()> {
-        const STEP_BYTES: usize = 1 << 20;
+        const STEP_BYTES: usize = 2 << 20;
         file.allocate(self.segment_bytes as u64)?;
         let zeroes = AlignedBuffer::zeroed(STEP_BYTES.min(self.segment_bytes));
         let mut done = 0;
@@ -80,8 +81,9 @@ impl FileDevice {
             let step = zeroes.bytes().len().min(self.segment_bytes - done);
             file.write_all_at(done as u64, &zeroes.bytes()[..step])?;
             done += step;
+            file.sync_data()?;
         }
-        file.sync_data()
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::recovery::Recovery;
 use crate::room::{Room, frame_cost, lock, usable_bytes};
 use crate::writer::{Start, Writer};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use tidepool_base::{ByteSize, CommitTs, Error, Result, SqlState, crash_point};
@@ -55,6 +55,8 @@ pub struct Log {
     room: Mutex<Room>,
     /// Room was made.
     room_made: Condvar,
+    /// The segment that was being written when segments were prepared last.
+    begun_before: AtomicU64,
     /// Held by whoever makes, renames or removes segments. Taken before `room`, never inside `writer`.
     upkeep: Mutex<()>,
     callers: Mutex<Callers>,
@@ -110,6 +112,7 @@ impl Log {
             appender_next: AtomicU32::new(0),
             participants: AtomicUsize::new(0),
             room: Mutex::new(room),
+            begun_before: AtomicU64::new(number_current),
             room_made: Condvar::new(),
             upkeep: Mutex::new(()),
             callers: Mutex::default(),
@@ -240,14 +243,24 @@ impl Log {
         Ok(())
     }
 
-    /// Prepares the next segment ahead of its use. For the same thread. 53100 when there is no room: nothing is lost then.
+    /// Prepares segments ahead of their use: one, or twice as many as were begun since this was last called, so that no appender has to
+    /// wait until one is filled. For the same thread. 53100 when there is no room: nothing is lost then.
     pub fn prepare(&self) -> Result<()> {
-        let is_wanted = |room: &Room| room.prepared.is_empty() && room.segments() < self.device.segments_max();
-        if !is_wanted(&lock(&self.room)) {
-            return Ok(());
+        let wanted = {
+            let current = lock(&self.room).number_current;
+            let begun = current.saturating_sub(self.begun_before.swap(current, Ordering::Relaxed));
+            let within = self.config.bytes_max / 8 / self.device.segment_bytes() as u64;
+            (2 * begun).min(within).max(1)
+        };
+        let is_wanted =
+            |room: &Room| (room.prepared.len() as u64) < wanted && room.segments() < self.device.segments_max();
+        while is_wanted(&lock(&self.room)) {
+            let _upkeep = lock(&self.upkeep);
+            if is_wanted(&lock(&self.room)) {
+                self.add_segment()?;
+            }
         }
-        let _upkeep = lock(&self.upkeep);
-        if is_wanted(&lock(&self.room)) { self.add_segment() } else { Ok(()) }
+        Ok(())
     }
 
     /// A round of group commit.

@@ -8,7 +8,7 @@
 
 use crate::statement::fold;
 use datafusion::sql::sqlparser::ast::{
-    self, Expr, Fetch, Ident, LimitClause, Offset, Query, SelectItem, SetExpr, Value, VisitMut, VisitorMut,
+    self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, Query, SelectItem, SetExpr, Value, VisitMut, VisitorMut,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -181,6 +181,70 @@ pub fn prepare(query: &mut Query, all: bool) {
     let _ = query.visit(&mut prepare);
 }
 
+/// Takes casts of a column out of a `GROUP BY` that has the column, too: they make no more groups of it, and DataFusion, whose names leave casts
+/// out, would have two keys of one name.
+fn drop_cast_keys(body: &mut SetExpr) {
+    match body {
+        SetExpr::SetOperation { left, right, .. } => {
+            drop_cast_keys(left);
+            drop_cast_keys(right);
+        }
+        SetExpr::Select(select) => {
+            let GroupByExpr::Expressions(keys, modifiers) = &mut select.group_by else { return };
+            if !modifiers.is_empty() || keys.len() < 2 {
+                return;
+            }
+            let columns: Vec<Expr> =
+                keys.iter().map(|key| meant_by(key, &select.projection, false)).filter(is_column).cloned().collect();
+            keys.retain(|key| {
+                cast_column(meant_by(key, &select.projection, true)).is_none_or(|of| !columns.contains(of))
+            });
+        }
+        _ => {}
+    }
+}
+
+fn is_column(expr: &&Expr) -> bool {
+    matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_))
+}
+
+/// The column that is cast, perhaps several times.
+fn cast_column(expr: &Expr) -> Option<&Expr> {
+    let Expr::Cast { expr, .. } = expr else { return None };
+    let mut inner = &**expr;
+    while let Expr::Cast { expr, .. } | Expr::Nested(expr) = inner {
+        inner = expr;
+    }
+    Some(inner).filter(is_column)
+}
+
+/// What a grouping key says: an output's expression by its number, or `by_name`, too.
+fn meant_by<'a>(key: &'a Expr, outputs: &'a [SelectItem], by_name: bool) -> &'a Expr {
+    let of = |item: &'a SelectItem| match item {
+        SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => Some(expr),
+        _ => None,
+    };
+    let meant = match key {
+        Expr::Value(value) => match &value.value {
+            Value::Number(number, _) => {
+                let place = number.to_string().parse::<usize>().ok().and_then(|number| number.checked_sub(1));
+                place.and_then(|place| outputs.get(place)).and_then(of)
+            }
+            _ => None,
+        },
+        Expr::Identifier(name) if by_name => outputs.iter().find_map(|item| match item {
+            SelectItem::ExprWithAlias { expr, alias } if fold(alias) == fold(name) => Some(expr),
+            _ => None,
+        }),
+        _ => None,
+    };
+    let mut meant = meant.unwrap_or(key);
+    while let Expr::Nested(inner) = meant {
+        meant = inner;
+    }
+    meant
+}
+
 struct Prepare {
     depth: usize,
     all: bool,
@@ -192,6 +256,7 @@ impl VisitorMut for Prepare {
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         fetch_to_limit(query);
         name_outputs(&mut query.body, self.depth > 0, self.all);
+        drop_cast_keys(&mut query.body);
         self.depth += 1;
         ControlFlow::Continue(())
     }

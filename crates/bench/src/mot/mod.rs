@@ -25,7 +25,7 @@ pub use matrix::MatrixResult;
 
 const PROFILES: &str = "optane,cxl-asic,fpga-prototype";
 const SECONDS: f64 = 1.0;
-const TERMINALS: usize = 4;
+const TERMINALS: usize = 2;
 
 /// What a run writes as JSON.
 #[derive(Clone, Debug, Serialize)]
