@@ -55,7 +55,7 @@ enum Command {
     /// Show what memory there is, or measure what it costs
     Device(device::DeviceArgs),
     /// Generate, load, run and check a benchmark
-    Bench(tidepool_bench::cli::BenchArgs),
+    Bench(Box<tidepool_bench::cli::BenchArgs>),
     #[command(hide = true)]
     Observe(tidepool_bench::cli::ObserveArgs),
 }
@@ -97,7 +97,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Device(args) => device::run(args),
-        Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(args)),
+        Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(*args)),
     }
 }
 

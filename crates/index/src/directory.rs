@@ -94,7 +94,7 @@ impl Table {
 
     #[inline]
     fn bucket(&self, hash: u64) -> &[AtomicU64; WAYS] {
-        let bucket = (u128::from(hash) * u128::from(self.buckets) >> 64) as usize;
+        let bucket = ((u128::from(hash) * u128::from(self.buckets)) >> 64) as usize;
         // SAFETY: below the number of buckets, all words of which are there for as long as the table is lent.
         unsafe { &*self.words.add(HEADER_WORDS + bucket * WAYS).cast() }
     }
