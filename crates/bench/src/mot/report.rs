@@ -13,6 +13,10 @@ fn ratio(result: &MotResult, of: &MatrixResult) -> f64 {
     of.median_per_second / near
 }
 
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 fn cfg(devices: usize) -> String {
     format!("cfg_{devices}")
 }
@@ -32,14 +36,14 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
         "By `tidepool bench mot`. Machine: {}, {} CPUs, {} GB, Linux {}. Far memory is this machine's own, paced as the profile says; \
          `cfg_1` has one such device and `cfg_2` two that pages are spread over. {} warehouses, terminals without think time, one a thread \
          or several that take turns while they wait for far memory, \
-         serializable, no log but in the part on logs; medians of {} rounds of {} s. The heads of rows are near in all; a row is drafted near, and stored where \
+         serializable, no log but in the part on logs; medians of {} of {} s. The heads of rows are near in all; a row is drafted near, and stored where \
          the table's rows are before its transaction commits.\n",
         machine.cpu,
         machine.cpus,
         machine.memory_bytes >> 30,
         machine.kernel,
         result.warehouses,
-        result.rounds,
+        counted(result.rounds, "round"),
         result.seconds
     )?;
     writeln!(text, "## What falls short\n")?;
@@ -57,10 +61,10 @@ fn write(result: &MotResult, text: &mut String) -> std::fmt::Result {
                 is_short = true;
                 writeln!(
                     text,
-                    "* {profile}, {}, {} threads of {} terminals, everything far: {:.3} of all near; the goal is {:.2}.",
+                    "* {profile}, {}, {}, {} each, everything far: {:.3} of all near; the goal is {:.2}.",
                     cfg(of.devices),
-                    of.threads,
-                    of.terminals,
+                    counted(of.threads, "thread"),
+                    counted(of.terminals, "terminal"),
                     ratio(result, of),
                     1.0 - loss
                 )?;
@@ -88,8 +92,7 @@ fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
             mixes.push((of.mix, of.threads));
         }
     }
-    let title =
-        |(mix, threads): &(&str, usize)| format!("{mix}, {threads} thread{}", if *threads == 1 { "" } else { "s" });
+    let title = |(mix, threads): &(&str, usize)| format!("{mix}, {}", counted(*threads, "thread"));
     writeln!(text, "| | {} |", mixes.iter().map(title).collect::<Vec<_>>().join(" | "))?;
     writeln!(text, "| --- |{}", " ---: |".repeat(mixes.len()))?;
     let mut lines: Vec<(Option<&str>, &str, usize, usize)> = Vec::new();
@@ -102,9 +105,9 @@ fn matrix(result: &MotResult, text: &mut String) -> std::fmt::Result {
     lines.sort_unstable();
     for line in lines {
         let name = match line {
-            (None, placement, _, terminals) => format!("{placement}, {terminals} terminals"),
+            (None, placement, _, terminals) => format!("{placement}, {}", counted(terminals, "terminal")),
             (Some(profile), placement, devices, terminals) => {
-                format!("{profile}, {}, {placement}, {terminals} terminals", cfg(devices))
+                format!("{profile}, {}, {placement}, {}", cfg(devices), counted(terminals, "terminal"))
             }
         };
         write!(text, "| {name} |")?;
