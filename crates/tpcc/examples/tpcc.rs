@@ -1,4 +1,5 @@
-//! TPC-C by itself: `cargo run --release -p tidepool-tpcc --example tpcc -- [WAREHOUSES [THREADS [SECONDS [MIX [FOLDER]]]]]`.
+//! TPC-C by itself: `cargo run --release -p tidepool-tpcc --example tpcc -- [WAREHOUSES [THREADS [SECONDS [MIX [FOLDER
+//! [TERMINALS]]]]]]`.
 //! With a folder, commits go to a log there, and wait for it. `tidepool bench tpcc` has more to say.
 
 use std::time::{Duration, Instant};

@@ -79,7 +79,8 @@ impl Waits {
 
 impl Transactions {
     /// Returns when the transaction of `target` is over, its versions stamped or taken back. 40P01 if that would be never:
-    /// it waits, through others or not, for `own`. `interrupted` is asked every 20 ms, and its error ends the waiting.
+    /// it waits, through others or not, for `own`. `interrupted` is asked every 20 ms, of a fiber at each of its
+    /// turns, and its error ends the waiting.
     #[cold]
     pub fn wait_for(&self, own: Tag, target: Tag, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         let slot = self.slot(target.slot());
