@@ -226,7 +226,7 @@ fn print(result: &TpccResult) {
     }
     if let Some(waits) = run.waits.filter(|waits| waits.asked_ns > 0) {
         println!(
-            "waited for memory {:.1} times a transaction, {:.2} µs; {:.0} % of that while others went on",
+            "paused {:.1} times a transaction, for {:.2} µs of memory's time; {:.0} % of that while others went on",
             waits.pauses as f64 / run.transactions.max(1) as f64,
             waits.asked_ns as f64 / run.transactions.max(1) as f64 / 1e3,
             100.0 * (1.0 - waits.idle_ns as f64 / waits.asked_ns as f64)

@@ -147,7 +147,7 @@ pub struct Finished<T> {
 /// What fibers of one thread waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Waits {
-    /// Pauses for memory.
+    /// Pauses, for memory and by [`pass`].
     pub pauses: u64,
     /// What they were for, together; of paced memory only.
     pub asked_ns: u64,
