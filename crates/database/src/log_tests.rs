@@ -2,8 +2,9 @@
 
 mod partitioned;
 
-use crate::tests::{columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
+use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
 use crate::{Changed, Config, Database, Transaction};
+use arrow_array::RecordBatch;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{Result, RowId, SqlState};
 use tidepool_log::files::{Fault, Files, Operation, SimulatedFiles};
-use tidepool_table::{ROW_GROUP_ROWS, TableDef};
+use tidepool_table::{ROW_GROUP_ROWS, TableDef, TableVersion};
 
 /// Ids of the rows of `t`, in their order.
 fn ids(database: &Database) -> Vec<RowId> {
@@ -140,6 +141,13 @@ fn content(database: &Database) -> Content {
     version.tables.values().map(|table| (table.def.name.clone(), sorted(of(&table.def)))).collect()
 }
 
+/// Rows with texts so long that the log says of most changes of them how they differ.
+fn long(table: &TableVersion, numbers: std::ops::Range<usize>) -> RecordBatch {
+    let text = |number: usize| (!number.is_multiple_of(5)).then(|| format!("a row of {number:>11}"));
+    let row = |number: usize| vec![Some(number.to_string()), text(number)];
+    batch_of(&table.def, &numbers.map(row).collect::<Vec<_>>())
+}
+
 /// One transaction of a random history.
 fn step(random: &mut StdRng, database: &Arc<Database>, next: &mut usize) -> Result<Transaction> {
     let mut transaction = database.begin()?;
@@ -163,14 +171,20 @@ fn step(random: &mut StdRng, database: &Arc<Database>, next: &mut usize) -> Resu
             }
             0..8 => drop(insert(&mut transaction, &name, numbers(random.random_range(1..40)))?),
             8 => drop(insert(&mut transaction, &name, numbers(9_000))?),
-            9..14 => {
+            kind @ 9..14 => {
                 let version = transaction.begin_statement()?;
                 let table = version.table(name.as_str()).expect("it was listed");
                 let all = (0..table.rows().ranges())
                     .flat_map(|range| (0..600).map(move |position| RowId::new(range, position)))
                     .filter(|row| table.rows().read(table.view(), *row).is_some());
                 let some: Vec<RowId> = all.filter(|_| random.random_range(0..10) == 0).collect();
-                assert!(matches!(transaction.delete(name.as_str(), &some)?, Changed::Rows(_)));
+                if kind < 12 {
+                    assert!(matches!(transaction.delete(name.as_str(), &some)?, Changed::Rows(_)));
+                } else {
+                    let rows = long(&table, numbers(some.len()));
+                    drop((version, table));
+                    assert!(matches!(transaction.update(name.as_str(), &some, &rows)?, Changed::Rows(_)));
+                }
             }
             14 => {
                 let name = format!("t{}", numbers(1).start);

@@ -1,7 +1,8 @@
 //! What a data folder had when it was left: the last checkpoint, and what the log has since.
 //!
 //! Records come in the order in which they were written, which is not that of timestamps: a row goes by the newest, and
-//! changes of definitions are applied in their order at the end. Rows of a store that is made by a later record wait for it.
+//! changes of definitions are applied in their order at the end. Rows of a store that is made by a later record wait for it, and
+//! so does a patch for the row that it is a patch of.
 
 use crate::catalog::{Catalog, DatabaseState, RelationName};
 use crate::comment::Comments;
@@ -13,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{ByteSize, CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId};
 use tidepool_log::Recovery;
-use tidepool_table::rows::RowStore;
+use tidepool_table::rows::patch::Patch;
+use tidepool_table::rows::{Patched, RowStore};
 use tidepool_table::{Placement, Table, TableDef};
 use tidepool_txn::{View, Worker};
 
@@ -29,7 +31,26 @@ struct Restored {
 /// A change of rows whose store is not known yet.
 enum Waiting {
     Row(RowId, Option<Vec<u8>>, CommitTs),
+    Patch(RowId, Early),
     Load { range: u64, file: SavedFile },
+}
+
+/// A patch that is kept.
+struct Early {
+    base: CommitTs,
+    checksum: u32,
+    steps: Vec<u8>,
+    ts: CommitTs,
+}
+
+impl Early {
+    fn new(patch: &Patch<'_>, ts: CommitTs) -> Early {
+        Early { base: patch.base, checksum: patch.checksum, steps: patch.steps.to_vec(), ts }
+    }
+
+    fn patch(&self) -> Patch<'_> {
+        Patch { base: self.base, checksum: self.checksum, steps: &self.steps }
+    }
 }
 
 struct Replay<'d> {
@@ -38,6 +59,11 @@ struct Replay<'d> {
     worker: Worker,
     stores: HashMap<StoreId, Restored>,
     waiting: HashMap<StoreId, Vec<Waiting>>,
+    /// Patches of rows that are not there yet as they were since then: at most one each.
+    early: HashMap<(StoreId, RowId, CommitTs), Early>,
+    /// Rows that the record at hand has brought, while there are such patches.
+    came: Vec<(StoreId, RowId, CommitTs)>,
+    checkpoint: CommitTs,
     changes: Vec<(CommitTs, CatalogChange)>,
     /// Row groups that the log names.
     loaded: Vec<RowGroupId>,
@@ -54,6 +80,9 @@ impl Database {
             worker: self.transactions().worker()?,
             stores: HashMap::new(),
             waiting: HashMap::new(),
+            early: HashMap::new(),
+            came: Vec::new(),
+            checkpoint: manifest.commit_ts,
             changes: Vec::new(),
             loaded: Vec::new(),
             records: 0,
@@ -61,6 +90,7 @@ impl Database {
         let tables = replay.checkpoint(manifest)?;
         log.skip_to(manifest.commit_ts);
         replay.log(log)?;
+        replay.check_early()?;
         replay.finish(manifest, tables, log)
     }
 
@@ -124,6 +154,7 @@ impl Replay<'_> {
             while let Some(mut piece) = record.next_piece()? {
                 self.piece(&mut piece, ts).map_err(of_record)?;
             }
+            self.end_record().map_err(of_record)?;
         }
         Ok(())
     }
@@ -136,6 +167,7 @@ impl Replay<'_> {
             match entry {
                 Entry::Store(id) => store = Some(id),
                 Entry::Put(row, image) => self.row(&view, store.ok_or_else(no_store)?, row, Some(image), ts)?,
+                Entry::Patch(row, patch) => self.patch(&view, store.ok_or_else(no_store)?, row, &patch, ts)?,
                 Entry::Delete(row) => self.row(&view, store.ok_or_else(no_store)?, row, None, ts)?,
                 Entry::Load { range, group, rows } => {
                     self.loaded.push(group);
@@ -152,7 +184,9 @@ impl Replay<'_> {
         match self.stores.get_mut(&store) {
             Some(restored) => {
                 restored.changed = true;
-                restored.rows.restore_row(view, row, image, ts)
+                restored.rows.restore_row(view, row, image, ts)?;
+                self.bring(store, row, ts);
+                Ok(())
             }
             None => {
                 let waiting = Waiting::Row(row, image.map(<[u8]>::to_vec), ts);
@@ -160,6 +194,55 @@ impl Replay<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn patch(&mut self, view: &View, store: StoreId, row: RowId, patch: &Patch<'_>, ts: CommitTs) -> Result<()> {
+        let Some(restored) = self.stores.get_mut(&store) else {
+            let waiting = Waiting::Patch(row, Early::new(patch, ts));
+            self.waiting.entry(store).or_default().push(waiting);
+            return Ok(());
+        };
+        restored.changed = true;
+        match restored.rows.restore_patch(view, row, patch, ts, self.checkpoint)? {
+            Patched::Done => self.bring(store, row, ts),
+            Patched::Early => drop(self.early.insert((store, row, patch.base), Early::new(patch, ts))),
+        }
+        Ok(())
+    }
+
+    fn bring(&mut self, store: StoreId, row: RowId, ts: CommitTs) {
+        if !self.early.is_empty() {
+            self.came.push((store, row, ts));
+        }
+    }
+
+    /// Goes on with patches that waited for what a whole record has brought: it may have changed a row more than once.
+    fn end_record(&mut self) -> Result<()> {
+        let view = self.worker.hold_now();
+        for (store, row, mut ts) in std::mem::take(&mut self.came) {
+            let Some(restored) = self.stores.get(&store) else { continue };
+            while let Some(early) = self.early.remove(&(store, row, ts)) {
+                match restored.rows.restore_patch(&view, row, &early.patch(), early.ts, self.checkpoint)? {
+                    Patched::Done => ts = early.ts,
+                    Patched::Early => return Err(Error::internal("a row is not what was restored of it")),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// XX001 for patches that nothing has come for, and nothing newer in their place.
+    fn check_early(&mut self) -> Result<()> {
+        let view = self.worker.hold_now();
+        for ((store, row, base), early) in std::mem::take(&mut self.early) {
+            let Some(restored) = self.stores.get(&store) else { continue };
+            let patched = restored.rows.restore_patch(&view, row, &early.patch(), early.ts, self.checkpoint)?;
+            if patched == Patched::Early {
+                return Err(Error::corrupted("the log has a change of a row, and not the row")
+                    .with_detail(format!("Row {} was changed at {}, as it was since {}.", row.0, early.ts.0, base.0)));
+            }
+        }
+        Ok(())
     }
 
     fn load(&mut self, store: StoreId, range: u64, file: SavedFile) -> Result<()> {
@@ -192,6 +275,7 @@ impl Replay<'_> {
             for waiting in self.waiting.remove(&table.store).unwrap_or_default() {
                 match waiting {
                     Waiting::Row(row, image, ts) => self.row(&view, table.store, row, image.as_deref(), ts)?,
+                    Waiting::Patch(row, early) => self.patch(&view, table.store, row, &early.patch(), early.ts)?,
                     Waiting::Load { range, file } => self.load(table.store, range, file)?,
                 }
             }

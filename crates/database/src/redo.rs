@@ -10,6 +10,10 @@
 //! | 3 | row (8) | a row is gone |
 //! | 4 | range (8), row group (8), rows (8) | a range was loaded, whose row group is in a file |
 //! | 5 | bytes (4), JSON | what exists was changed ([`CatalogChange`]) |
+//! | 6 | row (8), timestamp (8), checksum (4), bytes (4), steps | a row is from now on what [`Patch`] makes of it as it was since then |
+//!
+//! Of a row that is changed where it was changed before, a patch is all that is written: of most rows that are changed little is. A patch may be
+//! read before what it is a patch of, as records are not in the order of their timestamps.
 //!
 //! All numbers are little-endian. The rows of a store that nothing creates, or that is gone by the log's end, are passed over.
 
@@ -24,7 +28,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Error, Result, RoleId, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
 use tidepool_log::{Appender, Log, RecordKind};
-use tidepool_table::rows::{Change, WriteSet};
+use tidepool_table::rows::patch::{self, Patch};
+use tidepool_table::rows::{Change, Replaced, WriteSet};
 use tidepool_table::{Placement, Table, TableDef};
 use tidepool_txn::{Commit, Validation, View, Worker};
 
@@ -39,6 +44,10 @@ const PUT: u8 = 2;
 const DELETE: u8 = 3;
 const LOAD: u8 = 4;
 const CATALOG: u8 = 5;
+const PATCH: u8 = 6;
+
+/// What a patch takes more than an image, beside its steps.
+const PATCH_BYTES: usize = 12;
 
 /// What a transaction changed of what exists: by id what takes an object's place, `None` for one that went.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -106,6 +115,7 @@ impl CatalogChange {
 pub(crate) enum Entry<'r> {
     Store(StoreId),
     Put(RowId, &'r [u8]),
+    Patch(RowId, Patch<'r>),
     Delete(RowId),
     Load { range: u64, group: RowGroupId, rows: u64 },
     Catalog(Box<CatalogChange>),
@@ -118,6 +128,12 @@ pub(crate) fn next_entry<'r>(piece: &mut &'r [u8]) -> Result<Option<Entry<'r>>> 
     let entry = match *kind {
         STORE => Entry::Store(StoreId(number(piece)?)),
         PUT => Entry::Put(RowId(number(piece)?), bytes(piece)?),
+        PATCH => {
+            let (row, base) = (RowId(number(piece)?), CommitTs(number(piece)?));
+            let (checksum, rest) = piece.split_first_chunk().ok_or_else(|| broken("it is cut off"))?;
+            *piece = rest;
+            Entry::Patch(row, Patch { base, checksum: u32::from_le_bytes(*checksum), steps: bytes(piece)? })
+        }
         DELETE => Entry::Delete(RowId(number(piece)?)),
         LOAD => {
             let (range, group, rows) = (number(piece)?, number(piece)?, number(piece)?);
@@ -211,9 +227,11 @@ impl Redo {
                 self.push_entry(STORE, store.id().0);
             }
             match change {
-                Change::Put(image) => {
-                    self.push_entry(PUT, row.0);
-                    self.push_bytes(image);
+                Change::Put { image, replaced } => {
+                    if !replaced.is_some_and(|replaced| self.push_patch(row, replaced, image)) {
+                        self.push_entry(PUT, row.0);
+                        self.push_bytes(image);
+                    }
                 }
                 Change::Deleted => self.push_entry(DELETE, row.0),
                 Change::Loaded => {
@@ -232,6 +250,24 @@ impl Redo {
         self.appender.reserve(self.record.len(), interrupted)?;
         self.is_ready = true;
         Ok(())
+    }
+
+    /// False, and nothing is pushed, where the image itself is no longer.
+    fn push_patch(&mut self, row: RowId, replaced: Replaced<'_>, image: &[u8]) -> bool {
+        let start = self.record.len();
+        self.push_entry(PATCH, row.0);
+        self.record.extend(replaced.ts.0.to_le_bytes());
+        self.record.extend(patch::checksum(image).to_le_bytes());
+        self.record.extend([0; 4]);
+        let steps = self.record.len();
+        let most = image.len().saturating_sub(PATCH_BYTES);
+        if !patch::make(replaced.image, image, most, &mut self.record) {
+            self.record.truncate(start);
+            return false;
+        }
+        let len = (self.record.len() - steps) as u32;
+        self.record[steps - 4..steps].copy_from_slice(&len.to_le_bytes());
+        true
     }
 
     fn push_entry(&mut self, kind: u8, number: u64) {

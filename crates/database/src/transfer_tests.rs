@@ -1,6 +1,6 @@
-//! Sessions that move money between the same few accounts while the table is merged: sums hold at every moment.
+//! Sessions that move money between the same few accounts while the table is merged: sums hold at every moment, and after a restart.
 
-use crate::tests::{batch_of, memory, placement};
+use crate::tests::{batch_of, in_folder, memory, placement};
 use crate::{Changed, Config, Database, Isolation};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -14,11 +14,14 @@ use tidepool_table::{ColumnDef, ScanRequest, TableDef, TableScan, TableVersion};
 
 const ACCOUNTS: i64 = 8;
 
+/// What stays of a row makes most of it, as it does of most rows.
+const OWNER: &str = "somebody whose name is longer than the balance is";
+
 /// Ids, accounts and balances.
 fn read(version: Arc<TableVersion>) -> Vec<(RowId, i64, i64)> {
     // The column behind the table's is that of row ids.
     let request = ScanRequest {
-        projection: vec![0, 1, 2],
+        projection: vec![0, 1, 3],
         filters: vec![],
         dynamic: None,
         limit: None,
@@ -57,7 +60,10 @@ fn add(transaction: &mut crate::Transaction, account: i64, amount: i64) {
         let before = transaction.savepoint();
         let id = table.def.id;
         let next = |def: &TableDef, balance: i64| {
-            batch_of(def, &[vec![Some(account.to_string()), Some((balance + amount).to_string())]])
+            batch_of(
+                def,
+                &[vec![Some(account.to_string()), Some((balance + amount).to_string()), Some(OWNER.to_owned())]],
+            )
         };
         let new = next(&table.def, balance);
         drop((version, table));
@@ -78,26 +84,31 @@ fn add(transaction: &mut crate::Transaction, account: i64, amount: i64) {
     }
 }
 
-#[test]
-fn sums_hold_while_sessions_write_the_same_rows() {
-    let variable = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-    };
-    let (seed, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 2));
-    let database = Database::open(Config { threads: 1, ..memory() }).unwrap();
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+fn make_accounts(database: &Arc<Database>) {
     let mut transaction = database.begin().unwrap();
-    let columns = vec![ColumnDef::new("id", SqlType::BigInt), ColumnDef::new("balance", SqlType::BigInt)];
+    let columns = vec![
+        ColumnDef::new("id", SqlType::BigInt),
+        ColumnDef::new("balance", SqlType::BigInt),
+        ColumnDef::new("owner", SqlType::Text),
+    ];
     let table = transaction.create_table("account", columns, vec![], placement("near")).unwrap();
     let mut writer = transaction.writer("account").unwrap();
-    let rows: Vec<_> = (1..=ACCOUNTS).map(|id| vec![Some(id.to_string()), Some("100".to_owned())]).collect();
+    let row = |id: i64| vec![Some(id.to_string()), Some("100".to_owned()), Some(OWNER.to_owned())];
+    let rows: Vec<_> = (1..=ACCOUNTS).map(row).collect();
     writer.write(&batch_of(&table.def, &rows)).unwrap();
     transaction.absorb(writer).unwrap();
     transaction.commit().unwrap();
-    drop(table);
+}
+
+fn transfer(database: &Arc<Database>, seed: u64, time: Duration) {
     let (done, moved) = (AtomicBool::new(false), AtomicU64::new(0));
     let start = Instant::now();
     std::thread::scope(|scope| {
-        let (database, done, moved) = (&database, &done, &moved);
+        let (done, moved) = (&done, &moved);
         for mover in 0..4 {
             scope.spawn(move || {
                 let mut random = StdRng::seed_from_u64(seed * 10 + mover);
@@ -121,16 +132,53 @@ fn sums_hold_while_sessions_write_the_same_rows() {
             });
         }
         scope.spawn(move || {
-            while !done.load(Ordering::Relaxed) {
+            for round in 1.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
                 database.merge("account").unwrap();
                 database.vacuum();
+                if round % 64 == 0 {
+                    database.checkpoint().unwrap();
+                }
             }
         });
-        while start.elapsed() < Duration::from_secs(seconds) {
+        while start.elapsed() < time {
             check(database, "meanwhile");
         }
         done.store(true, Ordering::Relaxed);
     });
-    check(&database, "at the end");
+    check(database, "at the end");
     println!("{} transfers", moved.load(Ordering::Relaxed));
+}
+
+#[test]
+fn sums_hold_while_sessions_write_the_same_rows() {
+    let (seed, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 2));
+    let database = Database::open(Config { threads: 1, ..memory() }).unwrap();
+    make_accounts(&database);
+    transfer(&database, seed, Duration::from_secs(seconds));
+}
+
+/// Changes of one row by many sessions are in the log in any order.
+#[test]
+fn a_restart_finds_what_sessions_made_of_the_same_rows() {
+    let (seed, seconds) = (variable("TIDEPOOL_STRESS_SEED", 1), variable("TIDEPOOL_STRESS_SECONDS", 2));
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Database::open(Config { threads: 1, ..in_folder(folder.path()) }).unwrap();
+    make_accounts(&open());
+    for round in 0..4 {
+        let database = open();
+        check(&database, "found");
+        transfer(&database, seed * 10 + round, Duration::from_secs(seconds) / 4);
+        let accounts = |database: &Database| {
+            let mut rows = read(database.version().table("account").unwrap());
+            rows.sort_unstable();
+            rows
+        };
+        let before = accounts(&database);
+        database.halt();
+        drop(database);
+        assert_eq!(accounts(&open()), before, "round {round}");
+    }
 }

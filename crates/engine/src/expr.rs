@@ -50,6 +50,13 @@ pub enum DatePart {
     Minute,
 }
 
+/// What lengths of text are counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextUnit {
+    Characters,
+    Bytes,
+}
+
 /// What the engine has no operator for: a function over Arrow arrays, of deterministic result. Gets as many rows as it
 /// is to answer for, and none besides those whose value is wanted.
 pub trait Function: Send + Sync {
@@ -146,6 +153,11 @@ pub enum Node {
         value: Box<Expr>,
         start: i64,
         len: Option<i64>,
+    },
+    /// Characters of text, or bytes.
+    Length {
+        value: Box<Expr>,
+        unit: TextUnit,
     },
     /// A value of a dictionary's code.
     Decode(Box<Expr>),
@@ -522,6 +534,20 @@ impl Expr {
         Ok(Expr { node: Node::Substring { value: value.into(), start, len }, of })
     }
 
+    /// As Int32 or Int64.
+    pub fn length(self, unit: TextUnit, data_type: DataType) -> Result<Expr> {
+        let value = self.decoded();
+        let is_binary = matches!(value.of.data_type, DataType::Binary | DataType::BinaryView);
+        if value.class() != Class::Text || is_binary && unit == TextUnit::Characters {
+            return Err(refused("length of this type"));
+        }
+        let of = ColumnType::new(data_type, value.of.nullable).within((0, i128::from(i32::MAX)));
+        if of.class() != Class::Int {
+            return Err(refused("length as this type"));
+        }
+        Ok(Expr { node: Node::Length { value: value.into(), unit }, of })
+    }
+
     /// Text itself, where codes stand for it.
     pub fn decoded(self) -> Expr {
         if self.of.dictionary.is_none() {
@@ -554,6 +580,7 @@ impl Expr {
             | Node::Like { value, .. }
             | Node::Part { value, .. }
             | Node::Substring { value, .. }
+            | Node::Length { value, .. }
             | Node::CodeTest { value, .. } => vec![value],
             Node::And(parts) | Node::Or(parts) | Node::Coalesce(parts) | Node::Call { arguments: parts, .. } => {
                 parts.iter().collect()
@@ -581,6 +608,7 @@ impl Expr {
             | Node::Like { value, .. }
             | Node::Part { value, .. }
             | Node::Substring { value, .. }
+            | Node::Length { value, .. }
             | Node::CodeTest { value, .. } => vec![value],
             Node::And(parts) | Node::Or(parts) | Node::Coalesce(parts) | Node::Call { arguments: parts, .. } => {
                 parts.iter_mut().collect()
@@ -741,6 +769,8 @@ impl fmt::Display for Expr {
                 Some(len) => write!(f, "substring({value}, {start}, {len})"),
                 None => write!(f, "substring({value}, {start})"),
             },
+            Node::Length { value, unit: TextUnit::Characters } => write!(f, "character_length({value})"),
+            Node::Length { value, unit: TextUnit::Bytes } => write!(f, "octet_length({value})"),
             Node::Decode(value) => write!(f, "{value}"),
             Node::CodeTest { value, .. } => write!(f, "test({value})"),
             Node::Call { function, arguments } => {

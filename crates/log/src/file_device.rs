@@ -73,7 +73,7 @@ impl FileDevice {
     /// Room for all of it, in blocks that have been written once. Written out step by step: who waits for another segment's blocks meanwhile
     /// comes behind a step of this one's, not behind all of it.
     fn fill(&self, file: &dyn StoredFile) -> io::Result<()> {
-        const STEP_BYTES: usize = 2 << 20;
+        const STEP_BYTES: usize = 256 << 10;
         file.allocate(self.segment_bytes as u64)?;
         let zeroes = AlignedBuffer::zeroed(STEP_BYTES.min(self.segment_bytes));
         let mut done = 0;

@@ -17,7 +17,7 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, Time
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
+use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue, internal_err};
 use datafusion::logical_expr::expr::{
     AggregateFunction, AggregateFunctionParams, Between, InList, ScalarFunction, Sort, WindowFunction,
     WindowFunctionParams,
@@ -876,6 +876,44 @@ impl ScalarUDFImpl for Divisor {
             return Err(carry(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")));
         }
         Ok(value)
+    }
+}
+
+/// The name of a function that gives its argument, under a name in which there is more than its argument's.
+pub const KEY: &str = "tidepool_key";
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key(Signature);
+
+pub fn key() -> Arc<ScalarUDF> {
+    Arc::new(ScalarUDF::new_from_impl(Key(Signature::any(1, Volatility::Immutable))))
+}
+
+impl ScalarUDFImpl for Key {
+    fn name(&self) -> &str {
+        KEY
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType> {
+        match types {
+            [of] => Ok(of.clone()),
+            _ => internal_err!("{KEY} takes one argument"),
+        }
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        match args.arg_fields {
+            [field] => Ok(field.clone()),
+            _ => internal_err!("{KEY} takes one argument"),
+        }
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        args.args.into_iter().next().map_or_else(|| internal_err!("{KEY} takes one argument"), Ok)
     }
 }
 

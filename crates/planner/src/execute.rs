@@ -10,10 +10,13 @@ use crate::workload::PLACE_IDLE_MAX;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::execution::TaskContext;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::{FutureExt, Stream, StreamExt};
 use std::any::Any;
+use std::collections::HashMap;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -76,9 +79,16 @@ impl Stream for Batches {
 
 impl Execution {
     pub fn start(self, workers: &Handle) -> Batches {
+        let (batches, work) = self.begin();
+        workers.spawn(work);
+        batches
+    }
+
+    /// The batches, and what makes them, for one of the planner's workers.
+    pub fn begin(self) -> (Batches, impl Future<Output = ()> + Send + use<>) {
         let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
-        let (heap, interrupt) = (self.heap.clone(), self.interrupt.clone());
-        workers.spawn(async move {
+        let batches = Batches { receiver, heap: self.heap.clone(), interrupt: self.interrupt.clone() };
+        let work = async move {
             let failed = self.failed.clone();
             let outcome = AssertUnwindSafe(self.run(&sender)).catch_unwind().await;
             let outcome = outcome.unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
@@ -89,8 +99,8 @@ impl Execution {
                 // Nobody listens any more: then nobody needs the error either.
                 let _ = sender.send(Err(error)).await;
             }
-        });
-        Batches { receiver, heap, interrupt }
+        };
+        (batches, work)
     }
 
     async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {
@@ -178,7 +188,7 @@ impl Reevaluation {
         execution: &Execution,
         workers: Handle,
     ) -> Reevaluation {
-        let context = TaskContext::default().with_session_config(config).with_runtime(execution.context.runtime_env());
+        let context = task_context(config, execution.context.runtime_env());
         Reevaluation {
             plan,
             context: Arc::new(context),
@@ -213,6 +223,12 @@ impl Reevaluation {
         }
         Ok(rows)
     }
+}
+
+/// What operators run in. Functions are in their plans.
+pub fn task_context(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> TaskContext {
+    let none = String::new();
+    TaskContext::new(None, none, config, HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new(), runtime)
 }
 
 /// A panic in an operator or a library is that statement's error and nobody else's.

@@ -204,6 +204,83 @@ fn drop_cast_keys(body: &mut SetExpr) {
     }
 }
 
+/// Gives casts of one value that are keys of one `GROUP BY` names of their own: DataFusion, whose names leave casts out, would have keys of
+/// one name.
+fn tell_casts_apart(query: &mut Query) {
+    let mut apart: Vec<(Expr, usize)> = Vec::new();
+    find_casts_apart(&query.body, &mut apart);
+    if !apart.is_empty() {
+        let _ = query.visit(&mut Renamed(apart));
+    }
+}
+
+/// Casts, and how many other keys before them are of the same value.
+fn find_casts_apart(body: &SetExpr, apart: &mut Vec<(Expr, usize)>) {
+    match body {
+        SetExpr::SetOperation { left, right, .. } => {
+            find_casts_apart(left, apart);
+            find_casts_apart(right, apart);
+        }
+        SetExpr::Select(select) => {
+            let GroupByExpr::Expressions(keys, _) = &select.group_by else { return };
+            let mut seen: Vec<&Expr> = Vec::new();
+            for key in keys {
+                let key = meant_by(key, &select.projection, true);
+                if seen.contains(&key) {
+                    continue;
+                }
+                let before = seen.iter().filter(|other| without_casts(other) == without_casts(key)).count();
+                if before > 0 && matches!(key, Expr::Cast { .. }) && !apart.iter().any(|(known, _)| known == key) {
+                    apart.push((key.clone(), before));
+                }
+                seen.push(key);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn without_casts(mut expr: &Expr) -> &Expr {
+    while let Expr::Cast { expr: inner, .. } | Expr::Nested(inner) = expr {
+        expr = inner;
+    }
+    expr
+}
+
+/// Puts these casts through so many calls of [`crate::casts::KEY`].
+struct Renamed(Vec<(Expr, usize)>);
+
+impl VisitorMut for Renamed {
+    type Break = ();
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Some((_, times)) = self.0.iter().find(|(cast, _)| cast == expr) {
+            for _ in 0..*times {
+                *expr = called(crate::casts::KEY, expr.clone());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn called(function: &str, argument: Expr) -> Expr {
+    let argument = ast::FunctionArg::Unnamed(ast::FunctionArgExpr::Expr(argument));
+    Expr::Function(ast::Function {
+        name: ast::ObjectName::from(vec![Ident::new(function)]),
+        uses_odbc_syntax: false,
+        parameters: ast::FunctionArguments::None,
+        args: ast::FunctionArguments::List(ast::FunctionArgumentList {
+            duplicate_treatment: None,
+            args: vec![argument],
+            clauses: Vec::new(),
+        }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
 fn is_column(expr: &&Expr) -> bool {
     matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_))
 }
@@ -257,6 +334,7 @@ impl VisitorMut for Prepare {
         fetch_to_limit(query);
         name_outputs(&mut query.body, self.depth > 0, self.all);
         drop_cast_keys(&mut query.body);
+        tell_casts_apart(query);
         self.depth += 1;
         ControlFlow::Continue(())
     }

@@ -17,6 +17,7 @@ use datafusion::optimizer::Analyzer;
 use datafusion::prelude::SessionConfig;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, SqlState};
@@ -31,6 +32,9 @@ pub(crate) const WORKER_STACK_BYTES: usize = 256 << 20;
 /// Stack of the engine's threads: expressions are as deep as statements.
 const ENGINE_STACK_BYTES: usize = WORKER_STACK_BYTES;
 
+/// Copies of the planning state that are kept.
+const STATES_MAX: usize = 64;
+
 /// One a process.
 pub struct Planner {
     database: Arc<Database>,
@@ -40,6 +44,8 @@ pub struct Planner {
     /// Run what the engine has of statements.
     engine: Workers,
     state: SessionState,
+    /// Copies of it that no statement has now: a copy takes the lists of all functions along.
+    states: Mutex<Vec<SessionState>>,
     pub(crate) plans: PlanCache,
     pub(crate) programs: Programs,
     pub(crate) prepared: Shared<Arc<PreparedStatement>>,
@@ -83,6 +89,7 @@ impl Planner {
             workers: Some(workers),
             engine,
             state: state()?,
+            states: Mutex::default(),
             advisory: Arc::default(),
             workload,
             sessions: Mutex::default(),
@@ -159,8 +166,8 @@ impl Planner {
     }
 
     /// The state that one statement is planned with.
-    pub(crate) fn state(&self, facts: &Arc<SessionFacts>) -> SessionState {
-        let mut state = self.state.clone();
+    pub(crate) fn state(&self, facts: &Arc<SessionFacts>) -> State {
+        let mut state = self.states.lock().pop().unwrap_or_else(|| self.state.clone());
         let options = state.config_mut().options_mut();
         options.extensions.insert(FactsExtension(Some(facts.clone())));
         options.execution.target_partitions = facts.settings.threads();
@@ -169,7 +176,47 @@ impl Planner {
         properties.query_execution_start_time = Some(facts.transaction_start);
         // Functions are given these when they run, and find the facts in them.
         properties.config_options = Some(options);
-        state
+        State { state: Some(state), planner: facts.planner.clone() }
+    }
+}
+
+/// What a statement is planned with; it has the statement's facts.
+pub(crate) struct State {
+    /// `None` only while dropping.
+    state: Option<SessionState>,
+    planner: Arc<Planner>,
+}
+
+impl Deref for State {
+    type Target = SessionState;
+
+    fn deref(&self) -> &SessionState {
+        match &self.state {
+            Some(state) => state,
+            None => unreachable!("a state is there until it is dropped"),
+        }
+    }
+}
+
+impl DerefMut for State {
+    fn deref_mut(&mut self) -> &mut SessionState {
+        match &mut self.state {
+            Some(state) => state,
+            None => unreachable!("a state is there until it is dropped"),
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let Some(mut state) = self.state.take() else { return };
+        // The facts hold a snapshot.
+        *state.config_mut() = self.planner.state.config().clone();
+        *state.execution_props_mut() = self.planner.state.execution_props().clone();
+        let mut states = self.planner.states.lock();
+        if states.len() < STATES_MAX {
+            states.push(state);
+        }
     }
 }
 

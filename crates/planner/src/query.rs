@@ -5,6 +5,7 @@ use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::planner::State;
 use crate::privileges::{self, Acting};
 use crate::resolve::{self, Relation};
 use crate::session::ResultColumn;
@@ -19,7 +20,6 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::{DFSchema, ParamValues, Result as PlanResult, TableReference, plan_datafusion_err};
 use datafusion::datasource::provider_as_source;
 use datafusion::execution::SessionState;
-use datafusion::execution::session_state::SessionState as State;
 use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner, RelationPlanner, TypePlanner};
 use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::{
@@ -436,7 +436,7 @@ pub fn columns(schema: &Schema, names: &OutputNames) -> Vec<ResultColumn> {
 }
 
 /// A query planned all the way.
-pub struct Planned {
+pub(crate) struct Planned {
     pub plan: Arc<dyn ExecutionPlan>,
     pub state: State,
     pub columns: Vec<ResultColumn>,
@@ -456,13 +456,21 @@ async fn physical_plan_of(state: &SessionState, mut optimized: LogicalPlan) -> R
         && facts.settings.own_engine()
     {
         optimized = crate::engine::lower(state, &optimized).map_err(from_datafusion)?;
+        // DataFusion's rules have nothing to do where the engine does everything.
+        if let Some(whole) = crate::engine::whole(&optimized) {
+            return Ok(whole);
+        }
     }
     let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(EngineNodes)]);
     planner.create_physical_plan(&optimized, state).await.map_err(from_datafusion)
 }
 
 /// Plans a query to be run.
-pub async fn plan(facts: Arc<SessionFacts>, query: Box<ast::Query>, parameters: Vec<ArrayRef>) -> Result<Planned> {
+pub(crate) async fn plan(
+    facts: Arc<SessionFacts>,
+    query: Box<ast::Query>,
+    parameters: Vec<ArrayRef>,
+) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
     let optimized = optimized_plan(&state, &facts, query, &parameters)?;
@@ -493,7 +501,7 @@ fn optimized_plan(
     Ok(optimized)
 }
 
-pub fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &OutputNames) -> Planned {
+pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &OutputNames) -> Planned {
     let canonical = canonical_schema(&plan.schema());
     let columns = columns(&canonical, names);
     let fields: Vec<Field> = canonical

@@ -76,7 +76,7 @@ impl Commit for Logged<'_> {
         for (store, row, change) in self.writes.changes() {
             self.record.extend(store.id().0.to_le_bytes());
             self.record.extend(row.0.to_le_bytes());
-            if let Change::Put(image) = change {
+            if let Change::Put { image, .. } = change {
                 self.record.extend((image.len() as u32).to_le_bytes());
                 self.record.extend(image);
             }

@@ -272,7 +272,7 @@ impl TableScan {
     }
 
     fn over(version: Arc<TableVersion>, request: ScanRequest, morsels: Vec<Morsel>) -> Arc<TableScan> {
-        let table_schema = version.def.arrow_schema();
+        let table_schema = Arc::clone(version.arrow_schema());
         let columns = table_schema.fields().len();
         let in_table = |column: usize| {
             if column <= columns {

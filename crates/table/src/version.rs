@@ -9,6 +9,7 @@ use crate::{
     ColumnFilter, ColumnStatistics, Datum, EncodingKind, IndexAccess, IndexDef, RowGroup, TableDef, TableStatistics,
 };
 use arrow_array::ArrayRef;
+use arrow_schema::SchemaRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -45,6 +46,7 @@ pub struct Table {
     entries: Arc<Entries>,
     /// Another one once others refer to the table, or do so no more, which its definition does not say.
     referred: Arc<()>,
+    schema: SchemaRef,
     /// Transactions that wrote rows. Of the rows, whatever the definition.
     written: Arc<WriteCounts>,
     /// Another one has taken its place.
@@ -85,6 +87,7 @@ impl Table {
     /// A table whose indexes are still to be made.
     pub fn new(def: Arc<TableDef>, placement: Placement, rows: Arc<RowStore>) -> Table {
         Table {
+            schema: def.arrow_schema(),
             def,
             placement,
             rows,
@@ -300,6 +303,11 @@ impl TableVersion {
             }
         }
         version
+    }
+
+    /// Its definition's [`TableDef::arrow_schema`].
+    pub fn arrow_schema(&self) -> &SchemaRef {
+        &self.table.schema
     }
 
     /// With what a transaction read put down, so that it can be asked about at its commit.

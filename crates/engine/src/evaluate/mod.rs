@@ -23,7 +23,7 @@ mod tests;
 mod text;
 
 use crate::dictionary::Dictionary;
-use crate::expr::{DatePart, Expr, Function, Scalar};
+use crate::expr::{DatePart, Expr, Function, Scalar, TextUnit};
 use crate::later::LaterValue;
 use crate::mask::Mask;
 use crate::types::{Class, ColumnType};
@@ -120,6 +120,10 @@ enum Op {
         value: Box<Prepared>,
         start: i64,
         len: Option<i64>,
+    },
+    Length {
+        value: Box<Prepared>,
+        unit: TextUnit,
     },
     Decode {
         value: Box<Prepared>,
@@ -314,6 +318,9 @@ impl Prepared {
             Op::Substring { value, start, len } => {
                 let value = value.value(input, live)?.into_vector(&value.of, rows)?;
                 text::substring(&value, *start, *len, &self.of)?
+            }
+            Op::Length { value, unit } => {
+                text::length(&value.value(input, live)?.into_vector(&value.of, rows)?, *unit)?
             }
             Op::Decode { value, dictionary } => {
                 text::decode(&value.value(input, live)?.into_vector(&value.of, rows)?, dictionary)?

@@ -70,6 +70,7 @@ impl Prepared {
                 Op::Part { part: *part, is_date: value.of.data_type == DataType::Date32, value: one(value)? }
             }
             Node::Substring { value, start, len } => Op::Substring { value: one(value)?, start: *start, len: *len },
+            Node::Length { value, unit } => Op::Length { value: one(value)?, unit: *unit },
             Node::Decode(value) => {
                 let dictionary = value.of.dictionary.clone();
                 let dictionary = dictionary.ok_or_else(|| Error::internal("codes without a dictionary"))?;
@@ -115,6 +116,7 @@ impl Prepared {
             | Op::Cast { value, .. }
             | Op::Part { value, .. }
             | Op::Substring { value, .. }
+            | Op::Length { value, .. }
             | Op::Decode { value, .. }
             | Op::CodeTest { value, .. } => Box::new(std::iter::once(value.as_ref())),
             Op::And(parts) | Op::Or(parts) | Op::Coalesce(parts) | Op::Call { arguments: parts, .. } => {
@@ -157,7 +159,7 @@ fn own_cost(expr: &Expr) -> usize {
         Node::Like { .. } => 60,
         Node::Case { .. } | Node::Coalesce(_) => 2,
         Node::Part { .. } => 10,
-        Node::Substring { .. } => 30,
+        Node::Substring { .. } | Node::Length { .. } => 30,
         Node::Decode(_) => 6,
         Node::CodeTest { .. } => 3,
         Node::Call { .. } => 200,

@@ -2,6 +2,7 @@
 
 use super::compare::holds;
 use crate::dictionary::Dictionary;
+use crate::expr::TextUnit;
 use crate::mask::Mask;
 use crate::text::{INLINE_MAX, Owners, Text};
 use crate::types::ColumnType;
@@ -82,6 +83,22 @@ fn range_of(bytes: &[u8], start: usize, len: usize, is_binary: bool) -> (usize, 
     let Some(from) = from else { return (bytes.len(), bytes.len()) };
     let to = if len == 0 { Some(from) } else { starts.nth(len - 1) };
     (from, to.unwrap_or(bytes.len()))
+}
+
+/// Of valid UTF-8.
+fn characters(bytes: &[u8]) -> usize {
+    // All bytes but those that continue a character.
+    bytes.iter().filter(|byte| (**byte as i8) >= -0x40).count()
+}
+
+/// How long values are.
+pub fn length(vector: &Vector, unit: TextUnit) -> Result<Vector> {
+    let texts = vector.as_texts()?;
+    let of = |row: usize| match unit {
+        TextUnit::Bytes => texts.values()[row].len() as i64,
+        TextUnit::Characters => characters(texts.bytes(row)) as i64,
+    };
+    Ok(Vector { valid: vector.valid.clone(), ..Vector::ints((0..vector.len()).map(of).collect()) })
 }
 
 /// Whether PostgreSQL refuses such a length.

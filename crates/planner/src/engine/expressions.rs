@@ -12,7 +12,7 @@ use datafusion::logical_expr::{BinaryExpr, Case, Cast, Expr, ExprSchemable, Logi
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 use std::sync::Arc;
 use tidepool_base::Result;
-use tidepool_engine::expr::{ArithmeticOp, DatePart, Expr as EngineExpr, Function, Pattern, Scalar};
+use tidepool_engine::expr::{ArithmeticOp, DatePart, Expr as EngineExpr, Function, Pattern, Scalar, TextUnit};
 use tidepool_engine::types::ColumnType;
 use tidepool_table::CompareOp;
 
@@ -228,6 +228,7 @@ impl Scope<'_> {
             Expr::ScalarFunction(function) => {
                 let arguments = function.args.as_slice();
                 match (function.func.name(), arguments) {
+                    (crate::casts::KEY, [value]) => Some(self.expr(value)?),
                     ("tidepool_checked", _) => match crate::casts::watched(function) {
                         Some(watched) => self.native(&watched)?,
                         None => None,
@@ -265,6 +266,10 @@ impl Scope<'_> {
                             None => None,
                         }
                     }
+                    ("character_length", [value]) => {
+                        self.expr(value)?.length(TextUnit::Characters, self.data_type(expr)?).ok()
+                    }
+                    ("octet_length", [value]) => self.expr(value)?.length(TextUnit::Bytes, self.data_type(expr)?).ok(),
                     ("substr", [value, Expr::Literal(ScalarValue::Int64(Some(start)), _)]) => {
                         self.expr(value)?.substring(*start, None).ok()
                     }

@@ -11,4 +11,4 @@ mod window;
 
 pub use exec::EngineExec;
 pub use lower::lower;
-pub use node::EngineNodes;
+pub use node::{EngineNodes, whole};

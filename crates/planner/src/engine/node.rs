@@ -29,6 +29,11 @@ impl EngineNode {
     pub fn new(plan: Plan, types: Vec<ColumnType>, schema: DFSchemaRef, inputs: Vec<LogicalPlan>) -> EngineNode {
         EngineNode { plan: Arc::new(plan), types, schema, inputs }
     }
+
+    fn exec(&self, inputs: Vec<Arc<dyn ExecutionPlan>>) -> Arc<dyn ExecutionPlan> {
+        let schema = self.schema.inner().clone();
+        Arc::new(EngineExec::new(self.plan.clone(), self.types.clone(), schema, inputs))
+    }
 }
 
 impl fmt::Debug for EngineNode {
@@ -86,6 +91,13 @@ impl UserDefinedLogicalNodeCore for EngineNode {
     }
 }
 
+/// The physical form of a plan that is wholly the engine's.
+pub fn whole(plan: &LogicalPlan) -> Option<Arc<dyn ExecutionPlan>> {
+    let LogicalPlan::Extension(extension) = plan else { return None };
+    let node = extension.node.as_any().downcast_ref::<EngineNode>()?;
+    node.inputs.is_empty().then(|| node.exec(Vec::new()))
+}
+
 /// Makes the physical form of [`EngineNode`]s.
 #[derive(Debug)]
 pub struct EngineNodes;
@@ -102,8 +114,6 @@ impl ExtensionPlanner for EngineNodes {
         _context: &PhysicalPlanningContext,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         let Some(node) = node.as_any().downcast_ref::<EngineNode>() else { return Ok(None) };
-        let schema = node.schema.inner().clone();
-        let exec = EngineExec::new(node.plan.clone(), node.types.clone(), schema, physical_inputs.to_vec());
-        Ok(Some(Arc::new(exec)))
+        Ok(Some(node.exec(physical_inputs.to_vec())))
     }
 }

@@ -66,7 +66,7 @@ impl TableProvider {
         readable: Readable,
         trials: Arc<Trials>,
     ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
-        let schema = version.def.arrow_schema();
+        let schema = version.arrow_schema().clone();
         let source = Arc::new(Source::of(database, version)?);
         Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable, trials }))
     }
@@ -121,7 +121,7 @@ impl TableProvider {
         version: Arc<TableVersion>,
         id: &str,
     ) -> tidepool_base::Result<(Arc<Source>, SchemaRef)> {
-        let mut fields = version.def.arrow_schema().fields().to_vec();
+        let mut fields = version.arrow_schema().fields().to_vec();
         fields.push(Arc::new(Field::new(id, DataType::UInt64, false)));
         Ok((Arc::new(Source::of(database, version)?), Arc::new(Schema::new(fields))))
     }
@@ -164,9 +164,13 @@ impl TableProvider {
             return Ok(None);
         }
         self.check_readable(projection, filters)?;
-        let df_schema = DFSchema::try_from(self.schema.clone())?;
-        let predicates = filters.iter().map(|filter| state.create_physical_expr(filter.clone(), &df_schema));
-        let predicates = predicates.collect::<Result<Vec<_>>>()?;
+        let mut predicates = Vec::new();
+        if !filters.is_empty() {
+            let schema = DFSchema::try_from(self.schema.clone())?;
+            for filter in filters {
+                predicates.push(state.create_physical_expr(filter.clone(), &schema)?);
+            }
+        }
         let (source, schema) = (self.source.clone(), self.schema.clone());
         let scan = TidepoolScanExec::try_new(source, schema, projection.to_vec(), predicates, limit, 1)?;
         Ok(Some(Arc::new(scan)))

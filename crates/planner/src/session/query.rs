@@ -3,15 +3,16 @@
 use super::parts::Begun;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
-use crate::execute::{Batches, Execution, Reevaluation, joined};
+use crate::execute::{Batches, Execution, Reevaluation, joined, task_context};
 use crate::query;
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
 use arrow::datatypes::SchemaRef;
-use datafusion::execution::TaskContext;
 use datafusion::sql::sqlparser::ast;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tidepool_base::{Error, Result};
+use tokio::sync::oneshot;
 
 impl Session {
     /// Plans and starts a query. `query` is called on a worker: copying a deep one takes a deep stack.
@@ -21,21 +22,35 @@ impl Session {
         query: impl FnOnce() -> Result<Box<ast::Query>> + Send + 'static,
         parameters: &[ArrayRef],
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
-        let facts = running.facts.clone();
-        let parameters = parameters.to_vec();
-        let planning = self.planner.workers().spawn(async move { query::plan(facts, query()?, parameters).await });
-        let planned = tokio::select! {
+        let (facts, interrupt) = (running.facts.clone(), running.interrupt.clone());
+        let (parameters, failed) = (parameters.to_vec(), self.block_failed());
+        let (sender, started) = oneshot::channel();
+        // One task for both: a thread that has to be woken takes longer than a small query.
+        let task = self.planner.workers().spawn(async move {
+            let planned = query::plan(facts, query()?, parameters).await?;
+            let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
+            let mut execution = execution(&running, planned, None, failed)?;
+            execution.query = Some(running.query);
+            // Whoever has the last batch may go on with what the statement's facts keep from being dropped.
+            drop(running.facts);
+            let (batches, work) = execution.begin();
+            // Nobody listens any more: it was to end before it began.
+            if sender.send((columns, schema, batches)).is_ok() {
+                work.await;
+            }
+            Ok(())
+        });
+        tokio::select! {
             biased;
-            error = running.interrupt.wait() => return Err(error),
-            planned = planning => joined(planned)?,
-        };
-        let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
-        let batches = self.run(running, planned)?;
-        Ok((columns, schema, batches))
-    }
-
-    pub(super) fn run(&self, running: Running, planned: query::Planned) -> Result<Batches> {
-        Ok(self.prepare_run(running, planned, None)?.start(&self.planner.workers()))
+            error = interrupt.wait() => Err(error),
+            started = started => match started {
+                Ok(started) => Ok(started),
+                Err(_) => {
+                    joined(task.await)?;
+                    Err(Error::internal("a query ended before it began"))
+                }
+            },
+        }
     }
 
     /// With `counts`, what operators do in the query heap is counted there, paced or not.
@@ -45,42 +60,15 @@ impl Session {
         planned: query::Planned,
         counts: Option<&Arc<HeapCounts>>,
     ) -> Result<Execution> {
-        let mut execution = self.execution(&running, planned, counts)?;
+        let mut execution = execution(&running, planned, counts, self.block_failed())?;
         execution.query = Some(running.query);
         Ok(execution)
-    }
-
-    fn execution(
-        &self,
-        running: &Running,
-        planned: query::Planned,
-        counts: Option<&Arc<HeapCounts>>,
-    ) -> Result<Execution> {
-        let heap = crate::heap::open(self.planner.database(), &running.facts.settings)?;
-        let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
-        let context = TaskContext::default()
-            .with_session_config(planned.state.config().clone().with_extension(running.query.info.clone()))
-            .with_runtime(runtime);
-        Ok(Execution {
-            plan: crate::charge::wrap(
-                crate::guard::wrap(planned.plan, &running.interrupt)?,
-                &heap,
-                &running.query.info,
-                counts,
-            )?,
-            context: Arc::new(context),
-            schema: planned.schema,
-            heap,
-            query: None,
-            interrupt: running.interrupt.clone(),
-            failed: self.block_failed(),
-        })
     }
 
     /// As `prepare_writing`, of a part of the statement that runs.
     pub(super) fn prepare_part(&self, running: &Running, planned: query::Planned) -> Result<(Execution, Reevaluation)> {
         let (plan, config) = (planned.plan.clone(), planned.state.config().clone());
-        let execution = self.execution(running, planned, None)?;
+        let execution = execution(running, planned, None, self.block_failed())?;
         let reevaluation = Reevaluation::new(plan, config, &execution, self.planner.workers());
         Ok((execution, reevaluation))
     }
@@ -107,6 +95,27 @@ impl Session {
         let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
+}
+
+fn execution(
+    running: &Running,
+    planned: query::Planned,
+    counts: Option<&Arc<HeapCounts>>,
+    failed: Option<Arc<AtomicBool>>,
+) -> Result<Execution> {
+    let heap = crate::heap::open(running.facts.planner.database(), &running.facts.settings)?;
+    let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
+    let config = planned.state.config().clone().with_extension(running.query.info.clone());
+    let plan = crate::guard::wrap(planned.plan, &running.interrupt)?;
+    Ok(Execution {
+        plan: crate::charge::wrap(plan, &heap, &running.query.info, counts)?,
+        context: Arc::new(task_context(config, runtime)),
+        schema: planned.schema,
+        heap,
+        query: None,
+        interrupt: running.interrupt.clone(),
+        failed,
+    })
 }
 
 /// The query in a statement.

@@ -5,6 +5,7 @@
 
 use super::RowStore;
 use super::page::PAGE_HEADS;
+use super::patch::Patch;
 use super::range::{MainPart, Range, WORDS};
 use super::version::{Found, Keys, Kind, Version};
 use crate::RowGroup;
@@ -13,6 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Error, Result, RowId};
 use tidepool_txn::{View, Worker};
+
+/// What came of a change of a row that is restored. Exhaustive and mutually exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Patched {
+    Done,
+    /// What it is a change of is not there yet.
+    Early,
+}
 
 /// No store skips so many ranges.
 const GAP_MAX: u64 = 1 << 24;
@@ -67,6 +77,48 @@ impl RowStore {
             unsafe { before.free(&self.memory) };
         }
         Ok(())
+    }
+
+    /// A row as a change of what it was makes it, as of `ts`. What the store has of a checkpoint is as of `checkpoint`, or in main. Does
+    /// nothing if something newer is there. Errors as of `restore_row`; XX001 also when the row is not what the change is of.
+    pub fn restore_patch(
+        &self,
+        view: &View,
+        row: RowId,
+        patch: &Patch<'_>,
+        ts: CommitTs,
+        checkpoint: CommitTs,
+    ) -> Result<Patched> {
+        self.check_view(view);
+        let of_checkpoint = patch.base <= checkpoint;
+        let range = self.range_to_restore(row.range())?;
+        let found = range.head(view, row.position()).map(|head| head.load());
+        let mut image = Vec::new();
+        if let Some(Found::Version(version)) = found {
+            // SAFETY: in the head, and nobody else uses the store.
+            let header = unsafe { version.header() };
+            let begin = CommitTs(header.begin.load(Ordering::Relaxed));
+            // Of the same transaction it is a later change.
+            if begin >= ts {
+                return Ok(Patched::Done);
+            }
+            if begin != patch.base && !(of_checkpoint && begin == checkpoint) {
+                return Ok(Patched::Early);
+            }
+            if header.kind() != Kind::Row {
+                return Err(Error::corrupted("a row was changed that is gone"));
+            }
+            // SAFETY: as above.
+            patch.apply(unsafe { version.image() }, &mut image)?;
+        } else {
+            let main = range.main(view).filter(|main| of_checkpoint && main.has(row.position()));
+            let Some(main) = main else { return Ok(Patched::Early) };
+            let mut old = Vec::new();
+            self.layout().image_in_main(&main.group, row.position(), &mut old)?;
+            patch.apply(&old, &mut image)?;
+        }
+        self.restore_row(view, row, Some(&image), ts)?;
+        Ok(Patched::Done)
     }
 
     /// A row that has no id yet: of a folder that kept none.

@@ -7,7 +7,7 @@ use super::version::{Kind, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Result, RowId};
-use tidepool_txn::{Commit, NEVER, Reads, Reclaim, Validation, Worker};
+use tidepool_txn::{Commit, NEVER, Reads, Reclaim, Status, Tag, Validation, Worker};
 
 /// Tables that a write set keeps between transactions, so as not to count their users at each.
 const TABLES_KEPT: usize = 32;
@@ -38,10 +38,22 @@ pub struct Savepoint(usize);
 /// One row of a transaction's redo record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'w> {
-    Put(&'w [u8]),
+    Put {
+        image: &'w [u8],
+        /// What another transaction had left of the row in delta.
+        replaced: Option<Replaced<'w>>,
+    },
     Deleted,
     /// A whole range that was loaded; the row is its first.
     Loaded,
+}
+
+/// A row before a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced<'w> {
+    pub image: &'w [u8],
+    /// Since when it was so.
+    pub ts: CommitTs,
 }
 
 /// A session's: of one transaction after another. Empty between them. It must be told of a transaction's end, by `stamp` or
@@ -155,7 +167,10 @@ impl WriteSet {
                 // SAFETY: written by this transaction, which is not over, so it was not retired.
                 Write::Version { version, .. } => unsafe {
                     match version.header().kind() {
-                        Kind::Row => Change::Put(version.image()),
+                        Kind::Row => {
+                            let store = &self.tables[*table as usize].store;
+                            Change::Put { image: version.image(), replaced: store.replaced_by(*version) }
+                        }
                         Kind::Deleted => Change::Deleted,
                         Kind::Lock => return None,
                     }
@@ -283,6 +298,41 @@ impl WriteSet {
 }
 
 impl RowStore {
+    /// What a version has replaced, if that is a row that another transaction wrote.
+    ///
+    /// # Safety
+    /// The version is of a transaction that is not over, and was not taken back: what it replaced is retired by that transaction's commit.
+    unsafe fn replaced_by<'w>(&self, version: Version) -> Option<Replaced<'w>> {
+        // SAFETY: the caller's.
+        let header = unsafe { version.header() };
+        let older = header.older()?;
+        // SAFETY: as above.
+        let before = unsafe { older.header() };
+        if before.kind() != Kind::Row {
+            return None;
+        }
+        loop {
+            let word = before.begin.load(Ordering::Acquire);
+            let Some(tag) = Tag::of_word(word) else {
+                // SAFETY: as above.
+                let image = unsafe { older.image() };
+                return (word != NEVER.0).then_some(Replaced { image, ts: CommitTs(word) });
+            };
+            if word == header.begin.load(Ordering::Relaxed) {
+                return None;
+            }
+            match self.transactions.status(tag) {
+                // It is stamped by now.
+                Status::Gone => std::hint::spin_loop(),
+                Status::Committed(ts) => {
+                    // SAFETY: as above.
+                    return Some(Replaced { image: unsafe { older.image() }, ts: CommitTs(ts) });
+                }
+                Status::Running | Status::Committing(_) | Status::Aborted => return None,
+            }
+        }
+    }
+
     /// Puts back what was in a head before a version of the transaction's own, and dates the version as never.
     pub(super) fn take_back(&self, row: RowId, version: Version, before: Option<Version>) {
         let range = self.directory.get(row.range());

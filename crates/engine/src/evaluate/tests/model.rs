@@ -1,6 +1,6 @@
 //! What expressions mean, a row at a time, written without a look at how columns of them are evaluated.
 
-use crate::expr::{ArithmeticOp, DatePart, Expr, Node, Pattern, Scalar};
+use crate::expr::{ArithmeticOp, DatePart, Expr, Node, Pattern, Scalar, TextUnit};
 use crate::types::{Class, type_bounds};
 use arrow_schema::DataType;
 use std::cmp::Ordering;
@@ -332,6 +332,13 @@ pub fn model(expr: &Expr, columns: &[Model]) -> Outcome {
         Node::Substring { value, start, len } => match of(value)? {
             Text(_) if len.is_some_and(|len| len < 0) => return Err("22000"),
             Text(text) => Text(substring(&text, *start, *len)),
+            value => value,
+        },
+        Node::Length { value, unit } => match of(value)? {
+            Text(text) => Int(match unit {
+                TextUnit::Characters => std::str::from_utf8(&text).unwrap().chars().count() as i128,
+                TextUnit::Bytes => text.len() as i128,
+            }),
             value => value,
         },
         Node::Decode(value) => of(value)?,

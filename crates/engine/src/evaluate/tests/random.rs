@@ -3,7 +3,7 @@
 use super::model::Model;
 use crate::dictionary::Dictionary;
 use crate::evaluate::text::repeat;
-use crate::expr::{ArithmeticOp, DatePart, Expr, Function, Pattern, Scalar};
+use crate::expr::{ArithmeticOp, DatePart, Expr, Function, Pattern, Scalar, TextUnit};
 use crate::mask::Mask;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
@@ -300,6 +300,10 @@ impl Maker<'_> {
                 let part = self.random.pick(&[Year, Quarter, Month, Day, DayOfWeek, DayOfYear, Hour, Minute]);
                 let value = self.date(depth);
                 Expr::part(part, value, data_type.clone()).unwrap()
+            }
+            (9, None) if matches!(data_type, DataType::Int32 | DataType::Int64) => {
+                let unit = self.random.pick(&[TextUnit::Characters, TextUnit::Bytes]);
+                self.text(depth).length(unit, data_type.clone()).unwrap()
             }
             (8.., _) => self.choice(depth, |maker, depth| maker.number(data_type, depth)),
             (_, None) => {
