@@ -54,7 +54,7 @@ use crate::planner::Planner;
 use crate::privileges::Acting;
 use crate::settings::Settings;
 use crate::statement::{self, Statement};
-use crate::workload::Place;
+use crate::workload::{Place, Turn};
 use arrow::array::RecordBatch;
 use chrono::{DateTime, Utc};
 use cursor::Cursor;
@@ -193,6 +193,8 @@ pub struct Session {
     analyzes: bool,
     /// Of its workload class, for the statement that is begun next.
     place: Option<Arc<Place>>,
+    /// In its workload class.
+    turn: Turn,
     /// Held while what a statement that failed wrote is undone behind the client's back.
     undoing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -276,6 +278,7 @@ impl Session {
             prepared_texts: HashMap::new(),
             analyzes: false,
             place: None,
+            turn: Turn::none(),
             undoing: Arc::default(),
         }
     }
