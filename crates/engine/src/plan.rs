@@ -603,6 +603,13 @@ impl Compiler<'_> {
             self.scans.insert(Arc::as_ptr(scan), Arc::new(afresh));
         }
         plan.inputs.iter().for_each(|input| self.gather_scans(input, opened));
+        if let (Op::Aggregate(aggregate), [Plan { op: Op::Scan(scan), .. }]) = (&plan.op, plan.inputs.as_slice())
+            && aggregate.keys.is_empty()
+            && scan.is_counted()
+        {
+            let counted = scan.afresh(opened.clone(), self.account.clone()).counted();
+            self.scans.insert(Arc::as_ptr(scan), Arc::new(counted));
+        }
     }
 
     fn scan(&self, scan: &Arc<ScanSource>) -> Result<Arc<ScanSource>> {

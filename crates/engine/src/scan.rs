@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::Result;
 use tidepool_table::{
-    ColumnFilter, Datum, DeltaColumn, Form, IndexAccess, KeyTest, ScanReader, ScanRequest, TableScan, TableVersion,
+    ColumnFilter, Datum, DeltaColumn, Form, IndexAccess, KeyTest, ROW_GROUP_ROWS, ScanReader, ScanRequest, TableScan,
+    TableVersion,
 };
 
 /// What a column of some versions of tables has, and what scans hand it out as. Versions are of one definition's columns.
@@ -153,6 +154,7 @@ pub struct ScanSource {
     pub shown: Arc<dyn fmt::Display + Send + Sync>,
     opened: Option<Opened>,
     account: Option<Arc<dyn Account>>,
+    chunk_rows: usize,
     scans: OnceLock<Vec<Arc<TableScan>>>,
     /// Storage scans of it and of those that were made of it.
     history: Arc<Mutex<Vec<Arc<TableScan>>>>,
@@ -167,7 +169,30 @@ impl ScanSource {
         shown: Arc<dyn fmt::Display + Send + Sync>,
     ) -> ScanSource {
         let (runtime, scans, history) = (Mutex::default(), OnceLock::new(), Arc::default());
-        ScanSource { parts, columns, filters, runtime, limit, shown, opened: None, account: None, scans, history }
+        let chunk_rows = CHUNK_ROWS;
+        ScanSource {
+            parts,
+            columns,
+            filters,
+            runtime,
+            limit,
+            shown,
+            opened: None,
+            account: None,
+            chunk_rows,
+            scans,
+            history,
+        }
+    }
+
+    /// Nothing is looked at of rows: there is nothing that larger chunks would push out of the caches.
+    pub fn is_counted(&self) -> bool {
+        self.columns.is_empty() && self.filters.is_empty()
+    }
+
+    /// The same, in chunks as large as row groups, for a sink that only counts rows.
+    pub fn counted(self) -> ScanSource {
+        ScanSource { chunk_rows: ROW_GROUP_ROWS, ..self }
     }
 
     /// The same, to be read once more. `opened` is told of its storage scans, `account` of what they read.
@@ -187,6 +212,7 @@ impl ScanSource {
             shown: Arc::clone(&self.shown),
             opened: None,
             account: None,
+            chunk_rows: CHUNK_ROWS,
             scans: OnceLock::new(),
             history: Arc::clone(&self.history),
         }
@@ -206,7 +232,7 @@ impl ScanSource {
                 filters: filters.clone(),
                 dynamic: None,
                 limit: limit.clone(),
-                batch_rows: CHUNK_ROWS,
+                batch_rows: self.chunk_rows,
                 forms: self.columns.iter().map(|column| column.form(index)).collect(),
             };
             let scan = match &part.access {

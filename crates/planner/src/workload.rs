@@ -287,8 +287,8 @@ impl Gate {
         self.try_enter().unwrap_or_else(|| self.place(None))
     }
 
-    /// Waits for a place. 53000 if too many wait already, or when it took too long; or what ends the statement.
-    pub async fn wait(self: &Arc<Gate>, turn: &mut Turn, interrupt: &Interrupt) -> Result<Place> {
+    /// Waits for a place; with a turn, before others while it is on. 53000 if too many wait already, or when it took too long; or what ends the statement.
+    pub async fn wait(self: &Arc<Gate>, turn: Option<&mut Turn>, interrupt: &Interrupt) -> Result<Place> {
         let joined = |queued| (queued < self.queued_max).then_some(queued + 1);
         if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, joined).is_err() {
             self.refused_full.fetch_add(1, Ordering::Relaxed);
@@ -301,7 +301,7 @@ impl Gate {
         }
         let _queued = Queued(self);
         let start = Instant::now();
-        let is_on = turn.is_on(start);
+        let is_on = turn.as_ref().is_some_and(|turn| turn.is_on(start));
         let mut given = self.join(is_on);
         let expired = async {
             match self.queue_timeout {
@@ -318,7 +318,9 @@ impl Gate {
                 return Err(self.refused(format!("It waited for {} ms.", start.elapsed().as_millis())));
             }
         };
-        turn.let_in(is_on);
+        if let Some(turn) = turn {
+            turn.let_in(is_on);
+        }
         let waited = start.elapsed().as_nanos() as u64;
         self.waited.fetch_add(1, Ordering::Relaxed);
         self.wait_ns.fetch_add(waited, Ordering::Relaxed);
@@ -439,21 +441,21 @@ mod tests {
         let (mut one, mut other) = (Turn::none(), Turn::none());
         let mut place = gate.try_enter().unwrap();
         {
-            let mut waiting = pin!(gate.wait(&mut one, &interrupt));
+            let mut waiting = pin!(gate.wait(Some(&mut one), &interrupt));
             assert!(look(waiting.as_mut()).is_none());
             drop(place);
             place = look(waiting).unwrap();
         }
-        let mut behind = pin!(gate.wait(&mut other, &interrupt));
+        let mut behind = pin!(gate.wait(Some(&mut other), &interrupt));
         assert!(look(behind.as_mut()).is_none());
         for _ in 1..TURN_LENGTH {
-            let mut waiting = pin!(gate.wait(&mut one, &interrupt));
+            let mut waiting = pin!(gate.wait(Some(&mut one), &interrupt));
             assert!(look(waiting.as_mut()).is_none());
             drop(place);
             assert!(look(behind.as_mut()).is_none());
             place = look(waiting).unwrap();
         }
-        let mut waiting = pin!(gate.wait(&mut one, &interrupt));
+        let mut waiting = pin!(gate.wait(Some(&mut one), &interrupt));
         assert!(look(waiting.as_mut()).is_none());
         drop(place);
         assert!(look(waiting.as_mut()).is_none(), "its turn is over");
@@ -465,15 +467,15 @@ mod tests {
     fn a_place_that_nobody_takes_goes_on() {
         let (gate, interrupt) = (gate(), Interrupt::new(None, None));
         let place = gate.try_enter().unwrap();
-        let (mut one, mut other, mut third) = (Turn::none(), Turn::none(), Turn::none());
-        let mut second = pin!(gate.wait(&mut other, &interrupt));
+        let (mut one, mut other) = (Turn::none(), Turn::none());
+        let mut second = pin!(gate.wait(Some(&mut other), &interrupt));
         {
             // Ends before it is given a place, and after.
-            let mut first = Box::pin(gate.wait(&mut one, &interrupt));
+            let mut first = Box::pin(gate.wait(Some(&mut one), &interrupt));
             assert!(look(first.as_mut()).is_none());
             assert!(look(second.as_mut()).is_none());
             drop(first);
-            let mut first = Box::pin(gate.wait(&mut third, &interrupt));
+            let mut first = Box::pin(gate.wait(None, &interrupt));
             assert!(look(first.as_mut()).is_none());
             drop(place);
             drop(look(second).unwrap());

@@ -174,7 +174,9 @@ impl SinkState for Worker {
         if chunk.rows == 0 {
             return Ok(());
         }
-        if chunk.rows <= 2 * CHUNK_ROWS {
+        // Rows without columns are only counted.
+        let is_counted = chunk.columns.is_empty() && matches!(self.groups, Groups::One(..));
+        if chunk.rows <= 2 * CHUNK_ROWS || is_counted {
             return self.aggregate(&chunk);
         }
         let mut start = 0;

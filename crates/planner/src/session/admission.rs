@@ -55,7 +55,7 @@ impl Session {
                 let query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
                 query.info.queued();
                 let interrupt = self.interrupt();
-                let place = gate.wait(&mut self.turn, &interrupt).await?;
+                let place = gate.wait(keeps.then_some(&mut self.turn), &interrupt).await?;
                 query.forget();
                 place
             }
