@@ -522,7 +522,7 @@ impl Compiler<'_> {
 }
 
 /// DataFusion's functions that can be called as they are, without having been made into something else while planning.
-const CALLABLE: [&str; 20] = [
+const CALLABLE: [&str; 21] = [
     "abs",
     "ceil",
     "floor",
@@ -534,6 +534,7 @@ const CALLABLE: [&str; 20] = [
     "upper",
     "lower",
     "character_length",
+    "length",
     "octet_length",
     "substr",
     "replace",

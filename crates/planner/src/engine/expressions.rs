@@ -266,10 +266,12 @@ impl Scope<'_> {
                             None => None,
                         }
                     }
-                    ("character_length", [value]) => {
+                    ("character_length" | "length", [value]) if is_text(&self.data_type(value)?) => {
                         self.expr(value)?.length(TextUnit::Characters, self.data_type(expr)?).ok()
                     }
-                    ("octet_length", [value]) => self.expr(value)?.length(TextUnit::Bytes, self.data_type(expr)?).ok(),
+                    ("octet_length" | "length", [value]) => {
+                        self.expr(value)?.length(TextUnit::Bytes, self.data_type(expr)?).ok()
+                    }
                     ("substr", [value, Expr::Literal(ScalarValue::Int64(Some(start)), _)]) => {
                         self.expr(value)?.substring(*start, None).ok()
                     }

@@ -44,6 +44,14 @@ pub fn functions() -> Vec<Function> {
             Ok(args.iter().filter(|arg| !arg.is_null()).count().into())
         })
         .nullable(),
+        // DataFusion's makes text of bytes first.
+        Function::new("length", &[&[Text], &[Bytes]], "int4", |_, args| {
+            Ok(match &args[0] {
+                Value::Bytes(bytes) => bytes.len(),
+                value => value.as_str().chars().count(),
+            }
+            .into())
+        }),
         Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| {
             Ok(match &args[0] {
                 Value::Bytes(bytes) => bytes.len(),
