@@ -3,7 +3,7 @@
 mod partitioned;
 
 use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
-use crate::{Changed, Config, Database, Transaction};
+use crate::{Changed, Config, Database, Isolation, Transaction};
 use arrow_array::RecordBatch;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -127,6 +127,53 @@ fn rows_keep_their_ids() {
     }
     let database = reopened(folder.path());
     assert_eq!(database.version().table("t").unwrap().rows().ranges(), 1, "restarts do not scatter rows");
+}
+
+/// A session's commit is written ahead of one of another session's that it builds upon, where its buffer is the first to be looked at.
+#[test]
+fn a_change_is_found_that_was_logged_before_what_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    let update = |transaction: &mut Transaction, row: RowId, number: usize| {
+        let version = transaction.begin_statement().unwrap();
+        let new = long(&version.table("t").unwrap(), number..number + 1);
+        drop(version);
+        assert!(matches!(transaction.update("t", &[row], &new).unwrap(), Changed::Rows(_)));
+        transaction.end_statement();
+    };
+    let begin = || {
+        let mut transaction = database.begin_at(Isolation::ReadCommitted).unwrap();
+        transaction.set_synchronous(false);
+        transaction
+    };
+    insert_and_commit(&database, "t", 0..200);
+    let rows = ids(&database);
+    for row in &rows {
+        let mut first = begin();
+        update(&mut first, *row, 1);
+        first.commit().unwrap();
+    }
+    for (number, row) in rows.iter().enumerate() {
+        let (mut one, mut other) = (begin(), begin());
+        update(&mut one, *row, 10_000 + number);
+        one.commit().unwrap();
+        update(&mut other, *row, 20_000 + number);
+        other.commit().unwrap();
+        // By turns each of the two sessions is the one that builds upon the other.
+        let (mut one, mut other) = (begin(), begin());
+        update(&mut other, *row, 30_000 + number);
+        other.commit().unwrap();
+        update(&mut one, *row, 40_001 + number);
+        one.commit().unwrap();
+    }
+    let before = content(&database);
+    insert_and_commit(&database, "t", 300..301);
+    database.halt();
+    drop(database);
+    let mut found = content(&reopened(folder.path()));
+    let of_t = found.get_mut("t").unwrap();
+    of_t.retain(|row| !row.contains("row 300"));
+    assert!(found == before);
 }
 
 /// All tables' rows, in order; of partitioned tables their partitions.

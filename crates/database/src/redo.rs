@@ -257,8 +257,8 @@ impl Redo {
         let start = self.record.len();
         self.push_entry(PATCH, row.0);
         self.record.extend(replaced.ts.0.to_le_bytes());
-        self.record.extend(patch::checksum(image).to_le_bytes());
-        self.record.extend([0; 4]);
+        // Checksum and length: once it is known that there is a patch.
+        self.record.extend([0; 8]);
         let steps = self.record.len();
         let most = image.len().saturating_sub(PATCH_BYTES);
         if !patch::make(replaced.image, image, most, &mut self.record) {
@@ -266,6 +266,7 @@ impl Redo {
             return false;
         }
         let len = (self.record.len() - steps) as u32;
+        self.record[steps - 8..steps - 4].copy_from_slice(&patch::checksum(image).to_le_bytes());
         self.record[steps - 4..steps].copy_from_slice(&len.to_le_bytes());
         true
     }

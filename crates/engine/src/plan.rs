@@ -590,26 +590,22 @@ pub fn compile(
         common: HashMap::new(),
         pipelines: Vec::new(),
     };
-    compiler.gather_scans(plan, &opened);
+    compiler.gather_scans(plan, false, &opened);
     let branches = compiler.flow(plan)?;
     compiler.end_in(branches, sink, Arc::default());
     Ok(compiler.pipelines)
 }
 
 impl Compiler<'_> {
-    fn gather_scans(&mut self, plan: &Plan, opened: &Option<Opened>) {
+    /// `in_one`: the plan's rows make one group.
+    fn gather_scans(&mut self, plan: &Plan, in_one: bool, opened: &Option<Opened>) {
         if let Op::Scan(scan) = &plan.op {
             let afresh = scan.afresh(opened.clone(), self.account.clone());
+            let afresh = if in_one && scan.reads_nothing() { afresh.in_row_groups() } else { afresh };
             self.scans.insert(Arc::as_ptr(scan), Arc::new(afresh));
         }
-        plan.inputs.iter().for_each(|input| self.gather_scans(input, opened));
-        if let (Op::Aggregate(aggregate), [Plan { op: Op::Scan(scan), .. }]) = (&plan.op, plan.inputs.as_slice())
-            && aggregate.keys.is_empty()
-            && scan.is_counted()
-        {
-            let counted = scan.afresh(opened.clone(), self.account.clone()).counted();
-            self.scans.insert(Arc::as_ptr(scan), Arc::new(counted));
-        }
+        let in_one = matches!(&plan.op, Op::Aggregate(aggregate) if aggregate.keys.is_empty());
+        plan.inputs.iter().for_each(|input| self.gather_scans(input, in_one, opened));
     }
 
     fn scan(&self, scan: &Arc<ScanSource>) -> Result<Arc<ScanSource>> {

@@ -169,7 +169,6 @@ impl ScanSource {
         shown: Arc<dyn fmt::Display + Send + Sync>,
     ) -> ScanSource {
         let (runtime, scans, history) = (Mutex::default(), OnceLock::new(), Arc::default());
-        let chunk_rows = CHUNK_ROWS;
         ScanSource {
             parts,
             columns,
@@ -179,19 +178,19 @@ impl ScanSource {
             shown,
             opened: None,
             account: None,
-            chunk_rows,
+            chunk_rows: CHUNK_ROWS,
             scans,
             history,
         }
     }
 
     /// Nothing is looked at of rows: there is nothing that larger chunks would push out of the caches.
-    pub fn is_counted(&self) -> bool {
+    pub fn reads_nothing(&self) -> bool {
         self.columns.is_empty() && self.filters.is_empty()
     }
 
     /// The same, in chunks as large as row groups, for a sink that only counts rows.
-    pub fn counted(self) -> ScanSource {
+    pub fn in_row_groups(self) -> ScanSource {
         ScanSource { chunk_rows: ROW_GROUP_ROWS, ..self }
     }
 

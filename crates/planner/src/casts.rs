@@ -885,6 +885,11 @@ pub const KEY: &str = "tidepool_key";
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Key(Signature);
 
+/// A function's only argument, or what is said of it.
+fn only<T: Clone>(all: &[T]) -> Result<T> {
+    all.first().cloned().map_or_else(|| internal_err!("a function is called without its argument"), Ok)
+}
+
 pub fn key() -> Arc<ScalarUDF> {
     Arc::new(ScalarUDF::new_from_impl(Key(Signature::any(1, Volatility::Immutable))))
 }
@@ -899,21 +904,15 @@ impl ScalarUDFImpl for Key {
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
-        match types {
-            [of] => Ok(of.clone()),
-            _ => internal_err!("{KEY} takes one argument"),
-        }
+        only(types)
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
-        match args.arg_fields {
-            [field] => Ok(field.clone()),
-            _ => internal_err!("{KEY} takes one argument"),
-        }
+        only(args.arg_fields)
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        args.args.into_iter().next().map_or_else(|| internal_err!("{KEY} takes one argument"), Ok)
+        only(&args.args)
     }
 }
 

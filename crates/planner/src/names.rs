@@ -287,12 +287,8 @@ fn is_column(expr: &&Expr) -> bool {
 
 /// The column that is cast, perhaps several times.
 fn cast_column(expr: &Expr) -> Option<&Expr> {
-    let Expr::Cast { expr, .. } = expr else { return None };
-    let mut inner = &**expr;
-    while let Expr::Cast { expr, .. } | Expr::Nested(expr) = inner {
-        inner = expr;
-    }
-    Some(inner).filter(is_column)
+    let Expr::Cast { .. } = expr else { return None };
+    Some(without_casts(expr)).filter(is_column)
 }
 
 /// What a grouping key says: an output's expression by its number, or `by_name`, too.

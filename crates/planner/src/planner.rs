@@ -24,6 +24,7 @@ use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Database;
 use tidepool_database::config::WorkloadConfig;
 use tidepool_engine::schedule::{Tickets, Workers};
+use tidepool_heap::QueryHeap;
 use tokio::runtime::{Handle, Runtime};
 
 /// Stack of the threads that plan and execute. Address space only until it is used; what `statement::NESTING_MAX` needs.
@@ -167,7 +168,8 @@ impl Planner {
 
     /// The state that one statement is planned with.
     pub(crate) fn state(&self, facts: &Arc<SessionFacts>) -> State {
-        let mut state = self.states.lock().pop().unwrap_or_else(|| self.state.clone());
+        // Kept beyond the statement, whose heap a function that plans runs in.
+        let mut state = QueryHeap::outside(|| self.states.lock().pop().unwrap_or_else(|| self.state.clone()));
         let options = state.config_mut().options_mut();
         options.extensions.insert(FactsExtension(Some(facts.clone())));
         options.execution.target_partitions = facts.settings.threads();
@@ -211,12 +213,14 @@ impl Drop for State {
     fn drop(&mut self) {
         let Some(mut state) = self.state.take() else { return };
         // The facts hold a snapshot.
-        *state.config_mut() = self.planner.state.config().clone();
-        *state.execution_props_mut() = self.planner.state.execution_props().clone();
-        let mut states = self.planner.states.lock();
-        if states.len() < STATES_MAX {
-            states.push(state);
-        }
+        QueryHeap::outside(|| {
+            *state.config_mut() = self.planner.state.config().clone();
+            *state.execution_props_mut() = self.planner.state.execution_props().clone();
+            let mut states = self.planner.states.lock();
+            if states.len() < STATES_MAX {
+                states.push(state);
+            }
+        });
     }
 }
 

@@ -50,8 +50,8 @@ use tidepool_heap::QueryHeap;
 /// planner strips it before the look-up.
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
-    builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions::all());
-    builder.scalar_functions().get_or_insert_with(Vec::new).push(crate::casts::key());
+    let functions = functions::all().into_iter().chain([crate::casts::key()]);
+    builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
     builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
     builder.analyzer().get_or_insert_with(Default::default).rules.insert(0, Arc::new(apply::ApplySubqueries));

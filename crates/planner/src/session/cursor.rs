@@ -110,10 +110,7 @@ impl Session {
                     Some((locking, planned)) => {
                         tables = locking.targets.iter().map(|target| target.version.def.id).collect();
                         let columns = locking.columns(&planned.schema);
-                        (
-                            columns,
-                            Box::pin(self.prepare_run(begun.running, planned, None)?.start(&self.planner.workers())),
-                        )
+                        (columns, Box::pin(self.run(begun.running, planned)?))
                     }
                     None => {
                         let query = move || query_of(&rest);

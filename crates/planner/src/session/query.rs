@@ -31,8 +31,9 @@ impl Session {
             let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
             let mut execution = execution(&running, planned, None, failed)?;
             execution.query = Some(running.query);
-            // Whoever has the last batch may go on with what the statement's facts keep from being dropped.
-            drop(running.facts);
+            // Whoever has the last batch goes on as if nothing of the statement were there: neither what its facts keep from being dropped, nor
+            // what would end it.
+            drop((running.facts, running.interrupt));
             let (batches, work) = execution.begin();
             // Nobody listens any more: it was to end before it began.
             if sender.send((columns, schema, batches)).is_ok() {
@@ -51,6 +52,10 @@ impl Session {
                 }
             },
         }
+    }
+
+    pub(super) fn run(&self, running: Running, planned: query::Planned) -> Result<Batches> {
+        Ok(self.prepare_run(running, planned, None)?.start(&self.planner.workers()))
     }
 
     /// With `counts`, what operators do in the query heap is counted there, paced or not.

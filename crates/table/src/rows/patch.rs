@@ -39,7 +39,7 @@ pub fn make(old: &[u8], new: &[u8], most: usize, steps: &mut Vec<u8>) -> bool {
     let (old, new) = (&old[..old.len() - tail], &new[..new.len() - tail]);
     let rest = |at: usize| &old[at.min(old.len())..];
     let mut at = 0;
-    loop {
+    while steps.len() - start < most {
         let same = same_at_start(rest(at), &new[at..]);
         let from = at + same;
         if from == new.len() {
@@ -56,15 +56,13 @@ pub fn make(old: &[u8], new: &[u8], most: usize, steps: &mut Vec<u8>) -> bool {
             }
             to += same;
         }
-        if steps.len() - start + (to - from) >= most {
-            steps.truncate(start);
-            return false;
-        }
         put_number(steps, same);
         put_number(steps, to - from);
         steps.extend_from_slice(&new[from..to]);
         at = to;
     }
+    steps.truncate(start);
+    false
 }
 
 impl Patch<'_> {
@@ -168,13 +166,13 @@ mod tests {
             let mut image = b"of before".to_vec();
             patch(&new, &steps[3..]).apply(&old, &mut image).unwrap();
             assert_eq!(image, new);
-            let most = steps.len() - 3;
+            let len = steps.len() - 3;
             let mut bounded = Vec::new();
-            if make(&old, &new, most, &mut bounded) {
-                assert_eq!(bounded, steps[3..]);
-            } else {
-                assert!(bounded.is_empty());
-            }
+            assert!(make(&old, &new, len + 1, &mut bounded));
+            assert_eq!(bounded, steps[3..]);
+            bounded.clear();
+            assert!(!make(&old, &new, len, &mut bounded));
+            assert!(bounded.is_empty());
         }
     }
 

@@ -46,19 +46,9 @@ pub fn functions() -> Vec<Function> {
         .nullable(),
         // DataFusion's makes text of bytes first.
         Function::new("length", &[&[Text], &[Bytes]], "int4", |_, args| {
-            Ok(match &args[0] {
-                Value::Bytes(bytes) => bytes.len(),
-                value => value.as_str().chars().count(),
-            }
-            .into())
+            Ok(length(&args[0], |text| text.chars().count()).into())
         }),
-        Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| {
-            Ok(match &args[0] {
-                Value::Bytes(bytes) => bytes.len(),
-                value => value.as_str().len(),
-            }
-            .into())
-        }),
+        Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| Ok(length(&args[0], str::len).into())),
         Function::new("array_upper", &[&[List, Int4]], "int4", |_, args| array_bound(args, |len| len)),
         Function::new("array_lower", &[&[List, Int4]], "int4", |_, args| array_bound(args, |_| 1)),
         // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
@@ -94,6 +84,13 @@ pub fn functions() -> Vec<Function> {
         .nullable()
         .returning(|types| Ok(DataType::List(Arc::new(Field::new_list_field(list_type(types)?.clone(), true))))),
     ]
+}
+
+fn length(value: &Value, of_text: fn(&str) -> usize) -> usize {
+    match value {
+        Value::Bytes(bytes) => bytes.len(),
+        text => of_text(text.as_str()),
+    }
 }
 
 fn list_type(types: &[DataType]) -> Result<&DataType> {
