@@ -1,4 +1,4 @@
-//! Pages of heads, in near memory.
+//! Pages of heads, in near memory where there is room.
 
 use super::version::Head;
 use std::ptr::NonNull;
@@ -16,46 +16,62 @@ const _: () = assert!(cfg!(loom) || PAGE_HEADS == 512);
 #[repr(transparent)]
 pub(super) struct HeadPage(pub [Head; PAGE_HEADS]);
 
-/// A page of null heads. 53200 when near is full.
-#[cfg(not(loom))]
-pub(super) fn new_page(near: &Arc<Tablespace>) -> Result<NonNull<HeadPage>> {
-    use tidepool_base::{Error, SqlState};
-    use tidepool_tablespace::Purpose;
+/// Where a store's pages of heads lie: near, and where near is full, with its versions.
+#[derive(Debug)]
+pub(super) struct HeadMemory {
+    #[cfg_attr(loom, allow(dead_code))]
+    spaces: [Arc<Tablespace>; 2],
+}
 
-    let run = near.allocate_run(PAGE_BYTES, PAGE_BYTES, Purpose::Delta);
-    let Some(run) = run else {
-        return Err(match near.allocate(PAGE_BYTES, Purpose::Delta) {
-            Err(full) => full,
-            // Somebody freed some in between. The statement fails all the same, as it did run out of it.
-            Ok(_) => Error::new(SqlState::OUT_OF_MEMORY, "tablespace \"near\" is full"),
-        });
-    };
-    let page = run.address.cast::<HeadPage>();
-    if !run.zeroed {
-        // SAFETY: the page was just taken. Zeroes are null heads.
-        unsafe { page.as_ptr().write_bytes(0, 1) };
+impl HeadMemory {
+    pub fn new(near: &Arc<Tablespace>, versions: &Arc<Tablespace>) -> HeadMemory {
+        HeadMemory { spaces: [near, versions].map(Arc::clone) }
     }
-    Ok(page)
-}
 
-/// # Safety
-/// From `new_page`, out of reach, and freed once.
-#[cfg(not(loom))]
-pub(super) unsafe fn free_page(near: &Tablespace, page: NonNull<HeadPage>) {
-    // SAFETY: the caller's; it was taken as one page of `near`.
-    unsafe { near.free_pages(page.cast(), PAGE_BYTES, tidepool_tablespace::Purpose::Delta) };
-}
+    /// A page of null heads. 53200 when both tablespaces are full.
+    #[cfg(not(loom))]
+    pub fn take(&self) -> Result<NonNull<HeadPage>> {
+        use tidepool_base::{Error, SqlState};
+        use tidepool_tablespace::Purpose;
 
-/// loom's atomics are made one by one.
-#[cfg(loom)]
-pub(super) fn new_page(_: &Arc<Tablespace>) -> Result<NonNull<HeadPage>> {
-    Ok(NonNull::from(Box::leak(Box::new(HeadPage(std::array::from_fn(|_| Head::default()))))))
-}
+        let run = |space: &Arc<Tablespace>| space.allocate_run(PAGE_BYTES, PAGE_BYTES, Purpose::Delta);
+        let Some(run) = self.spaces.iter().find_map(run) else {
+            let [_, versions] = &self.spaces;
+            return Err(match versions.allocate(PAGE_BYTES, Purpose::Delta) {
+                Err(full) => full,
+                // Somebody freed some in between. The statement fails all the same, as it did run out of it.
+                Ok(_) => Error::new(SqlState::OUT_OF_MEMORY, format!("tablespace \"{}\" is full", versions.name())),
+            });
+        };
+        let page = run.address.cast::<HeadPage>();
+        if !run.zeroed {
+            // SAFETY: the page was just taken. Zeroes are null heads.
+            unsafe { page.as_ptr().write_bytes(0, 1) };
+        }
+        Ok(page)
+    }
 
-/// # Safety
-/// As the other one.
-#[cfg(loom)]
-pub(super) unsafe fn free_page(_: &Tablespace, page: NonNull<HeadPage>) {
-    // SAFETY: the caller's.
-    drop(unsafe { Box::from_raw(page.as_ptr()) });
+    /// # Safety
+    /// From this one's `take`, out of reach, and given back once.
+    #[cfg(not(loom))]
+    pub unsafe fn give_back(&self, page: NonNull<HeadPage>) {
+        let [near, versions] = &self.spaces;
+        let space = if near.address_range().contains(&page.addr().get()) { near } else { versions };
+        // SAFETY: the caller's; it was taken as one page of the tablespace whose addresses have it.
+        unsafe { space.free_pages(page.cast(), PAGE_BYTES, tidepool_tablespace::Purpose::Delta) };
+    }
+
+    /// loom's atomics are made one by one.
+    #[cfg(loom)]
+    pub fn take(&self) -> Result<NonNull<HeadPage>> {
+        Ok(NonNull::from(Box::leak(Box::new(HeadPage(std::array::from_fn(|_| Head::default()))))))
+    }
+
+    /// # Safety
+    /// As the other one.
+    #[cfg(loom)]
+    pub unsafe fn give_back(&self, page: NonNull<HeadPage>) {
+        // SAFETY: the caller's.
+        drop(unsafe { Box::from_raw(page.as_ptr()) });
+    }
 }

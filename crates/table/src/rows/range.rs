@@ -21,7 +21,7 @@
 //! up to that main's timestamp for what main shows, be it in its head or not. A later version stays as long as the scan's
 //! view, as only a merge after the view was drawn can have put it into a main.
 
-use super::page::{HeadPage, PAGE_HEADS, free_page, new_page};
+use super::page::{HeadMemory, HeadPage, PAGE_HEADS};
 use super::sync::{AtomicPtr, AtomicU32, AtomicU64, Witness};
 use super::version::{Found, Head, Version};
 use crate::bits::words_for;
@@ -120,12 +120,11 @@ pub(crate) struct Range {
     pub command: AtomicU32,
     /// Held while main is replaced, or pages are dropped.
     pub merging: Mutex<super::merge::MergeState>,
-    /// Where heads are.
-    near: Arc<Tablespace>,
+    heads: Arc<HeadMemory>,
 }
 
 impl Range {
-    pub fn new(near: &Arc<Tablespace>) -> Range {
+    pub fn new(heads: &Arc<HeadMemory>) -> Range {
         Range {
             pages: (0..PAGES).map(|_| AtomicPtr::default()).collect(),
             headed: OnceLock::new(),
@@ -133,12 +132,12 @@ impl Range {
             begin: AtomicU64::new(0),
             command: AtomicU32::new(0),
             merging: Mutex::default(),
-            near: Arc::clone(near),
+            heads: Arc::clone(heads),
         }
     }
 
-    pub fn loaded(near: &Arc<Tablespace>, main: MainPart, tag: Tag, command: u32) -> Range {
-        let range = Range::new(near);
+    pub fn loaded(heads: &Arc<HeadMemory>, main: MainPart, tag: Tag, command: u32) -> Range {
+        let range = Range::new(heads);
         range.main.store(Arc::into_raw(Arc::new(main)).cast_mut(), Ordering::Relaxed);
         range.begin.store(tag.word(), Ordering::Relaxed);
         range.command.store(command, Ordering::Relaxed);
@@ -161,7 +160,7 @@ impl Range {
         unsafe { self.head_unpinned(position) }
     }
 
-    /// The head, made if need be. It may be on its way out; then nothing can be put there. 53200 when near is full.
+    /// The head, made if need be. It may be on its way out; then nothing can be put there. 53200 when the tablespaces are full.
     #[inline]
     pub fn head_to_write<'v>(&'v self, view: &'v View, position: usize) -> Result<&'v Head> {
         loop {
@@ -174,12 +173,12 @@ impl Range {
 
     #[cold]
     fn add_page(&self, position: usize) -> Result<()> {
-        let page = new_page(&self.near)?;
+        let page = self.heads.take()?;
         let slot = &self.pages[position / PAGE_HEADS];
         let null = std::ptr::null_mut();
         if slot.compare_exchange(null, page.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
             // SAFETY: made above, and seen by nobody.
-            unsafe { free_page(&self.near, page) };
+            unsafe { self.heads.give_back(page) };
         }
         Ok(())
     }
@@ -204,12 +203,12 @@ impl Range {
             }
             // Release: whoever makes the page anew finds no mark.
             self.pages[index].store(std::ptr::null_mut(), Ordering::Release);
-            let (near, address) = (Arc::clone(&self.near), page.expose_provenance());
+            let (memory, address) = (Arc::clone(&self.heads), page.expose_provenance());
             worker.retire_with(worker.retirement_ts(), move || {
                 let page = std::ptr::with_exposed_provenance_mut::<HeadPage>(address);
                 let page = NonNull::new(page).expect("a page's address");
-                // SAFETY: from `new_page`, unlinked once, and nobody looks at it any more.
-                unsafe { free_page(&near, page) };
+                // SAFETY: from `take`, unlinked once, and nobody looks at it any more.
+                unsafe { memory.give_back(page) };
             });
         }
     }
@@ -312,8 +311,8 @@ impl Drop for Range {
     fn drop(&mut self) {
         for page in &self.pages {
             if let Some(page) = NonNull::new(page.load(Ordering::Acquire)) {
-                // SAFETY: from `new_page`, and nobody uses the range any more.
-                unsafe { free_page(&self.near, page) };
+                // SAFETY: from `take`, and nobody uses the range any more.
+                unsafe { self.heads.give_back(page) };
             }
         }
         if let Some(main) = NonNull::new(self.main.load(Ordering::Acquire)) {

@@ -168,7 +168,7 @@ impl RowStore {
             return Err(Error::corrupted(format!("a row is in range {number}, of {}", self.directory.len())));
         }
         while self.directory.len() <= number {
-            self.add_range(Range::new(self.near()));
+            self.add_range(Range::new(self.heads()));
         }
         self.directory.get(number).ok_or_else(|| Error::internal(format!("there is no range {number}")))
     }

@@ -1,7 +1,7 @@
 //! A table's rows: where each is, and what a view sees of it.
 
 use super::locks::RowLocks;
-use super::page::PAGE_HEADS;
+use super::page::{HeadMemory, PAGE_HEADS};
 use super::range::{Directory, Range};
 use super::reclaim::Gone;
 use super::sync::{AtomicU64, prefetch};
@@ -50,7 +50,7 @@ pub struct RowStore {
     pub(super) transactions: Arc<Transactions>,
     layout: RowLayout,
     pub(super) memory: Arc<VersionMemory>,
-    near: Arc<Tablespace>,
+    heads: Arc<HeadMemory>,
     pub(super) directory: Directory,
     ids: Box<[Line<Mutex<Ids>>]>,
     /// The first row id that was given to no shard; at a range's start, the range is still to be made. Locked before
@@ -79,7 +79,7 @@ pub(super) enum Seen<'v> {
 }
 
 impl RowStore {
-    /// An empty table, with versions in `memory` and heads in `near`.
+    /// An empty table, with versions in `memory` and heads in `near`, or, where that is full, beside the versions.
     ///
     /// Heads are near, as each read of a row goes through one, and so that a row in delta costs one access to far
     /// memory.
@@ -96,7 +96,7 @@ impl RowStore {
             transactions: Arc::clone(transactions),
             layout,
             memory: Arc::clone(memory),
-            near: Arc::clone(near),
+            heads: Arc::new(HeadMemory::new(near, memory.tablespace())),
             directory: Directory::new(),
             ids: (0..SHARDS).map(|_| Line::default()).collect(),
             open: Mutex::new(None),
@@ -118,8 +118,8 @@ impl RowStore {
         &self.memory
     }
 
-    pub(super) fn near(&self) -> &Arc<Tablespace> {
-        &self.near
+    pub(super) fn heads(&self) -> &Arc<HeadMemory> {
+        &self.heads
     }
 
     /// Who is told of versions that are gone. Once.
@@ -154,7 +154,7 @@ impl RowStore {
         let mut open = self.open.lock();
         let next = match *open {
             Some(next) => next,
-            None => RowId::new(self.add_range(Range::new(&self.near)), 0),
+            None => RowId::new(self.add_range(Range::new(&self.heads)), 0),
         };
         let end = RowId(next.0 + PAGE_HEADS as u64);
         *open = (end.position() != 0).then_some(end);

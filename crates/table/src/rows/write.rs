@@ -77,7 +77,7 @@ impl RowStore {
     ) -> Result<()> {
         self.check_view(view);
         while self.directory.len() <= row.range() {
-            self.add_range(Range::new(self.near()));
+            self.add_range(Range::new(self.heads()));
         }
         let range = self.range_of(row)?;
         let head = range.head_to_write(view, row.position())?;
@@ -324,7 +324,7 @@ impl RowStore {
     ) -> Result<u64> {
         self.check_view(view);
         let main = MainPart::new(group, Vec::new(), 0);
-        let range = Range::loaded(self.near(), main, worker.tag_to_write(), view.writes_as());
+        let range = Range::loaded(self.heads(), main, worker.tag_to_write(), view.writes_as());
         let number = self.add_range(range);
         writes.loaded(self, number);
         Ok(number)

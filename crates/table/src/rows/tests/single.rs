@@ -238,6 +238,32 @@ fn a_transaction_that_runs_out_of_memory_aborts_and_leaves_nothing() {
 }
 
 #[test]
+fn heads_lie_beside_versions_where_near_is_full() {
+    let (near, delta) = (heap_space(), heap_space());
+    let mut others = Vec::new();
+    while let Ok(page) = near.allocate(tidepool_device::PAGE_BYTES, Purpose::Heap) {
+        others.push(page);
+    }
+    let fixture = Fixture::over(&near, &delta);
+    let mut session = fixture.session();
+    let mut insert = |ids: std::ops::Range<i64>| {
+        session.begin(Isolation::ReadCommitted);
+        ids.for_each(|id| _ = session.insert(id, id % 7).unwrap());
+        session.commit().unwrap();
+    };
+    insert(0..600);
+    assert_eq!(near.bytes(Purpose::Delta), 0);
+    drop(others);
+    insert(600..1800);
+    assert!(near.bytes(Purpose::Delta) > 0);
+    let expected: BTreeSet<(i64, i64)> = (0..1800).map(|id| (id, id % 7)).collect();
+    assert_eq!(session.scan().into_values().collect::<BTreeSet<_>>(), expected);
+    drop(session);
+    fixture.check_empty();
+    assert_eq!(near.bytes(Purpose::Delta), 0);
+}
+
+#[test]
 fn a_row_that_comes_into_a_table_that_was_read_fails_a_serializable_transaction() {
     let fixture = Fixture::tiny();
     let (mut one, mut two) = (fixture.session(), fixture.session());
