@@ -205,7 +205,9 @@ impl Run {
                 let mut finished = std::mem::take(&mut state.finished);
                 drop(state);
                 let tasks = self.guarded(|| self.pipelines()[stage].sink.finish(round, &mut finished));
+                let mut is_shared = false;
                 let done = tasks.map(|tasks| {
+                    is_shared = tasks.len() > 1;
                     let mut state = self.state.lock();
                     state.finished = finished;
                     if tasks.is_empty() {
@@ -223,7 +225,10 @@ impl Run {
                     }
                 });
                 self.leave(done);
-                self.wake();
+                // Whoever begins a pipeline wakes others for it.
+                if is_shared {
+                    self.wake();
+                }
             } else if state.stage == self.pipelines().len() {
                 if state.active > 0 {
                     return false;
@@ -291,19 +296,12 @@ impl Run {
         }
     }
 
-    /// A worker comes out.
+    /// A worker comes out. It looks again for what there is to do: nobody else is woken for what one can do alone.
     fn leave(&self, done: Result<()>) {
         if let Err(error) = done {
             self.fail(error);
         }
-        let mut state = self.state.lock();
-        state.active -= 1;
-        if state.active == 0 && (state.is_ending || state.round.is_some() || self.is_stopped()) {
-            // There may be something to do for all of them.
-            let parked = std::mem::take(&mut state.parked);
-            drop(state);
-            self.hand_in(parked);
-        }
+        self.state.lock().active -= 1;
     }
 
     /// Nobody is inside any more. What workers held goes before the end is told.

@@ -160,7 +160,7 @@ impl std::ops::AddAssign for ColumnAccess {
 const WORK_NS_MAX: u64 = 100_000_000;
 
 /// A morsel in a large table; small tables are cut so that several readers find work.
-const MORSELS_WANTED: usize = 16;
+const MORSELS_WANTED: usize = 64;
 const MORSEL_ROWS_MIN: usize = 8 * BLOCK;
 
 /// Smaller batches of delta are put together.

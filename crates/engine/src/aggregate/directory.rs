@@ -10,13 +10,14 @@ use crate::vector::Vector;
 use tidepool_base::{Error, Result};
 use tidepool_heap::QueryHeap;
 
-/// Upper bits of a hash that tell a row's partition.
+/// Upper bits of a hash that tell a row's partition, at most.
 pub(super) const PARTITION_BITS: u32 = 8;
 pub(super) const PARTITIONS: usize = 1 << PARTITION_BITS;
 
+/// Told by so many bits, more than none.
 #[inline(always)]
-pub(super) fn partition_of(hash: u64) -> usize {
-    (hash >> (64 - PARTITION_BITS)) as usize
+pub(super) fn partition_of(hash: u64, bits: u32) -> usize {
+    (hash >> (64 - bits)) as usize
 }
 
 const TAG_SHIFT: u32 = 48;

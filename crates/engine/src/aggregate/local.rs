@@ -4,7 +4,7 @@
 //! partitions and starts empty again, so that what goes to memory is what repeats least. Where hardly anything repeats, rows go to
 //! the partitions without being looked up.
 
-use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of, partition_of};
+use super::directory::{Directory, Fresh, HASH, PARTITION_BITS, PARTITIONS, check_heap, hash_of, partition_of};
 use crate::hash;
 use crate::room;
 use crate::rows::{RowLayout, RowPtr, Rows};
@@ -24,14 +24,17 @@ const TABLE_BYTES_MAX: usize = 4 << 20;
 const STAGED_BYTES: usize = 256 << 10;
 /// Rows that are not looked up before it is tried again whether they repeat.
 const SKIPPED_ROWS: u64 = 1 << 20;
+/// Rows of all workers that one task merges, or so: of more there are several tasks.
+const MERGED_ROWS: usize = 1 << 13;
 
-/// When a table writes itself out: the bounds above, or less for tests.
+/// When a table writes itself out, and how it is merged: the bounds above, or less for tests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub cache_bytes: usize,
     pub table_bytes_max: usize,
     pub staged_bytes: usize,
     pub skipped_rows: u64,
+    pub merged_rows: usize,
 }
 
 impl Default for Limits {
@@ -41,6 +44,7 @@ impl Default for Limits {
             table_bytes_max: TABLE_BYTES_MAX,
             staged_bytes: STAGED_BYTES,
             skipped_rows: SKIPPED_ROWS,
+            merged_rows: MERGED_ROWS,
         }
     }
 }
@@ -69,6 +73,8 @@ pub(super) struct LocalTable {
     pub rows: Rows,
     /// None until the first are written.
     pub partitions: Vec<Rows>,
+    /// Where rows are that were not written out, by partitions that may be fewer: the end of each.
+    pub shares: Option<(Vec<RowPtr>, Vec<usize>)>,
     /// Looked up since the table was empty.
     rows_in: u64,
     is_skipping: bool,
@@ -94,6 +100,7 @@ impl LocalTable {
             directory: Directory::new(meter.observer()),
             rows: Rows::observed(Arc::clone(layout), meter.observer()),
             partitions: Vec::new(),
+            shares: None,
             rows_in: 0,
             is_skipping: false,
             skipped: 0,
@@ -235,11 +242,35 @@ impl LocalTable {
             let new = || self.rows.alike();
             self.partitions = std::iter::repeat_with(new).take(PARTITIONS).collect();
         }
+        let (sorted, ends) = self.sorted(PARTITION_BITS)?;
+        let mut start = 0;
+        for (partition, end) in self.partitions.iter_mut().zip(ends) {
+            // SAFETY: rows of this layout, which only this worker has, and which are not in the partition.
+            unsafe { partition.copy(&sorted[start..end])? };
+            start = end;
+        }
+        self.rows.clear();
+        self.directory.clear();
+        self.rows_in = 0;
+        Ok(())
+    }
+
+    /// Tells which rows are in which of some partitions, told by so many upper bits of their hashes, and leaves them where they
+    /// are: for tables that were never written out.
+    pub fn share_out(&mut self, bits: u32) -> Result<()> {
+        check_heap()?;
+        self.touches.read(&self.own, self.rows.len() * self.rows.layout().width());
+        self.shares = Some(self.sorted(bits)?);
+        Ok(())
+    }
+
+    /// Rows by partitions, and the end of each.
+    fn sorted(&self, bits: u32) -> Result<(Vec<RowPtr>, Vec<usize>)> {
         let rows = self.rows.pointers()?;
         // SAFETY: the worker's own rows, which have headers.
-        let partition = |row: &RowPtr| partition_of(unsafe { hash_of(*row) }) as u8;
+        let partition = |row: &RowPtr| partition_of(unsafe { hash_of(*row) }, bits) as u8;
         let partitions = room::collected(rows.len(), rows.iter().map(partition))?;
-        let mut places = [0usize; PARTITIONS];
+        let mut places = vec![0usize; 1 << bits];
         partitions.iter().for_each(|partition| places[usize::from(*partition)] += 1);
         let mut sum = 0;
         for place in &mut places {
@@ -251,15 +282,6 @@ impl LocalTable {
             sorted[*place] = *row;
             *place += 1;
         }
-        let mut start = 0;
-        for (partition, end) in self.partitions.iter_mut().zip(places) {
-            // SAFETY: rows of this layout, which only this worker has, and which are not in the partition.
-            unsafe { partition.copy(&sorted[start..end])? };
-            start = end;
-        }
-        self.rows.clear();
-        self.directory.clear();
-        self.rows_in = 0;
-        Ok(())
+        Ok((sorted, places))
     }
 }

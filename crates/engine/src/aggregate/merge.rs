@@ -1,6 +1,6 @@
 //! After the last chunk: the workers' groups become one.
 
-use super::directory::{Directory, Fresh, HASH, PARTITIONS, check_heap, hash_of};
+use super::directory::{Directory, Fresh, HASH, PARTITION_BITS, check_heap, hash_of};
 use super::local::LocalTable;
 use super::ordered::{self, OrderedRows};
 use super::output;
@@ -12,16 +12,15 @@ use crate::hash;
 use crate::observed::Hold;
 use crate::pipeline::Task;
 use crate::room;
-use crate::rows::{FrozenRows, RowLayout, RowPtr, Rows};
+use crate::rows::{FrozenRows, RowLayout, RowPtr};
 use crate::text::Owners;
 use crate::touch::{Pool, Touches};
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
 use parking_lot::Mutex;
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result};
-
-/// Rows that one task merges: partitions are made of more.
-const MERGED_ROWS: usize = 1 << 14;
 
 /// What the source reads.
 #[derive(Debug)]
@@ -67,7 +66,7 @@ type Merged = (Vec<RowPtr>, Vec<FrozenRows>);
 enum Stage {
     #[default]
     Begin,
-    /// Tables that are being written out: of each worker, its groups' and its sets'.
+    /// Tables whose rows are being put to partitions: of each worker, its groups' and its sets'.
     Written(Vec<Arc<Mutex<Option<LocalTable>>>>),
     Merging(Arc<Vec<Mutex<Option<Merged>>>>),
 }
@@ -98,15 +97,15 @@ struct Merger<'a> {
 }
 
 impl<'a> Merger<'a> {
-    /// For the rows of `rows`.
+    /// For the rows of `pieces`.
     fn new(
         plan: &'a Plan,
         layout: &'a RowLayout,
         keys: usize,
-        rows: &[FrozenRows],
+        pieces: &[Piece],
         owners: &'a Owners,
     ) -> Result<Merger<'a>> {
-        let directory = Directory::for_rows(rows.iter().map(FrozenRows::len).sum(), plan.meter.observer())?;
+        let directory = Directory::for_rows(pieces.iter().map(Piece::len).sum(), plan.meter.observer())?;
         let touches = plan.meter.touches();
         Ok(Merger { layout, keys, owners, directory, groups: Vec::new(), touches, rows: &plan.groups })
     }
@@ -152,8 +151,35 @@ impl<'a> Merger<'a> {
     }
 }
 
-fn pointers(rows: &[FrozenRows]) -> impl Iterator<Item = Result<Vec<RowPtr>>> + '_ {
-    rows.iter().map(FrozenRows::pointers)
+/// What one worker's table has in a partition.
+enum Piece {
+    /// All rows of these.
+    Whole(FrozenRows),
+    /// Some of a table's rows, which somebody else keeps.
+    Picked(Arc<Vec<RowPtr>>, Range<usize>),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Whole(rows) => rows.len(),
+            Piece::Picked(_, range) => range.len(),
+        }
+    }
+
+    fn pointers(&self) -> Result<Cow<'_, [RowPtr]>> {
+        match self {
+            Piece::Whole(rows) => rows.pointers().map(Cow::Owned),
+            Piece::Picked(rows, range) => Ok(Cow::Borrowed(&rows[range.clone()])),
+        }
+    }
+
+    fn into_whole(self) -> Option<FrozenRows> {
+        match self {
+            Piece::Whole(rows) => Some(rows),
+            Piece::Picked(..) => None,
+        }
+    }
 }
 
 /// Adds a set's values to the groups' accumulators.
@@ -164,16 +190,16 @@ fn pointers(rows: &[FrozenRows]) -> impl Iterator<Item = Result<Vec<RowPtr>>> + 
 unsafe fn add_set(
     plan: &Plan,
     index: usize,
-    rows: &[FrozenRows],
+    pieces: &[Piece],
     groups: Result<&mut Merger<'_>, RowPtr>,
     owners: &Owners,
 ) -> Result<()> {
     let set = &plan.sets[index];
     let keys = plan.keys.len();
-    let mut unique = Merger::new(plan, &set.layout, keys + 1, rows, owners)?;
-    for rows in pointers(rows) {
+    let mut unique = Merger::new(plan, &set.layout, keys + 1, pieces, owners)?;
+    for piece in pieces {
         // SAFETY: the set's rows; the rest is the caller's word.
-        unsafe { unique.add(None, &rows?)? };
+        unsafe { unique.add(None, &piece.pointers()?)? };
     }
     let mut texts = TextStore::default();
     let (mut groups, mut found) = (groups, Vec::new());
@@ -205,15 +231,15 @@ unsafe fn add_set(
 
 /// A partition of each worker's groups and sets, or all of them.
 struct Part {
-    main: Vec<FrozenRows>,
-    sets: Vec<Vec<FrozenRows>>,
+    main: Vec<Piece>,
+    sets: Vec<Vec<Piece>>,
     /// Whether no two rows of `main` have the same key.
     is_unique: bool,
 }
 
 impl Part {
     fn rows(&self) -> usize {
-        self.main.iter().chain(self.sets.iter().flatten()).map(FrozenRows::len).sum()
+        self.main.iter().chain(self.sets.iter().flatten()).map(Piece::len).sum()
     }
 
     fn merged(mut self, plan: &Plan, owners: &Owners) -> Result<Merged> {
@@ -230,23 +256,29 @@ impl Part {
         }
         if self.is_unique && self.sets.is_empty() {
             let mut groups = room::of_capacity(self.rows())?;
-            for rows in pointers(&self.main) {
-                groups.extend(rows?);
+            for piece in &self.main {
+                groups.extend_from_slice(&piece.pointers()?);
             }
-            return Ok((groups, self.main));
+            return Ok((groups, self.into_main()));
         }
         // So that most of what is merged into another is the smaller part.
-        self.main.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
+        self.main.sort_by_key(|piece| std::cmp::Reverse(piece.len()));
         let mut merger = Merger::new(plan, &plan.layout, plan.keys.len(), &self.main, owners)?;
-        for rows in pointers(&self.main) {
+        for piece in &self.main {
             // SAFETY: this part's rows, which nobody else has.
-            unsafe { merger.add(Some(plan), &rows?)? };
+            unsafe { merger.add(Some(plan), &piece.pointers()?)? };
         }
         for (index, set) in self.sets.iter().enumerate() {
             // SAFETY: as above.
             unsafe { add_set(plan, index, set, Ok(&mut merger), owners)? };
         }
-        Ok((merger.groups, self.main))
+        let groups = merger.groups;
+        Ok((groups, self.into_main()))
+    }
+
+    /// What its groups lie in, but for rows that others keep.
+    fn into_main(self) -> Vec<FrozenRows> {
+        self.main.into_iter().filter_map(Piece::into_whole).collect()
     }
 }
 
@@ -372,20 +404,25 @@ impl Merging {
         }
         plan.note_hashed(&tables);
         let rows: usize = tables.iter().map(|table| table.rows.len()).sum();
-        let is_small = rows <= MERGED_ROWS || tables.len() == 1;
+        let is_small = rows <= plan.limits.merged_rows || tables.len() == 1;
+        let is_written = tables.iter().any(|table| !table.partitions.is_empty());
         let tables: Vec<_> = tables.into_iter().map(|table| Arc::new(Mutex::new(Some(table)))).collect();
-        let is_written = tables.iter().any(|table| table.lock().as_ref().is_some_and(|of| !of.partitions.is_empty()));
-        let mut tasks: Vec<Task> = Vec::new();
-        if is_written || !is_small {
-            for table in &tables {
-                let (table, plan) = (Arc::clone(table), Arc::clone(plan));
-                let write_out = move || table.lock().as_mut().map_or(Ok(()), |table| table.write_out(&plan.groups));
-                tasks.push(Box::new(write_out));
-            }
-            self.stage = Stage::Written(tables);
-            return Ok(tasks);
+        if !is_written && is_small {
+            return self.merge(plan, tables);
         }
-        self.merge(plan, tables)
+        let bits = (rows / plan.limits.merged_rows).next_power_of_two().ilog2().clamp(1, PARTITION_BITS);
+        let put = |table: &Arc<Mutex<Option<LocalTable>>>| {
+            let (table, plan) = (Arc::clone(table), Arc::clone(plan));
+            let put = move || match table.lock().as_mut() {
+                Some(table) if is_written => table.write_out(&plan.groups),
+                Some(table) => table.share_out(bits),
+                None => Ok(()),
+            };
+            Box::new(put) as Task
+        };
+        let tasks = tables.iter().map(put).collect();
+        self.stage = Stage::Written(tables);
+        Ok(tasks)
     }
 
     fn over(
@@ -418,7 +455,7 @@ impl Merging {
         let mut merged: Vec<u64> = from.iter().map(|row| row.address()).collect();
         merged.sort_unstable();
         let rows: Vec<FrozenRows> = workers.into_iter().map(|worker| worker.rows.freeze()).collect();
-        let mut groups = pointers(&rows).collect::<Result<Vec<Vec<RowPtr>>>>()?;
+        let mut groups = rows.iter().map(FrozenRows::pointers).collect::<Result<Vec<Vec<RowPtr>>>>()?;
         if !merged.is_empty() {
             for groups in &mut groups {
                 groups.retain(|row| merged.binary_search(&row.address()).is_err());
@@ -428,7 +465,7 @@ impl Merging {
         self.over(plan, groups, rows, out)
     }
 
-    /// Tasks for the partitions, if the tables were written out, else for all.
+    /// Tasks for the partitions, if the rows were put to some, else for all.
     fn merge(&mut self, plan: &Arc<Plan>, tables: Vec<Arc<Mutex<Option<LocalTable>>>>) -> Result<Vec<Task>> {
         let mains = usize::from(!matches!(plan.lookup, Lookup::One));
         let mut parts: Vec<Part> = Vec::new();
@@ -437,7 +474,7 @@ impl Merging {
         let mut repeats = false;
         for (number, table) in tables.iter().enumerate() {
             let Some(table) = table.lock().take() else { return Err(Error::internal("a table is gone")) };
-            let LocalTable { rows, partitions, repeats: has_repeats, .. } = table;
+            let LocalTable { rows, partitions, shares, repeats: has_repeats, .. } = table;
             let set = (number % tables_each).checked_sub(mains);
             if set.is_none() && (!rows.is_empty() || !partitions.is_empty()) {
                 main_tables += 1;
@@ -445,11 +482,16 @@ impl Merging {
             }
             let rows = rows.freeze();
             self.owners.join(rows.owners());
-            let pieces: Vec<FrozenRows> = if partitions.is_empty() {
-                vec![rows]
+            let pieces: Vec<Piece> = if let Some((sorted, ends)) = shares {
+                self.kept.push(rows);
+                let sorted = Arc::new(sorted);
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                starts.zip(&ends).map(|(start, end)| Piece::Picked(Arc::clone(&sorted), start..*end)).collect()
+            } else if partitions.is_empty() {
+                vec![Piece::Whole(rows)]
             } else {
                 self.kept.push(rows);
-                partitions.into_iter().map(Rows::freeze).collect()
+                partitions.into_iter().map(|rows| Piece::Whole(rows.freeze())).collect()
             };
             if parts.len() < pieces.len() {
                 let new = || Part {
@@ -459,11 +501,10 @@ impl Merging {
                 };
                 parts.resize_with(pieces.len(), new);
             }
-            debug_assert!(pieces.len() == 1 || pieces.len() == PARTITIONS);
-            for (part, rows) in parts.iter_mut().zip(pieces) {
+            for (part, piece) in parts.iter_mut().zip(pieces) {
                 match set {
-                    None => part.main.push(rows),
-                    Some(set) => part.sets[set].push(rows),
+                    None => part.main.push(piece),
+                    Some(set) => part.sets[set].push(piece),
                 }
             }
         }

@@ -349,9 +349,16 @@ fn calls(input: &[ColumnType]) -> Vec<AggregateCall> {
 }
 
 fn variants() -> Vec<Variant> {
-    let tiny = Limits { cache_bytes: 20_000, table_bytes_max: 60_000, staged_bytes: 10_000, skipped_rows: 5000 };
+    let tiny = Limits {
+        cache_bytes: 20_000,
+        table_bytes_max: 60_000,
+        staged_bytes: 10_000,
+        skipped_rows: 5000,
+        ..Limits::default()
+    };
     let never_skips = Limits { skipped_rows: 0, table_bytes_max: 0, ..tiny };
-    [Limits::default(), tiny, never_skips]
+    let merges_in_parts = Limits { merged_rows: 100, ..Limits::default() };
+    [Limits::default(), tiny, never_skips, merges_in_parts]
         .into_iter()
         .flat_map(|limits| {
             let of = move |is_hashed, has_no_runs| Variant { limits, is_hashed, has_no_runs, ..Variant::default() };

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_base::Result;
 
-/// Rows that a task puts into the directory: some milliseconds.
-const TASK_ROWS: usize = 64 << 10;
+/// Rows that a task puts into the directory: less than a millisecond.
+const TASK_ROWS: usize = 16 << 10;
 
 /// Where a pipeline ends whose rows are a join's build side.
 pub struct BuildSink(Arc<JoinTable>);
