@@ -290,6 +290,22 @@ impl Database {
         self.seats.lock().push(seat);
     }
 
+    /// Frees what nobody sees any more. Many versions take a while, in which nobody waits for the keeper.
+    pub(crate) fn collect(&self) {
+        match self.take_seat() {
+            Ok(seat) => {
+                seat.worker.collect();
+                self.give_back(seat);
+            }
+            Err(_) => _ = self.keeper.lock().collect(),
+        }
+    }
+
+    /// A quarter of some tablespace at most is left.
+    pub(crate) fn is_short_of_memory(&self) -> bool {
+        self.spaces.list().iter().any(|space| space.available_bytes() < space.size_bytes() / 4)
+    }
+
     pub(crate) fn set_state(&self, state: DatabaseState) {
         let state = Arc::new(state);
         let before = std::mem::replace(&mut *self.current.write(), Current { state: state.clone(), coming: None });

@@ -122,7 +122,7 @@ impl Database {
 
     /// Frees what nobody can see any more.
     pub(crate) fn free_retired_in(&self, space: TablespaceId) {
-        self.keeper.lock().collect();
+        self.collect();
         if let Some(memory) = self.memories.lock().get(&space) {
             memory.trim();
         }

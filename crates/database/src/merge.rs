@@ -115,8 +115,8 @@ impl Database {
             let mut unfinished = std::mem::take(&mut *self.unfinished.lock());
             unfinished.retain(|(rows, number): &(Arc<RowStore>, u64)| !rows.finish_merge(&keeper, *number));
             self.unfinished.lock().append(&mut unfinished);
-            keeper.collect();
         }
+        self.collect();
         self.memories.lock().values().for_each(|memory| memory.trim());
         self.reclaim_indexes();
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, StoreId, TableId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::rows::{Apart, Keys, Outcome, RowLayout, RowLock, RowStore, VersionMemory};
-use tidepool_table::{IndexKey, Placement, RowGroup, Table, TableDef, TableVersion};
+use tidepool_table::{IndexKey, Placement, ROW_GROUP_ROWS, RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{HeldSnapshot, Isolation, Tag, View};
 
@@ -146,6 +146,10 @@ impl Transaction {
         self.encoded_rows += groups.iter().map(|group| group.rows() as u64).sum::<u64>();
         let statement = self.statement()?;
         self.written.insert(table.def.id, table.clone());
+        if groups.iter().any(|group| group.rows() >= ROW_GROUP_ROWS) {
+            // What is left over goes after them, so that rows that are loaded in the order of a key lie in it.
+            table.rows.seal();
+        }
         for group in groups {
             let (worker, writes) = self.writing();
             let number = table.rows.load(worker, statement.view(), writes, group.clone())?;

@@ -716,9 +716,15 @@ impl Drop for Transaction {
             self.database.locks.forget(self.id, self.locked.keys());
             let written = self.writes.len() + self.encoded_rows as usize;
             worker.abort(|worker| self.writes.undo(worker));
-            if written >= MANY_ROWS {
-                worker.collect();
-                self.written.values().for_each(|table| table.rows.memory().trim());
+            // Whoever waits for the end waits for freeing no longer than it takes to have it begun, but where the next one would
+            // find no memory.
+            match written >= MANY_ROWS {
+                true if self.database.is_short_of_memory() => {
+                    worker.collect();
+                    self.written.values().for_each(|table| table.rows.memory().trim());
+                }
+                true => self.database.background.call(),
+                false => {}
             }
             if let Some(redo) = &mut self.redo {
                 redo.abandon();
