@@ -3,6 +3,7 @@
 
 use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
+use crate::literal_rows;
 use crate::query::{self, ParameterFields};
 use crate::resolve::{self, Relation};
 use crate::statement::{Overriding, QualifiedName, fold, parse_expression};
@@ -240,7 +241,12 @@ impl Target {
             let columns = self.columns.iter().map(|&column| &def.columns[column]);
             Schema::new(columns.map(|column| value_field(&column.name, column.sql_type)).collect::<Vec<_>>())
         });
-        let plan = query::logical_plan(state, facts, query, parameters, schema)?;
+        let named = |&column: &usize| (def.columns[column].name.as_str(), def.columns[column].sql_type);
+        let columns: Vec<_> = self.columns.iter().map(named).collect();
+        let plan = match literal_rows::plan(&query, &columns, facts.settings.shared_text_settings())? {
+            Some(plan) => plan,
+            None => query::logical_plan(state, facts, query, parameters, schema)?,
+        };
         let listed = self.columns.len() < def.columns.len();
         fit(&mut self.columns, plan.schema().fields().len(), listed)?;
         for column in self.columns.iter().map(|&column| &def.columns[column]).filter(|_| !values) {

@@ -30,6 +30,7 @@ mod heap;
 mod insert;
 mod interrupt;
 mod keys;
+mod literal_rows;
 mod locking;
 mod merge;
 mod names;

@@ -39,6 +39,7 @@ use datafusion::common::Result;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::logical_expr::{Expr, ScalarUDF, TableType};
+use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use relations::{Relation, Rows};
 use std::collections::HashMap;
@@ -54,7 +55,10 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
     builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
-    builder.analyzer().get_or_insert_with(Default::default).rules.insert(0, Arc::new(apply::ApplySubqueries));
+    let rules = &mut builder.analyzer().get_or_insert_with(Default::default).rules;
+    let first: [Arc<dyn AnalyzerRule + Send + Sync>; 2] =
+        [Arc::new(crate::optimizer::RowQueries), Arc::new(apply::ApplySubqueries)];
+    rules.splice(0..0, first);
     builder
 }
 

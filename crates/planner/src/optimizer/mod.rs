@@ -1,5 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
-//! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), and how each join is spread over threads ([`join_mode`]).
+//! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
+//! and subqueries in `VALUES` ([`row_queries`]).
 
 mod disjunctions;
 mod eager;
@@ -9,8 +10,10 @@ mod join_mode;
 mod join_order;
 mod outer;
 mod passes;
+mod row_queries;
 
 pub use passes::optimize;
+pub use row_queries::RowQueries;
 
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::optimizer::Optimizer;
