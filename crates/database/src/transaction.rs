@@ -718,13 +718,11 @@ impl Drop for Transaction {
             worker.abort(|worker| self.writes.undo(worker));
             // Whoever waits for the end waits for freeing no longer than it takes to have it begun, but where the next one would
             // find no memory.
-            match written >= MANY_ROWS {
-                true if self.database.is_short_of_memory() => {
-                    worker.collect();
-                    self.written.values().for_each(|table| table.rows.memory().trim());
-                }
-                true => self.database.background.call(),
-                false => {}
+            if written >= MANY_ROWS && self.database.is_short_of_memory() {
+                worker.collect();
+                self.written.values().for_each(|table| table.rows.memory().trim());
+            } else if written >= MANY_ROWS {
+                self.database.background.call();
             }
             if let Some(redo) = &mut self.redo {
                 redo.abandon();

@@ -1,7 +1,7 @@
 //! Many rows that an `INSERT` spells out in plain literals, read into its table's types without being planned.
 //!
-//! DataFusion takes each value for an expression that every rule is to look at: some ten microseconds a value, where reading it
-//! takes a tenth of one.
+//! DataFusion takes each value for an expression that every rule is to look at, which took seven eighths of the time of a
+//! statement of 1,024 rows.
 
 use arrow::array::{ArrayRef, RecordBatch, StringViewBuilder};
 use arrow::datatypes::{Field, Schema};

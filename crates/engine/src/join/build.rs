@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_base::Result;
 
-/// Rows that a task puts into the directory: less than a millisecond.
+/// Rows that a task puts into the directory: few enough that small build sides are put in by several workers.
 const TASK_ROWS: usize = 16 << 10;
 
 /// Where a pipeline ends whose rows are a join's build side.

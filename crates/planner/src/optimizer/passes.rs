@@ -44,19 +44,18 @@ fn is_plain(plan: &LogicalPlan) -> Result<bool> {
     Ok(is_plain)
 }
 
+fn is_query(expr: &Expr) -> bool {
+    matches!(expr, Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::SetComparison(_))
+}
+
+/// Whether it asks queries.
+pub(super) fn has_query(expr: &Expr) -> bool {
+    expr.exists(|expr| Ok(is_query(expr))).unwrap_or(true)
+}
+
 /// Whether it asks queries, or is asked within one for each row.
 pub(super) fn has_subquery(expr: &Expr) -> bool {
-    let is_subquery = |expr: &Expr| {
-        matches!(
-            expr,
-            Expr::ScalarSubquery(_)
-                | Expr::Exists(_)
-                | Expr::InSubquery(_)
-                | Expr::SetComparison(_)
-                | Expr::OuterReferenceColumn(..)
-        )
-    };
-    expr.exists(|expr| Ok(is_subquery(expr))).unwrap_or(true)
+    expr.exists(|expr| Ok(is_query(expr) || matches!(expr, Expr::OuterReferenceColumn(..)))).unwrap_or(true)
 }
 
 /// A session whose optimiser takes one turn.

@@ -1,9 +1,10 @@
 //! Rows of `VALUES` that have subqueries become queries of a row each: DataFusion computes `VALUES` while it plans, and no
 //! subquery for it.
 
+use super::passes::has_query;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{Column, DFSchema, DFSchemaRef, Result};
 use datafusion::logical_expr::{
     Cast, EmptyRelation, Expr, ExprSchemable, LogicalPlan, Projection, Sort, Union, Values, lit,
@@ -24,28 +25,13 @@ impl AnalyzerRule for RowQueries {
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
         let rewritten = plan.transform_up_with_subqueries(|node| match node {
-            LogicalPlan::Values(values) if has_subquery(values.values.iter().flatten())? => {
+            LogicalPlan::Values(values) if values.values.iter().flatten().any(has_query) => {
                 queries(values).map(Transformed::yes)
             }
             node => Ok(Transformed::no(node)),
         })?;
         Ok(rewritten.data)
     }
-}
-
-fn has_subquery<'a>(exprs: impl IntoIterator<Item = &'a Expr>) -> Result<bool> {
-    let mut found = false;
-    for expr in exprs {
-        expr.apply(|expr| {
-            let is_query = matches!(
-                expr,
-                Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::SetComparison(_)
-            );
-            found |= is_query;
-            Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-        })?;
-    }
-    Ok(found)
 }
 
 /// The rows in their order; those between that have none stay together.
@@ -68,7 +54,7 @@ fn queries(values: Values) -> Result<LogicalPlan> {
     };
     for (mut row, number) in values.into_iter().zip(0i64..) {
         row.push(lit(number));
-        if has_subquery(&row)? {
+        if row.iter().any(has_query) {
             flush(&mut plain, &mut inputs);
             inputs.push(Arc::new(query(row, &fields)?));
         } else {
@@ -76,10 +62,7 @@ fn queries(values: Values) -> Result<LogicalPlan> {
         }
     }
     flush(&mut plain, &mut inputs);
-    let input = match <[_; 1]>::try_from(inputs) {
-        Ok([one]) => one,
-        Err(inputs) => Arc::new(LogicalPlan::Union(Union { inputs, schema: Arc::clone(&numbered) })),
-    };
+    let input = Arc::new(LogicalPlan::Union(Union { inputs, schema: numbered }));
     let expr = vec![Expr::Column(Column::new_unqualified(ROW_NUMBER)).sort(true, false)];
     let sorted = Arc::new(LogicalPlan::Sort(Sort { expr, input, fetch: None }));
     let outputs = schema.columns().into_iter().map(Expr::Column).collect();
