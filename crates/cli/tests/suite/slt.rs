@@ -102,6 +102,8 @@ enum Placement {
     Striped,
     /// Far memory is held remotely, with a cache far smaller than it.
     Paged,
+    /// As `AllNear`, and every statement goes the general way: none reads or writes rows by key without being planned.
+    Planned,
 }
 
 impl Placement {
@@ -113,12 +115,18 @@ impl Placement {
             Placement::FarFile => "far_file",
             Placement::Striped => "striped",
             Placement::Paged => "paged",
+            Placement::Planned => "planned",
         }
+    }
+
+    /// What each connection begins with.
+    fn settings(self) -> &'static str {
+        if self == Placement::Planned { "SET tidepool.direct = off" } else { "" }
     }
 
     fn config(self, scratch: &Path) -> Config {
         let (near, far, table_space, heap_spaces) = match self {
-            Placement::AllNear => (512 * MIB, 256 * MIB, "near", "near"),
+            Placement::AllNear | Placement::Planned => (512 * MIB, 256 * MIB, "near", "near"),
             Placement::AllFar => (256 * MIB, 512 * MIB, "far", "far"),
             Placement::TinyNear => (4 * MIB, 1024 * MIB, "far", "near,far"),
             Placement::FarFile | Placement::Striped | Placement::Paged => (256 * MIB, 512 * MIB, "far", "far"),
@@ -174,7 +182,11 @@ async fn run_file(path: &Path, placement: Placement) -> Result<(), String> {
     let config = server.config();
     let mut runner = Runner::new(move || {
         let config = config.clone();
-        async move { Ok(Connection { client: crate::server::connect(&config).await? }) }
+        async move {
+            let client = crate::server::connect(&config).await?;
+            client.batch_execute(placement.settings()).await?;
+            Ok(Connection { client })
+        }
     });
     runner.add_label(placement.name());
     runner.set_var("TIDEPOOL_SLT_DATA".to_owned(), root().join("data").display().to_string());
@@ -241,6 +253,11 @@ async fn tiny_near() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn far_file() {
     run_all(Placement::FarFile).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn planned() {
+    run_all(Placement::Planned).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
