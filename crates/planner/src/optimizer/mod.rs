@@ -1,10 +1,11 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! and subqueries in `VALUES` ([`row_queries`]).
+//! subqueries in `VALUES` ([`row_queries`]), and bounds to DataFusion's own ([`filter_pushdown`]).
 
 mod disjunctions;
 mod eager;
 pub mod estimate;
+mod filter_pushdown;
 mod join_graph;
 mod join_mode;
 mod join_order;
@@ -38,11 +39,11 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     rules.insert(after_filters, Arc::new(join_order::JoinOrder));
     rules.insert(after_filters + 1, Arc::new(eager::EagerAggregation));
 
-    let mut physical_rules = PhysicalOptimizer::new().rules;
-    for rule in &mut physical_rules {
-        if rule.name() == "join_selection" {
-            *rule = Arc::new(join_mode::JoinMode);
+    let physical_rules = PhysicalOptimizer::new().rules.into_iter().map(|rule| -> filter_pushdown::Rule {
+        match rule.name() {
+            "join_selection" => Arc::new(join_mode::JoinMode),
+            _ => filter_pushdown::FilterPushdown::bound(rule),
         }
-    }
-    builder.with_optimizer_rules(rules).with_physical_optimizer_rules(physical_rules)
+    });
+    builder.with_optimizer_rules(rules).with_physical_optimizer_rules(physical_rules.collect())
 }
