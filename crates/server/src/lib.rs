@@ -13,6 +13,7 @@
 mod auth;
 mod connection;
 mod encode;
+mod incoming;
 mod listener;
 mod metrics;
 mod parameters;

@@ -4,7 +4,7 @@ use crate::auth::Peer;
 use crate::metrics;
 use crate::service::{Phase, Service};
 use crate::threads::{Place, Threads};
-use crate::{DATABASE_NAME, ROLE_NAME, startup};
+use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,7 +188,7 @@ impl Server {
                         false => Peer::Remote,
                     };
                     tracing::debug!("connection from {address}");
-                    let Some(place) = threads.place() else { continue };
+                    let Some(place) = threads.place(incoming::processor(&stream)) else { continue };
                     let handle = place.handle.clone();
                     connections.spawn_on(serve(service.clone(), stream.into_std(), peer, place), &handle);
                 }

@@ -15,6 +15,9 @@ use tokio::sync::oneshot;
 /// Deeply nested SQL is parsed by recursion. The stack is reserved, and only what is used is memory.
 const STACK_BYTES: usize = 16 << 20;
 
+/// Connections that a thread may have more than another one for the sake of where they come from.
+const UNEVEN_MAX: usize = 2;
+
 struct Thread {
     handle: Handle,
     connections: Arc<AtomicUsize>,
@@ -44,9 +47,13 @@ impl Threads {
         (0..count).map(|number| start(number).map_err(|error| Error::io("start a thread", &error))).collect()
     }
 
-    /// A place on the thread that has the fewest.
-    pub(crate) fn place(&self) -> Option<Place> {
-        let thread = self.0.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed))?;
+    /// A place on the thread that has the fewest, or hardly more: then on that of `processor`, which the connection's packets come in on.
+    /// Who asks from one thread of a client's is so answered by one thread, and the two wake each other and nobody else.
+    pub(crate) fn place(&self, processor: Option<usize>) -> Option<Place> {
+        let connections = |thread: &Thread| thread.connections.load(Ordering::Relaxed);
+        let fewest = self.0.iter().min_by_key(|thread| connections(thread))?;
+        let near = processor.map(|processor| &self.0[processor % self.0.len()]);
+        let thread = near.filter(|thread| connections(thread) <= connections(fewest) + UNEVEN_MAX).unwrap_or(fewest);
         thread.connections.fetch_add(1, Ordering::Relaxed);
         Some(Place { handle: thread.handle.clone(), connections: thread.connections.clone() })
     }
