@@ -141,7 +141,7 @@ def copy(server, args, with_key):
 
 def sums_agree(server):
     cursor = connect(server)
-    cursor.execute("SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELECT sum(delta) FROM pgbench_history)")
+    cursor.execute("SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELECT coalesce(sum(delta), 0) FROM pgbench_history)")
     return cursor.fetchone()[0] == 0
 
 
