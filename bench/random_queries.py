@@ -4,7 +4,7 @@
 Tables of every usual type, with skew, NULLs and extreme values; one is empty, and of the others some rows are merged, some in delta and some
 changed since; some have a primary key. Queries are made of what the three mean the same by: no division of integers, no text of floats. Rows are compared without
 their order, floats to ten digits. Windows and grouping sets are among them. An error of one that another has not is a difference, too.
-Joins by skewed keys can make a hundred million rows of three thousand: a query with more than a million in its result is counted as large
+Joins by skewed keys can make tens of millions of rows of three thousand: a query with more than a million in its result is counted as large
 and left out. DataFusion's windows take quadratic time, so one that takes longer than `--seconds` in its operators, or that finds no memory
 there or in the engine, is large, too, and is compared with whoever answers.
 
@@ -25,9 +25,10 @@ from peers.tidepool import Server
 WORDS = ["", "a", "b", "ab", "abc", "Zebra", "über", "naïve", "long text that does not fit into twelve bytes", "long text that does not end alike", "%", "_", "x_y", "special requests", "日本"]
 TYPES = ["int", "bigint", "smallint", "numeric(12,2)", "double precision", "text", "date", "timestamp", "boolean"]
 NUMBERS = ("int", "bigint", "smallint", "numeric(12,2)", "double precision")
+EXACT = ("int", "bigint", "smallint", "numeric(12,2)")
+# What the error of a large query says, and rows that a result may have.
 LARGE = ("statement timeout", "out of memory")
 ROWS_MAX = 1_000_000
-EXACT = ("int", "bigint", "smallint", "numeric(12,2)")
 
 
 class Maker:

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 /// Deeply nested SQL is parsed by recursion. The stack is reserved, and only what is used is memory.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Connections that a thread may have more than another one for the sake of where they come from.
+/// A thread that has so many connections more than another one, and no more, is still given those that come in on its processor.
 const UNEVEN_MAX: usize = 2;
 
 struct Thread {
