@@ -3,11 +3,13 @@
 
 Silo is the authors' code (github.com/stephentu/silo with masstree), built with `MYSQL=0 MODE=perf make dbtest`; --silo is its
 `out-perf.masstree/benchmarks/dbtest`. Both run terminals without think time, as many as warehouses, for the same seconds. Silo reads what its
-own code of TPC-C does: no OL_DIST_INFO, stock without its texts, no rollbacks.
+own code of TPC-C does: no OL_DIST_INFO, stock without its texts, no rollbacks. Both take their memory from the system before the terminals begin, as
+much as each other: Silo by --numa-memory, Tidepool by `populate`.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,12 +33,18 @@ RUNS = [
 GOAL = 1.5
 
 
+def memory(threads):
+    """That is taken beforehand, GB."""
+    return 2 * threads
+
+
 def tidepool(args, mix, threads, durable):
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         command = [args.tidepool, "bench", "tpcc", "--warehouses", threads, "--threads", threads, "--seconds", args.seconds, "--mix", mix, "--json", Path(folder) / "result.json"]
         if durable:
             command += ["--durable", Path(folder) / "data"]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        environment = {**os.environ, "TIDEPOOL_NEAR": f"populate={memory(threads)}GB"}
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
         if done.returncode != 0:
             sys.exit(f"{done.stdout}\n{done.stderr}")
         return json.loads((Path(folder) / "result.json").read_text())
@@ -45,7 +53,7 @@ def tidepool(args, mix, threads, durable):
 def silo(args, mix, threads, durable):
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         command = [args.silo, "--bench", "tpcc", "--db-type", "ndb-proto2", "--num-threads", threads, "--scale-factor", threads]
-        command += ["--runtime", args.seconds, "--numa-memory", f"{2 * threads}G", "--parallel-loading", "--bench-opts", f"--workload-mix={mix}"]
+        command += ["--runtime", args.seconds, "--numa-memory", f"{memory(threads)}G", "--parallel-loading", "--bench-opts", f"--workload-mix={mix}"]
         if durable:
             command += ["--logfile", Path(folder) / "log", "--assignment", ",".join(str(thread) for thread in range(threads))]
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -81,7 +89,7 @@ def written(args, measured):
         "",
         f"Written by `bench/tpcc.py` on {time.strftime('%Y-%m-%d', time.gmtime())}. Transactions a second, medians of {args.rounds} runs of {args.seconds} s each, in which the two take turns. "
         "As many warehouses as threads; terminals have no think time. Tidepool at `SERIALIZABLE` with reads over versions, its tables whole; Silo's own TPC-C leaves out "
-        "texts of districts in order lines, the texts of stock, and rollbacks.",
+        "texts of districts in order lines, the texts of stock, and rollbacks. Both have taken 2 GB for each thread from the system beforehand.",
         "",
         f"Machine: {machine.describe()}.",
         "",

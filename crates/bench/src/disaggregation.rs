@@ -197,6 +197,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
             profile: Some(profile.clone()),
             profiles: Vec::new(),
             huge_pages: false,
+            populate_bytes: 0,
         };
         database.create_tablespace(remote)?;
         let space = database.tablespaces().get(REMOTE)?;

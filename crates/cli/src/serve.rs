@@ -19,6 +19,9 @@ pub struct ServeArgs {
     /// Where clients connect [default: 127.0.0.1:5477]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Where clients on this machine connect without TCP: `psql -h DIR -p 5477`, by a socket there [default: nowhere]
+    #[arg(long, value_name = "DIR")]
+    socket_directory: Option<PathBuf>,
     /// Where Prometheus reads metrics, at /metrics [default: nowhere]
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
@@ -45,6 +48,9 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     if let Some(listen) = args.listen {
         builder = builder.listen(listen);
     }
+    if let Some(folder) = args.socket_directory {
+        builder = builder.socket_directory(Some(folder));
+    }
     if let Some(metrics) = args.metrics {
         builder = builder.metrics_listen(Some(metrics));
     }
@@ -70,7 +76,8 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
         service = service.with_tls(certificate, key)?;
     }
     let service = Arc::new(service);
-    let server = Server::bind(service, &settings.listen, settings.metrics_listen.as_deref()).await?;
+    let (metrics, socket_directory) = (settings.metrics_listen.as_deref(), settings.socket_directory.as_deref());
+    let server = Server::bind(service, &settings.listen, metrics, socket_directory).await?;
     if let Some(address) = server.metrics_address()? {
         tracing::info!("metrics at http://{address}/metrics");
     }

@@ -9,6 +9,7 @@
 //!
 //! [memory.near]
 //! size = "8GB"
+//! populate = "2GB"             # taken at the start and kept, rather than as it is used
 //!
 //! [memory.far]
 //! location = "numa:1"
@@ -44,6 +45,7 @@
 //!
 //! [server]
 //! listen = "127.0.0.1:5477"
+//! socket_directory = "/run/tidepool"
 //! metrics = "127.0.0.1:9477"
 //! tls_certificate = "server.crt"
 //! tls_key = "server.key"
@@ -215,6 +217,8 @@ impl Default for LogSettings {
 #[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
     pub listen: String,
+    /// Of a socket for clients on this machine.
+    pub socket_directory: Option<PathBuf>,
     pub metrics_listen: Option<String>,
     pub tls_certificate: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
@@ -231,6 +235,7 @@ impl Config {
             profile: None,
             profiles: Vec::new(),
             huge_pages: false,
+            populate_bytes: 0,
         };
         Config {
             data_dir: None,
@@ -323,10 +328,11 @@ struct SpaceSpec {
     size_bytes: Option<u64>,
     profile: Option<String>,
     huge_pages: Option<bool>,
+    populate_bytes: Option<u64>,
 }
 
 impl SpaceSpec {
-    /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on`, parts in any order; a size alone will do. Several locations, each
+    /// `LOCATION,size=SIZE,profile=NAME,huge_pages=on,populate=SIZE`, parts in any order; a size alone will do. Several locations, each
     /// with its weight, are a list: `numa:0*3,numa:1*1,size=8GB,profile=none+NAME`.
     fn parse(text: &str) -> Result<SpaceSpec> {
         let mut spec = SpaceSpec::default();
@@ -334,6 +340,7 @@ impl SpaceSpec {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             match part.split_once('=') {
                 Some(("size", size)) => spec.size_bytes = Some(size.parse::<ByteSize>()?.0),
+                Some(("populate", size)) => spec.populate_bytes = Some(size.parse::<ByteSize>()?.0),
                 Some(("profile", name)) => spec.profile = Some(name.trim().to_owned()),
                 Some(("huge_pages", value)) => {
                     spec.huge_pages = Some(match value.trim() {
@@ -344,7 +351,7 @@ impl SpaceSpec {
                 }
                 Some((key, _)) if !key.contains(':') => {
                     return Err(invalid(format!("unknown part \"{key}\""))
-                        .with_hint("Write LOCATION,size=SIZE,profile=NAME,huge_pages=on."));
+                        .with_hint("Write LOCATION,size=SIZE,profile=NAME,huge_pages=on,populate=SIZE."));
                 }
                 _ if part.starts_with(|c: char| c.is_ascii_digit()) => {
                     spec.size_bytes = Some(part.parse::<ByteSize>()?.0);
@@ -362,11 +369,13 @@ impl SpaceSpec {
         // A size belongs to a device: another location does not inherit it.
         if over.location.is_some() && over.location != self.location {
             self.size_bytes = None;
+            self.populate_bytes = None;
         }
         self.location = over.location.or(self.location.take());
         self.size_bytes = over.size_bytes.or(self.size_bytes);
         self.profile = over.profile.or(self.profile.take());
         self.huge_pages = over.huge_pages.or(self.huge_pages);
+        self.populate_bytes = over.populate_bytes.or(self.populate_bytes);
     }
 
     fn build(&self, name: &str, size_default: Option<u64>, profiles: &[Profile]) -> Result<TablespaceConfig> {
@@ -379,14 +388,17 @@ impl SpaceSpec {
         if self.size_bytes == Some(0) {
             return Err(invalid(format!("tablespace \"{name}\" cannot have size 0")));
         }
-        Ok(TablespaceConfig {
+        let config = TablespaceConfig {
             name: name.to_owned(),
             size_bytes: self.size_bytes.or(if sized { size_default } else { None }),
             location,
             profile,
             profiles,
             huge_pages: self.huge_pages.unwrap_or(true),
-        })
+            populate_bytes: self.populate_bytes.unwrap_or(0),
+        };
+        config.check_populate()?;
+        Ok(config)
     }
 }
 
@@ -519,6 +531,7 @@ impl ConfigBuilder {
                 size_bytes: space.size.map(|size| size.0),
                 profile: space.profile,
                 huge_pages: space.huge_pages,
+                populate_bytes: space.populate.map(|size| size.0),
             };
             self.tablespaces.push((space.name, spec));
         }
@@ -535,10 +548,11 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
-        let FileServer { listen, metrics, tls_certificate, tls_key, connections_max } = file.server;
+        let FileServer { listen, socket_directory, metrics, tls_certificate, tls_key, connections_max } = file.server;
         if let Some(listen) = listen {
             self.server.listen = listen;
         }
+        self.server.socket_directory = socket_directory.or(self.server.socket_directory);
         self.server.metrics_listen = metrics.or(self.server.metrics_listen);
         self.server.tls_certificate = tls_certificate.or(self.server.tls_certificate);
         self.server.tls_key = tls_key.or(self.server.tls_key);
@@ -557,7 +571,7 @@ impl ConfigBuilder {
     }
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
-    /// `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
+    /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
@@ -574,6 +588,7 @@ impl ConfigBuilder {
                 "LOG_TABLESPACE" => (self.log.folder, self.log.tablespace) = (None, Some(value)),
                 "LOG_SIZE" => self.log.bytes_max = value.parse::<ByteSize>().map_err(wrong)?.0,
                 "LISTEN" => self.server.listen = value,
+                "SOCKET_DIRECTORY" => self.server.socket_directory = Some(value.into()),
                 "METRICS" => self.server.metrics_listen = Some(value),
                 "TLS_CERTIFICATE" => self.server.tls_certificate = Some(value.into()),
                 "TLS_KEY" => self.server.tls_key = Some(value.into()),
@@ -628,6 +643,11 @@ impl ConfigBuilder {
 
     pub fn listen(mut self, address: impl Into<String>) -> ConfigBuilder {
         self.server.listen = address.into();
+        self
+    }
+
+    pub fn socket_directory(mut self, folder: Option<PathBuf>) -> ConfigBuilder {
+        self.server.socket_directory = folder;
         self
     }
 
@@ -874,6 +894,7 @@ struct FileSpace {
     size: Option<Size>,
     profile: Option<String>,
     huge_pages: Option<bool>,
+    populate: Option<Size>,
 }
 
 impl From<FileSpace> for SpaceSpec {
@@ -883,6 +904,7 @@ impl From<FileSpace> for SpaceSpec {
             size_bytes: space.size.map(|size| size.0),
             profile: space.profile,
             huge_pages: space.huge_pages,
+            populate_bytes: space.populate.map(|size| size.0),
         }
     }
 }
@@ -895,12 +917,14 @@ struct FileTablespace {
     size: Option<Size>,
     profile: Option<String>,
     huge_pages: Option<bool>,
+    populate: Option<Size>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileServer {
     listen: Option<String>,
+    socket_directory: Option<PathBuf>,
     metrics: Option<String>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,

@@ -201,6 +201,10 @@ impl Database {
         if let Some(log) = log {
             database.start_log(manifest, log)?;
         }
+        // Once everything that was left there is in its place.
+        for space in database.spaces.list() {
+            space.populate()?;
+        }
         let (weak, background) = (Arc::downgrade(&database), database.background.clone());
         // What it merges is for scans: it takes nothing of transactions' processors.
         let cores = database.config.workload.analytics.cores.clone();
@@ -370,7 +374,10 @@ impl Database {
             return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
                 .with_detail("The prefix \"pg_\" is reserved for system tablespaces."));
         }
-        self.spaces.create(config)?;
+        if let Err(error) = self.spaces.create(config)?.populate() {
+            self.spaces.drop(&name)?;
+            return Err(error);
+        }
         // Of one with this name that was dropped while it was being altered.
         self.altered.lock().remove(&name);
         self.save_settings().inspect_err(|_| {

@@ -508,6 +508,7 @@ fn everything_committed_survives_a_restart() {
             profile: None,
             profiles: Vec::new(),
             huge_pages: false,
+            populate_bytes: 0,
         })
         .unwrap();
     let mut transaction = database.begin().unwrap();
@@ -740,6 +741,7 @@ fn space(name: &str) -> TablespaceConfig {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     }
 }
 

@@ -27,7 +27,7 @@ pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use residency::{Miss, PoolId, Residency};
 pub use stop::stop;
 pub use topology::{
-    Cache, DaxDevice, FirmwareFigures, Node, Topology, last_level_cache_bytes, memory_total_bytes,
-    set_last_level_cache_bytes,
+    Cache, DaxDevice, FirmwareFigures, Node, Topology, last_level_cache_bytes, memory_available_bytes,
+    memory_total_bytes, set_last_level_cache_bytes,
 };
 pub use window::{DEVICES_MAX, Place, Window};

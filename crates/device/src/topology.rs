@@ -171,6 +171,11 @@ pub fn memory_total_bytes() -> Option<u64> {
     Some(meminfo_bytes(&text, "MemTotal:")? + meminfo_bytes(&text, "SwapTotal:").unwrap_or(0))
 }
 
+/// Memory that can be taken without swapping, bytes. `None` where it cannot be read.
+pub fn memory_available_bytes() -> Option<u64> {
+    meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
 /// Node numbers that exist now. Nodes of CXL devices come and go.
 pub(crate) fn numa_nodes() -> Vec<u32> {
     let mut nodes: Vec<u32> =

@@ -303,6 +303,17 @@ impl Window {
         }
     }
 
+    /// Backs the pages of `range` (byte offsets, whole pages) with memory now, rather than when each is used first. What
+    /// they hold stays.
+    pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        match &self.fixed {
+            Some(_) => Ok(()),
+            // SAFETY: mapped there.
+            None => self
+                .pieces(range, |piece| unsafe { piece.device.populate(self.at(piece.range.start), piece.range.len()) }),
+        }
+    }
+
     /// Gives the pages of `range` (byte offsets) back to the system; they read as zeroes afterwards. Only pages that lie
     /// wholly inside go. False where a device cannot (device DAX); then those before it may have.
     pub fn release(&self, range: Range<usize>) -> Result<bool> {

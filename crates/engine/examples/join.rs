@@ -198,6 +198,7 @@ fn main() {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     let near = Tablespace::open(TablespaceId(0), config).unwrap();
     let heap = QueryHeap::open(vec![near], None).unwrap();

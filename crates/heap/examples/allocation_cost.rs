@@ -24,6 +24,7 @@ fn space(name: &str) -> Arc<Tablespace> {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(0), config).expect("anonymous memory")
 }

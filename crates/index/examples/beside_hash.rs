@@ -67,6 +67,7 @@ fn run<const N: usize>(count: u64, key: impl Fn(u64) -> [u8; N]) {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     let space: Arc<Tablespace> = Tablespace::open(TablespaceId(0), config).expect("anonymous memory");
     let transactions = Transactions::starting_after(CommitTs(0));

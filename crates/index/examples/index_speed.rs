@@ -97,6 +97,7 @@ fn space(profile: Option<Profile>) -> Arc<Tablespace> {
         profile,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(0), config).expect("anonymous memory")
 }

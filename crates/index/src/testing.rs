@@ -18,6 +18,7 @@ pub fn space(kib: usize) -> Arc<Tablespace> {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     Tablespace::over(TablespaceId(7), config, Mapping::heap(kib << 10)).expect("room for a tablespace")
 }

@@ -479,6 +479,7 @@ fn anonymous(mib: u64, profile: Option<&str>) -> Arc<Tablespace> {
         profile: profile.map(|name| Profile::preset(name).unwrap()),
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(8), config).unwrap()
 }

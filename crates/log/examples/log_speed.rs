@@ -70,6 +70,7 @@ fn memory(location: Location, bytes: u64) -> Arc<dyn LogDevice> {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     let space = Tablespace::open(TablespaceId(0), config).expect("memory");
     let region_bytes = MemoryDevice::region_bytes(bytes, SEGMENT_BYTES);

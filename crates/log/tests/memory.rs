@@ -22,6 +22,7 @@ fn space(location: Location, profile: Option<Profile>) -> Arc<Tablespace> {
         profile,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(1), config).unwrap()
 }

@@ -565,10 +565,12 @@ pub fn tablespace(
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     for (option, value) in options {
         match option.as_str() {
             "size" => config.size_bytes = Some(value.parse::<ByteSize>()?.0),
+            "populate" => config.populate_bytes = value.parse::<ByteSize>()?.0,
             "profile" => (config.profile, config.profiles) = configuration.profiles(value, &config.location)?,
             "huge_pages" => {
                 config.huge_pages = match value.to_ascii_lowercase().as_str() {
@@ -587,9 +589,10 @@ pub fn tablespace(
                     SqlState::INVALID_PARAMETER_VALUE,
                     format!("unrecognized parameter \"{option}\""),
                 )
-                .with_hint("Tablespaces have size, profile and huge_pages."));
+                .with_hint("Tablespaces have size, profile, huge_pages and populate."));
             }
         }
     }
+    config.check_populate()?;
     Ok(config)
 }

@@ -18,6 +18,7 @@ const PLUS: &str = "SCRAM-SHA-256-PLUS";
 pub(crate) enum Peer {
     /// This very process.
     Process,
+    /// This machine.
     Loopback,
     Remote,
 }

@@ -15,6 +15,7 @@ mod connection;
 mod encode;
 mod incoming;
 mod listener;
+mod local;
 mod metrics;
 mod parameters;
 mod portal;

@@ -1,15 +1,19 @@
 //! Listening, and stopping.
 
 use crate::auth::Peer;
+use crate::local::LocalListener;
 use crate::metrics;
 use crate::service::{Phase, Service};
 use crate::threads::{Place, Threads};
+use crate::wire::Io;
 use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_base::{Error, Result, SqlState};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
+use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
 /// Connections that wait to be accepted. The kernel caps it at `net.core.somaxconn`.
@@ -22,6 +26,7 @@ const UNKNOWN_CONNECTIONS_MAX: usize = 256;
 pub struct Server {
     service: Arc<Service>,
     listeners: Vec<TcpListener>,
+    local: Option<LocalListener>,
     metrics: Option<TcpListener>,
     threads: Threads,
 }
@@ -78,9 +83,15 @@ async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
 }
 
 impl Server {
-    /// Listens on `listen` (`HOST:PORT`; port 0 takes a free one), and for metrics on `metrics_listen` if given.
+    /// Listens on `listen` (`HOST:PORT`; port 0 takes a free one), and for metrics on `metrics_listen` if given; and on a socket in
+    /// `socket_directory` if given, which is named by the port.
     /// Refuses an address that other machines can reach while no password is set: 28000.
-    pub async fn bind(service: Arc<Service>, address: &str, metrics_address: Option<&str>) -> Result<Server> {
+    pub async fn bind(
+        service: Arc<Service>,
+        address: &str,
+        metrics_address: Option<&str>,
+        socket_directory: Option<&Path>,
+    ) -> Result<Server> {
         let addresses = resolve(address).await?;
         let state = service.planner.database().state();
         let has_password = state.catalog.role(ROLE_NAME).is_some_and(|role| role.password.is_some());
@@ -113,6 +124,8 @@ impl Server {
             Some(text) => Some(listen(resolve(text).await?[0]).await?),
             None => None,
         };
+        let port = local_address(&listeners[0])?.port();
+        let local = socket_directory.map(|folder| LocalListener::bind(folder, port)).transpose()?;
         let cores = &service.planner.database().config().workload.transactions.cores;
         let count = match cores.len() {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -120,7 +133,7 @@ impl Server {
         };
         // Two at least: one may be held up.
         let threads = Threads::start(count.max(2), cores, service.planner.database())?;
-        Ok(Server { service, listeners, metrics, threads })
+        Ok(Server { service, listeners, local, metrics, threads })
     }
 
     /// Where clients connect.
@@ -147,7 +160,7 @@ impl Server {
 
     /// Serves until [`ShutdownHandle::stop`]; returns when every connection has ended.
     pub async fn run(self) {
-        let Server { service, listeners, metrics, threads } = self;
+        let Server { service, listeners, local, metrics, threads } = self;
         let mut phase = service.phase.subscribe();
         let mut connections = JoinSet::new();
         let mut background = JoinSet::new();
@@ -156,41 +169,39 @@ impl Server {
         }
         let (accepted, mut incoming) = tokio::sync::mpsc::channel(64);
         for listener in listeners {
-            let accepted = accepted.clone();
-            background.spawn(async move {
-                loop {
-                    match listener.accept().await {
-                        Ok(connection) => {
-                            if accepted.send(connection).await.is_err() {
-                                return;
-                            }
-                        }
-                        Err(error) => {
-                            // Out of descriptors, most likely: wait for some to come back.
-                            tracing::warn!("could not accept a connection: {error}");
-                            tokio::time::sleep(Duration::from_millis(100)).await;
-                        }
-                    }
-                }
-            });
+            let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
+            background.spawn(accept_all(next, accepted.clone()));
+        }
+        if let Some(local) = local {
+            let next = async move || local.listener.accept().await.map(|(stream, _)| Accepted::Local(stream));
+            background.spawn(accept_all(next, accepted));
         }
         loop {
             tokio::select! {
-                Some((stream, address)) = incoming.recv() => {
+                Some(stream) = incoming.recv() => {
                     if connections.len() >= service.options.connections_max + UNKNOWN_CONNECTIONS_MAX {
-                        tracing::warn!("turned {address} away: too many connections");
+                        tracing::warn!("turned {stream} away: too many connections");
                         continue;
                     }
-                    // Answers are written whole; waiting to fill a packet only delays them.
-                    let _ = stream.set_nodelay(true);
-                    let peer = match address.ip().to_canonical().is_loopback() {
-                        true => Peer::Loopback,
-                        false => Peer::Remote,
-                    };
-                    tracing::debug!("connection from {address}");
-                    let Some(place) = threads.place(incoming::processor(&stream)) else { continue };
+                    tracing::debug!("connection from {stream}");
+                    let Some(place) = threads.place(stream.processor()) else { continue };
                     let handle = place.handle.clone();
-                    connections.spawn_on(serve(service.clone(), stream.into_std(), peer, place), &handle);
+                    match stream {
+                        Accepted::Tcp(stream, address) => {
+                            // Answers are written whole; waiting to fill a packet only delays them.
+                            let _ = stream.set_nodelay(true);
+                            let peer = match address.ip().to_canonical().is_loopback() {
+                                true => Peer::Loopback,
+                                false => Peer::Remote,
+                            };
+                            let stream = stream.into_std();
+                            connections.spawn_on(serve(service.clone(), stream, TcpStream::from_std, peer, place), &handle)
+                        }
+                        Accepted::Local(stream) => {
+                            let (stream, peer) = (stream.into_std(), Peer::Loopback);
+                            connections.spawn_on(serve(service.clone(), stream, UnixStream::from_std, peer, place), &handle)
+                        }
+                    };
                 }
                 Some(_) = connections.join_next() => (),
                 _ = phase.changed() => if *phase.borrow() != Phase::Running { break },
@@ -212,9 +223,58 @@ impl Server {
     }
 }
 
-/// Serves a connection on the thread that it has a place on.
-async fn serve(service: Arc<Service>, stream: std::io::Result<std::net::TcpStream>, peer: Peer, _place: Place) {
-    match stream.and_then(TcpStream::from_std) {
+/// A connection that nobody serves yet.
+enum Accepted {
+    Tcp(TcpStream, SocketAddr),
+    Local(UnixStream),
+}
+
+impl std::fmt::Display for Accepted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Accepted::Tcp(_, address) => address.fmt(f),
+            Accepted::Local(_) => f.write_str("a client by the local socket"),
+        }
+    }
+}
+
+impl Accepted {
+    /// On which it comes in, if that is known.
+    fn processor(&self) -> Option<usize> {
+        match self {
+            Accepted::Tcp(stream, _) => incoming::processor(stream),
+            Accepted::Local(_) => None,
+        }
+    }
+}
+
+/// Passes on all connections that come, until nobody takes them any more.
+async fn accept_all(next: impl AsyncFn() -> std::io::Result<Accepted>, accepted: Sender<Accepted>) {
+    loop {
+        match next().await {
+            Ok(connection) => {
+                if accepted.send(connection).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: wait for some to come back.
+                tracing::warn!("could not accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Serves a connection on the thread that it has a place on, to whose runtime `enter` adds it.
+async fn serve<S, I: Io + 'static>(
+    service: Arc<Service>,
+    stream: std::io::Result<S>,
+    enter: impl FnOnce(S) -> std::io::Result<I>,
+    peer: Peer,
+    _place: Place,
+) {
+    match stream.and_then(enter) {
         Ok(stream) => startup::serve(service, Box::new(stream), peer).await,
         Err(error) => tracing::warn!("could not serve a connection: {error}"),
     }

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 
-/// Plain or encrypted TCP, or a pipe within the process.
+/// Plain or encrypted TCP, a socket in the file system, or a pipe within the process.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}

@@ -72,6 +72,7 @@ fn main() {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     let spaces = Tablespaces::open(space("near", 4), space("far", 1)).expect("room for two tablespaces");
     let mut total = (0, 0);

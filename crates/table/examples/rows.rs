@@ -118,6 +118,7 @@ fn space(id: u16, name: &str, profile: Option<Profile>) -> Result<Arc<Tablespace
         profile,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(id), config)
 }

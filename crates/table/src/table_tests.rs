@@ -582,6 +582,7 @@ fn reading_from_a_paced_tablespace_is_charged() {
         profile,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     let slow = Profile {
         name: "slow".into(),
@@ -621,6 +622,7 @@ fn a_full_tablespace_refuses_and_keeps_nothing() {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     let tiny = spaces.create(config).unwrap();
     let error = RowGroup::encode(RowGroupId(1), &rows(0, 20_000), &placement("tiny"), &spaces).unwrap_err();

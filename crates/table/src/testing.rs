@@ -23,6 +23,7 @@ fn config(name: &str, size_bytes: u64) -> TablespaceConfig {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     }
 }
 

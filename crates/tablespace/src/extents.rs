@@ -255,6 +255,22 @@ impl Extents {
         self.tree[self.chunks + chunk].longest as usize == pages.len() && self.touched_in(pages) > 0
     }
 
+    /// Takes the first chunks at or above page `from` that are wholly free and no page of which was touched, as one run of
+    /// at most `count_max` pages and at least one chunk.
+    pub fn take_untouched_chunks(&mut self, from: usize, count_max: usize) -> Option<Range<usize>> {
+        let is_new = |chunk: &usize| {
+            let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
+            self.tree[self.chunks + chunk].longest as usize == CHUNK_PAGES && self.touched_in(pages) == 0
+        };
+        let end = self.end / CHUNK_PAGES;
+        let first = (from.div_ceil(CHUNK_PAGES)..end).find(is_new)?;
+        let most = end.min(first + (count_max / CHUNK_PAGES).max(1));
+        let last = (first..most).take_while(is_new).last()?;
+        let run = first * CHUNK_PAGES..(last + 1) * CHUNK_PAGES;
+        self.mark(run.clone(), true);
+        Some(run)
+    }
+
     fn free_chunks_below(&self, below: usize, count_max: usize) -> Option<Range<usize>> {
         let pages_of = |chunk: usize| chunk * CHUNK_PAGES..((chunk + 1) * CHUNK_PAGES).min(self.end);
         let wanted = |chunk: usize| self.is_idle_chunk(chunk);

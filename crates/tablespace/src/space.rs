@@ -5,9 +5,10 @@ use crate::owners::OwnerTable;
 use crate::pacers::Pacers;
 use crate::shape::{Kind, Shape};
 use crate::{Contents, LedgerRow, Left, Purpose, Region};
+use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, TryLockError};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::paged::{OWNERS_MAX, Paged};
@@ -19,6 +20,9 @@ const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
 
 /// Most that one system call gives back, so that a trim never holds much that others could use.
 const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
+
+/// What a thread populates at a time.
+const POPULATE_PAGES: usize = (64 << 20) / PAGE_BYTES;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct TablespaceConfig {
@@ -32,9 +36,38 @@ pub struct TablespaceConfig {
     /// all.
     pub profiles: Vec<Option<Profile>>,
     pub huge_pages: bool,
+    /// Memory that it takes when it is opened, rather than when each page is used first, and keeps. At most its size is
+    /// taken. What is opened is not yet populated: see [`Tablespace::populate`].
+    pub populate_bytes: u64,
 }
 
 impl TablespaceConfig {
+    /// 22023 when more is to be populated than there is, or when that makes no sense.
+    pub fn check_populate(&self) -> Result<()> {
+        if self.populate_bytes == 0 {
+            return Ok(());
+        }
+        if let Location::Paged { .. } = self.location {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("tablespace \"{}\" is paged and cannot be populated", self.name),
+            )
+            .with_hint("Its pages come when they are used; what stays is said by the size of its cache."));
+        }
+        match self.size_bytes {
+            Some(size) if self.populate_bytes > size => Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!(
+                    "{} of tablespace \"{}\" are to be populated, and it has {}",
+                    ByteSize(self.populate_bytes),
+                    self.name,
+                    ByteSize(size)
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The profile of one of its locations.
     pub fn profile_of(&self, part: usize) -> Option<&Profile> {
         match self.profiles.get(part) {
@@ -119,6 +152,8 @@ pub struct Tablespace {
     /// What pacing accounted, by purpose.
     paced: [PacingTotals; Purpose::ALL.len()],
     ledger: Ledger,
+    /// Stay backed, though nobody uses them.
+    pages_kept: AtomicUsize,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
     /// What an earlier owner left there can be attached.
@@ -205,6 +240,7 @@ impl Tablespace {
             pacers,
             paced: Default::default(),
             ledger: Ledger::default(),
+            pages_kept: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             finds: AtomicBool::new(false),
             backed: OnceLock::new(),
@@ -526,11 +562,92 @@ impl Tablespace {
         }
     }
 
+    /// Takes memory from the system until `populate_bytes` of the configuration are backed, as far as these are free whole
+    /// huge pages. Later `trim`s leave so much. Where several processors are there, they share the work: most of it is the
+    /// system's, which zeroes what it gives.
+    ///
+    /// 53200 when the machine has not so much memory to give; else what the system answers.
+    pub fn populate(&self) -> Result<()> {
+        if self.paged().is_some() {
+            return Ok(());
+        }
+        let config = self.config();
+        let wanted = config.populate_bytes.min(self.size_bytes()) as usize / PAGE_BYTES;
+        self.pages_kept.store(wanted, Ordering::Relaxed);
+        let missing = wanted.saturating_sub(self.lock().touched_pages());
+        if missing == 0 {
+            return Ok(());
+        }
+        let bytes = ByteSize((missing * PAGE_BYTES) as u64);
+        if config.location.is_anonymous() {
+            self.check_available(bytes, tidepool_device::memory_available_bytes())?;
+        }
+        let chunks_left = AtomicUsize::new(missing.div_ceil(CHUNK_PAGES));
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = workers.min(missing.div_ceil(POPULATE_PAGES));
+        let populated = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(|| self.populate_some(&chunks_left))).collect();
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        populated.map_err(|error| Error::io(format_args!("populate {bytes} of tablespace \"{}\"", self.name), &error))
+    }
+
+    /// The system would rather end a process than refuse to back its pages.
+    pub(crate) fn check_available(&self, wanted: ByteSize, available: Option<u64>) -> Result<()> {
+        match available {
+            Some(available) if available < wanted.0 => Err(Error::new(
+                SqlState::OUT_OF_MEMORY,
+                format!("could not populate {wanted} of tablespace \"{}\"", self.name),
+            )
+            .with_detail(format!("The machine has {} left.", ByteSize(available)))),
+            _ => Ok(()),
+        }
+    }
+
+    fn populate_some(&self, chunks_left: &AtomicUsize) -> io::Result<()> {
+        let mut from = 0;
+        loop {
+            let step = |left: usize| (left > 0).then(|| left.saturating_sub(POPULATE_PAGES / CHUNK_PAGES));
+            let Ok(left) = chunks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) else { return Ok(()) };
+            let mut pages = left.min(POPULATE_PAGES / CHUNK_PAGES) * CHUNK_PAGES;
+            while pages > 0 {
+                let Some(run) = self.lock().take_untouched_chunks(from, pages) else { return Ok(()) };
+                from = run.end;
+                pages -= run.len();
+                // The run is this thread's, and others may go on.
+                let populated = self.window.commit(bytes_of(&run)).and_then(|()| self.window.populate(bytes_of(&run)));
+                let mut extents = self.lock();
+                // On failure, too: some of it may be backed.
+                extents.set_touched(run.clone(), true);
+                extents.give_back(run);
+                self.note_free(&extents);
+                drop(extents);
+                populated?;
+            }
+        }
+    }
+
+    /// Of the pages that are backed, so many may be given back as whole huge pages without what is to stay populated; or all.
+    fn spare_pages(&self, extents: &Extents) -> usize {
+        match self.pages_kept.load(Ordering::Relaxed) {
+            kept if kept > 0 && !self.closed.load(Ordering::Relaxed) => {
+                extents.touched_pages().saturating_sub(kept) / CHUNK_PAGES * CHUNK_PAGES
+            }
+            _ => extents.touched_pages(),
+        }
+    }
+
     /// Gives the chunks that `run` lies in back to the system, as far as they are wholly free.
     fn release_chunks(&self, run: &Range<usize>) {
         loop {
             let mut extents = self.lock();
-            let Some(chunks) = extents.take_free_chunks(run, TRIM_PAGES_MAX) else { return };
+            let spare = self.spare_pages(&extents);
+            if spare == 0 {
+                return;
+            }
+            let Some(chunks) = extents.take_free_chunks(run, spare.min(TRIM_PAGES_MAX)) else { return };
             drop(extents);
             if self.keeps_some_of(&chunks) {
                 // It is being closed.
@@ -631,8 +748,8 @@ impl Tablespace {
         self.ledger.rows(&self.name)
     }
 
-    /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident. Returns the bytes
-    /// given back.
+    /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident, or what is to stay
+    /// populated. Returns the bytes given back.
     ///
     /// From the top down, whole huge pages first. What is being given back cannot be taken meanwhile.
     pub fn trim(&self, keep_bytes: u64) -> Result<u64> {
@@ -643,12 +760,13 @@ impl Tablespace {
             loop {
                 let mut extents = self.lock();
                 let free = extents.touched_pages().saturating_sub(extents.used_pages());
-                if free <= keep {
-                    return Ok(given);
-                }
                 // Whole chunks may go further than asked, as half a huge page cannot be given back.
                 let unit = if whole_chunks { CHUNK_PAGES } else { 1 };
-                let most = (free - keep).next_multiple_of(unit).min(TRIM_PAGES_MAX);
+                let asked = free.saturating_sub(keep).next_multiple_of(unit);
+                let most = asked.min(self.spare_pages(&extents)).min(TRIM_PAGES_MAX);
+                if most == 0 {
+                    break;
+                }
                 let Some(run) = extents.take_touched_below(below, whole_chunks, most) else {
                     break;
                 };

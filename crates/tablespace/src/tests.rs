@@ -1,7 +1,7 @@
 use crate::{Contents, Left, Purpose, Tablespace, TablespaceConfig, Tablespaces, page_tag};
 use std::num::NonZero;
 use std::sync::Arc;
-use tidepool_base::{SqlState, TablespaceId};
+use tidepool_base::{ByteSize, SqlState, TablespaceId};
 use tidepool_device::{Location, Mapping, Profile, paged};
 
 const PAGE: usize = 4096;
@@ -14,6 +14,7 @@ fn config(name: &str, size: u64) -> TablespaceConfig {
         profile: None,
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     }
 }
 
@@ -226,6 +227,85 @@ fn whole_huge_pages_are_aligned_and_resident_as_a_whole() {
     assert_eq!(usage.resident_bytes, if shared { 0 } else { 2 << 20 });
     space.trim(0).unwrap();
     assert_eq!(space.usage().resident_bytes, 0);
+}
+
+/// Bytes of a range of addresses that the system has memory for.
+fn backed_bytes(range: std::ops::Range<usize>) -> usize {
+    let mut states = vec![0u8; range.len() / PAGE];
+    // SAFETY: it writes a byte for each page, and looks at nothing behind the addresses.
+    let rc = unsafe { libc::mincore(range.start as *mut libc::c_void, range.len(), states.as_mut_ptr()) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    states.iter().filter(|state| **state & 1 != 0).count() * PAGE
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn what_is_populated_is_there_before_it_is_used_and_stays() {
+    for location in ["anon:".to_owned(), format!("file:/dev/shm/tidepool-populated-{}", std::process::id())] {
+        if location.contains("shm") && !std::path::Path::new("/dev/shm").is_dir() {
+            continue;
+        }
+        let location: Location = location.parse().unwrap();
+        let config = TablespaceConfig { location: location.clone(), populate_bytes: 16 << 20, ..config("p", 64 << 20) };
+        config.check_populate().unwrap();
+        let space = Tablespace::open(TablespaceId(4), config.clone()).unwrap();
+        let mapped = {
+            let range = space.address_range();
+            range.start..range.start + (64 << 20)
+        };
+        assert!(backed_bytes(mapped.clone()) <= 4 << 20);
+        space.populate().unwrap();
+        let populated = backed_bytes(mapped.clone());
+        assert!((16 << 20..20 << 20).contains(&populated), "{populated}");
+        let resident = space.usage().resident_bytes;
+        assert!((16 << 20..20 << 20).contains(&resident), "{resident}");
+        check(&space);
+        // What is used first is what is there.
+        let mut region = space.allocate(12 << 20, Purpose::Main).unwrap();
+        region.fill(1);
+        assert_eq!(backed_bytes(mapped.clone()), populated);
+        let mut more = space.allocate(24 << 20, Purpose::Main).unwrap();
+        more.fill(1);
+        assert!(backed_bytes(mapped.clone()) >= 36 << 20);
+        // Beyond it all goes back.
+        drop(more);
+        drop(region);
+        space.trim(0).unwrap();
+        let resident = space.usage().resident_bytes;
+        assert!((16 << 20..20 << 20).contains(&resident), "{resident}");
+        assert!((16 << 20..20 << 20).contains(&backed_bytes(mapped)));
+        space.populate().unwrap();
+        assert_eq!(space.usage().resident_bytes, resident);
+        check(&space);
+        drop(space);
+        if let Location::File(path) = &location {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory")]
+fn more_than_there_is_cannot_be_populated() {
+    let more = TablespaceConfig { populate_bytes: 9 << 20, ..config("p", 8 << 20) };
+    let error = more.check_populate().unwrap_err();
+    assert_eq!(error.code(), SqlState::INVALID_PARAMETER_VALUE);
+    assert_eq!(error.message(), "9 MB of tablespace \"p\" are to be populated, and it has 8 MB");
+    // One that has become smaller has all of it populated.
+    let space = Tablespace::open(TablespaceId(4), more).unwrap();
+    space.populate().unwrap();
+    assert!((6 << 20..=8 << 20).contains(&space.usage().resident_bytes));
+    let paged = TablespaceConfig {
+        location: "paged:1MB:anon:".parse().unwrap(),
+        populate_bytes: 1 << 20,
+        ..config("p", 8 << 20)
+    };
+    assert_eq!(paged.check_populate().unwrap_err().code(), SqlState::INVALID_PARAMETER_VALUE);
+    // Where there is not so much memory, nobody is ended for it.
+    let error = space.check_available(ByteSize(8 << 20), Some(7 << 20)).unwrap_err();
+    assert_eq!((error.code(), error.detail()), (SqlState::OUT_OF_MEMORY, Some("The machine has 7 MB left.")));
+    space.check_available(ByteSize(8 << 20), Some(8 << 20)).unwrap();
+    space.check_available(ByteSize(8 << 20), None).unwrap();
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn region(id: u16, name: &str, profile: Option<&Profile>) -> Result<Region> {
         profile: profile.cloned(),
         profiles: Vec::new(),
         huge_pages: true,
+        populate_bytes: 0,
     };
     let mut region = Tablespace::open(TablespaceId(id), config)?.allocate(MEMORY_BYTES, Purpose::Main)?;
     region.fill(1);

@@ -76,6 +76,7 @@ fn measure_device(plan: &Plan, memory: Option<&Option<Profile>>, threads: usize)
             profile: profile.clone(),
             profiles: Vec::new(),
             huge_pages: true,
+            populate_bytes: 0,
         });
         config.log.tablespace = Some("log".to_owned());
     }

@@ -29,8 +29,9 @@ pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
 pub fn try_serve(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Serving, String> {
     let mut child = tidepool()
         .envs(environment.iter().copied())
-        .args(["serve", "--listen", "127.0.0.1:0", "--near", "256MB", "--data"])
+        .args(["serve", "--near", "256MB", "--data"])
         .arg(data)
+        .args(if arguments.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] })
         .args(if arguments.contains(&"--far") { &[][..] } else { &["--far", "anon:,size=256MB"] })
         .args(arguments)
         .stdout(Stdio::piped())
@@ -151,6 +152,77 @@ fn two_servers_cannot_share_a_folder() {
     assert!(server.wait().0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_on_this_machine_connect_by_a_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let sockets = folder.path().to_str().unwrap();
+    let server = serve(&folder.path().join("data"), &["--socket-directory", sockets]);
+    let port: u16 = server.url.rsplit(':').next().and_then(|rest| rest.split('/').next()).unwrap().parse().unwrap();
+    assert!(folder.path().join(format!(".s.PGSQL.{port}")).exists());
+    let mut config = tokio_postgres::Config::new();
+    config.host_path(folder.path()).port(port).user("tidepool").dbname("tidepool");
+    let client = crate::server::connect(&config).await.unwrap();
+    assert_eq!(client.query_one("SELECT 40 + $1::int", &[&2]).await.unwrap().get::<_, i32>(0), 42);
+    // A cancel comes by the same way.
+    let cancel = client.cancel_token();
+    let (slept, cancelled) = tokio::join!(client.simple_query("SELECT pg_sleep(600)"), async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        cancel.cancel_query(tokio_postgres::NoTls).await
+    });
+    cancelled.unwrap();
+    assert_eq!(crate::server::code(&slept.unwrap_err()), "57014");
+    client.batch_execute("ALTER ROLE tidepool PASSWORD 'tide'").await.unwrap();
+    let refused = crate::server::connect(&config).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("password"), "{refused:?}");
+    crate::server::connect(config.password("tide")).await.unwrap();
+    drop(client);
+    server.signal(libc::SIGTERM);
+    let (success, log) = tokio::task::spawn_blocking(|| server.wait()).await.unwrap();
+    assert!(success, "{log}");
+    assert!(!folder.path().join(format!(".s.PGSQL.{port}")).exists());
+    assert!(!folder.path().join(format!(".s.PGSQL.{port}.lock")).exists());
+}
+
+#[test]
+fn what_a_killed_server_left_of_its_socket_is_replaced_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let sockets = folder.path().join("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    let start =
+        |listen: &str| try_serve(&data, &["--listen", listen, "--socket-directory", sockets.to_str().unwrap()], &[]);
+    let end = |server: Serving, signal| {
+        server.signal(signal);
+        server.wait()
+    };
+    let server = start("127.0.0.1:0").unwrap_or_else(|log| panic!("{log}"));
+    let listen = server.url.rsplit('@').next().and_then(|rest| rest.split('/').next()).unwrap().to_owned();
+    let path = sockets.join(format!(".s.PGSQL.{}", listen.rsplit(':').next().unwrap()));
+    let lock = path.with_extension(format!("{}.lock", path.extension().unwrap().to_str().unwrap()));
+    assert!(path.exists() && lock.exists());
+    end(server, libc::SIGKILL);
+    assert!(path.exists() && lock.exists());
+    let server = start(&listen).unwrap_or_else(|log| panic!("{log}"));
+    std::os::unix::net::UnixStream::connect(&path).unwrap();
+    assert!(end(server, libc::SIGTERM).0);
+    assert_eq!(std::fs::read_dir(&sockets).unwrap().count(), 0);
+    // Another server's, which runs.
+    let held = std::fs::File::create(&lock).unwrap();
+    held.try_lock().unwrap();
+    let log = start(&listen).err().unwrap();
+    assert!(log.contains("another server does"), "{log}");
+    drop(held);
+    // A file that happens to be called so.
+    std::fs::write(&path, "mine").unwrap();
+    let log = start(&listen).err().unwrap();
+    assert!(log.contains("no socket"), "{log}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    let long = folder.path().join("x".repeat(100));
+    std::fs::create_dir(&long).unwrap();
+    let log = try_serve(&data, &["--socket-directory", long.to_str().unwrap()], &[]).err().unwrap();
+    assert!(log.contains("too long"), "{log}");
+}
+
 #[test]
 fn errors_are_told_with_their_place_and_code() {
     let folder = tempfile::tempdir().unwrap();
@@ -251,6 +323,9 @@ fn configuration_mistakes_are_errors_not_panics() {
     attempt(&with(&["--listen", "nonsense"]));
     attempt(&with(&["--config", "/nonexistent/tidepool.toml"]));
     attempt(&["--near", "lots"]);
+    attempt(&with(&["--listen", "127.0.0.1:0", "--socket-directory", "/nonexistent"]));
+    assert!(attempt(&["--near", "64MB,populate=65MB", "--far", "64MB"]).contains("65 MB of tablespace \"near\""));
+    attempt(&["--near", "64MB", "--far", "paged:1MB:anon:,size=64MB,populate=1MB"]);
     attempt(&["--far", "numa:999,size=64MB"]);
     attempt(&["--far", "file:/nonexistent/far,size=64MB"]);
     attempt(&["--far", "anon:,size=64MB,profile=unheard-of"]);

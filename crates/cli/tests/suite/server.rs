@@ -50,7 +50,7 @@ impl TestServer {
             service = service.with_tls(certificate, key).expect("load the certificate");
         }
         let metrics = setup.metrics.then_some("127.0.0.1:0");
-        let server = Server::bind(Arc::new(service), "127.0.0.1:0", metrics).await.expect("listen");
+        let server = Server::bind(Arc::new(service), "127.0.0.1:0", metrics, None).await.expect("listen");
         TestServer {
             address: server.address().unwrap(),
             metrics_address: server.metrics_address().unwrap(),

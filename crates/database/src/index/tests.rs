@@ -335,6 +335,7 @@ fn an_index_makes_way_when_its_tablespace_loses_a_device() {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     database.create_tablespace(space).unwrap();
     let mut transaction = database.begin().unwrap();

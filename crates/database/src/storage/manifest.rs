@@ -101,6 +101,12 @@ pub(crate) struct SavedTablespace {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<Option<Profile>>,
     pub huge_pages: bool,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub populate_bytes: u64,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl SavedTablespace {
@@ -112,6 +118,7 @@ impl SavedTablespace {
             profile: config.profile.clone(),
             profiles: config.profiles.clone(),
             huge_pages: config.huge_pages,
+            populate_bytes: config.populate_bytes,
         }
     }
 
@@ -123,6 +130,7 @@ impl SavedTablespace {
             profile: self.profile.clone(),
             profiles: self.profiles.clone(),
             huge_pages: self.huge_pages,
+            populate_bytes: self.populate_bytes,
         })
     }
 }

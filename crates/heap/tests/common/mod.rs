@@ -24,6 +24,7 @@ pub fn space(name: &str, size: u64) -> Arc<Tablespace> {
         profile: None,
         profiles: Vec::new(),
         huge_pages: false,
+        populate_bytes: 0,
     };
     Tablespace::open(TablespaceId(0), config).unwrap()
 }
