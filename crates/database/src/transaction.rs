@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RoleId, RowId, SchemaId, SqlState, TableId};
 use tidepool_heap::{QueryHeap, Release};
+use tidepool_index::Fingers;
 use tidepool_table::rows::{ReadLog, RowStore, WriteSet};
 use tidepool_table::{ColumnDef, MergePolicy, Placement, ROW_GROUP_ROWS, Table, TableDef, TableIndex};
 use tidepool_txn::{HeldSnapshot, Isolation, Worker};
@@ -44,6 +45,7 @@ pub struct Transaction {
     pub(crate) written: BTreeMap<TableId, Arc<Table>>,
     pub(crate) changes: Changes,
     pub(crate) references: References,
+    pub(crate) fingers: Fingers,
     /// Indexes that it dropped, or put others in the place of.
     left: Vec<Arc<TableIndex>>,
     /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
@@ -103,6 +105,7 @@ impl Transaction {
             written: BTreeMap::new(),
             changes: Changes::default(),
             references: References::default(),
+            fingers: Fingers::default(),
             left: Vec::new(),
             base: None,
             statement: None,

@@ -129,6 +129,10 @@ pub(crate) struct Arena {
     inner_bytes: AtomicU64,
     /// Address of the table in `Books::directory`, or 0.
     directory: AtomicU64,
+    /// Its bytes.
+    directory_bytes: AtomicU64,
+    /// How often memory of nodes left.
+    departures: AtomicU64,
     pub demand: Demand,
 }
 
@@ -146,6 +150,8 @@ impl Arena {
             leaf_bytes: AtomicU64::new(0),
             inner_bytes: AtomicU64::new(0),
             directory: AtomicU64::new(0),
+            directory_bytes: AtomicU64::new(0),
+            departures: AtomicU64::new(0),
             demand: Demand::default(),
         }
     }
@@ -160,6 +166,11 @@ impl Arena {
 
     fn counter(&self, level: u8) -> &AtomicU64 {
         if level == 0 { &self.leaf_bytes } else { &self.inner_bytes }
+    }
+
+    /// Bytes of the table of where keys are.
+    pub fn directory_bytes(&self) -> u64 {
+        self.directory_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of the leaves, and of the inner nodes, in the tree.
@@ -187,19 +198,19 @@ impl Arena {
         (address != 0).then(|| unsafe { Table::at(std::ptr::with_exposed_provenance(address as usize)) })
     }
 
-    /// Makes an empty table for so many keys the current one. None, where there is no room for one, or it would be far.
+    /// Makes an empty table for so many keys the current one. None, where there is no room for one.
     #[cold]
     pub fn set_directory(&self, keys: usize) {
         let mut books = self.books();
         let words = directory::words_for(keys);
-        let made = if books.space.is_far() { None } else { take_memory(&books.space, words * WORD_BYTES).ok() };
-        let Some((memory, first)) = made else {
+        let Ok((memory, first)) = take_memory(&books.space, words * WORD_BYTES) else {
             self.demand.was_in_vain();
             return;
         };
         // SAFETY: the region has so many words, and nobody else knows it.
         unsafe { Table::make(first, words) };
         self.leave_directory(&mut books);
+        self.directory_bytes.store(memory.len_bytes() as u64, Ordering::Relaxed);
         books.directory = Some(memory);
         self.directory.store(first.expose_provenance() as u64, Ordering::Release);
         self.release(books);
@@ -209,12 +220,23 @@ impl Arena {
     fn leave_directory(&self, books: &mut Books) {
         if let Some(memory) = books.directory.take() {
             self.directory.store(0, Ordering::Release);
+            self.directory_bytes.store(0, Ordering::Relaxed);
             books.leaving.push((self.now(), memory));
         }
     }
 
-    /// Memory of nodes is about to leave, which hints may name.
+    /// How often memory of nodes left the tree, or was about to. While the caller holds a view, what was a node of the tree at one time
+    /// stays one of its memory's nodes, retired or not, if this is the same before that and now.
+    #[inline]
+    pub fn departures(&self) -> u64 {
+        // Acquire: what follows comes after.
+        self.departures.load(Ordering::Acquire)
+    }
+
+    /// Memory of nodes is about to leave, which hints and fingers may name.
     fn leave_directory_for_nodes(&self, books: &mut Books) {
+        // Under the lock of the books.
+        self.departures.store(self.departures.load(Ordering::Relaxed) + 1, Ordering::Release);
         if books.directory.is_some() {
             self.demand.was_in_vain();
         }

@@ -1,7 +1,7 @@
 //! What is in nodes, taken out of them, and nodes' words made of it: for all changes but that of one entry.
 
 use crate::node::{
-    Extras, Fence, HEADER_WORDS, LARGE_WORDS, Node, SMALL_WORDS, Shape, Slot, Words, code, extension_word,
+    Extras, Fence, HEAD_BYTES, HEADER_WORDS, LARGE_WORDS, Node, SMALL_WORDS, Shape, Slot, Words, code, extension_word,
     extension_words, fence_words, payload_words,
 };
 use std::ops::Range;
@@ -37,7 +37,7 @@ impl Content {
             upper: view.upper_fence(),
             last_child: view.word(3),
             bytes: Vec::new(),
-            entries: Vec::with_capacity(view.shape().count() + 1),
+            entries: Vec::new(),
         };
         content.append_entries(view);
         content
@@ -59,7 +59,11 @@ impl Content {
         let mut key = Vec::new();
         view.copy_prefix(&mut key);
         let prefix_len = key.len();
-        for index in 0..view.shape().count() {
+        let count = view.shape().count();
+        // As many bytes as an entry without words of its own can have, which most are.
+        self.bytes.reserve((count + 1) * (prefix_len + HEAD_BYTES));
+        self.entries.reserve(count + 1);
+        for index in 0..count {
             let slot = view.slot(index);
             key.truncate(prefix_len);
             view.copy_rest(slot, &mut key);

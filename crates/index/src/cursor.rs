@@ -73,22 +73,31 @@ impl Index {
         assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
         // Before the tree: what is put down goes into a table that was current by then.
         let (directory, hash) = (self.arena.directory(), directory::hash(key));
+        let mut touched = Touched::default();
+        if let Some(directory) = directory {
+            directory.prefetch(hash);
+            touched.hints(1);
+            self.spaces.arrive();
+        }
         if let Some(directory) = directory
             && let Some(hint) = directory.find(hash)
         {
             // SAFETY: of a table that was current under the view.
             let node = unsafe { self.node(hint.link) };
+            if self.spaces.are_far() {
+                hint.prefetch(node, true);
+                self.spaces.arrive();
+            }
             if let Followed::Found { rows, moved_to } = hint.follow(node, key) {
                 if let Some(position) = moved_to {
                     directory.put(hash, node, position);
                 }
-                let mut touched = Touched::default();
                 touched.node(Shape::new(0, 0, 0, 0));
                 self.count(touched, counted);
                 return rows;
             }
         }
-        let (rows, place) = self.rows_in_tree(view, key, counted);
+        let (rows, place) = self.rows_in_tree(view, key, touched, counted);
         if !rows.is_empty() {
             self.found_in_tree(directory, hash, place);
         }
@@ -111,7 +120,13 @@ impl Index {
 
     /// The rows, and the leaf and the place in it where the first entry of the key is, or would be.
     #[inline]
-    fn rows_in_tree(&self, view: &View, key: &[u8], mut counted: Option<&mut Counted>) -> (Rows, (Node, usize)) {
+    fn rows_in_tree(
+        &self,
+        view: &View,
+        key: &[u8],
+        mut before: Touched,
+        mut counted: Option<&mut Counted>,
+    ) -> (Rows, (Node, usize)) {
         let mut first = None;
         let mut rows = Rows::new();
         // Where the leaf before ended, if entries of the key go on behind it.
@@ -120,6 +135,7 @@ impl Index {
             let had = rows.len;
             let (place, more) = self.retry(view, counted.as_deref_mut(), |touched| {
                 rows.truncate(had);
+                *touched += std::mem::take(&mut before);
                 let target = Target::before(key, from);
                 let spot = self.descend(&target, Side::Right, 0, Wait::Yes, touched)?;
                 let (position, more) = spot.node.rows_of(key, from, &mut rows);
@@ -202,13 +218,22 @@ enum BoundKind {
     None,
 }
 
+impl Default for OwnedBound {
+    fn default() -> OwnedBound {
+        OwnedBound { key: Vec::new(), kind: BoundKind::None }
+    }
+}
+
 impl OwnedBound {
-    fn new(bound: Bound<&[u8]>, included: BoundKind, excluded: BoundKind) -> OwnedBound {
-        match bound {
-            Bound::Included(key) => OwnedBound { key: key.to_vec(), kind: included },
-            Bound::Excluded(key) => OwnedBound { key: key.to_vec(), kind: excluded },
-            Bound::Unbounded => OwnedBound { key: Vec::new(), kind: BoundKind::None },
-        }
+    fn set(&mut self, bound: Bound<&[u8]>, included: BoundKind, excluded: BoundKind) {
+        let (key, kind) = match bound {
+            Bound::Included(key) => (key, included),
+            Bound::Excluded(key) => (key, excluded),
+            Bound::Unbounded => (&[][..], BoundKind::None),
+        };
+        self.key.clear();
+        self.key.extend_from_slice(key);
+        self.kind = kind;
     }
 
     fn target(&self) -> Option<Target<'_>> {
@@ -220,19 +245,39 @@ impl OwnedBound {
     }
 }
 
-impl Cursor {
-    pub fn new(range: KeyRange<'_>, direction: Direction) -> Cursor {
+impl Default for Cursor {
+    /// Over nothing.
+    fn default() -> Cursor {
         Cursor {
-            lower: OwnedBound::new(range.0, BoundKind::First, BoundKind::Last),
-            upper: OwnedBound::new(range.1, BoundKind::Last, BoundKind::First),
-            direction,
+            lower: OwnedBound::default(),
+            upper: OwnedBound::default(),
+            direction: Direction::Forward,
             leaf: Snapshot::default(),
             positions: 0..0,
-            next: Some(Next::Start),
+            next: None,
             key: Vec::new(),
             prefix_len: None,
             counted: None,
         }
+    }
+}
+
+impl Cursor {
+    pub fn new(range: KeyRange<'_>, direction: Direction) -> Cursor {
+        let mut cursor = Cursor::default();
+        cursor.restart(range, direction);
+        cursor
+    }
+
+    /// Begins anew, over a range of this index or another one, with the memory that it has.
+    pub fn restart(&mut self, range: KeyRange<'_>, direction: Direction) {
+        self.lower.set(range.0, BoundKind::First, BoundKind::Last);
+        self.upper.set(range.1, BoundKind::Last, BoundKind::First);
+        self.direction = direction;
+        self.positions = 0..0;
+        self.next = Some(Next::Start);
+        self.prefix_len = None;
+        self.counted = None;
     }
 
     /// As `new`, with what it touches counted by itself.
@@ -307,30 +352,25 @@ impl Cursor {
             spot.node.check(spot.version)
         });
         self.prefix_len = None;
-        let shape = self.leaf.shape();
-        let (lower, upper) = (self.leaf.lower_fence(), self.leaf.upper_fence());
-        let from = target.map_or(0, |target| self.leaf.position(shape, &target));
+        let (leaf, shape) = (&self.leaf, self.leaf.shape());
+        let from = target.map_or(0, |target| leaf.position(shape, &target));
         if is_forward {
-            let (end, is_last) = match (self.upper.target(), &upper) {
-                (None, _) => (shape.count(), false),
-                (Some(bound), Some(upper)) if !upper.is_not_before(&bound) => (shape.count(), false),
-                (Some(bound), _) if lower.is_not_before(&bound) => (0, true),
-                (Some(bound), _) => (self.leaf.position(shape, &bound), true),
+            let (end, is_last) = match self.upper.target() {
+                Some(bound) if leaf.begins_at_or_behind(&bound) => (0, true),
+                Some(bound) if leaf.ends_at_or_behind(&bound) => (leaf.position(shape, &bound), true),
+                _ => (shape.count(), false),
             };
+            self.next = if is_last { None } else { leaf.upper_fence().map(Next::Fence) };
             self.positions = from..end.max(from);
-            self.next = if is_last { None } else { upper.map(Next::Fence) };
         } else {
             let from = if target.is_some() { from } else { shape.count() };
             let (start, is_last) = match self.lower.target() {
-                None => (0, false),
-                Some(bound) if lower.is_not_before(&bound) => (0, false),
-                Some(bound) if upper.as_ref().is_some_and(|upper| !upper.is_not_before(&bound)) => (from, true),
-                Some(bound) => (self.leaf.position(shape, &bound), true),
+                Some(bound) if !leaf.ends_at_or_behind(&bound) => (from, true),
+                Some(bound) if !leaf.begins_at_or_behind(&bound) => (leaf.position(shape, &bound), true),
+                _ => (0, false),
             };
+            self.next = if is_last || leaf.is_lowest() { None } else { Some(Next::Fence(leaf.lower_fence())) };
             self.positions = start.min(from)..from;
-            // The lowest leaf begins with the empty key.
-            let is_lowest = lower == Fence::default();
-            self.next = if is_last || is_lowest { None } else { Some(Next::Fence(lower)) };
         }
     }
 }

@@ -18,6 +18,7 @@ mod content;
 mod cursor;
 mod directory;
 mod estimate;
+mod finger;
 pub mod key;
 mod lock;
 #[cfg(all(test, loom))]
@@ -41,6 +42,7 @@ pub use arena::IndexMemory;
 pub use bulk::IndexBuilder;
 pub use check::IndexReport;
 pub use cursor::{Cursor, Direction, KeyRange, Rows};
+pub use finger::Fingers;
 pub use pace::{Counted, Touched};
 pub use tree::{Index, KEY_BYTES_MAX};
 pub use unique::{UniqueInsert, Verdict};

@@ -4,11 +4,12 @@
 //! the acquire of `lock::read`, the release of `lock::unlock_changed`, the second look at a parent in `descend_by`, the second
 //! look at the root, the check of the leaf in `get`; and `a_node_that_is_used_again` the version that goes on in `lock::reuse`, and
 //! `an_entry_that_is_wanted_again` the full fence in `remove_unless`, or in who inserts; and `a_hint` the check in `Hint::follow`, its
-//! look at the level, and the acquire of `Table::find`.
+//! look at the level, and the acquire of `Table::find`; and `a_finger` that a leaf is locked at the version at which it was looked at, and
+//! the look at its upper fence.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::testing::{space, transactions};
-use crate::{Cursor, Direction, Index, Verdict};
+use crate::{Cursor, Direction, Fingers, Index, Verdict};
 use loom::thread;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -173,6 +174,41 @@ fn a_hint_that_is_out_of_date_misleads_nobody() {
         assert!(rows.is_empty() || *rows == [RowId(9)]);
         thread.join().unwrap();
         assert!(machine.index.get(&machine.view, &[10]).is_empty());
+    });
+}
+
+/// A leaf that a finger names is split, or emptied and its memory made another leaf, while somebody puts an entry in by it.
+#[test]
+fn a_finger_that_is_out_of_date_misleads_nobody() {
+    let insert = |machine: &Machine, key: u8, fingers: &mut Fingers| {
+        assert!(machine.index.insert_near(&machine.view, &[key], RowId(u64::from(key)), fingers).unwrap());
+    };
+    explore(2, move || {
+        let machine = Machine::new(&FULL[..4]);
+        let mut fingers = Fingers::default();
+        insert(&machine, FULL[4], &mut fingers);
+        let thread = machine.other(|machine| machine.insert(6));
+        insert(&machine, 8, &mut fingers);
+        thread.join().unwrap();
+        [1, 3, 5, 6, 7, 8, 9].iter().for_each(|key| machine.assert_has(*key));
+        assert_eq!(machine.index.check(&machine.view).unwrap().entries, 7);
+    });
+    explore(1, move || {
+        let machine = Machine::new(&[1, 3, 5, 7, 9]);
+        let mut fingers = Fingers::default();
+        insert(&machine, 10, &mut fingers);
+        let thread = machine.other(|machine| {
+            for key in [7, 9, 10] {
+                assert!(machine.index.remove(&machine.view, &[key], RowId(u64::from(key))));
+            }
+            for key in [2, 4, 6] {
+                machine.insert(key);
+            }
+        });
+        insert(&machine, 11, &mut fingers);
+        thread.join().unwrap();
+        [1, 2, 3, 4, 5, 6, 11].iter().for_each(|key| machine.assert_has(*key));
+        assert_eq!(machine.index.check(&machine.view).unwrap().entries, 7);
     });
 }
 

@@ -92,14 +92,6 @@ impl Fence {
     pub fn target(&self) -> Target<'_> {
         Target::before(&self.key, self.row)
     }
-
-    /// Whether `place` is at the fence or before.
-    pub fn is_not_before(&self, place: &Target<'_>) -> bool {
-        match (place.key, place.row).cmp(&(&self.key, self.row)) {
-            cmp::Ordering::Equal => !place.after,
-            order => order.is_lt(),
-        }
-    }
 }
 
 /// Of a child among an inner node's, for a place between entries that is a separator: the child that begins or that ends there.
@@ -474,6 +466,55 @@ pub(crate) trait Words {
         (0..words).all(|n| self.word(at + n) == load(key, 8 * n)).then(|| self.word(at + words))
     }
 
+    /// How a place's key and row id compare with the fence of `len` bytes at word `at`.
+    #[inline]
+    fn compare_with_fence(&self, place: &Target<'_>, at: usize, len: usize) -> cmp::Ordering {
+        let words = len.div_ceil(8);
+        for n in 0..words {
+            let order = load(place.key, 8 * n).cmp(&self.word(at + n));
+            if order.is_ne() {
+                return order;
+            }
+        }
+        // The shorter is a prefix of the other, but for zeroes.
+        place.key.len().cmp(&len).then_with(|| place.row.cmp(&self.word(at + words)))
+    }
+
+    #[inline]
+    fn compare_with_upper_fence(&self, place: &Target<'_>) -> cmp::Ordering {
+        match self.extras().upper_len() {
+            Some(len) => self.compare_with_fence(place, self.lower_at().saturating_sub(fence_words(len)), len),
+            None => cmp::Ordering::Less,
+        }
+    }
+
+    /// Whether an entry at `place` would be before the upper fence.
+    #[inline]
+    fn is_below_upper_fence(&self, place: &Target<'_>) -> bool {
+        self.compare_with_upper_fence(place).is_lt()
+    }
+
+    /// Whether a place is at the upper fence or before it.
+    fn ends_at_or_behind(&self, place: &Target<'_>) -> bool {
+        match self.compare_with_upper_fence(place) {
+            cmp::Ordering::Equal => !place.after,
+            order => order.is_lt(),
+        }
+    }
+
+    /// Whether a place is at the lower fence or before it.
+    fn begins_at_or_behind(&self, place: &Target<'_>) -> bool {
+        match self.compare_with_fence(place, self.lower_at(), self.extras().lower_len()) {
+            cmp::Ordering::Equal => !place.after,
+            order => order.is_lt(),
+        }
+    }
+
+    /// Whether no leaf is before.
+    fn is_lowest(&self) -> bool {
+        self.extras().lower_len() == 0 && self.word(self.lower_at()) == 0
+    }
+
     /// Whether a key begins with a leaf's prefix.
     #[inline]
     fn has_prefix(&self, shape: Shape, key: &[u8]) -> bool {
@@ -665,12 +706,13 @@ impl Snapshot {
     pub fn copy(&mut self, node: Node) {
         let shape = node.shape();
         self.words.resize(node.size_words, 0);
+        // Of a node that changes meanwhile any words may be asked for.
         let slots_end = (HEADER_WORDS + shape.count()).min(node.size_words);
-        for at in 1..slots_end {
-            self.words[at] = node.word(at);
-        }
-        for at in shape.heap()..node.size_words {
-            self.words[at] = node.word(at);
+        let heap = shape.heap().min(node.size_words);
+        for (from, end) in [(1, slots_end), (heap, node.size_words)] {
+            for (at, word) in (from..end).zip(&mut self.words[from..end]) {
+                *word = node.word(at);
+            }
         }
     }
 }

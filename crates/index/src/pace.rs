@@ -28,6 +28,10 @@ pub struct Touched {
     pub leaves: u64,
     /// Of `inner_lines`, those of look-ups that waited for memory together with others.
     pub inner_lines_together: u64,
+    /// Cache lines of the table of where keys were found last.
+    pub hint_lines: u64,
+    /// Of `hint_lines`, those of look-ups that waited for memory together with others.
+    pub hint_lines_together: u64,
     /// Leaves that were locked to put an entry in or take one out.
     pub writes: u64,
     /// Leaves that were copied and are larger than what is fetched of any leaf, and their bytes beyond that.
@@ -47,10 +51,17 @@ impl Touched {
         }
     }
 
+    /// Look-ups in the table of where keys were found last.
+    #[inline]
+    pub(crate) fn hints(&mut self, lookups: usize) {
+        self.hint_lines += lookups as u64;
+    }
+
     /// What was counted so far was of so many look-ups at once.
     pub(crate) fn go_together(&mut self, lookups: usize) {
         if lookups >= TOGETHER_MIN {
             self.inner_lines_together = self.inner_lines;
+            self.hint_lines_together = self.hint_lines;
         }
     }
 
@@ -81,18 +92,23 @@ impl Touched {
     }
 
     pub fn bytes_read(&self) -> u64 {
-        (self.inner_lines + self.leaf_lines()) * LINE_BYTES as u64 + self.copied_bytes
+        (self.inner_lines + self.hint_lines + self.leaf_lines()) * LINE_BYTES as u64 + self.copied_bytes
     }
 
     /// For a cost model, of an index that takes so much memory.
-    pub fn accesses(&self, memory: IndexMemory) -> [Access; 5] {
-        let IndexMemory { used_bytes, inner_bytes, .. } = memory;
+    pub fn accesses(&self, memory: IndexMemory) -> [Access; 7] {
+        let IndexMemory { used_bytes, inner_bytes, directory_bytes, .. } = memory;
+        let together = 2.0 * TOGETHER_MIN as f64;
+        let alone = |lines: u64, together: u64| lines.saturating_sub(together);
         let leaf_bytes = used_bytes.saturating_sub(inner_bytes);
         let copied = Pattern::Sequential { bytes: self.copied_bytes, runs: self.copies };
         [
             // Each level depends on the one above. Inner nodes are few, and so mostly cached: they are a working set apart.
-            Access::read_random(self.inner_lines.saturating_sub(self.inner_lines_together), inner_bytes, 2.0),
-            Access::read_random(self.inner_lines_together, inner_bytes, 2.0 * TOGETHER_MIN as f64),
+            Access::read_random(alone(self.inner_lines, self.inner_lines_together), inner_bytes, 2.0),
+            Access::read_random(self.inner_lines_together, inner_bytes, together),
+            // One line each, before the leaf can be asked for.
+            Access::read_random(alone(self.hint_lines, self.hint_lines_together), directory_bytes, 1.0),
+            Access::read_random(self.hint_lines_together, directory_bytes, together),
             // All lines of a leaf are fetched at once: as many as a core has under way, be it for one look-up or for several.
             Access::read_random(self.leaf_lines(), leaf_bytes, LEAF_LINES as f64),
             // Nobody waits for what is written: it is there by then, and leaves the caches later.
@@ -107,6 +123,8 @@ impl std::ops::AddAssign for Touched {
         self.inner_lines += other.inner_lines;
         self.leaves += other.leaves;
         self.inner_lines_together += other.inner_lines_together;
+        self.hint_lines += other.hint_lines;
+        self.hint_lines_together += other.hint_lines_together;
         self.writes += other.writes;
         self.copies += other.copies;
         self.copied_bytes += other.copied_bytes;
@@ -158,6 +176,13 @@ impl Spaces {
         space.pacer().is_some().then(|| space.spend(Purpose::Index, &accesses(touched, arena)))
     }
 
+    /// Whether what is asked for is waited for longer than it takes to ask for more.
+    #[inline]
+    pub fn are_far(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { &*self.current.load(Ordering::Acquire) }.is_far()
+    }
+
     /// A node that was asked for is come to: see [`Tablespace::arrive`].
     #[inline]
     pub fn arrive(&self) {
@@ -179,7 +204,8 @@ impl Spaces {
 }
 
 #[inline(never)]
-fn accesses(touched: &Touched, arena: &Arena) -> [Access; 5] {
+fn accesses(touched: &Touched, arena: &Arena) -> [Access; 7] {
     let (leaf_bytes, inner_bytes) = arena.used_bytes();
-    touched.accesses(IndexMemory { used_bytes: leaf_bytes + inner_bytes, inner_bytes, ..IndexMemory::default() })
+    let directory_bytes = arena.directory_bytes();
+    touched.accesses(IndexMemory { used_bytes: leaf_bytes + inner_bytes, inner_bytes, directory_bytes, held_bytes: 0 })
 }

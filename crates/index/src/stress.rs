@@ -1,7 +1,7 @@
 //! Threads at one index: each owns keys and knows what became of them, readers go over all of it.
 
 use crate::testing::{Random, space, transactions};
-use crate::{Cursor, Direction, Index, UniqueInsert, Verdict};
+use crate::{Cursor, Direction, Fingers, Index, UniqueInsert, Verdict};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,13 +72,15 @@ fn threads_see_what_they_did() {
                 let worker = transactions.worker().unwrap();
                 let mut random = Random(100 + writer);
                 let mut mine = BTreeSet::new();
+                let mut fingers = Fingers::default();
                 for round in 0..rounds {
                     // In waves, so that the tree grows and shrinks.
                     let puts = if round * 6 / rounds % 2 == 0 { 8 } else { 2 };
                     let (key, row) = (key(&mut random), writer + WRITERS * random.below(3) as u64);
                     let is_mine = mine.contains(&(key.clone(), row));
                     if random.below(10) < puts {
-                        assert_eq!(index.insert(&worker.snapshot(), &key, RowId(row)).unwrap(), !is_mine);
+                        let view = worker.snapshot();
+                        assert_eq!(index.insert_near(&view, &key, RowId(row), &mut fingers).unwrap(), !is_mine);
                         mine.insert((key.clone(), row));
                     } else {
                         assert_eq!(index.remove(&worker.snapshot(), &key, RowId(row)), is_mine);
@@ -152,6 +154,7 @@ fn of_threads_that_insert_one_key_one_wins() {
             scope.spawn(move || {
                 let mut random = Random(thread);
                 let worker = transactions.worker().unwrap();
+                let mut fingers = Fingers::default();
                 for round in 0..rounds {
                     barrier.wait();
                     // Anywhere among the dead rows; alive before it can be found.
@@ -163,7 +166,8 @@ fn of_threads_that_insert_one_key_one_wins() {
                         let is_alive = other > 0 && alive[other].load(Ordering::Relaxed);
                         if is_alive { Verdict::Taken } else { Verdict::Free }
                     };
-                    match index.insert_unique(&worker.snapshot(), &key_of(round), row, judge).unwrap() {
+                    let view = worker.snapshot();
+                    match index.insert_unique_near(&view, &key_of(round), row, &mut fingers, judge).unwrap() {
                         UniqueInsert::Inserted => {
                             winners[round as usize].fetch_add(1, Ordering::Relaxed);
                         }

@@ -1,5 +1,7 @@
+use crate::content::Content;
+use crate::node::{Fence, SMALL_WORDS, Target, Words};
 use crate::testing::{Random, index, space, transactions};
-use crate::{Counted, Cursor, Direction, Index, IndexBuilder, KEY_BYTES_MAX, UniqueInsert, Verdict};
+use crate::{Counted, Cursor, Direction, Fingers, Index, IndexBuilder, KEY_BYTES_MAX, Touched, UniqueInsert, Verdict};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -131,6 +133,7 @@ fn does_as_a_sorted_set_does() {
         let (index, view) = index(if cfg!(miri) { 2 << 10 } else { 64 << 10 });
         let view = &*view;
         let mut model = Model::new();
+        let mut fingers = Fingers::default();
         let operations = if cfg!(miri) { 150 } else { 12_000 };
         for phase in 0..3 {
             // Mostly in, then as many out as in, then mostly out.
@@ -139,7 +142,8 @@ fn does_as_a_sorted_set_does() {
                 let key = keys.key(&mut random);
                 let row = [0, random.next() % 50, u64::MAX, random.next()][random.below(4)];
                 if random.below(10) < puts {
-                    assert_eq!(index.insert(view, &key, RowId(row)).unwrap(), model.insert((key, row)));
+                    let inserted = index.insert_near(view, &key, RowId(row), &mut fingers).unwrap();
+                    assert_eq!(inserted, model.insert((key, row)));
                 } else {
                     let entry = match model.range((key.clone(), 0)..).next() {
                         Some(entry) if random.below(8) > 0 => entry.clone(),
@@ -426,6 +430,85 @@ fn a_table_of_hashes_is_left_before_nodes_that_it_names() {
     assert!(index.memory().held_bytes < before.held_bytes / 4);
     assert_eq!(index.memory().held_bytes, space.bytes(Purpose::Index));
     assert_eq!(*index.get(&worker.snapshot(), &(KEYS - 1).to_be_bytes()), [RowId(KEYS - 1)]);
+}
+
+#[test]
+fn keys_in_order_are_put_in_where_the_last_one_went() {
+    const KEYS: u64 = 2000;
+    let (index, view) = index(8 << 10);
+    let view = &*view;
+    let mut fingers = Fingers::default();
+    // Two runs in turns, each in order at a place of its own, and keys that are there already.
+    let key = |run: u64, n: u64| [run, n].map(u64::to_be_bytes).concat();
+    for n in 0..KEYS {
+        let outcome = index.insert_unique_near(view, &key(1, n), RowId(n), &mut fingers, |_| Verdict::Taken).unwrap();
+        assert_eq!(outcome, UniqueInsert::Inserted);
+    }
+    let leaves = index.take_touched().leaves;
+    assert!(leaves < KEYS / 10, "{leaves}");
+    for n in 0..KEYS {
+        fingers.rest();
+        assert!(index.insert_near(view, &key(2, n), RowId(n), &mut fingers).unwrap());
+        let outcome =
+            index.insert_unique_near(view, &key(2, n), RowId(n + 1), &mut fingers, |_| Verdict::Taken).unwrap();
+        assert_eq!(outcome, UniqueInsert::Taken(RowId(n)));
+    }
+    // What others did meanwhile may have taken the leaf out of the caches.
+    let leaves = index.take_touched().leaves;
+    assert!((KEYS..KEYS * 11 / 10).contains(&leaves), "{leaves}");
+    assert_eq!(index.check(view).unwrap().entries, 2 * KEYS);
+    for n in 0..KEYS {
+        assert_eq!(*index.get(view, &key(1, n)), [RowId(n)]);
+        assert_eq!(*index.get(view, &key(2, n)), [RowId(n)]);
+    }
+}
+
+/// No leaf is come to by its address once memory of the tree has gone back.
+#[test]
+fn a_finger_is_left_before_the_node_that_it_names() {
+    const KEYS: u64 = 4000;
+    let space = space(4 << 10);
+    let transactions = transactions();
+    let worker = transactions.worker().unwrap();
+    let index = Index::create(space.clone(), transactions).unwrap();
+    let mut fingers = Fingers::default();
+    for key in 0..KEYS {
+        index.insert_near(&worker.snapshot(), &key.to_be_bytes(), RowId(key), &mut fingers).unwrap();
+    }
+    let (before, departures) = (index.memory(), index.arena.departures());
+    for key in 1..KEYS {
+        assert!(index.remove(&worker.snapshot(), &key.to_be_bytes(), RowId(key)));
+    }
+    index.reclaim();
+    assert!(index.memory().held_bytes < before.held_bytes / 4);
+    assert!(index.arena.departures() > departures);
+    let mut touched = Touched::default();
+    let view = worker.snapshot();
+    assert!(fingers.leaf(&index, &Target::first_of(&KEYS.to_be_bytes()), &mut touched).is_none());
+    for key in 1..KEYS {
+        assert!(index.insert_near(&view, &key.to_be_bytes(), RowId(key), &mut fingers).unwrap());
+    }
+    assert_eq!(index.check(&view).unwrap().entries, KEYS);
+}
+
+#[test]
+fn a_place_is_compared_with_the_upper_fence() {
+    let fences = [("m", 0), ("m\0", 3), ("mmmmmmmm", 7), ("mmmmmmmmm", 0), ("mmmmmmmm\0\0", 2)];
+    let keys = ["", "m", "m\0", "m\0\0", "ma", "mmmmmmmm", "mmmmmmmm\0", "mmmmmmmm\0\0\0", "mmmmmmmmm", "n", "l"];
+    for (fence_key, fence_row) in fences {
+        let fence = Fence { key: fence_key.into(), row: fence_row };
+        let (index, _view) = index(64);
+        let empty = Content::default().build(0..0, &Fence::default(), Some(&fence), 0, SMALL_WORDS);
+        let node = index.filled(&empty, 0).unwrap();
+        for key in keys {
+            for row in [0, 2, 3, 7, u64::MAX] {
+                let is_below = (key.as_bytes(), row) < (fence_key.as_bytes(), fence_row);
+                let place = Target::before(key.as_bytes(), row);
+                assert_eq!(node.node().is_below_upper_fence(&place), is_below, "{key:?} {row} {fence:?}");
+            }
+        }
+        node.retire(&index.arena);
+    }
 }
 
 #[test]

@@ -48,6 +48,8 @@ impl Index {
         let mut known = [const { None }; TOGETHER];
         let mut lost = group.len();
         if let Some(directory) = directory {
+            touched.hints(group.len());
+            self.spaces.arrive();
             lost -= self.known(directory, group.clone(), key, &hashes, &mut known, &mut touched);
         }
         let is_unknown = |place: usize| known[place - group.start].is_none();
@@ -89,14 +91,18 @@ impl Index {
         known: &mut [Option<Rows>; TOGETHER],
         touched: &mut Touched,
     ) -> usize {
+        let is_far = self.spaces.are_far();
         let mut hints = [None; TOGETHER];
         for (hint, hash) in hints.iter_mut().zip(&hashes[..group.len()]) {
             *hint = directory.find(*hash).map(|hint| {
                 // SAFETY: of a table that was current under the view.
                 let node = unsafe { self.node(hint.link) };
-                node.prefetch_entry(hint.position);
+                hint.prefetch(node, is_far);
                 (hint, node)
             });
+        }
+        if hints.iter().any(Option::is_some) {
+            self.spaces.arrive();
         }
         let mut count = 0;
         for (((place, hint), known), hash) in group.zip(hints).zip(known).zip(hashes) {

@@ -6,6 +6,7 @@
 //! Whoever inserts a key holds the leaf in which the key's first entry is, or would be. So of two that insert the same key
 //! one comes after the other, also when the key's entries go on in further leaves, which are then locked one by one.
 
+use crate::finger::Fingers;
 use crate::lock::Restart;
 use crate::node::{Side, Target, Words};
 use crate::pace::Touched;
@@ -46,12 +47,24 @@ impl Index {
         view: &View,
         key: &[u8],
         row: RowId,
+        judge: impl FnMut(RowId) -> Verdict,
+    ) -> Result<UniqueInsert> {
+        self.insert_unique_near(view, key, row, &mut Fingers::default(), judge)
+    }
+
+    /// As `insert_unique`, of a thread that puts several in, which is quicker where they come in order.
+    pub fn insert_unique_near(
+        &self,
+        view: &View,
+        key: &[u8],
+        row: RowId,
+        fingers: &mut Fingers,
         mut judge: impl FnMut(RowId) -> Verdict,
     ) -> Result<UniqueInsert> {
         check_key(key)?;
         let target = Target::before(key, row.0);
         loop {
-            match self.retry(view, None, |touched| self.try_insert_unique(&target, &mut judge, touched)) {
+            match self.retry(view, None, |touched| self.try_insert_unique(&target, fingers, &mut judge, touched)) {
                 Attempt::Done(outcome) => return Ok(outcome),
                 Attempt::Full(words) => self.make_room(&target, 0, words)?,
             }
@@ -61,23 +74,22 @@ impl Index {
     fn try_insert_unique(
         &self,
         target: &Target<'_>,
+        fingers: &mut Fingers,
         judge: &mut impl FnMut(RowId) -> Verdict,
         touched: &mut Touched,
     ) -> std::result::Result<Attempt<UniqueInsert>, Restart> {
         let first_of_key = Target::first_of(target.key);
-        let spot = self.descend(&first_of_key, Side::Right, 0, Wait::Yes, touched)?;
-        let mut leaf = Locked::new(spot.node, spot.version)?;
+        let (node, version, mut start) = self.leaf_to_write(&first_of_key, fingers, touched)?;
+        let mut leaf = Locked::new(node, version)?;
         touched.write();
         // Kept until the end: the first leaf, and the one that the entry belongs into.
         let mut first = None;
         let mut place: Option<(Option<Locked>, usize)> = None;
         let mut is_present = false;
-        let mut from = first_of_key;
         loop {
             let node = leaf.node();
             let shape = node.shape();
             let rest = target.key.get(shape.prefix_len()..).unwrap_or(&[]);
-            let start = node.position(shape, &from);
             let mut position = start;
             while position < shape.count() && node.has_key(position, rest) {
                 let row = RowId(node.row(position));
@@ -95,12 +107,15 @@ impl Index {
             let next_row = if position == shape.count() { node.upper_fence_has_key(target.key) } else { None };
             let is_place = place.is_none() && next_row.is_none_or(|next_row| target.row < next_row);
             if is_place {
-                place = Some((None, node.position(shape, target)));
+                // The key's first entry goes where one would have been.
+                let at = if position == start { start } else { node.position(shape, target) };
+                place = Some((None, at));
             }
             let Some(next_row) = next_row else { break };
-            from = Target::before(target.key, next_row);
+            let from = Target::before(target.key, next_row);
             let spot = self.descend(&from, Side::Right, 0, Wait::No, touched)?;
             let next = Locked::new(spot.node, spot.version)?;
+            start = next.node().position(next.node().shape(), &from);
             let before = std::mem::replace(&mut leaf, next);
             match &mut place {
                 Some((held @ None, _)) => *held = Some(before),

@@ -16,6 +16,8 @@ struct Shard {
     inner_lines: AtomicU64,
     leaves: AtomicU64,
     inner_lines_together: AtomicU64,
+    hint_lines: AtomicU64,
+    hint_lines_together: AtomicU64,
     writes: AtomicU64,
     copies: AtomicU64,
     copied_bytes: AtomicU64,
@@ -72,6 +74,8 @@ impl Uses {
         add(&shard.inner_lines, touched.inner_lines);
         add(&shard.leaves, touched.leaves);
         add(&shard.inner_lines_together, touched.inner_lines_together);
+        add(&shard.hint_lines, touched.hint_lines);
+        add(&shard.hint_lines_together, touched.hint_lines_together);
         add(&shard.writes, touched.writes);
         add(&shard.copies, touched.copies);
         add(&shard.copied_bytes, touched.copied_bytes);
@@ -86,6 +90,8 @@ impl Uses {
                 inner_lines: take(&shard.inner_lines),
                 leaves: take(&shard.leaves),
                 inner_lines_together: take(&shard.inner_lines_together),
+                hint_lines: take(&shard.hint_lines),
+                hint_lines_together: take(&shard.hint_lines_together),
                 writes: take(&shard.writes),
                 copies: take(&shard.copies),
                 copied_bytes: take(&shard.copied_bytes),

@@ -296,6 +296,7 @@ impl Tables {
             *key = (w, *d, order.get(orders.o_c_id));
         }
         let payers = access.get_all(&customer.key, &payer_keys[..count])?;
+        let mut of_order = Vec::with_capacity(LINES_MAX);
         for ((d, o, undelivered), (order, payer)) in oldest.into_iter().flatten().zip(of_orders.iter().zip(payers)) {
             let order = order.as_ref().ok_or_else(|| missing("an order"))?;
             access.delete(&new_order.table, undelivered)?;
@@ -303,8 +304,12 @@ impl Tables {
             let mut total = 0;
             let lines = access.scan(&order_line.key, ScanRange::prefix((w, d, o)), Direction::Forward)?;
             // First all, as what the transaction writes meanwhile would make the scan look again.
-            let lines = lines.expecting(order.get(orders.o_ol_cnt) as usize).collect::<Result<Vec<_>>>()?;
-            for line in lines {
+            let count = order.get(orders.o_ol_cnt) as usize;
+            of_order.clear();
+            for line in lines.expecting(count) {
+                of_order.push(line?);
+            }
+            for line in &of_order {
                 total += line.get(order_line.ol_amount).0;
                 access.update(&order_line.table, line.id(), |row| row.set(order_line.ol_delivery_d, &delivered))?;
             }

@@ -278,7 +278,8 @@ fn what_statements_use_of_an_index_is_recorded() {
     insert_and_commit(&database, "t", 60_000..60_100);
     let written = of("by_a");
     assert_eq!((written.scans, written.used.lookups), (0, 0));
-    assert!(written.used.touched.writes >= 100 && written.used.touched.leaves >= 100, "{written:?}");
+    // Keys that come in order are put in where the last one went.
+    assert!(written.used.touched.writes >= 100 && written.used.touched.leaves >= 1, "{written:?}");
     // An index that is made anew in another place goes on with its record; one that is dropped loses it.
     insert_and_commit(&database, "t", 60_100..60_200);
     apply(&database, &[of_index("by_a", "far")]);

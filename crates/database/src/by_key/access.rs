@@ -1,7 +1,7 @@
 //! Finding and writing rows within a transaction.
 
 use super::prepared::{PreparedIndex, PreparedTable, Resolved};
-use super::scan::{KeyScan, ScanRange};
+use super::scan::{KeyScan, ScanMemory, ScanRange};
 use crate::catalog::RelationName;
 use crate::index::duplicate_key;
 use crate::{Database, DatabaseState, Isolation};
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
 use tidepool_base::{Error, Part, Result, RowId, SqlState, Subject};
-use tidepool_index::Direction;
+use tidepool_index::{Direction, Fingers};
 use tidepool_table::rows::typed::{Column, Field, FieldType, ImageWriter, KeyValues, RowValues};
 use tidepool_table::rows::{Keys, Outcome, RangeView, RowRef, RowStore, ScanRead, WriteSet};
 use tidepool_table::{Entered, IndexAccess, IndexKey, RowGroup, Table, TableIndex};
@@ -39,6 +39,8 @@ pub(crate) struct Work {
     pub(super) image: Vec<u8>,
     pub(super) lookups: Lookups,
     pub(super) lately: Lately,
+    pub(super) fingers: Fingers,
+    pub(super) scans: Vec<ScanMemory>,
     pub(super) main_images: MainImages,
 }
 
@@ -450,7 +452,7 @@ impl<'t> Access<'t> {
         for index in table.indexes() {
             let entered = index
                 .key_of(&table.rows, RowRef::Version(&work.image), &mut work.key)
-                .and_then(|()| self.enter(table, index, row, &work.key));
+                .and_then(|()| self.enter(table, index, row, &work.key, &mut work.fingers));
             if let Err(error) = entered {
                 work.writes.undo_to(before, self.worker);
                 return Err(self.remembering_key(error, table, work));
@@ -518,7 +520,11 @@ impl<'t> Access<'t> {
             let entered = (|| {
                 index.key_of(&table.rows, RowRef::Version(&old), &mut work.old_key)?;
                 index.key_of(&table.rows, RowRef::Version(&work.image), &mut work.key)?;
-                if work.key == work.old_key { Ok(()) } else { self.enter(table, index, row, &work.key) }
+                if work.key == work.old_key {
+                    Ok(())
+                } else {
+                    self.enter(table, index, row, &work.key, &mut work.fingers)
+                }
             })();
             if let Err(error) = entered {
                 work.writes.undo_to(before, self.worker);
@@ -546,9 +552,16 @@ impl<'t> Access<'t> {
     }
 
     #[inline]
-    fn enter(&self, table: &Table, index: &Arc<TableIndex>, row: RowId, key: &IndexKey) -> Result<()> {
+    fn enter(
+        &self,
+        table: &Table,
+        index: &Arc<TableIndex>,
+        row: RowId,
+        key: &IndexKey,
+        fingers: &mut Fingers,
+    ) -> Result<()> {
         loop {
-            match index.enter(&table.rows, self.view, row, key)? {
+            match index.enter(&table.rows, self.view, row, key, fingers)? {
                 Entered::Done => return Ok(()),
                 Entered::Taken(_) => return Err(self.taken(table, index, key)),
                 Entered::Wait(tag) => self.worker.wait_for(tag, &|| self.keeper.interrupted())?,

@@ -43,20 +43,31 @@ pub struct KeyScan<'a> {
     index: &'a Arc<TableIndex>,
     bounds: KeyBounds,
     direction: Direction,
-    cursor: Cursor,
-    /// Entries that were read together, of which those from `at` on are still to come, and their keys, one behind the other.
+    /// Entries that were read together, of which those from `at` on are still to come.
     ahead: Vec<Ahead<'a>>,
-    keys: Vec<u8>,
     at: usize,
     /// How many are read together next.
     wanted: usize,
     /// What the transaction had written by then.
     looked_at: Savepoint,
+    memory: ScanMemory,
+    is_over: bool,
+}
+
+/// What a scan works with, kept from one to the next.
+#[derive(Default)]
+pub(super) struct ScanMemory {
+    cursor: Cursor,
+    /// Of the entries that were read together, one behind the other.
+    keys: Vec<u8>,
+    /// Of rows that are looked at.
     key: IndexKey,
     /// The last entry's key that was come to.
     last: Vec<u8>,
-    is_over: bool,
 }
+
+/// Scans at a time of which a transaction keeps the memory.
+const SCANS_KEPT: usize = 4;
 
 #[derive(Clone, Copy)]
 struct Ahead<'a> {
@@ -112,21 +123,23 @@ impl<'a> KeyScan<'a> {
         direction: Direction,
     ) -> Result<KeyScan<'a>> {
         let bounds = bounds(index, &range)?;
-        let cursor = Cursor::new(bounds.range(), direction);
+        let mut work = access.work.borrow_mut();
+        let mut memory = work.scans.pop().unwrap_or_default();
+        memory.cursor.restart(bounds.range(), direction);
+        memory.last.clear();
+        let looked_at = work.writes.savepoint();
+        drop(work);
         Ok(KeyScan {
             access,
             table,
             index,
             bounds,
             direction,
-            cursor,
             ahead: Vec::new(),
-            keys: Vec::new(),
             at: 0,
             wanted: 1,
-            looked_at: access.work.borrow().writes.savepoint(),
-            key: IndexKey::default(),
-            last: Vec::new(),
+            looked_at,
+            memory,
             is_over: false,
         })
     }
@@ -147,7 +160,8 @@ impl<'a> KeyScan<'a> {
             }
             let Ahead { row, key_end, found } = self.ahead[self.at];
             let key_start = if self.at == 0 { 0 } else { self.ahead[self.at - 1].key_end };
-            let key = &self.keys[key_start..key_end];
+            let ScanMemory { keys, key: scratch, last, .. } = &mut self.memory;
+            let key = &keys[key_start..key_end];
             self.at += 1;
             // The transaction may have changed it since.
             let has_written = self.access.work.borrow().writes.savepoint() != self.looked_at;
@@ -155,13 +169,13 @@ impl<'a> KeyScan<'a> {
             let mut work = self.access.work.borrow_mut();
             let image = work.main_images.image_of(rows, row, found)?;
             // A row has entries for versions that the view does not see, too.
-            if !self.index.has_key(rows, RowRef::Version(&image), key, &mut self.key)? {
+            if !self.index.has_key(rows, RowRef::Version(&image), key, scratch)? {
                 continue;
             }
             work.lately.read(rows, row);
             if self.access.remembers_reads {
-                self.last.clear();
-                self.last.extend_from_slice(key);
+                last.clear();
+                last.extend_from_slice(key);
             }
             return Ok(Some(Row::new(row, image)));
         }
@@ -174,13 +188,15 @@ impl<'a> KeyScan<'a> {
         self.wanted = (wanted * 8).min(AHEAD_MAX);
         (self.at, self.looked_at) = (0, self.access.work.borrow().writes.savepoint());
         self.ahead.clear();
-        self.keys.clear();
+        self.ahead.reserve(wanted);
+        let ScanMemory { cursor, keys, .. } = &mut self.memory;
+        keys.clear();
         let mut ids = [RowId(0); AHEAD_MAX];
         while self.ahead.len() < wanted {
-            let Some((key, row)) = self.cursor.next(self.index.tree(), self.access.view) else { break };
-            self.keys.extend_from_slice(key);
+            let Some((key, row)) = cursor.next(self.index.tree(), self.access.view) else { break };
+            keys.extend_from_slice(key);
             ids[self.ahead.len()] = row;
-            self.ahead.push(Ahead { row, key_end: self.keys.len(), found: None });
+            self.ahead.push(Ahead { row, key_end: keys.len(), found: None });
         }
         let (ids, ahead) = (&ids[..self.ahead.len()], &mut self.ahead);
         self.table.rows.read_together(self.access.view, ids, |place, found| ahead[place].found = found);
@@ -192,10 +208,10 @@ impl<'a> KeyScan<'a> {
         let mut bounds =
             std::mem::replace(&mut self.bounds, KeyBounds { lower: Bound::Unbounded, upper: Bound::Unbounded });
         if !self.is_over {
-            if self.last.is_empty() {
+            if self.memory.last.is_empty() {
                 return;
             }
-            let last = std::mem::take(&mut self.last);
+            let last = self.memory.last.clone();
             match self.direction {
                 Direction::Forward => bounds.upper = Bound::Included(last),
                 Direction::Backward => bounds.lower = Bound::Included(last),
@@ -220,6 +236,10 @@ impl Drop for KeyScan<'_> {
     fn drop(&mut self) {
         if self.access.remembers_reads {
             self.remember();
+        }
+        let scans = &mut self.access.work.borrow_mut().scans;
+        if scans.len() < SCANS_KEPT {
+            scans.push(std::mem::take(&mut self.memory));
         }
     }
 }

@@ -187,6 +187,7 @@ impl DirectSession {
         let work = self.work.get_mut();
         work.written.clear();
         work.lately.clear();
+        work.fingers.rest();
         work.main_images.clear();
         match self.keeping.replace(Keeping::Undecided) {
             Keeping::Undecided => {}

@@ -113,7 +113,7 @@ impl Transaction {
                     continue;
                 }
                 // Somebody else came first. Whoever waits for him must not keep others from their keys.
-                let waits = match index.enter(&table.rows, view, row, &key)? {
+                let waits = match index.enter(&table.rows, view, row, &key, &mut self.fingers)? {
                     Entered::Done => continue,
                     Entered::Taken(_) => None,
                     Entered::Wait(tag) => Some(tag),

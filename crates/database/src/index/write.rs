@@ -97,7 +97,7 @@ impl Transaction {
         key: &IndexKey,
     ) -> Result<()> {
         loop {
-            match index.enter(&table.rows, view, row, key)? {
+            match index.enter(&table.rows, view, row, key, &mut self.fingers)? {
                 Entered::Done => return Ok(()),
                 // It was dropped since the transaction's snapshot: nobody finds anything by it any more.
                 Entered::Taken(_) if self.is_dropped(table, index) => return Ok(()),

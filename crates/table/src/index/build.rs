@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId};
-use tidepool_index::IndexBuilder;
+use tidepool_index::{Fingers, IndexBuilder};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Tag, Transactions, View};
 
@@ -134,6 +134,7 @@ pub fn fill_index(
         let mut run = Run::default();
         let mut unsettled = Vec::new();
         let mut key = IndexKey::default();
+        let mut fingers = Fingers::default();
         loop {
             let more = index.read_keys(reader, FILL_ENTRIES, &mut run, check)?;
             for (place, entry) in run.entries.iter().enumerate() {
@@ -142,7 +143,7 @@ pub fn fill_index(
                 }
                 key.set(run.key(entry), entry.has_null);
                 // Who is in the way may be gone by the time that the others are in.
-                if index.enter(&version.table().rows, view, entry.row, &key)? != Entered::Done {
+                if index.enter(&version.table().rows, view, entry.row, &key, &mut fingers)? != Entered::Done {
                     unsettled.push((key.clone(), entry.row));
                 }
             }
@@ -177,13 +178,17 @@ impl TableIndex {
                 Claim::Undecided(tag) => wait(tag)?,
                 // The row has another key by now, or is deleted. Older views look for it here.
                 Claim::Free => return self.tree.insert(view, key.bytes(), row).map(drop),
-                Claim::Has | Claim::Own => match self.enter(&version.table().rows, view, row, key)? {
-                    Entered::Done => return Ok(()),
-                    Entered::Wait(tag) => wait(tag)?,
-                    // Unless this row has given its key up since, and the other one took it.
-                    Entered::Taken(_) if matches!(claim()?, Claim::Has | Claim::Own) => return duplicate(key.bytes()),
-                    Entered::Taken(_) => {}
-                },
+                Claim::Has | Claim::Own => {
+                    match self.enter(&version.table().rows, view, row, key, &mut Fingers::default())? {
+                        Entered::Done => return Ok(()),
+                        Entered::Wait(tag) => wait(tag)?,
+                        // Unless this row has given its key up since, and the other one took it.
+                        Entered::Taken(_) if matches!(claim()?, Claim::Has | Claim::Own) => {
+                            return duplicate(key.bytes());
+                        }
+                        Entered::Taken(_) => {}
+                    }
+                }
             }
         }
     }

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use tidepool_base::{CommitTs, Error, Result, RowId, SqlType, TableId};
 use tidepool_index::key::{KeyCodec, KeyColumn, KeyValue};
-use tidepool_index::{Cursor, Direction, Index, UniqueInsert, Verdict};
+use tidepool_index::{Cursor, Direction, Fingers, Index, UniqueInsert, Verdict};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::{Tag, Transactions, View};
 
@@ -198,11 +198,18 @@ impl TableIndex {
     }
 
     /// Puts the entry of a row in whose version with this key is in the row's head, of the view's transaction.
-    pub fn enter(&self, rows: &RowStore, view: &View, row: RowId, key: &IndexKey) -> Result<Entered> {
+    pub fn enter(
+        &self,
+        rows: &RowStore,
+        view: &View,
+        row: RowId,
+        key: &IndexKey,
+        fingers: &mut Fingers,
+    ) -> Result<Entered> {
         // Between putting the version in the head and looking for the entry: see `Index::remove_unless`.
         fence(Ordering::SeqCst);
         if !self.is_exclusive(key) {
-            self.tree.insert(view, key.bytes(), row)?;
+            self.tree.insert_near(view, key.bytes(), row, fingers)?;
             return Ok(Entered::Done);
         }
         let waits = Cell::new(None);
@@ -220,7 +227,7 @@ impl TableIndex {
                 Verdict::Taken
             }
         };
-        let inserted = self.tree.insert_unique(view, key.bytes(), row, judge)?;
+        let inserted = self.tree.insert_unique_near(view, key.bytes(), row, fingers, judge)?;
         if let Some(error) = failed.take() {
             return Err(error);
         }

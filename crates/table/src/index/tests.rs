@@ -179,7 +179,7 @@ impl Session {
         table.indexes().iter().all(|index| {
             let columns: Vec<ArrayRef> = index.positions().iter().map(|column| batch.column(*column).clone()).collect();
             index.key_at(&columns, 0, &mut key).unwrap();
-            index.enter(&table.rows, view, id, &key).unwrap() == Entered::Done
+            index.enter(&table.rows, view, id, &key, &mut Fingers::default()).unwrap() == Entered::Done
         })
     }
 }

@@ -90,7 +90,19 @@ pub(super) struct TableReads {
     scans: Vec<ScanRead>,
 }
 
+/// Rows for which a table's reads keep memory between transactions.
+const ROWS_KEPT: usize = 256;
+
 impl TableReads {
+    /// Empties it, for another transaction's.
+    pub fn clear(&mut self) {
+        (self.is_whole, self.weight) = (false, 0);
+        self.rows.clear();
+        self.rows.shrink_to(ROWS_KEPT);
+        self.scans.clear();
+        self.scans.shrink_to(ROWS_KEPT);
+    }
+
     /// Whether that much more is to be remembered one by one.
     fn takes(&mut self, weight: usize) -> bool {
         self.weight += weight;

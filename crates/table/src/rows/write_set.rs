@@ -66,6 +66,8 @@ pub struct WriteSet {
     has_locks: bool,
     /// By table; of serializable transactions.
     reads: Vec<(u32, TableReads)>,
+    /// Of transactions before, emptied, for their memory.
+    spare_reads: Vec<TableReads>,
     /// None: as of the beginning.
     exists_as_of: Option<CommitTs>,
 }
@@ -135,7 +137,7 @@ impl WriteSet {
     pub(super) fn reads_of(&mut self, store: &Arc<RowStore>) -> &mut TableReads {
         let table = self.table(store);
         let known = self.reads.iter().position(|(of, _)| *of == table).unwrap_or_else(|| {
-            self.reads.push((table, TableReads::default()));
+            self.reads.push((table, self.spare_reads.pop().unwrap_or_default()));
             self.reads.len() - 1
         });
         &mut self.reads[known].1
@@ -284,7 +286,12 @@ impl WriteSet {
     fn end(&mut self) {
         self.writes.clear();
         self.has_locks = false;
-        self.reads.clear();
+        for (_, mut reads) in self.reads.drain(..) {
+            if self.spare_reads.len() < TABLES_KEPT {
+                reads.clear();
+                self.spare_reads.push(reads);
+            }
+        }
         if self.tables.len() > TABLES_KEPT {
             self.tables.clear();
         }
