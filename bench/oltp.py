@@ -7,6 +7,8 @@ server took for one. Where there is go-tpc (https://github.com/pingcap/go-tpc, b
 database has to be clean afterwards. `copy`: rows a second of COPY FROM STDIN. Ratios are of the medians over all rounds. The report begins with what
 falls short of its target.
 
+By TCP, or with --local by a socket in the file system, which both servers have.
+
 The clients run on the servers' processors. How far a server could get that took no time at all is in the report, too: all processors over what the
 client takes for a transaction.
 
@@ -48,7 +50,8 @@ class Tidepool:
 
     def __init__(self, binary, folder):
         self.folder = Path(tempfile.mkdtemp(prefix="tidepool-", dir=folder))
-        self.server = tidepool.Server(binary, self.folder / "data")
+        self.sockets = self.folder
+        self.server = tidepool.Server(binary, self.folder / "data", "--socket-directory", str(self.sockets))
         self.server.start()
         self.server.connect().close()
         self.port, self.pid = self.server.port, self.server.process.pid
@@ -62,13 +65,15 @@ class Tidepool:
         shutil.rmtree(self.folder)
 
 
-def url(server):
+def url(server, local=False):
+    if local:
+        return f"postgresql://{server.user}@/{server.database}?host={server.sockets}&port={server.port}"
     return f"postgresql://{server.user}@127.0.0.1:{server.port}/{server.database}"
 
 
-def pgbench(server, *arguments, cwd=None):
+def pgbench(server, *arguments, cwd=None, local=False):
     program = shutil.which("pgbench") or str(postgresql.folder_of_programs() / "pgbench")
-    run = subprocess.run([program, *arguments, url(server)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.run([program, *arguments, url(server, local)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode or "ERROR" in run.stderr:
         raise RuntimeError(f"pgbench {' '.join(arguments)} fails at {server.title}: {run.stderr[-2000:]}")
     return run.stdout
@@ -85,7 +90,7 @@ def measure(server, script, mode, args):
     with tempfile.TemporaryDirectory() as folder:
         before, client = server.cpu_seconds(), client_seconds()
         told = pgbench(server, "-n", "-b", SCRIPTS[script], "-M", mode, "-c", str(args.clients), "-j", str(args.threads), "-T", str(args.seconds),
-                       "-l", "--sampling-rate", "0.1", cwd=folder)
+                       "-l", "--sampling-rate", "0.1", cwd=folder, local=args.local)
         cpu, client = server.cpu_seconds() - before, client_seconds() - client
         count = int(next(line for line in told.splitlines() if "actually processed" in line).split(":")[1].split("/")[0])
         tps = float(next(line for line in told.splitlines() if line.startswith("tps")).split()[2])
@@ -95,8 +100,9 @@ def measure(server, script, mode, args):
 
 def go_tpc(server, verb, warehouses, threads, args, *more):
     """What go-tpc says; it tells a failure in what it prints, not in its exit status alone."""
+    parameters = "sslmode=disable" + (f"&host={server.sockets}" if args.local else "")
     command = [args.go_tpc, "tpcc", verb, "-d", "postgres", "-H", "127.0.0.1", "-P", str(server.port), "-U", server.user, "-D", server.database,
-               "--conn-params", "sslmode=disable", "--warehouses", str(warehouses), "-T", str(threads), *more]
+               "--conn-params", parameters, "--warehouses", str(warehouses), "-T", str(threads), *more]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     # Of a run, what its time cut off has failed, too.
     if run.returncode or "panic" in run.stdout or verb != "run" and "failed" in run.stdout:
@@ -159,6 +165,7 @@ def main():
     parser.add_argument("--go-tpc", default=shutil.which("go-tpc"), help="go-tpc's program; its TPC-C is left out where there is none")
     parser.add_argument("--warehouses", default="1,4", help="of go-tpc's TPC-C")
     parser.add_argument("--tpcc-seconds", type=int, default=15)
+    parser.add_argument("--local", action="store_true", help="connect by local sockets")
     parser.add_argument("--copy-rows", type=int, default=1_000_000)
     parser.add_argument("--only", choices=["tidepool", "postgresql"], help="one of the two, no report")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "oltp.md")
@@ -257,7 +264,7 @@ def write(args, keys, measured, versions):
         "",
         f"Written by `bench/oltp.py`. {machine.describe()}. Tidepool {versions[ours]}, PostgreSQL {versions[theirs]} "
         f"({', '.join(f'{name} = {value}' for name, value in postgresql.SETTINGS.items() if name in ('shared_buffers', 'max_wal_size', 'checkpoint_timeout'))}); data folders on the same "
-        f"disk, commits wait for it. pgbench at scale {args.scale}, {args.clients} clients on {args.threads} threads, on the same processors as the servers; {args.rounds} rounds of {args.seconds} s, in turns. Medians.",
+        f"disk, commits wait for it. pgbench at scale {args.scale}, {args.clients} clients on {args.threads} threads, on the same processors as the servers, {'by local sockets' if args.local else 'by TCP'}; {args.rounds} rounds of {args.seconds} s, in turns. Medians.",
         "",
         "## What falls short",
         "",

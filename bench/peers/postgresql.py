@@ -46,6 +46,7 @@ class Server:
     def __init__(self, folder=None):
         self.folder = Path(tempfile.mkdtemp(prefix="postgresql-", dir=folder))
         self.folder.chmod(0o755)
+        self.sockets = self.folder
         self.bin = folder_of_programs()
         self.prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         if self.prefix:
