@@ -424,8 +424,8 @@ impl Session {
         };
         let start = Instant::now();
         let class = self.settings.workload_class().unwrap_or(Class::Transactions);
-        // Until its commit is decided.
-        let place = self.admit(class, &direct.text).await?;
+        // Until it is committed.
+        let _place = self.admit(class, &direct.text).await?;
         let context = self.statement_context(None);
         let (slot, keep) = match &self.block {
             Some(block) => (Some(block.slot.clone()), !block.savepoints.is_empty()),
@@ -517,7 +517,7 @@ impl Session {
         match slot {
             Some(slot) => *slot.lock() = Some(transaction),
             None if program.writes() => {
-                if let Err(error) = self.commit_decided(transaction, place).await {
+                if let Err(error) = self.commit_decided(transaction).await {
                     sink.clear();
                     if waiting.is_none() {
                         self.record_direct(direct, &context, 0, true);

@@ -208,7 +208,7 @@ impl Session {
 
     /// Ends the block, if there is one.
     async fn end(&mut self, commit: bool) -> Result<()> {
-        let Some(mut block) = self.block.take() else { return Ok(()) };
+        let Some(block) = self.block.take() else { return Ok(()) };
         self.cursors.retain(|_, cursor| cursor.hold);
         self.cursors.values_mut().for_each(|cursor| cursor.place.is_held = true);
         self.planner.advisory.end_transaction(self.shared.id);
@@ -228,7 +228,7 @@ impl Session {
             return Ok(());
         }
         if transaction.commits_at_once() {
-            return self.commit_at_once(transaction, block.place.take()).await;
+            return self.commit_at_once(transaction).await;
         }
         self.commit_patiently(transaction).await
     }
@@ -260,15 +260,13 @@ impl Session {
         self.settings.commits_synchronously()
     }
 
-    /// Commits on this thread, and waits for the log without it. The transaction's place goes to the next one before that: who waits for a
-    /// device keeps no processor from anybody.
-    async fn commit_at_once(&self, mut transaction: Transaction, place: Option<Place>) -> Result<()> {
+    /// Commits on this thread, and waits for the log without it.
+    async fn commit_at_once(&self, mut transaction: Transaction) -> Result<()> {
         // A cancel of a statement before is not this one's.
         transaction.set_patience(Arc::new(()));
         let decided = transaction.decide_commit();
         // Who waits for it goes on.
         drop(transaction);
-        drop(place);
         let Some(ts) = decided? else { return Ok(()) };
         let database = self.planner.database();
         let durable = super::durable::shared(database, ts).unwrap_or_else(|| {
@@ -279,11 +277,11 @@ impl Session {
         durable.await.unwrap_or_else(|_| Err(Error::new(SqlState::ADMIN_SHUTDOWN, "the database is being closed")))
     }
 
-    /// Commits the transaction of a statement of its own, which has this place.
-    pub(super) async fn commit_decided(&self, mut transaction: Transaction, place: Option<Place>) -> Result<()> {
+    /// Commits the transaction of a statement of its own.
+    pub(super) async fn commit_decided(&self, mut transaction: Transaction) -> Result<()> {
         transaction.set_synchronous(self.commits_synchronously());
         if transaction.commits_at_once() {
-            return self.commit_at_once(transaction, place).await;
+            return self.commit_at_once(transaction).await;
         }
         self.commit_patiently(transaction).await
     }
