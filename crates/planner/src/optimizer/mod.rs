@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), and bounds to DataFusion's own ([`filter_pushdown`]).
+//! subqueries in `VALUES` ([`row_queries`]), the keys of windows ([`window_keys`]), and bounds to DataFusion's own ([`filter_pushdown`]).
 
 mod disjunctions;
 mod eager;
@@ -12,6 +12,7 @@ mod join_order;
 mod outer;
 mod passes;
 mod row_queries;
+mod window_keys;
 
 pub use passes::optimize;
 pub use row_queries::RowQueries;
@@ -38,6 +39,8 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         rules.iter().position(|rule| rule.name() == "push_down_filter").map_or(rules.len(), |index| index + 1);
     rules.insert(after_filters, Arc::new(join_order::JoinOrder));
     rules.insert(after_filters + 1, Arc::new(eager::EagerAggregation));
+    let before_pruning = rules.iter().position(|rule| rule.name() == "optimize_projections").unwrap_or(rules.len());
+    rules.insert(before_pruning, Arc::new(window_keys::WindowKeys));
 
     let physical_rules = PhysicalOptimizer::new().rules.into_iter().map(|rule| -> filter_pushdown::Rule {
         match rule.name() {
