@@ -214,6 +214,15 @@ impl Image {
         self.words.len()
     }
 
+    /// Leaves room behind the payloads of a leaf that has none yet.
+    pub fn lose(&mut self, words: usize) {
+        debug_assert_eq!(self.count, 0);
+        self.heap -= words;
+        let shape = Shape(self.words[1]);
+        self.words[1] = Shape::new(shape.level(), shape.prefix_len(), self.heap, 0).0;
+        self.words[2] = Extras(self.words[2]).with_lost(words).0;
+    }
+
     /// Writes it into a locked node of its size.
     pub fn store(&self, node: Node) {
         debug_assert_eq!(node.size_words(), self.words.len());

@@ -61,8 +61,10 @@ pub(crate) fn hash(key: &[u8]) -> u64 {
         wide as u64 ^ (wide >> 64) as u64
     };
     let mut state = fold(SEED, key.len() as u64);
-    for at in (0..key.len()).step_by(8) {
+    let mut at = 0;
+    while at < key.len() {
         state = fold(state.rotate_left(23), load(key, at));
+        at += 8;
     }
     state
 }
@@ -176,19 +178,22 @@ impl Hint {
             slot.code() == code && node.compare_extension(slot, rest).is_eq()
         };
         let is_first = |position: usize| position > 0 && position < count && has(position) && !has(position - 1);
-        let mut position = self.position;
-        if !is_first(position) {
-            position = node.position(shape, &Target::first_of(key));
+        let mut first = self.position;
+        if !is_first(first) {
+            first = node.position(shape, &Target::first_of(key));
             // Entries of the key may be in the leaf before where this one begins with it.
-            if !is_first(position) {
+            if !is_first(first) {
                 return Followed::Lost;
             }
         }
         let mut rows = Rows::new();
-        let first = position;
-        while position < count && has(position) {
+        let mut position = first;
+        loop {
             rows.push(RowId(node.row(position)));
             position += 1;
+            if position >= count || !has(position) {
+                break;
+            }
         }
         let goes_on = position == count && node.upper_fence_has_key(key).is_some();
         if goes_on || node.check(version).is_err() {

@@ -167,6 +167,10 @@ impl Extras {
         Extras(self.0 & !(0xffff << 32) | (lost as u64) << 32)
     }
 
+    pub fn with_upper_len(self, len: usize) -> Extras {
+        Extras(self.0 & !(0xffff << 16) | (len as u64) << 16)
+    }
+
     pub fn with_last(self, last: usize) -> Extras {
         Extras(self.0 & !(0xffff << 48) | (last as u64 & 0xffff) << 48)
     }
@@ -437,6 +441,11 @@ pub(crate) trait Words {
     /// Where the lower fence's words begin.
     fn lower_at(&self) -> usize {
         self.size_words().saturating_sub(fence_words(self.extras().lower_len()))
+    }
+
+    /// Where the payloads' words end, and the fences' begin, but for words lost between them.
+    fn payloads_end(&self) -> usize {
+        self.lower_at().saturating_sub(self.extras().upper_len().map_or(0, fence_words))
     }
 
     fn lower_fence(&self) -> Fence {

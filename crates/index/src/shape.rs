@@ -6,7 +6,9 @@
 
 use crate::content::{Content, Image, common_len, separator, size_for};
 use crate::lock::Restart;
-use crate::node::{Extras, Fence, HEAD_BYTES, LARGE_WORDS, Node, SMALL_WORDS, Side, Target, Words, payload_words};
+use crate::node::{
+    Extras, Fence, HEAD_BYTES, LARGE_WORDS, Node, SMALL_WORDS, Side, Slot, Target, Words, fence_words, payload_words,
+};
 use crate::pace::{Counted, Touched};
 use crate::sync::{Backoff, Ordering};
 use crate::tree::{Index, Locked, Parent, Spot, Wait};
@@ -29,7 +31,14 @@ enum Step {
 /// How a node becomes two, or a larger one.
 enum Division {
     Grown(Image),
-    Split { left: Image, right: Image, fence: Fence },
+    Split { left: Left, right: Image, fence: Fence },
+}
+
+/// What a node is to be that another one is put behind.
+enum Left {
+    Image(Image),
+    /// As it is, but that it ends at the fence.
+    Shortened,
 }
 
 impl Index {
@@ -54,8 +63,11 @@ impl Index {
         if node.node().shape().level() != level || node.has_room(words) {
             return Ok(Ok(Step::Done));
         }
-        let content = Content::of(&node.node());
-        let (left, right, fence) = match divide(&content, node.node(), target, words) {
+        let division = match split_behind(node.node(), target) {
+            Some(division) => division,
+            None => divide(&Content::of(&node.node()), node.node(), target, words),
+        };
+        let (left, right, fence) = match division {
             Division::Grown(image) => {
                 let new = self.filled(&image, level)?;
                 self.replace(&spot, parent.as_mut(), node, new.node());
@@ -73,16 +85,15 @@ impl Index {
         }
         // From here on only taking memory can fail.
         let right = self.filled(&right, level)?;
-        let new_left = if left.size_words() == node.node().size_words() {
-            None
-        } else {
-            match self.filled(&left, level) {
+        let new_left = match &left {
+            Left::Image(left) if left.size_words() != node.node().size_words() => match self.filled(left, level) {
                 Ok(node) => Some(node),
                 Err(error) => {
                     right.retire(&self.arena);
                     return Err(error);
                 }
-            }
+            },
+            Left::Image(_) | Left::Shortened => None,
         };
         let left_link = new_left.as_ref().unwrap_or(&node).node().link();
         match (&mut parent, spot.parent) {
@@ -110,9 +121,10 @@ impl Index {
                 self.root.store(root.node().link(), Ordering::Release);
             }
         }
-        match new_left {
-            Some(_) => node.retire(&self.arena),
-            None => left.store(node.node_mut()),
+        match (new_left, left) {
+            (Some(_), _) => node.retire(&self.arena),
+            (None, Left::Image(left)) => left.store(node.node_mut()),
+            (None, Left::Shortened) => node.end_at(&fence),
         }
         Ok(Ok(Step::Done))
     }
@@ -319,6 +331,46 @@ fn divide(content: &Content, node: Node, target: &Target<'_>, words: usize) -> D
     })
 }
 
+/// When keys come in order at the end of a leaf that is full of short ones, it stays as it is, to the word: a new one begins behind it.
+/// Its fence goes where [`behind`] has left room for it.
+fn split_behind(node: Node, target: &Target<'_>) -> Option<Division> {
+    let (shape, extras) = (node.shape(), node.extras());
+    let count = shape.count();
+    if shape.level() > 0 || count < ENTRIES_MIN || extras.last() + 1 != count || node.position(shape, target) < count {
+        return None;
+    }
+    // Longer ones might become shorter with a nearer fence; of these each has one word.
+    let end = shape.heap() + count;
+    let is_short = |slot: Slot| slot.payload() < end && !slot.tail().1;
+    if !(0..count).all(|index| is_short(node.slot(index))) {
+        return None;
+    }
+    let mut last = Vec::new();
+    node.copy_prefix(&mut last);
+    node.copy_rest(node.slot(count - 1), &mut last);
+    let fence = separator((&last, node.row(count - 1)), (target.key, target.row));
+    if end + fence_words(fence.key.len()) > node.lower_at() {
+        return None;
+    }
+    let right = behind(&fence, node.upper_fence().as_ref(), target)?;
+    Some(Division::Split { left: Left::Shortened, right, fence })
+}
+
+/// A leaf with nothing in it yet, to which keys will be added in order, of which `target` is the first. When it is full, it gets a fence
+/// that is no longer than a key: it has so much room behind its entries.
+fn behind(lower: &Fence, upper: Option<&Fence>, target: &Target<'_>) -> Option<Image> {
+    let empty = Content::default();
+    let needed = empty.words(0..0, lower, upper);
+    let size = size_for(needed)?;
+    let mut image = empty.build(0..0, lower, upper, 0, size);
+    let upper_words = upper.map_or(0, |upper| fence_words(upper.key.len()));
+    let room = fence_words(target.key.len()).saturating_sub(upper_words);
+    if needed + room <= size / 2 {
+        image.lose(room);
+    }
+    Some(image)
+}
+
 /// Where to split when keys come in order: what comes before will not be added to, and may be as full as it is.
 fn sequential_position(content: &Content, node: &Node, target: &Target<'_>, position: usize) -> Option<usize> {
     let (count, last) = (content.len(), node.extras().last());
@@ -356,10 +408,9 @@ fn split_ahead(content: &Content, node: &Node, target: &Target<'_>, position: us
     if !is_below_upper || words > node.size_words() * 7 / 8 {
         return None;
     }
-    let right_size = size_for(content.words(count..count, &fence, content.upper.as_ref()))?;
     Some(Division::Split {
-        left: content.build(0..count, &content.lower, Some(&fence), 0, node.size_words()),
-        right: content.build(count..count, &fence, content.upper.as_ref(), 0, right_size),
+        left: Left::Image(content.build(0..count, &content.lower, Some(&fence), 0, node.size_words())),
+        right: behind(&fence, content.upper.as_ref(), target)?,
         fence,
     })
 }
@@ -386,9 +437,10 @@ fn split(content: &Content, target: &Target<'_>, position: usize, at: usize, wor
         let size = size_for(wanted).or_else(|| size_for(needed))?;
         Some(content.build(entries, lower, upper, last_child, size))
     };
-    Some(Division::Split {
-        left: build(0..at, &content.lower, Some(&fence), left_last)?,
-        right: build(right, &fence, content.upper.as_ref(), content.last_child)?,
-        fence,
-    })
+    let left = Left::Image(build(0..at, &content.lower, Some(&fence), left_last)?);
+    let right = match content.level == 0 && right.is_empty() {
+        true => behind(&fence, content.upper.as_ref(), target)?,
+        false => build(right, &fence, content.upper.as_ref(), content.last_child)?,
+    };
+    Some(Division::Split { left, right, fence })
 }

@@ -8,14 +8,39 @@ use crate::lock::{Restart, Version};
 use crate::node::{Node, Shape, Side, Target, Words};
 use crate::pace::Touched;
 use crate::tree::{INNER_LINES, Index, LEAF_LINES, Wait};
-use std::ops::Range;
 use tidepool_txn::View;
 
 /// Look-ups that are under way at once: more than memory answers at a time on any machine that there is.
 pub(crate) const TOGETHER: usize = 16;
 
+/// A group of keys, by their places from `start` on, and those that the table of hashes did not lead to.
+struct Group<K> {
+    key: K,
+    start: usize,
+    hashes: [u64; TOGETHER],
+    len: usize,
+    lost: [u8; TOGETHER],
+    lost_len: usize,
+}
+
+impl<'k, K: Fn(usize) -> &'k [u8]> Group<K> {
+    fn key(&self, at: usize) -> &'k [u8] {
+        (self.key)(self.start + at)
+    }
+
+    fn lose(&mut self, at: usize) {
+        self.lost[self.lost_len] = at as u8;
+        self.lost_len += 1;
+    }
+
+    /// The key that is the `n`-th of those lost.
+    fn lost_key(&self, n: usize) -> &'k [u8] {
+        self.key(usize::from(self.lost[n]))
+    }
+}
+
 impl Index {
-    /// As [`Index::get`] of `count` keys, of which `found` is told in order.
+    /// As [`Index::get`] of `count` keys. `found` is told of each, in no order.
     pub fn get_together<'k>(
         &self,
         view: &View,
@@ -24,76 +49,56 @@ impl Index {
         mut found: impl FnMut(usize, &Rows),
     ) {
         assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
-        for start in (0..count).step_by(TOGETHER) {
-            self.get_group(view, start..count.min(start + TOGETHER), &key, &mut found);
+        let mut start = 0;
+        while start < count {
+            let len = (count - start).min(TOGETHER);
+            let hashes = [0; TOGETHER];
+            self.get_group(view, Group { key: &key, start, hashes, len, lost: [0; TOGETHER], lost_len: 0 }, &mut found);
+            start += len;
         }
     }
 
     fn get_group<'k>(
         &self,
         view: &View,
-        group: Range<usize>,
-        key: &impl Fn(usize) -> &'k [u8],
+        mut group: Group<impl Fn(usize) -> &'k [u8]>,
         found: &mut impl FnMut(usize, &Rows),
     ) {
         let mut touched = Touched::default();
         let directory = self.arena.directory();
-        let mut hashes = [0; TOGETHER];
-        for (hash, place) in hashes.iter_mut().zip(group.clone()) {
-            *hash = directory::hash(key(place));
+        for at in 0..group.len {
+            group.hashes[at] = directory::hash(group.key(at));
             if let Some(directory) = directory {
-                directory.prefetch(*hash);
+                directory.prefetch(group.hashes[at]);
             }
         }
-        let mut known = [const { None }; TOGETHER];
-        let mut lost = group.len();
-        if let Some(directory) = directory {
-            touched.hints(group.len());
-            self.spaces.arrive();
-            lost -= self.known(directory, group.clone(), key, &hashes, &mut known, &mut touched);
+        match directory {
+            Some(directory) => {
+                touched.hints(group.len);
+                self.spaces.arrive();
+                self.get_known(directory, &mut group, found, &mut touched);
+            }
+            None => (0..group.len).for_each(|at| group.lose(at)),
         }
-        let is_unknown = |place: usize| known[place - group.start].is_none();
-        let leaves =
-            if lost > 0 { self.leaves(group.clone(), key, &is_unknown, &mut touched) } else { [None; TOGETHER] };
-        touched.go_together(group.len());
-        for (at, place) in group.enumerate() {
-            if let Some(rows) = &known[at] {
-                found(place, rows);
-                continue;
-            }
-            let rows = leaves[at].ok_or(Restart).and_then(|(node, version)| {
-                let mut rows = Rows::new();
-                let (position, more) = node.rows_of(key(place), 0, &mut rows);
-                node.check(version)?;
-                if more.is_none() { Ok((rows, (node, position))) } else { Err(Restart) }
-            });
-            match rows {
-                Ok((rows, leaf)) => {
-                    found(place, &rows);
-                    if !rows.is_empty() {
-                        self.found_in_tree(directory, hashes[at], leaf);
-                    }
-                }
-                // Somebody changed a node just then, or the key goes on in the next leaf.
-                Err(Restart) => found(place, &self.get(view, key(place))),
-            }
+        if group.lost_len > 0 {
+            self.get_lost(view, directory, &group, found, &mut touched);
+        } else {
+            touched.go_together(group.len);
         }
         self.charge(&touched);
     }
 
-    /// The rows of those keys that are where the directory says. Returns how many are.
-    fn known<'k>(
+    /// The rows of those keys that are where the directory says. The others are lost.
+    fn get_known<'k>(
         &self,
         directory: Table,
-        group: Range<usize>,
-        key: &impl Fn(usize) -> &'k [u8],
-        hashes: &[u64; TOGETHER],
-        known: &mut [Option<Rows>; TOGETHER],
+        group: &mut Group<impl Fn(usize) -> &'k [u8]>,
+        found: &mut impl FnMut(usize, &Rows),
         touched: &mut Touched,
-    ) -> usize {
+    ) {
         let is_far = self.spaces.are_far();
         let mut hints = [None; TOGETHER];
-        for (hint, hash) in hints.iter_mut().zip(&hashes[..group.len()]) {
+        for (hint, hash) in hints.iter_mut().zip(&group.hashes[..group.len]) {
             *hint = directory.find(*hash).map(|hint| {
                 // SAFETY: of a table that was current under the view.
                 let node = unsafe { self.node(hint.link) };
@@ -101,57 +106,83 @@ impl Index {
                 (hint, node)
             });
         }
-        if hints.iter().any(Option::is_some) {
-            self.spaces.arrive();
-        }
-        let mut count = 0;
-        for (((place, hint), known), hash) in group.zip(hints).zip(known).zip(hashes) {
-            let Some((hint, node)) = hint else { continue };
-            if let Followed::Found { rows, moved_to } = hint.follow(node, key(place)) {
-                if let Some(position) = moved_to {
-                    directory.put(*hash, node, position);
+        self.spaces.arrive();
+        for (at, hint) in hints[..group.len].iter().enumerate() {
+            let followed = hint.map(|(hint, node)| (hint.follow(node, group.key(at)), node));
+            match followed {
+                Some((Followed::Found { rows, moved_to }, node)) => {
+                    if let Some(position) = moved_to {
+                        directory.put(group.hashes[at], node, position);
+                    }
+                    touched.node(Shape::new(0, 0, 0, 0));
+                    found(group.start + at, &rows);
                 }
-                touched.node(Shape::new(0, 0, 0, 0));
-                *known = Some(rows);
-                count += 1;
+                Some((Followed::Lost, _)) | None => group.lose(at),
             }
         }
-        count
     }
 
-    /// The leaves of those keys that are `wanted` (by their places), with the versions that they were come to at. `None`: a node changed on the way.
+    /// The rows of those keys that are lost.
+    fn get_lost<'k>(
+        &self,
+        view: &View,
+        directory: Option<Table>,
+        group: &Group<impl Fn(usize) -> &'k [u8]>,
+        found: &mut impl FnMut(usize, &Rows),
+        touched: &mut Touched,
+    ) {
+        let leaves = self.leaves(group, touched);
+        touched.go_together(group.len);
+        for (n, leaf) in leaves[..group.lost_len].iter().enumerate() {
+            let at = usize::from(group.lost[n]);
+            let (key, place) = (group.key(at), group.start + at);
+            let rows = leaf.ok_or(Restart).and_then(|(node, version)| {
+                let mut rows = Rows::new();
+                let (position, more) = node.rows_of(key, 0, &mut rows);
+                node.check(version)?;
+                if more.is_none() { Ok((rows, (node, position))) } else { Err(Restart) }
+            });
+            match rows {
+                Ok((rows, leaf)) => {
+                    found(place, &rows);
+                    if !rows.is_empty() {
+                        self.found_in_tree(directory, group.hashes[at], leaf);
+                    }
+                }
+                // Somebody changed a node just then, or the key goes on in the next leaf.
+                Err(Restart) => found(place, &self.get(view, key)),
+            }
+        }
+    }
+
+    /// The leaves of the keys that are lost, with the versions that they were come to at. `None`: a node changed on the way.
     fn leaves<'k>(
         &self,
-        group: Range<usize>,
-        key: &impl Fn(usize) -> &'k [u8],
-        wanted: &impl Fn(usize) -> bool,
+        group: &Group<impl Fn(usize) -> &'k [u8]>,
         touched: &mut Touched,
     ) -> [Option<(Node, Version)>; TOGETHER] {
         let mut spots = [None; TOGETHER];
-        let root = self.root(Wait::Yes).ok();
-        for (spot, place) in spots.iter_mut().zip(group.clone()) {
-            *spot = root.filter(|_| wanted(place));
-        }
+        spots[..group.lost_len].fill(self.root(Wait::Yes).ok());
         let mut children = [None; TOGETHER];
         loop {
             let (mut has_inner, mut has_leaves) = (false, false);
-            for ((spot, child), place) in spots.iter_mut().zip(&mut children).zip(group.clone()) {
-                let Some((node, version)) = *spot else { continue };
+            for n in 0..group.lost_len {
+                let Some((node, version)) = spots[n] else { continue };
                 let shape = node.shape();
                 if shape.level() == 0 {
                     continue;
                 }
                 touched.node(shape);
-                let index = node.child_index(shape, &Target::first_of(key(place)), Side::Right);
+                let index = node.child_index(shape, &Target::first_of(group.lost_key(n)), Side::Right);
                 let link = node.child(index);
                 if node.check(version).is_err() {
-                    *spot = None;
+                    spots[n] = None;
                     continue;
                 }
                 // SAFETY: a child of a node at a version just checked.
                 let below = unsafe { self.node(link) };
                 below.prefetch(if shape.level() == 1 { LEAF_LINES } else { INNER_LINES });
-                *child = Some(below);
+                children[n] = Some(below);
                 has_inner = true;
                 has_leaves |= shape.level() == 1;
             }
@@ -162,11 +193,11 @@ impl Index {
                 spots.iter().flatten().for_each(|(leaf, _)| touched.node(leaf.shape()));
                 return spots;
             }
-            for (spot, child) in spots.iter_mut().zip(&mut children) {
-                let (Some((node, version)), Some(child)) = (*spot, child.take()) else { continue };
+            for n in 0..group.lost_len {
+                let (Some((node, version)), Some(child)) = (spots[n], children[n].take()) else { continue };
                 // It was still the child when its version was read.
                 let read = child.read().and_then(|below| node.check(version).map(|()| (child, below)));
-                *spot = read.ok();
+                spots[n] = read.ok();
             }
         }
     }

@@ -4,7 +4,10 @@ use crate::arena::{Arena, IndexMemory};
 use crate::content::{Content, write_payload};
 use crate::finger::Fingers;
 use crate::lock::{self, Restart, Version};
-use crate::node::{Extras, HEADER_WORDS, Node, SMALL_WORDS, Shape, Side, Slot, Target, Words, code, payload_words};
+use crate::node::{
+    Extras, Fence, HEADER_WORDS, Node, SMALL_WORDS, Shape, Side, Slot, Target, Words, code, fence_words, load,
+    payload_words,
+};
 use crate::pace::{Counted, Spaces, Touched};
 use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 use crate::uses::Uses;
@@ -372,6 +375,9 @@ pub(crate) const LEAF_LINES: usize = 16;
 /// Of an inner node, which is mostly in the caches.
 pub(crate) const INNER_LINES: usize = 3;
 
+/// Fewer lost words are not worth writing a node anew for: it would be full again soon. And a leaf keeps some for its next fence.
+const LOST_MIN: usize = if cfg!(loom) { 1 } else { 8 };
+
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     if key.len() <= KEY_BYTES_MAX {
         return Ok(());
@@ -406,7 +412,7 @@ impl Locked {
             return true;
         }
         let lost = self.node.extras().lost();
-        if lost == 0 || self.node.free_words() + lost < words {
+        if lost < LOST_MIN || self.node.free_words() + lost < words {
             return false;
         }
         let content = Content::of(&self.node);
@@ -433,16 +439,17 @@ impl Locked {
     /// Puts an entry in at its place, or says how many words it needs.
     #[inline]
     pub fn put(&mut self, position: usize, key: &[u8], row: u64, child: u64) -> Result<(), usize> {
-        let shape = self.node.shape();
-        let level = shape.level();
-        let rest = key.get(shape.prefix_len()..).unwrap_or(&[]);
-        let payload = payload_words(level, row, rest.len());
-        if !self.has_room(1 + payload) {
-            return Err(1 + payload);
+        let rest_of = |shape: Shape| key.get(shape.prefix_len()..).unwrap_or(&[]);
+        let level = self.node.shape().level();
+        let words = 1 + payload_words(level, row, rest_of(self.node.shape()).len());
+        if !self.has_room(words) {
+            return Err(words);
         }
         let node = self.node_mut();
+        // Made room, its entries may begin with more bytes than before.
         let shape = node.shape();
-        let heap = shape.heap() - payload;
+        let rest = rest_of(shape);
+        let heap = shape.heap() - payload_words(level, row, rest.len());
         let slot = Slot::new(code(rest), level > 0 && row != 0, heap);
         write_payload(slot, level, row, child, rest, |at, word| node.set_word(at, word));
         for at in (HEADER_WORDS + position..HEADER_WORDS + shape.count()).rev() {
@@ -467,6 +474,19 @@ impl Locked {
         let lost = if is_first { extras.lost() } else { extras.lost() + words };
         node.set_word(1, Shape::new(shape.level(), shape.prefix_len(), heap, shape.count() - 1).0);
         node.set_word(2, extras.with_lost(lost).with_last(Extras::NOWHERE).0);
+    }
+
+    /// Makes a leaf end at a nearer fence, for which there is room behind its payloads.
+    pub fn end_at(&mut self, upper: &Fence) {
+        let node = self.node_mut();
+        let (extras, end_before) = (node.extras(), node.payloads_end());
+        let at = node.lower_at() - fence_words(upper.key.len());
+        for n in 0..upper.key.len().div_ceil(8) {
+            node.set_word(at + n, load(&upper.key, 8 * n));
+        }
+        node.set_word(at + upper.key.len().div_ceil(8), upper.row);
+        let lost = extras.lost() + at - end_before;
+        node.set_word(2, extras.with_upper_len(upper.key.len()).with_lost(lost).with_last(Extras::NOWHERE).0);
     }
 
     /// Makes child `index` another node.

@@ -140,11 +140,12 @@ impl Lately {
     }
 }
 
-/// Several look-ups at once: their keys, one behind the other, where each ends, rows that may have them, and which key.
+/// Several look-ups at once: their keys, one behind the other, where each begins and the last ends, rows that may have them, and
+/// which key.
 #[derive(Default)]
 pub(super) struct Lookups {
     keys: Vec<u8>,
-    ends: Vec<usize>,
+    bounds: Vec<usize>,
     candidates: Vec<RowId>,
     candidate_of: Vec<usize>,
 }
@@ -303,20 +304,23 @@ impl<'t> Access<'t> {
         }
         let work = &mut *self.work.borrow_mut();
         let Work { lookups, writes, old_key, lately, main_images, .. } = work;
-        let Lookups { keys: encoded, ends, candidates, candidate_of } = lookups;
+        let Lookups { keys: encoded, bounds, candidates, candidate_of } = lookups;
         encoded.clear();
-        ends.clear();
+        bounds.clear();
         candidates.clear();
         candidate_of.clear();
+        bounds.push(0);
         for key in keys {
             key.encode(way.codec(), encoded)?;
-            ends.push(encoded.len());
+            bounds.push(encoded.len());
         }
-        let key = |place: usize| &encoded[if place == 0 { 0 } else { ends[place - 1] }..ends[place]];
+        let key = |place: usize| &encoded[bounds[place]..bounds[place + 1]];
         let _pausing = tidepool_fiber::pausing();
         way.tree().get_together(self.view, keys.len(), key, |place, rows| {
-            candidates.extend_from_slice(rows);
-            candidate_of.resize(candidates.len(), place);
+            for row in rows.iter() {
+                candidates.push(*row);
+                candidate_of.push(place);
+            }
         });
         let mut found: Vec<Option<Row<'a>>> = vec![None; keys.len()];
         let mut failed = None;
@@ -337,14 +341,10 @@ impl<'t> Access<'t> {
         }
         found.iter().flatten().for_each(|row| lately.read(&table.rows, row.id));
         if self.remembers_reads {
-            for (place, row) in found.iter().enumerate() {
-                match row {
-                    Some(row) => writes.read_row(&table.rows, row.id),
-                    None => {
-                        let access = IndexAccess::of_key(way, key(place));
-                        writes.read_scan(&table.rows, ScanRead::new(&[], Some(&access)));
-                    }
-                }
+            writes.read_rows(&table.rows, found.iter().flatten().map(|row| row.id));
+            for place in (0..found.len()).filter(|place| found[*place].is_none()) {
+                let access = IndexAccess::of_key(way, key(place));
+                writes.read_scan(&table.rows, ScanRead::new(&[], Some(&access)));
             }
         }
         Ok(found)

@@ -120,9 +120,16 @@ impl TableReads {
 impl WriteSet {
     /// Remembers, for a serializable transaction, that a row was read, or was not there.
     pub fn read_row(&mut self, store: &Arc<RowStore>, row: RowId) {
+        self.read_rows(store, [row]);
+    }
+
+    /// As `read_row` of each.
+    pub fn read_rows(&mut self, store: &Arc<RowStore>, rows: impl IntoIterator<Item = RowId>) {
         let reads = self.reads_of(store);
-        if reads.takes(1) {
-            reads.rows.push(row);
+        for row in rows {
+            if reads.takes(1) {
+                reads.rows.push(row);
+            }
         }
     }
 
