@@ -5,12 +5,15 @@
 
 use crate::arithmetic::{self, Kind};
 use crate::casts::UNCONSTRAINED;
+use crate::catalog::VECTOR_ITEM;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Column, DFSchema, Result, ScalarValue, TableReference};
 use datafusion::logical_expr::expr::{Alias, Sort};
-use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawAggregateExpr, RawBinaryExpr, RawWindowExpr};
-use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, Operator, binary_expr};
+use datafusion::logical_expr::planner::{
+    ExprPlanner, PlannerResult, RawAggregateExpr, RawBinaryExpr, RawFieldAccessExpr, RawWindowExpr,
+};
+use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, GetFieldAccess, Operator, binary_expr, lit};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,6 +99,21 @@ impl ExprPlanner for Operators {
         expr.filter = expr.filter.map(|filter| name_casts(*filter).map(Box::new)).transpose()?;
         expr.partition_by = expr.partition_by.into_iter().map(name_casts).collect::<Result<_>>()?;
         expr.order_by = name_sorts(expr.order_by)?;
+        Ok(PlannerResult::Original(expr))
+    }
+
+    /// Items of `int2vector` and `oidvector` are counted from 0.
+    fn plan_field_access(
+        &self,
+        mut expr: RawFieldAccessExpr,
+        schema: &DFSchema,
+    ) -> Result<PlannerResult<RawFieldAccessExpr>> {
+        if let GetFieldAccess::ListIndex { key } = &mut expr.field_access
+            && let DataType::List(item) = expr.expr.get_type(schema)?
+            && item.name() == VECTOR_ITEM
+        {
+            **key = binary_expr(std::mem::take(&mut **key), Operator::Plus, lit(1));
+        }
         Ok(PlannerResult::Original(expr))
     }
 

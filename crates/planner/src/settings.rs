@@ -105,6 +105,7 @@ static DEFINITIONS: &[Definition] = &[
     define("lock_timeout", Kind::Time, "0", "The longest wait for a lock; 0 is for ever."),
     define("max_connections", Kind::ReadOnly, "", "Connections at once."),
     define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
+    define("max_index_keys", Kind::ReadOnly, "32", "Columns of an index."),
     define("role", Kind::ReadOnly, "none", "The role that statements work for, if not the session's user."),
     report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
     report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),

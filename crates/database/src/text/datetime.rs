@@ -260,6 +260,12 @@ struct Fields {
     special: Option<Special>,
 }
 
+impl Fields {
+    fn has_date(&self) -> bool {
+        self.ymd.is_some() || self.numbers.len() == 3 || (self.numbers.len() == 2 && self.month_by_name.is_some())
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Special {
     Epoch,
@@ -332,7 +338,7 @@ fn parse_general(text: &str, target: Target) -> Result<Parsed> {
                 while position < bytes.len() && matches!(bytes[position], b'0'..=b'9' | b':') {
                     position += 1;
                 }
-                if fields.time_us.is_none() && fields.ymd.is_none() || fields.zone.is_some() {
+                if fields.time_us.is_none() && !fields.has_date() || fields.zone.is_some() {
                     return Err(syntax());
                 }
                 let offset = parse_offset(&bytes[start..position]).ok_or_else(|| {
@@ -446,9 +452,7 @@ fn date_field(field: &str, fields: &mut Fields, text: &str, target: Target) -> R
 /// A run of digits by itself.
 fn number_field(field: &str, after_t: bool, fields: &mut Fields, text: &str, target: Target) -> Result<()> {
     let value: i64 = field.parse().map_err(|_| field_error(text))?;
-    let date_known = fields.ymd.is_some()
-        || fields.numbers.len() == 3
-        || (fields.numbers.len() == 2 && fields.month_by_name.is_some());
+    let date_known = fields.has_date();
     match field.len() {
         8 if !date_known && fields.numbers.is_empty() => {
             fields.ymd = Some((value / 10_000, (value / 100 % 100) as u32, (value % 100) as u32));
@@ -629,6 +633,23 @@ mod tests {
         let us = parse_timestamp(text, Target::TimestampTz(zone)).unwrap_or_else(|error| panic!("{text}: {error}"));
         write_timestamptz(us, zone, &mut out);
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_zone_may_stand_behind_a_date_alone() {
+        for (text, utc) in [
+            ("2026-11-25 +02", "2026-11-24 22:00:00+00"),
+            ("2026-11-25 -05:30", "2026-11-25 05:30:00+00"),
+            ("nov 25 2026 +01", "2026-11-24 23:00:00+00"),
+            ("20261125 -3", "2026-11-25 03:00:00+00"),
+        ] {
+            assert_eq!(timestamptz(text, "UTC"), utc);
+        }
+        assert_eq!(timestamp("2026-11-25 +02"), "2026-11-25 00:00:00");
+        assert_eq!(date("2026-11-25 +02"), "2026-11-25");
+        for text in ["2026 +00", "2026-11-25-08", "nov 25 +00"] {
+            assert!(parse_timestamp(text, Target::Timestamp).is_err(), "{text}");
+        }
     }
 
     #[test]

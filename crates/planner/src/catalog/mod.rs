@@ -27,7 +27,7 @@ mod value;
 
 pub use functions::{SessionSequences, add_interval, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
-pub use relations::Relation as SystemRelation;
+pub use relations::{Relation as SystemRelation, VECTOR_ITEM};
 pub use rewrite::{rewrite, rewrite_expression};
 pub use types::format_type;
 

@@ -13,6 +13,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use tidepool_heap::QueryHeap;
 
+/// The name of items in lists that are PostgreSQL's `int2vector` or `oidvector`.
+pub const VECTOR_ITEM: &str = "of_vector";
+
 /// A system table or view.
 #[derive(Debug)]
 pub struct Relation {
@@ -96,8 +99,8 @@ pub fn arrow_type(type_name: &str) -> DataType {
         "bytea" => DataType::Binary,
         "oid" | "xid" | "cid" | "regproc" | "regprocedure" | "regoper" | "regoperator" | "regclass" | "regtype"
         | "regrole" | "regnamespace" | "regconfig" | "regdictionary" | "regcollation" => DataType::UInt32,
-        "int2vector" => DataType::List(Arc::new(Field::new_list_field(DataType::Int16, true))),
-        "oidvector" => DataType::List(Arc::new(Field::new_list_field(DataType::UInt32, true))),
+        "int2vector" => DataType::List(Arc::new(Field::new(VECTOR_ITEM, DataType::Int16, true))),
+        "oidvector" => DataType::List(Arc::new(Field::new(VECTOR_ITEM, DataType::UInt32, true))),
         _ => DataType::Utf8,
     }
 }

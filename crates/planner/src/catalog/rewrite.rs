@@ -449,6 +449,20 @@ impl Rewriter {
                 }
             }
             Expr::Collate { expr: inner, collation } if is_byte_collation(collation) => *expr = take(inner),
+            // A field of a row, which DataFusion wants named by a literal. Behind a name that stands by itself it is one more part of
+            // a column's name.
+            Expr::CompoundFieldAccess { root, access_chain } => {
+                let is_name = matches!(**root, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
+                let is_dot = |access: &AccessExpr| matches!(access, AccessExpr::Dot(_));
+                let names = if is_name { access_chain.iter().take_while(|access| is_dot(access)).count() } else { 0 };
+                for access in &mut access_chain[names..] {
+                    if let AccessExpr::Dot(field) = access
+                        && let Expr::Identifier(name) = field
+                    {
+                        *field = text(fold(name));
+                    }
+                }
+            }
             Expr::Identifier(name) if name.quote_style.is_none() => {
                 let name = name.value.to_lowercase();
                 if matches!(name.as_str(), "current_schema" | "current_catalog" | "current_role") {
@@ -598,6 +612,10 @@ impl Rewriter {
         if ordinality && columns.len() < 2 {
             columns.push(TableAliasColumnDef::from_name("ordinality"));
         }
+        if name == "pg_get_keywords" && exprs.is_empty() && !ordinality {
+            *factor = keywords(alias.clone().unwrap_or_else(|| table_alias(table_name, vec![])));
+            return;
+        }
         let value = match (name.as_str(), array_twin(&name)) {
             // The table function of DataFusion counts without making a list.
             ("generate_series", _) if !ordinality && exprs.iter().all(is_integer) => {
@@ -668,6 +686,22 @@ impl Rewriter {
         }
         *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
     }
+}
+
+/// `pg_get_keywords()`: the columns of the rows that `pg_keywords` lists.
+fn keywords(alias: TableAlias) -> TableFactor {
+    let row = || Expr::Identifier(plain("keyword"));
+    let rows = call("unnest", vec![call("pg_keywords", vec![])]);
+    let rows = derived(
+        select(vec![SelectItem::ExprWithAlias { expr: rows, alias: plain("keyword") }], vec![]),
+        table_alias(plain("keywords"), vec![]),
+    );
+    let column = |name: &&str| SelectItem::ExprWithAlias {
+        expr: call("get_field", vec![row(), text(*name)]),
+        alias: identifier(name),
+    };
+    let columns = super::functions::KEYWORD_COLUMNS.iter().map(column).collect();
+    derived(select(columns, vec![TableWithJoins { relation: rows, joins: vec![] }]), alias)
 }
 
 /// Splits text at what matches a pattern, by way of a separator that no text contains.

@@ -8,6 +8,7 @@ mod advisory;
 mod datetime;
 mod format;
 mod json;
+mod keywords;
 mod math;
 mod ordered;
 pub mod procedures;
@@ -16,6 +17,8 @@ mod series;
 mod sleep;
 mod system;
 mod text;
+
+pub use keywords::KEYWORD_COLUMNS;
 
 use super::relations;
 use super::value::{Value, array_of, value_at};
@@ -322,13 +325,14 @@ pub use datetime::add_interval;
 pub use sequence::{SessionSequences, next_value_of};
 pub use system::{find_relation, oid_of, remember_start};
 
-/// Whether a name is one of the scalar functions here, or one that clients call in FROM.
+/// Whether a name is a scalar function's, here or of DataFusion.
 pub fn is_function(name: &str) -> bool {
     static NAMES: LazyLock<HashSet<String>> = LazyLock::new(|| {
         let names = |f: &Arc<ScalarUDF>| f.aliases().iter().cloned().chain([f.name().to_owned()]).collect::<Vec<_>>();
-        QueryHeap::outside(|| all().iter().flat_map(names).collect())
+        let all = || all().into_iter().chain(datafusion::functions::all_default_functions());
+        QueryHeap::outside(|| all().flat_map(|function| names(&function)).collect())
     });
-    NAMES.contains(name) || matches!(name, "now" | "random" | "coalesce" | "upper" | "lower")
+    NAMES.contains(name)
 }
 
 /// All functions of this module.
@@ -341,6 +345,7 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
         datetime::functions(),
         series::functions(),
         json::functions(),
+        keywords::functions(),
         ordered::functions(),
         advisory::functions(),
         sequence::functions(),
