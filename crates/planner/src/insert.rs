@@ -70,6 +70,8 @@ pub struct Target {
     returning: Option<Vec<ast::SelectItem>>,
     /// `ON CONFLICT`.
     conflict: Option<Clause>,
+    /// The parameters', each an array of one; none where the statement is only described.
+    values: Vec<ArrayRef>,
 }
 
 /// An `INSERT`, planned.
@@ -150,7 +152,7 @@ pub fn read(facts: &Arc<SessionFacts>, insert: ast::Insert, overriding: Overridi
         Some(ast::OnInsert::OnConflict(clause)) => Some(Clause::read(&version.def, clause)?),
         Some(_) => return Err(Error::new(SqlState::SYNTAX_ERROR, "this form of INSERT is not PostgreSQL's")),
     };
-    Ok(Target { version, columns, source, overriding, alias, returning: insert.returning, conflict })
+    Ok(Target { version, columns, source, overriding, alias, returning: insert.returning, conflict, values: vec![] })
 }
 
 /// What is written for a column; `None` where it has its default. 428C9 for a value of what is always generated.
@@ -193,6 +195,11 @@ pub fn fit(columns: &mut Vec<usize>, width: usize, listed: bool) -> Result<()> {
 }
 
 impl Target {
+    /// What the parameters are.
+    pub fn give(&mut self, values: &[ArrayRef]) {
+        self.values = values.to_vec();
+    }
+
     /// Gives parameters that `ON CONFLICT` assigns types, unless they have some.
     pub fn settle_parameters(&self, oids: &mut Vec<u32>) {
         if let Some(conflict) = &self.conflict {
@@ -243,7 +250,8 @@ impl Target {
         });
         let named = |&column: &usize| (def.columns[column].name.as_str(), def.columns[column].sql_type);
         let columns: Vec<_> = self.columns.iter().map(named).collect();
-        let plan = match literal_rows::plan(&query, &columns, facts.settings.shared_text_settings())? {
+        let given = literal_rows::Given { fields: &parameters, values: &self.values };
+        let plan = match literal_rows::plan(&query, &columns, facts.settings.shared_text_settings(), &given)? {
             Some(plan) => plan,
             None => query::logical_plan(state, facts, query, parameters, schema)?,
         };

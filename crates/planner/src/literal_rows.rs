@@ -1,10 +1,13 @@
-//! Many rows that an `INSERT` spells out in plain literals, read into its table's types without being planned.
+//! Many rows that an `INSERT` spells out in plain literals and parameters, read into its table's types without being planned.
 //!
 //! DataFusion takes each value for an expression that every rule is to look at, which took seven eighths of the time of a
-//! statement of 1,024 rows.
+//! statement of 1,024 rows. (Drivers make such statements of many single ones: JDBC's `reWriteBatchedInserts`.)
 
-use arrow::array::{ArrayRef, RecordBatch, StringViewBuilder};
-use arrow::datatypes::{Field, Schema};
+use crate::parameters::parameter;
+use crate::query::ParameterFields;
+use arrow::array::{Array, ArrayRef, RecordBatch, StringViewBuilder, new_null_array};
+use arrow::compute::concat;
+use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::catalog::MemTable;
 use datafusion::common::TableReference;
 use datafusion::datasource::provider_as_source;
@@ -94,9 +97,58 @@ fn column<'a>(values: impl Iterator<Item = &'a Expr>, sql_type: SqlType, setting
     Some(reader.finish())
 }
 
+/// Parameters of a statement: their types, and where it is not only described an array of one value for each.
+pub struct Given<'a> {
+    pub fields: &'a ParameterFields,
+    pub values: &'a [ArrayRef],
+}
+
+/// Whether an assignment makes one of the other by the same cast wherever it is written.
+fn is_taken_for(given: &DataType, column: &DataType) -> bool {
+    let are_decimals = matches!((given, column), (DataType::Decimal128(..), DataType::Decimal128(..)));
+    let are = |kind: fn(&DataType) -> bool| kind(given) && kind(column);
+    given == column
+        || are_decimals
+        || are(DataType::is_integer)
+        || are(DataType::is_floating)
+        || are(DataType::is_string)
+}
+
+impl Given<'_> {
+    /// A column's values that are parameters, all of one type. `None` where they need to be planned.
+    fn column<'a>(&self, cells: impl Iterator<Item = &'a Expr>, sql_type: SqlType) -> Option<ArrayRef> {
+        // Text that is to be read as it is put in.
+        if sql_type == SqlType::Json {
+            return None;
+        }
+        let numbers = cells.map(|cell| parameter(cell)).collect::<Option<Vec<_>>>()?;
+        let column = tidepool_table::arrow_type(sql_type);
+        if self.values.is_empty() {
+            let data_type =
+                |number: &usize| self.fields.get(number - 1)?.as_ref().map(|field| field.data_type().clone());
+            let types = numbers.iter().map(data_type).collect::<Option<Vec<_>>>()?;
+            let data_type = types.first()?;
+            let is_one = types.iter().all(|other| other == data_type) && is_taken_for(data_type, &column);
+            return is_one.then(|| new_null_array(data_type, numbers.len()));
+        }
+        let values = numbers.iter().map(|number| self.values.get(number - 1)).collect::<Option<Vec<_>>>()?;
+        let data_type = values.first()?.data_type();
+        if values.iter().any(|value| value.data_type() != data_type) || !is_taken_for(data_type, &column) {
+            return None;
+        }
+        let values: Vec<&dyn Array> = values.into_iter().map(|value| value.as_ref()).collect();
+        concat(&values).ok()
+    }
+}
+
 /// Reads the rows of a query that is nothing but `VALUES`, for columns of these names and types. `None` where they are to be
 /// planned like any other query.
-pub fn plan(query: &Query, columns: &[(&str, SqlType)], settings: &TextSettings) -> Result<Option<LogicalPlan>> {
+pub fn plan(
+    query: &Query,
+    columns: &[(&str, SqlType)],
+    settings: &TextSettings,
+    given: &Given<'_>,
+) -> Result<Option<LogicalPlan>> {
     let SetExpr::Values(values) = query.body.as_ref() else { return Ok(None) };
     let is_bare = query.with.is_none()
         && query.order_by.is_none()
@@ -110,10 +162,12 @@ pub fn plan(query: &Query, columns: &[(&str, SqlType)], settings: &TextSettings)
     for (place, (name, sql_type)) in columns.iter().enumerate() {
         let cells = values.rows.iter().map(|row| &row.content[place]);
         let data_type = tidepool_table::arrow_type(*sql_type);
-        let Some(array) = column(cells, *sql_type, settings).filter(|array| *array.data_type() == data_type) else {
-            return Ok(None);
+        let read = match cells.clone().next().and_then(parameter) {
+            Some(_) => given.column(cells, *sql_type),
+            None => column(cells, *sql_type, settings).filter(|array| *array.data_type() == data_type),
         };
-        fields.push(Field::new(*name, data_type, true));
+        let Some(array) = read else { return Ok(None) };
+        fields.push(Field::new(*name, array.data_type().clone(), true));
         arrays.push(array);
     }
     let schema = Arc::new(Schema::new(fields));

@@ -99,7 +99,8 @@ impl Visitor for Settle {
 }
 
 /// The number of the parameter that an expression is.
-fn parameter(expr: &Expr) -> Option<usize> {
+/// The number of a parameter that stands by itself, from 1 on.
+pub fn parameter(expr: &Expr) -> Option<usize> {
     match expr {
         Expr::Nested(inner) => parameter(inner),
         Expr::Value(value) => match &value.value {

@@ -275,8 +275,10 @@ impl Session {
         let planning = self.planner.workers().spawn(async move {
             let state = facts.planner.state(&facts);
             let (mut reading, _) = Source::read(&facts, statement.command(), &[])?;
-            if let (Reading::Change(change), Some(current)) = (&mut reading, &current) {
-                change.pick(current.row_of(&change.version.def)?);
+            match (&mut reading, &current) {
+                (Reading::Change(change), Some(current)) => change.pick(current.row_of(&change.version.def)?),
+                (Reading::Insert(target), _) => target.give(&parameters),
+                _ => {}
             }
             let mut source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
             source.plan = query::bind(source.plan, &parameters)?;
