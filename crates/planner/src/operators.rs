@@ -8,7 +8,7 @@ use crate::casts::UNCONSTRAINED;
 use crate::catalog::VECTOR_ITEM;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::tree_node::TreeNode;
-use datafusion::common::{Column, DFSchema, Result, ScalarValue, TableReference};
+use datafusion::common::{Column, DFSchema, DataFusionError, Result, ScalarValue, TableReference};
 use datafusion::logical_expr::expr::{Alias, Sort};
 use datafusion::logical_expr::planner::{
     ExprPlanner, PlannerResult, RawAggregateExpr, RawBinaryExpr, RawFieldAccessExpr, RawWindowExpr,
@@ -102,17 +102,27 @@ impl ExprPlanner for Operators {
         Ok(PlannerResult::Original(expr))
     }
 
-    /// Items of `int2vector` and `oidvector` are counted from 0.
+    /// Items of `int2vector` and `oidvector` are counted from 0, and only rows have fields.
     fn plan_field_access(
         &self,
         mut expr: RawFieldAccessExpr,
         schema: &DFSchema,
     ) -> Result<PlannerResult<RawFieldAccessExpr>> {
-        if let GetFieldAccess::ListIndex { key } = &mut expr.field_access
-            && let DataType::List(item) = expr.expr.get_type(schema)?
-            && item.name() == VECTOR_ITEM
-        {
-            **key = binary_expr(std::mem::take(&mut **key), Operator::Plus, lit(1));
+        let data_type = expr.expr.get_type(schema)?;
+        match &mut expr.field_access {
+            GetFieldAccess::ListIndex { key } => {
+                if matches!(&data_type, DataType::List(item) if item.name() == VECTOR_ITEM) {
+                    **key = binary_expr(std::mem::take(&mut **key), Operator::Plus, lit(1));
+                }
+            }
+            GetFieldAccess::NamedStructField { name } if !matches!(data_type, DataType::Struct(_) | DataType::Null) => {
+                let field = name.try_as_str().flatten().unwrap_or_default();
+                let of = crate::types::type_of(&Field::new("", data_type, true));
+                let of = of.map_or_else(|| "unknown".to_owned(), |sql_type| sql_type.to_string());
+                let message = format!("column notation .{field} applied to type {of}, which is not a composite type");
+                return Err(DataFusionError::External(Box::new(Error::new(SqlState::WRONG_OBJECT_TYPE, message))));
+            }
+            _ => {}
         }
         Ok(PlannerResult::Original(expr))
     }

@@ -204,7 +204,8 @@ impl Server {
                     };
                 }
                 Some(_) = connections.join_next() => (),
-                _ = phase.changed() => if *phase.borrow() != Phase::Running { break },
+                // Also where it was asked to before anybody listened.
+                _ = phase.wait_for(|phase| *phase != Phase::Running) => break,
             }
         }
         background.abort_all();

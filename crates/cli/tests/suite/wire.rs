@@ -29,6 +29,12 @@ async fn cell(client: &tokio_postgres::Client, sql: &str) -> String {
     cells(client, sql).await[0][0].clone().expect("not null")
 }
 
+/// On one thread: the server's own code first runs when it is waited for.
+#[tokio::test]
+async fn a_server_that_is_asked_to_stop_before_it_serves_stops() {
+    TestServer::start().await.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn start_up_says_what_drivers_need() {
     let server = TestServer::start().await;

@@ -689,7 +689,11 @@ impl Rewriter {
 }
 
 /// `pg_get_keywords()`: the columns of the rows that `pg_keywords` lists.
-fn keywords(alias: TableAlias) -> TableFactor {
+fn keywords(mut alias: TableAlias) -> TableFactor {
+    if !alias.columns.is_empty() {
+        let unnamed = super::functions::KEYWORD_COLUMNS.iter().skip(alias.columns.len());
+        alias.columns.extend(unnamed.map(|name| TableAliasColumnDef::from_name(*name)));
+    }
     let row = || Expr::Identifier(plain("keyword"));
     let rows = call("unnest", vec![call("pg_keywords", vec![])]);
     let rows = derived(
