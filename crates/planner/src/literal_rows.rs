@@ -121,7 +121,7 @@ impl Given<'_> {
         if sql_type == SqlType::Json {
             return None;
         }
-        let numbers = cells.map(|cell| parameter(cell)).collect::<Option<Vec<_>>>()?;
+        let numbers = cells.map(parameter).collect::<Option<Vec<_>>>()?;
         let column = tidepool_table::arrow_type(sql_type);
         if self.values.is_empty() {
             let data_type =
