@@ -435,8 +435,8 @@ def check(args, seed, cursor, duck, insert_all, counts):
         if own_error in is_large and "timeout" not in own_error:
             continue
         for name, (rows, error) in {"engine": (plain, plain_error), "duckdb": (theirs, their_error)}.items():
-            # What DataFusion's operators alone refuse: frames that no row can be in, booleans' aggregates of those that slide, some
-            # partitions by constants, and plans that its own checks of sort orders and of what may be NULL find fault with.
+            # What DataFusion's operators alone refuse: frames that no row can be in, booleans' aggregates of those that slide, and
+            # plans that its own checks of sort orders and of what may be NULL find fault with.
             known = ("invalid window frame", "retract_batch", "not satisfy order requirements", "Physical input schema should be the same")
             if error and not own_error and (error in is_large or any(part in error for part in known)):
                 continue

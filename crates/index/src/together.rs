@@ -106,7 +106,9 @@ impl Index {
                 (hint, node)
             });
         }
-        self.spaces.arrive();
+        if hints.iter().any(Option::is_some) {
+            self.spaces.arrive();
+        }
         for (at, hint) in hints[..group.len].iter().enumerate() {
             let followed = hint.map(|(hint, node)| (hint.follow(node, group.key(at)), node));
             match followed {

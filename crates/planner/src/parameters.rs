@@ -98,8 +98,7 @@ impl Visitor for Settle {
     }
 }
 
-/// The number of the parameter that an expression is.
-/// The number of a parameter that stands by itself, from 1 on.
+/// The number, from 1 on, of the parameter that an expression is.
 pub fn parameter(expr: &Expr) -> Option<usize> {
     match expr {
         Expr::Nested(inner) => parameter(inner),
