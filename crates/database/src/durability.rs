@@ -305,7 +305,13 @@ impl LogWriter {
         let log = of.clone();
         let serving = std::thread::Builder::new()
             .name("log-sync".to_owned())
-            .spawn(move || log.serve_callers())
+            .spawn(move || {
+                // It waits for the device, and everybody for it. Where it cannot be had, it is as before.
+                if let Err(error) = tidepool_device::take_short_turns() {
+                    tracing::debug!("{error}");
+                }
+                log.serve_callers();
+            })
             .map_err(|error| Error::io("start the log's thread", &error))?;
         writer.threads.push(serving);
         Ok(writer)

@@ -13,6 +13,7 @@ pub mod paged;
 pub mod probe;
 mod profile;
 mod residency;
+mod slice;
 mod stop;
 mod topology;
 mod window;
@@ -25,6 +26,7 @@ pub use mapping::{Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOption
 pub use pacing::{GATHER_SLOTS, Pacer, PacingCounters, PacingTotals};
 pub use profile::{LOCAL_DRAM, Mix, Mixes, Profile};
 pub use residency::{Miss, PoolId, Residency};
+pub use slice::take_short_turns;
 pub use stop::stop;
 pub use topology::{
     Cache, DaxDevice, FirmwareFigures, Node, Topology, last_level_cache_bytes, memory_available_bytes,
