@@ -234,10 +234,18 @@ class Maker:
         first = r.choice(names)
         scope = self.scope(first, "a")
         source = f"{first} a"
+        read = [first]
         for alias in "bc"[: r.choice([0, 0, 1, 1, 1, 2])]:
             other = r.choice(names)
             theirs = self.scope(other, alias)
             kind = r.choice(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
+            if read.count(other) == 1 and r.random() < 0.7:
+                # By the key of both, which then is a column of neither.
+                merged, of = self.tables[other][0]
+                source += f" {kind} {other} {alias} USING ({merged})"
+                scope = scope + theirs + [(merged, of)]
+                read.append(other)
+                continue
             pairs = [(a, b) for a, of in scope for b, of_b in theirs if of == of_b and of not in ("boolean", "double precision")]
             if not pairs:
                 continue
@@ -247,6 +255,7 @@ class Maker:
                 on += f" AND {self.condition(scope + theirs, 1)}"
             source += f" {kind} {other} {alias} ON {on}"
             scope = scope + theirs
+            read.append(other)
         where = []
         if r.random() < 0.7:
             where.append(self.condition(scope, 2))

@@ -23,6 +23,9 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState};
 use tidepool_table::{Identity, ROW_ID, TableDef, TableVersion};
 
+/// Outputs before the row's columns: the id.
+pub const FIRST: usize = 1;
+
 /// An `UPDATE` or `DELETE`, read off its syntax.
 pub struct Change {
     pub version: Arc<TableVersion>,
@@ -160,7 +163,7 @@ impl Change {
             .map_err(from_datafusion)?;
         let Some(items) = returning else { return Ok(Planned { plan, width, returning: None }) };
 
-        let (plan, names) = query::returning(state, facts, items, plan, 1, width, parameters)?;
+        let (plan, names) = query::returning(state, facts, items, plan, FIRST, width, parameters)?;
         Ok(Planned { plan, width, returning: Some(names) })
     }
 

@@ -8,6 +8,7 @@
 //! parameters, views, functions that ask for time or session, and words such as `today` in their literals are planned each time.
 
 use crate::facts::SessionFacts;
+use crate::origins::Origins;
 use crate::privileges::Readable;
 use crate::scan::{TableProvider, Trials};
 use crate::settings::Settings;
@@ -50,6 +51,7 @@ struct KeptPlan {
     state: StateMark,
     /// Its scans are of [`Unbound`] tables: nothing of a snapshot is held.
     plan: LogicalPlan,
+    origins: Arc<Origins>,
     /// Those that it reads, when it was made.
     tables: TableRows,
 }
@@ -106,8 +108,8 @@ impl KeptPlan {
 }
 
 impl PlanCache {
-    /// The optimised plan of a query without parameters.
-    pub fn find(&self, facts: &SessionFacts, query: &ast::Query) -> Option<LogicalPlan> {
+    /// The optimised plan of a query without parameters, and where its outputs come from.
+    pub fn find(&self, facts: &SessionFacts, query: &ast::Query) -> Option<(LogicalPlan, Arc<Origins>)> {
         let hash = hash_of(facts, query);
         let known = {
             let mut kept = self.0.lock();
@@ -120,11 +122,11 @@ impl PlanCache {
         if !known.is_for(facts, query) {
             return None;
         }
-        known.bound(facts).ok()
+        Some((known.bound(facts).ok()?, known.origins.clone()))
     }
 
     /// Keeps what became of a plan that `may_keep`.
-    pub fn keep(&self, facts: &SessionFacts, query: ast::Query, optimized: &LogicalPlan) {
+    pub fn keep(&self, facts: &SessionFacts, query: ast::Query, optimized: &LogicalPlan, origins: Arc<Origins>) {
         let Ok(Some((plan, tables))) = unbound(optimized, facts) else { return };
         let hash = hash_of(facts, &query);
         let entry = KeptPlan {
@@ -133,6 +135,7 @@ impl PlanCache {
             settings: facts.settings.clone(),
             state: facts.version.mark(),
             plan,
+            origins,
             tables,
         };
         let mut kept = self.0.lock();

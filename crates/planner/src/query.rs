@@ -5,6 +5,7 @@ use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::origins::{self, Origins};
 use crate::planner::State;
 use crate::privileges::{self, Acting};
 use crate::resolve::{self, Relation};
@@ -257,6 +258,11 @@ fn planned_by(
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     refuse_locks(&query)?;
+    let mut query = query;
+    crate::merged_columns::write_out(&mut query, &mut |part| {
+        let plan = named_plan(names, part, &parameters, None)?;
+        Ok(plan.schema().fields().iter().map(|field| field.name().clone()).collect())
+    })?;
     match grouped_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
         Err(error) if error.code() == SqlState::UNDEFINED_TABLE => {
             let mut renamed = query;
@@ -319,6 +325,11 @@ pub fn returned(
     parameters: ParameterFields,
 ) -> Result<Vec<(String, Expr)>> {
     let mut query = Box::new(crate::statement::parse_query("SELECT NULL")?);
+    let written = items.iter().map(|item| match item {
+        ast::SelectItem::UnnamedExpr(expr) => crate::names::expression_name(expr),
+        _ => String::new(),
+    });
+    let written: Vec<String> = written.collect();
     if let ast::SetExpr::Select(select) = query.body.as_mut() {
         select.projection = items;
     }
@@ -331,9 +342,9 @@ pub fn returned(
     let mut context = PlannerContext::new().with_prepare_param_data_types(parameters);
     let schema = plan.schema();
     let mut outputs = Vec::new();
-    for item in select.projection {
+    for (item, name) in select.projection.into_iter().zip(written) {
         let (name, expr) = match item {
-            ast::SelectItem::UnnamedExpr(expr) => (crate::names::expression_name(&expr), expr),
+            ast::SelectItem::UnnamedExpr(expr) => (name, expr),
             ast::SelectItem::ExprWithAlias { expr, alias } => (crate::statement::fold(&alias), expr),
             ast::SelectItem::Wildcard(_) => {
                 outputs.extend(columns_of(plan, first, None));
@@ -423,7 +434,7 @@ pub fn bind(plan: LogicalPlan, parameters: &[ArrayRef]) -> Result<LogicalPlan> {
     plan.with_param_values(ParamValues::from(values)).map_err(from_datafusion)
 }
 
-/// The result columns of a planned query: names as PostgreSQL gives them.
+/// The result columns of a planned query: names as PostgreSQL gives them, and no origins.
 pub fn columns(schema: &Schema, names: &OutputNames) -> Vec<ResultColumn> {
     let names = names.apply(schema.fields().iter().map(|field| field.name().clone()));
     let columns = schema.fields().iter().zip(names);
@@ -473,9 +484,11 @@ pub(crate) async fn plan(
 ) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
-    let optimized = optimized_plan(&state, &facts, query, &parameters)?;
+    let (optimized, origins) = optimized_plan(&state, &facts, query, &parameters)?;
     let plan = physical_plan_of(&state, optimized).await?;
-    Ok(planned(state, plan, &names))
+    let mut planned = planned(state, plan, &names);
+    origins::mark(&mut planned.columns, &origins);
+    Ok(planned)
 }
 
 fn optimized_plan(
@@ -483,7 +496,7 @@ fn optimized_plan(
     facts: &Arc<SessionFacts>,
     query: Box<ast::Query>,
     parameters: &[ArrayRef],
-) -> Result<LogicalPlan> {
+) -> Result<(LogicalPlan, Arc<Origins>)> {
     let plans = (parameters.is_empty() && facts.parts.is_empty() && facts.settings.keeps_plans())
         .then_some(&facts.planner.plans);
     if let Some(known) = plans.and_then(|plans| plans.find(facts, &query)) {
@@ -492,13 +505,14 @@ fn optimized_plan(
     let as_written = plans.is_some().then(|| query.as_ref().clone());
     let logical = logical_plan(state, facts, query, parameter_fields(parameters), None)?;
     let logical = bind(logical, parameters)?;
+    let origins = Arc::new(origins::of_plan(facts, &logical));
     let optimized = crate::optimizer::optimize(state, &logical).map_err(from_datafusion)?;
     if let (Some(plans), Some(query)) = (plans, as_written)
         && crate::plan_cache::may_keep(&logical).map_err(from_datafusion)?
     {
-        plans.keep(facts, query, &optimized);
+        plans.keep(facts, query, &optimized, origins.clone());
     }
-    Ok(optimized)
+    Ok((optimized, origins))
 }
 
 pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &OutputNames) -> Planned {

@@ -455,6 +455,7 @@ pub fn as_table(
         .collect();
     let plan = LogicalPlanBuilder::from(plan)
         .project(outputs)
+        .and_then(|plan| plan.alias(crate::origins::view_mark(view.id)))
         .and_then(LogicalPlanBuilder::build)
         .map_err(crate::errors::from_datafusion)?;
     Ok(Arc::new(ViewTable::new(plan, None)))

@@ -811,3 +811,100 @@ async fn notices_and_settings_are_reported() {
     let stream = client.query_raw("SELECT x FROM generate_series(1, 3) AS t(x)", Vec::<i32>::new()).await.unwrap();
     assert_eq!(stream.count().await, 3);
 }
+
+/// `name=relation.attribute` of each column that a `RowDescription` describes, and `-` of one that comes from nowhere.
+async fn origins(client: &tokio_postgres::Client, described: &[u8]) -> String {
+    let mut rest = &described[2..];
+    let mut columns = Vec::new();
+    while let Some(end) = rest.iter().position(|byte| *byte == 0) {
+        let (name, numbers) = (String::from_utf8_lossy(&rest[..end]), &rest[end + 1..]);
+        let relation = u32::from_be_bytes(numbers[..4].try_into().unwrap());
+        let attribute = i16::from_be_bytes(numbers[4..6].try_into().unwrap());
+        columns.push(match relation {
+            0 => format!("{name}=-"),
+            _ => {
+                let relation = cell(client, &format!("SELECT {relation}::oid::regclass::text")).await;
+                format!("{name}={relation}.{attribute}")
+            }
+        });
+        rest = &numbers[18..];
+    }
+    columns.join(" ")
+}
+
+/// The expected ones are PostgreSQL's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn columns_say_where_they_come_from() {
+    let (server, client) = TestServer::start_connected().await;
+    client
+        .batch_execute(
+            "CREATE TABLE oa (gone int, a int PRIMARY KEY, b text, c varchar(5));
+             ALTER TABLE oa DROP COLUMN gone;
+             CREATE TABLE ob (a int, d int);
+             CREATE VIEW ov AS SELECT b AS x, a + 1 AS y FROM oa;
+             CREATE VIEW ow AS SELECT y FROM ov;
+             CREATE TABLE op (a int, b int) PARTITION BY RANGE (a);
+             CREATE TABLE op1 PARTITION OF op FOR VALUES FROM (0) TO (10);
+             INSERT INTO oa VALUES (1, 'x', 'y')",
+        )
+        .await
+        .unwrap();
+    let (mut raw, _) = Raw::start(server.address).await;
+    for (sql, wanted) in [
+        ("SELECT a, b, c, a + 1, 1 FROM oa", "a=oa.2 b=oa.3 c=oa.4 ?column?=- ?column?=-"),
+        ("SELECT * FROM oa WHERE a = 1", "a=oa.2 b=oa.3 c=oa.4"),
+        ("SELECT b AS other FROM oa ORDER BY c LIMIT 1", "other=oa.3"),
+        ("SELECT t.a, count(*) FROM oa t GROUP BY t.a", "a=oa.2 count=-"),
+        ("SELECT DISTINCT b FROM oa", "b=oa.3"),
+        ("SELECT DISTINCT ON (a) a, b FROM oa", "a=oa.2 b=oa.3"),
+        ("SELECT x.a, y.d, x.b || 'z' FROM oa x JOIN ob y ON x.a = y.a", "a=oa.2 d=ob.2 ?column?=-"),
+        ("SELECT * FROM oa JOIN ob USING (a)", "a=oa.2 b=oa.3 c=oa.4 d=ob.2"),
+        ("SELECT a FROM oa LEFT JOIN ob USING (a)", "a=oa.2"),
+        ("SELECT a FROM oa RIGHT JOIN ob USING (a)", "a=ob.1"),
+        ("SELECT a FROM oa FULL JOIN ob USING (a)", "a=-"),
+        ("SELECT q, r FROM (SELECT b, a + 1 FROM oa) AS t(q, r)", "q=oa.3 r=-"),
+        ("WITH w AS (SELECT c FROM oa) SELECT * FROM w", "c=oa.4"),
+        ("SELECT * FROM ov", "x=ov.1 y=ov.2"),
+        ("SELECT v.x FROM ov AS v, ow", "x=ov.1"),
+        ("SELECT y FROM ow", "y=ow.1"),
+        ("SELECT a FROM oa UNION ALL SELECT a FROM ob", "a=-"),
+        ("SELECT (SELECT d FROM ob LIMIT 1), b FROM oa", "d=- b=oa.3"),
+        ("SELECT a, row_number() OVER (ORDER BY a) FROM oa", "a=oa.2 row_number=-"),
+        ("SELECT b, unnest(ARRAY[1,2]) FROM oa", "b=oa.3 unnest=-"),
+        ("SELECT g, a FROM oa, generate_series(1, 2) AS g", "g=- a=oa.2"),
+        ("VALUES (1)", "column1=-"),
+        ("SELECT op.b FROM op WHERE a = 1", "b=op.2"),
+        ("SELECT relname, oid FROM pg_class WHERE relname = 'oa'", "relname=pg_class.2 oid=pg_class.1"),
+        ("SELECT table_name FROM information_schema.tables LIMIT 1", "table_name=information_schema.tables.3"),
+        ("SELECT a, c FROM oa WHERE a = 1 FOR UPDATE", "a=oa.2 c=oa.4"),
+        ("SELECT t.b, d FROM oa t, ob FOR UPDATE OF t", "b=oa.3 d=ob.2"),
+        ("SELECT x FROM ov FOR UPDATE", "x=ov.1"),
+        ("INSERT INTO oa (a, b) VALUES (2, 'q') RETURNING a, b, a + 1", "a=oa.2 b=oa.3 ?column?=-"),
+        ("UPDATE oa SET b = 'n' WHERE a = 2 RETURNING *", "a=oa.2 b=oa.3 c=oa.4"),
+        ("UPDATE oa SET b = 'n' FROM ob WHERE oa.a = ob.a RETURNING d, oa.b", "d=ob.2 b=oa.3"),
+        ("DELETE FROM oa WHERE a = 2 RETURNING c, 7", "c=oa.4 ?column?=-"),
+        ("INSERT INTO oa (a) VALUES (1) ON CONFLICT (a) DO UPDATE SET b = 'z' RETURNING b", "b=oa.3"),
+        ("SELECT a FROM oa WHERE a IN (SELECT a FROM ob)", "a=oa.2"),
+        ("SELECT max(a), min(b) FROM oa", "max=- min=-"),
+        ("SELECT coalesce(b, 'x') FROM oa", "coalesce=-"),
+        ("TABLE ob", "a=ob.1 d=ob.2"),
+        ("SELECT a FROM oa WHERE EXISTS (SELECT 1 FROM ob WHERE ob.a = oa.a)", "a=oa.2"),
+        ("WITH RECURSIVE r AS (SELECT a FROM oa UNION ALL SELECT a + 1 FROM r WHERE a < 3) SELECT a FROM r", "a=-"),
+    ] {
+        raw.ask(&raw::query("BEGIN")).await;
+        let simple = raw.ask(&raw::query(sql)).await;
+        raw.ask(&raw::query("ROLLBACK")).await;
+        let statement = [raw::parse("", sql), raw::message(b'D', b"S\0"), raw::sync()].concat();
+        let extended = raw.ask(&statement).await;
+        // A query that was planned before.
+        let again = raw.ask(&raw::query(&format!("BEGIN; {sql}; ROLLBACK"))).await;
+        for (way, messages) in [("simple", simple), ("extended", extended), ("again", again)] {
+            let described = messages.iter().find(|(kind, _)| *kind == b'T');
+            let (_, described) = described.unwrap_or_else(|| panic!("{sql}: {way}: {messages:?}"));
+            assert_eq!(origins(&client, described).await, wanted, "{sql}: {way}");
+        }
+    }
+    raw.ask(&raw::query("BEGIN; DECLARE c CURSOR FOR SELECT b FROM oa")).await;
+    let fetched = raw.ask(&raw::query("FETCH c")).await;
+    assert_eq!(origins(&client, &fetched[0].1).await, "b=oa.3");
+}

@@ -8,6 +8,7 @@ mod read;
 use crate::errors::from_datafusion;
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::origins::{self, Origins};
 use crate::query::{self, ParameterFields, Within};
 use crate::resolve::Relation;
 use crate::session::ResultColumn;
@@ -51,6 +52,7 @@ pub struct Planned {
     /// The plan counts them itself.
     pub is_limited: bool,
     names: OutputNames,
+    origins: Origins,
 }
 
 impl Planned {
@@ -61,6 +63,7 @@ impl Planned {
         for (column, name) in columns.iter_mut().zip(names) {
             column.name = name;
         }
+        origins::mark(&mut columns, &self.origins);
         columns
     }
 }
@@ -99,6 +102,7 @@ pub fn plan(
             Err(_) => {}
         }
     }
+    let origins = origins::of_plan(facts, &plan);
     let schema = plan.schema().clone();
     let ids = schema.fields().len() - reading.targets.len();
     let output = |index: usize| Expr::Column(Column::from(schema.qualified_field(index)));
@@ -115,7 +119,7 @@ pub fn plan(
         .and_then(LogicalPlanBuilder::build)
         .map_err(from_datafusion)?;
     let (targets, names) = (reading.targets.clone(), reading.names.clone());
-    Ok(Planned { plan, targets, skip, fetch, is_limited, names })
+    Ok(Planned { plan, targets, skip, fetch, is_limited, names, origins })
 }
 
 /// What the names in a reading's query stand for.

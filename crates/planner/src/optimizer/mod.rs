@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), the keys of windows ([`window_keys`]), and bounds to DataFusion's own ([`filter_pushdown`]).
+//! subqueries in `VALUES` ([`row_queries`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`]).
 
 mod disjunctions;
 mod eager;
@@ -11,6 +11,7 @@ mod join_mode;
 mod join_order;
 mod outer;
 mod passes;
+mod recursion;
 mod row_queries;
 mod window_keys;
 

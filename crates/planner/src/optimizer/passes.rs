@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// of the time, and a second turn finds something to do only where the first has made other operators of subqueries, unions or outer joins.
 pub fn optimize(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
     if !is_plain(plan)? {
-        return state.optimize(&super::disjunctions::factor(plan.clone())?);
+        return super::recursion::settle(state.optimize(&super::disjunctions::factor(plan.clone())?)?);
     }
     let mut options = ConfigOptions::clone(state.config_options());
     options.optimizer.max_passes = 1;

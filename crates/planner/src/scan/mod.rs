@@ -31,7 +31,7 @@ use source::Source;
 use std::sync::Arc;
 use tidepool_base::{RowId, SqlState};
 use tidepool_database::DatabaseVersion;
-use tidepool_table::{Datum, ROW_ID, TableStatistics, TableVersion};
+use tidepool_table::{Datum, ROW_ID, TableDef, TableStatistics, TableVersion};
 pub use tried::Trials;
 
 /// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
@@ -179,6 +179,10 @@ impl TableProvider {
     /// The version, and what may be read of it, unless the statement changes or locks rows of it.
     pub fn plain(&self) -> Option<(&Arc<TableVersion>, &Readable)> {
         (!self.is_target()).then_some((&self.source.version, &self.readable))
+    }
+
+    pub fn def(&self) -> &TableDef {
+        &self.source.version.def
     }
 
     /// The version, if all columns may be read, also where the statement changes or locks rows of it.

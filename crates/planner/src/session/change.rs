@@ -12,6 +12,7 @@ use crate::facts::SessionFacts;
 use crate::insert::Conform;
 use crate::merge::{self, Act, Merge};
 use crate::names::OutputNames;
+use crate::origins::{self, Origins};
 use crate::query;
 use crate::statement::{Command, Statement};
 use crate::upsert::{self, Upsert};
@@ -77,6 +78,30 @@ impl Verb {
     }
 }
 
+struct Returned {
+    names: Vec<String>,
+    origins: Origins,
+}
+
+impl Returned {
+    /// `first`: where the columns of the table begin in what the list is made of.
+    fn of(
+        facts: &SessionFacts,
+        plan: &LogicalPlan,
+        names: Vec<String>,
+        first: usize,
+        width: usize,
+        def: &TableDef,
+    ) -> Returned {
+        let LogicalPlan::Projection(list) = plan else { return Returned { names, origins: Origins::new() } };
+        let mut input = origins::of_plan(facts, &list.input);
+        let target = input.iter_mut().skip(first).zip(origins::of_table(def));
+        target.for_each(|(column, origin)| *column = origin);
+        let origins = origins::of_exprs(&list.expr[width..], &input, list.input.schema());
+        Returned { names, origins }
+    }
+}
+
 /// A statement that writes, as a plan of the rows.
 pub(super) struct Source {
     verb: Verb,
@@ -86,8 +111,8 @@ pub(super) struct Source {
     pub plan: LogicalPlan,
     /// Columns before those of `RETURNING`.
     width: usize,
-    /// Names of the columns that `RETURNING` gives back.
-    returning: Option<Vec<String>>,
+    /// The columns that `RETURNING` gives back.
+    returning: Option<Returned>,
     /// Of an `INSERT`.
     conflict: Option<upsert::Plan>,
     /// Of a `MERGE`: what its clauses do.
@@ -179,11 +204,12 @@ impl Source {
 
     /// The columns that `RETURNING` gives back. `schema` is the plan's, coerced.
     pub fn columns(&self, schema: &Schema) -> Option<Vec<ResultColumn>> {
-        let names = self.returning.as_ref()?;
+        let Returned { names, origins } = self.returning.as_ref()?;
         let mut columns = query::columns(schema, &OutputNames::none()).split_off(self.width);
         for (column, name) in columns.iter_mut().zip(names) {
             column.name.clone_from(name);
         }
+        origins::mark(&mut columns, origins);
         Some(columns)
     }
 }
@@ -202,26 +228,31 @@ impl Reading {
         facts: &Arc<SessionFacts>,
         parameters: query::ParameterFields,
     ) -> Result<Source> {
-        match self {
+        let (version, alias) = match &self {
+            Reading::Insert(target) => (target.version.clone(), target.alias.clone()),
+            Reading::Change(change) => (change.version.clone(), change.alias()),
+            Reading::Merge(merge) => (merge.version.clone(), merge.alias()),
+        };
+        let (mut conflict, mut acts) = (None, Vec::new());
+        let (verb, plan, first, width, names) = match self {
             Reading::Insert(target) => {
-                let (version, alias) = (target.version.clone(), target.alias.clone());
-                let crate::insert::Planned { plan, returning, conflict } = target.plan(state, facts, parameters)?;
-                let width = version.def.columns.len();
-                Ok(Source { verb: Verb::Insert, version, alias, plan, width, returning, conflict, acts: Vec::new() })
+                let planned = target.plan(state, facts, parameters)?;
+                conflict = planned.conflict;
+                (Verb::Insert, planned.plan, 0, version.def.columns.len(), planned.returning)
             }
             Reading::Change(change) => {
-                let (version, alias) = (change.version.clone(), change.alias());
                 let verb = if change.is_update() { Verb::Update } else { Verb::Delete };
                 let planned = change.plan(state, facts, parameters)?;
-                let change::Planned { plan, width, returning } = planned;
-                Ok(Source { verb, version, alias, plan, width, returning, conflict: None, acts: Vec::new() })
+                (verb, planned.plan, change::FIRST, planned.width, planned.returning)
             }
             Reading::Merge(merge) => {
-                let (version, alias) = (merge.version.clone(), merge.alias());
-                let merge::Planned { plan, acts, width, returning } = merge.plan(state, facts, parameters)?;
-                Ok(Source { verb: Verb::Merge, version, alias, plan, width, returning, conflict: None, acts })
+                let planned = merge.plan(state, facts, parameters)?;
+                acts = planned.acts;
+                (Verb::Merge, planned.plan, merge::FIRST, planned.width, planned.returning)
             }
-        }
+        };
+        let returning = names.map(|names| Returned::of(facts, &plan, names, first, width, &version.def));
+        Ok(Source { verb, version, alias, plan, width, returning, conflict, acts })
     }
 }
 

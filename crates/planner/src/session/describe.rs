@@ -6,6 +6,7 @@ use super::{Description, ResultColumn, Session};
 use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
+use crate::origins;
 use crate::query;
 use crate::statement::{Command, Statement};
 use crate::types;
@@ -105,8 +106,11 @@ pub(super) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: 
                 query::logical_plan(&state, facts, ast_query.clone(), query::fields_of_oids(&parameters), None)?
             };
             let plan = query::bind(plan, &nulls_of(&parameters))?;
+            let origins = origins::of_plan(facts, &plan);
             let schema = analyzed_schema(&state, plan)?;
-            Ok(Description { parameters, columns: Some(query::columns(&schema, &names)) })
+            let mut columns = query::columns(&schema, &names);
+            origins::mark(&mut columns, &origins);
+            Ok(Description { parameters, columns: Some(columns) })
         }
         command @ (Command::Insert(..)
         | Command::Update { .. }

@@ -17,6 +17,7 @@ use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::locking::parts::{self, Parted};
 use crate::names::OutputNames;
+use crate::origins;
 use crate::planner::Planner;
 use crate::query;
 use crate::resolve::{self, Relation};
@@ -760,12 +761,14 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
     match statement.command() {
         Command::Query(ast_query) => {
             let plan = query::logical_plan(&state, facts, ast_query.clone(), fields, None).ok()?;
+            let origins = origins::of_plan(facts, &plan);
             let plan = analyzed(&state, plan)?;
             output_types(plan.schema())?;
             let query = compiler.relation(&plan)?.query()?;
             query.outputs.iter().all(Option::is_some).then_some(())?;
             let schema = types::canonical_schema(plan.schema().as_arrow());
-            let columns = query::columns(&schema, &OutputNames::of(ast_query));
+            let mut columns = query::columns(&schema, &OutputNames::of(ast_query));
+            origins::mark(&mut columns, &origins);
             program(Work::Select(query), Some(columns))
         }
         Command::Locking { .. } => {
@@ -776,6 +779,7 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
                 _ => return None,
             };
             let plan = crate::locking::unbound(&state, facts, &reading, fields).ok()?;
+            let origins = origins::of_plan(facts, &plan);
             let plan = analyzed(&state, plan)?;
             let mut query = compiler.relation(&plan)?.query()?;
             // Its id is the last.
@@ -789,6 +793,7 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
             for (column, name) in columns.iter_mut().zip(names) {
                 column.name = name;
             }
+            origins::mark(&mut columns, &origins);
             columns.iter().all(|column| types::sql_type_of_oid(column.type_oid).is_some()).then_some(())?;
             program(Work::Lock { query, lock, wait }, Some(columns))
         }
