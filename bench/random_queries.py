@@ -234,9 +234,12 @@ class Maker:
         first = r.choice(names)
         scope = self.scope(first, "a")
         source = f"{first} a"
-        read = [first]
+        read, merges = [first], set()
         for alias in "bc"[: r.choice([0, 0, 1, 1, 1, 2])]:
             other = r.choice(names)
+            if other in merges:
+                # Its key would be the name of two columns.
+                continue
             theirs = self.scope(other, alias)
             kind = r.choice(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
             if read.count(other) == 1 and r.random() < 0.7:
@@ -244,7 +247,7 @@ class Maker:
                 merged, of = self.tables[other][0]
                 source += f" {kind} {other} {alias} USING ({merged})"
                 scope = scope + theirs + [(merged, of)]
-                read.append(other)
+                merges.add(other)
                 continue
             pairs = [(a, b) for a, of in scope for b, of_b in theirs if of == of_b and of not in ("boolean", "double precision")]
             if not pairs:
