@@ -54,7 +54,10 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let mut found = false;
     node.apply_expressions(|expr| {
         expr.apply(|expr| {
-            found |= matches!(expr, Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_));
+            found |= matches!(
+                expr,
+                Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::SetComparison(_)
+            );
             Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
         })
     })?;
@@ -66,6 +69,7 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let outer = node.clone();
     node.map_expressions(|expr| {
         let name = names.save(&expr);
+        let expr = super::comparisons::rewrite(expr, &inputs)?.data;
         let rewritten = expr.transform_up(|expr| {
             Ok(match apply_call(&outer, &inputs, &expr)? {
                 Some(call) => Transformed::yes(call),

@@ -9,6 +9,7 @@
 
 mod apply;
 pub mod comments;
+mod comparisons;
 mod functions;
 mod information_schema;
 mod keys;
