@@ -4,7 +4,7 @@
 pgbench's scripts against Tidepool and PostgreSQL, each with its own data folder on the same disk and commits that wait for it, in turns: a round runs
 every script on one, then on the other. Of each run: transactions a second, the 99th percentile of their latency, and the processor time that the
 server took for one. Where there is go-tpc (https://github.com/pingcap/go-tpc, built with `go build ./cmd/go-tpc`), its TPC-C, too, whose own check of the
-database has to be clean afterwards. `copy`: rows a second of COPY FROM STDIN. Ratios are of the medians over all rounds. The report begins with what
+database has to be clean afterwards (PostgreSQL's, if it ends within two minutes). `copy`: rows a second of COPY FROM STDIN. Ratios are of the medians over all rounds. The report begins with what
 falls short of its target.
 
 By TCP, or with --local by a socket in the file system, which both servers have.

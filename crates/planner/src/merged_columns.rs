@@ -6,6 +6,7 @@
 
 use crate::names::expression_name;
 use crate::statement::{fold, parse_expression, parse_query};
+use crate::view::merged;
 use datafusion::sql::sqlparser::ast::{
     Cte, Expr, GroupByExpr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query, Select, SelectItem,
     SetExpr, TableAlias, TableFactor, TableWithJoins, Visit, VisitMut, Visitor, VisitorMut, WildcardAdditionalOptions,
@@ -19,7 +20,7 @@ pub type Outputs<'a> = dyn FnMut(Box<Query>) -> Result<Vec<String>> + 'a;
 
 /// Writes all of a query's out, whatever depth they are at. 42703 and 42702 for a column that is not once on each side.
 ///
-/// A join is left as it is when something that it joins cannot be planned by itself; of an outer join that is an error.
+/// A join is left as it is when something that it joins cannot be planned by itself; of a right or full one that is an error.
 pub fn write_out(query: &mut Query, outputs: &mut Outputs<'_>) -> Result<()> {
     if Visit::visit(query, &mut Merging).is_break() {
         WriteOut { outputs, ctes: Vec::new(), recursive: false }.query(query)?;
@@ -43,23 +44,8 @@ fn merges(table: &TableWithJoins) -> bool {
         TableFactor::NestedJoin { table_with_joins, .. } => merges(table_with_joins),
         _ => false,
     };
-    let merged = |constraint| matches!(constraint, Some(&JoinConstraint::Using(_) | &JoinConstraint::Natural));
     let mut joins = table.joins.iter();
-    within(&table.relation) || joins.any(|join| within(&join.relation) || merged(constraint_of(&join.join_operator)))
-}
-
-fn constraint_of(operator: &JoinOperator) -> Option<&JoinConstraint> {
-    match operator {
-        JoinOperator::Join(constraint)
-        | JoinOperator::Inner(constraint)
-        | JoinOperator::Left(constraint)
-        | JoinOperator::LeftOuter(constraint)
-        | JoinOperator::Right(constraint)
-        | JoinOperator::RightOuter(constraint)
-        | JoinOperator::FullOuter(constraint)
-        | JoinOperator::CrossJoin(constraint) => Some(constraint),
-        _ => None,
-    }
+    within(&table.relation) || joins.any(|join| within(&join.relation) || merged(&join.join_operator).is_some())
 }
 
 fn constraint_mut(operator: &mut JoinOperator) -> Option<&mut JoinConstraint> {
@@ -280,7 +266,7 @@ impl WriteOut<'_, '_> {
                     continue;
                 }
             };
-            let (mut merged, mut condition) = (Vec::new(), Vec::new());
+            let (mut columns, mut condition) = (Vec::new(), Vec::new());
             for name in &names {
                 let (of_left, of_right) = (only(&left, name, "left")?, only(&right, name, "right")?);
                 condition.push(format!("{of_left} = {of_right}"));
@@ -289,14 +275,14 @@ impl WriteOut<'_, '_> {
                     Keeps::Right => of_right.clone(),
                     Keeps::Both => parse_expression(&format!("COALESCE({of_left}, {of_right})"))?,
                 };
-                merged.push(Column { name: name.clone(), expr, is_merged: true });
+                columns.push(Column { name: name.clone(), expr, is_merged: true });
             }
             // NATURAL without a column in common joins every row with every other.
             let condition = if condition.is_empty() { "true".to_owned() } else { condition.join(" AND ") };
             *constraint = JoinConstraint::On(parse_expression(&condition)?);
             let rest = left.into_iter().chain(right).filter(|column| !names.contains(&column.name));
-            merged.extend(rest);
-            left = merged;
+            columns.extend(rest);
+            left = columns;
         }
         Ok(left)
     }

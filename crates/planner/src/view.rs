@@ -247,7 +247,7 @@ impl Freezer<'_> {
 }
 
 /// The columns that a join takes together; `None` for one that does not.
-fn merged(operator: &JoinOperator) -> Option<Vec<String>> {
+pub fn merged(operator: &JoinOperator) -> Option<Vec<String>> {
     let (JoinOperator::Join(constraint)
     | JoinOperator::Inner(constraint)
     | JoinOperator::Left(constraint)
