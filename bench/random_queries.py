@@ -228,6 +228,50 @@ class Maker:
         # Each key is in some set.
         return f"GROUPING SETS (({', '.join(keys)}), {', '.join(sets)})" if r.random() < 0.7 else f"GROUPING SETS ({', '.join(f'({key})' for key in keys)}, ())"
 
+    def rows_beside(self, scope, names):
+        """Where a subquery has its rows from that names a column of the rows around it, a column of its own, and its scope."""
+        r = self.random
+        other = r.choice(names)
+        theirs = self.scope(other, "s")
+        pairs = [(a, b) for a, of in scope for b, of_b in theirs if of == of_b and of not in ("boolean", "double precision")]
+        columns = [name for name, of in theirs if of not in ("boolean", "double precision")]
+        if not pairs or not columns:
+            return None
+        a, b = r.choice(pairs)
+        more = f" AND {self.condition(theirs, 1)}" if r.random() < 0.4 else ""
+        return f"FROM {other} s WHERE {b} {r.choice(['=', '=', '=', '<', 'IS NOT DISTINCT FROM'])} {a}{more}", r.choice(columns), theirs
+
+    def correlated(self, scope, names):
+        """A condition over a subquery that names a column of the rows around it beneath what looks at how many rows there are."""
+        r = self.random
+        beside = self.rows_beside(scope, names)
+        if beside is None:
+            return None
+        rows, column, theirs = beside
+        negated, few, compared = r.choice(["", "NOT "]), r.randint(0, 3), r.choice(["=", "<", ">", "<>"])
+        forms = [
+            f"{negated}EXISTS (SELECT 1 {rows} OFFSET {few})",
+            f"{negated}EXISTS (SELECT 1 FROM (SELECT count(*) OVER () AS n {rows}) w WHERE w.n > {few})",
+            f"{few} {negated}IN (SELECT count(*) {rows})",
+            f"{few} {negated}IN (SELECT row_number() OVER (ORDER BY {column}) {rows})",
+            f"{negated}EXISTS (SELECT count(*) {rows} HAVING count(*) {compared} {few})",
+            f"(SELECT count(*) {rows}) {compared} {few}",
+            f"(SELECT count(DISTINCT {column}) {rows}) {compared} {few}",
+            f"(SELECT count(*) FROM (SELECT DISTINCT {column} {rows}) w) {compared} {few}",
+            f"(SELECT max({column}) {rows}) IS {negated}NULL",
+            f"(SELECT max(n) FROM (SELECT count(*) AS n {rows} GROUP BY {column}) w) {compared} {few}",
+            f"{negated}EXISTS (SELECT {column} {rows} GROUP BY {column} HAVING count(*) > {few})",
+            f"(SELECT {column} {rows} ORDER BY {column} DESC NULLS LAST LIMIT 1) IS {negated}NULL",
+            f"(SELECT count(*) FROM (SELECT {column} {rows} UNION SELECT {column} FROM {r.choice([name for name in names if name in rows])} s) w) {compared} {few}",
+        ]
+        third = r.choice(names)
+        keys = [(a, b) for a, of in theirs for b, of_b in self.scope(third, "t") if of == of_b and of not in ("boolean", "double precision")]
+        if keys:
+            a, b = r.choice(keys)
+            optional = f"FROM {third} t LEFT JOIN (SELECT * {rows}) s ON {a} = {b}"
+            forms += [f"{negated}EXISTS (SELECT 1 {optional} WHERE {a} IS NULL)", f"(SELECT count({a}) {optional}) {compared} {few}"]
+        return r.choice(forms)
+
     def query(self):
         r = self.random
         names = list(self.tables)
@@ -259,6 +303,14 @@ class Maker:
             source += f" {kind} {other} {alias} ON {on}"
             scope = scope + theirs
             read.append(other)
+        if r.random() < 0.08:
+            beside = self.rows_beside(scope, names)
+            if beside:
+                rows, _, theirs = beside
+                every = ", ".join(name + self.direction() for name, _ in r.sample(theirs, len(theirs)))
+                optional = r.random() < 0.5
+                source += f" {'LEFT' if optional else 'CROSS'} JOIN LATERAL (SELECT * {rows} ORDER BY {every} LIMIT {r.randint(1, 3)}) l{' ON true' if optional else ''}"
+                scope = scope + [(f"l.{name.split('.')[1]}", of) for name, of in theirs]
         where = []
         if r.random() < 0.7:
             where.append(self.condition(scope, 2))
@@ -273,6 +325,10 @@ class Maker:
                     f"{r.choice(['', 'NOT '])}EXISTS (SELECT 1 FROM {other} s WHERE {a} = {b}{more})",
                     f"{a} {r.choice(['', 'NOT '])}IN (SELECT {b} FROM {other} s WHERE {b} IS NOT NULL{more})",
                 ]))
+        if r.random() < 0.2:
+            condition = self.correlated(scope, names)
+            if condition:
+                where.append(condition)
         if r.random() < 0.15:
             other = r.choice(names)
             theirs = self.scope(other, "q")
@@ -308,6 +364,10 @@ class Maker:
             query = f"SELECT {outputs} FROM {source}{where}{group}{having}"
         else:
             outputs = [self.expression(scope, r.choice([of for _, of in scope]), 2) for _ in range(r.randint(1, 5))]
+            if r.random() < 0.1:
+                beside = self.rows_beside(scope, names)
+                if beside:
+                    outputs.append(f"(SELECT {r.choice(['count(*)', f'max({beside[1]})', f'count({beside[1]})'])} {beside[0]})")
             if r.random() < 0.4:
                 shared = []
                 outputs += [self.window(scope, shared) for _ in range(r.choice([1, 1, 2, 4]))]

@@ -9,7 +9,8 @@ use crate::statement::{fold, parse_expression, parse_query};
 use crate::view::merged;
 use datafusion::sql::sqlparser::ast::{
     Cte, Expr, GroupByExpr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query, Select, SelectItem,
-    SetExpr, TableAlias, TableFactor, TableWithJoins, Visit, VisitMut, Visitor, VisitorMut, WildcardAdditionalOptions,
+    SelectItemQualifiedWildcardKind, SetExpr, TableAlias, TableFactor, TableWithJoins, Visit, VisitMut, Visitor,
+    VisitorMut, WildcardAdditionalOptions,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -202,6 +203,9 @@ impl WriteOut<'_, '_> {
         let mut from = select.from.clone();
         let mut columns = Vec::new();
         for table in &mut from {
+            if is_lateral(&table.relation) {
+                self.replace(&columns, &mut table.relation);
+            }
             match self.table(table) {
                 Ok(of_table) => columns.extend(of_table),
                 Err(Failure::Column(error)) => return Err(error),
@@ -247,6 +251,9 @@ impl WriteOut<'_, '_> {
     fn table(&mut self, table: &mut TableWithJoins) -> Result<Vec<Column>, Failure> {
         let mut left = self.factor(&mut table.relation)?;
         for join in &mut table.joins {
+            if is_lateral(&join.relation) {
+                self.replace(&left, &mut join.relation);
+            }
             let right = self.factor(&mut join.relation)?;
             let keeps = Keeps::of(&join.join_operator);
             let Some(constraint) = constraint_mut(&mut join.join_operator) else {
@@ -305,13 +312,62 @@ impl WriteOut<'_, '_> {
             return Err(Error::unsupported("USING and NATURAL need names for what they join").into());
         };
         let all = self.all_of(factor)?;
-        let names = (self.outputs)(all)?;
+        let names = match (self.outputs)(all) {
+            Ok(names) => names,
+            // It may name columns of what is around it.
+            Err(error) => self.names_by_text(factor).ok_or(error)?,
+        };
         let column = |name: String| Column {
             expr: Expr::CompoundIdentifier(vec![alias.clone(), quoted(&name)]),
             name,
             is_merged: false,
         };
         Ok(names.into_iter().map(column).collect())
+    }
+
+    /// How the columns of a subquery are called, without planning it.
+    fn names_by_text(&mut self, factor: &TableFactor) -> Option<Vec<String>> {
+        let TableFactor::Derived { subquery, alias, .. } = factor else { return None };
+        let own = self.outputs_by_text(&subquery.body)?;
+        let renamed = alias.iter().flat_map(|alias| &alias.columns).map(|column| fold(&column.name));
+        let renamed: Vec<String> = renamed.collect();
+        let others = own.into_iter().skip(renamed.len());
+        Some(renamed.iter().cloned().chain(others).collect())
+    }
+
+    fn outputs_by_text(&mut self, body: &SetExpr) -> Option<Vec<String>> {
+        let select = match body {
+            SetExpr::Select(select) => select,
+            SetExpr::SetOperation { left, .. } => return self.outputs_by_text(left),
+            SetExpr::Query(query) => return self.outputs_by_text(&query.body),
+            SetExpr::Values(values) => {
+                return Some((1..=values.rows.first()?.len()).map(|place| format!("column{place}")).collect());
+            }
+            _ => return None,
+        };
+        let mut columns = Vec::new();
+        if select.projection.iter().any(|item| output_name(item).is_none()) {
+            for table in &select.from {
+                columns.extend(self.table(&mut table.clone()).ok()?);
+            }
+        }
+        let mut names = Vec::new();
+        for item in &select.projection {
+            match item {
+                SelectItem::Wildcard(options) => {
+                    let hidden = hidden_by(options);
+                    let all = columns.iter().map(|column| column.name.clone());
+                    names.extend(all.filter(|name| !hidden.contains(name)));
+                }
+                SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(of), _) => {
+                    let of = fold(last_part(of)?);
+                    let is_of = |column: &&Column| matches!(&column.expr, Expr::CompoundIdentifier(parts) if parts.first().map(fold).as_ref() == Some(&of));
+                    names.extend(columns.iter().filter(is_of).map(|column| column.name.clone()));
+                }
+                item => names.push(output_name(item)?),
+            }
+        }
+        Some(names)
     }
 
     /// `SELECT *` from one, where the queries around are known if it may mean them.
@@ -342,7 +398,7 @@ impl WriteOut<'_, '_> {
     fn replace(&mut self, columns: &[Column], of: &mut impl VisitMut) -> bool {
         let is_only = |column: &&Column| columns.iter().filter(|other| other.name == column.name).count() == 1;
         let merged: Vec<&Column> = columns.iter().filter(|column| column.is_merged).filter(is_only).collect();
-        let mut replace = Replace { write: self, merged, scopes: Vec::new(), replaced: false };
+        let mut replace = Replace { write: self, merged, scopes: Vec::new(), beside: Vec::new(), replaced: false };
         let _ = of.visit(&mut replace);
         replace.replaced
     }
@@ -374,6 +430,8 @@ struct Replace<'r, 'c, 'o, 'a> {
     merged: Vec<&'c Column>,
     /// Of queries within, the columns that they read themselves: those are meant.
     scopes: Vec<Option<HashSet<String>>>,
+    /// Scopes that the relation under way does not see, being one of theirs.
+    beside: Vec<Option<HashSet<String>>>,
     replaced: bool,
 }
 
@@ -391,6 +449,20 @@ impl VisitorMut for Replace<'_, '_, '_, '_> {
 
     fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
         self.scopes.pop();
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        if matches!(factor, TableFactor::Derived { lateral: false, .. }) {
+            self.beside.extend(self.scopes.pop());
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        if matches!(factor, TableFactor::Derived { lateral: false, .. }) {
+            self.scopes.extend(self.beside.pop());
+        }
         ControlFlow::Continue(())
     }
 
@@ -445,6 +517,10 @@ fn only<'a>(side: &'a [Column], name: &str, which: &str) -> Result<&'a Expr, Fai
             format!("common column name \"{name}\" appears more than once in {which} table"),
         ))),
     }
+}
+
+fn is_lateral(factor: &TableFactor) -> bool {
+    matches!(factor, TableFactor::Derived { lateral: true, .. })
 }
 
 fn last_part(name: &ObjectName) -> Option<&Ident> {

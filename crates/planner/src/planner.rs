@@ -255,6 +255,8 @@ fn state() -> Result<SessionState> {
     let options = config.options_mut();
     options.sql_parser.dialect = Dialect::PostgreSQL;
     options.sql_parser.parse_float_as_decimal = true;
+    // `optimizer::SubqueryOrder` says which order is nobody's.
+    options.sql_parser.enable_subquery_sort_elimination = false;
     options.execution.time_zone = Some("UTC".to_owned());
     options.extensions.insert(FactsExtension(None));
 

@@ -1,19 +1,25 @@
-//! Subqueries that DataFusion cannot turn into joins: run once for each distinct set of outer values.
+//! Subqueries that DataFusion cannot turn into joins.
 //!
 //! DataFusion decorrelates scalar subqueries that aggregate and compare with the outer row by equality, and `EXISTS` and
 //! `IN` in a filter. PostgreSQL's clients write others: a scalar subquery that happens to find one row, `EXISTS` in a select
-//! list, `ARRAY(SELECT …)` with any condition. [`ApplySubqueries`] goes first in analysis and replaces exactly those by a
-//! function over the outer columns they use; the function keeps the subquery's plan, puts the row's values in place of the
-//! outer columns, and runs it. Answers are kept by argument for the batch. Slow on large outer tables, but right, where
-//! the alternative is an error.
+//! list, `ARRAY(SELECT …)` with any condition; and some it would get wrong ([`pull_up`](super::pull_up)). [`ApplySubqueries`]
+//! goes first in analysis and replaces exactly those: by a join ([`unnesting`](super::unnesting)) where that can be done, else by a
+//! function over the outer columns they use. It keeps the subquery's plan, puts the row's values in place of the outer
+//! columns, and runs it, once for each distinct set of values in a batch.
 
+use super::lateral;
+use super::pull_up::{Asked, has_one_row, is_safe, outer_columns, without_outputs};
+use super::unnesting::{Unnested, has_at_most_one_row, unnest};
 use super::value::{Value, value_at};
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::WORKER_STACK_BYTES;
-use datafusion::arrow::array::{Array, ArrayRef, BooleanArray, new_null_array};
+use datafusion::arrow::array::{
+    Array, ArrayRef, BooleanArray, ListArray, RecordBatch, StructArray, new_empty_array, new_null_array,
+};
+use datafusion::arrow::buffer::OffsetBuffer;
 use datafusion::arrow::compute::concat;
-use datafusion::arrow::datatypes::DataType;
+use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchemaRef, DataFusionError, Result, ScalarValue, internal_err};
@@ -23,8 +29,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
 use datafusion::logical_expr::type_coercion::binary::comparison_coercion;
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature,
-    Volatility,
+    ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+    Subquery, TypeSignature, Volatility,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
@@ -46,7 +52,14 @@ impl AnalyzerRule for ApplySubqueries {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_down_with_subqueries(rewrite_node).data()
+        plan.transform_down_with_subqueries(|node| {
+            let listed = match node {
+                LogicalPlan::Join(join) => lateral::as_lists(join)?,
+                node => Transformed::no(node),
+            };
+            if listed.transformed { Ok(listed) } else { rewrite_node(listed.data) }
+        })
+        .data()
     }
 }
 
@@ -67,113 +80,147 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let inputs: Vec<DFSchemaRef> = node.inputs().into_iter().map(|input| input.schema().clone()).collect();
     let names = NamePreserver::new(&node);
     let outer = node.clone();
-    node.map_expressions(|expr| {
+    let mut settled = Settled { outer: &outer, inputs: &inputs, joined: None };
+    let rewritten = node.map_expressions(|expr| {
         let name = names.save(&expr);
         let expr = super::comparisons::rewrite(expr, &inputs)?.data;
         let rewritten = expr.transform_up(|expr| {
-            Ok(match apply_call(&outer, &inputs, &expr)? {
+            Ok(match settled.subquery(&expr)? {
                 Some(call) => Transformed::yes(call),
                 None => Transformed::no(expr),
             })
         })?;
         Ok(rewritten.update_data(|expr| name.restore(expr)))
-    })?
-    .map_data(LogicalPlan::recompute_schema)
-}
-
-/// The function that stands for a subquery, when DataFusion has no way to run it in this place.
-fn apply_call(outer: &LogicalPlan, inputs: &[DFSchemaRef], expr: &Expr) -> Result<Option<Expr>> {
-    let filtering = matches!(outer, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_));
-    let (kind, subquery, needle, supported) = match expr {
-        Expr::ScalarSubquery(subquery) => {
-            let supported = outer_columns(&subquery.subquery)?.is_empty()
-                || (check_subquery_expr(outer, &subquery.subquery, expr).is_ok()
-                    && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_need_handle_count_bug(true))?);
-            (Kind::Scalar, subquery, None, supported)
-        }
-        Expr::Exists(Exists { subquery, negated }) => {
-            let supported =
-                filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new().with_exists_sub_query(true))?;
-            (Kind::Exists { negated: *negated }, subquery, None, supported)
-        }
-        Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
-            let supported = filtering && can_pull_up(subquery, PullUpCorrelatedExpr::new())?;
-            (Kind::In { negated: *negated }, subquery, Some(expr.as_ref().clone()), supported)
-        }
-        _ => return Ok(None),
-    };
-    if supported {
-        return Ok(None);
-    }
-    let columns = outer_columns(&subquery.subquery)?;
-    // A column of a query further out stays an outer reference here too, for that query to settle.
-    let argument = |(column, reference): &(Column, Expr)| {
-        if inputs.iter().any(|schema| schema.has_column(column)) {
-            Expr::Column(column.clone())
-        } else {
-            reference.clone()
-        }
-    };
-    let mut args: Vec<Expr> = columns.iter().map(argument).collect();
-    args.extend(needle);
-    let return_type = match kind {
-        Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
-        _ => DataType::Boolean,
-    };
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let function = Apply {
-        id: NEXT.fetch_add(1, Ordering::Relaxed),
-        kind,
-        plan: subquery.subquery.clone(),
-        columns: columns.into_iter().map(|(column, _)| column).collect(),
-        return_type,
-        signature: Signature::one_of(vec![TypeSignature::VariadicAny, TypeSignature::Nullary], Volatility::Volatile),
-    };
-    Ok(Some(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(function)), args))))
-}
-
-fn can_pull_up(subquery: &Subquery, mut pull_up: PullUpCorrelatedExpr) -> Result<bool> {
-    let plan = subquery.subquery.as_ref().clone();
-    Ok(plan.rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up)
-}
-
-/// The columns of queries further out that a plan refers to, with the references.
-fn outer_columns(plan: &LogicalPlan) -> Result<Vec<(Column, Expr)>> {
-    let mut found = Vec::new();
-    collect_outer(plan, &mut Vec::new(), &mut found)?;
-    Ok(found)
-}
-
-/// `scopes` are the schemas of the queries between.
-fn collect_outer(plan: &LogicalPlan, scopes: &mut Vec<DFSchemaRef>, found: &mut Vec<(Column, Expr)>) -> Result<()> {
-    plan.apply(|node| {
-        node.apply_expressions(|expr| {
-            expr.apply(|expr| {
-                let nested = match expr {
-                    Expr::OuterReferenceColumn(_, column) => {
-                        let own = scopes.iter().any(|schema| schema.has_column(column));
-                        if !own && !found.iter().any(|known| &known.0 == column) {
-                            found.push((column.clone(), expr.clone()));
-                        }
-                        None
-                    }
-                    Expr::ScalarSubquery(subquery) => Some(subquery),
-                    Expr::Exists(exists) => Some(&exists.subquery),
-                    Expr::InSubquery(within) => Some(&within.subquery),
-                    Expr::SetComparison(comparison) => Some(&comparison.subquery),
-                    _ => None,
-                };
-                if let Some(nested) = nested {
-                    let depth = scopes.len();
-                    scopes.extend(node.inputs().into_iter().map(|input| input.schema().clone()));
-                    collect_outer(&nested.subquery, scopes, found)?;
-                    scopes.truncate(depth);
-                }
-                Ok(TreeNodeRecursion::Continue)
-            })
-        })
     })?;
-    Ok(())
+    let Some(joined) = settled.joined else { return rewritten.map_data(LogicalPlan::recompute_schema) };
+    let plan = rewritten.data.map_children(|_| Ok(Transformed::yes(joined.clone())))?.data.recompute_schema()?;
+    // What the input has more is nobody's further up.
+    let is_wider = plan.schema().fields().len() > outer.schema().fields().len();
+    let plan = if is_wider {
+        let columns = outer.schema().columns().into_iter().map(Expr::Column);
+        LogicalPlanBuilder::from(plan).project(columns)?.build()?
+    } else {
+        plan
+    };
+    Ok(Transformed::yes(plan))
+}
+
+/// The subqueries of one operator's expressions.
+struct Settled<'a> {
+    outer: &'a LogicalPlan,
+    inputs: &'a [DFSchemaRef],
+    /// The operator's input, with the answers of subqueries beside its columns.
+    joined: Option<LogicalPlan>,
+}
+
+impl Settled<'_> {
+    /// What stands for a subquery, when DataFusion has no way to run it in this place. `None`: it has.
+    fn subquery(&mut self, expr: &Expr) -> Result<Option<Expr>> {
+        let outer = self.outer;
+        let filtering = matches!(outer, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_));
+        match expr {
+            Expr::ScalarSubquery(subquery) => {
+                let is_supported = outer_columns(&subquery.subquery)?.is_empty()
+                    || (check_subquery_expr(outer, &subquery.subquery, expr).is_ok()
+                        && can_pull_up(subquery, Asked::Value)?);
+                if is_supported {
+                    return Ok(None);
+                }
+                if let Some(unnested) = self.unnested(subquery)? {
+                    let is_one = has_at_most_one_row(&subquery.subquery)?;
+                    return self.beside(|input| unnested.value_beside(input, is_one)).map(Some);
+                }
+                self.applied(Kind::Scalar, subquery, None).map(Some)
+            }
+            Expr::Exists(Exists { subquery, negated }) => {
+                if filtering {
+                    if can_pull_up(subquery, Asked::Existence)? {
+                        return Ok(None);
+                    }
+                    if let Some(plan) = without_outputs(&subquery.subquery)? {
+                        let subquery = Subquery { subquery: Arc::new(plan), ..subquery.clone() };
+                        if can_pull_up(&subquery, Asked::Existence)? {
+                            return Ok(Some(Expr::Exists(Exists { subquery, negated: *negated })));
+                        }
+                    }
+                }
+                if let Some(unnested) = self.unnested(subquery)? {
+                    let exists = self.beside(|input| unnested.existence_beside(input))?;
+                    return Ok(Some(if *negated { !exists } else { exists }));
+                }
+                self.applied(Kind::Exists { negated: *negated }, subquery, None).map(Some)
+            }
+            Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
+                let needle = expr.as_ref().clone();
+                // One of one row is to equal it, which is a join where the row is found by one.
+                if has_one_row(&subquery.subquery) && !outer_columns(&subquery.subquery)?.is_empty() {
+                    let value = Expr::ScalarSubquery(subquery.clone());
+                    let value = self.subquery(&value)?.unwrap_or(value);
+                    return Ok(Some(if *negated { needle.not_eq(value) } else { needle.eq(value) }));
+                }
+                if filtering && can_pull_up(subquery, Asked::Membership)? {
+                    return Ok(None);
+                }
+                if self.unnested(subquery)?.is_some() {
+                    let among = super::comparisons::is_among(needle, subquery.clone(), self.inputs)?;
+                    let among = among.transform_up(|expr| {
+                        Ok(match self.subquery(&expr)? {
+                            Some(answer) => Transformed::yes(answer),
+                            None => Transformed::no(expr),
+                        })
+                    })?;
+                    return Ok(Some(if *negated { !among.data } else { among.data }));
+                }
+                self.applied(Kind::In { negated: *negated }, subquery, Some(needle)).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Of operators with one input.
+    fn unnested(&self, subquery: &Subquery) -> Result<Option<Unnested>> {
+        match self.outer.inputs()[..] {
+            [input] => unnest(input, &subquery.subquery),
+            _ => Ok(None),
+        }
+    }
+
+    /// Puts an answer beside the input's columns.
+    fn beside(&mut self, join: impl FnOnce(LogicalPlan) -> Result<(LogicalPlan, Expr)>) -> Result<Expr> {
+        let input = self.joined.take().unwrap_or_else(|| self.outer.inputs()[0].clone());
+        let (joined, answer) = join(input)?;
+        self.joined = Some(joined);
+        Ok(answer)
+    }
+
+    /// A function that asks the subquery for each row.
+    fn applied(&self, kind: Kind, subquery: &Subquery, needle: Option<Expr>) -> Result<Expr> {
+        let columns = outer_columns(&subquery.subquery)?;
+        // A column of a query further out stays an outer reference here too, for that query to settle.
+        let argument = |(column, reference): &(Column, Expr)| {
+            if self.inputs.iter().any(|schema| schema.has_column(column)) {
+                Expr::Column(column.clone())
+            } else {
+                reference.clone()
+            }
+        };
+        let mut args: Vec<Expr> = columns.iter().map(argument).collect();
+        args.extend(needle);
+        let return_type = match kind {
+            Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
+            _ => DataType::Boolean,
+        };
+        let columns = columns.into_iter().map(|(column, _)| column).collect();
+        Ok(Apply::of(kind, subquery.subquery.clone(), columns, return_type).call(args))
+    }
+}
+
+fn can_pull_up(subquery: &Subquery, asked: Asked) -> Result<bool> {
+    let mut pull_up = PullUpCorrelatedExpr::new()
+        .with_exists_sub_query(asked == Asked::Existence)
+        .with_need_handle_count_bug(asked == Asked::Value);
+    let plan = subquery.subquery.as_ref().clone();
+    Ok(plan.rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up && is_safe(&subquery.subquery, asked)?)
 }
 
 type Bindings = HashMap<Column, ScalarValue>;
@@ -181,6 +228,12 @@ type Bindings = HashMap<Column, ScalarValue>;
 /// The plan with values in place of outer columns.
 fn bind(plan: LogicalPlan, values: &Bindings) -> Result<LogicalPlan> {
     plan.transform_down(|node| {
+        if let LogicalPlan::Subquery(subquery) = node {
+            let bound = bind_subquery(subquery, values)?;
+            let is_free = !outer_columns(&bound.subquery)?.is_empty();
+            let bound = if is_free { LogicalPlan::Subquery(bound) } else { Arc::unwrap_or_clone(bound.subquery) };
+            return Ok(Transformed::new(bound, true, TreeNodeRecursion::Jump));
+        }
         let names = NamePreserver::new(&node);
         let bound = node.map_expressions(|expr| {
             let name = names.save(&expr);
@@ -192,43 +245,51 @@ fn bind(plan: LogicalPlan, values: &Bindings) -> Result<LogicalPlan> {
     .data()
 }
 
+fn bind_subquery(subquery: Subquery, values: &Bindings) -> Result<Subquery> {
+    let plan = bind(subquery.subquery.as_ref().clone(), values)?;
+    let outer_ref_columns = subquery
+        .outer_ref_columns
+        .into_iter()
+        .filter(|expr| !matches!(expr, Expr::OuterReferenceColumn(_, column) if values.contains_key(column)))
+        .collect();
+    Ok(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans })
+}
+
 fn bind_expression(expr: Expr, values: &Bindings) -> Result<Transformed<Expr>> {
-    let bind_subquery = |subquery: Subquery| -> Result<Subquery> {
-        let plan = bind(subquery.subquery.as_ref().clone(), values)?;
-        let outer_ref_columns = subquery
-            .outer_ref_columns
-            .into_iter()
-            .filter(|expr| !matches!(expr, Expr::OuterReferenceColumn(_, column) if values.contains_key(column)))
-            .collect();
-        Ok(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans })
-    };
     Ok(match expr {
         Expr::OuterReferenceColumn(_, ref column) => match values.get(column) {
             Some(value) => Transformed::yes(Expr::Literal(value.clone(), None)),
             None => Transformed::no(expr),
         },
-        Expr::ScalarSubquery(subquery) => Transformed::yes(Expr::ScalarSubquery(bind_subquery(subquery)?)),
+        Expr::ScalarSubquery(subquery) => Transformed::yes(Expr::ScalarSubquery(bind_subquery(subquery, values)?)),
         Expr::Exists(exists) => Transformed::yes(Expr::Exists(Exists {
-            subquery: bind_subquery(exists.subquery)?,
+            subquery: bind_subquery(exists.subquery, values)?,
             negated: exists.negated,
         })),
-        Expr::InSubquery(within) => {
-            Transformed::yes(Expr::InSubquery(InSubquery { subquery: bind_subquery(within.subquery)?, ..within }))
-        }
+        Expr::InSubquery(within) => Transformed::yes(Expr::InSubquery(InSubquery {
+            subquery: bind_subquery(within.subquery, values)?,
+            ..within
+        })),
         other => Transformed::no(other),
     })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+pub enum Kind {
     Scalar,
-    Exists { negated: bool },
-    In { negated: bool },
+    Exists {
+        negated: bool,
+    },
+    In {
+        negated: bool,
+    },
+    /// All rows, as a list of structs.
+    Rows,
 }
 
 /// One subquery as a function of the outer columns it uses (and, for `IN`, of what is looked for, last).
 #[derive(Debug)]
-struct Apply {
+pub struct Apply {
     id: u64,
     kind: Kind,
     plan: Arc<LogicalPlan>,
@@ -306,6 +367,26 @@ impl ScalarUDFImpl for Apply {
 }
 
 impl Apply {
+    pub fn of(kind: Kind, plan: Arc<LogicalPlan>, columns: Vec<Column>, return_type: DataType) -> Apply {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Apply {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            kind,
+            plan,
+            columns,
+            return_type,
+            signature: Signature::one_of(
+                vec![TypeSignature::VariadicAny, TypeSignature::Nullary],
+                Volatility::Volatile,
+            ),
+        }
+    }
+
+    /// With a value for each column, and what is looked for.
+    pub fn call(self, args: Vec<Expr>) -> Expr {
+        Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(self)), args))
+    }
+
     /// One row: the subquery's answer for these outer values. Planned outside the heap, as all plans are, and run inside.
     fn answer(
         &self,
@@ -334,6 +415,7 @@ impl Apply {
                     "more than one row returned by a subquery used as an expression",
                 )),
             },
+            Kind::Rows => self.listed(&batches, rows),
             Kind::In { negated } => {
                 let Some(needle) = args.last() else { return internal_err!("IN without a value") };
                 if rows == 0 {
@@ -362,6 +444,26 @@ impl Apply {
                 Ok(boolean(if null { None } else { Some(negated) }))
             }
         }
+    }
+}
+
+impl Apply {
+    /// Rows as one list.
+    fn listed(&self, batches: &[RecordBatch], rows: usize) -> Result<ArrayRef> {
+        let DataType::List(item) = &self.return_type else { return internal_err!("rows that are no list") };
+        let DataType::Struct(fields) = item.data_type() else { return internal_err!("rows that are no structs") };
+        let column = |(place, field): (usize, &Arc<Field>)| -> Result<ArrayRef> {
+            let parts: Vec<ArrayRef> = batches
+                .iter()
+                .map(|batch| Ok(datafusion::arrow::compute::cast(batch.column(place), field.data_type())?))
+                .collect::<Result<_>>()?;
+            let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
+            Ok(if parts.is_empty() { new_empty_array(field.data_type()) } else { concat(&parts)? })
+        };
+        let columns = fields.iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
+        let rows_of = StructArray::try_new_with_length(fields.clone(), columns, None, rows)?;
+        let offsets = OffsetBuffer::from_lengths([rows]);
+        Ok(Arc::new(ListArray::try_new(item.clone(), offsets, Arc::new(rows_of), None)?))
     }
 }
 

@@ -10,8 +10,8 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, DFSchemaRef, ExprSchema, Result, ScalarValue, internal_err};
 use datafusion::logical_expr::expr::{Case, Exists, ScalarFunction, SetComparison, SetQuantifier};
 use datafusion::logical_expr::{
-    BinaryExpr, ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF,
-    ScalarUDFImpl, Signature, Subquery, Volatility, lit,
+    BinaryExpr, ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs, ScalarFunctionArgs,
+    ScalarUDF, ScalarUDFImpl, Signature, Subquery, Volatility, lit,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +71,12 @@ fn outer(expr: Expr, inputs: &[DFSchemaRef]) -> Result<Expr> {
         other => Ok(Transformed::no(other)),
     };
     Ok(expr.transform_up(refer)?.data)
+}
+
+/// `needle IN (SELECT …)`, as the same.
+pub fn is_among(needle: Expr, subquery: Subquery, inputs: &[DFSchemaRef]) -> Result<Expr> {
+    let (op, quantifier) = (Operator::Eq, SetQuantifier::Any);
+    compared(SetComparison { expr: Box::new(needle), subquery, op, quantifier }, inputs)
 }
 
 fn is_never_null(subquery: &Subquery) -> bool {

@@ -2,8 +2,8 @@
 //!
 //! Nothing here is stored: a relation's rows are made from the statement's snapshot when it is scanned. `relations` knows
 //! every system relation's columns, `pg_catalog`, `information_schema` and `tidepool` make rows, `functions` answers calls,
-//! `rewrite` turns what clients write into what DataFusion plans, and `apply` runs the correlated subqueries that it
-//! cannot turn into joins.
+//! `rewrite` turns what clients write into what DataFusion plans, and `unnesting` makes joins of the correlated subqueries
+//! that it cannot, or would get wrong (`pull_up`, `lateral`), and `apply` runs the others.
 //!
 //! Functions and tables find who asks, and over which snapshot, with `SessionFacts::of(config_options)`.
 
@@ -13,9 +13,11 @@ mod comparisons;
 mod functions;
 mod information_schema;
 mod keys;
+mod lateral;
 mod objects;
 mod partitions;
 mod pg_catalog;
+mod pull_up;
 mod relations;
 mod rewrite;
 mod roles;
@@ -24,6 +26,7 @@ mod sequences;
 mod syntax;
 mod tidepool;
 mod types;
+mod unnesting;
 mod value;
 
 pub use functions::{SessionSequences, add_interval, find_relation, next_value_of};
@@ -57,8 +60,11 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
     let rules = &mut builder.analyzer().get_or_insert_with(Default::default).rules;
-    let first: [Arc<dyn AnalyzerRule + Send + Sync>; 2] =
-        [Arc::new(crate::optimizer::RowQueries), Arc::new(apply::ApplySubqueries)];
+    let first: [Arc<dyn AnalyzerRule + Send + Sync>; 3] = [
+        Arc::new(crate::optimizer::RowQueries),
+        Arc::new(crate::optimizer::SubqueryOrder),
+        Arc::new(apply::ApplySubqueries),
+    ];
     rules.splice(0..0, first);
     builder
 }

@@ -392,6 +392,10 @@ impl VisitorMut for Rewriter {
     }
 
     fn post_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
+        // Nothing is before the first relation.
+        if let Some(first) = select.from.first_mut() {
+            set_lateral(&mut first.relation, false);
+        }
         for NamedWindowDefinition(_, window) in &mut select.named_window {
             if let NamedWindowExpr::WindowSpec(WindowSpec { window_frame: Some(frame), .. }) = window {
                 super::syntax::restore_frame(frame);
@@ -411,6 +415,14 @@ impl VisitorMut for Rewriter {
 
     fn post_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
         self.table_function(factor);
+        if let TableFactor::Derived { subquery, alias: Some(alias), .. } = factor
+            && !alias.columns.is_empty()
+            && let Some(names) = output_names(&subquery.body)
+        {
+            // Columns without a new name keep theirs.
+            let others = names.iter().skip(alias.columns.len()).map(|name| identifier(name));
+            alias.columns.extend(others.map(|name| TableAliasColumnDef { name, data_type: None }));
+        }
         ControlFlow::Continue(())
     }
 
@@ -668,13 +680,16 @@ impl Rewriter {
             ("regexp_split_to_table", _) if exprs.len() == 2 => Some(split_by_pattern(exprs)),
             (_, Some(twin)) => Some(call(twin, exprs)),
             _ if super::functions::is_function(&name) => {
+                let is_lateral = exprs.iter().any(names_column);
                 let projection = vec![unnamed(call(&name, exprs))];
                 *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
+                set_lateral(factor, is_lateral);
                 return;
             }
             _ => return,
         };
         let Some(value) = value else { return };
+        let is_lateral = names_column(&value);
         let mut projection = vec![unnamed(call("unnest", vec![value.clone()]))];
         if ordinality {
             projection.push(unnamed(call("unnest", vec![call("pg_subscripts", vec![value, number(1)])])));
@@ -685,7 +700,44 @@ impl Rewriter {
             }
         }
         *factor = derived(select(projection, vec![]), table_alias(table_name, columns));
+        set_lateral(factor, is_lateral);
     }
+}
+
+/// How a query's outputs are called, if it says so itself.
+fn output_names(body: &SetExpr) -> Option<Vec<String>> {
+    match body {
+        SetExpr::Select(select) => {
+            let name = |item: &SelectItem| match item {
+                SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
+                SelectItem::ExprWithAlias { alias, .. } => Some(fold(alias)),
+                _ => None,
+            };
+            select.projection.iter().map(name).collect()
+        }
+        SetExpr::Values(values) => {
+            Some((1..=values.rows.first()?.len()).map(|place| format!("column{place}")).collect())
+        }
+        SetExpr::SetOperation { left, .. } => output_names(left),
+        SetExpr::Query(query) => output_names(&query.body),
+        _ => None,
+    }
+}
+
+/// Functions in FROM may be given columns of what is before them.
+fn set_lateral(factor: &mut TableFactor, is_lateral: bool) {
+    if let TableFactor::Derived { lateral, .. } = factor {
+        *lateral = is_lateral;
+    }
+}
+
+/// Whether an expression names a column, here or further out.
+pub fn names_column(expr: &Expr) -> bool {
+    let found = visit_expressions(expr, |expr| match expr {
+        Expr::Identifier(_) | Expr::CompoundIdentifier(_) => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    found.is_break()
 }
 
 /// `pg_get_keywords()`: the columns of the rows that `pg_keywords` lists.

@@ -1,7 +1,7 @@
 //! PostgreSQL's constructs as calls of functions and operators that can be planned: the part of `rewrite` that looks at
 //! one expression at a time.
 
-use super::rewrite::{args_of, call, literal, string_literal, take, text};
+use super::rewrite::{args_of, call, literal, names_column, string_literal, take, text};
 use datafusion::sql::sqlparser::ast::*;
 
 /// An expression that PostgreSQL's grammar has and DataFusion's planner does not know; left as it is otherwise.
@@ -76,7 +76,22 @@ pub fn expression(expr: &mut Expr) {
             }
         }
         Expr::Function(_) => function(expr),
+        // A row is NULL, or is not, if each of its fields is.
+        Expr::IsNull(value) => {
+            if let Some(fields) = row_of(value) {
+                each_of(expr, fields, Expr::IsNull);
+            }
+        }
+        Expr::IsNotNull(value) => {
+            if let Some(fields) = row_of(value) {
+                each_of(expr, fields, Expr::IsNotNull);
+            }
+        }
         Expr::InSubquery { .. } => super::row_subquery::value(expr),
+        // DataFusion looks for the columns of an array that is written out in the query itself only, not in those around it.
+        Expr::Array(Array { elem, .. }) if elem.iter().any(names_column) => {
+            *expr = call("make_array", std::mem::take(elem));
+        }
         Expr::BinaryOp { left, op, right } => {
             if let (Expr::Tuple(lefts), Expr::Tuple(rights)) = (left.as_ref(), right.as_ref())
                 && let Some(compared) = compare_rows(lefts, op, rights)
@@ -97,6 +112,24 @@ pub fn expression(expr: &mut Expr) {
             }
         }
         _ => {}
+    }
+}
+
+/// The fields of a row that is written out.
+fn row_of(expr: &Expr) -> Option<Vec<Expr>> {
+    match expr {
+        Expr::Tuple(fields) => Some(fields.clone()),
+        Expr::Function(function) if function.name.to_string().eq_ignore_ascii_case("row") => {
+            args_of(&mut function.clone())
+        }
+        _ => None,
+    }
+}
+
+fn each_of(expr: &mut Expr, fields: Vec<Expr>, test: impl Fn(Box<Expr>) -> Expr) {
+    let tests = fields.into_iter().map(|field| test(Box::new(field))).collect();
+    if let Some(all) = joined(tests, BinaryOperator::And) {
+        *expr = all;
     }
 }
 

@@ -503,6 +503,16 @@ fn like_pass(pattern: &str, distinct: f64) -> f64 {
 }
 
 /// Rows and columns of a plan whose inputs are estimated already.
+/// How many rows a plan has.
+pub fn estimated_rows(plan: &LogicalPlan) -> f64 {
+    of_plan(plan).rows
+}
+
+fn of_plan(plan: &LogicalPlan) -> Estimate {
+    let inputs: Vec<Estimate> = plan.inputs().into_iter().map(of_plan).collect();
+    of_node(plan, &inputs)
+}
+
 pub fn of_node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
     let mut estimate = node(plan, inputs);
     let rows = estimate.rows;

@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`]).
+//! subqueries in `VALUES` ([`row_queries`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`]).
 
 mod disjunctions;
 mod eager;
@@ -13,10 +13,13 @@ mod outer;
 mod passes;
 mod recursion;
 mod row_queries;
+mod subquery_order;
 mod window_keys;
 
-pub use passes::optimize;
+pub use estimate::estimated_rows;
+pub use passes::{has_query, optimize};
 pub use row_queries::RowQueries;
+pub use subquery_order::{SubqueryOrder, rows_in_order};
 
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::optimizer::Optimizer;

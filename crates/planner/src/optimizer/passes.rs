@@ -49,7 +49,7 @@ fn is_query(expr: &Expr) -> bool {
 }
 
 /// Whether it asks queries.
-pub(super) fn has_query(expr: &Expr) -> bool {
+pub fn has_query(expr: &Expr) -> bool {
     expr.exists(|expr| Ok(is_query(expr))).unwrap_or(true)
 }
 

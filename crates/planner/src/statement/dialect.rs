@@ -1,13 +1,52 @@
 //! PostgreSQL's syntax, as the parser's own dialect has it, with what that gets wrong put right.
 
-use datafusion::sql::sqlparser::ast::Expr;
+use datafusion::sql::sqlparser::ast::{BinaryOperator, Expr};
 use datafusion::sql::sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
+use datafusion::sql::sqlparser::tokenizer::Token;
 use std::any::{Any, TypeId};
 
 #[derive(Debug)]
 pub struct Postgres;
+
+/// `a BETWEEN SYMMETRIC b AND c`, whichever of both is less. That the other is the default `ASYMMETRIC` says.
+fn between(dialect: &Postgres, parser: &mut Parser, expr: &Expr) -> Option<Result<Expr, ParserError>> {
+    let word = |parser: &Parser, place| match parser.peek_nth_token(place).token {
+        Token::Word(word) if word.quote_style.is_none() => word.value.to_ascii_uppercase(),
+        _ => String::new(),
+    };
+    let negated = word(parser, 0) == "NOT";
+    let place = usize::from(negated);
+    if word(parser, place) != "BETWEEN" {
+        return None;
+    }
+    let is_symmetric = match word(parser, place + 1).as_str() {
+        "SYMMETRIC" => true,
+        "ASYMMETRIC" => false,
+        _ => return None,
+    };
+    (0..place + 2).for_each(|_| drop(parser.next_token()));
+    let precedence = dialect.prec_value(Precedence::Between);
+    let bounds = parser.parse_subexpr(precedence).and_then(|low| {
+        parser.expect_keyword_is(Keyword::AND)?;
+        Ok((low, parser.parse_subexpr(precedence)?))
+    });
+    Some(bounds.map(|(low, high)| {
+        let either = |low: &Expr, high: &Expr| Expr::Between {
+            expr: Box::new(Expr::Nested(Box::new(expr.clone()))),
+            negated,
+            low: Box::new(low.clone()),
+            high: Box::new(high.clone()),
+        };
+        if !is_symmetric {
+            return either(&low, &high);
+        }
+        let op = if negated { BinaryOperator::And } else { BinaryOperator::Or };
+        let (left, right) = (Box::new(either(&low, &high)), Box::new(either(&high, &low)));
+        Expr::Nested(Box::new(Expr::BinaryOp { left, op, right }))
+    }))
+}
 
 /// What the parser's own dialect says.
 macro_rules! as_is {
@@ -24,7 +63,11 @@ impl Dialect for Postgres {
     }
 
     /// `a IS DISTINCT FROM b AND c` is `(a IS DISTINCT FROM b) AND c`; the parser takes all that follows for its right side.
+    /// `BETWEEN SYMMETRIC` it does not know.
     fn parse_infix(&self, parser: &mut Parser, expr: &Expr, precedence: u8) -> Option<Result<Expr, ParserError>> {
+        if let Some(between) = between(self, parser, expr) {
+            return Some(between);
+        }
         let negated = match () {
             () if parser.parse_keywords(&[Keyword::IS, Keyword::DISTINCT, Keyword::FROM]) => false,
             () if parser.parse_keywords(&[Keyword::IS, Keyword::NOT, Keyword::DISTINCT, Keyword::FROM]) => true,
