@@ -304,7 +304,9 @@ class Maker:
             scope = scope + theirs
             read.append(other)
         if r.random() < 0.08:
-            beside = self.rows_beside(scope, names)
+            # A merged column's name would be that of two columns.
+            others = [name for name in names if name not in merges]
+            beside = self.rows_beside(scope, others) if others else None
             if beside:
                 rows, _, theirs = beside
                 every = ", ".join(name + self.direction() for name, _ in r.sample(theirs, len(theirs)))
@@ -356,6 +358,9 @@ class Maker:
             group = f" GROUP BY {', '.join(str(place + 1) for place in range(len(keys)))}" if keys else ""
             if keys and r.random() < 0.35:
                 keys = [name for name, _ in r.sample(scope, min(len(scope), len(keys)))]
+                # A merged column is one of those it is merged of, or another, as the engine will have it.
+                merged = {self.tables[table][0][0] for table in merges}
+                keys = [key for key in keys if key in merged or key.split(".")[-1] not in merged] or keys[:1]
                 calls += [f"grouping({r.choice(keys)})"] * r.choice([0, 1])
                 outputs = ", ".join(f"{output} AS o{place}" for place, output in enumerate(keys + calls))
                 group = f" GROUP BY {self.grouping(keys)}"
@@ -500,6 +505,10 @@ def check(args, seed, cursor, duck, insert_all, counts):
         counts["rows"] += len(own or [])
         # Whether an overflow comes to light depends on what is evaluated for which rows.
         if any(error and ("range" in error or "verflow" in error) for error in (plain_error, own_error, their_error)):
+            counts["errors"] += 1
+            continue
+        # Where nothing below it is the engine's, a window is DataFusion's.
+        if own_error and own_error == plain_error and "invalid window frame" in own_error:
             counts["errors"] += 1
             continue
         is_large = [error for error in (plain_error, own_error) if error and any(part in error for part in LARGE)]

@@ -11,7 +11,7 @@ use crate::optimizer::{estimated_rows, rows_in_order};
 use datafusion::arrow::array::{Array, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, DFSchema, NullEquality, Result, ScalarValue, internal_err};
+use datafusion::common::{Column, DFSchema, ExprSchema, NullEquality, Result, ScalarValue, internal_err};
 use datafusion::functions::core::expr_fn::coalesce;
 use datafusion::functions_aggregate::expr_fn::{count, first_value, min};
 use datafusion::functions_window::expr_fn::row_number;
@@ -60,8 +60,14 @@ pub fn unnest(outer: &LogicalPlan, subquery: &LogicalPlan) -> Result<Option<Unne
 impl Unnested {
     /// Joined to the outer rows, one way or another: as many of them as there are rows of the subquery.
     pub fn join(self, outer: LogicalPlan, join_type: JoinType) -> Result<LogicalPlan> {
+        let schema = outer.schema().clone();
+        let are_known = self
+            .pairs
+            .iter()
+            .all(|(column, _)| schema.field_from_column(column).is_ok_and(|field| !field.is_nullable()));
+        let nulls = if are_known { NullEquality::NullEqualsNothing } else { NullEquality::NullEqualsNull };
         let on = self.pairs.into_iter().map(|(outer, own)| (Expr::Column(outer), Expr::Column(own))).collect();
-        null_safe_join(outer, self.plan, on, join_type)
+        joined(outer, self.plan, on, join_type, nulls)
     }
 
     /// One value beside each outer row: the subquery's, or NULL where it has no row. Fails where it has several.
@@ -119,14 +125,14 @@ fn is_same(left: Expr, right: Expr, field: &Field) -> Result<Expr> {
     Ok(known(left).eq(known(right)).and(same))
 }
 
-fn null_safe_join(
+fn joined(
     left: LogicalPlan,
     right: LogicalPlan,
     on: Vec<(Expr, Expr)>,
     join_type: JoinType,
+    nulls: NullEquality,
 ) -> Result<LogicalPlan> {
     let (left, right) = (Arc::new(left), Arc::new(right));
-    let nulls = NullEquality::NullEqualsNull;
     Join::try_new(left, right, on, None, join_type, JoinConstraint::On, nulls, false).map(LogicalPlan::Join)
 }
 
@@ -336,7 +342,8 @@ impl Domain<'_> {
         let marked =
             LogicalPlanBuilder::from(found.plan.clone()).project(of_found.chain([lit(true).alias(&marker)]))?;
         let on = domain.domain.iter().cloned().map(Expr::Column).zip(found.domain.into_iter().map(Expr::Column));
-        let joined = null_safe_join(domain.plan, marked.build()?, on.collect(), JoinType::Left)?;
+        let nulls = NullEquality::NullEqualsNull;
+        let joined = joined(domain.plan, marked.build()?, on.collect(), JoinType::Left, nulls)?;
         let is_missing = || Expr::Column(Column::new_unqualified(&marker)).is_null();
         let columns = aggregate.schema.columns().into_iter().zip(defaults).map(|(column, default)| {
             let column = Expr::Column(column);

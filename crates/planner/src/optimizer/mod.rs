@@ -1,7 +1,8 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`]).
+//! subqueries in `VALUES` ([`row_queries`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
+mod cross_joins;
 mod disjunctions;
 mod eager;
 pub mod estimate;
@@ -37,6 +38,9 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     options.optimizer.join_reordering = false;
 
     let mut rules = Optimizer::new().rules;
+    for rule in rules.iter_mut().filter(|rule| rule.name() == "eliminate_cross_join") {
+        *rule = Arc::new(cross_joins::CrossJoins(rule.clone()));
+    }
     let before_filters = rules.iter().position(|rule| rule.name() == "eliminate_outer_join").unwrap_or(rules.len());
     rules.insert(before_filters, Arc::new(outer::OuterJoins));
     let after_filters =
