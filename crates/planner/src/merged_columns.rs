@@ -542,7 +542,7 @@ fn called(factor: &TableFactor) -> Option<Ident> {
 }
 
 /// What an item of a list is called, unless it stands for several.
-fn output_name(item: &SelectItem) -> Option<String> {
+pub fn output_name(item: &SelectItem) -> Option<String> {
     match item {
         SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
         SelectItem::ExprWithAlias { alias, .. } => Some(fold(alias)),

@@ -8,7 +8,7 @@
 //! columns, and runs it, once for each distinct set of values in a batch.
 
 use super::lateral;
-use super::pull_up::{Asked, has_one_row, is_safe, outer_columns, without_outputs};
+use super::pull_up::{Asked, can_pull_up, has_one_row, outer_columns, without_outputs};
 use super::unnesting::{Unnested, has_at_most_one_row, unnest};
 use super::value::{Value, value_at};
 use crate::facts::SessionFacts;
@@ -33,7 +33,6 @@ use datafusion::logical_expr::{
     Subquery, TypeSignature, Volatility,
 };
 use datafusion::optimizer::AnalyzerRule;
-use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -213,14 +212,6 @@ impl Settled<'_> {
         let columns = columns.into_iter().map(|(column, _)| column).collect();
         Ok(Apply::of(kind, subquery.subquery.clone(), columns, return_type).call(args))
     }
-}
-
-fn can_pull_up(subquery: &Subquery, asked: Asked) -> Result<bool> {
-    let mut pull_up = PullUpCorrelatedExpr::new()
-        .with_exists_sub_query(asked == Asked::Existence)
-        .with_need_handle_count_bug(asked == Asked::Value);
-    let plan = subquery.subquery.as_ref().clone();
-    Ok(plan.rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up && is_safe(&subquery.subquery, asked)?)
 }
 
 type Bindings = HashMap<Column, ScalarValue>;

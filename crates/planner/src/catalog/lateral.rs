@@ -2,7 +2,7 @@
 //! others are unnested, or there is a list of their rows for each row before them.
 
 use super::apply::{Apply, Kind};
-use super::pull_up::{Asked, is_safe, lateral, outer_columns};
+use super::pull_up::{Asked, can_pull_up, lateral, outer_columns};
 use super::unnesting::unnest;
 use crate::optimizer::has_query;
 use datafusion::arrow::datatypes::{DataType, Field, Fields};
@@ -11,7 +11,6 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{Column, DFSchema, ExprSchema, NullHandling, Result, ScalarValue, UnnestOptions};
 use datafusion::functions::core::expr_fn::get_field;
 use datafusion::logical_expr::{Expr, Join, JoinType, LogicalPlan, LogicalPlanBuilder, SubqueryAlias};
-use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 use std::sync::Arc;
 
 /// A join with such a subquery, as lists of rows that are unnested; others as they are.
@@ -25,9 +24,7 @@ pub fn as_lists(join: Join) -> Result<Transformed<LogicalPlan>> {
     if columns.is_empty() || !columns.iter().all(is_own) || !is_plain {
         return as_is(join);
     }
-    let mut pull_up = PullUpCorrelatedExpr::new().with_need_handle_count_bug(true);
-    let is_pulled_up = subquery.subquery.as_ref().clone().rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up;
-    if is_pulled_up && pull_up.pull_up_having_expr.is_none() && is_safe(&subquery.subquery, Asked::Rows)? {
+    if can_pull_up(subquery, Asked::Rows)? {
         return as_is(join);
     }
 

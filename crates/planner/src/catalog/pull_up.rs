@@ -12,6 +12,7 @@ use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{
     Aggregate, BinaryExpr, Distinct, Expr, Join, JoinType, Limit, LogicalPlan, Operator, Projection, Subquery, lit,
 };
+use datafusion::optimizer::decorrelate::PullUpCorrelatedExpr;
 
 /// What is asked of a subquery's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,17 @@ impl Asked {
     }
 }
 
+/// Whether DataFusion may turn a subquery into a join, and can.
+pub fn can_pull_up(subquery: &Subquery, asked: Asked) -> Result<bool> {
+    let mut pull_up = PullUpCorrelatedExpr::new()
+        .with_exists_sub_query(asked == Asked::Existence)
+        .with_need_handle_count_bug(!asked.ignores_duplicates());
+    let plan = subquery.subquery.as_ref().clone();
+    Ok(plan.rewrite(&mut pull_up).is_ok() && pull_up.can_pull_up && is_safe(&subquery.subquery, asked)?)
+}
+
 /// Whether conditions over outer columns mean the same at the top of a subquery as they do where they are.
-pub fn is_safe(subquery: &LogicalPlan, asked: Asked) -> Result<bool> {
+fn is_safe(subquery: &LogicalPlan, asked: Asked) -> Result<bool> {
     Ok(Above { asked, is_plain: true, counts: false }.pulled(subquery)?.is_some_and(|columns| are_told_apart(&columns)))
 }
 

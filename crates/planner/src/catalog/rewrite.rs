@@ -4,6 +4,7 @@
 //! expression as the client wrote it, so one whose expression changes gets that name as its alias.
 
 use super::relations;
+use crate::merged_columns::output_name;
 use crate::names::expression_name;
 use datafusion::sql::sqlparser::ast::*;
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
@@ -707,14 +708,7 @@ impl Rewriter {
 /// How a query's outputs are called, if it says so itself.
 fn output_names(body: &SetExpr) -> Option<Vec<String>> {
     match body {
-        SetExpr::Select(select) => {
-            let name = |item: &SelectItem| match item {
-                SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
-                SelectItem::ExprWithAlias { alias, .. } => Some(fold(alias)),
-                _ => None,
-            };
-            select.projection.iter().map(name).collect()
-        }
+        SetExpr::Select(select) => select.projection.iter().map(output_name).collect(),
         SetExpr::Values(values) => {
             Some((1..=values.rows.first()?.len()).map(|place| format!("column{place}")).collect())
         }

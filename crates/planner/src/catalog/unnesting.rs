@@ -112,17 +112,18 @@ fn fresh(of: &str) -> String {
 }
 
 /// That two columns are equal, or both NULL, in a way that leaves an equality to join by beside others.
-fn is_same(left: Expr, right: Expr, field: &Field) -> Result<Expr> {
+fn is_same(left: Expr, right: Expr, field: &Field) -> Expr {
     if !field.is_nullable() {
-        return Ok(left.eq(right));
+        return left.eq(right);
     }
     let same = binary_expr(left.clone(), Operator::IsNotDistinctFrom, right.clone());
     if field.data_type().is_nested() {
-        return Ok(same);
+        return same;
     }
-    let default = lit(ScalarValue::new_default(field.data_type())?);
-    let known = |side: Expr| coalesce(vec![side, default.clone()]);
-    Ok(known(left).eq(known(right)).and(same))
+    // Of a type without a default there is just the one condition.
+    let Ok(default) = ScalarValue::new_default(field.data_type()) else { return same };
+    let known = |side: Expr| coalesce(vec![side, lit(default.clone())]);
+    known(left).eq(known(right)).and(same)
 }
 
 fn joined(
@@ -402,7 +403,7 @@ impl Domain<'_> {
             if join.null_equality == NullEquality::NullEqualsNull {
                 on.push((of_left, of_right));
             } else {
-                let same = is_same(of_left, of_right, field)?;
+                let same = is_same(of_left, of_right, field);
                 filter = Some(match filter {
                     Some(filter) => filter.and(same),
                     None => same,
