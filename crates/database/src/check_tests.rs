@@ -5,7 +5,7 @@ use crate::{Changed, Checked, Config, Database, NewIndex, check_folder, restore}
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidepool_base::{Error, RowId, SqlState};
 use tidepool_table::ROW_GROUP_ROWS;
 
@@ -122,7 +122,7 @@ fn backups_are_made_while_others_write_and_restored_elsewhere() {
     let home = tempfile::tempdir().unwrap();
     let at = |name: &str| home.path().join(name);
     let database = with_table(in_folder(&at("data")));
-    let stop = AtomicBool::new(false);
+    let (stop, commits) = (AtomicBool::new(false), AtomicUsize::new(0));
     let copied = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             // Pairs: a copy has both or none.
@@ -132,6 +132,7 @@ fn backups_are_made_while_others_write_and_restored_elsewhere() {
                 insert(&mut transaction, "t", number..number + 1).unwrap();
                 insert(&mut transaction, "t", number + 1..number + 2).unwrap();
                 transaction.commit().unwrap();
+                commits.fetch_add(1, Ordering::Relaxed);
                 number += 2;
                 if number % 20 == 0 {
                     database.merge("t").unwrap();
@@ -139,8 +140,15 @@ fn backups_are_made_while_others_write_and_restored_elsewhere() {
                 }
             }
         });
-        let copied: Vec<_> =
-            (0..3).map(|number| database.backup(&at(&format!("copy{number}")), &nobody).unwrap()).collect();
+        let copy = |number| {
+            // A copy is of a later time than the last only when something was committed since.
+            let before = commits.load(Ordering::Relaxed);
+            while commits.load(Ordering::Relaxed) == before && !writer.is_finished() {
+                std::thread::yield_now();
+            }
+            database.backup(&at(&format!("copy{number}")), &nobody).unwrap()
+        };
+        let copied: Vec<_> = (0..3).map(copy).collect();
         stop.store(true, Ordering::Relaxed);
         writer.join().unwrap();
         copied
