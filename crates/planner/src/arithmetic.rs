@@ -2,7 +2,9 @@
 //! timestamps are counted in days, intervals are scaled and compared by their parts.
 
 use crate::errors::carry;
-use arrow::array::{Array, ArrayRef, AsArray, Decimal128Array, Float32Array, Float64Array, IntervalMonthDayNanoArray};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BinaryViewArray, Decimal128Array, Float32Array, Float64Array, IntervalMonthDayNanoArray,
+};
 use arrow::datatypes::{
     DataType, Decimal128Type, Float32Type, Float64Type, IntervalMonthDayNano, IntervalMonthDayNanoType, IntervalUnit,
     TimeUnit, TimestampMicrosecondType, i256,
@@ -20,7 +22,8 @@ pub const QUOTIENT_SCALE: i8 = 16;
 /// Products keep all their digits up to this scale; beyond, a third factor would leave no room before the point.
 const PRODUCT_SCALE: i8 = 20;
 
-const PRECISION: u8 = 38;
+pub const PRECISION: u8 = 38;
+const INTERVAL_KEY_BYTES: usize = 24;
 const DAY_US: i64 = 86_400_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +35,10 @@ pub enum Kind {
     DivideInterval,
     /// An interval's length for comparison: months of 30 days, in nanoseconds.
     IntervalLength,
+    /// An interval as bytes: its length, for an order by it, then its months and days.
+    IntervalKey,
+    /// The interval that a key is of.
+    IntervalOfKey,
     /// Rounds a float to a whole number, halves to the even one.
     RoundFloat,
     /// Passes through what has a logarithm.
@@ -87,6 +94,8 @@ impl ScalarUDFImpl for Arithmetic {
             Kind::MultiplyInterval => "tidepool_interval_times",
             Kind::DivideInterval => "tidepool_interval_by",
             Kind::IntervalLength => "tidepool_interval_length",
+            Kind::IntervalKey => "tidepool_interval_key",
+            Kind::IntervalOfKey => "tidepool_interval_of_key",
             Kind::RoundFloat => "tidepool_round",
             Kind::LogarithmArgument => "tidepool_logarithm_of",
         }
@@ -109,7 +118,8 @@ impl ScalarUDFImpl for Arithmetic {
             }
             Kind::SubtractTimestamps => types.iter().map(timestamp).collect(),
             Kind::MultiplyInterval | Kind::DivideInterval => vec![INTERVAL, DataType::Float64],
-            Kind::IntervalLength => vec![INTERVAL],
+            Kind::IntervalLength | Kind::IntervalKey => vec![INTERVAL],
+            Kind::IntervalOfKey => vec![DataType::BinaryView],
             Kind::RoundFloat | Kind::LogarithmArgument => match types {
                 [DataType::Float32] => vec![DataType::Float32],
                 _ => vec![DataType::Float64],
@@ -127,7 +137,8 @@ impl ScalarUDFImpl for Arithmetic {
                 let (left, right) = scales(types)?;
                 DataType::Decimal128(PRECISION, PRODUCT_SCALE.max(left).max(right))
             }
-            Kind::SubtractTimestamps | Kind::MultiplyInterval | Kind::DivideInterval => INTERVAL,
+            Kind::SubtractTimestamps | Kind::MultiplyInterval | Kind::DivideInterval | Kind::IntervalOfKey => INTERVAL,
+            Kind::IntervalKey => DataType::BinaryView,
             Kind::IntervalLength => DataType::Decimal128(PRECISION, 0),
             Kind::RoundFloat | Kind::LogarithmArgument => types.first().cloned().unwrap_or(DataType::Float64),
         })
@@ -166,6 +177,15 @@ impl ScalarUDFImpl for Arithmetic {
                         .map(|interval| interval.map(|interval| length(&interval)))
                         .collect();
                     Arc::new(lengths.with_precision_and_scale(PRECISION, 0)?)
+                }
+                (Kind::IntervalKey, [interval]) => {
+                    let intervals = interval.as_primitive::<IntervalMonthDayNanoType>().iter();
+                    Arc::new(intervals.map(|interval| interval.map(key_of)).collect::<BinaryViewArray>())
+                }
+                (Kind::IntervalOfKey, [key]) => {
+                    let keys = key.as_binary_view().iter();
+                    let intervals = keys.map(|key| key.map(interval_of_key).transpose());
+                    Arc::new(intervals.collect::<Result<IntervalMonthDayNanoArray>>()?)
                 }
                 (Kind::RoundFloat, [value]) => match value.data_type() {
                     DataType::Float32 => {
@@ -338,6 +358,28 @@ fn elapsed(later: i64, earlier: i64) -> Result<IntervalMonthDayNano> {
 pub fn length(interval: &IntervalMonthDayNano) -> i128 {
     let days = i128::from(interval.months) * 30 + i128::from(interval.days);
     days * i128::from(DAY_US) * 1_000 + i128::from(interval.nanoseconds)
+}
+
+fn key_of(interval: IntervalMonthDayNano) -> [u8; INTERVAL_KEY_BYTES] {
+    let mut key = [0; INTERVAL_KEY_BYTES];
+    // Without its sign's bit turned, what is negative would come last.
+    key[..16].copy_from_slice(&(length(&interval) ^ i128::MIN).to_be_bytes());
+    key[16..20].copy_from_slice(&interval.months.to_be_bytes());
+    key[20..].copy_from_slice(&interval.days.to_be_bytes());
+    key
+}
+
+fn interval_of_key(key: &[u8]) -> Result<IntervalMonthDayNano> {
+    let parts = key.split_first_chunk::<16>().and_then(|(length, rest)| {
+        let (months, rest) = rest.split_first_chunk::<4>()?;
+        Some((i128::from_be_bytes(*length) ^ i128::MIN, i32::from_be_bytes(*months), <[u8; 4]>::try_from(rest).ok()?))
+    });
+    let interval = parts.and_then(|(whole, months, days)| {
+        let mut interval = IntervalMonthDayNano::new(months, i32::from_be_bytes(days), 0);
+        interval.nanoseconds = i64::try_from(whole.checked_sub(length(&interval))?).ok()?;
+        Some(interval)
+    });
+    interval.map_or_else(|| internal_err!("no key of an interval"), Ok)
 }
 
 /// PostgreSQL's `interval_mul` and `interval_div`: what is left of a month becomes days of 30 to it, what is left of a

@@ -4,7 +4,7 @@
 
 use crate::arithmetic::{QUOTIENT_SCALE, decimal_type};
 use arrow::array::{ArrayRef, AsArray, BooleanArray, Decimal128Array};
-use arrow::datatypes::{DataType, Decimal128Type, Field, FieldRef};
+use arrow::datatypes::{DataType, Decimal128Type, Field, FieldRef, IntervalUnit};
 use datafusion::common::{Result, ScalarValue, plan_err};
 use datafusion::functions_aggregate::average::avg_udaf;
 use datafusion::logical_expr::function::{AccumulatorArgs, StateFieldsArgs};
@@ -65,12 +65,17 @@ impl AggregateUDFImpl for Average {
         }
         match data_type {
             DataType::Float16 | DataType::Float32 | DataType::Float64 | DataType::Null => Ok(vec![DataType::Float64]),
+            // Made a sum and a count by `crate::intervals`.
+            DataType::Interval(_) => Ok(vec![DataType::Interval(IntervalUnit::MonthDayNano)]),
             DataType::Decimal256(..) | DataType::Duration(_) => Ok(types.to_vec()),
             other => plan_err!("No function matches the given name and argument types 'avg({other})'"),
         }
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
+        if let [interval @ DataType::Interval(_)] = types {
+            return Ok(interval.clone());
+        }
         match types.first().and_then(scales) {
             Some((shown, _)) => Ok(DataType::Decimal128(38, shown)),
             None => self.inner.return_type(types),

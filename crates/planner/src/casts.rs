@@ -11,7 +11,8 @@ use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::operators::{self, unnamed};
 use crate::types::{declared_type, type_of};
-use arrow::array::{Array, ArrayRef, AsArray, StringViewBuilder};
+use arrow::array::{Array, ArrayRef, AsArray, ListArray, StringViewBuilder};
+use arrow::buffer::OffsetBuffer;
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
 use arrow::error::ArrowError;
@@ -63,7 +64,7 @@ fn map_expressions(
 }
 
 /// Rewrites every expression of a plan, children first, keeping output names.
-fn rewrite_plan(
+pub fn rewrite_plan(
     plan: LogicalPlan,
     rewrite: &dyn Fn(Expr, &DFSchema) -> Result<Transformed<Expr>>,
 ) -> Result<LogicalPlan> {
@@ -103,6 +104,11 @@ fn untyped(expr: &Expr) -> Option<&str> {
         Expr::Literal(ScalarValue::Utf8(Some(text)) | ScalarValue::Utf8View(Some(text)), None) => Some(text),
         _ => None,
     }
+}
+
+/// What says of which type a literal beside it is.
+fn is_typed(expr: &Expr, schema: &DFSchema) -> bool {
+    untyped(expr).is_none() && !matches!(expr.get_type(schema), Ok(DataType::Null) | Err(_))
 }
 
 fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
@@ -220,6 +226,22 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             };
             Ok(Transformed::yes(Expr::WindowFunction(Box::new(WindowFunction { fun, params }))))
         }
+        Expr::ScalarFunction(mut function)
+            if crate::choices::is_choice(function.func.name())
+                && function.args.iter().any(|argument| untyped(argument).is_some()) =>
+        {
+            let Some(beside) = function.args.iter().find(|argument| is_typed(argument, schema)).cloned() else {
+                return Ok(Transformed::no(Expr::ScalarFunction(function)));
+            };
+            for argument in &mut function.args {
+                if let Some(text) = untyped(argument)
+                    && let Some(literal) = literal_like(text, &beside, schema, settings, false)?
+                {
+                    *argument = literal;
+                }
+            }
+            Ok(Transformed::yes(Expr::ScalarFunction(function)))
+        }
         Expr::ScalarFunction(mut function) => {
             let scale = match (function.func.name(), function.args.as_slice()) {
                 ("ceil" | "floor" | "trunc", [_]) => Some(0),
@@ -239,6 +261,19 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 }
                 _ => Ok(Transformed::no(Expr::ScalarFunction(function))),
             }
+        }
+        Expr::Case(mut case) if case.expr.as_ref().is_some_and(|value| is_typed(value, schema)) => {
+            let Some(value) = &case.expr else { return Ok(Transformed::no(Expr::Case(case))) };
+            let mut changed = false;
+            for (when, _) in &mut case.when_then_expr {
+                if let Some(text) = untyped(when)
+                    && let Some(literal) = literal_like(text, value, schema, settings, false)?
+                {
+                    **when = literal;
+                    changed = true;
+                }
+            }
+            Ok(Transformed::new_transformed(Expr::Case(case), changed))
         }
         Expr::Case(case) if case.expr.is_none() => {
             for (condition, _) in &case.when_then_expr {
@@ -621,7 +656,10 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
                 Some(sql_type) if arrow_type(sql_type) == *target => Transformed::yes(
                     ScalarUDF::new_from_impl(ReadText::new(sql_type, target.clone())).call(vec![*expr]),
                 ),
-                _ => Transformed::no(again(*expr)),
+                _ => match ReadArray::of(target) {
+                    Some(read) => Transformed::yes(ScalarUDF::new_from_impl(read).call(vec![*expr])),
+                    None => Transformed::no(again(*expr)),
+                },
             }
         }
         (
@@ -719,6 +757,69 @@ impl ScalarUDFImpl for ReadText {
             Ok(reader.finish())
         })
     }
+}
+
+/// Reads texts such as `{a,"b c",NULL}` as arrays. 22P02 for those that are none, 0A000 for arrays of arrays.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ReadArray {
+    item: FieldRef,
+    of_items: SqlType,
+    signature: Signature,
+}
+
+impl ReadArray {
+    /// `None` for what is no array of values.
+    fn of(target: &DataType) -> Option<ReadArray> {
+        let DataType::List(item) = target else { return None };
+        let of_items = type_of(item).filter(|sql_type| arrow_type(*sql_type) == *item.data_type())?;
+        Some(ReadArray { item: item.clone(), of_items, signature: Signature::any(1, Volatility::Stable) })
+    }
+}
+
+impl ScalarUDFImpl for ReadArray {
+    fn name(&self) -> &str {
+        "tidepool_read_array"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
+        Ok(DataType::List(self.item.clone()))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let settings = settings(&args.config_options);
+        per_value(args, &|array| {
+            let texts = cast_with_options(array, &DataType::Utf8View, &CastOptions::default())?;
+            let mut reader = TextReader::new(self.of_items, &settings);
+            let mut lengths = Vec::with_capacity(texts.len());
+            for text in texts.as_string_view() {
+                let items = text.map_or_else(|| Ok(Vec::new()), read_items)?;
+                lengths.push(items.len());
+                for item in items {
+                    match item {
+                        Some(item) => reader.append(&item).map_err(carry)?,
+                        None => reader.append_null(),
+                    }
+                }
+            }
+            let offsets = OffsetBuffer::from_lengths(lengths);
+            let list = ListArray::try_new(self.item.clone(), offsets, reader.finish(), texts.nulls().cloned())?;
+            Ok(Arc::new(list))
+        })
+    }
+}
+
+fn read_items(text: &str) -> Result<Vec<Option<String>>> {
+    crate::catalog::array_items(text).ok_or_else(|| {
+        let is_nested = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
+        carry(match is_nested {
+            true => Error::unsupported(format!("array literal \"{text}\" is not supported")),
+            false => Error::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("malformed array literal: \"{text}\"")),
+        })
+    })
 }
 
 /// The type that a function reads texts as, if it is one that does.

@@ -167,7 +167,11 @@ pub fn plan(
             None => column(cells, *sql_type, settings).filter(|array| *array.data_type() == data_type),
         };
         let Some(array) = read else { return Ok(None) };
-        fields.push(Field::new(*name, array.data_type().clone(), true));
+        fields.push(match sql_type {
+            // Among texts, only its field tells it.
+            SqlType::Uuid => crate::types::field(name, *sql_type),
+            _ => Field::new(*name, array.data_type().clone(), true),
+        });
         arrays.push(array);
     }
     let schema = Arc::new(Schema::new(fields));

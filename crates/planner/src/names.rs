@@ -8,7 +8,8 @@
 
 use crate::statement::fold;
 use datafusion::sql::sqlparser::ast::{
-    self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, Query, SelectItem, SetExpr, Value, VisitMut, VisitorMut,
+    self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, OrderByKind, Query, SelectItem, SetExpr, Value,
+    VisitMut, VisitorMut,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -328,7 +329,8 @@ impl VisitorMut for Prepare {
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         fetch_to_limit(query);
-        name_outputs(&mut query.body, self.depth > 0, self.all);
+        let ordered = ordered_positions(query);
+        name_outputs(&mut query.body, self.depth > 0, self.all, &ordered);
         drop_cast_keys(&mut query.body);
         tell_casts_apart(query);
         self.depth += 1;
@@ -353,11 +355,28 @@ fn fetch_to_limit(query: &mut Query) {
     query.fetch = None;
 }
 
-fn name_outputs(body: &mut SetExpr, nested: bool, all: bool) {
+/// The outputs that a query is ordered by, by their numbers from 1 on.
+fn ordered_positions(query: &Query) -> HashSet<usize> {
+    let Some(OrderByKind::Expressions(keys)) = query.order_by.as_ref().map(|order| &order.kind) else {
+        return HashSet::new();
+    };
+    let position = |key: &ast::OrderByExpr| match &key.expr {
+        Expr::Value(value) => match &value.value {
+            Value::Number(number, false) => number.parse().ok(),
+            _ => None,
+        },
+        _ => None,
+    };
+    keys.iter().filter_map(position).collect()
+}
+
+/// `ordered`: what the query is ordered by gets a name even where nothing else needs one. Of expressions over groups DataFusion finds
+/// only those again that have one.
+fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<usize>) {
     match body {
         SetExpr::SetOperation { left, right, .. } => {
-            name_outputs(left, nested, all);
-            name_outputs(right, nested, all);
+            name_outputs(left, nested, all, ordered);
+            name_outputs(right, nested, all, ordered);
         }
         SetExpr::Select(select) => {
             let wildcard = select
@@ -403,7 +422,9 @@ fn name_outputs(body: &mut SetExpr, nested: bool, all: bool) {
                         let alias =
                             if nested && !column && !wildcard && name != "?column?" && taken.insert(name.clone()) {
                                 Some(Ident::with_quote('"', name))
-                            } else if !nested && (again || column && wildcard) || all && !column {
+                            } else if !nested && (again || column && wildcard)
+                                || (all || ordered.contains(&(index + 1))) && !column
+                            {
                                 Some(unique)
                             } else {
                                 None

@@ -269,7 +269,9 @@ fn state() -> Result<SessionState> {
     // `grouping` is looked up among the keys as they were written, so before literals in them change.
     let grouping = rules.iter().position(|rule| rule.name() == "resolve_grouping_function").map_or(0, |at| at + 1);
     rules.insert(grouping, Arc::new(crate::casts::Literals));
+    rules.insert(grouping + 1, Arc::new(crate::intervals::IntervalWindows));
     rules.push(Arc::new(crate::casts::Casts));
+    rules.push(Arc::new(crate::intervals::IntervalKeys));
 
     let builder = SessionStateBuilder::new()
         .with_config(config)

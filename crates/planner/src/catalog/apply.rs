@@ -11,6 +11,7 @@ use super::lateral;
 use super::pull_up::{Asked, can_pull_up, has_one_row, outer_columns, without_outputs};
 use super::unnesting::{Unnested, has_at_most_one_row, unnest};
 use super::value::{Value, value_at};
+use crate::arithmetic::length;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::WORKER_STACK_BYTES;
@@ -427,7 +428,7 @@ impl Apply {
                     for row in 0..column.len() {
                         match value_at(&column, row)? {
                             Value::Null => null = true,
-                            value if value == needle => return Ok(boolean(Some(!negated))),
+                            value if is_equal(&value, &needle) => return Ok(boolean(Some(!negated))),
                             _ => {}
                         }
                     }
@@ -455,6 +456,14 @@ impl Apply {
         let rows_of = StructArray::try_new_with_length(fields.clone(), columns, None, rows)?;
         let offsets = OffsetBuffer::from_lengths([rows]);
         Ok(Arc::new(ListArray::try_new(item.clone(), offsets, Arc::new(rows_of), None)?))
+    }
+}
+
+/// Of values of one type.
+fn is_equal(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Interval(left), Value::Interval(right)) => length(left) == length(right),
+        (left, right) => left == right,
     }
 }
 

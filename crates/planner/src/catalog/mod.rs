@@ -32,7 +32,7 @@ mod value;
 pub use functions::{SessionSequences, add_interval, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use relations::{Relation as SystemRelation, VECTOR_ITEM};
-pub use rewrite::{rewrite, rewrite_expression};
+pub use rewrite::{array_items, rewrite, rewrite_expression};
 pub use types::format_type;
 
 use crate::facts::SessionFacts;
@@ -55,12 +55,13 @@ use tidepool_heap::QueryHeap;
 /// planner strips it before the look-up.
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
-    let functions = functions::all().into_iter().chain([crate::casts::key()]);
+    let functions = functions::all().into_iter().chain([crate::casts::key()]).chain(crate::choices::functions());
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
     builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
     let rules = &mut builder.analyzer().get_or_insert_with(Default::default).rules;
-    let first: [Arc<dyn AnalyzerRule + Send + Sync>; 3] = [
+    let first: [Arc<dyn AnalyzerRule + Send + Sync>; 4] = [
+        Arc::new(crate::optimizer::Multisets),
         Arc::new(crate::optimizer::RowQueries),
         Arc::new(crate::optimizer::SubqueryOrder),
         Arc::new(apply::ApplySubqueries),

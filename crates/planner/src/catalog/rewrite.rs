@@ -50,8 +50,35 @@ fn show_registered(body: &mut SetExpr) {
     }
 }
 
+/// Of a column of rows, literals and NULLs without a type are of the type that the others say they are.
+fn read_literals(values: &mut Values) {
+    let width = values.rows.first().map_or(0, |row| row.content.len());
+    for column in 0..width {
+        let types: HashSet<DataType> =
+            values.rows.iter().filter_map(|row| written_type(row.content.get(column)?)).collect();
+        let Some(data_type) = types.iter().next().filter(|_| types.len() == 1) else { continue };
+        for cell in values.rows.iter_mut().filter_map(|row| row.content.get_mut(column)) {
+            if matches!(cell, Expr::Value(value) if matches!(value.value, Value::SingleQuotedString(_) | Value::Null)) {
+                *cell = super::syntax::cast(take(cell), data_type.clone());
+            }
+        }
+    }
+}
+
+/// The type that an expression says it is of.
+fn written_type(expr: &Expr) -> Option<DataType> {
+    match expr {
+        Expr::Cast { data_type, .. } => Some(data_type.clone()),
+        Expr::TypedString(typed) => Some(typed.data_type.clone()),
+        Expr::Interval(_) => Some(DataType::Interval { fields: None, precision: None }),
+        _ => None,
+    }
+}
+
 #[derive(Default)]
 struct Rewriter {
+    /// Whether the next query is what an `INSERT` takes its rows from.
+    inserts: bool,
     /// By alias: the relation's name with its schema, if written. For `alias.tableoid`.
     aliases: HashMap<String, String>,
     /// The names that the outputs of the selects under way had before they were rewritten.
@@ -229,7 +256,7 @@ fn unqualify_type(data_type: &mut DataType) {
 }
 
 /// The items of an array literal such as `{a,"b c",NULL}`; `None` when it is none, or nested.
-fn array_items(text: &str) -> Option<Vec<Option<String>>> {
+pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
     let mut items = Vec::new();
     if inner.trim().is_empty() {
@@ -274,6 +301,37 @@ fn array_items(text: &str) -> Option<Vec<Option<String>>> {
             return Some(items);
         }
     }
+}
+
+/// `x < ANY (array)` as `NOT (x >= ALL (array))`: of the two DataFusion minds only with `ALL` that what is compared may be NULL.
+/// Equality with items that are spelled out stays, because it becomes `IN`.
+fn any_as_all(expr: &mut Expr) {
+    let Expr::AnyOp { left, compare_op, right, .. } = expr else { return };
+    let opposite = match compare_op {
+        BinaryOperator::Eq => BinaryOperator::NotEq,
+        BinaryOperator::NotEq => BinaryOperator::Eq,
+        BinaryOperator::Lt => BinaryOperator::GtEq,
+        BinaryOperator::LtEq => BinaryOperator::Gt,
+        BinaryOperator::Gt => BinaryOperator::LtEq,
+        BinaryOperator::GtEq => BinaryOperator::Lt,
+        _ => return,
+    };
+    let mut array = right.as_ref();
+    while let Expr::Nested(inner) | Expr::Cast { expr: inner, .. } = array {
+        array = inner;
+    }
+    let is_spelled_out = match array {
+        Expr::Subquery(_) => return,
+        Expr::Array(_) => !matches!(left.as_ref(), Expr::Value(_)),
+        Expr::Value(_) => true,
+        array => is_array_column(array),
+    };
+    if *compare_op == BinaryOperator::Eq && is_spelled_out {
+        return;
+    }
+    let all = Expr::AllOp { left: Box::new(take(left)), compare_op: opposite, right: Box::new(take(right)) };
+    *expr =
+        Expr::Nested(Box::new(Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(Expr::Nested(Box::new(all))) }));
 }
 
 /// An array expression of what an array literal holds.
@@ -361,6 +419,11 @@ fn array_twin(name: &str) -> Option<&'static str> {
 impl VisitorMut for Rewriter {
     type Break = ();
 
+    fn pre_visit_statement(&mut self, statement: &mut Statement) -> ControlFlow<()> {
+        self.inserts = matches!(statement, Statement::Insert(insert) if insert.source.is_some());
+        ControlFlow::Continue(())
+    }
+
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         // The standard's way to write LIMIT.
         if let Some(Fetch { with_ties: false, percent: false, quantity }) = &mut query.fetch
@@ -370,6 +433,13 @@ impl VisitorMut for Rewriter {
         {
             *limit = Some(quantity.take().unwrap_or_else(|| number(1)));
             query.fetch = None;
+        }
+        // What an `INSERT` spells out is of the table's types.
+        let is_inserted = std::mem::take(&mut self.inserts);
+        if let SetExpr::Values(values) = query.body.as_mut()
+            && !is_inserted
+        {
+            read_literals(values);
         }
         ControlFlow::Continue(())
     }
@@ -512,6 +582,7 @@ impl Rewriter {
                 if let Some(items) = string_literal(right).and_then(array_items) {
                     **right = array_expression(items);
                 }
+                any_as_all(expr);
             }
             Expr::AtTimeZone { timestamp, time_zone } => {
                 let args = vec![take(time_zone), take(timestamp)];

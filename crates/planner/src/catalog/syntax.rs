@@ -170,7 +170,7 @@ pub fn compare_rows(lefts: &[Expr], op: &BinaryOperator, rights: &[Expr]) -> Opt
     }))
 }
 
-fn cast(expr: Expr, data_type: DataType) -> Expr {
+pub fn cast(expr: Expr, data_type: DataType) -> Expr {
     Expr::Cast { kind: CastKind::DoubleColon, expr: Box::new(expr), data_type, array: false, format: None }
 }
 

@@ -1,12 +1,12 @@
 //! Which part of a plan the engine runs, and how: DataFusion's optimised plan, its covered parts replaced by nodes that stand for
 //! plans of the engine's.
 //!
-//! A covered part begins above scans of tables and ends where an operator or an expression is not the engine's. What is
-//! below such an operator is looked through again, and what comes out of it is a stream that an engine's plan above may take.
+//! A covered part ends where an operator or an expression is not the engine's. What is below such an operator is looked through
+//! again, and what comes out of it is a stream that an engine's plan above may take, if it scans tables, too, or sorts, groups,
+//! joins, unites or numbers rows.
 
 use super::expressions::Scope;
 use super::node::EngineNode;
-use super::values::has_tables;
 use crate::optimizer::estimate::{self, Estimate};
 use crate::scan::{Part, TableProvider};
 use datafusion::arrow::datatypes::FieldRef;
@@ -28,10 +28,36 @@ use tidepool_engine::types::ColumnType;
 
 /// Replaces what the engine covers.
 pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    if has_targets(plan) || !has_tables(plan)? {
+    if has_targets(plan) || !has_tables_or_work(plan)? {
         return Ok(plan.clone());
     }
     rewrite(state, plan)
+}
+
+/// Whether it, or a subquery of its expressions, has something for the engine to do.
+fn has_tables_or_work(plan: &LogicalPlan) -> PlanResult<bool> {
+    let mut found = false;
+    plan.apply_with_subqueries(|node| {
+        found |= matches!(node, LogicalPlan::TableScan(_)) || is_work(node);
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(found)
+}
+
+/// An operator that is worth the way into the engine and out of it for rows that are others'.
+fn is_work(node: &LogicalPlan) -> bool {
+    use LogicalPlan::{Aggregate, Join, Sort, Union, Window};
+    matches!(node, Aggregate(_) | Join(_) | Sort(_) | Union(_) | Window(_))
+}
+
+/// Whether there is [work](is_work) below what only passes rows on, at the top.
+fn begins_with_work(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Projection(_) | LogicalPlan::Filter(_) | LogicalPlan::SubqueryAlias(_) | LogicalPlan::Limit(_) => {
+            plan.inputs().into_iter().any(begins_with_work)
+        }
+        node => is_work(node),
+    }
 }
 
 /// Rows that a statement changes or locks are found again by operators that can be restricted to some of them.
@@ -52,7 +78,7 @@ fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
 fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
     let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, subqueries: Vec::new() };
     if let Ok(lowered) = lowering.node(plan)
-        && lowering.scans > 0
+        && (lowering.scans > 0 || begins_with_work(plan))
         && let Some(types) = promised(&lowered.plan, plan.schema())
     {
         let subqueries = lowering.subqueries.into_iter().map(|it| (SubqueryUse::Value, it.lowered)).collect();

@@ -4,7 +4,7 @@ use super::lower::{Lowered, Lowering, own, refused};
 use crate::optimizer::estimate;
 use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::{DataType, Schema};
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, Result as PlanResult, ScalarValue};
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::logical_expr::{EmptyRelation, Expr, LogicalPlan, Values};
@@ -75,14 +75,4 @@ impl Lowering<'_> {
         // A NULL without a type is of its column's.
         if value.data_type() == *data_type { Ok(value) } else { value.cast_to(data_type) }
     }
-}
-
-/// Whether it, or a subquery of its expressions, reads anything but what it spells out itself.
-pub(super) fn has_tables(plan: &LogicalPlan) -> PlanResult<bool> {
-    let mut found = false;
-    plan.apply_with_subqueries(|node| {
-        found |= matches!(node, LogicalPlan::TableScan(_));
-        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-    })?;
-    Ok(found)
 }

@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
+//! subqueries in `VALUES` ([`row_queries`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
 mod cross_joins;
 mod disjunctions;
@@ -10,6 +10,7 @@ mod filter_pushdown;
 mod join_graph;
 mod join_mode;
 mod join_order;
+mod multisets;
 mod outer;
 mod passes;
 mod recursion;
@@ -18,6 +19,7 @@ mod subquery_order;
 mod window_keys;
 
 pub use estimate::estimated_rows;
+pub use multisets::Multisets;
 pub use passes::{has_query, optimize};
 pub use row_queries::RowQueries;
 pub use subquery_order::{SubqueryOrder, rows_in_order};
