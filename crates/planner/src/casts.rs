@@ -106,6 +106,10 @@ fn untyped(expr: &Expr) -> Option<&str> {
     }
 }
 
+fn is_exact(expr: &Expr, schema: &DFSchema) -> bool {
+    expr.get_type(schema).is_ok_and(|data_type| data_type.is_integer() || matches!(data_type, DataType::Decimal128(..)))
+}
+
 /// What says of which type a literal beside it is.
 fn is_typed(expr: &Expr, schema: &DFSchema) -> bool {
     untyped(expr).is_none() && !matches!(expr.get_type(schema), Ok(DataType::Null) | Err(_))
@@ -196,16 +200,25 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let named = any_alias(params.args.iter().chain(params.filter.as_deref()), &params.order_by);
             // A sum of bigint is numeric, and cannot wrap around.
             let exact = function.func.name() == "sum" && sums_bigint(&params.args, schema);
-            if !named && !exact {
+            // What is between two values is a float; DataFusion goes a millionth of the way at a time between exact ones.
+            let between = function.func.name() == "percentile_cont"
+                && params.order_by.iter().any(|sort| is_exact(&sort.expr, schema));
+            if !named && !exact && !between {
                 return Ok(Transformed::no(Expr::AggregateFunction(function)));
             }
             let AggregateFunction { func, params } = function;
-            let params = AggregateFunctionParams {
+            let mut params = AggregateFunctionParams {
                 args: given(params.args, exact),
                 filter: params.filter.map(|filter| Box::new(unnamed(*filter))),
                 order_by: unnamed_sorts(params.order_by),
                 ..params
             };
+            if between {
+                let ordered = params.order_by.iter_mut().map(|sort| &mut sort.expr);
+                for expr in ordered.chain(params.args.first_mut()) {
+                    *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), DataType::Float64));
+                }
+            }
             Ok(Transformed::yes(Expr::AggregateFunction(AggregateFunction { func, params })))
         }
         Expr::WindowFunction(function) => {

@@ -72,7 +72,7 @@ impl<'a> Datum<'a> {
             Value::Numeric(value) => Datum::Numeric(value),
             Value::Interval(value) => Datum::Interval(value),
             Value::Uuid(bytes) => {
-                let text = tidepool_database::text::single::uuid_text(&u128::from_le_bytes(bytes).to_be_bytes());
+                let text = tidepool_database::text::single::uuid_text(&bytes);
                 Datum::Text(Cow::Owned(String::from_utf8_lossy(&text).into_owned()))
             }
             Value::Bytes(bytes) if sql_type == SqlType::Bytea => Datum::Bytes(Cow::Borrowed(bytes)),

@@ -168,8 +168,7 @@ fn of_value(sql_type: SqlType, value: Value<'_>) -> Result<KeyValue<'_>> {
         (_, Value::Interval(value)) => {
             KeyValue::Interval { months: value.months, days: value.days, nanoseconds: value.nanoseconds }
         }
-        // In the image its number is little endian.
-        (_, Value::Uuid(bytes)) => KeyValue::Uuid(u128::from_le_bytes(bytes).to_be_bytes()),
+        (_, Value::Uuid(bytes)) => KeyValue::Uuid(bytes),
         (SqlType::Bytea, Value::Bytes(bytes)) => KeyValue::Bytea(Cow::Borrowed(bytes)),
         (_, Value::Bytes(bytes)) => {
             let text = std::str::from_utf8(bytes).map_err(|_| Error::corrupted("a row's text is not UTF-8"))?;

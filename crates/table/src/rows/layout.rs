@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Slots are not aligned. A value of variable length starts where the one before it ends, the first one after the slots. A
-//! NULL's slot is zero, or an empty value. Numerics of at most 18 digits take 8 bytes, uuids 16.
+//! NULL's slot is zero, or an empty value. Numerics of at most 18 digits take 8 bytes, uuids 16 in the order in which they are written.
 
 use crate::encoding::{interval_of, uuid};
 use crate::logical::Logical;
@@ -111,7 +111,7 @@ pub enum Value<'a> {
     /// Without its scale.
     Numeric(i128),
     Interval(IntervalMonthDayNano),
-    /// As its bytes lie in the image.
+    /// Its bytes, as it is written.
     Uuid([u8; 16]),
     /// Text and bytea.
     Bytes(&'a [u8]),

@@ -289,10 +289,7 @@ impl FieldType for [u8; 16] {
 
     #[inline]
     fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> [u8; 16] {
-        // In the image its number is little endian.
-        let mut bytes: [u8; 16] = fixed(image, column.at as usize);
-        bytes.reverse();
-        bytes
+        fixed(image, column.at as usize)
     }
 }
 
@@ -307,9 +304,7 @@ impl Field for [u8; 16] {
         if slot.kind != Kind::Uuid {
             return Err(writer.mismatch(place));
         }
-        let mut bytes = *self;
-        bytes.reverse();
-        writer.put_fixed(place, slot.offset, &bytes);
+        writer.put_fixed(place, slot.offset, self);
         Ok(())
     }
 }
