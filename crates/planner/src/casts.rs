@@ -17,8 +17,8 @@ use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue, internal_err};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{Column, DFSchema, DataFusionError, Result, ScalarValue, TableReference, internal_err};
 use datafusion::logical_expr::expr::{
     AggregateFunction, AggregateFunctionParams, Between, InList, ScalarFunction, Sort, WindowFunction,
     WindowFunctionParams,
@@ -26,8 +26,8 @@ use datafusion::logical_expr::expr::{
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
-    BinaryExpr, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs, ScalarFunctionArgs,
-    ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
+    BinaryExpr, Case, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, Projection, ReturnFieldArgs,
+    ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Union, Volatility, lit,
 };
 use datafusion::optimizer::analyzer::AnalyzerRule;
 use std::hash::Hash;
@@ -89,7 +89,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))
+        unite_floats(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)
     }
 }
 
@@ -106,8 +106,31 @@ fn untyped(expr: &Expr) -> Option<&str> {
     }
 }
 
+fn is_decimal(expr: &Expr, schema: &DFSchema) -> bool {
+    matches!(expr.get_type(schema), Ok(DataType::Decimal128(..)))
+}
+
 fn is_exact(expr: &Expr, schema: &DFSchema) -> bool {
     expr.get_type(schema).is_ok_and(|data_type| data_type.is_integer() || matches!(data_type, DataType::Decimal128(..)))
+}
+
+/// Casts exact numbers to floats where there are floats among them, as PostgreSQL compares them: no decimal holds all floats.
+fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchema) -> bool {
+    let (mut has_float, mut decimals) = (false, Vec::new());
+    for expr in exprs {
+        match expr.get_type(schema) {
+            Ok(DataType::Float32 | DataType::Float64) => has_float = true,
+            Ok(DataType::Decimal128(..)) => decimals.push(expr),
+            _ => {}
+        }
+    }
+    if !has_float || decimals.is_empty() {
+        return false;
+    }
+    for expr in decimals {
+        *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), DataType::Float64));
+    }
+    true
 }
 
 /// What says of which type a literal beside it is.
@@ -140,6 +163,8 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             {
                 return Ok(Transformed::yes(compared));
             }
+            let (mut left, mut right) = (left, right);
+            let changed = is_comparison(op) && as_floats([&mut left, &mut right], schema) || changed;
             let expr = fold_moved(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right: Box::new(right) }))?;
             let changed = changed || matches!(expr, Expr::Literal(..));
             Ok(if changed { Transformed::yes(expr) } else { Transformed::no(expr) })
@@ -153,6 +178,14 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 })
                 .collect::<Result<Vec<_>>>()?;
             Ok(Transformed::yes(Expr::InList(InList { expr, list, negated })))
+        }
+        Expr::InList(mut of) if of.list.iter().any(|item| is_decimal(item, schema)) => {
+            let changed = as_floats(std::iter::once(of.expr.as_mut()).chain(&mut of.list), schema);
+            Ok(Transformed::new_transformed(Expr::InList(of), changed))
+        }
+        Expr::Between(mut of) if [&of.expr, &of.low, &of.high].into_iter().any(|part| is_decimal(part, schema)) => {
+            let changed = as_floats([of.expr.as_mut(), of.low.as_mut(), of.high.as_mut()], schema);
+            Ok(Transformed::new_transformed(Expr::Between(of), changed))
         }
         Expr::Between(Between { expr, negated, low, high }) if untyped(&low).is_some() || untyped(&high).is_some() => {
             let bound = |bound: Box<Expr>| match untyped(&bound) {
@@ -239,21 +272,21 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             };
             Ok(Transformed::yes(Expr::WindowFunction(Box::new(WindowFunction { fun, params }))))
         }
-        Expr::ScalarFunction(mut function)
-            if crate::choices::is_choice(function.func.name())
-                && function.args.iter().any(|argument| untyped(argument).is_some()) =>
-        {
+        Expr::ScalarFunction(mut function) if crate::choices::is_choice(function.func.name()) => {
             let Some(beside) = function.args.iter().find(|argument| is_typed(argument, schema)).cloned() else {
                 return Ok(Transformed::no(Expr::ScalarFunction(function)));
             };
+            let mut changed = false;
             for argument in &mut function.args {
                 if let Some(text) = untyped(argument)
                     && let Some(literal) = literal_like(text, &beside, schema, settings, false)?
                 {
                     *argument = literal;
+                    changed = true;
                 }
             }
-            Ok(Transformed::yes(Expr::ScalarFunction(function)))
+            changed |= as_floats(&mut function.args, schema);
+            Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
         }
         Expr::ScalarFunction(mut function) => {
             let scale = match (function.func.name(), function.args.as_slice()) {
@@ -275,34 +308,90 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 _ => Ok(Transformed::no(Expr::ScalarFunction(function))),
             }
         }
-        Expr::Case(mut case) if case.expr.as_ref().is_some_and(|value| is_typed(value, schema)) => {
-            let Some(value) = &case.expr else { return Ok(Transformed::no(Expr::Case(case))) };
+        Expr::Case(mut case) => {
             let mut changed = false;
-            for (when, _) in &mut case.when_then_expr {
-                if let Some(text) = untyped(when)
-                    && let Some(literal) = literal_like(text, value, schema, settings, false)?
-                {
-                    **when = literal;
-                    changed = true;
+            match &case.expr {
+                Some(value) if is_typed(value, schema) => {
+                    for (when, _) in &mut case.when_then_expr {
+                        if let Some(text) = untyped(when)
+                            && let Some(literal) = literal_like(text, value, schema, settings, false)?
+                        {
+                            **when = literal;
+                            changed = true;
+                        }
+                    }
                 }
+                Some(_) => {}
+                None => check_conditions(&case, schema)?,
             }
+            let results = case.when_then_expr.iter_mut().map(|(_, then)| then.as_mut());
+            changed |= as_floats(results.chain(case.else_expr.as_deref_mut()), schema);
             Ok(Transformed::new_transformed(Expr::Case(case), changed))
-        }
-        Expr::Case(case) if case.expr.is_none() => {
-            for (condition, _) in &case.when_then_expr {
-                let Ok(data_type) = condition.get_type(schema) else { continue };
-                if data_type.is_numeric() {
-                    let name = crate::errors::type_name(&data_type.to_string());
-                    return Err(carry(Error::new(
-                        SqlState::DATATYPE_MISMATCH,
-                        format!("argument of CASE/WHEN must be type boolean, not type {name}"),
-                    )));
-                }
-            }
-            Ok(Transformed::no(Expr::Case(case)))
         }
         other => Ok(Transformed::no(other)),
     }
+}
+
+/// 42804 for a condition that is a number.
+fn check_conditions(case: &Case, schema: &DFSchema) -> Result<()> {
+    for (condition, _) in &case.when_then_expr {
+        let Ok(data_type) = condition.get_type(schema) else { continue };
+        if data_type.is_numeric() {
+            let name = crate::errors::type_name(&data_type.to_string());
+            return Err(carry(Error::new(
+                SqlState::DATATYPE_MISMATCH,
+                format!("argument of CASE/WHEN must be type boolean, not type {name}"),
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Columns that are floats in one part of a union and exact in another, and keys of joins of both, as floats.
+fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
+    let mut found = false;
+    plan.transform_up_with_subqueries(|node| {
+        let node = match node {
+            LogicalPlan::Union(union) => united(union)?,
+            LogicalPlan::Join(mut join) => {
+                let mut schema = join.left.schema().as_ref().clone();
+                schema.merge(join.right.schema());
+                let pairs = join.on.iter_mut();
+                let changed = pairs.fold(false, |changed, (left, right)| as_floats([left, right], &schema) | changed);
+                Transformed::new_transformed(LogicalPlan::Join(join), changed)
+            }
+            node => Transformed::no(node),
+        };
+        found |= node.transformed;
+        // What is above has other types, too.
+        if found { node.data.recompute_schema().map(Transformed::yes) } else { Ok(node) }
+    })
+    .data()
+}
+
+fn united(mut union: Union) -> Result<Transformed<LogicalPlan>> {
+    let of = |column: usize| union.inputs.iter().map(move |input| input.schema().field(column).data_type());
+    let is_mixed = |column: &usize| {
+        of(*column).any(|of| matches!(of, DataType::Float32 | DataType::Float64))
+            && of(*column).any(|of| matches!(of, DataType::Decimal128(..)))
+    };
+    let mixed: Vec<usize> = (0..union.schema.fields().len()).filter(is_mixed).collect();
+    if mixed.is_empty() {
+        return Ok(Transformed::no(LogicalPlan::Union(union)));
+    }
+    for input in &mut union.inputs {
+        let output = |(column, (qualifier, field)): (usize, (Option<&TableReference>, &FieldRef))| {
+            let value = Expr::Column(Column::from((qualifier, field)));
+            match mixed.contains(&column) {
+                true => Expr::Cast(Cast::new(Box::new(value), DataType::Float64))
+                    .alias_qualified(qualifier.cloned(), field.name()),
+                false => value,
+            }
+        };
+        let outputs: Vec<Expr> = input.schema().iter().enumerate().map(output).collect();
+        *input = Arc::new(LogicalPlan::Projection(Projection::try_new(outputs, input.clone())?));
+    }
+    Ok(Transformed::yes(LogicalPlan::Union(Union::try_new_with_loose_types(union.inputs)?)))
 }
 
 fn timestamp_literal(expr: &Expr) -> Option<i64> {
@@ -406,6 +495,10 @@ fn literal_like(
             let declared = beside.to_field(schema).ok().and_then(|(_, field)| declared_type(&field));
             return match declared {
                 Some(SqlType::Uuid) => Ok(Some(read_literal(text, SqlType::Uuid, &data_type, settings)?)),
+                // Held without its trailing blanks.
+                Some(SqlType::Char { .. }) if text.ends_with(' ') && !arithmetic => {
+                    Ok(Some(Expr::Literal(ScalarValue::from(text.trim_end_matches(' ')), None)))
+                }
                 _ => Ok(None),
             };
         }
