@@ -26,8 +26,8 @@ use datafusion::logical_expr::expr::{
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
-    BinaryExpr, Case, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, Projection, ReturnFieldArgs,
-    ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Union, Volatility, lit,
+    BinaryExpr, Case, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, Projection,
+    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Union, Volatility, lit,
 };
 use datafusion::optimizer::analyzer::AnalyzerRule;
 use std::hash::Hash;
@@ -177,7 +177,29 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                     None => Ok(item),
                 })
                 .collect::<Result<Vec<_>>>()?;
+            let (mut expr, mut list) = (expr, list);
+            as_floats(std::iter::once(expr.as_mut()).chain(&mut list), schema);
             Ok(Transformed::yes(Expr::InList(InList { expr, list, negated })))
+        }
+        Expr::InSubquery(mut of) => {
+            let is_float = |data_type: &DataType| matches!(data_type, DataType::Float32 | DataType::Float64);
+            let theirs = of.subquery.subquery.schema().field(0).data_type().clone();
+            let Ok(own) = of.expr.get_type(schema) else { return Ok(Transformed::no(Expr::InSubquery(of))) };
+            let changed = match (&own, &theirs) {
+                (own, DataType::Decimal128(..)) if is_float(own) => {
+                    let plan = of.subquery.subquery.as_ref().clone();
+                    let column = Expr::Column(Column::from(plan.schema().qualified_field(0)));
+                    let column = Expr::Cast(Cast::new(Box::new(column), DataType::Float64));
+                    of.subquery.subquery = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
+                    true
+                }
+                (DataType::Decimal128(..), theirs) if is_float(theirs) => {
+                    of.expr = Box::new(Expr::Cast(Cast::new(of.expr, DataType::Float64)));
+                    true
+                }
+                _ => false,
+            };
+            Ok(Transformed::new_transformed(Expr::InSubquery(of), changed))
         }
         Expr::InList(mut of) if of.list.iter().any(|item| is_decimal(item, schema)) => {
             let changed = as_floats(std::iter::once(of.expr.as_mut()).chain(&mut of.list), schema);

@@ -11,8 +11,8 @@ use arrow::compute::kernels::numeric;
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, FieldRef, TimeUnit};
 use arrow::error::ArrowError;
-use datafusion::common::DFSchema;
 use datafusion::common::config::ConfigOptions;
+use datafusion::common::{DFSchema, ExprSchema};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{
     BinaryExpr, ColumnarValue, Expr as PlanExpr, ExprSchemable, Operator, ScalarFunctionArgs, ScalarUDF, Volatility,
@@ -295,9 +295,10 @@ impl Compiler<'_> {
                     return None;
                 }
                 let value = of(&between.expr)?;
-                let low =
-                    Expr::Compare { op: Comparison::GreaterOrEqual, of: Box::new([value.clone(), of(&between.low)?]) };
-                let high = Expr::Compare { op: Comparison::LessOrEqual, of: Box::new([value, of(&between.high)?]) };
+                let bound = |bound: &PlanExpr| Some(as_held(of(bound)?, bound, &between.expr, schema));
+                let low = Box::new([value.clone(), bound(&between.low)?]);
+                let low = Expr::Compare { op: Comparison::GreaterOrEqual, of: low };
+                let high = Expr::Compare { op: Comparison::LessOrEqual, of: Box::new([value, bound(&between.high)?]) };
                 let both = Expr::And(vec![low, high]);
                 if between.negated { Expr::Not(Box::new(both)) } else { both }
             }
@@ -309,7 +310,11 @@ impl Compiler<'_> {
                 }
                 Expr::In {
                     of: Box::new(of(&list.expr)?),
-                    list: list.list.iter().map(of).collect::<Option<_>>()?,
+                    list: list
+                        .list
+                        .iter()
+                        .map(|item| Some(as_held(of(item)?, item, &list.expr, schema)))
+                        .collect::<Option<_>>()?,
                     negated: list.negated,
                 }
             }
@@ -405,7 +410,11 @@ impl Compiler<'_> {
             _ => {}
         }
         let (left_type, right_type) = (left.get_type(schema).ok()?, right.get_type(schema).ok()?);
-        let of = Box::new([self.compile(left, schema, inputs)?, self.compile(right, schema, inputs)?]);
+        let mut of = Box::new([self.compile(left, schema, inputs)?, self.compile(right, schema, inputs)?]);
+        if casts::is_comparison(*op) {
+            let [of_left, of_right] = *of;
+            of = Box::new([as_held(of_left, left, right, schema), as_held(of_right, right, left, schema)]);
+        }
         if let Some(op) = Comparison::of(*op) {
             let comparable = left_type == right_type || is_text(&left_type) && is_text(&right_type);
             return (comparable && is_ordered(&left_type)).then_some(Expr::Compare { op, of });
@@ -882,6 +891,19 @@ impl Expr {
             }
         })
     }
+}
+
+/// A text that is compared with a column, as the column holds its texts: uuids in canonical form, a `char` without trailing blanks.
+fn as_held(of: Expr, text: &PlanExpr, beside: &PlanExpr, schema: &DFSchema) -> Expr {
+    let (PlanExpr::Column(column), false) = (beside, matches!(text, PlanExpr::Column(_))) else { return of };
+    let Ok(field) = schema.field_from_column(column) else { return of };
+    let sql_type = match crate::types::declared_type(field) {
+        Some(SqlType::Uuid) => SqlType::Uuid,
+        // However long it is: it is only compared.
+        Some(SqlType::Char { .. }) => SqlType::Char { length: u32::MAX },
+        _ => return of,
+    };
+    Expr::Read { of: Box::new(of), sql_type }
 }
 
 fn number<'f>(
