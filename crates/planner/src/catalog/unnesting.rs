@@ -10,6 +10,7 @@ use super::pull_up::{has_outer_columns, lateral, outer_columns, refers_within_qu
 use crate::optimizer::{estimated_rows, rows_in_order};
 use datafusion::arrow::array::{Array, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
+use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, ExprSchema, NullEquality, Result, ScalarValue, internal_err};
 use datafusion::functions::core::expr_fn::coalesce;
@@ -122,7 +123,9 @@ fn is_same(left: Expr, right: Expr, field: &Field) -> Expr {
     }
     // Of a type without a default there is just the one condition.
     let Ok(default) = ScalarValue::new_default(field.data_type()) else { return same };
-    let known = |side: Expr| coalesce(vec![side, lit(default.clone())]);
+    // With metadata, even empty ones, it is no literal that is still to be read: a text is none of a uuid.
+    let default = Expr::Literal(default, Some(FieldMetadata::default()));
+    let known = |side: Expr| coalesce(vec![side, default.clone()]);
     known(left).eq(known(right)).and(same)
 }
 
