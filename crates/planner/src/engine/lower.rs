@@ -50,16 +50,6 @@ fn is_work(node: &LogicalPlan) -> bool {
     matches!(node, Aggregate(_) | Join(_) | Sort(_) | Union(_) | Window(_))
 }
 
-/// Whether there is [work](is_work) below what only passes rows on, at the top.
-fn begins_with_work(plan: &LogicalPlan) -> bool {
-    match plan {
-        LogicalPlan::Projection(_) | LogicalPlan::Filter(_) | LogicalPlan::SubqueryAlias(_) | LogicalPlan::Limit(_) => {
-            plan.inputs().into_iter().any(begins_with_work)
-        }
-        node => is_work(node),
-    }
-}
-
 /// Rows that a statement changes or locks are found again by operators that can be restricted to some of them.
 fn has_targets(plan: &LogicalPlan) -> bool {
     let own = match plan {
@@ -76,9 +66,9 @@ fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
 }
 
 fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, subqueries: Vec::new() };
+    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, works: 0, subqueries: Vec::new() };
     if let Ok(lowered) = lowering.node(plan)
-        && (lowering.scans > 0 || begins_with_work(plan))
+        && (lowering.scans > 0 || lowering.works > 0)
         && let Some(types) = promised(&lowered.plan, plan.schema())
     {
         let subqueries = lowering.subqueries.into_iter().map(|it| (SubqueryUse::Value, it.lowered)).collect();
@@ -110,6 +100,8 @@ pub(super) struct Lowering<'a> {
     inputs: Vec<LogicalPlan>,
     /// Of tables.
     scans: usize,
+    /// Operators that are [work](is_work).
+    works: usize,
     /// What its expressions refer to by number.
     subqueries: Vec<Subquery>,
 }
@@ -136,13 +128,15 @@ fn column_types(schema: &DFSchema) -> Vec<ColumnType> {
 impl Lowering<'_> {
     /// An operator of the engine's; or a stream, where there is none.
     pub(super) fn input(&mut self, plan: &LogicalPlan) -> PlanResult<Lowered> {
-        let (inputs, scans, subqueries) = (self.inputs.len(), self.scans, self.subqueries.len());
+        let (inputs, scans, works) = (self.inputs.len(), self.scans, self.works);
+        let subqueries = self.subqueries.len();
         match self.node(plan) {
             Ok(lowered) => return Ok(lowered),
             Err(error) => tracing::debug!(%error, plan = %plan.display(), "not the engine's"),
         }
         self.inputs.truncate(inputs);
         self.scans = scans;
+        self.works = works;
         self.subqueries.truncate(subqueries);
         let types = column_types(plan.schema());
         let mut below = Vec::new();
@@ -220,6 +214,7 @@ impl Lowering<'_> {
             LogicalPlan::EmptyRelation(empty) => self.empty(empty, plan),
             _ => return Err(refused("such operator")),
         };
+        self.works += usize::from(is_work(plan));
         lowered.plan.rows_estimated = Some(lowered.estimate.rows);
         Ok(lowered)
     }
