@@ -119,9 +119,13 @@ impl Placement {
         }
     }
 
-    /// What each connection begins with.
+    /// What each connection begins with. Plans that are kept may outlive their server here, with its tablespaces, of which a process has few.
     fn settings(self) -> &'static str {
-        if self == Placement::Planned { "SET tidepool.direct = off" } else { "" }
+        if self == Placement::Planned {
+            "SET tidepool.direct = off; SET tidepool.plan_cache = off"
+        } else {
+            "SET tidepool.plan_cache = off"
+        }
     }
 
     fn config(self, scratch: &Path) -> Config {
