@@ -161,6 +161,11 @@ fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {
 fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(LogicalPlan, TableRows)>> {
     let (mut tables, mut of_tables) = (Vec::new(), true);
     let unbind = |node: LogicalPlan| {
+        // What was written has none; what asks a subquery for each row is one, and holds the subquery's own plan.
+        node.apply_expressions(|expr| {
+            of_tables &= !expr.is_volatile();
+            Ok(TreeNodeRecursion::Continue)
+        })?;
         let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
         let provider = source_as_provider(&scan.source)?;
         let table = provider.downcast_ref::<TableProvider>();
