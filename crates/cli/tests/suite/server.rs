@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::SqlState;
 use tidepool_database::{Config, Database};
 use tidepool_planner::Planner;
 use tidepool_server::{Server, Service, ServiceOptions, ShutdownHandle};
@@ -45,17 +44,7 @@ impl TestServer {
 
     pub async fn with(setup: Setup) -> TestServer {
         let config = setup.config.unwrap_or_else(|| Config::in_memory(256 * MIB, 256 * MIB));
-        // Servers of tests that have ended close beside this one, and a process has room for few tablespaces.
-        let mut tries = 0;
-        let database = loop {
-            match Database::open(config.clone()) {
-                Err(error) if error.code() == SqlState::PROGRAM_LIMIT_EXCEEDED && tries < 600 => {
-                    tries += 1;
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-                opened => break opened.expect("open the database"),
-            }
-        };
+        let database = Database::open(config).expect("open the database");
         let mut service = Service::new(Planner::new(database.clone()).expect("make a planner"), setup.options);
         if let Some((certificate, key)) = &setup.tls {
             service = service.with_tls(certificate, key).expect("load the certificate");

@@ -119,13 +119,9 @@ impl Placement {
         }
     }
 
-    /// What each connection begins with. Plans that are kept may outlive their server here, with its tablespaces, of which a process has few.
+    /// What each connection begins with.
     fn settings(self) -> &'static str {
-        if self == Placement::Planned {
-            "SET tidepool.direct = off; SET tidepool.plan_cache = off"
-        } else {
-            "SET tidepool.plan_cache = off"
-        }
+        if self == Placement::Planned { "SET tidepool.direct = off" } else { "" }
     }
 
     fn config(self, scratch: &Path) -> Config {
