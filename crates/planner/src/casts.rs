@@ -376,10 +376,17 @@ fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
         let node = match node {
             LogicalPlan::Union(union) => united(union)?,
             LogicalPlan::Join(mut join) => {
-                let mut schema = join.left.schema().as_ref().clone();
-                schema.merge(join.right.schema());
-                let pairs = join.on.iter_mut();
-                let changed = pairs.fold(false, |changed, (left, right)| as_floats([left, right], &schema) | changed);
+                let (lefts, rights) = (join.left.schema().clone(), join.right.schema().clone());
+                let mut changed = false;
+                for (left, right) in &mut join.on {
+                    let decimal = match (is_decimal(left, &lefts), is_decimal(right, &rights)) {
+                        (true, false) if is_float(right, &rights) => left,
+                        (false, true) if is_float(left, &lefts) => right,
+                        _ => continue,
+                    };
+                    *decimal = Expr::Cast(Cast::new(Box::new(std::mem::take(decimal)), DataType::Float64));
+                    changed = true;
+                }
                 Transformed::new_transformed(LogicalPlan::Join(join), changed)
             }
             node => Transformed::no(node),
