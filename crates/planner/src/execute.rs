@@ -21,7 +21,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tidepool_base::{Error, Result, RowId};
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableVersion;
@@ -51,6 +51,12 @@ pub struct Batches {
     /// Batches in the channel may lie in it.
     heap: Arc<QueryHeap>,
     interrupt: Arc<Interrupt>,
+    /// As [`Execution::failed`].
+    failed: Option<Arc<AtomicBool>>,
+    /// The statement's end from outside, once its batches had to be waited for; whoever makes them may be long in noticing it.
+    end: Option<Pin<Box<dyn Future<Output = Error> + Send>>>,
+    /// Its end was told, and nothing comes after it.
+    is_told: bool,
 }
 
 impl Batches {
@@ -65,7 +71,7 @@ impl Batches {
         if let Err(error) = self.interrupt.check() {
             return Some(Err(error));
         }
-        self.receiver.blocking_recv()
+        Handle::current().block_on(self.next())
     }
 }
 
@@ -73,7 +79,23 @@ impl Stream for Batches {
     type Item = Result<RecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<RecordBatch>>> {
-        self.receiver.poll_recv(context)
+        if self.is_told {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(next) = self.receiver.poll_recv(context) {
+            return Poll::Ready(next);
+        }
+        let Batches { end, interrupt, .. } = &mut *self;
+        let end = end.get_or_insert_with(|| {
+            let interrupt = interrupt.clone();
+            Box::pin(async move { interrupt.wait().await })
+        });
+        let error = ready!(end.as_mut().poll(context));
+        self.is_told = true;
+        if let Some(failed) = &self.failed {
+            failed.store(true, Ordering::Release);
+        }
+        Poll::Ready(Some(Err(error)))
     }
 }
 
@@ -87,7 +109,14 @@ impl Execution {
     /// The batches, and what makes them, for one of the planner's workers.
     pub fn begin(self) -> (Batches, impl Future<Output = ()> + Send + use<>) {
         let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
-        let batches = Batches { receiver, heap: self.heap.clone(), interrupt: self.interrupt.clone() };
+        let batches = Batches {
+            receiver,
+            heap: self.heap.clone(),
+            interrupt: self.interrupt.clone(),
+            failed: self.failed.clone(),
+            end: None,
+            is_told: false,
+        };
         let work = async move {
             let failed = self.failed.clone();
             let outcome = AssertUnwindSafe(self.run(&sender)).catch_unwind().await;
@@ -250,5 +279,67 @@ pub fn joined<T>(joined: std::result::Result<Result<T>, tokio::task::JoinError>)
             Ok(panic) => Err(panicked(panic.as_ref())),
             Err(_) => Err(crate::errors::canceled()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tidepool_base::{SqlState, TablespaceId};
+    use tidepool_device::Location;
+    use tidepool_tablespace::{Tablespace, TablespaceConfig};
+
+    /// Batches that nobody makes.
+    fn batches(interrupt: &Arc<Interrupt>) -> (Batches, mpsc::Sender<Result<RecordBatch>>, Arc<AtomicBool>) {
+        let config = TablespaceConfig {
+            name: "near".into(),
+            location: Location::Anon,
+            size_bytes: Some(1 << 20),
+            profile: None,
+            profiles: Vec::new(),
+            huge_pages: false,
+            populate_bytes: 0,
+        };
+        let near = Tablespace::open(TablespaceId(0), config).unwrap();
+        let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
+        let failed = Arc::new(AtomicBool::new(false));
+        let batches = Batches {
+            receiver,
+            heap: QueryHeap::open(vec![near], None).unwrap(),
+            interrupt: interrupt.clone(),
+            failed: Some(failed.clone()),
+            end: None,
+            is_told: false,
+        };
+        (batches, sender, failed)
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_batches_hears_of_the_end_before_those_who_make_them() {
+        for timeout in [None, Some(Duration::from_millis(5))] {
+            let interrupt = Arc::new(Interrupt::new(timeout, None));
+            let (mut batches, _sender, failed) = batches(&interrupt);
+            if timeout.is_none() {
+                assert!(batches.next().now_or_never().is_none() && !failed.load(Ordering::Acquire));
+                interrupt.cancel();
+            }
+            let error = batches.next().await.unwrap().unwrap_err();
+            assert_eq!(error.code(), SqlState::QUERY_CANCELED);
+            assert!(failed.load(Ordering::Acquire));
+            assert!(batches.next().await.is_none());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_batches_hears_of_the_end() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+        let interrupt = Arc::new(Interrupt::new(None, None));
+        let (mut batches, _sender, _) = batches(&interrupt);
+        let waiting = runtime.spawn_blocking(move || batches.blocking_next());
+        std::thread::sleep(Duration::from_millis(10));
+        interrupt.cancel();
+        let error = runtime.block_on(waiting).unwrap().unwrap().unwrap_err();
+        assert_eq!(error.code(), SqlState::QUERY_CANCELED);
     }
 }

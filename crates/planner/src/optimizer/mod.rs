@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
+//! subqueries in `VALUES` ([`row_queries`]), `IN` lists of one expression ([`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
 mod cross_joins;
 mod disjunctions;
@@ -10,6 +10,7 @@ mod filter_pushdown;
 mod join_graph;
 mod join_mode;
 mod join_order;
+mod lists;
 mod multisets;
 mod outer;
 mod passes;
@@ -51,6 +52,11 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     rules.insert(after_filters + 1, Arc::new(eager::EagerAggregation));
     let before_pruning = rules.iter().position(|rule| rule.name() == "optimize_projections").unwrap_or(rules.len());
     rules.insert(before_pruning, Arc::new(window_keys::WindowKeys));
+    for index in
+        (0..rules.len()).rev().filter(|index| rules[*index].name() == "simplify_expressions").collect::<Vec<_>>()
+    {
+        rules.insert(index, Arc::new(lists::Lists));
+    }
 
     let physical_rules = PhysicalOptimizer::new().rules.into_iter().map(|rule| -> filter_pushdown::Rule {
         match rule.name() {
