@@ -133,6 +133,17 @@ fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchem
     true
 }
 
+/// Whether it is `date_part` of an interval, and one that takes all of its parts.
+fn is_part_of_interval(function: &ScalarFunction, schema: &DFSchema) -> bool {
+    let [Expr::Literal(unit, _), of] = &function.args[..] else { return false };
+    let unit = unit.try_as_str().flatten().unwrap_or_default().to_ascii_lowercase();
+    let units =
+        ["quarter", "milliseconds", "millisecond", "msec", "ms", "microseconds", "microsecond", "usec", "us", "epoch"];
+    function.func.name() == "date_part"
+        && units.contains(&unit.as_str())
+        && matches!(of.get_type(schema), Ok(DataType::Interval(_)))
+}
+
 /// What says of which type a literal beside it is.
 fn is_typed(expr: &Expr, schema: &DFSchema) -> bool {
     untyped(expr).is_none() && !matches!(expr.get_type(schema), Ok(DataType::Null) | Err(_))
@@ -294,7 +305,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             };
             Ok(Transformed::yes(Expr::WindowFunction(Box::new(WindowFunction { fun, params }))))
         }
-        Expr::ScalarFunction(mut function) if crate::choices::is_choice(function.func.name()) => {
+        Expr::ScalarFunction(mut function) if crate::coerced::is_choice(function.func.name()) => {
             let Some(beside) = function.args.iter().find(|argument| is_typed(argument, schema)).cloned() else {
                 return Ok(Transformed::no(Expr::ScalarFunction(function)));
             };
@@ -309,6 +320,14 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             }
             changed |= as_floats(&mut function.args, schema);
             Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
+        }
+        Expr::ScalarFunction(function) if is_part_of_interval(&function, schema) => {
+            // In DataFusion's a year has 360 days, and a second no parts.
+            let of = Expr::ScalarFunction(function);
+            let returned = of.get_type(schema)?;
+            let Expr::ScalarFunction(function) = of else { return Ok(Transformed::no(of)) };
+            let extracted = crate::catalog::extract().call(function.args);
+            Ok(Transformed::yes(Expr::Cast(Cast::new(Box::new(extracted), returned))))
         }
         Expr::ScalarFunction(mut function) => {
             let scale = match (function.func.name(), function.args.as_slice()) {

@@ -14,7 +14,7 @@ mod casts;
 mod catalog;
 mod change;
 mod charge;
-mod choices;
+mod coerced;
 mod copy;
 mod correlated;
 mod ddl;

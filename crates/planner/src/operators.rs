@@ -174,8 +174,11 @@ fn read_beside(literal: Expr, other: &DataType, op: Operator) -> Expr {
 /// Whether an operand is made of numbers by arithmetic only. A type is found out by walking all that is below, which in a
 /// long chain adds up; this looks at its leaves.
 fn is_number(mut expr: &Expr, decimals: bool, schema: &DFSchema) -> bool {
-    let number =
-        |data_type: &DataType| data_type.is_numeric() && (decimals || !matches!(data_type, DataType::Decimal128(..)));
+    let number = |data_type: &DataType| match data_type {
+        DataType::Decimal128(..) => decimals,
+        DataType::Float32 => false,
+        data_type => data_type.is_numeric(),
+    };
     let leaf = |expr: &Expr| match expr {
         Expr::Literal(value, _) => number(&value.data_type()),
         Expr::Cast(cast) => number(cast.field.data_type()),
@@ -194,7 +197,7 @@ fn is_number(mut expr: &Expr, decimals: bool, schema: &DFSchema) -> bool {
 }
 
 pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Result<Resolved> {
-    use DataType::{Date32, Decimal128, Interval, Timestamp};
+    use DataType::{Date32, Decimal128, Float32, Float64, Interval, Timestamp};
     let decimals = !matches!(op, Operator::Multiply | Operator::Divide);
     if is_number(&right, decimals, schema) && is_number(&left, decimals, schema) {
         return Ok(Err((left, right)));
@@ -232,6 +235,10 @@ pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Resu
             };
             let sides = vec![side(left, &left_type), side(right, &right_type)];
             arithmetic::call(Kind::SubtractTimestamps, sides)
+        }
+        // What is no `real` makes both of them `double precision`.
+        (Float32, _, of) | (of, _, Float32) if op.is_numerical_operators() && exact(of) => {
+            binary_expr(cast(left, Float64), op, cast(right, Float64))
         }
         (Interval(_), Operator::Multiply, factor) if number(factor) => {
             arithmetic::call(Kind::MultiplyInterval, vec![left, right])

@@ -394,8 +394,7 @@ async fn a_subquery_for_each_row_ends_with_its_statement() {
         assert_eq!(code(&error), "57014", "{error:?}");
     }
     // An aggregate that takes all its rows before anybody is asked again.
-    let swallowed =
-        "SELECT string_agg(a.v::text, ',' ORDER BY b.v) FILTER (WHERE a.v < 0) FROM t a, t b, t c WHERE a.v + b.v > c.v";
+    let swallowed = "SELECT string_agg(a.v::text, ',' ORDER BY b.v) FILTER (WHERE a.v < 0) FROM t a, t b, t c WHERE a.v + b.v > c.v";
     let error = client.simple_query(swallowed).await.unwrap_err();
     assert_eq!(code(&error), "57014", "{error:?}");
     client.simple_query("SET statement_timeout = 0").await.unwrap();

@@ -29,7 +29,7 @@ mod types;
 mod unnesting;
 mod value;
 
-pub use functions::{SessionSequences, add_interval, find_relation, next_value_of};
+pub use functions::{SessionSequences, add_interval, extract, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use relations::{Relation as SystemRelation, VECTOR_ITEM};
 pub use rewrite::{array_items, rewrite, rewrite_expression};
@@ -55,7 +55,7 @@ use tidepool_heap::QueryHeap;
 /// planner strips it before the look-up.
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
-    let functions = functions::all().into_iter().chain([crate::casts::key()]).chain(crate::choices::functions());
+    let functions = functions::all().into_iter().chain([crate::casts::key()]).chain(crate::coerced::functions());
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
     builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));

@@ -69,10 +69,16 @@ pub fn expression(expr: &mut Expr) {
                     let extracted = take(expr);
                     *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(20, 6)));
                 }
-                "century" | "decade" | "millennium" | "isoyear" | "julian" => {
-                    *expr = call("pg_extract", vec![text(field), take(value)]);
+                "century" | "decade" | "millennium" | "isoyear" => {
+                    let extracted = call("pg_extract", vec![text(field), take(value)]);
+                    *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(12, 0)));
                 }
-                _ => {}
+                "julian" => *expr = call("pg_extract", vec![text(field), take(value)]),
+                // Whole numbers to DataFusion, whose quotients are whole numbers again.
+                _ => {
+                    let extracted = take(expr);
+                    *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(12, 0)));
+                }
             }
         }
         Expr::Function(_) => function(expr),
@@ -326,6 +332,8 @@ fn function(expr: &mut Expr) {
                 })
             {
                 rename(function, "pg_extract");
+                let part = take(expr);
+                *expr = cast(part, DataType::DoublePrecision);
             } else if let FunctionArguments::List(list) = &function.args
                 && let [
                     FunctionArg::Unnamed(FunctionArgExpr::Expr(field)),
@@ -335,6 +343,9 @@ fn function(expr: &mut Expr) {
                     .is_some_and(|field| matches!(field.to_ascii_lowercase().as_str(), "second" | "seconds"))
             {
                 *expr = cast(call("pg_extract_second", vec![value.clone()]), DataType::DoublePrecision);
+            } else {
+                let part = take(expr);
+                *expr = cast(part, DataType::DoublePrecision);
             }
         }
         _ => {}

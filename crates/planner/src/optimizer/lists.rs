@@ -5,68 +5,11 @@
 //! where `a = b`. Here such lists are put together with what NULL is in SQL, or written out if they cannot be, before it sees
 //! them.
 
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchema, DFSchemaRef, Result, ScalarValue};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::simplify::SimplifyContext;
-use datafusion::logical_expr::utils::merge_schema;
-use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator, binary_expr, lit};
-use datafusion::optimizer::simplify_expressions::ExprSimplifier;
-use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{Result, ScalarValue};
+use datafusion::logical_expr::{BinaryExpr, Expr, Operator, binary_expr, lit};
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::sync::Arc;
-
-/// To be run right before each of DataFusion's `simplify_expressions`.
-#[derive(Debug)]
-pub struct Lists;
-
-impl OptimizerRule for Lists {
-    fn name(&self) -> &str {
-        "tidepool_lists"
-    }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        Some(ApplyOrder::BottomUp)
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let mut meet = false;
-        plan.apply_expressions(|expr| {
-            meet = meet || expr.exists(|expr| Ok(may_meet(expr)))?;
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-        if !meet {
-            return Ok(Transformed::no(plan));
-        }
-        let names = NamePreserver::new(&plan);
-        let context = SimplifyContext::builder()
-            .with_schema(schema_beneath(&plan)?)
-            .with_config_options(config.options())
-            .with_query_execution_start_time(config.query_execution_start_time())
-            .build();
-        let simplifier = ExprSimplifier::new(context);
-        plan.map_expressions(|expr| {
-            let name = names.save(&expr);
-            let expr = expr.transform_up(|expr| put_together(expr, &|part| simplifier.simplify(part)))?;
-            Ok(expr.update_data(|expr| name.restore(expr)))
-        })
-    }
-}
-
-/// What the names in a node's expressions stand for.
-fn schema_beneath(plan: &LogicalPlan) -> Result<DFSchemaRef> {
-    match plan {
-        // Its filters may name columns that leave it for nobody.
-        LogicalPlan::TableScan(scan) => {
-            DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema()).map(Arc::new)
-        }
-        plan => Ok(match plan.inputs()[..] {
-            [input] => input.schema().clone(),
-            _ => Arc::new(merge_schema(&plan.inputs())),
-        }),
-    }
-}
 
 /// What is, or will be when DataFusion has simplified it, a list.
 struct List<'a> {
@@ -121,7 +64,7 @@ fn lists_of(expr: &Expr) -> Option<(List<'_>, Operator, List<'_>)> {
 }
 
 /// Whether these are two lists that may turn out to be of one expression.
-fn may_meet(expr: &Expr) -> bool {
+pub(super) fn may_meet(expr: &Expr) -> bool {
     lists_of(expr).is_some_and(|(first, _, second)| {
         first.expr == second.expr || first.expr.column_refs() == second.expr.column_refs()
     })
@@ -141,10 +84,8 @@ fn simplified(expr: Expr, simplify: &impl Fn(Expr) -> Result<Expr>) -> Result<Ex
     }
 }
 
-fn put_together(expr: Expr, simplify: &impl Fn(Expr) -> Result<Expr>) -> Result<Transformed<Expr>> {
-    if !may_meet(&expr) {
-        return Ok(Transformed::no(expr));
-    }
+/// One list, or two that nobody takes for lists of one expression, for what [`may_meet`]. `simplify` is told of what is compared.
+pub(super) fn put_together(expr: Expr, simplify: &impl Fn(Expr) -> Result<Expr>) -> Result<Transformed<Expr>> {
     let expr = simplified(expr, simplify)?;
     let Some((first, op, second)) = lists_of(&expr).filter(|(first, _, second)| first.expr == second.expr) else {
         return Ok(Transformed::yes(expr));

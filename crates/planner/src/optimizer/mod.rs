@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), `IN` lists of one expression ([`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
+//! subqueries in `VALUES` ([`row_queries`]), NULL where it is forgotten ([`nulls`], [`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
 mod cross_joins;
 mod disjunctions;
@@ -12,6 +12,7 @@ mod join_mode;
 mod join_order;
 mod lists;
 mod multisets;
+mod nulls;
 mod outer;
 mod passes;
 mod recursion;
@@ -55,7 +56,7 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     for index in
         (0..rules.len()).rev().filter(|index| rules[*index].name() == "simplify_expressions").collect::<Vec<_>>()
     {
-        rules.insert(index, Arc::new(lists::Lists));
+        rules.insert(index, Arc::new(nulls::Nulls));
     }
 
     let physical_rules = PhysicalOptimizer::new().rules.into_iter().map(|rule| -> filter_pushdown::Rule {

@@ -123,25 +123,7 @@ pub fn functions() -> Vec<Function> {
             Ok(Value::Decimal(micros.into(), 6))
         })
         .returning(|_| Ok(DataType::Decimal128(8, 6))),
-        Function::new("pg_extract", &[&[Text, Timestamp], &[Text, TimestampTz]], "int8", |call, args| {
-            let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
-            let time = match call.arg_types.get(1) {
-                Some(DataType::Timestamp(_, Some(_))) => local(micros, session_zone(call)?)?,
-                _ => naive(micros)?,
-            };
-            // There is no year 0: the year before 1 is 1 BC, and centuries count from both.
-            let year = time.year();
-            let counted = |years: i32| if year > 0 { (year + years - 1) / years } else { (year - years) / years };
-            Ok(Value::Int(match args[0].as_str().to_ascii_lowercase().as_str() {
-                "century" => counted(100).into(),
-                "millennium" => counted(1000).into(),
-                "decade" => year.div_euclid(10).into(),
-                "isoyear" => time.iso_week().year().into(),
-                "julian" => i64::from(days_of(time.date())) + 2_440_588,
-                other => return Err(invalid(format!("unit \"{other}\" not recognized for type timestamp"))),
-            }))
-        })
-        .stable(),
+        extract(),
         // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
         Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
             let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
@@ -158,6 +140,70 @@ pub fn functions() -> Vec<Function> {
             })
         }),
     ]
+}
+
+/// `extract` of what DataFusion's `date_part` does not know.
+pub fn extract() -> Function {
+    let overloads: &[&[_]] = &[&[Text, Timestamp], &[Text, TimestampTz], &[Text, Interval]];
+    Function::new("pg_extract", overloads, "numeric", |call, args| {
+        let unit = args[0].as_str().to_ascii_lowercase();
+        let micros = match (&args[1], call.arg_types.get(1)) {
+            (Value::Timestamp(micros), Some(DataType::Timestamp(_, Some(_)))) => {
+                of_time(&unit, local(*micros, session_zone(call)?)?)
+            }
+            (Value::Timestamp(micros), _) => of_time(&unit, naive(*micros)?),
+            (Value::Interval(interval), _) => of_interval(&unit, interval),
+            _ => return Ok(Value::Null),
+        };
+        match micros {
+            Some(micros) => Ok(Value::Decimal(micros, 6)),
+            None => Err(invalid(format!("unit \"{unit}\" not recognized"))),
+        }
+    })
+    .returning(|_| Ok(DataType::Decimal128(24, 6)))
+    .stable()
+}
+
+/// In millionths.
+fn of_time(unit: &str, time: NaiveDateTime) -> Option<i128> {
+    // There is no year 0: the year before 1 is 1 BC, and centuries count from both.
+    let year = time.year();
+    let counted = |years: i32| if year > 0 { (year + years - 1) / years } else { (year - years) / years };
+    let whole = match unit {
+        "century" => counted(100),
+        "millennium" => counted(1000),
+        "decade" => year.div_euclid(10),
+        "isoyear" => time.iso_week().year(),
+        "julian" => {
+            let of_day =
+                i128::from(time.time().num_seconds_from_midnight()) * 1_000_000 + i128::from(time.nanosecond() / 1_000);
+            return Some(
+                i128::from(days_of(time.date()) + 2_440_588) * 1_000_000 + of_day * 1_000_000 / 86_400_000_000,
+            );
+        }
+        _ => return None,
+    };
+    Some(i128::from(whole) * 1_000_000)
+}
+
+/// In millionths.
+fn of_interval(unit: &str, interval: &IntervalMonthDayNano) -> Option<i128> {
+    let (months, micros) = (interval.months, i128::from(interval.nanoseconds / 1_000));
+    let whole = match unit {
+        "quarter" => months % 12 / 3 + 1,
+        "decade" => months / 120,
+        "century" => months / 1200,
+        "millennium" => months / 12_000,
+        "milliseconds" | "millisecond" | "msec" | "ms" => return Some(micros % 60_000_000 * 1_000),
+        "microseconds" | "microsecond" | "usec" | "us" => return Some(micros % 60_000_000 * 1_000_000),
+        // A year is 365.25 days, a month without its year 30.
+        "epoch" => {
+            let days = i128::from(months % 12) * 30 + i128::from(interval.days);
+            return Some(i128::from(months / 12) * 31_557_600_000_000 + days * 86_400_000_000 + micros);
+        }
+        _ => return None,
+    };
+    Some(i128::from(whole) * 1_000_000)
 }
 
 fn overflow() -> DataFusionError {

@@ -7,24 +7,26 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, Result};
 use tidepool_base::SqlState;
 
+/// `numeric` without a fraction.
+const WHOLE: DataType = DataType::Decimal128(38, 0);
+
 pub fn functions() -> Vec<Function> {
     vec![
         Function::new("sign", &[&[Int8], &[Numeric], &[Float8]], "float8", |_, args| {
             Ok(match &args[0] {
-                Value::Int(value) => Value::Int(value.signum()),
-                Value::Decimal(value, scale) => Value::Decimal(rescale(value.signum(), 0, *scale)?, *scale),
+                Value::Decimal(value, _) => Value::Decimal(value.signum(), 0),
                 other => Value::Float(if other.as_float() == 0.0 { 0.0 } else { other.as_float().signum() }),
             })
         })
-        .returning(same),
+        .returning(|types| match same(types)? {
+            DataType::Decimal128(..) => Ok(WHOLE),
+            _ => Ok(DataType::Float64),
+        }),
         Function::new("div", &[&[Int8, Int8], &[Numeric, Numeric], &[Float8, Float8]], "float8", |_, args| {
             if args[1].as_float() == 0.0 {
                 return Err(sql_error(SqlState::DIVISION_BY_ZERO, "division by zero"));
             }
             match (&args[0], &args[1]) {
-                (Value::Int(left), Value::Int(right)) => {
-                    left.checked_div(*right).map(Value::Int).ok_or_else(|| out_of_range("bigint"))
-                }
                 (Value::Float(left), Value::Float(right)) => Ok(Value::Float((left / right).trunc())),
                 (left, right) => {
                     let (left, right) = (decimal(left), decimal(right));
@@ -34,8 +36,9 @@ pub fn functions() -> Vec<Function> {
                 }
             }
         })
-        .returning(|types| {
-            same(types.iter().find(|t| matches!(t, DataType::Decimal128(..))).map_or(types, std::slice::from_ref))
+        .returning(|types| match same(types)? {
+            DataType::Float64 => Ok(DataType::Float64),
+            _ => Ok(WHOLE),
         }),
         Function::new("width_bucket", &[&[Float8, Float8, Float8, Int4]], "int4", |_, args| {
             let [value, low, high, count] = [0, 1, 2, 3].map(|index| args[index].as_float());

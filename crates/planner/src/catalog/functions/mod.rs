@@ -336,6 +336,11 @@ pub fn is_function(name: &str) -> bool {
 }
 
 /// All functions of this module.
+/// [`datetime::extract`].
+pub fn extract() -> ScalarUDF {
+    ScalarUDF::new_from_impl(datetime::extract())
+}
+
 pub fn all() -> Vec<Arc<ScalarUDF>> {
     let lists = [
         system::functions(),

@@ -1,0 +1,112 @@
+//! NULL where DataFusion's simplification forgets it.
+//!
+//! Some of its rules hold for values only: what lists of one expression come to together ([`lists`]), `x # x` is 0,
+//! and every text matches `.*`. What they would take wrongly is written so that NULL is seen to before they come.
+
+use super::lists;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchema, DFSchemaRef, Result, ScalarValue};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator, lit, when};
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
+use std::sync::Arc;
+
+/// To be run right before each of DataFusion's `simplify_expressions`.
+#[derive(Debug)]
+pub struct Nulls;
+
+impl OptimizerRule for Nulls {
+    fn name(&self) -> &str {
+        "tidepool_nulls"
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        Some(ApplyOrder::BottomUp)
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let mut forgets = false;
+        plan.apply_expressions(|expr| {
+            forgets = forgets
+                || expr.exists(|expr| Ok(is_any_text(expr) || xored(expr).is_some() || lists::may_meet(expr)))?;
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        if !forgets {
+            return Ok(Transformed::no(plan));
+        }
+        let names = NamePreserver::new(&plan);
+        let context = SimplifyContext::builder()
+            .with_schema(schema_beneath(&plan)?)
+            .with_config_options(config.options())
+            .with_query_execution_start_time(config.query_execution_start_time())
+            .build();
+        let simplifier = ExprSimplifier::new(context);
+        plan.map_expressions(|expr| {
+            let name = names.save(&expr);
+            let expr = expr.transform_up(|expr| remembered(expr, &simplifier))?;
+            Ok(expr.update_data(|expr| name.restore(expr)))
+        })
+    }
+}
+
+/// What the names in a node's expressions stand for.
+fn schema_beneath(plan: &LogicalPlan) -> Result<DFSchemaRef> {
+    match plan {
+        // Its filters may name columns that leave it for nobody.
+        LogicalPlan::TableScan(scan) => {
+            DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema()).map(Arc::new)
+        }
+        plan => Ok(match plan.inputs()[..] {
+            [input] => input.schema().clone(),
+            _ => Arc::new(merge_schema(&plan.inputs())),
+        }),
+    }
+}
+
+/// Whether it matches a text with what every text is.
+fn is_any_text(expr: &Expr) -> bool {
+    let Expr::BinaryExpr(BinaryExpr { op: Operator::RegexMatch | Operator::RegexIMatch, right, .. }) = expr else {
+        return false;
+    };
+    let pattern = match right.as_ref() {
+        Expr::Cast(cast) => cast.expr.as_ref(),
+        pattern => pattern,
+    };
+    matches!(pattern, Expr::Literal(pattern, _) if pattern.try_as_str() == Some(Some(".*")))
+}
+
+/// What is once more among what it is xored with.
+fn xored(expr: &Expr) -> Option<&Expr> {
+    fn is_among(needle: &Expr, expr: &Expr) -> bool {
+        match expr {
+            Expr::BinaryExpr(BinaryExpr { left, op: Operator::BitwiseXor, right }) => {
+                is_among(needle, left) || is_among(needle, right)
+            }
+            expr => expr == needle,
+        }
+    }
+    let Expr::BinaryExpr(BinaryExpr { left, op: Operator::BitwiseXor, right }) = expr else { return None };
+    if is_among(right, left) {
+        return Some(right);
+    }
+    is_among(left, right).then_some(left)
+}
+
+fn remembered(expr: Expr, simplifier: &ExprSimplifier) -> Result<Transformed<Expr>> {
+    if lists::may_meet(&expr) {
+        return lists::put_together(expr, &|part| simplifier.simplify(part));
+    }
+    if let Some(twice) = xored(&expr) {
+        return when(twice.clone().is_not_null(), expr.clone()).end().map(Transformed::yes);
+    }
+    let is_any_text = is_any_text(&expr);
+    Ok(match expr {
+        Expr::BinaryExpr(BinaryExpr { left, .. }) if is_any_text => {
+            Transformed::yes(left.is_not_null().or(lit(ScalarValue::Boolean(None))))
+        }
+        expr => Transformed::no(expr),
+    })
+}
