@@ -100,9 +100,8 @@ pub(super) fn put_together(expr: Expr, simplify: &impl Fn(Expr) -> Result<Expr>)
     };
     let mut seen = HashSet::new();
     let is_kept = |value: Cow<'_, ScalarValue>| of_other.contains(&value) == stays && seen.insert(value.into_owned());
-    let is_kept: Vec<bool> = values_in_order(&kept.items).map(is_kept).collect();
-    let list: Vec<Expr> =
-        kept.items.iter().zip(is_kept).filter_map(|(item, is_kept)| is_kept.then(|| (*item).clone())).collect();
+    let items = kept.items.iter().zip(values_in_order(&kept.items).map(is_kept));
+    let list: Vec<Expr> = items.filter(|(_, is_kept)| *is_kept).map(|(item, _)| (*item).clone()).collect();
     let expr = kept.expr.clone();
     let negated = op == Operator::Or;
     let unknown = lit(ScalarValue::Boolean(None));
