@@ -144,7 +144,7 @@ pub fn functions() -> Vec<Function> {
 
 /// `extract` of what DataFusion's `date_part` does not know.
 pub fn extract() -> Function {
-    let overloads: &[&[_]] = &[&[Text, Timestamp], &[Text, TimestampTz], &[Text, Interval]];
+    let overloads: &[&[_]] = &[&[Text, Date], &[Text, Timestamp], &[Text, TimestampTz], &[Text, Interval]];
     Function::new("pg_extract", overloads, "numeric", |call, args| {
         let unit = args[0].as_str().to_ascii_lowercase();
         let micros = match (&args[1], call.arg_types.get(1)) {
@@ -152,15 +152,23 @@ pub fn extract() -> Function {
                 of_time(&unit, local(*micros, session_zone(call)?)?)
             }
             (Value::Timestamp(micros), _) => of_time(&unit, naive(*micros)?),
+            (Value::Date(days), _) => of_time(&unit, date_of(*days)?.into()),
             (Value::Interval(interval), _) => of_interval(&unit, interval),
             _ => return Ok(Value::Null),
         };
-        match micros {
-            Some(micros) => Ok(Value::Decimal(micros, 6)),
-            None => Err(invalid(format!("unit \"{unit}\" not recognized"))),
+        match (micros, &args[1]) {
+            // Whole, at midnight.
+            (Some(micros), Value::Date(_)) => Ok(Value::Decimal(micros / 1_000_000, 0)),
+            (Some(micros), _) => Ok(Value::Decimal(micros, 6)),
+            (None, _) => Err(invalid(format!("unit \"{unit}\" not recognized"))),
         }
     })
-    .returning(|_| Ok(DataType::Decimal128(24, 6)))
+    .returning(|types| {
+        Ok(match types.get(1) {
+            Some(DataType::Date32) => DataType::Decimal128(12, 0),
+            _ => DataType::Decimal128(24, 6),
+        })
+    })
     .stable()
 }
 
