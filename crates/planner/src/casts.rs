@@ -89,8 +89,29 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = settings(config);
-        unite_floats(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)
+        let plan = unite_floats(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)?;
+        settle_values(plan)
     }
+}
+
+/// Casts values of a `VALUES` list whose types changed after the list's types were settled. The list's rows become arrays of the
+/// settled types without a look at their own: an unscaled decimal would be taken at another scale.
+fn settle_values(plan: LogicalPlan) -> Result<LogicalPlan> {
+    plan.transform_up_with_subqueries(|node| {
+        let LogicalPlan::Values(mut list) = node else { return Ok(Transformed::no(node)) };
+        let nothing = DFSchema::empty();
+        let mut changed = false;
+        for row in &mut list.values {
+            for (value, field) in row.iter_mut().zip(list.schema.fields()) {
+                if value.get_type(&nothing).is_ok_and(|of| of != *field.data_type()) {
+                    *value = Expr::Cast(Cast::new(Box::new(std::mem::take(value)), field.data_type().clone()));
+                    changed = true;
+                }
+            }
+        }
+        Ok(Transformed::new_transformed(LogicalPlan::Values(list), changed))
+    })
+    .data()
 }
 
 pub fn is_comparison(op: Operator) -> bool {

@@ -1,6 +1,7 @@
 //! `INSERT` and what it shares with `CREATE TABLE AS` and `COPY FROM`: rows of a plan into a table, with PostgreSQL's
 //! assignment casts and the table's defaults.
 
+use crate::casts::UNCONSTRAINED;
 use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::literal_rows;
@@ -315,7 +316,8 @@ pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &Tab
             .with_hint("You will need to rewrite or cast the expression."));
         }
         let target_type = tidepool_table::arrow_type(target.sql_type);
-        let same = *source_field.data_type() == target_type;
+        // A numeric of no precision gets its own scale later, whatever it is planned as.
+        let same = *source_field.data_type() == target_type && !source_field.metadata().contains_key(UNCONSTRAINED);
         Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) })
     };
     (first..).zip(columns).map(assign).collect()
@@ -393,8 +395,9 @@ pub fn default(state: &SessionState, facts: &Arc<SessionFacts>, text: Option<&st
         return Ok(Expr::Cast(Cast::new(Box::new(crate::casts::null()), target)));
     };
     let expr = default_expression(state, facts, parse_expression(text)?)?;
-    let known = expr.get_type(&DFSchema::empty()).map_err(from_datafusion)?;
-    Ok(if known == target { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) })
+    let (_, known) = expr.to_field(&DFSchema::empty()).map_err(from_datafusion)?;
+    let same = *known.data_type() == target && !known.metadata().contains_key(UNCONSTRAINED);
+    Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) })
 }
 
 /// Plans an expression that refers to no columns.

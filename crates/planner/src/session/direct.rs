@@ -7,7 +7,7 @@ use super::{Description, Outcome, ResultColumn, Session, SessionShared};
 use crate::catalog::SessionSequences;
 use crate::direct::cache::{Known, OWN_MAX, OfText};
 use crate::direct::compile::output_types;
-use crate::direct::datum::Datum;
+use crate::direct::datum::{Datum, is_text};
 use crate::direct::expr::{self, Compiler, Context, Expr};
 use crate::direct::run::{Ran, Run, Statement as Running, Told};
 use crate::direct::template::{self, Literal, Template};
@@ -817,6 +817,10 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
                 (_, true) => return None,
                 (plan, false) => (plan, None),
             };
+            // A type may be settled after the columns' casts were planned: the general path casts what comes out.
+            if (inserts || updates) && !is_as_held(&def, inner.schema(), usize::from(updates)) {
+                return None;
+            }
             let slots: Vec<Option<Expr>> = (0..def.columns.len()).map(|slot| Some(Expr::Slot(slot))).collect();
             let inputs: Vec<Option<Expr>> = match inserts {
                 true => slots.clone(),
@@ -870,6 +874,16 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
         }
         _ => None,
     }
+}
+
+/// Whether a plan's outputs from `first` on are of the types in which the table holds its columns.
+fn is_as_held(def: &TableDef, schema: &DFSchema, first: usize) -> bool {
+    let outputs = schema.fields().iter().skip(first);
+    schema.fields().len() >= first + def.columns.len()
+        && def.columns.iter().zip(outputs).all(|(column, output)| {
+            let held = tidepool_table::arrow_type(column.sql_type);
+            *output.data_type() == held || is_text(output.data_type()) && is_text(&held)
+        })
 }
 
 fn texts_of(def: &TableDef) -> Vec<(usize, SqlType)> {
