@@ -20,6 +20,18 @@ pub struct LogConfig {
     pub block_bytes_max: usize,
     /// How long a reservation waits for a checkpoint to make room, before it fails.
     pub room_wait: Duration,
+    pub notes: NotesUse,
+}
+
+/// What a reader makes of the device's note of segments (`notes.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotesUse {
+    /// There must be one.
+    Needed,
+    /// Where there is one, it counts. Logs of earlier releases have none.
+    IfThere,
+    /// Nobody needs what the log has.
+    Ignored,
 }
 
 impl LogConfig {
@@ -33,6 +45,7 @@ impl LogConfig {
             buffer_bytes_max: 4 << 20,
             block_bytes_max: BLOCK_FRAMES_MAX,
             room_wait: Duration::from_secs(10),
+            notes: NotesUse::IfThere,
         }
     }
 }

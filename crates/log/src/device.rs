@@ -4,6 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use tidepool_base::Result;
 
+/// Of a line of the note.
+pub const NOTE_BYTES: usize = 64;
+
 /// A device that holds segments. Of a segment that is there, writing does not fail for want of room.
 pub trait LogDevice: Send + Sync + Debug {
     /// What errors call it.
@@ -39,6 +42,12 @@ pub trait LogDevice: Send + Sync + Debug {
 
     /// Removes a segment, durably.
     fn remove(&self, number: u64) -> Result<()>;
+
+    /// The lines that `write_note` wrote, as far as they are there, whatever is in them.
+    fn notes(&self) -> Result<Vec<[u8; NOTE_BYTES]>>;
+
+    /// Writes one of two lines, durably. The other stays as it is, whatever happens meanwhile.
+    fn write_note(&self, second: bool, line: &[u8; NOTE_BYTES]) -> Result<()>;
 }
 
 pub trait LogSegment: Send + Sync + Debug {

@@ -2,14 +2,15 @@
 //!
 //! A segment is a file named by its number, `000000000000002a.log`. It is filled with zeroes under another name before its
 //! first use: a disk that is full shows then, and later syncs have no blocks to note down. A segment that is recycled is
-//! renamed.
+//! renamed. Beside them lies file `SEGMENTS`, with the note of which there have to be (`notes.rs`).
 
-use crate::device::{LogDevice, LogSegment};
+use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
 use crate::files::{Files, OpenHow, StoredFile};
 use crate::format::PAGE_BYTES;
+use crate::room::lock;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 
 const SUFFIX: &str = ".log";
@@ -17,15 +18,25 @@ const SUFFIX: &str = ".log";
 /// The file that is to become a segment.
 const NEXT: &str = "next";
 
+/// The file that has the note of segments: a line at its start, the other a page behind.
+const NOTES: &str = "SEGMENTS";
+
+const NOTES_FILE_BYTES: u64 = 2 * PAGE_BYTES as u64;
+
 #[derive(Debug)]
 pub struct FileDevice {
     files: Arc<dyn Files>,
     folder: PathBuf,
     segment_bytes: usize,
     how: OpenHow,
+    /// Once something was noted.
+    notes: Mutex<Option<Arc<dyn StoredFile>>>,
 }
 
 impl FileDevice {
+    /// What is in a folder beside segments.
+    pub const NOTES: &str = NOTES;
+
     /// Segments of `segment_bytes` in `folder`, which is made if its parent is there.
     pub fn open(files: Arc<dyn Files>, folder: &Path, segment_bytes: usize, how: OpenHow) -> Result<FileDevice> {
         if !segment_bytes.is_multiple_of(PAGE_BYTES) || !(16 * PAGE_BYTES..=1 << 30).contains(&segment_bytes) {
@@ -43,11 +54,39 @@ impl FileDevice {
                 .sync_folder(folder)
                 .map_err(|error| Error::io(format_args!("sync folder \"{}\"", folder.display()), &error))?;
         }
-        Ok(FileDevice { files, folder: folder.to_owned(), segment_bytes, how })
+        Ok(FileDevice { files, folder: folder.to_owned(), segment_bytes, how, notes: Mutex::default() })
     }
 
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The file for the note: as it is, or a new one, durably there.
+    fn notes_file(&self) -> Result<Arc<dyn StoredFile>> {
+        let path = self.folder.join(NOTES);
+        let failed = |error: io::Error| Error::io(format_args!("create file \"{}\"", path.display()), &error);
+        let file = match self.files.create(&path, OpenHow::default()) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.files.open(&path, OpenHow::default()).map_err(failed)?
+            }
+            made => made.map_err(failed)?,
+        };
+        // Perhaps of a process that did not come further than to its name.
+        if file.len().map_err(failed)? < NOTES_FILE_BYTES {
+            file.allocate(NOTES_FILE_BYTES).map_err(failed)?;
+            file.sync_data().map_err(failed)?;
+        }
+        self.sync_folder()?;
+        Ok(file)
+    }
+
+    /// Removes the note, of a log that is to be no more.
+    pub fn remove_notes(&self) -> Result<()> {
+        let path = self.folder.join(NOTES);
+        match self.files.remove(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|error| Error::io(format_args!("remove file \"{}\"", path.display()), &error)),
+        }
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -186,6 +225,28 @@ impl LogDevice for FileDevice {
         }
         crash_point("log.segment.removed");
         self.sync_folder()
+    }
+
+    fn notes(&self) -> Result<Vec<[u8; NOTE_BYTES]>> {
+        let path = self.folder.join(NOTES);
+        let bytes = match self.files.read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(|error| Error::io(format_args!("read file \"{}\"", path.display()), &error))?,
+        };
+        let line = |at: usize| bytes.get(at..at + NOTE_BYTES).and_then(|line| line.try_into().ok());
+        Ok([0, PAGE_BYTES].into_iter().filter_map(line).collect())
+    }
+
+    fn write_note(&self, second: bool, line: &[u8; NOTE_BYTES]) -> Result<()> {
+        let mut notes = lock(&self.notes);
+        let file = match &*notes {
+            Some(file) => file,
+            None => notes.insert(self.notes_file()?),
+        };
+        let at = if second { PAGE_BYTES as u64 } else { 0 };
+        file.write_all_at(at, line)
+            .and_then(|()| file.sync_data())
+            .map_err(|error| Error::io(format_args!("write file \"{}\"", self.folder.join(NOTES).display()), &error))
     }
 }
 

@@ -55,7 +55,8 @@
 //!
 //! The log ends where no block follows and the next segment is not begun. If there is anything valid farther on that
 //! says, by its durable position or by its being in a later segment, that this place was durable once, then the log
-//! is damaged. If not, it was cut short by a crash, and nothing behind its end was ever acknowledged.
+//! is damaged. If not, it was cut short by a crash, and nothing behind its end was ever acknowledged. That no segment is missing there is
+//! told by a note beside the segments (`notes.rs`).
 //!
 //! # Frame
 //!
@@ -150,6 +151,11 @@ impl DatabaseIdentity {
     }
 }
 
+/// As all that is on a device has it.
+pub(crate) fn checksum_of(bytes: &[u8], identity: DatabaseIdentity) -> u64 {
+    xxh3_64_with_seed(bytes, identity.seed())
+}
+
 impl fmt::Display for DatabaseIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -168,7 +174,7 @@ pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<()> {
         .map_err(|error| Error::io("get random bytes", &error))
 }
 
-fn put(bytes: &mut [u8], offset: usize, value: u64) {
+pub(crate) fn put(bytes: &mut [u8], offset: usize, value: u64) {
     bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
 }
 

@@ -49,13 +49,14 @@ mod format;
 mod group;
 mod log;
 mod memory_device;
+mod notes;
 mod recovery;
 mod room;
 mod sync;
 mod writer;
 
-pub use config::LogConfig;
-pub use device::{LogDevice, LogSegment};
+pub use config::{LogConfig, NotesUse};
+pub use device::{LogDevice, LogSegment, NOTE_BYTES};
 pub use file_device::FileDevice;
 pub use format::{DatabaseIdentity, LogPosition};
 pub use log::{Appender, Call, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
@@ -71,6 +72,7 @@ pub const CRASH_POINTS: &[&str] = &[
     "log.segment.created",
     "log.segment.filled",
     "log.segment.begun",
+    "log.noted",
     "log.segment.renamed",
     "log.segment.removed",
     "log.recycle",

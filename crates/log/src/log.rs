@@ -8,6 +8,7 @@ use crate::format::{
     random_bytes,
 };
 use crate::group::Group;
+use crate::notes::Notes;
 use crate::recovery::Recovery;
 use crate::room::{Room, frame_cost, lock, usable_bytes};
 use crate::writer::{Start, Writer};
@@ -47,6 +48,7 @@ pub struct Log {
     group: Group,
     /// Taken by the leader of a round, for all of it.
     writer: Mutex<Writer>,
+    notes: Arc<Notes>,
     /// Buffers that no leader has seen yet.
     receivers: Mutex<Vec<Receiver>>,
     appender_next: AtomicU32,
@@ -96,6 +98,8 @@ impl Log {
         let mut written = VecDeque::from(start.written.clone());
         // The current one is not full.
         written.retain(|written| written.number != number_current);
+        let first = written.front().map_or(number_current, |written| written.number);
+        let notes = Arc::new(Notes::start(device.clone(), config.identity, first, number_current)?);
         let room = Room {
             current_bytes: if number_current == 0 { 0 } else { usable_bytes(&*device, start.offset) },
             number_next: start.prepared.last().map_or(number_current + 1, |last| last + 1),
@@ -107,7 +111,8 @@ impl Log {
         };
         let log = Arc::new(Log {
             group: Group::new(start.ts_max),
-            writer: Mutex::new(Writer::new(device.clone(), &config, u64::from_le_bytes(life), start)),
+            writer: Mutex::new(Writer::new(notes.clone(), device.clone(), &config, u64::from_le_bytes(life), start)),
+            notes,
             receivers: Mutex::new(Vec::new()),
             appender_next: AtomicU32::new(0),
             participants: AtomicUsize::new(0),
@@ -353,6 +358,10 @@ impl Log {
     /// are more than `bytes_min` asks for. Returns the number of segments that went.
     pub fn recycle_below(&self, ts: CommitTs) -> Result<u64> {
         let _upkeep = lock(&self.upkeep);
+        // All that is superfluous by now at once.
+        if let Some(last) = lock(&self.room).superfluous_to(ts) {
+            self.notes.given_up_below(last + 1)?;
+        }
         let mut count = 0;
         loop {
             let (number, number_next, is_wanted) = {
@@ -362,6 +371,7 @@ impl Log {
                 let bytes = (room.segments() - 1) * self.device.segment_bytes() as u64;
                 (number, room.number_next, bytes < self.config.bytes_min || room.prepared.is_empty())
             };
+            self.notes.given_up_below(number + 1)?;
             crash_point("log.recycle");
             // One at a time and the oldest first, durably: a crash leaves no gap. It stays in the books until it is gone,
             // and is tried again when that fails.

@@ -16,10 +16,11 @@
 //! | 32 | 16 | identity of the database |
 //! | 48 | 8 | slots |
 //! | 56 | 8 | zero |
+//! | 64 | 128 | the two lines of the note of segments (`notes.rs`) |
 //!
-//! It is written last, when no slot has the header of a segment any more.
+//! Its first 64 bytes are written last, when no slot has the header of a segment any more.
 
-use crate::device::{LogDevice, LogSegment};
+use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
 use crate::format::{BLOCK_ALIGNMENT, DatabaseIdentity, MemoryHeader, PAGE_BYTES, SegmentHeader};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
@@ -28,6 +29,9 @@ use tidepool_tablespace::{Purpose, Region};
 
 /// Fewer could not be written while others wait for a checkpoint.
 const SLOTS_MIN: usize = 3;
+
+/// Of the note's lines in the first page.
+const NOTES_START: usize = BLOCK_ALIGNMENT;
 
 #[derive(Debug)]
 pub struct MemoryDevice {
@@ -178,6 +182,17 @@ impl LogDevice for MemoryDevice {
         self.clear_header(number)?;
         crash_point("log.segment.removed");
         Ok(())
+    }
+
+    fn notes(&self) -> Result<Vec<[u8; NOTE_BYTES]>> {
+        let region = self.memory.lock();
+        let line = |at: usize| region.get(at..at + NOTE_BYTES).and_then(|line| line.try_into().ok());
+        Ok([NOTES_START, NOTES_START + NOTE_BYTES].into_iter().filter_map(line).collect())
+    }
+
+    fn write_note(&self, second: bool, line: &[u8; NOTE_BYTES]) -> Result<()> {
+        let at = NOTES_START + if second { NOTE_BYTES } else { 0 };
+        self.memory.lock().store(at, line)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reading a log from its first segment to its end, and going on behind it.
 
-use crate::config::LogConfig;
+use crate::config::{LogConfig, NotesUse};
 use crate::device::{LogDevice, LogSegment};
 use crate::file_device::AlignedBuffer;
 use crate::format::{
@@ -8,6 +8,7 @@ use crate::format::{
     PAGE_BYTES, PART, SEGMENT_HEADER_BYTES, STREAM, SegmentHeader,
 };
 use crate::log::{Floor, Log, RecordKind};
+use crate::notes::Note;
 use crate::writer::Start;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -74,6 +75,8 @@ pub struct Recovery {
     streams: HashMap<u64, Stream>,
     ts_max: CommitTs,
     tail: Option<Tail>,
+    /// Which segments there have to be, as far as that counts.
+    note: Note,
 }
 
 #[derive(Debug)]
@@ -176,9 +179,18 @@ impl Record<'_> {
 }
 
 impl Recovery {
-    /// Looks at what is on `device`. 0A000 when it is another release's, 55000 when another database's.
+    /// Looks at what is on `device`. 0A000 when it is another release's, 55000 when another database's, XX001 when its beginning is
+    /// missing.
     pub(crate) fn open(device: Arc<dyn LogDevice>, config: LogConfig) -> Result<Recovery> {
         let numbers = device.segments()?;
+        let note = match (config.notes, Note::of(&*device, config.identity)?) {
+            (NotesUse::Needed, None) => {
+                return Err(Error::corrupted(format!("the note of segments in {} is missing", device.name()))
+                    .with_detail("It says which segments the log has."));
+            }
+            (NotesUse::Ignored, _) => Note::default(),
+            (_, note) => note.unwrap_or_default(),
+        };
         let mut recovery = Recovery {
             device,
             config,
@@ -199,7 +211,13 @@ impl Recovery {
             streams: HashMap::new(),
             ts_max: CommitTs(0),
             tail: None,
+            note,
         };
+        if let Some(required) = note.required()
+            && recovery.numbers.first().is_none_or(|first| *first > required)
+        {
+            return Err(recovery.missing(required));
+        }
         if let Some(first) = recovery.numbers.first().copied()
             && let Some((header, segment)) = recovery.begun(first)?
         {
@@ -291,6 +309,12 @@ impl Recovery {
         if header.number != number {
             return Ok(None);
         }
+        let last = self.device.segment_bytes() - BLOCK_ALIGNMENT;
+        if segment.read(last, &mut bytes.bytes_mut()[..BLOCK_ALIGNMENT])? < BLOCK_ALIGNMENT
+            && header.segment_bytes == self.device.segment_bytes() as u64
+        {
+            return Err(Error::corrupted(format!("log segment \"{name}\" is cut off")));
+        }
         if header.segment_bytes != self.device.segment_bytes() as u64 {
             return Err(Error::new(
                 SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -359,8 +383,31 @@ impl Recovery {
         Ok(header.verify(bytes, identity).map(|checksum| (header, checksum)))
     }
 
+    /// XX001: a segment that was begun is not.
+    fn missing(&self, number: u64) -> Error {
+        let name = self.device.segment_name(number);
+        let what = match self.numbers.binary_search(&number) {
+            Ok(_) => format!("log segment \"{name}\" has nothing of the log"),
+            Err(_) => format!("log segment \"{name}\" is missing"),
+        };
+        Error::corrupted(what).with_detail(format!(
+            "Transactions were committed there: the log goes from segment {} to segment {}.",
+            self.note.first, self.note.begun
+        ))
+    }
+
     /// Decides what this end of the log is. Always false, or an error.
     fn finish(&mut self) -> Result<bool> {
+        let end = self.segment.as_ref().map(|(number, _)| *number);
+        if let Some(required) = self.note.required()
+            && end.is_none_or(|end| end < self.note.begun)
+        {
+            // What is damaged rather than missing is told below, with its place.
+            let next = end.map_or(required, |end| end + 1);
+            if self.numbers.binary_search(&next).is_err() || self.begun(next)?.is_none() {
+                return Err(self.missing(next));
+            }
+        }
         let Some((number, segment)) = self.segment.clone() else {
             // Nothing was ever written, unless a later segment says otherwise.
             let here = LogPosition::new(self.numbers.first().copied().unwrap_or(0), 0);

@@ -71,6 +71,13 @@ impl Room {
         (self.written.len() + self.prepared.len()) as u64 + u64::from(self.number_current > 0)
     }
 
+    /// The last of the segments that are superfluous, from the oldest on.
+    pub fn superfluous_to(&self, ts: CommitTs) -> Option<u64> {
+        let is_pinned = |number: u64| self.pinned_from.is_some_and(|pinned| pinned <= number);
+        let superfluous = self.written.iter().take_while(|one| one.ts_max <= ts && !is_pinned(one.number));
+        superfluous.last().map(|one| one.number)
+    }
+
     /// The oldest segment, if it is full and nothing above `ts` has bytes in it.
     pub fn superfluous(&self, ts: CommitTs) -> Option<u64> {
         let oldest = self.written.front()?;

@@ -13,6 +13,7 @@ use crate::format::{
     ABANDONED, BLOCK_ALIGNMENT, BLOCK_FRAMES_MAX, BLOCK_HEADER_BYTES, BlockHeader, DatabaseIdentity,
     FRAME_HEADER_WORDS, FrameHeader, LogPosition, PAGE_BYTES, PART, SEGMENT_HEADER_BYTES, STREAM, SegmentHeader,
 };
+use crate::notes::Notes;
 use crate::recovery::Written;
 use crate::room::{Room, frame_cost, lock, usable_bytes};
 use crate::sync::{AtomicU64, Ordering};
@@ -53,6 +54,7 @@ impl Start {
 #[derive(Debug)]
 pub(crate) struct Writer {
     device: Arc<dyn LogDevice>,
+    notes: Arc<Notes>,
     identity: DatabaseIdentity,
     block_bytes_max: usize,
     /// Appenders' buffers.
@@ -93,7 +95,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub fn new(device: Arc<dyn LogDevice>, config: &LogConfig, life: u64, start: Start) -> Writer {
+    pub fn new(notes: Arc<Notes>, device: Arc<dyn LogDevice>, config: &LogConfig, life: u64, start: Start) -> Writer {
         let ts_max = start.written.last().map_or(CommitTs(0), |written| written.ts_max);
         // A page before the block, the block, a page behind it.
         let buffer = AlignedBuffer::zeroed(
@@ -101,6 +103,7 @@ impl Writer {
         );
         Writer {
             device,
+            notes,
             identity: config.identity,
             block_bytes_max: config.block_bytes_max.min(BLOCK_FRAMES_MAX),
             receivers: Vec::new(),
@@ -304,11 +307,13 @@ impl Writer {
     }
 
     fn sync(&mut self) -> Result<()> {
-        if let Some((_, segment)) = &self.current
+        if let Some((number, segment)) = &self.current
             && self.is_unsynced
         {
             segment.sync()?;
             crash_point("log.synced");
+            // Once a segment: from now on it is missed. Nobody was told of anything in it.
+            self.notes.begun(*number)?;
             self.is_unsynced = false;
             self.durable = self.end;
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, SqlState};
 use tidepool_log::files::{Files, OpenHow, SimulatedFiles};
-use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, Tail};
+use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, NotesUse, Tail};
 
 const SEGMENT_BYTES: usize = 128 << 10;
 
@@ -90,11 +90,121 @@ fn a_missing_or_damaged_segment_is_an_error_if_later_ones_are_begun() {
     assert_eq!(read(log_device(&files), CommitTs(0)).unwrap().0.len(), 400);
     files.rename(&segment(3), Path::new("/elsewhere")).unwrap();
     assert_eq!(read(log_device(&files), CommitTs(0)).unwrap_err().code(), SqlState::DATA_CORRUPTED);
-    // All of the first are gone: to its reader that is what a checkpoint recycled.
+    // All of the first are gone, and no checkpoint gave them up.
     files.rename(&segment(1), Path::new("/elsewhere1")).unwrap();
     files.rename(&segment(2), Path::new("/elsewhere2")).unwrap();
-    let (records, _) = read(log_device(&files), CommitTs(0)).unwrap();
-    assert!(!records.is_empty() && records.len() < 400);
+    let error = read(log_device(&files), CommitTs(0)).unwrap_err();
+    assert!(error.message().contains("0000000000000001.log\" is missing"), "{error}");
+}
+
+/// The greatest number of a segment that is begun, and of one that is there.
+fn last_segments(files: &SimulatedFiles) -> (u64, u64) {
+    let device = log_device(files);
+    let numbers = device.segments().unwrap();
+    let is_begun = |number: &u64| {
+        let mut start = [0; 64];
+        device.open(*number).unwrap().read(0, &mut start).unwrap();
+        start[8..16] == *b"TIDEPLOG" && start[48..56] == number.to_le_bytes()
+    };
+    (numbers.iter().copied().rfind(is_begun).unwrap(), *numbers.last().unwrap())
+}
+
+#[test]
+fn the_last_segment_is_missed_however_it_went() {
+    for count in [1, 20, 400] {
+        let files = log_of(count, 900);
+        // One more is there that was never begun.
+        let log = open(log_device(&files), &Clock::default()).unwrap();
+        log.prepare().unwrap();
+        drop(log);
+        let (begun, last) = last_segments(&files);
+        assert!(begun < last, "{begun} {last}");
+        let expect = |what: &str, told: &str| {
+            let error = read(log_device(&files), CommitTs(0)).map(|(records, _)| records.len()).unwrap_err();
+            assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{what}");
+            let name = segment(begun);
+            assert!(
+                error.message().contains(name.to_str().unwrap()) && error.message().contains(told),
+                "{what}: {error}"
+            );
+        };
+        let aside = Path::new("/aside");
+        let restore = || files.rename(aside, &segment(begun)).unwrap();
+        files.rename(&segment(begun), aside).unwrap();
+        expect("removed", "is missing");
+        drop(files.create(&segment(begun), OpenHow::default()).unwrap());
+        expect("emptied", "has nothing of the log");
+        files.rename(&segment(last), &segment(begun)).unwrap();
+        expect("replaced by an unused one", "has nothing of the log");
+        restore();
+        // And with it all that came before.
+        files.rename(&segment(begun), aside).unwrap();
+        let before: Vec<_> = (1..begun).map(|number| (segment(number), PathBuf::from(format!("/{number}")))).collect();
+        before.iter().for_each(|(from, to)| files.rename(from, to).unwrap());
+        assert_eq!(read(log_device(&files), CommitTs(0)).unwrap_err().code(), SqlState::DATA_CORRUPTED);
+        before.iter().for_each(|(from, to)| files.rename(to, from).unwrap());
+        restore();
+        let file = files.open(&segment(begun), OpenHow::default()).unwrap();
+        file.set_len(SEGMENT_BYTES as u64 / 2).unwrap();
+        expect("cut off", "is cut off");
+        file.set_len(SEGMENT_BYTES as u64).unwrap();
+        // The one that was prepared is nobody's loss.
+        let (records, _) = read(log_device(&files), CommitTs(0)).unwrap();
+        assert!(!records.is_empty());
+    }
+}
+
+#[test]
+fn the_first_segment_is_missed_unless_a_checkpoint_gave_it_up() {
+    let files = SimulatedFiles::new(1);
+    let clock = Clock::default();
+    let mut config = config();
+    // What is superfluous goes.
+    config.bytes_min = 0;
+    let log = Log::open(log_device(&files), config).unwrap().into_log(clock.floor()).unwrap();
+    let mut appender = log.appender().unwrap();
+    for _ in 0..400 {
+        let ts = clock.commit(&mut appender, &[5; 900]).unwrap();
+        log.wait_durable(ts, never).unwrap();
+    }
+    let kept = CommitTs(clock.now().0 - 100);
+    assert!(log.recycle_below(kept).unwrap() > 0);
+    drop((appender, log));
+    let first = log_device(&files).segments().unwrap()[0];
+    assert!(first > 1);
+    assert_eq!(read(log_device(&files), kept).unwrap().0.len(), 100);
+    files.rename(&segment(first), Path::new("/aside")).unwrap();
+    let error = read(log_device(&files), kept).unwrap_err();
+    assert!(error.message().contains("is missing"), "{error}");
+    // To who needs nothing of it, it is no loss.
+    let ignored = LogConfig { notes: NotesUse::Ignored, ..common::config() };
+    let mut recovery = Log::open(log_device(&files), ignored).unwrap();
+    while recovery.next_record().unwrap().is_some() {}
+}
+
+#[test]
+fn the_note_of_segments_is_missed_where_there_must_be_one() {
+    let files = log_of(3, 300);
+    let needed = LogConfig { notes: NotesUse::Needed, ..config() };
+    Log::open(log_device(&files), needed.clone()).unwrap();
+    let note = Path::new("/log/SEGMENTS");
+    // A torn line leaves the other; what the log says is as true.
+    for line in [0, 4096] {
+        files.damage(note, line + 30, |byte| *byte ^= 1);
+        Log::open(log_device(&files), needed.clone()).unwrap();
+        files.damage(note, line + 30, |byte| *byte ^= 1);
+    }
+    for line in [0, 4096] {
+        files.damage(note, line + 30, |byte| *byte ^= 1);
+    }
+    let error = Log::open(log_device(&files), needed.clone()).unwrap_err();
+    assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+    files.rename(note, Path::new("/aside")).unwrap();
+    assert_eq!(Log::open(log_device(&files), needed.clone()).unwrap_err().code(), SqlState::DATA_CORRUPTED);
+    // A log of an earlier release has none, and gets one when it is opened for writing.
+    assert_eq!(read(log_device(&files), CommitTs(0)).unwrap().0.len(), 3);
+    drop(open(log_device(&files), &Clock::default()).unwrap());
+    Log::open(log_device(&files), needed).unwrap();
 }
 
 #[test]
