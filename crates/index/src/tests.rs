@@ -107,6 +107,9 @@ fn assert_same(index: &Index, view: &View, model: &Model, random: &mut Random, k
     for _ in 0..if cfg!(miri) { 2 } else { 6 } {
         let (a, b) = (keys.key(random), keys.key(random));
         let rows: Vec<u64> = index.get(view, &a).iter().map(|row| row.0).collect();
+        for row in [0, 1, 7, u64::MAX].into_iter().chain(rows.iter().copied().take(5)) {
+            assert_eq!(index.has(view, &a, RowId(row)), model.contains(&(a.clone(), row)), "{keys:?}");
+        }
         let expected: Vec<u64> = model.range((a.clone(), 0)..=(a.clone(), u64::MAX)).map(|(_, row)| *row).collect();
         assert_eq!(rows, expected);
         let many: Vec<Vec<u8>> = (0..random.below(40)).map(|_| keys.key(random)).collect();

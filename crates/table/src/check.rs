@@ -107,11 +107,15 @@ impl TableVersion {
                     if let Err(error) = index.key_at(&of_key, row, &mut key) {
                         return Ok(Err(error.message().to_owned()));
                     }
-                    let found = index.tree().get(self.view(), key.bytes());
-                    if !found.contains(&id) {
+                    // Not among all rows of the key, of which there may be as many as the table has.
+                    if !index.tree().has(self.view(), key.bytes(), id) {
                         fault(format!("index \"{}\" does not have row {id}", name(index)));
                     }
-                    if index.is_exclusive(&key) && found.len() > 1 {
+                    if !index.is_exclusive(&key) {
+                        continue;
+                    }
+                    let found = index.tree().get(self.view(), key.bytes());
+                    if found.len() > 1 {
                         let has_key = |row: &&RowId| {
                             let read = self.rows().read(self.view(), **row);
                             read.is_some_and(|read| index.key_of(self.rows(), read, &mut other).is_ok() && other == key)
