@@ -48,6 +48,8 @@ enum Command {
     Restore(upkeep::RestoreArgs),
     /// Give up a log that is lost or damaged, and what was committed since the last checkpoint
     ResetLog(upkeep::ResetLogArgs),
+    /// Go on without a file of sequences that is lost or damaged: values since the last checkpoint may be given again
+    ResetSequences(upkeep::ResetSequencesArgs),
     /// Say which columns to keep near, given what the queries so far have read
     Advise(advise::AdviseArgs),
     /// The far-memory study's four placements over TPC-H, with a report
@@ -93,6 +95,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Backup(args) => upkeep::backup(&runtime, &args),
         Command::Restore(args) => upkeep::restore(&args),
         Command::ResetLog(args) => upkeep::reset_log(&args),
+        Command::ResetSequences(args) => upkeep::reset_sequences(&args),
         Command::Advise(args) => advise::run(&runtime, args),
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),

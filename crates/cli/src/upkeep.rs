@@ -1,4 +1,4 @@
-//! `tidepool check`, `backup`, `restore` and `reset-log`.
+//! `tidepool check`, `backup`, `restore`, `reset-log` and `reset-sequences`.
 
 use crate::config::DatabaseArgs;
 use crate::rows::{literal, query};
@@ -47,6 +47,12 @@ pub struct ResetLogArgs {
     /// Also if the log can be read
     #[arg(long)]
     force: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ResetSequencesArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
 }
 
 fn moved(text: &str) -> std::result::Result<(String, Location), String> {
@@ -126,5 +132,11 @@ pub fn reset_log(args: &ResetLogArgs) -> Result<ExitCode> {
     if let Some(folder) = aside {
         println!("its files are in {}", folder.display());
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn reset_sequences(args: &ResetSequencesArgs) -> Result<ExitCode> {
+    tidepool_database::reset_sequences(&args.database.builder()?.build()?)?;
+    println!("sequences go on where the last checkpoint had them: what they gave since may be given again (setval)");
     Ok(ExitCode::SUCCESS)
 }

@@ -1,16 +1,19 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
 use crate::elastic::SpaceConfigs;
+use crate::ids::Census;
 use crate::log_home::{OpenedLog, find_log};
-use crate::redo::{COMMIT, next_entry};
+use crate::redo::{COMMIT, CatalogChange, Entry, next_entry};
 use crate::storage::{self, Copied, Finds, Manifest, Storage, lock_folder};
 use crate::{Config, Database};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, RowGroupId, SqlState, StoreId};
 use tidepool_device::Location;
 use tidepool_heap::QueryHeap;
 use tidepool_log::files::SystemFiles;
+use tidepool_table::TableDef;
 
 /// What was looked at, and what is wrong with it, if anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +101,7 @@ impl Database {
     }
 }
 
-/// Verifies a data folder that no process uses: its manifest, all files that it names, and the log since. Changes nothing.
+/// Verifies a data folder that no process uses: its manifest, the log since, and all files that either names. Changes nothing.
 /// 55000 when it is none, 55006 when it is in use, XX001 when the manifest itself is damaged.
 pub fn check_folder(config: &Config) -> Result<Vec<Checked>> {
     let (storage, manifest) = open_folder(config)?;
@@ -116,6 +119,7 @@ pub fn check_folder(config: &Config) -> Result<Vec<Checked>> {
 pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest) -> Checked {
     let mut faults = Faults::default();
     let (mut records, mut changes) = (0, 0);
+    let mut loads = Loads::of(manifest);
     let mut read = || -> Result<()> {
         let (configs, finds) = (SpaceConfigs::of(config, manifest)?, Finds::new(manifest));
         let found = find_log(config, storage, manifest, &|name| configs.open_one(name, &finds))?;
@@ -127,8 +131,15 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
             }
             records += 1;
             while let Some(mut piece) = record.next_piece()? {
-                while next_entry(&mut piece)?.is_some() {
+                let mut store = None;
+                while let Some(entry) = next_entry(&mut piece)? {
                     changes += 1;
+                    match entry {
+                        Entry::Store(id) => store = Some(id),
+                        Entry::Load { group, rows, .. } => loads.add(store, group, rows),
+                        Entry::Catalog(change) => loads.learn(&change),
+                        Entry::Put(..) | Entry::Patch(..) | Entry::Delete(_) => {}
+                    }
                 }
             }
         }
@@ -141,11 +152,75 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
             error.detail().map(|detail| format!(": {detail}")).unwrap_or_default()
         ));
     }
-    faults.of("the log since then", format!("{records} transactions, {changes} changes"))
+    let (files, bytes) = loads.check(storage, manifest, &mut faults);
+    let of_files = match files {
+        0 => String::new(),
+        _ => format!(", {files} files of rows, {}", ByteSize(bytes)),
+    };
+    faults.of("the log since then", format!("{records} transactions, {changes} changes{of_files}"))
 }
 
-/// The folder's storage, which nobody else uses meanwhile.
-pub(crate) fn open_folder(config: &Config) -> Result<(Storage, Manifest)> {
+/// Row files that the log names, and no checkpoint yet.
+struct Loads {
+    /// The tables that stores were made for, as they were then.
+    tables: HashMap<StoreId, TableDef>,
+    found: Vec<(Option<StoreId>, RowGroupId, u64)>,
+}
+
+impl Loads {
+    fn of(manifest: &Manifest) -> Loads {
+        let tables = manifest.tables.iter().filter_map(|table| Some((table.store?, table.def.clone())));
+        Loads { tables: tables.collect(), found: Vec::new() }
+    }
+
+    fn add(&mut self, store: Option<StoreId>, group: RowGroupId, rows: u64) {
+        self.found.push((store, group, rows));
+    }
+
+    fn learn(&mut self, change: &CatalogChange) {
+        for table in change.tables.iter().filter_map(|(_, table)| table.as_ref()) {
+            self.tables.entry(table.store).or_insert_with(|| table.def.clone());
+        }
+    }
+
+    /// Compares the files with their checksums, and looks whether an id is another's. Returns how many there were, and their bytes.
+    fn check(&self, storage: &Storage, manifest: &Manifest, faults: &mut Faults) -> (u64, u64) {
+        let (mut files, mut bytes) = (0, 0);
+        let mut census = Census::default();
+        for table in &manifest.tables {
+            let Some(store) = table.store else { continue };
+            for file in &table.row_groups {
+                if let Err(error) = census.row_group(RowGroupId(file.id), table.def.id, store) {
+                    faults.add(error.message().to_owned());
+                }
+            }
+        }
+        for (store, group, rows) in &self.found {
+            // Of a store that nothing makes they are passed over, as a start does.
+            let Some((store, def)) = store.and_then(|store| Some((store, self.tables.get(&store)?))) else { continue };
+            if let Err(error) = census.row_group(*group, def.id, store) {
+                faults.add(error.message().to_owned());
+            }
+            files += 1;
+            match storage.check_loaded(def, *group, *rows) {
+                Ok(len) => bytes += len,
+                Err(error) => faults.add(error.message().to_owned()),
+            }
+        }
+        (files, bytes)
+    }
+}
+
+/// Has the sequences of a data folder that no process uses go on where the last checkpoint had them: file `SEQUENCES` is missing or
+/// damaged. What they gave since may be given again. 55000 when the file can be read.
+pub fn reset_sequences(config: &Config) -> Result<()> {
+    let folder = existing(config)?;
+    let _lock = lock_folder(folder)?;
+    storage::reset_positions(folder, &SystemFiles)
+}
+
+/// 55000 unless there is a data folder.
+fn existing(config: &Config) -> Result<&Path> {
     let folder = config.data_dir.as_deref().ok_or_else(|| Error::internal("there is no data folder"))?;
     if !folder.join("MANIFEST").exists() {
         return Err(Error::new(
@@ -153,6 +228,12 @@ pub(crate) fn open_folder(config: &Config) -> Result<(Storage, Manifest)> {
             format!("\"{}\" is not a data folder of Tidepool's", folder.display()),
         ));
     }
+    Ok(folder)
+}
+
+/// The folder's storage, which nobody else uses meanwhile.
+pub(crate) fn open_folder(config: &Config) -> Result<(Storage, Manifest)> {
+    let folder = existing(config)?;
     let lock = lock_folder(folder)?;
     Storage::open(folder, Arc::new(SystemFiles), Some(lock))
 }

@@ -117,6 +117,82 @@ fn a_folder_that_nobody_uses_is_checked_with_its_log() {
     assert_eq!(check_folder(&config).unwrap_err().code(), SqlState::DATA_CORRUPTED);
 }
 
+/// A check looks each row up by itself, however many rows have its key.
+#[test]
+fn rows_of_one_key_are_checked_one_by_one() {
+    const MANY: usize = 20_000;
+    let database = Database::open(crate::tests::memory()).unwrap();
+    let mut transaction = database.begin().unwrap();
+    transaction.create_table("t", columns(), vec![], placement("near")).unwrap();
+    transaction.commit().unwrap();
+    let version = database.version().table("t").unwrap();
+    let same: Vec<_> = (0..MANY).map(|number| vec![Some(number.to_string()), Some("same".to_owned())]).collect();
+    let mut transaction = database.begin().unwrap();
+    transaction.create_index("t", NewIndex { unique: false, primary: None, ..NewIndex::primary_key([2]) }).unwrap();
+    transaction.commit().unwrap();
+    let mut transaction = database.begin().unwrap();
+    let mut writer = transaction.writer("t").unwrap();
+    writer.write(&crate::tests::batch_of(&version.def, &same)).unwrap();
+    transaction.absorb(writer).unwrap();
+    transaction.commit().unwrap();
+    let table = database.version().table("t").unwrap();
+    let tree = table.table().indexes()[0].tree();
+    let _ = tree.take_touched();
+    assert_eq!(faults(&database.check(&nobody).unwrap()), [""; 0]);
+    let touched = tree.take_touched();
+    assert!(touched.leaves < 4 * MANY as u64, "{touched:?}");
+}
+
+/// Row files that the log names, and no checkpoint yet, are looked at too.
+#[test]
+fn files_of_loads_since_the_checkpoint_are_checked() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("data");
+    let config = in_folder(&folder);
+    let database = Database::open(config.clone()).unwrap();
+    let mut transaction = database.begin().unwrap();
+    transaction.create_table("t", columns(), vec![], placement("near")).unwrap();
+    transaction.commit().unwrap();
+    database.checkpoint().unwrap();
+    insert_and_commit(&database, "t", 0..ROW_GROUP_ROWS);
+    let mut transaction = database.begin().unwrap();
+    transaction.create_table("u", columns(), vec![], placement("far")).unwrap();
+    insert(&mut transaction, "u", 0..20_000).unwrap();
+    transaction.commit().unwrap();
+    // Rows that stay where they are in another table's place, and some that nobody has any more.
+    let mut transaction = database.begin().unwrap();
+    transaction.set_tablespace("t", None, "far").unwrap();
+    transaction.create_table("gone", columns(), vec![], placement("near")).unwrap();
+    insert(&mut transaction, "gone", 0..20_000).unwrap();
+    transaction.drop_table("gone").unwrap();
+    transaction.commit().unwrap();
+    let groups = |table: &str| {
+        let version = database.version().table(table).unwrap();
+        version.row_groups.iter().map(|group| format!("main-{:016x}.rows", group.id().0)).collect::<Vec<_>>()
+    };
+    let named = [groups("t"), groups("u")].concat();
+    database.halt();
+    drop(database);
+    let told = |config: &Config| -> Vec<String> {
+        faults(&check_folder(config).unwrap()).into_iter().map(str::to_owned).collect()
+    };
+    assert_eq!(told(&config), [""; 0]);
+    assert!(check_folder(&config).unwrap()[1].looked_at.contains(" files of rows, "));
+    assert_eq!(named.len(), 2);
+    for file in named.iter().map(|name| folder.join("rows").join(name)) {
+        let sound = std::fs::read(&file).unwrap();
+        damage(&file);
+        let faults = told(&config);
+        assert!(!faults.is_empty() && faults.iter().all(|fault| fault.contains("is damaged")), "{faults:?}");
+        assert_eq!(Database::open(config.clone()).unwrap_err().code(), SqlState::DATA_CORRUPTED);
+        std::fs::remove_file(&file).unwrap();
+        let faults = told(&config);
+        assert!(!faults.is_empty() && faults.iter().all(|fault| fault.contains("is missing")), "{faults:?}");
+        std::fs::write(&file, sound).unwrap();
+    }
+    Database::open(config).unwrap().close().unwrap();
+}
+
 #[test]
 fn backups_are_made_while_others_write_and_restored_elsewhere() {
     let home = tempfile::tempdir().unwrap();

@@ -6,8 +6,9 @@ use crate::catalog::{Catalog, Coming, Current};
 use crate::durability::LogWriter;
 use crate::elastic::{SavedAlteration, SpaceConfigs};
 use crate::encode_pool::EncodePool;
+use crate::ids::Ids;
 use crate::locks::{LockInfo, LockManager};
-use crate::log_home::open_log;
+use crate::log_home::{advised, open_log};
 use crate::progress::{Progress, ProgressRegistry};
 use crate::redo::Redo;
 use crate::storage::{Finds, Manifest, SavedTablespace, Storage, lock_folder};
@@ -15,7 +16,7 @@ use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -72,9 +73,7 @@ pub struct Database {
     pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
     pub(crate) procedures: Procedures,
-    pub(crate) next_table_id: AtomicU32,
-    pub(crate) next_row_group_id: AtomicU64,
-    pub(crate) next_store_id: AtomicU64,
+    pub(crate) ids: Arc<Ids>,
     next_transaction_id: AtomicU64,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
@@ -163,7 +162,7 @@ impl Database {
         }
         let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
         let mut log = storage.as_ref().map(open_log).transpose()?;
-        let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead())?;
+        let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead().map_err(advised))?;
         let transactions = Transactions::starting_after(manifest.commit_ts.max(last));
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
@@ -185,9 +184,7 @@ impl Database {
             keeper: Mutex::new(transactions.worker()?),
             unfinished: Mutex::default(),
             transactions,
-            next_table_id: AtomicU32::new(manifest.next_table_id),
-            next_row_group_id: AtomicU64::new(manifest.next_row_group_id),
-            next_store_id: AtomicU64::new(manifest.next_store_id.max(1)),
+            ids: storage.as_ref().map_or_else(|| Arc::new(Ids::of(&manifest)), |storage| Arc::clone(storage.ids())),
             next_transaction_id: AtomicU64::new(1),
             altered: Mutex::new(configs.altered),
             progress: ProgressRegistry::default(),
@@ -336,7 +333,7 @@ impl Database {
         &self.encode_pool
     }
 
-    /// Everything but what a state has.
+    /// Everything but what a state has, and the counters of ids: these are asked for when all is known that is named.
     pub(crate) fn manifest(&self, commit_ts: CommitTs) -> Manifest {
         let configured = |name: &str| self.config.tablespaces.iter().any(|space| space.name == name);
         let created = self.spaces.list().into_iter().skip(2).filter(|space| !configured(space.name()));
@@ -351,9 +348,6 @@ impl Database {
         let log = self.storage.as_ref().and_then(Storage::log_home);
         Manifest {
             commit_ts,
-            next_table_id: self.next_table_id.load(Ordering::Relaxed),
-            next_row_group_id: self.next_row_group_id.load(Ordering::Relaxed),
-            next_store_id: self.next_store_id.load(Ordering::Relaxed),
             identity: log.as_ref().map(|home| home.identity.to_string()),
             log: log.map(|home| home.saved),
             tablespaces: created
@@ -488,15 +482,15 @@ impl Database {
     }
 
     pub fn next_table_id(&self) -> TableId {
-        TableId(self.next_table_id.fetch_add(1, Ordering::Relaxed))
+        TableId(self.ids.draw_oid())
     }
 
     pub(crate) fn next_store_id(&self) -> StoreId {
-        StoreId(self.next_store_id.fetch_add(1, Ordering::Relaxed))
+        self.ids.draw_store()
     }
 
     pub(crate) fn next_row_group_id(&self) -> RowGroupId {
-        RowGroupId(self.next_row_group_id.fetch_add(1, Ordering::Relaxed))
+        self.ids.draw_row_group()
     }
 
     /// Write locks held and waited for.

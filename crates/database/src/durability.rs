@@ -2,9 +2,9 @@
 
 use crate::catalog::{Changes, Coming};
 use crate::database::Background;
-use crate::index::add_declared_keys;
 use crate::log_home::OpenedLog;
-use crate::redo::{CatalogChange, Logged, Redo};
+use crate::recovery::Recovered;
+use crate::redo::{CatalogChange, Logged, Redo, point};
 use crate::storage::{Manifest, Storage, Writes};
 use crate::{Database, DatabaseState, Patience};
 use parking_lot::{Condvar, Mutex};
@@ -130,9 +130,10 @@ impl Database {
     /// Recovers what the data folder has, and goes on with its log.
     pub(crate) fn start_log(self: &Arc<Self>, mut manifest: Manifest, mut opened: OpenedLog) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
-        let keys_added = add_declared_keys(&mut manifest.tables, || self.next_table_id().0);
-        let had_records = self.recover(storage, &manifest, &mut opened.recovery)?;
+        manifest.tables.iter_mut().for_each(|table| table.def.number_columns());
+        let Recovered { had_records, keys_added } = self.recover(storage, &manifest, &mut opened.recovery)?;
         storage.remove_leftovers()?;
+        storage.make_positions_file()?;
         let segment_bytes = self.config().log.segment_bytes;
         if let Some(left) = &opened.home.saved.left
             && left.remove(storage, segment_bytes)
@@ -144,6 +145,8 @@ impl Database {
         }
         opened.sign(storage)?;
         opened.home.saved.closed = false;
+        // The log has it when it is opened for writing, before a manifest says so.
+        opened.home.saved.noted = true;
         let mut home = opened.home.clone();
         let is_known = manifest.identity.as_deref() == Some(&home.identity.to_string());
         storage.set_log_home(home.clone());
@@ -198,6 +201,8 @@ impl Database {
             (self.version(), writes, storage.named())
         };
         let ts = version.view().ts();
+        // What is merged from here on is looked for in the tables, and has ids that were drawn later.
+        point("checkpoint.view");
         storage.save(&version, &writes, named, self.manifest(ts), self.tablespaces())?;
         drop(version);
         if let Some(log) = self.log.get() {

@@ -25,6 +25,7 @@ mod direct;
 mod durability;
 mod elastic;
 mod encode_pool;
+mod ids;
 mod index;
 mod locks;
 mod log_home;
@@ -46,7 +47,7 @@ pub use catalog::{
     Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, StateMark, TableSize, ViewColumn,
     ViewDef, ViewRelation, ViewSource,
 };
-pub use check::{Checked, check_folder, restore};
+pub use check::{Checked, check_folder, reset_sequences, restore};
 pub use comment::{Commented, Comments};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
@@ -68,12 +69,15 @@ pub use transaction::{Savepoint, Transaction};
 pub use writer::{ChecksOf, RowChecks, TableWriter};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
-pub const CRASH_POINTS: &[&str] = &["commit.decided", "commit.stamped", "checkpoint.rows", "checkpoint.manifest"];
+pub const CRASH_POINTS: &[&str] =
+    &["commit.decided", "commit.stamped", "checkpoint.view", "checkpoint.rows", "checkpoint.manifest"];
 
 #[cfg(test)]
 mod check_tests;
 #[cfg(test)]
 mod found_tests;
+#[cfg(test)]
+mod ids_tests;
 #[cfg(test)]
 mod log_home_tests;
 #[cfg(test)]

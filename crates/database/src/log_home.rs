@@ -16,8 +16,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_log::files::{Files, OpenHow};
-use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, MemoryDevice, Recovery};
+use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, MemoryDevice, NotesUse, Recovery};
 use tidepool_tablespace::{Purpose, Tablespace};
+
+/// Where something of the log is missing.
+const WHAT_TO_DO: &str = "Bring it back; or give it up, and what was in it, with tidepool reset-log.";
 
 /// The file that says whose log a folder has.
 const MARK: &str = "LOG";
@@ -30,6 +33,9 @@ pub(crate) struct SavedLog {
     /// The checkpoint has everything.
     #[serde(default)]
     pub closed: bool,
+    /// There is a note of the log's segments beside them. False in folders of earlier releases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub noted: bool,
     /// The log before, whose files may still be there: a process may end while it removes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<LeftFolder>,
@@ -137,8 +143,8 @@ fn mark(identity: impl Display) -> String {
     format!("TIDEPOOL LOG {identity}\n")
 }
 
-fn log_config(config: &Config, identity: DatabaseIdentity) -> LogConfig {
-    LogConfig { bytes_max: config.log.bytes_max, ..LogConfig::new(identity) }
+fn log_config(config: &Config, identity: DatabaseIdentity, notes: NotesUse) -> LogConfig {
+    LogConfig { bytes_max: config.log.bytes_max, notes, ..LogConfig::new(identity) }
 }
 
 /// The log of a data folder, which may be a new one. XX001 when there was one, and it is missing.
@@ -164,11 +170,17 @@ pub(crate) fn find_log(
     let Some(identity) = manifest.identity()? else { return Ok(None) };
     // Of an earlier release: where the configuration says, and without a mark.
     let is_marked = manifest.log.is_some();
-    let unmarked = || SavedLog { place: LogPlace::Folder(configured_folder(config)), closed: false, left: None };
+    let place = || LogPlace::Folder(configured_folder(config));
+    let unmarked = || SavedLog { place: place(), closed: false, noted: false, left: None };
     let saved = manifest.log.clone().unwrap_or_else(unmarked);
     match find(config, storage, &saved.place, identity, is_marked, spaces) {
         Ok(device) => {
-            let recovery = Log::open(device.device(), log_config(config, identity))?;
+            let notes = match (saved.closed, saved.noted) {
+                (true, _) => NotesUse::Ignored,
+                (false, true) => NotesUse::Needed,
+                (false, false) => NotesUse::IfThere,
+            };
+            let recovery = Log::open(device.device(), log_config(config, identity, notes)).map_err(advised)?;
             Ok(Some(OpenedLog { recovery, device, home: LogHome { identity, saved }, before: None }))
         }
         Err(error) if saved.closed => {
@@ -176,6 +188,14 @@ pub(crate) fn find_log(
             Ok(None)
         }
         Err(error) => Err(missing(&saved.place, storage, &error)),
+    }
+}
+
+/// An error of a log that is not what it was, with what can be done.
+pub(crate) fn advised(error: Error) -> Error {
+    match error.code() {
+        SqlState::DATA_CORRUPTED if error.hint().is_none() => error.with_hint(WHAT_TO_DO),
+        _ => error,
     }
 }
 
@@ -188,7 +208,7 @@ pub(crate) fn missing(place: &LogPlace, storage: &Storage, cause: &Error) -> Err
             "It has what was committed since the last checkpoint. What was found: {}{dot}{because}",
             cause.message()
         ))
-        .with_hint("Bring it back; or give it up, and what was in it, with tidepool reset-log.")
+        .with_hint(WHAT_TO_DO)
 }
 
 fn find(
@@ -254,8 +274,8 @@ fn create_log(config: &Config, storage: &Storage, spaces: Spaces<'_>) -> Result<
         }
         Some(name) => create_in_memory(config, name, identity, spaces)?,
     };
-    let recovery = Log::open(device.device(), log_config(config, identity))?;
-    let home = LogHome { identity, saved: SavedLog { place, closed: false, left: None } };
+    let recovery = Log::open(device.device(), log_config(config, identity, NotesUse::IfThere))?;
+    let home = LogHome { identity, saved: SavedLog { place, closed: false, noted: false, left: None } };
     Ok(OpenedLog { recovery, device, home, before: None })
 }
 
@@ -376,6 +396,7 @@ impl LeftFolder {
         let remove = || {
             let device = FileDevice::open(Arc::clone(files), &folder, segment_bytes, OpenHow::default())?;
             device.segments()?.into_iter().try_for_each(|number| device.remove(number))?;
+            device.remove_notes()?;
             storage.remove_mark(&folder, MARK)
         };
         match if is_ours { remove() } else { Ok(()) } {
@@ -418,7 +439,7 @@ pub fn reset_log(config: &Config, force: bool) -> Result<Option<PathBuf>> {
         None => Some(folder_of(configured_folder(config).as_deref(), &storage)),
     };
     // First: from now on there is none.
-    storage.write_manifest(&Manifest { identity: None, log: None, ..manifest })?;
+    storage.write_manifest(Manifest { identity: None, log: None, ..manifest })?;
     folder.map_or(Ok(None), |folder| put_aside(&folder))
 }
 
@@ -428,7 +449,10 @@ fn put_aside(folder: &Path) -> Result<Option<PathBuf>> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(None) };
     let files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_file() && (path.extension().is_some_and(|it| it == "log") || path.ends_with(MARK)))
+        .filter(|path| path.is_file())
+        .filter(|path| {
+            path.extension().is_some_and(|it| it == "log") || path.ends_with(MARK) || path.ends_with(FileDevice::NOTES)
+        })
         .collect();
     if files.is_empty() {
         return Ok(None);

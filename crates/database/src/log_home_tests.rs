@@ -52,6 +52,71 @@ fn check_is_sound(config: &Config) {
     }
 }
 
+/// Where segments of a log went that transactions were committed to, a start and a check say so.
+#[test]
+fn a_log_whose_last_segment_went_is_not_taken_for_one_that_ended_before() {
+    let root = tempfile::tempdir().unwrap();
+    let first = root.path().join("first");
+    let database = with_table(config(&first));
+    // Of one segment; of several, the oldest of which a checkpoint gave up.
+    for round in 0..3usize {
+        let copy = killed(&first, &format!("killed-{round}"));
+        let log = copy.join("data/log");
+        let mut segments: Vec<_> = std::fs::read_dir(&log).unwrap().map(|entry| entry.unwrap().path()).collect();
+        segments.retain(|path| {
+            let bytes = std::fs::read(path).unwrap();
+            path.extension().is_some_and(|it| it == "log")
+                && bytes[8..16] == *b"TIDEPLOG"
+                && path.file_stem().unwrap().to_str().unwrap()
+                    == format!("{:016x}", u64::from_le_bytes(bytes[48..56].try_into().unwrap()))
+        });
+        segments.sort();
+        let last = segments.last().unwrap();
+        let bytes = std::fs::read(last).unwrap();
+        let is_told = |what: &str| {
+            let error = Database::open(config(&copy)).unwrap_err();
+            assert_eq!(error.code(), SqlState::DATA_CORRUPTED, "{what}");
+            assert!(error.message().contains("log segment"), "{what}: {error}");
+            assert!(error.hint().is_some_and(|hint| hint.contains("reset-log")), "{what}");
+            let checked = check_folder(&config(&copy)).unwrap();
+            assert!(checked[1].faults.iter().any(|fault| fault.contains("log segment")), "{what}: {checked:?}");
+        };
+        std::fs::remove_file(last).unwrap();
+        is_told("removed");
+        std::fs::write(last, "").unwrap();
+        is_told("emptied");
+        std::fs::write(last, vec![0; bytes.len()]).unwrap();
+        is_told("replaced by an unused one");
+        std::fs::write(last, &bytes).unwrap();
+        let note = log.join("SEGMENTS");
+        let noted = std::fs::read(&note).unwrap();
+        std::fs::remove_file(&note).unwrap();
+        assert_eq!(Database::open(config(&copy)).unwrap_err().code(), SqlState::DATA_CORRUPTED);
+        std::fs::write(&note, noted).unwrap();
+        check_is_sound(&config(&copy));
+        let again = Database::open(config(&copy)).unwrap();
+        assert_eq!(rows(&again, "t"), rows(&database, "t"));
+        // What was closed has nothing that anybody needs.
+        again.close().unwrap();
+        drop(again);
+        let last = std::fs::read_dir(&log)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some());
+        std::fs::remove_file(last.max().unwrap()).unwrap();
+        assert_eq!(count(config(&copy)), rows(&database, "t").len());
+        for number in 0..60 {
+            let from = 1_000 * (round + 1) + number * 10;
+            insert_and_commit(&database, "t", from..from + 10);
+        }
+        if round == 1 {
+            database.checkpoint().unwrap();
+            insert_and_commit(&database, "t", 90_000..90_010);
+        }
+    }
+    database.close().unwrap();
+}
+
 #[test]
 fn a_log_in_memory_is_found_by_the_next_process() {
     let root = tempfile::tempdir().unwrap();

@@ -3,6 +3,7 @@
 mod partitioned;
 
 use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
+use crate::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Config, Database, Isolation, Transaction};
 use arrow_array::RecordBatch;
 use rand::rngs::StdRng;
@@ -217,7 +218,11 @@ fn step(random: &mut StdRng, database: &Arc<Database>, next: &mut usize) -> Resu
                 transaction.create_table(&name, columns(), vec![], placement("near"))?;
             }
             0..8 => drop(insert(&mut transaction, &name, numbers(random.random_range(1..40)))?),
-            8 => drop(insert(&mut transaction, &name, numbers(9_000))?),
+            // Fewer than make a row group; and as many as do, of which the log has the name alone.
+            8 => {
+                let many = if random.random_range(0..3) == 0 { SHORT_ROW_GROUP_ROWS + 100 } else { 9_000 };
+                insert(&mut transaction, &name, numbers(many))?;
+            }
             kind @ 9..14 => {
                 let version = transaction.begin_statement()?;
                 let table = version.table(name.as_str()).expect("it was listed");

@@ -6,6 +6,8 @@
 
 use crate::catalog::{Catalog, DatabaseState, RelationName};
 use crate::comment::Comments;
+use crate::ids::Census;
+use crate::index::add_declared_keys;
 use crate::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
 use crate::storage::{FoundGroups, Manifest, SavedFile, Storage};
 use crate::{Database, SchemaDef, Sequence, SequenceDef};
@@ -26,6 +28,15 @@ struct Restored {
     rows: Arc<RowStore>,
     /// The log had something of it.
     changed: bool,
+}
+
+/// What a start came upon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recovered {
+    /// The log had something that the checkpoint has not.
+    pub had_records: bool,
+    /// Primary keys of an earlier release got their indexes.
+    pub keys_added: bool,
 }
 
 /// A change of rows whose store is not known yet.
@@ -67,13 +78,15 @@ struct Replay<'d> {
     changes: Vec<(CommitTs, CatalogChange)>,
     /// Row groups that the log names.
     loaded: Vec<RowGroupId>,
+    /// Whose row groups are, by the manifest and the log.
+    census: Census,
     records: u64,
 }
 
 impl Database {
-    /// Reads the checkpoint that `manifest` describes, then the log, and makes what is found the present state. True if the
-    /// log had anything.
-    pub(crate) fn recover(&self, storage: &Storage, manifest: &Manifest, log: &mut Recovery) -> Result<bool> {
+    /// Reads the checkpoint that `manifest` describes, then the log, and makes what is found the present state. XX001 when
+    /// something of it is damaged, or an id is there twice.
+    pub(crate) fn recover(&self, storage: &Storage, manifest: &Manifest, log: &mut Recovery) -> Result<Recovered> {
         let mut replay = Replay {
             database: self,
             storage,
@@ -85,6 +98,7 @@ impl Database {
             checkpoint: manifest.commit_ts,
             changes: Vec::new(),
             loaded: Vec::new(),
+            census: Census::default(),
             records: 0,
         };
         let tables = replay.checkpoint(manifest)?;
@@ -92,12 +106,6 @@ impl Database {
         replay.log(log)?;
         replay.check_early()?;
         replay.finish(manifest, tables, log)
-    }
-
-    fn raise_ids(&self, table: u32, row_group: u64, store: u64) {
-        self.next_table_id.fetch_max(table, Ordering::Relaxed);
-        self.next_row_group_id.fetch_max(row_group, Ordering::Relaxed);
-        self.next_store_id.fetch_max(store, Ordering::Relaxed);
     }
 }
 
@@ -107,9 +115,13 @@ impl Replay<'_> {
         let mut tables = BTreeMap::new();
         let mut found = self.storage.find(manifest, self.database.tablespaces(), self.database.config().threads)?;
         for saved in &manifest.tables {
+            // Where there are none yet there is no log: it names rows by their stores.
             let store = saved.store.unwrap_or_else(|| self.database.next_store_id());
             let table = StoredTable { def: saved.def.clone(), placement: saved.placement.clone(), store };
             let rows = self.make(&table)?;
+            for file in &saved.row_groups {
+                self.census.row_group(RowGroupId(file.id), saved.def.id, store)?;
+            }
             let threads = self.database.config().threads;
             let view = self.worker.snapshot_now();
             let spaces = self.database.tablespaces();
@@ -165,11 +177,15 @@ impl Replay<'_> {
         let view = self.worker.hold_now();
         while let Some(entry) = next_entry(piece)? {
             match entry {
-                Entry::Store(id) => store = Some(id),
+                Entry::Store(id) => {
+                    self.database.ids.pass_store(id);
+                    store = Some(id);
+                }
                 Entry::Put(row, image) => self.row(&view, store.ok_or_else(no_store)?, row, Some(image), ts)?,
                 Entry::Patch(row, patch) => self.patch(&view, store.ok_or_else(no_store)?, row, &patch, ts)?,
                 Entry::Delete(row) => self.row(&view, store.ok_or_else(no_store)?, row, None, ts)?,
                 Entry::Load { range, group, rows } => {
+                    self.database.ids.pass_row_group(group);
                     self.loaded.push(group);
                     let file = SavedFile { id: group.0, rows, range: Some(range) };
                     self.load(store.ok_or_else(no_store)?, range, file)?;
@@ -249,6 +265,7 @@ impl Replay<'_> {
         match self.stores.get_mut(&store) {
             Some(restored) => {
                 restored.changed = true;
+                self.census.row_group(RowGroupId(file.id), restored.def.id, store)?;
                 let spaces = self.database.tablespaces();
                 let group = self.storage.load_group(
                     &restored.def,
@@ -267,7 +284,7 @@ impl Replay<'_> {
     }
 
     fn change(&mut self, ts: CommitTs, change: CatalogChange) -> Result<()> {
-        self.database.raise_ids(change.next_table_id, change.next_row_group_id, change.next_store_id);
+        self.database.ids.pass(&change.next_ids());
         for (_, table) in &change.tables {
             let Some(table) = table.as_ref().filter(|table| !self.stores.contains_key(&table.store)) else { continue };
             self.make(table)?;
@@ -289,7 +306,7 @@ impl Replay<'_> {
         manifest: &Manifest,
         mut stored: BTreeMap<TableId, StoredTable>,
         log: &Recovery,
-    ) -> Result<bool> {
+    ) -> Result<Recovered> {
         let mut schemas = manifest.schemas();
         let mut views: BTreeMap<_, _> = manifest.views.iter().map(|view| (view.id, Arc::new(view.clone()))).collect();
         let mut sequences: BTreeMap<TableId, (SequenceDef, Option<crate::sequence::Position>)> =
@@ -347,6 +364,9 @@ impl Replay<'_> {
                 sequences.insert(id, (def, before.and_then(|(_, position)| position)));
             }
         }
+        // Now that all that was drawn is known.
+        let mut defs: Vec<&mut TableDef> = stored.values_mut().map(|table| &mut table.def).collect();
+        let keys_added = add_declared_keys(&mut defs, || self.database.next_table_id().0);
         let view = self.worker.hold_now();
         let mut tables = BTreeMap::new();
         let saved: HashMap<TableId, _> = manifest.tables.iter().map(|saved| (saved.def.id, saved)).collect();
@@ -386,7 +406,7 @@ impl Replay<'_> {
         let catalog = Arc::new(Catalog { schemas, views, sequences, comments, roles, access });
         let mut state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
         state.forget_access_to_missing();
-        self.storage.recovered(&state, &view, &self.loaded);
+        self.storage.recovered(&state, &view, &self.loaded)?;
         self.database.set_state(state);
         let restarted = self.storage.restarted();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -402,6 +422,6 @@ impl Replay<'_> {
         }
         drop(view);
         self.worker.rest();
-        Ok(self.records > 0)
+        Ok(Recovered { had_records: self.records > 0, keys_added })
     }
 }

@@ -19,13 +19,13 @@
 
 use crate::catalog::{Changes, Coming};
 use crate::comment::Commented;
+use crate::ids::NextIds;
 use crate::roles::{Access, AccessObject, RoleDef};
 use crate::sequence::SequenceDef;
 use crate::storage::SavedSchema;
 use crate::{Database, ViewDef};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Error, Result, RoleId, RowGroupId, RowId, SchemaId, StoreId, TableId, crash_point};
 use tidepool_log::{Appender, Log, RecordKind};
 use tidepool_table::rows::patch::{self, Patch};
@@ -91,6 +91,8 @@ impl StoredTable {
 impl CatalogChange {
     pub fn new(database: &Database, changes: &Changes) -> CatalogChange {
         let schema = |schema: &Arc<_>| SavedSchema::new(schema);
+        // All that the transaction names was drawn by now.
+        let next = database.ids.next();
         CatalogChange {
             tables: changes.tables.iter().map(|(id, table)| (*id, table.as_deref().map(StoredTable::new))).collect(),
             schemas: changes.schemas.iter().map(|(id, to)| (*id, to.as_ref().map(schema))).collect(),
@@ -103,10 +105,18 @@ impl CatalogChange {
                 .collect(),
             roles: changes.roles.iter().map(|(id, to)| (*id, to.as_deref().cloned())).collect(),
             access: changes.access.iter().map(|(object, to)| (object.clone(), to.as_deref().cloned())).collect(),
-            next_table_id: database.next_table_id.load(Ordering::Relaxed),
-            next_row_group_id: database.next_row_group_id.load(Ordering::Relaxed),
-            next_store_id: database.next_store_id.load(Ordering::Relaxed),
+            next_table_id: next.oid,
+            next_row_group_id: next.row_group,
+            next_store_id: next.store,
         }
+    }
+}
+
+impl CatalogChange {
+    /// Ids below these may have been drawn when it was made.
+    pub fn next_ids(&self) -> NextIds {
+        let (oid, row_group, store) = (self.next_table_id, self.next_row_group_id, self.next_store_id);
+        NextIds { oid, row_group, store, chunk: 0 }
     }
 }
 
@@ -304,7 +314,7 @@ impl Redo {
 }
 
 /// A crash point, at which tests may look at what others see.
-fn point(name: &'static str) {
+pub(crate) fn point(name: &'static str) {
     crash_point(name);
     #[cfg(test)]
     AT_POINT.with_borrow_mut(|look| look.as_mut().into_iter().for_each(|look| look(name)));

@@ -645,7 +645,7 @@ fn damaged_files_are_named() {
             !path.ends_with("LOCK") && !path.ends_with("ACCESS") && !path.starts_with(folder.path().join("log"))
         })
         .collect();
-    assert_eq!(files.len(), 3, "{files:?}");
+    assert_eq!(files.len(), 4, "{files:?}");
     for path in &files {
         let whole = std::fs::read(path).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -158,6 +158,11 @@ pub(crate) fn head_checksum(blob: &[u8]) -> Result<u64> {
     Ok(hasher.digest())
 }
 
+/// The checksum that a blob, which was opened, has of itself.
+pub(crate) fn written_checksum(blob: &[u8]) -> u64 {
+    u64_at(blob, 16)
+}
+
 /// XX001 when the checksum is not that of the bytes.
 pub(crate) fn verify_checksum(blob: &[u8]) -> Result<()> {
     if blob.len() < HEADER_BYTES || u64_at(blob, 16) != checksum(blob) {

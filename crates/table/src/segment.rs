@@ -210,6 +210,11 @@ impl Segment {
         self.present().blob.bytes()
     }
 
+    /// That of all its bytes, as it was written with them.
+    pub(crate) fn checksum(&self) -> u64 {
+        blob::written_checksum(self.bytes())
+    }
+
     /// XX001 unless the bytes are a segment's, as they were written.
     pub fn check_bytes(bytes: &[u8]) -> Result<()> {
         blob::open(bytes)?;

@@ -151,7 +151,7 @@ fn a_damaged_data_folder_is_refused_with_the_files_name() {
     assert!(server.wait().0);
     let mut victims = files(&data);
     assert!(victims.len() >= 2, "{victims:?}");
-    victims.push(data.join("MANIFEST"));
+    victims.extend(["MANIFEST", "SEQUENCES"].map(|name| data.join(name)));
     let mut random = StdRng::seed_from_u64(17);
     for victim in &victims {
         let name = victim.file_name().unwrap().to_str().unwrap();

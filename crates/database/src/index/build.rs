@@ -2,7 +2,6 @@
 
 use super::text::key_text;
 use crate::catalog::{DatabaseState, RelationName};
-use crate::storage::SavedTable;
 use crate::{Database, Patience, Transaction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -191,12 +190,10 @@ impl Transaction {
 
 /// Primary keys that were declared before they were enforced get their indexes. `next_id` gives numbers of objects. True
 /// if there were any.
-pub(crate) fn add_declared_keys(tables: &mut [SavedTable], mut next_id: impl FnMut() -> u32) -> bool {
+pub(crate) fn add_declared_keys(tables: &mut [&mut TableDef], mut next_id: impl FnMut() -> u32) -> bool {
     let mut added = false;
-    let mut taken: BTreeSet<RelationName> = tables.iter().map(|table| RelationName::from(&table.def)).collect();
-    for table in tables {
-        let def = &mut table.def;
-        def.number_columns();
+    let mut taken: BTreeSet<RelationName> = tables.iter().map(|def| RelationName::from(&**def)).collect();
+    for def in tables {
         if def.primary_key.is_empty() || def.indexes.iter().any(IndexDef::is_primary) {
             continue;
         }

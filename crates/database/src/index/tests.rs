@@ -305,24 +305,15 @@ fn a_start_does_not_wait_for_the_indexes_of_large_tables() {
 #[test]
 fn keys_that_were_declared_before_they_were_enforced_get_their_indexes() {
     let columns = vec![ColumnDef { number: 0, ..ColumnDef::new("id", SqlType::BigInt) }];
-    let def = TableDef::new(tidepool_base::TableId(16_384), "t", columns, vec![0]);
-    let mut saved = [crate::storage::SavedTable {
-        def,
-        placement: near(),
-        store: None,
-        row_groups: Vec::new(),
-        delta: Vec::new(),
-        places: Vec::new(),
-        delta_place: None,
-    }];
+    let mut def = TableDef::new(tidepool_base::TableId(16_384), "t", columns, vec![0]);
     let mut next = 20_000;
-    super::add_declared_keys(&mut saved, || {
+    super::add_declared_keys(&mut [&mut def], || {
         next += 1;
         next
     });
-    let index = &saved[0].def.indexes[0];
+    let index = &def.indexes[0];
     assert_eq!((index.name.as_str(), index.unique, index.is_primary()), ("t_pkey", true, true));
-    assert_eq!(saved[0].def.index_positions(index), [0]);
+    assert_eq!(def.index_positions(index), [0]);
 }
 
 #[test]

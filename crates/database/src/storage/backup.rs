@@ -9,9 +9,9 @@ use super::delta::Delta;
 use super::row_file::{self, Identity, Kind};
 use super::{FileKey, Manifest, SavedFile, SavedTable, Storage, file_path, files, in_file, positions, read_file};
 use std::path::{Path, PathBuf};
-use tidepool_base::{CommitTs, Error, Result, SqlState};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState};
 use tidepool_log::files::Files;
-use tidepool_table::Segment;
+use tidepool_table::{Segment, TableDef};
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,16 @@ impl Storage {
         let (manifest, _lent) = self.lend()?;
         check_files(&*self.files, &self.folder, &manifest, fault, interrupted)
     }
+
+    /// Compares the file of a row group that a record of the log names with its checksums, and returns its bytes. XX001 when it is
+    /// damaged or missing.
+    pub fn check_loaded(&self, def: &TableDef, group: RowGroupId, rows: u64) -> Result<u64> {
+        let key = FileKey { kind: Kind::Main, id: group.0 };
+        let path = self.path(key);
+        let bytes = read_file(&*self.files, &path)?;
+        check(def, key, rows, &bytes).map_err(|error| in_file(&path, &error))?;
+        Ok(bytes.len() as u64)
+    }
 }
 
 fn files_of(manifest: &Manifest) -> impl Iterator<Item = (&SavedTable, FileKey, &SavedFile)> {
@@ -85,13 +95,13 @@ fn files_of(manifest: &Manifest) -> impl Iterator<Item = (&SavedTable, FileKey, 
 }
 
 /// XX001 unless these are the bytes of the table's file.
-fn check(table: &SavedTable, key: FileKey, file: &SavedFile, bytes: &[u8]) -> Result<()> {
-    let identity = Identity { kind: key.kind, table: u64::from(table.def.id.0), id: file.id, rows: file.rows };
+fn check(def: &TableDef, key: FileKey, rows: u64, bytes: &[u8]) -> Result<()> {
+    let identity = Identity { kind: key.kind, table: u64::from(def.id.0), id: key.id, rows };
     let parts = row_file::parts(bytes, &identity)?;
     match key.kind {
-        Kind::Delta => Delta::read(&table.def, &parts, file.rows).map(drop),
-        Kind::Main if parts.len() != table.def.columns.len() => {
-            Err(Error::corrupted(format!("it has {} columns, the table {}", parts.len(), table.def.columns.len())))
+        Kind::Delta => Delta::read(def, &parts, rows).map(drop),
+        Kind::Main if parts.len() != def.columns.len() => {
+            Err(Error::corrupted(format!("it has {} columns, the table {}", parts.len(), def.columns.len())))
         }
         Kind::Main => parts.into_iter().try_for_each(Segment::check_bytes),
     }
@@ -112,7 +122,7 @@ pub(crate) fn check_files(
         match read_file(files, &path) {
             Ok(bytes) => {
                 looked_at.bytes += bytes.len() as u64;
-                if let Err(error) = check(table, key, file, &bytes) {
+                if let Err(error) = check(&table.def, key, file.rows, &bytes) {
                     fault(in_file(&path, &error).message().to_owned());
                 }
             }
@@ -176,10 +186,10 @@ fn copy_into(
         interrupted()?;
         let source = file_path(from, key);
         let bytes = read_file(files, &source)?;
-        check(table, key, file, &bytes).map_err(|error| in_file(&source, &error))?;
+        check(&table.def, key, file.rows, &bytes).map_err(|error| in_file(&source, &error))?;
         let target = file_path(to, key);
         let read = write(target.clone(), &bytes)?;
-        check(table, key, file, &read).map_err(|error| in_file(&target, &error))?;
+        check(&table.def, key, file.rows, &read).map_err(|error| in_file(&target, &error))?;
     }
     write(to.join(positions::NAME), positions)?;
     if let Ok(workload) = files.read(&from.join("ACCESS")) {

@@ -5,6 +5,7 @@
 use super::found::SavedContents;
 use crate::comment::Commented;
 use crate::elastic::SavedAlteration;
+use crate::ids::{FIRST_OID, NextIds};
 use crate::log_home::SavedLog;
 use crate::roles::{Access, AccessObject, RoleDef, initial_roles};
 use crate::sequence::{Position, SequenceDef};
@@ -57,6 +58,9 @@ pub(crate) struct Manifest {
     pub sequences: Vec<SavedSequence>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub comments: Vec<(Commented, String)>,
+    /// How often file `SEQUENCES` had been written; 0 in folders of earlier releases, where it may be missing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub positions_written: u64,
     pub tables: Vec<SavedTable>,
     /// What devices held that row groups lie on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -167,8 +171,7 @@ impl Manifest {
     pub fn new() -> Manifest {
         Manifest {
             commit_ts: CommitTs(0),
-            // Below are PostgreSQL's own objects.
-            next_table_id: 16_384,
+            next_table_id: FIRST_OID,
             next_row_group_id: 1,
             next_store_id: 1,
             next_chunk_id: 1,
@@ -183,9 +186,17 @@ impl Manifest {
             views: Vec::new(),
             sequences: Vec::new(),
             comments: Vec::new(),
+            positions_written: 0,
             tables: Vec::new(),
             contents: Vec::new(),
         }
+    }
+
+    pub fn set_next_ids(&mut self, next: NextIds) {
+        self.next_table_id = next.oid;
+        self.next_row_group_id = next.row_group;
+        self.next_store_id = next.store;
+        self.next_chunk_id = next.chunk;
     }
 
     pub fn schemas(&self) -> BTreeMap<SchemaId, Arc<SchemaDef>> {

@@ -35,15 +35,16 @@ pub(crate) use files::lock_folder;
 pub(crate) use found::{Finds, FoundGroups, Restarted, SavedContents};
 pub(crate) use manifest::{Manifest, SavedFile, SavedSchema, SavedSequence, SavedTable, SavedTablespace};
 
+use crate::ids::{self, Census, Ids};
 use crate::log_home::LogHome;
 use crate::roles::{Access, RoleDef, is_initial};
-use crate::sequence::Position;
 use crate::{DatabaseState, DatabaseVersion, ViewDef, Workload};
 use delta::Delta;
 use found::{Gathered, Held};
 use parking_lot::{Mutex, MutexGuard};
+use positions::Positions;
 use row_file::{Identity, Kind};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,9 +66,10 @@ pub(crate) struct FileKey {
 pub(crate) struct Storage {
     folder: PathBuf,
     files: Arc<dyn Files>,
+    ids: Arc<Ids>,
     state: Mutex<State>,
     /// By `SequenceDef::position_id`, as file `SEQUENCES` has them.
-    positions: Mutex<BTreeMap<u32, Position>>,
+    positions: Mutex<Positions>,
     /// Held while a manifest is written.
     saving: Mutex<()>,
     /// The one in force, if it has all that this release writes.
@@ -83,8 +85,8 @@ pub(crate) struct Storage {
 
 #[derive(Debug)]
 struct State {
-    /// Row files that are whole and durable.
-    stored: HashSet<FileKey>,
+    /// Row files that are whole and durable. Of those of main that a table has, what is in them ([`RowGroup::checksum`]).
+    stored: HashMap<FileKey, Option<u64>>,
     /// Those of them that the manifest on disk names, or the log.
     named: BTreeSet<FileKey>,
     /// By table, what its delta was when it was written last.
@@ -93,7 +95,6 @@ struct State {
     lent: usize,
     /// Files to be removed when nobody does any more.
     owed: Vec<FileKey>,
-    next_chunk_id: u64,
 }
 
 #[derive(Debug)]
@@ -122,40 +123,26 @@ impl Storage {
     /// Reads what is in the folder, which is there. 55000 when it holds something else, XX001 when its manifest is damaged.
     pub fn open(folder: &Path, files: Arc<dyn Files>, lock: Option<File>) -> Result<(Storage, Manifest)> {
         let rows = folder.join("rows");
-        let manifest_path = folder.join("MANIFEST");
         let entries = list(&*files, folder)?;
         let is_new = check_ours(folder, entries)?;
         files
             .create_folder(&rows)
             .map_err(|error| Error::io(format_args!("create folder \"{}\"", rows.display()), &error))?;
-        let manifest = if is_new {
-            // A folder with row files but no manifest lost it: starting empty over them would lose the rows too.
-            if !list(&*files, &rows)?.is_empty() {
-                return Err(Error::corrupted(format!(
-                    "file \"{}\" is missing, and the folder has rows",
-                    manifest_path.display()
-                )));
-            }
-            Manifest::new()
-        } else {
-            let bytes = files
-                .read(&manifest_path)
-                .map_err(|error| Error::io(format_args!("read file \"{}\"", manifest_path.display()), &error))?;
-            Manifest::from_bytes(&bytes).map_err(|error| in_file(&manifest_path, &error))?
-        };
+        let manifest = read_manifest(&*files, folder, is_new)?;
         let named: BTreeSet<FileKey> = manifest.tables.iter().flat_map(table_keys).collect();
-        let positions = positions::read(folder, &*files)?;
+        let positions = positions::read(folder, &*files, &manifest)?;
+        let ids = Ids::of_folder(&manifest, &list(&*files, &rows)?, positions.ids());
         let storage = Storage {
             positions: Mutex::new(positions),
             folder: folder.to_owned(),
             files,
+            ids: Arc::new(ids),
             state: Mutex::new(State {
-                stored: named.iter().copied().collect(),
+                stored: named.iter().map(|key| (*key, None)).collect(),
                 named,
                 deltas: HashMap::new(),
                 lent: 0,
                 owed: Vec::new(),
-                next_chunk_id: manifest.next_chunk_id,
             }),
             saving: Mutex::new(()),
             manifest: Mutex::new(None),
@@ -170,6 +157,11 @@ impl Storage {
 
     pub fn files(&self) -> &Arc<dyn Files> {
         &self.files
+    }
+
+    /// What ids are drawn from. To be drawn from once the log has been read.
+    pub fn ids(&self) -> &Arc<Ids> {
+        &self.ids
     }
 
     pub fn folder(&self) -> &Path {
@@ -205,8 +197,9 @@ impl Storage {
     }
 
     /// Replaces the manifest of a folder that no database has open.
-    pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
-        self.replace_manifest(manifest)?;
+    pub fn write_manifest(&self, mut manifest: Manifest) -> Result<()> {
+        manifest.set_next_ids(self.ids.next());
+        self.replace_manifest(&manifest)?;
         self.sync_manifest()
     }
 
@@ -382,19 +375,28 @@ impl Storage {
     }
 
     /// What was found at a start is there, and named; also what is nobody's any more, until a checkpoint makes the log
-    /// that names it superfluous.
-    pub fn recovered(&self, state: &DatabaseState, view: &View, loaded: &[RowGroupId]) {
+    /// that names it superfluous. XX001 when a row group is in two places.
+    pub fn recovered(&self, state: &DatabaseState, view: &View, loaded: &[RowGroupId]) -> Result<()> {
+        let mut census = Census::default();
         let mut known = self.state.lock();
-        known.named.extend(loaded.iter().map(|group| FileKey { kind: Kind::Main, id: group.0 }));
+        for group in loaded {
+            let key = FileKey { kind: Kind::Main, id: group.0 };
+            known.named.insert(key);
+            // Of a table that went since it is a file whose rows nobody knows: others do not go there.
+            known.stored.entry(key).or_insert(None);
+        }
         for table in state.tables.values() {
+            census.store(table.rows.id(), table.def.id)?;
             for number in 0..table.rows.ranges() {
                 if let Some(group) = table.rows.range(view, number).and_then(|range| range.group().cloned()) {
+                    census.present_row_group(group.id(), table.def.id, table.rows.id())?;
                     let key = FileKey { kind: Kind::Main, id: group.id().0 };
-                    known.stored.insert(key);
+                    known.stored.insert(key, Some(group.checksum()));
                     known.named.insert(key);
                 }
             }
         }
+        Ok(())
     }
 
     fn sync_rows(&self, written: &[FileKey]) -> Result<()> {
@@ -420,7 +422,7 @@ impl Storage {
         let goes = |file: &SavedFile| keys.contains(&FileKey { kind: Kind::Delta, id: file.id });
         state.deltas.retain(|_, stored| !stored.files.iter().any(goes));
         for key in keys {
-            if !state.named.contains(key) && state.stored.remove(key) {
+            if !state.named.contains(key) && state.stored.remove(key).is_some() {
                 self.remove(&self.path(*key));
             }
         }
@@ -428,14 +430,27 @@ impl Storage {
 
     fn write_group(&self, def: &TableDef, group: &RowGroup, written: &mut Vec<FileKey>) -> Result<()> {
         let key = FileKey { kind: Kind::Main, id: group.id().0 };
-        if self.state.lock().stored.contains(&key) {
-            return Ok(());
+        let checksum = group.checksum();
+        if let Some(stored) = self.state.lock().stored.get(&key).copied() {
+            return match stored == Some(checksum) {
+                true => Ok(()),
+                false => Err(self.is_others(key)),
+            };
         }
         let parts = group.segments().iter().map(|segment| segment.read_whole()).collect::<Result<Vec<_>>>()?;
         self.write_rows(key, def, group.rows(), &parts)?;
-        self.state.lock().stored.insert(key);
+        self.state.lock().stored.insert(key, Some(checksum));
         written.push(key);
         Ok(())
+    }
+
+    /// A row file would be written under the name of another one, or other rows taken to be in that.
+    fn is_others(&self, key: FileKey) -> Error {
+        Error::corrupted(format!("file \"{}\" has other rows", self.path(key).display())).with_detail(format!(
+            "Id {} was drawn twice for files of kind {}.",
+            key.id,
+            key.kind.name()
+        ))
     }
 
     /// Writes what main does not show of a table, unless the files are there.
@@ -455,16 +470,15 @@ impl Storage {
         }
         let mut files = Vec::new();
         Delta::each(table, |delta| {
-            let id = {
-                let mut state = self.state.lock();
-                state.next_chunk_id += 1;
-                state.next_chunk_id - 1
-            };
+            let id = self.ids.draw_chunk();
             let key = FileKey { kind: Kind::Delta, id };
+            if self.state.lock().stored.contains_key(&key) {
+                return Err(self.is_others(key));
+            }
             let parts = delta.parts()?;
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
             let header = self.write_rows(key, &table.def, delta.rows(), &parts)?;
-            self.state.lock().stored.insert(key);
+            self.state.lock().stored.insert(key, None);
             written.push(key);
             let whole: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(parts).collect();
             self.put_image(gathered, table, id, &whole);
@@ -597,8 +611,9 @@ impl Storage {
             manifest.views = version.catalog.views.values().map(|view| ViewDef::clone(view)).collect();
             manifest.comments =
                 version.catalog.comments.iter().map(|(about, text)| (about.clone(), text.to_string())).collect();
-            manifest.next_chunk_id = state.next_chunk_id;
         }
+        manifest.set_next_ids(self.ids.next());
+        manifest.positions_written = self.positions_written();
         self.replace_manifest(&manifest).inspect_err(|_| self.discard(&written))?;
         if let Err(error) = self.sync_manifest() {
             // Nobody knows which of the two a restart finds: both must find their files. Should it be the one before, what
@@ -627,6 +642,8 @@ impl Storage {
     }
 
     fn replace_manifest(&self, manifest: &Manifest) -> Result<()> {
+        ids::check_manifest(manifest)?;
+        ids::check_counters(manifest)?;
         self.replace(&self.folder.join("MANIFEST"), &[&manifest.to_bytes()?])
     }
 
@@ -638,9 +655,8 @@ impl Storage {
     /// `saving`. False when nothing was saved yet.
     pub fn save_settings(&self, settings: Manifest) -> Result<bool> {
         let Some(last) = self.manifest.lock().clone() else { return Ok(false) };
-        let next = Manifest {
+        let mut next = Manifest {
             commit_ts: last.commit_ts,
-            next_chunk_id: self.state.lock().next_chunk_id,
             schemas: last.schemas,
             views: last.views,
             sequences: last.sequences,
@@ -651,11 +667,37 @@ impl Storage {
             access: last.access,
             ..settings
         };
+        next.set_next_ids(self.ids.next());
+        next.positions_written = self.positions_written();
         self.replace_manifest(&next)?;
         self.sync_manifest()?;
         *self.manifest.lock() = Some(next);
         Ok(true)
     }
+}
+
+/// Of a data folder, whose folder `rows` is there. XX001 when it is damaged, or names something twice.
+fn read_manifest(files: &dyn Files, folder: &Path, is_new: bool) -> Result<Manifest> {
+    let path = folder.join("MANIFEST");
+    if is_new {
+        // A folder with row files but no manifest lost it: starting empty over them would lose the rows too.
+        if !list(files, &folder.join("rows"))?.is_empty() {
+            return Err(Error::corrupted(format!("file \"{}\" is missing, and the folder has rows", path.display())));
+        }
+        return Ok(Manifest::new());
+    }
+    let bytes =
+        files.read(&path).map_err(|error| Error::io(format_args!("read file \"{}\"", path.display()), &error))?;
+    Manifest::from_bytes(&bytes)
+        .and_then(|manifest| ids::check_manifest(&manifest).map(|()| manifest))
+        .map_err(|error| in_file(&path, &error))
+}
+
+/// Has sequences go on where the last checkpoint had them, in a data folder that no process uses: file `SEQUENCES` is missing or
+/// damaged. 55000 when it can be read.
+pub(crate) fn reset_positions(folder: &Path, files: &dyn Files) -> Result<()> {
+    let manifest = read_manifest(files, folder, false)?;
+    positions::reset(folder, files, &manifest)
 }
 
 fn list(files: &dyn Files, folder: &Path) -> Result<Vec<String>> {

@@ -1,0 +1,326 @@
+//! Ids that are drawn from counters, and names of files: which may be drawn again, and when.
+//!
+//! | what | drawn from | names | may be drawn again |
+//! | --- | --- | --- | --- |
+//! | oid ([`TableId`], `SchemaId`, `RoleId`, indexes, constraints, positions of sequences) | `oid` | rows of catalogues; where a sequence stands in file `SEQUENCES` | never, once a manifest, a record of the log or file `SEQUENCES` names it |
+//! | row group ([`RowGroupId`]) | `row_group` | `rows/main-<id>.rows`, its memory after a restart | never, once a manifest or a record of the log names it, or such a file is there |
+//! | store ([`StoreId`]) | `store` | the rows that a record of the log speaks of | never, once a manifest or a record of the log names it |
+//! | chunk | `chunk` | `rows/delta-<id>.rows`, its image in memory | never, once a manifest names it, or such a file is there |
+//! | range of a store | the store | rows, by the upper part of their ids | never within the store: restoring a row or a row group makes all ranges up to its own |
+//! | row | its range | a row | when nothing shows the row that had it any more: the newer timestamp wins |
+//! | timestamp (`CommitTs`) | the clock of `txn` | a commit | never, once a manifest or any block of the log has it: the clock starts behind both |
+//! | segment of the log | the log | `<number>.log` | never within the log of one identity, once it was begun (`tidepool_log`) |
+//! | identity of a log, life of an opening | random numbers | a log; its blocks | never, as far as 128 and 64 bits go |
+//! | temporary file | `Storage::next_temporary` | `<name>.<number>.new` | by each process: what is there under such a name is nobody's, and is replaced |
+//! | transaction, statement, tablespace, session | counters of the process | nothing outside the process | by each process |
+//!
+//! What keeps it so:
+//!
+//! * A start raises each counter above everything that names an id before anything is drawn: what the manifest names, file
+//!   `SEQUENCES` and the names of files in `rows` ([`Ids::of_folder`]), then each entry of the log as it is read
+//!   ([`Ids::pass_row_group`] and its like).
+//! * What a manifest or a record says of the counters ([`Ids::next`]) is asked for after everything that it names was drawn.
+//! * A second use is an error (XX001), and nothing is taken over: of a manifest when it is read and before it is written
+//!   ([`check_manifest`]), of the log with it while it is read, at a start and by `tidepool check` ([`Census`]), of a row file
+//!   when a row group is to be written under a name that other rows have (`Storage::write_group`).
+//!
+//! A row group may be named more than once for the same rows: a table that is moved, or altered in its place, has another store with the
+//! same row groups. Each is in one range of one table at any time.
+
+use crate::storage::{Manifest, SavedTable};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use tidepool_base::{Error, Result, RowGroupId, StoreId, TableId};
+use tidepool_table::TableDef;
+
+/// Below are ids of PostgreSQL's own objects.
+pub(crate) const FIRST_OID: u32 = 16_384;
+
+/// No counter comes this far: a file with such a name is nobody's.
+const NO_ID: u64 = 1 << 60;
+
+/// The counters of a database.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    oid: AtomicU32,
+    row_group: AtomicU64,
+    store: AtomicU64,
+    chunk: AtomicU64,
+}
+
+/// Ids below these may have been drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextIds {
+    pub oid: u32,
+    pub row_group: u64,
+    pub store: u64,
+    pub chunk: u64,
+}
+
+impl Ids {
+    /// As a manifest has it: above all that it says, and all that it names.
+    pub fn of(manifest: &Manifest) -> Ids {
+        let ids = Ids {
+            oid: AtomicU32::new(manifest.next_table_id.max(FIRST_OID)),
+            row_group: AtomicU64::new(manifest.next_row_group_id.max(1)),
+            store: AtomicU64::new(manifest.next_store_id.max(1)),
+            chunk: AtomicU64::new(manifest.next_chunk_id.max(1)),
+        };
+        for table in &manifest.tables {
+            table.row_groups.iter().for_each(|file| ids.pass_row_group(RowGroupId(file.id)));
+            table.delta.iter().for_each(|file| ids.pass_chunk(file.id));
+            table.store.iter().for_each(|store| ids.pass_store(*store));
+        }
+        each_oid(manifest, &mut |oid, _| ids.pass_oid(oid));
+        ids
+    }
+
+    /// As a data folder has it: also above what is in files that the manifest does not name. `files`: the names in folder `rows`;
+    /// `positions`: what file `SEQUENCES` has.
+    pub fn of_folder(manifest: &Manifest, files: &[String], positions: impl Iterator<Item = u32>) -> Ids {
+        let ids = Ids::of(manifest);
+        // A sequence's values are given, and how far, before what makes it is committed.
+        positions.for_each(|position| ids.pass_oid(position));
+        for name in files {
+            let Some((kind, rest)) = name.split_once('-') else { continue };
+            // Temporary files begin with the name that they were to have.
+            let number = rest.split('.').next().and_then(|number| u64::from_str_radix(number, 16).ok());
+            let number = number.filter(|number| *number < NO_ID);
+            match (kind, number) {
+                ("main", Some(id)) => ids.pass_row_group(RowGroupId(id)),
+                ("delta", Some(id)) => ids.pass_chunk(id),
+                _ => {}
+            }
+        }
+        ids
+    }
+
+    pub fn draw_oid(&self) -> u32 {
+        self.oid.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn draw_row_group(&self) -> RowGroupId {
+        RowGroupId(self.row_group.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn draw_store(&self) -> StoreId {
+        StoreId(self.store.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Has a row group's id drawn again.
+    #[cfg(test)]
+    pub fn set_row_group(&self, next: u64) {
+        self.row_group.store(next, Ordering::Relaxed);
+    }
+
+    pub fn draw_chunk(&self) -> u64 {
+        self.chunk.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Something names this one: it is not drawn again.
+    pub fn pass_oid(&self, oid: u32) {
+        self.oid.fetch_max(oid.saturating_add(1), Ordering::Relaxed);
+    }
+
+    pub fn pass_row_group(&self, id: RowGroupId) {
+        self.row_group.fetch_max(id.0.saturating_add(1), Ordering::Relaxed);
+    }
+
+    pub fn pass_store(&self, id: StoreId) {
+        // A record of the log names its store with each piece.
+        if self.store.load(Ordering::Relaxed) <= id.0 {
+            self.store.fetch_max(id.0.saturating_add(1), Ordering::Relaxed);
+        }
+    }
+
+    pub fn pass_chunk(&self, id: u64) {
+        self.chunk.fetch_max(id.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// What a record of the log says may have been drawn.
+    pub fn pass(&self, next: &NextIds) {
+        self.oid.fetch_max(next.oid, Ordering::Relaxed);
+        self.row_group.fetch_max(next.row_group, Ordering::Relaxed);
+        self.store.fetch_max(next.store, Ordering::Relaxed);
+        self.chunk.fetch_max(next.chunk, Ordering::Relaxed);
+    }
+
+    /// To be asked after everything was drawn that what is written names: what is drawn later may be drawn again by the next
+    /// process.
+    pub fn next(&self) -> NextIds {
+        NextIds {
+            oid: self.oid.load(Ordering::Relaxed),
+            row_group: self.row_group.load(Ordering::Relaxed),
+            store: self.store.load(Ordering::Relaxed),
+            chunk: self.chunk.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What names an id, while it is looked whether anything else does.
+#[derive(Debug, Default)]
+pub(crate) struct Census {
+    row_groups: HashMap<u64, Named>,
+    chunks: HashMap<u64, TableId>,
+    stores: HashMap<StoreId, TableId>,
+}
+
+/// Whose a row group is: one store's, or that of several stores of a table, one after the other.
+#[derive(Debug)]
+struct Named {
+    table: TableId,
+    stores: Vec<StoreId>,
+}
+
+fn twice(what: &str, id: u64, one: TableId, other: TableId) -> Error {
+    let whose = match one == other {
+        true => format!("Both uses are by table {one}."),
+        false => format!("It is used by tables {one} and {other}."),
+    };
+    Error::corrupted(format!("{what} {id} is there twice")).with_detail(whose)
+}
+
+impl Census {
+    /// A store's row group. XX001 if the store has it already, or another table. The same rows may go from one store of a table to
+    /// the next.
+    pub fn row_group(&mut self, id: RowGroupId, table: TableId, store: StoreId) -> Result<()> {
+        let named = self.row_groups.entry(id.0).or_insert_with(|| Named { table, stores: Vec::new() });
+        if named.table != table || named.stores.contains(&store) {
+            return Err(twice("row group", id.0, named.table, table));
+        }
+        named.stores.push(store);
+        Ok(())
+    }
+
+    /// As `row_group`, of the rows that tables have at one time: it is nobody else's, and of no other store.
+    pub fn present_row_group(&mut self, id: RowGroupId, table: TableId, store: StoreId) -> Result<()> {
+        match self.row_groups.insert(id.0, Named { table, stores: vec![store] }) {
+            Some(before) => Err(twice("row group", id.0, before.table, table)),
+            None => Ok(()),
+        }
+    }
+
+    pub fn store(&mut self, id: StoreId, table: TableId) -> Result<()> {
+        match self.stores.insert(id, table) {
+            Some(other) => Err(twice("store", id.0, other, table)),
+            None => Ok(()),
+        }
+    }
+
+    fn chunk(&mut self, id: u64, table: TableId) -> Result<()> {
+        match self.chunks.insert(id, table) {
+            Some(other) => Err(twice("delta file", id, other, table)),
+            None => Ok(()),
+        }
+    }
+
+    fn saved_table(&mut self, table: &SavedTable) -> Result<()> {
+        let id = table.def.id;
+        let store = table.store.unwrap_or(StoreId(0));
+        if table.store.is_some() {
+            self.store(store, id)?;
+        }
+        let mut ranges = BTreeMap::new();
+        for (place, file) in table.row_groups.iter().enumerate() {
+            let range = file.range.unwrap_or(place as u64);
+            self.present_row_group(RowGroupId(file.id), id, store)?;
+            if ranges.insert(range, file.id).is_some() {
+                return Err(Error::corrupted(format!("range {range} of table {id} has two row groups")));
+            }
+        }
+        table.delta.iter().try_for_each(|file| self.chunk(file.id, id))
+    }
+}
+
+/// XX001 when a manifest names something twice. To be called when it was read, and before it is written.
+pub(crate) fn check_manifest(manifest: &Manifest) -> Result<()> {
+    let mut census = Census::default();
+    manifest.tables.iter().try_for_each(|table| census.saved_table(table))?;
+    let mut objects = BTreeMap::new();
+    let mut doubled = None;
+    each_oid(manifest, &mut |oid, object| {
+        if object != Object::Constraint
+            && let Some(other) = objects.insert(oid, object)
+        {
+            doubled.get_or_insert((oid, other, object));
+        }
+    });
+    match doubled {
+        Some((oid, one, other)) => Err(Error::corrupted(format!("id {oid} is there twice")).with_detail(format!(
+            "It is the id of {} and of {}.",
+            one.name(),
+            other.name()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// XX000 unless all that a manifest names is below what it says may have been drawn: the next process would draw it again.
+pub(crate) fn check_counters(manifest: &Manifest) -> Result<()> {
+    let next = Ids::of(manifest).next();
+    let says = NextIds {
+        oid: manifest.next_table_id,
+        row_group: manifest.next_row_group_id,
+        store: manifest.next_store_id,
+        chunk: manifest.next_chunk_id,
+    };
+    if next == says {
+        return Ok(());
+    }
+    Err(Error::internal("a manifest would name ids that may be drawn again")
+        .with_detail(format!("What it names is below {next:?}; it says {says:?}.")))
+}
+
+/// What has an oid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Object {
+    Relation,
+    Schema,
+    Role,
+    Constraint,
+    Position,
+}
+
+impl Object {
+    fn name(self) -> &'static str {
+        match self {
+            Object::Relation => "a relation",
+            Object::Schema => "a schema",
+            Object::Role => "a role",
+            Object::Constraint => "a constraint",
+            Object::Position => "a sequence's position",
+        }
+    }
+}
+
+/// Every oid that a manifest names and that was drawn.
+fn each_oid(manifest: &Manifest, take: &mut dyn FnMut(u32, Object)) {
+    let mut drawn = |oid: u32, object| {
+        if oid >= FIRST_OID {
+            take(oid, object);
+        }
+    };
+    for table in &manifest.tables {
+        each_oid_of_table(&table.def, &mut drawn);
+    }
+    manifest.views.iter().for_each(|view| drawn(view.id.0, Object::Relation));
+    for sequence in &manifest.sequences {
+        drawn(sequence.def.id.0, Object::Relation);
+        drawn(sequence.def.position_id, Object::Position);
+    }
+    manifest.schemas.iter().flatten().for_each(|schema| drawn(schema.id.0, Object::Schema));
+    manifest.roles.iter().for_each(|role| drawn(role.id.0, Object::Role));
+}
+
+fn each_oid_of_table(def: &TableDef, take: &mut dyn FnMut(u32, Object)) {
+    take(def.id.0, Object::Relation);
+    for index in &def.indexes {
+        take(index.id.0, Object::Relation);
+        index.constraint.iter().for_each(|constraint| take(constraint.oid, Object::Constraint));
+    }
+    def.checks.iter().for_each(|check| take(check.oid, Object::Constraint));
+    for key in &def.foreign_keys {
+        take(key.oid, Object::Constraint);
+        key.referenced_parts.iter().for_each(|part| take(part.oid, Object::Constraint));
+    }
+}
