@@ -155,7 +155,9 @@ impl Database {
         }
         let configs = SpaceConfigs::of(&config, &manifest)?;
         let log_place = manifest.log.as_ref().map(|log| &log.place);
-        let spaces = configs.open(&Finds::new(&manifest), storage.as_ref().zip(log_place))?;
+        // A folder that is new has nothing that a device lacks: who configures that is told what is wrong with it.
+        let known = storage.as_ref().filter(|_| manifest.identity.is_some());
+        let spaces = configs.open(&Finds::new(&manifest), known.map(|storage| (storage, log_place)))?;
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
         for name in names {
             spaces.get(name)?;

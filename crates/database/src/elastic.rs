@@ -82,6 +82,13 @@ impl Database {
     ) -> Result<()> {
         let space = self.tablespaces().get(name)?;
         self.check_has_no_log(&space)?;
+        if space.stands_in() {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("tablespace \"{name}\" cannot be altered, as memory takes the place of its device"),
+            )
+            .with_hint(format!("Put {} right, and start the server again.", space.config().location)));
+        }
         let prepare = || match change {
             TablespaceChange::Size { bytes } => space.resize(*bytes),
             TablespaceChange::Cache { cache, size_bytes } => space.resize_cache(*cache, *size_bytes),
@@ -265,27 +272,54 @@ impl SpaceConfigs {
         Tablespace::open_found(TablespaceId(0), config.clone(), finds.of(name))
     }
 
-    /// Opens all. XX001 when one does not hold the log that it should.
-    pub fn open(&self, finds: &Finds, log: Option<(&Storage, &LogPlace)>) -> Result<Tablespaces> {
-        let lost = |error: Error| match log {
-            Some((storage, place @ LogPlace::Memory(region)))
-                if error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
-                    // It says which tablespace could not be opened.
-                    && error.context().is_some_and(|context| {
-                        context.starts_with(&format!("tablespace \"{}\" ", region.contents.tablespace))
-                    }) =>
+    /// Opens all. `storage`: the data folder, if it had a manifest, and where that says the log is. Where it has all that a device had, memory
+    /// takes the place of one that cannot be opened. XX001 when a tablespace does not hold the log that it should.
+    pub fn open(&self, finds: &Finds, storage: Option<(&Storage, Option<&LogPlace>)>) -> Result<Tablespaces> {
+        let open = |id, config: TablespaceConfig| {
+            let opened = Tablespace::open_found(id, config.clone(), finds.of(&config.name));
+            let (Err(error), Some((storage, log))) = (&opened, storage) else { return opened };
+            let is_needed = finds.of(&config.name).is_some_and(|left| left.is_needed);
+            let is_of_device = is_of_device(error, &config.location);
+            if let Some(place) = log
+                && is_needed
+                && (is_of_device || error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE)
             {
-                missing(place, storage, &error)
+                return Err(missing(place, storage, error));
             }
-            _ => error,
+            if is_needed || !is_of_device {
+                return opened;
+            }
+            let Ok(space) = Tablespace::open_in_place_of(id, config.clone()) else { return opened };
+            tracing::warn!(
+                "tablespace \"{}\" at {} cannot be opened, and memory takes its place: its rows are read from the data \
+                 folder. Put it right and start the server again. {error}",
+                config.name,
+                config.location
+            );
+            Ok(space)
         };
-        let (near, far) = (self.near.clone(), self.far.clone());
-        let spaces = Tablespaces::open_found(near, far, &|name| finds.of(name)).map_err(lost)?;
+        let spaces = Tablespaces::open_by(self.near.clone(), self.far.clone(), &open)?;
         for space in &self.others {
-            spaces.create_found(space.clone(), finds.of(&space.name)).map_err(lost)?;
+            spaces.create_by(space.clone(), &open)?;
         }
         Ok(spaces)
     }
+}
+
+/// Whether an error says that a device named by a path is not there, or is not what it was, rather than that the configuration
+/// makes no sense or somebody else has the device.
+fn is_of_device(error: &Error, location: &Location) -> bool {
+    let has_path =
+        location.stripes().iter().any(|stripe| matches!(stripe.location, Location::File(_) | Location::Dax(_)));
+    let codes = [
+        SqlState::DATA_CORRUPTED,
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        SqlState::FEATURE_NOT_SUPPORTED,
+        SqlState::UNDEFINED_FILE,
+        SqlState::INSUFFICIENT_PRIVILEGE,
+        SqlState::IO_ERROR,
+    ];
+    has_path && codes.contains(&error.code())
 }
 
 /// What a tablespace of the configuration is to be: as it was altered, if the configuration says of it what it said

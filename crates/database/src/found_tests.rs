@@ -72,6 +72,70 @@ fn with_tables(folder: &Path) -> Arc<Database> {
     database
 }
 
+/// The data folder has all that a device has: whatever became of that, a start goes on.
+#[test]
+fn a_device_that_cannot_be_opened_keeps_no_start_from_going_on() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("first");
+    std::fs::create_dir(&folder).unwrap();
+    let database = with_tables(&folder);
+    insert_and_commit(&database, "t", ROWS..ROWS + 100);
+    let before = rows(&database, "t");
+    database.halt();
+    drop(database);
+    let device = folder.join("device");
+    let sound = std::fs::read(&device).unwrap();
+    let of_other_version = {
+        let mut bytes = sound.clone();
+        for copy in [0, 2048] {
+            bytes[copy + 8] ^= 1;
+        }
+        bytes
+    };
+    let aside = folder.join("aside");
+    std::fs::create_dir(&aside).unwrap();
+    let contents = [Some(b"a letter to a friend\n".to_vec()), Some(vec![7; 1 << 20]), Some(of_other_version), None];
+    for content in contents {
+        let now = config(&folder);
+        let now = match &content {
+            Some(bytes) => {
+                std::fs::write(&device, bytes).unwrap();
+                now
+            }
+            // Its folder is gone.
+            None => {
+                let location = Location::File(folder.join("nowhere/device"));
+                Config { far: TablespaceConfig { location, ..now.far.clone() }, ..now }
+            }
+        };
+        // Whoever begins anew with it is told.
+        assert!(Database::open(Config { data_dir: Some(aside.join("new")), ..now.clone() }).is_err());
+        for round in 0..2 {
+            let again = Database::open(now.clone()).unwrap();
+            let far = again.tablespaces().far();
+            assert!(far.stands_in() && far.config().location == now.far.location);
+            let larger = TablespaceChange::Size { bytes: 80 << 20 };
+            assert_eq!(again.alter_tablespace("far", &larger, &()).unwrap_err().code().code(), "55000");
+            assert!(rows(&again, "t") == before);
+            assert_eq!(rows(&again, "n").len(), 20_000);
+            if round == 0 { again.halt() } else { again.close().unwrap() }
+        }
+        if let Some(bytes) = content {
+            assert!(std::fs::read(&device).unwrap() == bytes, "somebody else's file stays as it is");
+        }
+    }
+    std::fs::write(&device, sound).unwrap();
+    let again = Database::open(config(&folder)).unwrap();
+    assert!(!again.tablespaces().far().stands_in());
+    assert!(rows(&again, "t") == before);
+    again.close().unwrap();
+    drop(again);
+    // And from then on it is used as ever.
+    let again = Database::open(config(&folder)).unwrap();
+    assert_eq!(restarted(&again).1, 2, "near is gone, far is there");
+    again.close().unwrap();
+}
+
 #[test]
 fn main_is_found_in_memory_after_a_kill_and_after_a_stop() {
     let home = tempfile::tempdir().unwrap();

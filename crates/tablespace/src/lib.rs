@@ -30,5 +30,5 @@ pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;
 pub use shape::Reshape;
 pub use space::{GatherSlot, PageRun, Tablespace, TablespaceConfig, TablespaceUsage};
-pub use spaces::Tablespaces;
+pub use spaces::{Opener, Tablespaces};
 pub use tidepool_device::stop;

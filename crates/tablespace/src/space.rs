@@ -156,6 +156,8 @@ pub struct Tablespace {
     pages_kept: AtomicUsize,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
+    /// It is memory in place of what its configuration names.
+    stands_in: AtomicBool,
     /// What an earlier owner left there can be attached.
     pub(crate) finds: AtomicBool,
     /// Runs of bytes that had memory when the first was.
@@ -187,6 +189,28 @@ impl Tablespace {
         let context = format!("tablespace \"{}\" at {}", config.name, config.location);
         Tablespace::try_open(id, config, left)
             .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
+    }
+
+    /// Memory of the same size and the same profile, for a tablespace whose device cannot be opened. It is called what the configuration
+    /// says; nothing is left in it for a later process. 22023 where no size is given.
+    pub fn open_in_place_of(id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        if config.size_bytes.is_none() {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("how large tablespace \"{}\" is to be is not known without its device", config.name),
+            ));
+        }
+        let profile = config.profile.clone().or_else(|| config.profiles.iter().flatten().next().cloned());
+        let memory = TablespaceConfig { location: Location::Anon, profile, profiles: Vec::new(), ..config.clone() };
+        let space = Tablespace::open(id, memory)?;
+        space.set_config(config);
+        space.stands_in.store(true, Ordering::Relaxed);
+        Ok(space)
+    }
+
+    /// Whether it is memory in place of what its configuration names.
+    pub fn stands_in(&self) -> bool {
+        self.stands_in.load(Ordering::Relaxed)
     }
 
     fn try_open(id: TablespaceId, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
@@ -242,6 +266,7 @@ impl Tablespace {
             ledger: Ledger::default(),
             pages_kept: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            stands_in: AtomicBool::new(false),
             finds: AtomicBool::new(false),
             backed: OnceLock::new(),
             contents: Mutex::default(),

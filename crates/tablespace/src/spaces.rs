@@ -1,10 +1,13 @@
-use crate::{LedgerRow, Left, Tablespace, TablespaceConfig};
+use crate::{LedgerRow, Tablespace, TablespaceConfig};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 
 const NEAR: TablespaceId = TablespaceId(0);
 const FAR: TablespaceId = TablespaceId(1);
+
+/// Opens a tablespace.
+pub type Opener<'o> = &'o dyn Fn(TablespaceId, TablespaceConfig) -> Result<Arc<Tablespace>>;
 
 /// The tablespaces of a process by name. `near` and `far` always exist.
 ///
@@ -26,18 +29,12 @@ struct Created {
 impl Tablespaces {
     /// The names in the configurations do not matter: these two are `near` and `far`.
     pub fn open(near: TablespaceConfig, far: TablespaceConfig) -> Result<Tablespaces> {
-        Tablespaces::open_found(near, far, &|_| None)
+        Tablespaces::open_by(near, far, &Tablespace::open)
     }
 
-    /// As `open`; `left` tells, by name, what each may find on its device.
-    pub fn open_found<'c>(
-        near: TablespaceConfig,
-        far: TablespaceConfig,
-        left: &dyn Fn(&str) -> Option<&'c Left>,
-    ) -> Result<Tablespaces> {
-        let open = |id, name: &str, config: TablespaceConfig| {
-            Tablespace::open_found(id, TablespaceConfig { name: name.into(), ..config }, left(name))
-        };
+    /// As `open`; each is opened by `by`.
+    pub fn open_by(near: TablespaceConfig, far: TablespaceConfig, by: Opener<'_>) -> Result<Tablespaces> {
+        let open = |id, name: &str, config: TablespaceConfig| by(id, TablespaceConfig { name: name.into(), ..config });
         Ok(Tablespaces {
             near: open(NEAR, "near", near)?,
             far: open(FAR, "far", far)?,
@@ -71,11 +68,11 @@ impl Tablespaces {
 
     /// 42710 when the name is taken.
     pub fn create(&self, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
-        self.create_found(config, None)
+        self.create_by(config, &Tablespace::open)
     }
 
-    /// As `create`; `left` is what it may find on its device.
-    pub fn create_found(&self, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
+    /// As `create`; it is opened by `open`.
+    pub fn create_by(&self, config: TablespaceConfig, open: Opener<'_>) -> Result<Arc<Tablespace>> {
         // Held while the device is opened: rarely, and two of one name must not both be made.
         let mut created = self.created.write();
         let taken = matches!(config.name.as_str(), "near" | "far")
@@ -93,7 +90,7 @@ impl Tablespaces {
         let next_id = id.checked_add(1).ok_or_else(|| {
             Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "too many tablespaces were created since start")
         })?;
-        let space = Tablespace::open_found(TablespaceId(id), config, left)?;
+        let space = open(TablespaceId(id), config)?;
         created.next_id = next_id;
         created.spaces.push(space.clone());
         Ok(space)

@@ -218,7 +218,17 @@ fn files_that_cannot_be_tablespaces() {
     }
     assert_ne!(newer, good);
     std::fs::write(&file, &newer).unwrap();
-    assert!(refused(&data, &arguments).contains(name));
+    let other = folder.path().join("other");
+    assert!(refused(&other, &arguments).contains(name));
+    // The data folder has all that the file had: it goes on, says so, and leaves the file alone.
+    for content in [newer, b"a letter to a friend\n".to_vec()] {
+        std::fs::write(&file, &content).unwrap();
+        let output = serve_far();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let warning = text(&output.stderr);
+        assert!(warning.contains("memory takes its place") && warning.contains(name), "{warning}");
+        assert_eq!(std::fs::read(&file).unwrap(), content);
+    }
     std::fs::write(&file, &good).unwrap();
     assert!(serve_far().status.success());
 }
