@@ -3,17 +3,23 @@
 //! A place calls [`crash_point`] with its name. Nothing happens there, at the cost of one load and a branch, unless
 //! `TIDEPOOL_CRASH_POINT` names it: `NAME` ends the process when it is first reached, `NAME:COUNT` when it is reached for
 //! the COUNT-th time. A crate lists the names of its own in a constant `CRASH_POINTS`, for harnesses that visit them all.
+//!
+//! A [`panic_point`] panics instead, once, if `TIDEPOOL_PANIC_POINT` names it: so tests see that a defect at that place ends its
+//! statement and nothing else. [`without_unwinding`] marks the places where nothing may go on after a panic.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 pub const CRASH_POINT_VARIABLE: &str = "TIDEPOOL_CRASH_POINT";
 
+pub const PANIC_POINT_VARIABLE: &str = "TIDEPOOL_PANIC_POINT";
+
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ARMED: u8 = 2;
 
-static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static CRASHES: Points = Points::new(CRASH_POINT_VARIABLE);
+static PANICS: Points = Points::new(PANIC_POINT_VARIABLE);
 
 struct Target {
     name: String,
@@ -21,47 +27,97 @@ struct Target {
     left: u64,
 }
 
-static TARGET: Mutex<Option<Target>> = Mutex::new(None);
+/// Points of one kind, of which one at most is armed.
+struct Points {
+    variable: &'static str,
+    state: AtomicU8,
+    target: Mutex<Option<Target>>,
+}
 
 /// Ends the process here if that was asked for.
 #[inline]
 pub fn crash_point(name: &str) {
-    // Whoever arms a point does so before the threads that are to reach it start, or does not mind missing some.
-    if STATE.load(Ordering::Relaxed) != OFF {
-        reached(name);
+    if CRASHES.are_on() && CRASHES.reached(name) {
+        // No destructor runs and nothing is flushed.
+        std::process::abort();
     }
 }
 
-/// Arms a point as the environment variable would: `NAME` or `NAME:COUNT`.
+/// Panics here if that was asked for.
+#[inline]
+pub fn panic_point(name: &str) {
+    if PANICS.are_on() && PANICS.reached(name) {
+        panic!("panic point {name}");
+    }
+}
+
+/// Arms a crash point as the environment variable would: `NAME` or `NAME:COUNT`.
 pub fn arm_crash_point(text: &str) {
-    let (name, left) = match text.rsplit_once(':').and_then(|(name, count)| Some((name, count.parse().ok()?))) {
-        Some((name, count)) => (name, count),
-        None => (text, 1),
-    };
-    *lock() = Some(Target { name: name.to_owned(), left });
-    STATE.store(ARMED, Ordering::Relaxed);
+    CRASHES.arm(text);
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Option<Target>> {
-    TARGET.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+/// Does `work`, in the middle of which shared state is between two states: a panic there ends the process, as a crash would, rather
+/// than let anybody go on with what it leaves.
+pub fn without_unwinding<T>(work: impl FnOnce() -> T) -> T {
+    struct Within;
 
-#[cold]
-fn reached(name: &str) {
-    if STATE.load(Ordering::Relaxed) == UNKNOWN {
-        match std::env::var(CRASH_POINT_VARIABLE) {
-            Ok(text) if !text.is_empty() => arm_crash_point(&text),
-            // Unless another thread armed one meanwhile.
-            _ => _ = STATE.compare_exchange(UNKNOWN, OFF, Ordering::Relaxed, Ordering::Relaxed),
+    impl Drop for Within {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                std::process::abort();
+            }
         }
     }
-    let mut target = lock();
-    if let Some(target) = target.as_mut().filter(|target| target.name == name) {
-        target.left = target.left.saturating_sub(1);
-        if target.left == 0 {
-            // No destructor runs and nothing is flushed.
-            std::process::abort();
+
+    let within = Within;
+    let done = work();
+    // Its drop is for panics alone: nothing else may meet a thread that panics already.
+    std::mem::forget(within);
+    done
+}
+
+impl Points {
+    const fn new(variable: &'static str) -> Points {
+        Points { variable, state: AtomicU8::new(UNKNOWN), target: Mutex::new(None) }
+    }
+
+    /// Whether one may be armed. Whoever arms one does so before the threads that are to reach it start, or does not mind missing some.
+    #[inline]
+    fn are_on(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != OFF
+    }
+
+    fn arm(&self, text: &str) {
+        let (name, left) = match text.rsplit_once(':').and_then(|(name, count)| Some((name, count.parse().ok()?))) {
+            Some((name, count)) => (name, count),
+            None => (text, 1),
+        };
+        *self.lock() = Some(Target { name: name.to_owned(), left });
+        self.state.store(ARMED, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Target>> {
+        self.target.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether the armed point was reached as often as it was to be: once.
+    #[cold]
+    fn reached(&self, name: &str) -> bool {
+        if self.state.load(Ordering::Relaxed) == UNKNOWN {
+            match std::env::var(self.variable) {
+                Ok(text) if !text.is_empty() => self.arm(&text),
+                // Unless another thread armed one meanwhile.
+                _ => _ = self.state.compare_exchange(UNKNOWN, OFF, Ordering::Relaxed, Ordering::Relaxed),
+            }
         }
+        let mut armed = self.lock();
+        let Some(target) = armed.as_mut().filter(|target| target.name == name) else { return false };
+        target.left = target.left.saturating_sub(1);
+        let is_due = target.left == 0;
+        if is_due {
+            *armed = None;
+        }
+        is_due
     }
 }
 
@@ -74,8 +130,16 @@ mod tests {
         arm_crash_point("base.test:2");
         crash_point("base.other");
         crash_point("base.test");
-        assert_eq!(lock().as_ref().map(|target| target.left), Some(1));
-        *lock() = None;
+        assert_eq!(CRASHES.lock().as_ref().map(|target| target.left), Some(1));
+        *CRASHES.lock() = None;
         crash_point("base.test");
+    }
+
+    #[test]
+    fn a_panic_point_panics_once() {
+        PANICS.arm("base.panics:2");
+        panic_point("base.panics");
+        assert!(std::panic::catch_unwind(|| panic_point("base.panics")).is_err());
+        panic_point("base.panics");
     }
 }

@@ -1,16 +1,20 @@
-//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, and named crash
-//! points.
+//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, named crash points, and what a
+//! panic comes to.
 //!
 //! Owns no other behaviour and depends on nothing of Tidepool's.
 
 mod crash;
 mod error;
 mod id;
+mod panics;
 mod size;
 mod types;
 
-pub use crash::{CRASH_POINT_VARIABLE, arm_crash_point, crash_point};
+pub use crash::{
+    CRASH_POINT_VARIABLE, PANIC_POINT_VARIABLE, arm_crash_point, crash_point, panic_point, without_unwinding,
+};
 pub use error::{Error, Part, Result, SqlState, Subject};
 pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
+pub use panics::{caught, panicked};
 pub use size::ByteSize;
 pub use types::SqlType;

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId};
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId, caught};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_log::Log;
 use tidepool_log::files::{Files, SystemFiles};
@@ -584,9 +584,16 @@ impl Background {
             state.busy = true;
             parking_lot::MutexGuard::unlocked(&mut state, || {
                 let Some(database) = database.upgrade() else { return };
-                database.tend_rows();
-                database.trim();
-                match database.checkpoint_if_due() {
+                // A round that panics is over; the next one comes all the same.
+                let tended = caught(|| {
+                    database.tend_rows();
+                    database.trim();
+                    Ok(())
+                });
+                if let Err(error) = tended {
+                    tracing::error!("the background thread: {error}");
+                }
+                match caught(|| database.checkpoint_if_due()) {
                     Ok(()) => failing = false,
                     // Once until it works again: a full disk would fill the server's messages.
                     Err(error) if !failing => {

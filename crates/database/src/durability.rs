@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidepool_base::{CommitTs, Error, Result, StoreId, TableId};
+use tidepool_base::{CommitTs, Error, Result, StoreId, TableId, without_unwinding};
 use tidepool_log::Log;
 use tidepool_table::rows::{Change, WriteSet};
 use tidepool_table::{RowGroup, Table, TableDef};
@@ -304,7 +304,8 @@ impl LogWriter {
         };
         let thread = std::thread::Builder::new()
             .name("log-writer".to_owned())
-            .spawn(run)
+            // Everybody would wait for it for ever.
+            .spawn(move || without_unwinding(run))
             .map_err(|error| Error::io("start the log's thread", &error))?;
         let mut writer = LogWriter { shared, log: of.clone(), threads: vec![thread] };
         let log = of.clone();
@@ -315,7 +316,7 @@ impl LogWriter {
                 if let Err(error) = tidepool_device::take_short_turns() {
                     tracing::debug!("{error}");
                 }
-                log.serve_callers();
+                without_unwinding(|| log.serve_callers());
             })
             .map_err(|error| Error::io("start the log's thread", &error))?;
         writer.threads.push(serving);

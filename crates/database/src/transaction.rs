@@ -11,7 +11,9 @@ use crate::roles::AccessObject;
 use crate::{Database, DatabaseVersion, NewIndex, Patience};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Error, Result, RoleId, RowId, SchemaId, SqlState, TableId};
+use tidepool_base::{
+    CommitTs, Error, Result, RoleId, RowId, SchemaId, SqlState, TableId, panic_point, without_unwinding,
+};
 use tidepool_heap::{QueryHeap, Release};
 use tidepool_index::Fingers;
 use tidepool_table::rows::{ReadLog, RowStore, WriteSet};
@@ -671,6 +673,12 @@ impl Transaction {
 
     /// The timestamp, and whether there was anything to be made durable.
     fn commit_undurably(&mut self) -> Result<(CommitTs, bool)> {
+        panic_point("database.commit");
+        // From here on, what is shared may say that it is committed before all that is shared does.
+        without_unwinding(|| self.commit_decided())
+    }
+
+    fn commit_decided(&mut self) -> Result<(CommitTs, bool)> {
         let changes = std::mem::take(&mut self.changes);
         let Some(mut worker) = self.worker.take() else {
             return Err(Error::internal("a transaction without a worker"));

@@ -8,10 +8,9 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewAr
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject};
+use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject, caught, panic_point};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableDef, TableVersion};
 
@@ -242,9 +241,10 @@ impl TableWriter {
         let (schema, placement) = (self.schema.clone(), self.table.placement.clone());
         let submitted = self.database.encode_pool().submit(move || {
             let wanted = || !jobs.state.lock().abandoned;
-            let encoded =
-                catch_unwind(AssertUnwindSafe(|| encode_one(&database, &schema, batches, &placement, &wanted)))
-                    .unwrap_or_else(|_| Err(Error::internal("encoding a row group failed")));
+            let encoded = caught(|| {
+                panic_point("database.encode");
+                encode_one(&database, &schema, batches, &placement, &wanted)
+            });
             // Before the end is told: whoever waits for it may want to close the database.
             drop(database);
             let mut state = jobs.state.lock();

@@ -9,7 +9,7 @@ use crate::join::{Join, JoinKind};
 use crate::plan::{Op, Plan};
 use crate::scan::ScanSource;
 use crate::types::Class;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidepool_table::IndexDef;
@@ -99,50 +99,83 @@ fn unique_columns(scan: &ScanSource) -> Vec<Vec<usize>> {
     def.indexes.iter().filter(|index| index.unique && !index.building).filter_map(columns).collect()
 }
 
-/// Whether no two rows of a plan have all of these columns in common, as far as is known. NULL equals NULL.
-pub(crate) fn is_unique(plan: &Plan, columns: &[usize]) -> bool {
-    let through = |index: usize, place: &dyn Fn(usize) -> Option<usize>| {
-        let columns: Vec<usize> = columns.iter().filter_map(|column| place(*column)).collect();
-        plan.inputs.get(index).is_some_and(|input| is_unique(input, &columns))
-    };
-    match &plan.op {
-        Op::Scan(scan) => {
-            let has = |wanted: &usize| columns.iter().any(|column| scan.columns[*column].column == *wanted);
-            unique_columns(scan).iter().any(|unique| unique.iter().all(has))
+/// What was found out of parts of one plan, which stays as it is meanwhile. A join asks its sides for itself and for what is above it:
+/// without a memory of it, that doubles with each join.
+#[derive(Default)]
+pub(crate) struct Uniqueness {
+    known: HashMap<(*const Plan, Vec<usize>), bool>,
+}
+
+impl Uniqueness {
+    /// Whether no two rows of a plan have all of these columns in common, as far as is known. NULL equals NULL.
+    pub fn is_unique(&mut self, plan: &Plan, columns: &[usize]) -> bool {
+        let asked = (std::ptr::from_ref(plan), columns.to_vec());
+        if let Some(known) = self.known.get(&asked) {
+            return *known;
         }
-        Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } | Op::Subqueries(_) => through(0, &Some),
-        Op::Project(outputs) => through(0, &|column| outputs[column].as_column()),
-        Op::Window(window) => through(0, &|column| window.output.get(column).copied()),
-        Op::Aggregate(aggregate) => (0..aggregate.keys.len()).all(|key| columns.contains(&key)),
-        Op::Join(join) => {
-            use JoinKind::{Full, Inner, Left, LeftAnti, LeftMark, LeftSemi, Right, RightAnti, RightSemi};
-            let of_probe = if join.kind.emits_probe() { join.probe_output.len() } else { 0 };
-            let by_probe =
-                || through(0, &|column| join.probe_output.get(column).copied().filter(|_| column < of_probe));
-            let by_build = || through(1, &|column| join.build_output.get(column.checked_sub(of_probe)?).copied());
-            match join.kind {
-                LeftSemi | LeftAnti | LeftMark => by_probe(),
-                RightSemi | RightAnti => by_build(),
-                Inner => matches_once(plan, join) && by_probe() || is_matched_once(plan, join) && by_build(),
-                Left => matches_once(plan, join) && by_probe(),
-                Right => is_matched_once(plan, join) && by_build(),
-                Full => false,
-            }
-        }
-        Op::Input(_) | Op::Chunks(_) | Op::GroupingSets(_) | Op::Union | Op::Common(_) => false,
+        let is_unique = self.find(plan, columns);
+        self.known.insert(asked, is_unique);
+        is_unique
     }
-}
 
-/// Whether a row of a join's probe side matches no more than one of its build side.
-pub(crate) fn matches_once(plan: &Plan, join: &Join) -> bool {
-    let keys: Vec<usize> = join.keys.iter().map(|key| key.build).collect();
-    plan.inputs.get(1).is_some_and(|build| is_unique(build, &keys))
-}
+    fn find(&mut self, plan: &Plan, columns: &[usize]) -> bool {
+        match &plan.op {
+            Op::Scan(scan) => {
+                let has = |wanted: &usize| columns.iter().any(|column| scan.columns[*column].column == *wanted);
+                unique_columns(scan).iter().any(|unique| unique.iter().all(has))
+            }
+            Op::Filter(_) | Op::Sort { .. } | Op::Limit { .. } | Op::Subqueries(_) => {
+                self.through(plan, 0, columns, &Some)
+            }
+            Op::Project(outputs) => self.through(plan, 0, columns, &|column| outputs[column].as_column()),
+            Op::Window(window) => self.through(plan, 0, columns, &|column| window.output.get(column).copied()),
+            Op::Aggregate(aggregate) => (0..aggregate.keys.len()).all(|key| columns.contains(&key)),
+            Op::Join(join) => {
+                use JoinKind::{Full, Inner, Left, LeftAnti, LeftMark, LeftSemi, Right, RightAnti, RightSemi};
+                let of_probe = if join.kind.emits_probe() { join.probe_output.len() } else { 0 };
+                let in_probe = |column: usize| join.probe_output.get(column).copied().filter(|_| column < of_probe);
+                let in_build = |column: usize| join.build_output.get(column.checked_sub(of_probe)?).copied();
+                let by_probe = |known: &mut Uniqueness| known.through(plan, 0, columns, &in_probe);
+                let by_build = |known: &mut Uniqueness| known.through(plan, 1, columns, &in_build);
+                match join.kind {
+                    LeftSemi | LeftAnti | LeftMark => by_probe(self),
+                    RightSemi | RightAnti => by_build(self),
+                    Inner => {
+                        self.matches_once(plan, join) && by_probe(self)
+                            || self.is_matched_once(plan, join) && by_build(self)
+                    }
+                    Left => self.matches_once(plan, join) && by_probe(self),
+                    Right => self.is_matched_once(plan, join) && by_build(self),
+                    Full => false,
+                }
+            }
+            Op::Input(_) | Op::Chunks(_) | Op::GroupingSets(_) | Op::Union | Op::Common(_) => false,
+        }
+    }
 
-/// Whether a row of a join's build side matches no more than one of its probe side.
-pub(crate) fn is_matched_once(plan: &Plan, join: &Join) -> bool {
-    let keys: Vec<usize> = join.keys.iter().map(|key| key.probe).collect();
-    plan.inputs.first().is_some_and(|probe| is_unique(probe, &keys))
+    /// Of those columns that an input has.
+    fn through(
+        &mut self,
+        plan: &Plan,
+        input: usize,
+        columns: &[usize],
+        place: &dyn Fn(usize) -> Option<usize>,
+    ) -> bool {
+        let columns: Vec<usize> = columns.iter().filter_map(|column| place(*column)).collect();
+        plan.inputs.get(input).is_some_and(|input| self.is_unique(input, &columns))
+    }
+
+    /// Whether a row of a join's probe side matches no more than one of its build side.
+    pub fn matches_once(&mut self, plan: &Plan, join: &Join) -> bool {
+        let keys: Vec<usize> = join.keys.iter().map(|key| key.build).collect();
+        plan.inputs.get(1).is_some_and(|build| self.is_unique(build, &keys))
+    }
+
+    /// Whether a row of a join's build side matches no more than one of its probe side.
+    pub fn is_matched_once(&mut self, plan: &Plan, join: &Join) -> bool {
+        let keys: Vec<usize> = join.keys.iter().map(|key| key.probe).collect();
+        plan.inputs.first().is_some_and(|probe| self.is_unique(probe, &keys))
+    }
 }
 
 impl Known {

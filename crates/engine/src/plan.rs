@@ -3,7 +3,7 @@
 use crate::aggregate::{Aggregate, AggregateCall, AggregateSink, AggregateSource, AggregateTable};
 use crate::common::{CommonRows, CommonSink, CommonSource};
 use crate::counters::Counters;
-use crate::determined::{is_matched_once, matches_once};
+use crate::determined::Uniqueness;
 use crate::evaluate::simplify;
 use crate::expr::{Expr, Node};
 use crate::grouping::{Expand, GroupingSets, KeySet, Level};
@@ -256,7 +256,12 @@ impl Plan {
 
     /// No more rows come out.
     pub fn rows_max(&self) -> u64 {
-        let input = |index: usize| self.inputs.get(index).map_or(u64::MAX, Plan::rows_max);
+        self.rows_bounded(&mut Uniqueness::default())
+    }
+
+    fn rows_bounded(&self, known: &mut Uniqueness) -> u64 {
+        let inputs: Vec<u64> = self.inputs.iter().map(|input| input.rows_bounded(known)).collect();
+        let input = |index: usize| inputs.get(index).copied().unwrap_or(u64::MAX);
         match &self.op {
             Op::Scan(scan) => {
                 let rows = scan.parts.iter().map(|part| part.version.rows_max()).sum();
@@ -270,14 +275,14 @@ impl Plan {
             Op::GroupingSets(grouping) => input(0).max(1).saturating_mul(grouping.sets.len() as u64),
             Op::Sort { limit, .. } => limit.map_or(input(0), |limit| input(0).min(limit as u64)),
             Op::Limit { fetch, .. } => fetch.map_or(input(0), |fetch| input(0).min(fetch as u64)),
-            Op::Union => self.inputs.iter().map(Plan::rows_max).fold(0, u64::saturating_add),
+            Op::Union => inputs.iter().copied().fold(0, u64::saturating_add),
             Op::Join(join) => match join.kind {
                 JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => input(0),
                 JoinKind::RightSemi | JoinKind::RightAnti => input(1),
-                JoinKind::Inner if matches_once(self, join) => input(0),
-                JoinKind::Inner if is_matched_once(self, join) => input(1),
-                _ if matches_once(self, join) => input(0).saturating_add(input(1)),
-                _ if is_matched_once(self, join) => input(0).saturating_add(input(1)),
+                JoinKind::Inner if known.matches_once(self, join) => input(0),
+                JoinKind::Inner if known.is_matched_once(self, join) => input(1),
+                _ if known.matches_once(self, join) => input(0).saturating_add(input(1)),
+                _ if known.is_matched_once(self, join) => input(0).saturating_add(input(1)),
                 JoinKind::Inner | JoinKind::Left | JoinKind::Right | JoinKind::Full => {
                     input(0).max(1).saturating_mul(input(1).max(1)).saturating_add(input(0)).saturating_add(input(1))
                 }

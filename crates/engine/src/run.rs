@@ -6,12 +6,10 @@ use crate::schedule::{Job, SLICE, Tickets, Worked};
 use crate::touch::Way;
 use crate::vector::Chunk;
 use parking_lot::Mutex;
-use std::any::Any;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, caught, panic_point};
 use tidepool_heap::QueryHeap;
 
 /// Whether a run is still wanted: asked once a chunk.
@@ -192,7 +190,7 @@ impl Run {
             if let Some(task) = state.tasks.pop() {
                 state.active += 1;
                 drop(state);
-                let done = self.guarded(task);
+                let done = caught(task);
                 self.leave(done);
             } else if state.round.is_some() {
                 if state.active > 0 {
@@ -204,7 +202,7 @@ impl Run {
                 let round = state.round.unwrap_or_default();
                 let mut finished = std::mem::take(&mut state.finished);
                 drop(state);
-                let tasks = self.guarded(|| self.pipelines()[stage].sink.finish(round, &mut finished));
+                let tasks = caught(|| self.pipelines()[stage].sink.finish(round, &mut finished));
                 let mut is_shared = false;
                 let done = tasks.map(|tasks| {
                     is_shared = tasks.len() > 1;
@@ -256,7 +254,7 @@ impl Run {
                 };
                 state.active += 1;
                 drop(state);
-                let outcome = self.guarded(|| {
+                let outcome = caught(|| {
                     let pipelines = self.pipelines();
                     let pipeline = &pipelines[stage];
                     let mut worker = match worker {
@@ -322,11 +320,6 @@ impl Run {
         self.tell_over(result);
     }
 
-    /// A panic is the run's error and nobody else's.
-    fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
-    }
-
     fn worker(&self, pipeline: &Pipeline) -> Result<WorkerState> {
         if self.state.lock().parallelism.is_none() {
             let parallelism = pipeline.source.parallelism()?;
@@ -335,6 +328,7 @@ impl Run {
                 self.wake();
             }
         }
+        panic_point("engine.worker");
         Ok(WorkerState {
             reader: pipeline.source.reader()?,
             steps: pipeline.operators.iter().map(|operator| operator.worker()).collect::<Result<_>>()?,
@@ -447,18 +441,19 @@ fn push(
     Ok(())
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(message), _) => message,
-        (_, Some(message)) => message.as_str(),
-        _ => "of unknown cause",
-    };
-    Error::internal(format!("internal error: {message}"))
-}
-
 impl Job for Run {
     fn work(self: Arc<Self>, is_alone: &dyn Fn() -> bool) -> Worked {
         let _inside = self.heap.as_ref().map(|heap| heap.enter());
-        if self.serve(is_alone) { Worked::More } else { Worked::Kept }
+        // What a pipeline does is caught where it is done. What is left is the run's own books, which nobody knows to be right any more.
+        match caught(|| Ok(self.serve(is_alone))) {
+            Ok(true) => Worked::More,
+            Ok(false) => Worked::Kept,
+            Err(error) => {
+                self.is_stopped.store(true, Ordering::Release);
+                self.state.lock().is_over = true;
+                self.tell_over(Err(error));
+                Worked::Kept
+            }
+        }
     }
 }

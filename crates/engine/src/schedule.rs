@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, caught};
 
 /// Work for a run before others have their turn, if there are any.
 pub const SLICE: Duration = Duration::from_millis(2);
@@ -122,7 +122,8 @@ fn serve(shared: &Shared) {
                 shared.wake.wait(&mut queue);
             }
         };
-        if let Worked::More = Arc::clone(&job).work(&is_alone) {
+        // A job tells of its own panics; a thread that none of them ends is there for all others.
+        if let Ok(Worked::More) = caught(|| Ok(Arc::clone(&job).work(&is_alone))) {
             back = Some(job);
         }
     }

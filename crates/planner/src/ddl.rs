@@ -486,10 +486,7 @@ pub fn check_default(
         .and_then(datafusion::logical_expr::LogicalPlanBuilder::build)
         .map_err(crate::errors::from_datafusion)?;
     // The whole analysis: literals are read with the column's type, which is where a bad one shows.
-    let analyzed = state
-        .analyzer()
-        .execute_and_check(plan, state.config_options(), |_, _| {})
-        .map_err(crate::errors::from_datafusion)?;
+    let analyzed = crate::optimizer::analyze(&state, plan).map_err(crate::errors::from_datafusion)?;
     if let datafusion::logical_expr::LogicalPlan::Projection(projection) = analyzed {
         for expr in projection.expr {
             ExprSimplifier::new(context.clone()).simplify(expr).map_err(crate::errors::from_datafusion)?;

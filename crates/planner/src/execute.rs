@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use tidepool_base::{Error, Result, RowId};
+use tidepool_base::{Error, Result, RowId, panic_point};
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableVersion;
 use tokio::runtime::Handle;
@@ -119,8 +119,7 @@ impl Execution {
         };
         let work = async move {
             let failed = self.failed.clone();
-            let outcome = AssertUnwindSafe(self.run(&sender)).catch_unwind().await;
-            let outcome = outcome.unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
+            let outcome = caught(self.run(&sender)).await;
             if let Err(error) = outcome {
                 if let Some(failed) = failed {
                     failed.store(true, Ordering::Release);
@@ -136,6 +135,7 @@ impl Execution {
         if let Some(query) = &self.query {
             query.info.running(Some(self.heap.clone()));
         }
+        panic_point("planner.execution");
         let mut stream = {
             let _guard = self.heap.enter();
             execute_stream(self.plan.clone(), self.context.clone()).map_err(from_datafusion)?
@@ -262,13 +262,14 @@ pub fn task_context(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> TaskCont
 
 /// A panic in an operator or a library is that statement's error and nobody else's.
 pub fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(message), _) => message,
-        (_, Some(message)) => message.as_str(),
-        _ => "of unknown cause",
-    };
-    tracing::error!(message, "a statement panicked");
-    Error::internal(format!("internal error: {message}"))
+    let error = tidepool_base::panicked(panic);
+    tracing::error!("a statement panicked: {error}");
+    error
+}
+
+/// Like `future`, or the error that its panic is. Dropping it drops what it was about, which so must be consistent, or nobody's.
+pub async fn caught<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
 }
 
 /// What a task of the planner's own came to.

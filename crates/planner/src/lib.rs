@@ -47,6 +47,7 @@ mod pass;
 mod placement;
 mod plan_cache;
 mod planner;
+mod planning;
 mod privileges;
 mod queries;
 mod query;
@@ -61,6 +62,7 @@ mod statement;
 mod types;
 mod upsert;
 mod view;
+mod with_queries;
 mod workload;
 
 pub use direct::RowSink;

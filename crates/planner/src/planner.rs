@@ -4,6 +4,7 @@ use crate::advisory::AdvisoryLocks;
 use crate::direct::cache::{Programs, Shared};
 use crate::facts::{FactsExtension, SessionFacts};
 use crate::plan_cache::PlanCache;
+use crate::planning::{Checked, Places};
 use crate::queries::{QueryInfo, QueryRegistry};
 use crate::session::PreparedStatement;
 use crate::session::{Session, SessionRow, SessionShared};
@@ -13,7 +14,7 @@ use datafusion::common::config::Dialect;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::optimizer::Analyzer;
+use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::prelude::SessionConfig;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -53,6 +54,8 @@ pub struct Planner {
     pub(crate) queries: Arc<QueryRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) workload: Workload,
+    /// Of statements that are long to plan.
+    pub(crate) places: Places,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
     next_session: AtomicU32,
 }
@@ -86,6 +89,7 @@ impl Planner {
             programs: Programs::default(),
             prepared: Shared::default(),
             queries: Arc::new(QueryRegistry::new(database.access_log().clone())),
+            places: Places::new(database.config().planned_threads()),
             database,
             workers: Some(workers),
             engine,
@@ -247,6 +251,8 @@ fn check_cores(config: &WorkloadConfig) -> Result<()> {
     Ok(())
 }
 
+type AnalyzedBy = Arc<dyn AnalyzerRule + Send + Sync>;
+
 fn state() -> Result<SessionState> {
     let mut config = SessionConfig::new()
         .with_default_catalog_and_schema(crate::facts::DATABASE, "public")
@@ -277,7 +283,7 @@ fn state() -> Result<SessionState> {
         .with_config(config)
         .with_runtime_env(Arc::new(runtime))
         .with_default_features()
-        .with_analyzer_rules(rules)
+        .with_analyzer_rules(rules.into_iter().map(|rule| -> AnalyzedBy { Arc::new(Checked(rule)) }).collect())
         .with_type_planner(Arc::new(PostgresTypes));
     let builder = crate::catalog::install(builder);
     Ok(crate::optimizer::install(builder).build())

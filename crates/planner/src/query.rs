@@ -33,7 +33,7 @@ use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Result, SqlState, SqlType, panic_point};
 use tidepool_database::{AccessObject, ViewDef};
 
 /// The view whose query is planned.
@@ -45,9 +45,9 @@ pub struct Within<'a> {
 }
 
 /// Names in a statement resolved for DataFusion's planner.
-struct Names<'a> {
-    state: &'a SessionState,
-    facts: &'a Arc<SessionFacts>,
+pub(crate) struct Names<'a> {
+    pub(crate) state: &'a SessionState,
+    pub(crate) facts: &'a Arc<SessionFacts>,
     within: Option<Within<'a>>,
     /// What names in schema `pg_oid` stand for beside relations: the rows of an expression that is evaluated outside of
     /// queries, or of tables that a statement changes or locks.
@@ -55,6 +55,17 @@ struct Names<'a> {
 }
 
 impl Names<'_> {
+    /// The scalar function of a name.
+    pub(crate) fn function(&self, name: &str) -> Option<&Arc<ScalarUDF>> {
+        self.state.scalar_functions().get(unqualified(name))
+    }
+
+    /// The same, and these tables in schema `pg_oid`.
+    fn with(&self, tables: &BTreeMap<String, Arc<dyn TableProvider>>) -> Names<'_> {
+        let rows = self.rows.iter().chain(tables).map(|(name, table)| (name.clone(), table.clone())).collect();
+        Names { state: self.state, facts: self.facts, within: self.within, rows }
+    }
+
     /// The table, view or system table that a name means.
     fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
         if schema == Some(resolve::BY_ID)
@@ -105,6 +116,7 @@ impl ContextProvider for Names<'_> {
         {
             return Err(carry(cross_database(name)));
         }
+        crate::planning::check().map_err(carry)?;
         let provider = self.table(name.schema(), name.table()).map_err(carry)?;
         Ok(provider_as_source(provider))
     }
@@ -146,7 +158,7 @@ impl ContextProvider for Names<'_> {
     }
 
     fn get_function_meta(&self, name: &str) -> Option<Arc<ScalarUDF>> {
-        self.state.scalar_functions().get(unqualified(name)).cloned()
+        self.function(name).cloned()
     }
 
     fn get_higher_order_meta(&self, name: &str) -> Option<Arc<HigherOrderUDF>> {
@@ -258,7 +270,25 @@ fn planned_by(
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     refuse_locks(&query)?;
+    panic_point("planner.names");
     let mut query = query;
+    let mut planned = |tables: &BTreeMap<String, Arc<dyn TableProvider>>, query: Box<ast::Query>| {
+        planned_apart(&names.with(tables), query, parameters.clone(), None)
+    };
+    let tables = crate::with_queries::share(names, &mut query, &mut planned);
+    if tables.is_empty() {
+        return planned_apart(names, query, parameters, table_schema);
+    }
+    planned_apart(&names.with(&tables), query, parameters, table_schema)
+}
+
+/// The plan of a query whose `WITH` queries are settled.
+fn planned_apart(
+    names: &Names<'_>,
+    mut query: Box<ast::Query>,
+    parameters: ParameterFields,
+    table_schema: Option<Schema>,
+) -> Result<LogicalPlan> {
     crate::merged_columns::write_out(&mut query, &mut |part| {
         let plan = named_plan(names, part, &parameters, None)?;
         Ok(plan.schema().fields().iter().map(|field| field.name().clone()).collect())
@@ -430,6 +460,7 @@ pub fn bind(plan: LogicalPlan, parameters: &[ArrayRef]) -> Result<LogicalPlan> {
     if parameters.is_empty() {
         return Ok(plan);
     }
+    crate::with_queries::bind(&plan, parameters)?;
     let values = parameters.iter().map(|array| scalar(array.as_ref())).collect::<Result<Vec<_>>>()?;
     plan.with_param_values(ParamValues::from(values)).map_err(from_datafusion)
 }
@@ -533,7 +564,7 @@ pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &Output
 
 /// Type oids of a plan's parameters, those given first, the rest as inferred, text where nothing tells.
 pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
-    let inferred = plan.get_parameter_fields().map_err(from_datafusion)?;
+    let inferred = crate::with_queries::parameter_fields(plan)?;
     let mut oids = given.to_vec();
     for (name, field) in inferred {
         let Some(index) = name.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok()) else {

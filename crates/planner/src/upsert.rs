@@ -260,8 +260,7 @@ struct Projection {
 impl Projection {
     /// 0A000 for a subquery.
     fn of(state: &SessionState, plan: LogicalPlan) -> Result<Projection> {
-        let plan =
-            state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).map_err(from_datafusion)?;
+        let plan = crate::optimizer::analyze(state, plan).map_err(from_datafusion)?;
         let schema = Arc::new(plan.schema().as_arrow().clone());
         let mut steps = Vec::new();
         let mut rest = &plan;

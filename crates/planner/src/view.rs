@@ -342,10 +342,7 @@ pub fn define(
     if let Some(name) = plan.get_parameter_names().map_err(crate::errors::from_datafusion)?.into_iter().min() {
         return Err(Error::new(SqlState::UNDEFINED_PARAMETER, format!("there is no parameter {name}")));
     }
-    let analyzed = state
-        .analyzer()
-        .execute_and_check(plan, state.config_options(), |_, _| {})
-        .map_err(crate::errors::from_datafusion)?;
+    let analyzed = crate::optimizer::analyze(&state, plan).map_err(crate::errors::from_datafusion)?;
     let schema = types::canonical_schema(analyzed.schema().as_arrow());
     if names.len() > schema.fields().len() {
         return Err(Error::new(SqlState::SYNTAX_ERROR, "CREATE VIEW specifies more column names than columns"));
@@ -440,7 +437,8 @@ pub fn provider(
     view: &ViewDef,
     depth: usize,
 ) -> Result<Arc<dyn TableProvider>> {
-    as_table(view, query_plan(state, facts, view, depth)?, std::iter::empty())
+    let plan = crate::planning::within_view(|| query_plan(state, facts, view, depth))?;
+    as_table(view, plan, std::iter::empty())
 }
 
 /// The plan of a view's query, with these columns behind the view's own, as a table.

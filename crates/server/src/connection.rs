@@ -13,15 +13,16 @@ use crate::protocol::frontend::{Bind, Message, Target};
 use crate::service::{Phase, Registration, Service};
 use crate::startup::Failure;
 use crate::wire::Wire;
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use std::collections::HashMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
 use tidepool_planner::{
     CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, ResultColumn, Session, Statement,
     TransactionStatus,
@@ -82,19 +83,20 @@ struct Completed {
 }
 
 /// Runs `work` while watching for the client's going away, which cancels it. It is lent, as moving a statement's state takes longer than
-/// many a statement.
+/// many a statement. A panic in it is its statement's error.
 async fn attended<T>(
     wire: &mut Wire,
     cancel: &CancelHandle,
-    mut work: Pin<&mut impl Future<Output = T>>,
-) -> Result<T, Failure> {
+    work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Trouble> {
+    let mut work = AssertUnwindSafe(work).catch_unwind();
     tokio::select! {
         biased;
-        value = &mut work => return Ok(value),
+        value = &mut work => return value.map_err(|panic| panicked(panic.as_ref()).into()),
         () = wire.gone() => cancel.cancel(),
     }
     let _ = tokio::time::timeout(ABANDON_AFTER, work).await;
-    Err(Failure::Gone)
+    Err(Failure::Gone.into())
 }
 
 /// Lets the thread's other connections go first whose messages are there already: then answers go out together. A client that sleeps is
@@ -289,8 +291,10 @@ impl Connection {
         self.ready().await
     }
 
+    /// Also of one that a statement began for itself and that a panic kept it from ending.
     async fn end_implicit_block(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.implicit_block) { self.session.end_implicit_block().await } else { Ok(()) }
+        self.implicit_block = false;
+        self.session.end_implicit_block().await
     }
 
     fn begin_implicit_block(&mut self) {
@@ -323,7 +327,7 @@ impl Connection {
 
     async fn parsed(&mut self, sql: &str) -> Result<Vec<Statement>, Trouble> {
         if sql.len() < LONG_TEXT_BYTES {
-            return Ok(self.session.parse(sql)?);
+            return Ok(caught(|| self.session.parse(sql))?);
         }
         let text = sql.to_owned();
         let parsed = tokio::task::spawn_blocking(move || tidepool_planner::parse(&text)).await;
@@ -510,7 +514,10 @@ impl Connection {
         let mut sent = 0;
         loop {
             if let Some(batch) = &mut rows.batch {
-                sent += batch.encode(&mut self.wire.output, rows_max - sent);
+                let start = self.wire.output.len();
+                let encoded = caught(|| Ok(batch.encode(&mut self.wire.output, rows_max - sent)));
+                // Nothing of a message that was not finished.
+                sent += encoded.inspect_err(|_| self.wire.output.truncate(start))?;
                 if self.wire.output.len() >= FLUSH_BYTES {
                     self.wire.flush().await?;
                 }
@@ -529,7 +536,9 @@ impl Connection {
             }
             match attended(&mut self.wire, &self.cancel, pin!(rows.batches.next())).await? {
                 Some(batch) => {
-                    rows.batch = Some(RowEncoder::new(&batch?, &rows.columns, &rows.formats, &settings)?);
+                    let batch = batch?;
+                    let encoder = caught(|| RowEncoder::new(&batch, &rows.columns, &rows.formats, &settings))?;
+                    rows.batch = Some(encoder);
                 }
                 None => return Ok((sent, true)),
             }
@@ -590,7 +599,7 @@ impl Connection {
     async fn extended(&mut self, message: Message) -> Result<(), Trouble> {
         match message {
             Message::Parse { name, sql, parameter_oids } => self.parse(name, &sql, &parameter_oids).await,
-            Message::Bind(bind) => Ok(self.bind(bind)?),
+            Message::Bind(bind) => Ok(caught(|| self.bind(bind))?),
             Message::Describe { target: Target::Statement, name } => Ok(self.describe_statement(&name)?),
             Message::Describe { target: Target::Portal, name } => Ok(self.describe_portal(&name)?),
             Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
@@ -635,6 +644,7 @@ impl Connection {
 
     fn bind(&mut self, bind: Bind) -> Result<()> {
         let prepared = self.prepared(&bind.statement)?.clone();
+        panic_point("server.bind");
         let description = &prepared.of.description;
         let wanted = description.parameters.len();
         if bind.parameters.len() != wanted {

@@ -1,7 +1,7 @@
 //! Rows into `DataRow` messages.
 
 use arrow::array::{Array, RecordBatch};
-use tidepool_base::{Result, SqlType};
+use tidepool_base::{Result, SqlType, panic_point};
 use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter, Zone, single};
 use tidepool_planner::{Datum, ResultColumn, RowSink};
 
@@ -48,6 +48,7 @@ impl RowEncoder {
     /// Appends up to `rows_max` rows, and none after `out` is worth sending. Returns how many.
     pub(crate) fn encode(&mut self, out: &mut Vec<u8>, rows_max: u64) -> u64 {
         let first = self.next;
+        panic_point("server.encoder");
         while self.next < self.rows && ((self.next - first) as u64) < rows_max && out.len() < FLUSH_BYTES {
             self.encode_row(out);
             self.next += 1;

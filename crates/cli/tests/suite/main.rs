@@ -17,6 +17,7 @@ mod histories;
 mod kills;
 mod locking;
 mod paged;
+mod panics;
 mod partitions;
 mod pgbench;
 mod procedures;

@@ -39,7 +39,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use tidepool_base::{Error, SqlState};
+use tidepool_base::{Error, SqlState, panic_point};
 use tidepool_heap::QueryHeap;
 use tokio::runtime::Runtime;
 
@@ -195,24 +195,41 @@ impl Settled<'_> {
 
     /// A function that asks the subquery for each row.
     fn applied(&self, kind: Kind, subquery: &Subquery, needle: Option<Expr>) -> Result<Expr> {
-        let columns = outer_columns(&subquery.subquery)?;
-        // A column of a query further out stays an outer reference here too, for that query to settle.
-        let argument = |(column, reference): &(Column, Expr)| {
-            if self.inputs.iter().any(|schema| schema.has_column(column)) {
-                Expr::Column(column.clone())
-            } else {
-                reference.clone()
-            }
-        };
-        let mut args: Vec<Expr> = columns.iter().map(argument).collect();
-        args.extend(needle);
-        let return_type = match kind {
-            Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
-            _ => DataType::Boolean,
-        };
-        let columns = columns.into_iter().map(|(column, _)| column).collect();
-        Ok(Apply::of(kind, subquery.subquery.clone(), columns, return_type).call(args))
+        call(self.inputs, kind, subquery, needle)
     }
+}
+
+fn call(inputs: &[DFSchemaRef], kind: Kind, subquery: &Subquery, needle: Option<Expr>) -> Result<Expr> {
+    let columns = outer_columns(&subquery.subquery)?;
+    // A column of a query further out stays an outer reference here too, for that query to settle.
+    let argument = |(column, reference): &(Column, Expr)| {
+        if inputs.iter().any(|schema| schema.has_column(column)) {
+            Expr::Column(column.clone())
+        } else {
+            reference.clone()
+        }
+    };
+    let mut args: Vec<Expr> = columns.iter().map(argument).collect();
+    args.extend(needle);
+    let return_type = match kind {
+        Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
+        _ => DataType::Boolean,
+    };
+    let columns = columns.into_iter().map(|(column, _)| column).collect();
+    Ok(Apply::of(kind, subquery.subquery.clone(), columns, return_type).call(args))
+}
+
+/// A subquery of an operator over these inputs as a function that asks it for each row. `None` for one of another form.
+pub fn applied(inputs: &[DFSchemaRef], expr: &Expr) -> Result<Option<Expr>> {
+    let (kind, subquery, needle) = match expr {
+        Expr::ScalarSubquery(subquery) => (Kind::Scalar, subquery, None),
+        Expr::Exists(Exists { subquery, negated }) => (Kind::Exists { negated: *negated }, subquery, None),
+        Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
+            (Kind::In { negated: *negated }, subquery, Some(expr.as_ref().clone()))
+        }
+        _ => return Ok(None),
+    };
+    call(inputs, kind, subquery, needle).map(Some)
 }
 
 type Bindings = HashMap<Column, ScalarValue>;
@@ -326,9 +343,10 @@ impl ScalarUDFImpl for Apply {
         let mut state = facts.planner.state(facts);
         // The plans are small and run one after the other.
         state.config_mut().options_mut().execution.target_partitions = 1;
-        let arrays = ColumnarValue::values_to_arrays(&args.args)?;
-        // Without arguments there is one answer for all rows.
-        let rows = if arrays.is_empty() { args.number_rows.min(1) } else { args.number_rows };
+        // Of constants alone there is one answer for all rows.
+        let is_constant = args.args.iter().all(|arg| matches!(arg, ColumnarValue::Scalar(_)));
+        let rows = if is_constant { args.number_rows.min(1) } else { args.number_rows };
+        let arrays = args.args.iter().map(|arg| arg.to_array(rows)).collect::<Result<Vec<_>>>()?;
         let answers = apart(|runtime| {
             let mut answers: Vec<ArrayRef> = Vec::with_capacity(rows);
             let mut known: HashMap<Vec<ScalarValue>, ArrayRef> = HashMap::new();
@@ -350,7 +368,7 @@ impl ScalarUDFImpl for Apply {
         if answers.is_empty() {
             return Ok(ColumnarValue::Array(new_null_array(&self.return_type, 0)));
         }
-        if arrays.is_empty() {
+        if is_constant {
             return Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&answers[0], 0)?));
         }
         let parts: Vec<&dyn Array> = answers.iter().map(AsRef::as_ref).collect();
@@ -387,6 +405,7 @@ impl Apply {
         state: &SessionState,
         args: &[ScalarValue],
     ) -> Result<ArrayRef> {
+        panic_point("planner.subquery");
         let values: Bindings = self.columns.iter().cloned().zip(args.iter().cloned()).collect();
         let plan = bind(self.plan.as_ref().clone(), &values)?;
         let plan = runtime.block_on(state.create_physical_plan(&plan))?;

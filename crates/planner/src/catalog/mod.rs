@@ -29,8 +29,10 @@ mod types;
 mod unnesting;
 mod value;
 
+pub use apply::applied;
 pub use functions::{SessionSequences, add_interval, extract, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
+pub use pull_up::outer_columns;
 pub use relations::{Relation as SystemRelation, VECTOR_ITEM};
 pub use rewrite::{array_items, rewrite, rewrite_expression};
 pub use types::format_type;

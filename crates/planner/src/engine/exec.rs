@@ -17,6 +17,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use tidepool_base::panic_point;
 use tidepool_engine::plan::{self, Plan};
 use tidepool_engine::run::{Interruption, Run, Waker};
 use tidepool_engine::scan::Opened;
@@ -171,17 +172,23 @@ impl ExecutionPlan for EngineExec {
     }
 }
 
-/// Moves batches from an operator's streams into an inlet.
+/// Moves batches from an operator's streams into an inlet, whose run waits for them until it hears of their end: a panic of the
+/// operator's is an end, too.
 async fn pump(streams: Vec<SendableRecordBatchStream>, inlet: Arc<Inlet>) {
+    inlet.end(crate::execute::caught(pump_all(streams, &inlet)).await);
+}
+
+async fn pump_all(streams: Vec<SendableRecordBatchStream>, inlet: &Inlet) -> tidepool_base::Result<()> {
     let mut all = futures::stream::select_all(streams);
     loop {
         std::future::poll_fn(|context| inlet.poll_room(context)).await;
         match all.next().await {
             Some(Ok(batch)) => {
+                panic_point("planner.operator");
                 inlet.push(Batch { rows: batch.num_rows(), columns: batch.columns().to_vec() });
             }
-            Some(Err(error)) => return inlet.end(Err(crate::errors::from_datafusion(error))),
-            None => return inlet.end(Ok(())),
+            Some(Err(error)) => return Err(crate::errors::from_datafusion(error)),
+            None => return Ok(()),
         }
     }
 }

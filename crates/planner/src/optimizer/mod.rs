@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), NULL where it is forgotten ([`nulls`], [`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
+//! subqueries in `VALUES` ([`row_queries`]), NULL where it is forgotten ([`nulls`], [`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), subqueries deep within others ([`nesting`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
 mod cross_joins;
 mod disjunctions;
@@ -12,6 +12,7 @@ mod join_mode;
 mod join_order;
 mod lists;
 mod multisets;
+mod nesting;
 mod nulls;
 mod outer;
 mod passes;
@@ -22,12 +23,13 @@ mod window_keys;
 
 pub use estimate::estimated_rows;
 pub use multisets::Multisets;
-pub use passes::{has_query, optimize};
+pub use passes::{analyze, has_query, optimize};
 pub use row_queries::RowQueries;
 pub use subquery_order::{SubqueryOrder, rows_in_order};
 
+use crate::planning::Checked;
 use datafusion::execution::session_state::SessionStateBuilder;
-use datafusion::optimizer::Optimizer;
+use datafusion::optimizer::{Optimizer, OptimizerRule};
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use std::sync::Arc;
 
@@ -65,5 +67,7 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
             _ => filter_pushdown::FilterPushdown::bound(rule),
         }
     });
-    builder.with_optimizer_rules(rules).with_physical_optimizer_rules(physical_rules.collect())
+    let rules = rules.into_iter().map(|rule| -> Arc<dyn OptimizerRule + Send + Sync> { Arc::new(Checked(rule)) });
+    let physical_rules = physical_rules.map(|rule| -> filter_pushdown::Rule { Arc::new(Checked(rule)) });
+    builder.with_optimizer_rules(rules.collect()).with_physical_optimizer_rules(physical_rules.collect())
 }

@@ -302,8 +302,9 @@ impl Session {
         let facts = facts.clone();
         let parameters = parameters.to_vec();
         let current = self.current_of(statement.command())?;
+        let text = statement.text().to_owned();
         let statement = statement.clone();
-        let planning = self.planner.workers().spawn(async move {
+        let planning = self.plan_apart(&text, async move {
             let state = facts.planner.state(&facts);
             let (mut reading, _) = Source::read(&facts, statement.command(), &[])?;
             match (&mut reading, &current) {
@@ -320,7 +321,7 @@ impl Session {
             let plan = query::physical_plan(&state, &source.plan).await?;
             Ok((source, upsert, query::planned(state, plan, &OutputNames::none())))
         });
-        joined(planning.await)
+        planning.await
     }
 
     /// `None`: to be tried again, as of now.

@@ -3,7 +3,6 @@
 use super::change::part;
 use super::query::query_of;
 use super::{BatchStream, Outcome, ResultColumn, Session};
-use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::locking;
 use crate::names::OutputNames;
@@ -149,7 +148,8 @@ impl Session {
         parameters: &[ArrayRef],
     ) -> Result<Option<(locking::Planned, query::Planned)>> {
         let (facts, statement, parameters) = (facts.clone(), statement.clone(), parameters.to_vec());
-        let planning = self.planner.workers().spawn(async move {
+        let text = statement.text().to_owned();
+        let planning = self.plan_apart(&text, async move {
             let Command::Query(query) = statement.command() else { return Ok(None) };
             let Some(reading) = locking::updatable(&facts, query) else { return Ok(None) };
             let state = facts.planner.state(&facts);
@@ -160,7 +160,7 @@ impl Session {
             };
             Ok(Some((locking, query::planned(state, plan, &OutputNames::none()))))
         });
-        joined(planning.await)
+        planning.await
     }
 
     /// Where the cursor is that a statement names after `WHERE CURRENT OF`.

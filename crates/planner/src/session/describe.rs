@@ -3,7 +3,6 @@
 use super::change::Source;
 use super::settings::spelled;
 use super::{Description, ResultColumn, Session};
-use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::names::OutputNames;
 use crate::origins;
@@ -66,18 +65,17 @@ impl Session {
             _ => return none(None),
         }
         let facts = self.facts(Utc::now());
+        // What a cancel ends, and the statement's timeout.
+        let _described = self.interrupt();
+        let text = statement.text().to_owned();
         let locks = statement.locks_rows();
         let statement = statement.clone();
         let given = given.to_vec();
-        joined(
-            self.planner
-                .workers()
-                .spawn(async move {
-                    let statement = if locks { crate::locking::parts::without_locks(&statement) } else { statement };
-                    describe(&facts, &statement, &given)
-                })
-                .await,
-        )
+        let describing = async move {
+            let statement = if locks { crate::locking::parts::without_locks(&statement) } else { statement };
+            describe(&facts, &statement, &given)
+        };
+        self.plan_apart(&text, describing).await
     }
 }
 
@@ -149,9 +147,6 @@ fn nulls_of(parameters: &[u32]) -> Vec<ArrayRef> {
 
 /// A plan's outputs after coercion.
 fn analyzed_schema(state: &SessionState, plan: LogicalPlan) -> Result<SchemaRef> {
-    let analyzed = state
-        .analyzer()
-        .execute_and_check(plan, state.config_options(), |_, _| {})
-        .map_err(crate::errors::from_datafusion)?;
+    let analyzed = crate::optimizer::analyze(state, plan).map_err(crate::errors::from_datafusion)?;
     Ok(types::canonical_schema(analyzed.schema().as_arrow()))
 }

@@ -38,7 +38,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use tidepool_base::{Error, Result, SqlState, SqlType, TableId};
+use tidepool_base::{Error, Result, SqlState, SqlType, TableId, panic_point};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{DatabaseVersion, Privileges, RelationName, Sequence, StatementMark, Transaction};
 use tidepool_table::TableDef;
@@ -185,6 +185,7 @@ fn attempt(
         None => transaction.begin_statement()?,
     };
     let ran = catch_unwind(AssertUnwindSafe(|| {
+        panic_point("planner.direct");
         let mut run = Run { program, parameters, statement: context, sink: &mut *sink };
         run.run(transaction, version.clone())
     }));
@@ -727,7 +728,7 @@ fn is_candidate(command: &Command) -> bool {
 const ROWS_MAX: usize = 100;
 
 fn analyzed(state: &SessionState, plan: LogicalPlan) -> Option<LogicalPlan> {
-    state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).ok()
+    crate::optimizer::analyze(state, plan).ok()
 }
 
 /// The program of a statement whose first `given` parameters are the client's. `None` for one that there is none for, or that is wrong:

@@ -4,7 +4,7 @@ use super::objects::Kind;
 use super::{Outcome, Session};
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, Result, panic_point};
 
 impl Session {
     /// Runs one statement. `parameters` are arrays of length one, of the described types. Outside a transaction block
@@ -37,6 +37,7 @@ impl Session {
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;
         self.admit_planned(statement).await?;
+        panic_point("planner.session");
         let outcome = self.execute_admitted(statement, parameters).await;
         // What runs on has it too.
         self.place = None;

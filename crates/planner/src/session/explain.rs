@@ -5,7 +5,6 @@ use super::parts::Begun;
 use super::query::query_of;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
-use crate::execute::joined;
 use crate::explain::Node;
 use crate::queries::QueryInfo;
 use crate::query;
@@ -118,9 +117,8 @@ impl Session {
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
         let start = Instant::now();
-        let planning =
-            self.planner.workers().spawn(async move { query::plan(facts, query_of(&statement)?, parameters).await });
-        let planned = joined(planning.await)?;
+        let planning = async move { query::plan(facts, query_of(&statement)?, parameters).await };
+        let planned = self.plan_apart(text, planning).await?;
         Ok((running, planned, start.elapsed(), plans))
     }
 

@@ -59,13 +59,14 @@ impl Session {
     ) -> Result<(locking::Planned, query::Planned)> {
         let facts = facts.clone();
         let parameters = parameters.to_vec();
-        let planning = self.planner.workers().spawn(async move {
+        let text = reading.query.to_string();
+        let planning = self.plan_apart(&text, async move {
             let state = facts.planner.state(&facts);
             let locking = locking::plan(&state, &facts, &reading, &parameters, true)?;
             let plan = query::physical_plan(&state, &locking.plan).await?;
             Ok((locking, query::planned(state, plan, &OutputNames::none())))
         });
-        joined(planning.await)
+        planning.await
     }
 
     /// `None`: to be tried again, as of now.

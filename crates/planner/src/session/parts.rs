@@ -81,8 +81,8 @@ impl Session {
                 return Ok(Begun { running, statement: statement.clone(), reading: None, plans: Vec::new() });
             }
             let (facts, whole) = (running.facts.clone(), statement.clone());
-            let reading = self.planner.workers().spawn(async move { parts::of(&facts, &whole) });
-            let parts::Parted { statement: rest, parts, reading } = joined(reading.await)?;
+            let reading = self.plan_apart(text, async move { parts::of(&facts, &whole) });
+            let parts::Parted { statement: rest, parts, reading } = reading.await?;
             let mut begun = Begun { running, statement: rest, reading, plans: Vec::new() };
             if self.run_parts(&mut begun, statement, parts, parameters, runs).await? {
                 return Ok(begun);
@@ -145,8 +145,9 @@ impl Session {
     /// Why a part's name means nothing: it may be one of the query around it.
     async fn explained_missing(&self, facts: Arc<SessionFacts>, statement: &Statement, error: Error) -> Error {
         let statement = parts::without_locks(statement);
-        let described = self.planner.workers().spawn(async move { super::describe::describe(&facts, &statement, &[]) });
-        match joined(described.await) {
+        let text = statement.text().to_owned();
+        let described = self.plan_apart(&text, async move { super::describe::describe(&facts, &statement, &[]) });
+        match described.await {
             Ok(_) => Error::unsupported("rows cannot be locked in a subquery that refers to the query around it")
                 .with_hint("Lock them in a query of their own."),
             Err(_) => error,

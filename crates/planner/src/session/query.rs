@@ -9,6 +9,7 @@ use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
 use arrow::datatypes::SchemaRef;
 use datafusion::sql::sqlparser::ast;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tidepool_base::{Error, Result};
@@ -27,7 +28,9 @@ impl Session {
         let (sender, started) = oneshot::channel();
         // One task for both: a thread that has to be woken takes longer than a small query.
         let task = self.planner.workers().spawn(async move {
-            let planned = query::plan(facts, query()?, parameters).await?;
+            let planner = facts.planner.clone();
+            let planning = async { query::plan(facts, query()?, parameters).await };
+            let planned = planner.places.plan(&running.interrupt, &running.query.info.text, planning).await?;
             let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
             let mut execution = execution(&running, planned, None, failed)?;
             execution.query = Some(running.query);
@@ -51,6 +54,28 @@ impl Session {
                     Err(Error::internal("a query ended before it began"))
                 }
             },
+        }
+    }
+
+    /// Has a statement of this text planned by a worker. It ends when the statement is to end, and does not wait for the worker to notice.
+    pub(super) async fn plan_apart<T: Send + 'static>(
+        &self,
+        text: &str,
+        planning: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        // What is only described runs as little as a statement does.
+        let interrupt = self.shared.interrupt().upgrade().unwrap_or_else(|| self.interrupt());
+        let (planner, text) = (self.planner.clone(), text.to_owned());
+        let of_planning = interrupt.clone();
+        let planning = self.planner.workers().spawn(async move {
+            let planned = planner.places.plan(&of_planning, &text, planning).await;
+            drop(planner);
+            planned
+        });
+        tokio::select! {
+            biased;
+            error = interrupt.wait() => Err(error),
+            planned = planning => joined(planned),
         }
     }
 

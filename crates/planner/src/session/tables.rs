@@ -43,7 +43,7 @@ impl Session {
         let start = Instant::now();
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
-        let planning = self.planner.workers().spawn(async move {
+        let planning = self.plan_apart(text, async move {
             let Command::CreateTable { table, tablespace, partitions, .. } = statement.command() else {
                 return Err(Error::internal("not a CREATE TABLE"));
             };
@@ -57,7 +57,7 @@ impl Session {
             table.columns = created_columns(&planned, names)?;
             Ok((table, Some(planned)))
         });
-        let (table, planned) = joined(planning.await)?;
+        let (table, planned) = planning.await?;
         let planning = start.elapsed();
         let exists = running.facts.version.is_taken(&table.name);
         if exists && table.if_not_exists {

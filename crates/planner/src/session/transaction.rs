@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, caught, panic_point};
 use tidepool_database::{DatabaseVersion, Isolation, Transaction};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
@@ -100,6 +100,8 @@ impl Session {
 
     /// An error of the protocol's own (a bad parameter, CopyFail) also fails the transaction block.
     pub fn fail(&mut self) {
+        // After a panic it may still be there.
+        self.place = None;
         if let Some(block) = &self.block {
             block.failed.store(true, Ordering::Release);
             self.show_status();
@@ -456,7 +458,10 @@ impl Session {
             transaction.set_patience(interrupt.clone());
             transaction.set_synchronous(synchronous);
             transaction.act_as(facts.role.id);
-            let written = write(&mut transaction, &interrupt).and_then(|value| {
+            // What a panic leaves of the statement's writes goes as an error's does.
+            let written = caught(|| {
+                let value = write(&mut transaction, &interrupt)?;
+                panic_point("planner.write");
                 if ends {
                     transaction.check_references(&Rules { facts })?;
                 }

@@ -1,7 +1,6 @@
 //! Views made and renamed.
 
 use super::{Outcome, Session};
-use crate::execute::joined;
 use crate::resolve::{self, Relation};
 use crate::statement::{AlterAction, QualifiedName, Statement};
 use tidepool_base::{Error, Result, SqlState};
@@ -22,10 +21,10 @@ impl Session {
         let facts = running.facts.clone();
         let view = resolve::new_name(&facts, name)?;
         let (columns, query) = (columns.to_vec(), query.clone());
-        let defining = self.planner.workers().spawn(async move {
+        let defining = self.plan_apart(text, async move {
             crate::view::define(&facts, view, &columns, &query, or_replace).map_err(|error| query.place(error))
         });
-        let view = joined(defining.await)?;
+        let view = defining.await?;
         self.write(running, move |transaction, _| transaction.create_view(view, or_replace).map(drop)).await?;
         Ok(Outcome::command("CREATE VIEW"))
     }

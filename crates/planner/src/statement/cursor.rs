@@ -232,8 +232,8 @@ impl<'a> Cursor<'a> {
         &mut self,
         read: impl FnOnce(&mut Parser<'_>) -> Result<T, datafusion::sql::sqlparser::parser::ParserError>,
     ) -> Result<T> {
-        let dialect = Postgres;
         let rest = self.rest();
+        let dialect = Postgres::for_words(rest.len());
         let mut parser = Parser::new(&dialect).with_tokens_with_locations(rest.to_vec());
         let value = read(&mut parser).map_err(|error| super::parser_error(self.source, rest, error))?;
         let next = parser.peek_token();

@@ -6,9 +6,27 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use std::any::{Any, TypeId};
+use std::cell::Cell;
 
+/// The parser tries one reading of a text and then another; where each is tried within each, that doubles with every level. Expressions
+/// that it begins to read are counted, therefore, and a text in which they are many more than its words is refused (54001).
 #[derive(Debug)]
-pub struct Postgres;
+pub struct Postgres {
+    expressions: Cell<usize>,
+}
+
+/// Expressions that the parser may begin to read, and more of them for each word.
+const EXPRESSIONS_MAX: usize = 50_000;
+const EXPRESSIONS_PER_WORD_MAX: usize = 50;
+
+impl Postgres {
+    /// For a text of so many words at most.
+    pub fn for_words(words: usize) -> Postgres {
+        Postgres {
+            expressions: Cell::new(words.saturating_mul(EXPRESSIONS_PER_WORD_MAX).saturating_add(EXPRESSIONS_MAX)),
+        }
+    }
+}
 
 /// `a BETWEEN SYMMETRIC b AND c`, whichever of both is less. That the other is the default `ASYMMETRIC` says.
 fn between(dialect: &Postgres, parser: &mut Parser, expr: &Expr) -> Option<Result<Expr, ParserError>> {
@@ -81,6 +99,17 @@ impl Dialect for Postgres {
         }))
     }
 
+    fn parse_prefix(&self, _parser: &mut Parser) -> Option<Result<Expr, ParserError>> {
+        match self.expressions.get().checked_sub(1) {
+            Some(left) => {
+                self.expressions.set(left);
+                None
+            }
+            // The one error that ends all that is tried.
+            None => Some(Err(ParserError::RecursionLimitExceeded)),
+        }
+    }
+
     as_is! {
         identifier_quote_style(identifier: &str) -> Option<char>;
         is_delimited_identifier_start(ch: char) -> bool;
@@ -103,7 +132,6 @@ impl Dialect for Postgres {
         supports_comment_on() -> bool;
         supports_load_extension() -> bool;
         supports_named_fn_args_with_colon_operator() -> bool;
-        supports_named_fn_args_with_expr_name() -> bool;
         supports_empty_projections() -> bool;
         supports_nested_comments() -> bool;
         supports_string_escape_constant() -> bool;

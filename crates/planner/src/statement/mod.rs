@@ -29,7 +29,7 @@ use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Toke
 use dialect::Postgres;
 use std::borrow::Cow;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, panic_point};
 
 pub use comment::CommentOn;
 pub use indexes::{IndexAction, IndexClause, Reindexed};
@@ -399,6 +399,7 @@ fn has_own_locks(query: &ast::Query) -> bool {
 
 /// Splits and parses a client's text.
 pub fn parse(sql: &str) -> Result<Vec<Statement>> {
+    panic_point("planner.parser");
     if sql.contains('\0') {
         return Err(Error::new(
             SqlState::CHARACTER_NOT_IN_REPERTOIRE,
@@ -442,8 +443,9 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
 }
 
 fn tokens_of(source: &Source<'_>) -> Result<Vec<TokenWithSpan>> {
-    let tokens =
-        Tokenizer::new(&Postgres, source.0).tokenize_with_location().map_err(|error| tokenizer_error(source, error))?;
+    let tokens = Tokenizer::new(&Postgres::for_words(0), source.0)
+        .tokenize_with_location()
+        .map_err(|error| tokenizer_error(source, error))?;
     Ok(tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect())
 }
 
@@ -553,7 +555,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
         }
         _ => tokens,
     };
-    let dialect = Postgres;
+    let dialect = Postgres::for_words(tokens.len());
     let mut parser =
         Parser::new(&dialect).with_recursion_limit(NESTING_MAX * 4).with_tokens_with_locations(tokens.to_vec());
     let mut statement = parser.parse_statement().map_err(|error| parser_error(source, &tokens, error))?;
@@ -577,7 +579,12 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             ast::SetExpr::Merge(ast::Statement::Merge(merge)) => {
                 Command::MergeInto { merge: Box::new(merge), with: query.with.take().map(Box::new) }
             }
-            ast::SetExpr::Insert(_) => Command::Unsupported(Error::unsupported("INSERT after WITH is not supported")),
+            ast::SetExpr::Insert(ast::Statement::Insert(mut insert)) => {
+                if let (Some(with), Some(source)) = (query.with.take(), &mut insert.source) {
+                    around(with, source);
+                }
+                Command::Insert(Box::new(insert), overriding)
+            }
             _ => Command::Query(query),
         },
         ast::Statement::Insert(insert) => Command::Insert(Box::new(insert), overriding),
@@ -596,6 +603,17 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             Command::Unsupported(Error::unsupported(format!("{} is not supported", words.join(" ").to_uppercase())))
         }
     })
+}
+
+/// Has a query see the queries of a `WITH` around it, beside those of its own, which hide them.
+fn around(mut with: ast::With, query: &mut ast::Query) {
+    if let Some(own) = query.with.take() {
+        let names: Vec<String> = own.cte_tables.iter().map(|cte| fold(&cte.alias.name)).collect();
+        with.cte_tables.retain(|cte| !names.contains(&fold(&cte.alias.name)));
+        with.recursive |= own.recursive;
+        with.cte_tables.extend(own.cte_tables);
+    }
+    query.with = Some(with);
 }
 
 fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {
@@ -650,7 +668,7 @@ fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserErro
 
 /// Parses one query of its own, such as a view's, as it is written.
 pub fn parse_query(text: &str) -> Result<ast::Query> {
-    let dialect = Postgres;
+    let dialect = Postgres::for_words(text.len());
     let source = Source(text);
     let mut parser = Parser::new(&dialect)
         .with_recursion_limit(NESTING_MAX * 4)
@@ -668,7 +686,7 @@ pub fn parse_query(text: &str) -> Result<ast::Query> {
 
 /// Parses one expression of its own, such as a stored default.
 pub fn parse_expression(text: &str) -> Result<ast::Expr> {
-    let dialect = Postgres;
+    let dialect = Postgres::for_words(text.len());
     let source = Source(text);
     let mut parser = Parser::new(&dialect).try_with_sql(text).map_err(|error| parser_error(&source, &[], error))?;
     let mut expr = parser.parse_expr().map_err(|error| parser_error(&source, &[], error))?;

@@ -5,6 +5,7 @@
 //! over millions of rows (arithmetic, comparison, text search) stays DataFusion's.
 
 mod advisory;
+mod bounded;
 mod datetime;
 mod format;
 mod json;
@@ -357,6 +358,7 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();
+    functions.extend(bounded::functions().into_iter().map(Arc::new));
     functions.push(Arc::new(sleep::function()));
     functions.push(Arc::new(sequence::next_value()));
     functions.extend(advisory::waiting().into_iter().map(Arc::new));
