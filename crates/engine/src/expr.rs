@@ -485,7 +485,10 @@ impl Expr {
                 }
             }
             _ if (is_float(&self.of) || from.is_some()) && (is_float(&of) || to.is_some()) => {}
-            _ if self.of.data_type == DataType::Date32 && matches!(of.data_type, DataType::Timestamp(_, None)) => {
+            _ if self.of.data_type == DataType::Date32
+                && matches!(of.data_type, DataType::Timestamp(_, None))
+                && of.class() == Class::Int =>
+            {
                 const DAY_US: i128 = 86_400_000_000;
                 if let Some((lower, upper)) = self.of.bounds {
                     of = of.within((lower * DAY_US, upper * DAY_US));
@@ -497,7 +500,9 @@ impl Expr {
     }
 
     pub fn part(part: DatePart, value: Expr, data_type: DataType) -> Result<Expr> {
-        if !matches!(value.of.data_type, DataType::Date32 | DataType::Timestamp(_, None)) {
+        // DataFusion has functions that give nanoseconds, which are none of the engine's classes.
+        if !matches!(value.of.data_type, DataType::Date32 | DataType::Timestamp(_, None)) || value.class() != Class::Int
+        {
             return Err(refused("date part of this type"));
         }
         let of = ColumnType::new(data_type, value.of.nullable);
