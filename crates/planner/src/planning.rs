@@ -1,8 +1,8 @@
 //! Planning: ended from outside as execution is, and out of the way of other sessions.
 //!
 //! DataFusion plans without a pause, and what it takes for a long text no deadline of ours bounds. So what it calls of ours (names, the rules of
-//! its optimiser) asks whether the statement is still wanted ([`check`]); and a plan that may take long is made beside the planner's
-//! workers, which go on with what others ask, in one of a few places, for which such statements wait in their order.
+//! its optimiser) asks whether the statement is still wanted ([`check`]); and plans are made beside the planner's workers, which go on with
+//! what others ask; those of long texts in one of a few places, for which such statements wait in their order.
 
 use crate::interrupt::Interrupt;
 use datafusion::common::Result as PlanResult;
@@ -21,7 +21,7 @@ use tidepool_base::{Error, Result, SqlState};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
-/// Texts up to this long are planned where they are: that takes less than to have it done elsewhere.
+/// Texts up to this long need no place: they are planned in no time, but for some that say much in few words.
 const SHORT_TEXT_BYTES: usize = 512;
 
 /// Places for each of the planner's workers.
@@ -67,10 +67,7 @@ impl Places {
         poll_fn(|context| {
             let before = (INTERRUPT.replace(Some(interrupt.clone())), VIEWS.replace(views));
             let _within = Within(before);
-            let polled = match is_long {
-                true => apart(|| planning.as_mut().poll(context)),
-                false => planning.as_mut().poll(context),
-            };
+            let polled = apart(|| planning.as_mut().poll(context));
             views = VIEWS.get();
             polled
         })
@@ -89,7 +86,7 @@ impl Drop for Within {
 }
 
 /// Does what may take long, while another thread does what this one would for other sessions.
-pub(crate) fn apart<T>(work: impl FnOnce() -> T) -> T {
+fn apart<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
         _ => work(),
@@ -115,7 +112,7 @@ pub(crate) fn within_view<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         return Err(Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
             .with_detail(format!("The statement reads views more than {VIEWS_MAX} times, by way of other views.")));
     }
-    apart(work)
+    work()
 }
 
 /// A rule that begins with the question whether its plan is still wanted.

@@ -11,36 +11,10 @@ use datafusion::optimizer::OptimizerConfig;
 use std::sync::Arc;
 use tidepool_base::panic_point;
 
-/// Operators of a plan that is optimised where it is.
-const OPERATORS_FEW: usize = 64;
-
 /// As DataFusion's, but a plain query's rules run once instead of until nothing changes: on tables of a few million rows planning takes a good part
 /// of the time, and a second turn finds something to do only where the first has made other operators of subqueries, unions or outer joins.
 pub fn optimize(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
     panic_point("planner.optimizer");
-    if has_many(plan)? {
-        return crate::planning::apart(|| optimize_here(state, plan));
-    }
-    optimize_here(state, plan)
-}
-
-/// A plan as it is after analysis: with its final types.
-pub fn analyze(state: &SessionState, plan: LogicalPlan) -> Result<LogicalPlan> {
-    let plan = super::nesting::flatten(state, plan)?;
-    state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})
-}
-
-/// Whether rules take long over a plan, as far as its size tells.
-fn has_many(plan: &LogicalPlan) -> Result<bool> {
-    let mut count = 0;
-    plan.apply_with_subqueries(|_| {
-        count += 1;
-        Ok(if count > OPERATORS_FEW { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-    })?;
-    Ok(count > OPERATORS_FEW)
-}
-
-fn optimize_here(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
     if !is_plain(plan)? {
         let plan = super::disjunctions::factor(super::nesting::flatten(state, plan.clone())?)?;
         return super::recursion::settle(state.optimize(&plan)?);
@@ -50,6 +24,12 @@ fn optimize_here(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan
     let once = Once { state, options: Arc::new(options) };
     let analyzed = state.analyzer().execute_and_check(plan.clone(), &once.options, |_, _| {})?;
     state.optimizer().optimize(analyzed, &once, |_, _| {})
+}
+
+/// A plan as it is after analysis: with its final types.
+pub fn analyze(state: &SessionState, plan: LogicalPlan) -> Result<LogicalPlan> {
+    let plan = super::nesting::flatten(state, plan)?;
+    state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})
 }
 
 /// Filters, inner joins, groups and orders of tables.

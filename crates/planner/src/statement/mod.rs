@@ -28,6 +28,7 @@ use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, TokenizerError};
 use dialect::Postgres;
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, panic_point};
 
@@ -563,6 +564,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
     if rest.token != Token::EOF {
         return Err(source.syntax_error(&rest));
     }
+    check_grouping(&statement)?;
     crate::catalog::rewrite(&mut statement);
     Ok(match statement {
         ast::Statement::Query(mut query) => match *query.body {
@@ -603,6 +605,47 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
             Command::Unsupported(Error::unsupported(format!("{} is not supported", words.join(" ").to_uppercase())))
         }
     })
+}
+
+/// Elements of `CUBE`, and sets that a `GROUP BY` comes to.
+const CUBE_MAX: usize = 12;
+const GROUPING_SETS_MAX: usize = 4096;
+
+/// 54011 and 54001 for a `GROUP BY` that comes to too many sets: each further element doubles them.
+fn check_grouping(statement: &ast::Statement) -> Result<()> {
+    struct Grouping;
+
+    impl ast::Visitor for Grouping {
+        type Break = Error;
+
+        fn pre_visit_select(&mut self, select: &ast::Select) -> ControlFlow<Error> {
+            let ast::GroupByExpr::Expressions(keys, _) = &select.group_by else { return ControlFlow::Continue(()) };
+            let mut sets: usize = 1;
+            for key in keys {
+                let own = match key {
+                    ast::Expr::Cube(elements) if elements.len() > CUBE_MAX => {
+                        let message = format!("CUBE is limited to {CUBE_MAX} elements");
+                        return ControlFlow::Break(Error::new(SqlState::TOO_MANY_COLUMNS, message));
+                    }
+                    ast::Expr::Cube(elements) => 1 << elements.len(),
+                    ast::Expr::Rollup(elements) => elements.len() + 1,
+                    ast::Expr::GroupingSets(sets) => sets.len().max(1),
+                    _ => 1,
+                };
+                sets = sets.saturating_mul(own);
+            }
+            if sets > GROUPING_SETS_MAX {
+                let message = format!("too many grouping sets present (maximum {GROUPING_SETS_MAX})");
+                return ControlFlow::Break(Error::new(SqlState::STATEMENT_TOO_COMPLEX, message));
+            }
+            ControlFlow::Continue(())
+        }
+    }
+
+    match ast::Visit::visit(statement, &mut Grouping) {
+        ControlFlow::Break(error) => Err(error),
+        ControlFlow::Continue(()) => Ok(()),
+    }
 }
 
 /// Has a query see the queries of a `WITH` around it, beside those of its own, which hide them.
