@@ -1,8 +1,8 @@
 //! Planning: ended from outside as execution is, and out of the way of other sessions.
 //!
 //! DataFusion plans without a pause, and what it takes for a long text no deadline of ours bounds. So what it calls of ours (names, the rules of
-//! its optimiser) asks whether the statement is still wanted ([`check`]); and plans are made beside the planner's workers, which go on with
-//! what others ask; those of long texts in one of a few places, for which such statements wait in their order.
+//! its optimiser) asks whether the statement is still wanted ([`check`]); and plans are made on threads beside the planner's workers, which go
+//! on with what others ask; those of long texts in one of a few places, for which such statements wait in their order.
 
 use crate::interrupt::Interrupt;
 use datafusion::common::Result as PlanResult;
@@ -18,7 +18,6 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
 /// Texts up to this long need no place: they are planned in no time, but for some that say much in few words.
@@ -45,7 +44,7 @@ impl Places {
         Places(Semaphore::new(workers.max(1) * PLACES_PER_WORKER))
     }
 
-    /// Plans a statement of a text this long.
+    /// Plans a statement of this text, on a thread that nobody else needs meanwhile.
     pub(crate) async fn plan<T>(
         &self,
         interrupt: &Arc<Interrupt>,
@@ -67,7 +66,7 @@ impl Places {
         poll_fn(|context| {
             let before = (INTERRUPT.replace(Some(interrupt.clone())), VIEWS.replace(views));
             let _within = Within(before);
-            let polled = apart(|| planning.as_mut().poll(context));
+            let polled = planning.as_mut().poll(context);
             views = VIEWS.get();
             polled
         })
@@ -82,14 +81,6 @@ impl Drop for Within {
     fn drop(&mut self) {
         INTERRUPT.set(self.0.0.take());
         VIEWS.set(self.0.1);
-    }
-}
-
-/// Does what may take long, while another thread does what this one would for other sessions.
-fn apart<T>(work: impl FnOnce() -> T) -> T {
-    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
-        _ => work(),
     }
 }
 

@@ -13,10 +13,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tidepool_base::{Error, Result};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 impl Session {
-    /// Plans and starts a query. `query` is called on a worker: copying a deep one takes a deep stack.
+    /// Plans and starts a query. `query` is called where it is planned: copying a deep one takes a deep stack.
     pub(super) async fn start(
         &self,
         running: Running,
@@ -26,8 +28,9 @@ impl Session {
         let (facts, interrupt) = (running.facts.clone(), running.interrupt.clone());
         let (parameters, failed) = (parameters.to_vec(), self.block_failed());
         let (sender, started) = oneshot::channel();
-        // One task for both: a thread that has to be woken takes longer than a small query.
-        let task = self.planner.workers().spawn(async move {
+        let workers = self.planner.workers();
+        // Not on a worker, which nothing interrupts: see `planning`.
+        let task = plan_aside(&workers.clone(), async move {
             let planner = facts.planner.clone();
             let planning = async { query::plan(facts, query()?, parameters).await };
             let planned = planner.places.plan(&running.interrupt, &running.query.info.text, planning).await?;
@@ -40,7 +43,7 @@ impl Session {
             let (batches, work) = execution.begin();
             // Nobody listens any more: it was to end before it began.
             if sender.send((columns, schema, batches)).is_ok() {
-                work.await;
+                workers.spawn(work);
             }
             Ok(())
         });
@@ -57,7 +60,7 @@ impl Session {
         }
     }
 
-    /// Has a statement of this text planned by a worker. It ends when the statement is to end, and does not wait for the worker to notice.
+    /// Has a statement of this text planned. It ends when the statement is to end, and does not wait until that is noticed.
     pub(super) async fn plan_apart<T: Send + 'static>(
         &self,
         text: &str,
@@ -67,7 +70,7 @@ impl Session {
         let interrupt = self.shared.interrupt().upgrade().unwrap_or_else(|| self.interrupt());
         let (planner, text) = (self.planner.clone(), text.to_owned());
         let of_planning = interrupt.clone();
-        let planning = self.planner.workers().spawn(async move {
+        let planning = plan_aside(&self.planner.workers(), async move {
             let planned = planner.places.plan(&of_planning, &text, planning).await;
             drop(planner);
             planned
@@ -125,6 +128,15 @@ impl Session {
         let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
+}
+
+/// Plans on a thread of its own.
+fn plan_aside<T: Send + 'static>(
+    workers: &Handle,
+    planning: impl Future<Output = Result<T>> + Send + 'static,
+) -> JoinHandle<Result<T>> {
+    let handle = workers.clone();
+    workers.spawn_blocking(move || handle.block_on(planning))
 }
 
 fn execution(
