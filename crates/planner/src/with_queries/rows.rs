@@ -220,32 +220,32 @@ impl SharedRows {
         panic_point("planner.shared");
         let mut stream = execute_stream(exec, context).map_err(from_datafusion)?;
         loop {
-            {
+            let (is_closed, is_wanted) = {
                 let made = self.made.lock();
-                if made.is_closed {
-                    return Ok(());
-                }
-                if made.batches.len() < made.wanted {
-                    drop(made);
-                    let next = tokio::select! {
-                        biased;
-                        next = stream.next() => next,
-                        () = self.changed.notified() => continue,
-                    };
-                    let Some(batch) = next else { return Ok(()) };
-                    let batch = batch.map_err(from_datafusion)?;
-                    if let Some(heap) = QueryHeap::current() {
-                        heap.check()?;
-                    }
-                    if batch.num_rows() > 0 {
-                        let mut made = self.made.lock();
-                        made.batches.push(batch);
-                        made.waiting.drain(..).for_each(Waker::wake);
-                    }
-                    continue;
-                }
+                (made.is_closed, made.batches.len() < made.wanted)
+            };
+            if is_closed {
+                return Ok(());
             }
-            self.changed.notified().await;
+            if !is_wanted {
+                self.changed.notified().await;
+                continue;
+            }
+            let next = tokio::select! {
+                biased;
+                next = stream.next() => next,
+                () = self.changed.notified() => continue,
+            };
+            let Some(batch) = next else { return Ok(()) };
+            let batch = batch.map_err(from_datafusion)?;
+            if let Some(heap) = QueryHeap::current() {
+                heap.check()?;
+            }
+            if batch.num_rows() > 0 {
+                let mut made = self.made.lock();
+                made.batches.push(batch);
+                made.waiting.drain(..).for_each(Waker::wake);
+            }
         }
     }
 }
