@@ -11,6 +11,7 @@ use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::operators::{self, unnamed};
 use crate::types::{declared_type, type_of};
+use crate::unlike::{self, Side};
 use arrow::array::{Array, ArrayRef, AsArray, ListArray, StringViewBuilder};
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::{CastOptions, cast_with_options};
@@ -27,7 +28,7 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     BinaryExpr, Case, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, Projection,
-    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Union, Volatility, lit,
+    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, Union, Volatility, lit,
 };
 use datafusion::optimizer::analyzer::AnalyzerRule;
 use std::hash::Hash;
@@ -48,7 +49,7 @@ fn settings(config: &ConfigOptions) -> TextSettings {
 
 /// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
 /// what they are.
-fn map_expressions(
+pub fn map_expressions(
     plan: LogicalPlan,
     mut rewrite: impl FnMut(Expr) -> Result<Transformed<Expr>>,
 ) -> Result<Transformed<LogicalPlan>> {
@@ -171,6 +172,14 @@ fn is_typed(expr: &Expr, schema: &DFSchema) -> bool {
 }
 
 fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
+    match &expr {
+        Expr::InList(list) => check_alike(&list.expr, Operator::Eq, &list.list, schema)?,
+        Expr::Between(between) => {
+            check_alike(&between.expr, Operator::GtEq, [between.low.as_ref()], schema)?;
+            check_alike(&between.expr, Operator::LtEq, [between.high.as_ref()], schema)?;
+        }
+        _ => {}
+    }
     match expr {
         Expr::Cast(cast) => type_cast(cast, schema, settings),
         Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_comparison(op) || op.is_numerical_operators() => {
@@ -195,6 +204,9 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             {
                 return Ok(Transformed::yes(compared));
             }
+            if is_comparison(op) {
+                unlike::check(Side::of(&left, schema), op, Side::of(&right, schema))?;
+            }
             let (mut left, mut right) = (left, right);
             let changed = is_comparison(op) && as_floats([&mut left, &mut right], schema) || changed;
             let expr = fold_moved(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right: Box::new(right) }))?;
@@ -214,24 +226,12 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             Ok(Transformed::yes(Expr::InList(InList { expr, list, negated })))
         }
         Expr::InSubquery(mut of) => {
-            let is_float = |data_type: &DataType| matches!(data_type, DataType::Float32 | DataType::Float64);
-            let theirs = of.subquery.subquery.schema().field(0).data_type().clone();
-            let Ok(own) = of.expr.get_type(schema) else { return Ok(Transformed::no(Expr::InSubquery(of))) };
-            let changed = match (&own, &theirs) {
-                (own, DataType::Decimal128(..)) if is_float(own) => {
-                    let plan = of.subquery.subquery.as_ref().clone();
-                    let column = Expr::Column(Column::from(plan.schema().qualified_field(0)));
-                    let column = Expr::Cast(Cast::new(Box::new(column), DataType::Float64));
-                    of.subquery.subquery = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
-                    true
-                }
-                (DataType::Decimal128(..), theirs) if is_float(theirs) => {
-                    of.expr = Box::new(Expr::Cast(Cast::new(of.expr, DataType::Float64)));
-                    true
-                }
-                _ => false,
-            };
+            let changed = compare_with_rows(&mut of.expr, Operator::Eq, &mut of.subquery, schema, settings)?;
             Ok(Transformed::new_transformed(Expr::InSubquery(of), changed))
+        }
+        Expr::SetComparison(mut of) => {
+            let changed = compare_with_rows(&mut of.expr, of.op, &mut of.subquery, schema, settings)?;
+            Ok(Transformed::new_transformed(Expr::SetComparison(of), changed))
         }
         Expr::InList(mut of) if of.list.iter().any(|item| is_decimal(item, schema)) => {
             let changed = as_floats(std::iter::once(of.expr.as_mut()).chain(&mut of.list), schema);
@@ -392,6 +392,45 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
         }
         other => Ok(Transformed::no(other)),
     }
+}
+
+/// What is compared with a query's rows as they are, and exact numbers as floats where there are floats. True if anything changes.
+fn compare_with_rows(
+    needle: &mut Expr,
+    op: Operator,
+    subquery: &mut Subquery,
+    schema: &DFSchema,
+    settings: &TextSettings,
+) -> Result<bool> {
+    let rows = subquery.subquery.schema();
+    let column = Expr::Column(Column::from(rows.qualified_field(0)));
+    if let Some(text) = untyped(needle) {
+        let Some(literal) = literal_like(text, &column, rows, settings, false)? else { return Ok(false) };
+        *needle = literal;
+        return Ok(true);
+    }
+    unlike::check(Side::of(needle, schema), op, Side::of_field(rows.field(0)))?;
+    if is_float(needle, schema) && is_decimal(&column, rows) {
+        let plan = subquery.subquery.as_ref().clone();
+        let column = Expr::Cast(Cast::new(Box::new(column), DataType::Float64));
+        subquery.subquery = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
+        return Ok(true);
+    }
+    let changed = is_decimal(needle, schema) && is_float(&column, rows);
+    if changed {
+        *needle = Expr::Cast(Cast::new(Box::new(std::mem::take(needle)), DataType::Float64));
+    }
+    Ok(changed)
+}
+
+/// 42883 for items of a list, or ends of a range, that `expr` does not compare with.
+fn check_alike<'a>(
+    expr: &Expr,
+    op: Operator,
+    others: impl IntoIterator<Item = &'a Expr>,
+    schema: &DFSchema,
+) -> Result<()> {
+    others.into_iter().try_for_each(|other| unlike::check(Side::of(expr, schema), op, Side::of(other, schema)))
 }
 
 /// 42804 for a condition that is a number.

@@ -14,7 +14,7 @@ use datafusion::common::{Column, DFSchema, DFSchemaRef, Result, ScalarValue, int
 use datafusion::functions_aggregate::count::count_udaf;
 use datafusion::functions_aggregate::expr_fn::min;
 use datafusion::functions_aggregate::sum::sum_udaf;
-use datafusion::logical_expr::expr::{AggregateFunction, InList, InSubquery, Sort, WindowFunction};
+use datafusion::logical_expr::expr::{AggregateFunction, InList, InSubquery, SetComparison, Sort, WindowFunction};
 use datafusion::logical_expr::utils::grouping_set_to_exprlist;
 use datafusion::logical_expr::{
     Aggregate, Between, BinaryExpr, Case, Distinct, DistinctOn, Expr, ExprSchemable, GroupingSet, Join, LogicalPlan,
@@ -73,6 +73,14 @@ fn is_interval(expr: &Expr, schema: &DFSchema) -> bool {
     matches!(expr.get_type(schema), Ok(DataType::Interval(_)))
 }
 
+/// The lengths of a query's intervals.
+fn lengths_of(subquery: Subquery) -> Result<Subquery> {
+    let plan = subquery.subquery.as_ref().clone();
+    let column = length(Expr::Column(Column::from(plan.schema().qualified_field(0))));
+    let plan = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
+    Ok(Subquery { subquery: plan, ..subquery })
+}
+
 /// What of one expression compares intervals.
 fn expression(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let is_interval = |expr: &Expr| is_interval(expr, schema);
@@ -93,11 +101,12 @@ fn expression(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
             Transformed::yes(Expr::InList(InList { expr, list: lengths(list), negated }))
         }
         Expr::InSubquery(InSubquery { expr, subquery, negated }) if is_interval(&expr) => {
-            let plan = subquery.subquery.as_ref().clone();
-            let column = length(Expr::Column(Column::from(plan.schema().qualified_field(0))));
-            let plan = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
-            let subquery = Subquery { subquery: plan, ..subquery };
-            Transformed::yes(Expr::InSubquery(InSubquery { expr: Box::new(length(*expr)), subquery, negated }))
+            let (expr, subquery) = (Box::new(length(*expr)), lengths_of(subquery)?);
+            Transformed::yes(Expr::InSubquery(InSubquery { expr, subquery, negated }))
+        }
+        Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) if is_interval(&expr) => {
+            let (expr, subquery) = (Box::new(length(*expr)), lengths_of(subquery)?);
+            Transformed::yes(Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }))
         }
         Expr::Case(Case { expr: Some(value), when_then_expr, else_expr }) if is_interval(&value) => {
             let by_length = |(when, then): (Box<Expr>, Box<Expr>)| (Box::new(length(*when)), then);

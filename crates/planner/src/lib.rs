@@ -60,6 +60,7 @@ mod session;
 mod settings;
 mod statement;
 mod types;
+mod unlike;
 mod upsert;
 mod view;
 mod with_queries;

@@ -13,7 +13,9 @@ use datafusion::logical_expr::expr::{Alias, Sort};
 use datafusion::logical_expr::planner::{
     ExprPlanner, PlannerResult, RawAggregateExpr, RawBinaryExpr, RawFieldAccessExpr, RawWindowExpr,
 };
-use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, GetFieldAccess, Operator, binary_expr, lit};
+use datafusion::logical_expr::{
+    BinaryExpr, Cast, Expr, ExprSchemable, GetFieldAccess, Operator, binary_expr, lit, when,
+};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,6 +33,21 @@ fn name_casts(expr: Expr) -> Result<Expr> {
     }
     let name = expr.to_string();
     Ok(expr.alias(name))
+}
+
+/// What an aggregate is given, computed of the rows that its filter lets pass alone: of others it may fail.
+fn filtered(arg: Expr, filter: &Expr) -> Result<Expr> {
+    let may_fail = arg.exists(|part| {
+        Ok(match part {
+            Expr::BinaryExpr(BinaryExpr { op, .. }) => matches!(op, Operator::Divide | Operator::Modulo),
+            Expr::Cast(_) | Expr::ScalarFunction(_) => true,
+            _ => false,
+        })
+    })?;
+    if !may_fail || !arg.any_column_refs() || filter.is_volatile() || crate::optimizer::has_query(filter) {
+        return Ok(arg);
+    }
+    when(filter.clone(), arg).end()
 }
 
 fn name_sorts(sorts: Vec<Sort>) -> Result<Vec<Sort>> {
@@ -87,6 +104,9 @@ impl ExprPlanner for Operators {
     fn plan_aggregate(&self, mut expr: RawAggregateExpr) -> Result<PlannerResult<RawAggregateExpr>> {
         // Grouping keys are what they are: `grouping` is looked up among them.
         if expr.func.name() != "grouping" {
+            if let Some(filter) = &expr.filter {
+                expr.args = expr.args.into_iter().map(|arg| filtered(arg, filter)).collect::<Result<_>>()?;
+            }
             expr.args = expr.args.into_iter().map(name_casts).collect::<Result<_>>()?;
             expr.filter = expr.filter.map(|filter| name_casts(*filter).map(Box::new)).transpose()?;
             expr.order_by = name_sorts(expr.order_by)?;

@@ -264,6 +264,8 @@ fn state() -> Result<SessionState> {
     // `optimizer::SubqueryOrder` says which order is nobody's.
     options.sql_parser.enable_subquery_sort_elimination = false;
     options.execution.time_zone = Some("UTC".to_owned());
+    // Unions keep less of what schemas say besides their fields than their plans do.
+    options.execution.skip_physical_aggregate_schema_check = true;
     options.extensions.insert(FactsExtension(None));
 
     // Spilling would be a second overflow path beside the tablespaces' own, outside every budget.
@@ -278,6 +280,7 @@ fn state() -> Result<SessionState> {
     rules.insert(grouping + 1, Arc::new(crate::intervals::IntervalWindows));
     rules.push(Arc::new(crate::casts::Casts));
     rules.push(Arc::new(crate::intervals::IntervalKeys));
+    rules.push(Arc::new(crate::catalog::Comparisons));
 
     let builder = SessionStateBuilder::new()
         .with_config(config)

@@ -7,13 +7,15 @@
 //! function over the outer columns they use. It keeps the subquery's plan, puts the row's values in place of the outer
 //! columns, and runs it, once for each distinct set of values in a batch.
 
+use super::comparisons::{Comparison, has_rows, is_never_null, is_ordered, is_set_operator, perhaps_null};
 use super::lateral;
 use super::pull_up::{Asked, can_pull_up, has_one_row, outer_columns, without_outputs};
+use super::truth::{Place, transform};
 use super::unnesting::{Unnested, has_at_most_one_row, unnest};
-use super::value::{Value, value_at};
-use crate::arithmetic::length;
+use crate::casts::map_expressions;
 use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
+use crate::optimizer::has_query;
 use crate::planner::WORKER_STACK_BYTES;
 use datafusion::arrow::array::{
     Array, ArrayRef, BooleanArray, ListArray, RecordBatch, StructArray, new_empty_array, new_null_array,
@@ -23,15 +25,15 @@ use datafusion::arrow::compute::concat;
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, DFSchemaRef, DataFusionError, Result, ScalarValue, internal_err};
+use datafusion::common::{Column, DFSchema, DFSchemaRef, DataFusionError, JoinType, Result, ScalarValue, internal_err};
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction};
+use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction, SetComparison, SetQuantifier};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
-use datafusion::logical_expr::type_coercion::binary::comparison_coercion;
+use datafusion::logical_expr::utils::{conjunction, merge_schema, split_conjunction_owned};
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
-    Subquery, TypeSignature, Volatility,
+    ColumnarValue, Expr, ExprSchemable, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator, ScalarFunctionArgs,
+    ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature, Volatility, binary_expr,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_plan::{ExecutionPlan, collect};
@@ -57,44 +59,61 @@ impl AnalyzerRule for ApplySubqueries {
                 LogicalPlan::Join(join) => lateral::as_lists(join)?,
                 node => Transformed::no(node),
             };
-            if listed.transformed { Ok(listed) } else { rewrite_node(listed.data) }
+            if listed.transformed {
+                return Ok(listed);
+            }
+            match listed.data {
+                LogicalPlan::Join(join) => rewrite_node(raised(join)?),
+                node => rewrite_node(node),
+            }
         })
         .data()
+    }
+}
+
+/// An inner join whose conditions ask queries, as a filter over it: a query may name columns of both sides, and may become a join.
+fn raised(mut join: Join) -> Result<LogicalPlan> {
+    if join.join_type != JoinType::Inner || !join.filter.as_ref().is_some_and(has_query) {
+        return Ok(LogicalPlan::Join(join));
+    }
+    let conditions = join.filter.take().map(split_conjunction_owned).unwrap_or_default();
+    let (asking, others) = conditions.into_iter().partition::<Vec<_>, _>(has_query);
+    join.filter = conjunction(others);
+    let plan = LogicalPlan::Join(join);
+    match conjunction(asking) {
+        Some(condition) => Ok(LogicalPlan::Filter(Filter::try_new(condition, Arc::new(plan))?)),
+        None => Ok(plan),
     }
 }
 
 fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let mut found = false;
     node.apply_expressions(|expr| {
-        expr.apply(|expr| {
-            found |= matches!(
-                expr,
-                Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::SetComparison(_)
-            );
-            Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-        })
+        found |= has_query(expr);
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     if !found {
         return Ok(Transformed::no(node));
     }
-    let inputs: Vec<DFSchemaRef> = node.inputs().into_iter().map(|input| input.schema().clone()).collect();
-    let names = NamePreserver::new(&node);
-    let outer = node.clone();
-    let mut settled = Settled { outer: &outer, inputs: &inputs, joined: None };
-    let rewritten = node.map_expressions(|expr| {
-        let name = names.save(&expr);
-        let expr = super::comparisons::rewrite(expr, &inputs)?.data;
-        let rewritten = expr.transform_up(|expr| {
-            Ok(match settled.subquery(&expr)? {
-                Some(call) => Transformed::yes(call),
+    let inputs: Vec<LogicalPlan> = node.inputs().into_iter().cloned().collect();
+    let (outer, place) = (node.clone(), Place::within(&node));
+    let mut settled = Settled { outer: &outer, schema: merge_schema(&node.inputs()), joined: inputs };
+    let rewritten = map_expressions(node, |expr| {
+        transform(expr, place, &mut |expr, place| {
+            Ok(match settled.query(&expr, place)? {
+                Some(answer) => Transformed::yes(answer),
                 None => Transformed::no(expr),
             })
-        })?;
-        Ok(rewritten.update_data(|expr| name.restore(expr)))
+        })
     })?;
-    let Some(joined) = settled.joined else { return rewritten.map_data(LogicalPlan::recompute_schema) };
-    let plan = rewritten.data.map_children(|_| Ok(Transformed::yes(joined.clone())))?.data.recompute_schema()?;
-    // What the input has more is nobody's further up.
+    let is_as_before = |(now, before): (&LogicalPlan, &LogicalPlan)| now.schema() == before.schema();
+    if settled.joined.iter().zip(outer.inputs()).all(is_as_before) {
+        return rewritten.map_data(LogicalPlan::recompute_schema);
+    }
+    let mut joined = settled.joined.into_iter();
+    let plan = rewritten.data.map_children(|input| Ok(Transformed::yes(joined.next().unwrap_or(input))))?;
+    let plan = plan.data.recompute_schema()?;
+    // What the inputs have more is nobody's further up.
     let is_wider = plan.schema().fields().len() > outer.schema().fields().len();
     let plan = if is_wider {
         let columns = outer.schema().columns().into_iter().map(Expr::Column);
@@ -108,32 +127,44 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
 /// The subqueries of one operator's expressions.
 struct Settled<'a> {
     outer: &'a LogicalPlan,
-    inputs: &'a [DFSchemaRef],
-    /// The operator's input, with the answers of subqueries beside its columns.
-    joined: Option<LogicalPlan>,
+    /// Its inputs, with the answers of subqueries beside their columns.
+    joined: Vec<LogicalPlan>,
+    /// That of all of them.
+    schema: DFSchema,
 }
 
 impl Settled<'_> {
-    /// What stands for a subquery, when DataFusion has no way to run it in this place. `None`: it has.
-    fn subquery(&mut self, expr: &Expr) -> Result<Option<Expr>> {
-        let outer = self.outer;
-        let filtering = matches!(outer, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_));
+    fn is_filter(&self) -> bool {
+        matches!(self.outer, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_))
+    }
+
+    /// What stands for a query in this place. `None`: it stays what it is, for [`among`](super::among) or DataFusion to run.
+    fn query(&mut self, expr: &Expr, place: Place) -> Result<Option<Expr>> {
         match expr {
+            Expr::ScalarSubquery(subquery) if is_never_null(subquery) => {
+                let subquery = Expr::ScalarSubquery(perhaps_null(subquery.clone())?);
+                Ok(Some(self.query(&subquery, place)?.unwrap_or(subquery)))
+            }
             Expr::ScalarSubquery(subquery) => {
+                // DataFusion lets others pass, and has no way to run them.
+                let joins = self.is_filter() || matches!(self.outer, LogicalPlan::Projection(_));
                 let is_supported = outer_columns(&subquery.subquery)?.is_empty()
-                    || (check_subquery_expr(outer, &subquery.subquery, expr).is_ok()
+                    || (joins
+                        && check_subquery_expr(self.outer, &subquery.subquery, expr).is_ok()
                         && can_pull_up(subquery, Asked::Value)?);
                 if is_supported {
                     return Ok(None);
                 }
-                if let Some(unnested) = self.unnested(subquery)? {
+                if let Some((input, unnested)) = self.unnested(subquery)? {
                     let is_one = has_at_most_one_row(&subquery.subquery)?;
-                    return self.beside(|input| unnested.value_beside(input, is_one)).map(Some);
+                    return self.beside(input, |input| unnested.value_beside(input, is_one)).map(Some);
                 }
-                self.applied(Kind::Scalar, subquery, None).map(Some)
+                self.applied(Kind::Scalar, subquery).map(Some)
             }
             Expr::Exists(Exists { subquery, negated }) => {
-                if filtering {
+                let is_alone = outer_columns(&subquery.subquery)?.is_empty();
+                // Within an expression it may come to stand in another query.
+                if self.is_filter() && !(is_alone && place.shows_unknown()) {
                     if can_pull_up(subquery, Asked::Existence)? {
                         return Ok(None);
                     }
@@ -144,73 +175,112 @@ impl Settled<'_> {
                         }
                     }
                 }
-                if let Some(unnested) = self.unnested(subquery)? {
-                    let exists = self.beside(|input| unnested.existence_beside(input))?;
+                if is_alone {
+                    return has_rows(subquery, *negated).map(Some);
+                }
+                if let Some((input, unnested)) = self.unnested(subquery)? {
+                    let exists = self.beside(input, |input| unnested.existence_beside(input))?;
                     return Ok(Some(if *negated { !exists } else { exists }));
                 }
-                self.applied(Kind::Exists { negated: *negated }, subquery, None).map(Some)
+                self.applied(Kind::Exists { negated: *negated }, subquery).map(Some)
             }
-            Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
-                let needle = expr.as_ref().clone();
-                // One of one row is to equal it, which is a join where the row is found by one.
-                if has_one_row(&subquery.subquery) && !outer_columns(&subquery.subquery)?.is_empty() {
-                    let value = Expr::ScalarSubquery(subquery.clone());
-                    let value = self.subquery(&value)?.unwrap_or(value);
-                    return Ok(Some(if *negated { needle.not_eq(value) } else { needle.eq(value) }));
-                }
-                if filtering && can_pull_up(subquery, Asked::Membership)? {
-                    return Ok(None);
-                }
-                if self.unnested(subquery)?.is_some() {
-                    let among = super::comparisons::is_among(needle, subquery.clone(), self.inputs)?;
-                    let among = among.transform_up(|expr| {
-                        Ok(match self.subquery(&expr)? {
-                            Some(answer) => Transformed::yes(answer),
-                            None => Transformed::no(expr),
-                        })
-                    })?;
-                    return Ok(Some(if *negated { !among.data } else { among.data }));
-                }
-                self.applied(Kind::In { negated: *negated }, subquery, Some(needle)).map(Some)
+            Expr::InSubquery(InSubquery { expr: needle, subquery, negated }) => {
+                let (op, quantifier) = match negated {
+                    false => (Operator::Eq, SetQuantifier::Any),
+                    true => (Operator::NotEq, SetQuantifier::All),
+                };
+                self.comparison(needle, op, quantifier, subquery, place)
+            }
+            Expr::SetComparison(SetComparison { expr: needle, subquery, op, quantifier }) => {
+                let is_membership = match quantifier {
+                    SetQuantifier::Any => *op == Operator::Eq,
+                    SetQuantifier::All => *op == Operator::NotEq,
+                };
+                let settled = self.comparison(needle, *op, *quantifier, subquery, place)?;
+                Ok(settled.or_else(|| {
+                    let negated = *quantifier == SetQuantifier::All;
+                    let within = || InSubquery::new(needle.clone(), subquery.clone(), negated);
+                    is_membership.then(|| Expr::InSubquery(within()))
+                }))
             }
             _ => Ok(None),
         }
     }
 
-    /// Of operators with one input.
-    fn unnested(&self, subquery: &Subquery) -> Result<Option<Unnested>> {
-        match self.outer.inputs()[..] {
-            [input] => unnest(input, &subquery.subquery),
-            _ => Ok(None),
+    fn comparison(
+        &mut self,
+        needle: &Expr,
+        op: Operator,
+        quantifier: SetQuantifier,
+        subquery: &Subquery,
+        place: Place,
+    ) -> Result<Option<Expr>> {
+        let is_correlated = !outer_columns(&subquery.subquery)?.is_empty();
+        let column = subquery.subquery.schema().field(0);
+        // A parameter may have no type yet.
+        let is_plain = is_ordered(column.data_type())
+            && needle.get_type(&self.schema).map_or(true, |data_type| is_ordered(&data_type));
+        if !is_correlated && is_plain && is_set_operator(op) {
+            return Ok(None);
         }
+        // One of one row is to equal it, which is a join where the row is found by one.
+        if is_correlated && has_one_row(&subquery.subquery) {
+            let value = Expr::ScalarSubquery(subquery.clone());
+            let value = self.query(&value, Place::Value)?.unwrap_or(value);
+            return Ok(Some(binary_expr(needle.clone(), op, value)));
+        }
+        let is_membership = op == Operator::Eq && quantifier == SetQuantifier::Any;
+        // Below a cast the compared column has the cast's name, and is one more beside itself where a condition names it, too.
+        let is_cast = needle.get_type(&self.schema).is_ok_and(|of| of != *column.data_type()) && is_correlated;
+        let may_join =
+            self.is_filter() && !place.shows_unknown() && !needle.contains_outer() && !has_query(needle) && !is_cast;
+        if is_membership && may_join && can_pull_up(subquery, Asked::Membership)? {
+            return Ok(None);
+        }
+        let compared = Comparison::new(needle.clone(), op, subquery, &self.schema)?;
+        let is_known = is_plain && !column.is_nullable() && !needle.nullable(&self.schema).unwrap_or(true);
+        let query = match place.shows_unknown() && !is_known {
+            true => compared.value(quantifier)?,
+            false => compared.condition(quantifier, is_known)?,
+        };
+        let settled = self.query(&query, place)?;
+        Ok(Some(settled.unwrap_or(query)))
     }
 
-    /// Puts an answer beside the input's columns.
-    fn beside(&mut self, join: impl FnOnce(LogicalPlan) -> Result<(LogicalPlan, Expr)>) -> Result<Expr> {
-        let input = self.joined.take().unwrap_or_else(|| self.outer.inputs()[0].clone());
-        let (joined, answer) = join(input)?;
-        self.joined = Some(joined);
+    /// Beside the rows of one of the operator's inputs.
+    fn unnested(&self, subquery: &Subquery) -> Result<Option<(usize, Unnested)>> {
+        let columns = outer_columns(&subquery.subquery)?;
+        for (place, (input, joined)) in self.outer.inputs().into_iter().zip(&self.joined).enumerate() {
+            // With answers beside it, which grow with each, only for what names one of them.
+            let names_own = columns.iter().all(|(column, _)| input.schema().has_column(column));
+            if let Some(unnested) = unnest(if names_own { input } else { joined }, &subquery.subquery)? {
+                return Ok(Some((place, unnested)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts an answer beside an input's columns.
+    fn beside(&mut self, place: usize, join: impl FnOnce(LogicalPlan) -> Result<(LogicalPlan, Expr)>) -> Result<Expr> {
+        let (joined, answer) = join(self.joined[place].clone())?;
+        self.joined[place] = joined;
+        self.schema = merge_schema(&self.joined.iter().collect::<Vec<_>>());
         Ok(answer)
     }
 
     /// A function that asks the subquery for each row.
-    fn applied(&self, kind: Kind, subquery: &Subquery, needle: Option<Expr>) -> Result<Expr> {
-        call(self.inputs, kind, subquery, needle)
+    fn applied(&self, kind: Kind, subquery: &Subquery) -> Result<Expr> {
+        call(&self.schema, kind, subquery)
     }
 }
 
-fn call(inputs: &[DFSchemaRef], kind: Kind, subquery: &Subquery, needle: Option<Expr>) -> Result<Expr> {
+fn call(schema: &DFSchema, kind: Kind, subquery: &Subquery) -> Result<Expr> {
     let columns = outer_columns(&subquery.subquery)?;
     // A column of a query further out stays an outer reference here too, for that query to settle.
     let argument = |(column, reference): &(Column, Expr)| {
-        if inputs.iter().any(|schema| schema.has_column(column)) {
-            Expr::Column(column.clone())
-        } else {
-            reference.clone()
-        }
+        if schema.has_column(column) { Expr::Column(column.clone()) } else { reference.clone() }
     };
-    let mut args: Vec<Expr> = columns.iter().map(argument).collect();
-    args.extend(needle);
+    let args: Vec<Expr> = columns.iter().map(argument).collect();
     let return_type = match kind {
         Kind::Scalar => subquery.subquery.schema().field(0).data_type().clone(),
         _ => DataType::Boolean,
@@ -219,17 +289,28 @@ fn call(inputs: &[DFSchemaRef], kind: Kind, subquery: &Subquery, needle: Option<
     Ok(Apply::of(kind, subquery.subquery.clone(), columns, return_type).call(args))
 }
 
-/// A subquery of an operator over these inputs as a function that asks it for each row. `None` for one of another form.
+/// A subquery of an operator over these inputs as a function that asks it for each row. `None` for what is none.
 pub fn applied(inputs: &[DFSchemaRef], expr: &Expr) -> Result<Option<Expr>> {
-    let (kind, subquery, needle) = match expr {
-        Expr::ScalarSubquery(subquery) => (Kind::Scalar, subquery, None),
-        Expr::Exists(Exists { subquery, negated }) => (Kind::Exists { negated: *negated }, subquery, None),
-        Expr::InSubquery(InSubquery { expr, subquery, negated }) => {
-            (Kind::In { negated: *negated }, subquery, Some(expr.as_ref().clone()))
+    let mut schema = DFSchema::empty();
+    inputs.iter().for_each(|input| schema.merge(input));
+    let (needle, op, quantifier, subquery) = match expr {
+        Expr::ScalarSubquery(subquery) => return call(&schema, Kind::Scalar, subquery).map(Some),
+        Expr::Exists(Exists { subquery, negated }) => {
+            return call(&schema, Kind::Exists { negated: *negated }, subquery).map(Some);
         }
+        Expr::InSubquery(InSubquery { expr, subquery, negated: false }) => {
+            (expr, Operator::Eq, SetQuantifier::Any, subquery)
+        }
+        Expr::InSubquery(InSubquery { expr, subquery, negated: true }) => {
+            (expr, Operator::NotEq, SetQuantifier::All, subquery)
+        }
+        Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) => (expr, *op, *quantifier, subquery),
         _ => return Ok(None),
     };
-    call(inputs, kind, subquery, needle).map(Some)
+    match Comparison::new(needle.as_ref().clone(), op, subquery, &schema)?.value(quantifier)? {
+        Expr::ScalarSubquery(value) => call(&schema, Kind::Scalar, &value).map(Some),
+        _ => Ok(None),
+    }
 }
 
 type Bindings = HashMap<Column, ScalarValue>;
@@ -279,6 +360,9 @@ fn bind_expression(expr: Expr, values: &Bindings) -> Result<Transformed<Expr>> {
             subquery: bind_subquery(within.subquery, values)?,
             ..within
         })),
+        Expr::SetComparison(of) => {
+            Transformed::yes(Expr::SetComparison(SetComparison { subquery: bind_subquery(of.subquery, values)?, ..of }))
+        }
         other => Transformed::no(other),
     })
 }
@@ -289,14 +373,11 @@ pub enum Kind {
     Exists {
         negated: bool,
     },
-    In {
-        negated: bool,
-    },
     /// All rows, as a list of structs.
     Rows,
 }
 
-/// One subquery as a function of the outer columns it uses (and, for `IN`, of what is looked for, last).
+/// One subquery as a function of the outer columns it uses.
 #[derive(Debug)]
 pub struct Apply {
     id: u64,
@@ -392,7 +473,7 @@ impl Apply {
         }
     }
 
-    /// With a value for each column, and what is looked for.
+    /// With a value for each column.
     pub fn call(self, args: Vec<Expr>) -> Expr {
         Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(self)), args))
     }
@@ -427,33 +508,6 @@ impl Apply {
                 )),
             },
             Kind::Rows => self.listed(&batches, rows),
-            Kind::In { negated } => {
-                let Some(needle) = args.last() else { return internal_err!("IN without a value") };
-                if rows == 0 {
-                    return Ok(boolean(Some(negated)));
-                }
-                let mut null = needle.is_null();
-                for batch in &batches {
-                    let column = batch.column(0);
-                    let Some(common) = comparison_coercion(&needle.data_type(), column.data_type()) else {
-                        return datafusion::common::plan_err!(
-                            "cannot compare {} with {}",
-                            needle.data_type(),
-                            column.data_type()
-                        );
-                    };
-                    let needle = value_at(&needle.cast_to(&common)?.to_array()?, 0)?;
-                    let column = datafusion::arrow::compute::cast(column, &common)?;
-                    for row in 0..column.len() {
-                        match value_at(&column, row)? {
-                            Value::Null => null = true,
-                            value if is_equal(&value, &needle) => return Ok(boolean(Some(!negated))),
-                            _ => {}
-                        }
-                    }
-                }
-                Ok(boolean(if null { None } else { Some(negated) }))
-            }
         }
     }
 }
@@ -475,14 +529,6 @@ impl Apply {
         let rows_of = StructArray::try_new_with_length(fields.clone(), columns, None, rows)?;
         let offsets = OffsetBuffer::from_lengths([rows]);
         Ok(Arc::new(ListArray::try_new(item.clone(), offsets, Arc::new(rows_of), None)?))
-    }
-}
-
-/// Of values of one type.
-fn is_equal(left: &Value, right: &Value) -> bool {
-    match (left, right) {
-        (Value::Interval(left), Value::Interval(right)) => length(left) == length(right),
-        (left, right) => left == right,
     }
 }
 

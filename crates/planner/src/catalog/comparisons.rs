@@ -1,90 +1,158 @@
-//! What DataFusion gets wrong of subqueries in expressions, before it looks at them.
+//! Comparisons with the rows of a query (`IN`, `ANY`, `ALL`) as queries that DataFusion and [`apply`](super::apply) have a way to run.
 //!
-//! * `x > ALL (SELECT …)` and `x > ANY (SELECT …)` it turns into `EXISTS`, with `x` and the subquery's column beside each other: where both
-//!   queries read a relation of one name, `x` is taken for the subquery's. And it does so only after the `EXISTS` of a select list have been seen
-//!   to. Here it is done first, with a name of its own for the subquery's column.
-//! * A scalar subquery is taken to be no more NULL than its column, and so fails where it finds no row.
+//! With `ANY` a comparison is true if it is for some row, else unknown if it is for some row, else false; with `ALL` it is false if it is for some row,
+//! else unknown if it is for some row, else true. `IN` is `= ANY`, and `NOT IN` is `<> ALL`. Where it cannot be seen whether the answer is unknown or
+//! false ([`truth`](super::truth)) it is whether rows exist, which is a join; elsewhere it is counted.
+//!
+//! DataFusion's own rewriting gives two values, and takes a compared column for the query's where both read a relation of one name.
 
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{Column, DFSchemaRef, ExprSchema, Result, ScalarValue, internal_err};
-use datafusion::logical_expr::expr::{Case, Exists, ScalarFunction, SetComparison, SetQuantifier};
+use datafusion::common::{Column, DFSchema, ExprSchema, Result, ScalarValue, Spans, internal_err};
+use datafusion::functions_aggregate::expr_fn::{bool_and, bool_or, count};
+use datafusion::logical_expr::expr::{Exists, ScalarFunction, SetQuantifier};
 use datafusion::logical_expr::{
     BinaryExpr, ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs, ScalarFunctionArgs,
-    ScalarUDF, ScalarUDFImpl, Signature, Subquery, Volatility, lit,
+    ScalarUDF, ScalarUDFImpl, Signature, Subquery, Volatility, lit, when,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Rewrites what an expression over these inputs has of either.
-pub fn rewrite(expr: Expr, inputs: &[DFSchemaRef]) -> Result<Transformed<Expr>> {
-    expr.transform_up(|expr| match expr {
-        Expr::SetComparison(comparison) => Ok(Transformed::yes(compared(comparison, inputs)?)),
-        Expr::ScalarSubquery(subquery) if is_never_null(&subquery) => {
-            Ok(Transformed::yes(Expr::ScalarSubquery(perhaps_null(subquery)?)))
-        }
-        other => Ok(Transformed::no(other)),
-    })
+/// A name that is nobody's.
+fn fresh(of: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("\u{1}{of} {}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// As `SQL:2023` has them: decided by a row for which the comparison is false (`ALL`) or true (`ANY`), else unknown if it is so
-/// for any.
-fn compared(comparison: SetComparison, inputs: &[DFSchemaRef]) -> Result<Expr> {
-    let SetComparison { expr, subquery, op, quantifier } = comparison;
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("\u{1}compared {}", NEXT.fetch_add(1, Ordering::Relaxed));
-    let column = Expr::Column(Column::from(subquery.subquery.schema().qualified_field(0)));
-    let rows = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone()).project([column.alias(&name)])?.build()?;
-    let right = Expr::Column(Column::new_unqualified(name));
-    let compared = Expr::BinaryExpr(BinaryExpr::new(Box::new(outer(*expr, inputs)?), op, Box::new(right)));
-    let is_there = |condition: Expr| -> Result<Box<Expr>> {
-        let plan = LogicalPlanBuilder::from(rows.clone()).filter(condition)?.build()?;
+/// The operators that [`among`](super::among) knows.
+pub fn is_set_operator(op: Operator) -> bool {
+    matches!(op, Operator::Eq | Operator::NotEq | Operator::Lt | Operator::LtEq | Operator::Gt | Operator::GtEq)
+}
+
+/// Whether Arrow orders the values of a type as SQL does: not rows, whose fields may be unknown.
+pub fn is_ordered(data_type: &DataType) -> bool {
+    use DataType::{
+        Binary, BinaryView, Boolean, Date32, Decimal128, Interval, LargeUtf8, Null, Time64, Timestamp, Utf8, Utf8View,
+    };
+    data_type.is_integer()
+        || data_type.is_floating()
+        || matches!(
+            data_type,
+            Null | Boolean
+                | Decimal128(..)
+                | Utf8
+                | Utf8View
+                | LargeUtf8
+                | Binary
+                | BinaryView
+                | Date32
+                | Time64(_)
+                | Timestamp(..)
+                | Interval(_)
+        )
+}
+
+/// The query's rows, and what is compared with each.
+pub struct Comparison {
+    /// A projection to the compared column.
+    rows: LogicalPlan,
+    /// Its column, by a name that hides none of the needle's.
+    column: Expr,
+    /// What the rows are compared with, as the query sees it.
+    needle: Expr,
+    op: Operator,
+    spans: Spans,
+}
+
+impl Comparison {
+    /// `needle op` a row of `subquery`, in an operator whose inputs have this schema.
+    pub fn new(needle: Expr, op: Operator, subquery: &Subquery, schema: &DFSchema) -> Result<Comparison> {
+        let name = fresh("compared");
+        let column = Expr::Column(Column::from(subquery.subquery.schema().qualified_field(0)));
+        let rows = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone()).project([column.alias(&name)])?;
+        let (rows, column) = (rows.build()?, Expr::Column(Column::new_unqualified(name)));
+        Ok(Comparison { rows, column, needle: outer(needle, schema)?, op, spans: subquery.spans.clone() })
+    }
+
+    fn with(&self, op: Operator) -> Expr {
+        Expr::BinaryExpr(BinaryExpr::new(Box::new(self.needle.clone()), op, Box::new(self.column.clone())))
+    }
+
+    fn query(&self, plan: LogicalPlan) -> Subquery {
         let outer_ref_columns = plan.all_out_ref_exprs();
-        let subquery = Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans.clone() };
-        Ok(Box::new(Expr::Exists(Exists { subquery, negated: false })))
-    };
-    let (decided, decision) = match quantifier {
-        SetQuantifier::Any => (Expr::IsTrue(Box::new(compared.clone())), true),
-        SetQuantifier::All => (Expr::IsFalse(Box::new(compared.clone())), false),
-    };
-    let unknown = Box::new(Expr::Literal(ScalarValue::Boolean(None), None));
-    Ok(Expr::Case(Case {
-        expr: None,
-        when_then_expr: vec![
-            (is_there(decided)?, Box::new(lit(decision))),
-            (is_there(Expr::IsNull(Box::new(compared)))?, unknown),
-        ],
-        else_expr: Some(Box::new(lit(!decision))),
-    }))
+        Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: self.spans.clone() }
+    }
+
+    /// Whether the comparison is true: false also where it is unknown. `is_known`: neither side is ever NULL.
+    pub fn condition(self, quantifier: SetQuantifier, is_known: bool) -> Result<Expr> {
+        let (condition, negated) = match quantifier {
+            SetQuantifier::Any => (self.with(self.op), false),
+            SetQuantifier::All => match self.op.negate().filter(|_| is_known) {
+                Some(opposite) => (self.with(opposite), true),
+                None => (Expr::IsNotTrue(Box::new(self.with(self.op))), true),
+            },
+        };
+        let plan = LogicalPlanBuilder::from(self.rows.clone()).filter(condition)?.build()?;
+        Ok(Expr::Exists(Exists { subquery: self.query(plan), negated }))
+    }
+
+    /// Its value. The query is read once.
+    pub fn value(self, quantifier: SetQuantifier) -> Result<Expr> {
+        let [answer, decided, rows, known] = ["answer", "decided", "rows", "known"].map(fresh);
+        let column = |name: &str| Expr::Column(Column::new_unqualified(name));
+        let decision = match quantifier {
+            SetQuantifier::Any => bool_or(column(&answer)),
+            SetQuantifier::All => bool_and(column(&answer)),
+        };
+        let counts = [count(lit(1)).alias(&rows), count(column(&answer)).alias(&known)];
+        let unknown = lit(ScalarValue::Boolean(None));
+        let has_unknown = column(&rows).gt(column(&known));
+        let value = match quantifier {
+            SetQuantifier::Any => when(column(&decided).is_true(), lit(true)).when(has_unknown, unknown),
+            SetQuantifier::All => when(column(&decided).is_false(), lit(false)).when(has_unknown, unknown),
+        };
+        let value = { value }.otherwise(lit(quantifier == SetQuantifier::All))?;
+        let plan = LogicalPlanBuilder::from(self.rows.clone())
+            .project([self.with(self.op).alias(&answer)])?
+            .aggregate(Vec::<Expr>::new(), std::iter::once(decision.alias(&decided)).chain(counts))?
+            .project([value.alias(fresh("value"))])?
+            .build()?;
+        Ok(Expr::ScalarSubquery(self.query(plan)))
+    }
+}
+
+/// Whether a query has rows, as a query with one row.
+pub fn has_rows(subquery: &Subquery, negated: bool) -> Result<Expr> {
+    let (rows, found) = (fresh("rows"), fresh("found"));
+    let column = Expr::Column(Column::new_unqualified(&rows));
+    let plan = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone())
+        .limit(0, Some(1))?
+        .aggregate(Vec::<Expr>::new(), [count(lit(1)).alias(&rows)])?
+        .project([if negated { column.eq(lit(0i64)) } else { column.gt(lit(0i64)) }.alias(&found)])?
+        .build()?;
+    let outer_ref_columns = plan.all_out_ref_exprs();
+    Ok(Expr::ScalarSubquery(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans.clone() }))
 }
 
 /// An expression as it is seen from a subquery.
-fn outer(expr: Expr, inputs: &[DFSchemaRef]) -> Result<Expr> {
+fn outer(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     let refer = |expr: Expr| match expr {
         Expr::Column(column) => {
-            let field = inputs.iter().find_map(|schema| schema.field_from_column(&column).ok());
-            match field {
-                Some(field) => Ok(Transformed::yes(Expr::OuterReferenceColumn(Arc::clone(field), column))),
-                None => internal_err!("a compared column is in no input"),
-            }
+            let field = Arc::clone(schema.field_from_column(&column)?);
+            Ok(Transformed::yes(Expr::OuterReferenceColumn(field, column)))
         }
         other => Ok(Transformed::no(other)),
     };
     Ok(expr.transform_up(refer)?.data)
 }
 
-/// `needle IN (SELECT …)`, as the same.
-pub fn is_among(needle: Expr, subquery: Subquery, inputs: &[DFSchemaRef]) -> Result<Expr> {
-    let (op, quantifier) = (Operator::Eq, SetQuantifier::Any);
-    compared(SetComparison { expr: Box::new(needle), subquery, op, quantifier }, inputs)
-}
-
-fn is_never_null(subquery: &Subquery) -> bool {
+/// A scalar subquery that DataFusion takes to be no more NULL than its column, and that so fails where it finds no row.
+pub fn is_never_null(subquery: &Subquery) -> bool {
     let fields = subquery.subquery.schema().fields();
     subquery.outer_ref_columns.is_empty() && fields.first().is_some_and(|field| !field.is_nullable())
 }
 
-fn perhaps_null(subquery: Subquery) -> Result<Subquery> {
+pub fn perhaps_null(subquery: Subquery) -> Result<Subquery> {
     let plan = subquery.subquery.as_ref();
     let (qualifier, field) = plan.schema().qualified_field(0);
     let column = Expr::Column((qualifier, field).into());

@@ -7,6 +7,7 @@
 //!
 //! Functions and tables find who asks, and over which snapshot, with `SessionFacts::of(config_options)`.
 
+mod among;
 mod apply;
 pub mod comments;
 mod comparisons;
@@ -25,10 +26,12 @@ mod row_subquery;
 mod sequences;
 mod syntax;
 mod tidepool;
+mod truth;
 mod types;
 mod unnesting;
 mod value;
 
+pub use among::Comparisons;
 pub use apply::applied;
 pub use functions::{SessionSequences, add_interval, extract, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};

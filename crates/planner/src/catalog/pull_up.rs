@@ -91,6 +91,11 @@ impl Above {
                 let all = split_conjunction(&filter.predicate);
                 let conditions: Vec<&Expr> =
                     all.iter().filter(|condition| condition.contains_outer()).copied().collect();
+                for condition in &conditions {
+                    if asks_correlated(condition)? {
+                        return Ok(None);
+                    }
+                }
                 if self.counts && !conditions.iter().all(|condition| equates_column(condition)) {
                     return Ok(None);
                 }
@@ -189,6 +194,25 @@ fn keeps_first(limit: &Limit) -> Result<bool> {
     Ok(skips_none && !matches!(limit.get_fetch_type()?, FetchType::UnsupportedExpr))
 }
 
+/// Whether a condition asks a query that names columns of the rows around it.
+fn asks_correlated(condition: &Expr) -> Result<bool> {
+    condition.exists(|expr| match queried(expr) {
+        Some(subquery) => has_outer_columns(&subquery.subquery),
+        None => Ok(false),
+    })
+}
+
+/// The query that an expression asks.
+fn queried(expr: &Expr) -> Option<&Subquery> {
+    match expr {
+        Expr::ScalarSubquery(subquery) => Some(subquery),
+        Expr::Exists(exists) => Some(&exists.subquery),
+        Expr::InSubquery(within) => Some(&within.subquery),
+        Expr::SetComparison(comparison) => Some(&comparison.subquery),
+        _ => None,
+    }
+}
+
 /// `column = …` without other columns of the subquery, either way round.
 fn equates_column(condition: &Expr) -> bool {
     let Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) = condition else { return false };
@@ -272,13 +296,7 @@ fn collect_nested(
     found: &mut Vec<(Column, Expr)>,
 ) -> Result<TreeNodeRecursion> {
     expr.apply(|expr| {
-        let nested = match expr {
-            Expr::ScalarSubquery(subquery) => subquery,
-            Expr::Exists(exists) => &exists.subquery,
-            Expr::InSubquery(within) => &within.subquery,
-            Expr::SetComparison(comparison) => &comparison.subquery,
-            _ => return Ok(TreeNodeRecursion::Continue),
-        };
+        let Some(nested) = queried(expr) else { return Ok(TreeNodeRecursion::Continue) };
         let depth = scopes.len();
         scopes.extend(plan.inputs().into_iter().map(|input| input.schema().clone()));
         collect(&nested.subquery, scopes, found)?;

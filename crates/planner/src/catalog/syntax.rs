@@ -93,24 +93,21 @@ pub fn expression(expr: &mut Expr) {
                 each_of(expr, fields, Expr::IsNotNull);
             }
         }
-        Expr::InSubquery { .. } => super::row_subquery::value(expr),
+        Expr::InSubquery { .. } | Expr::AnyOp { .. } | Expr::AllOp { .. } => super::row_subquery::value(expr),
         // DataFusion looks for the columns of an array that is written out in the query itself only, not in those around it.
         Expr::Array(Array { elem, .. }) if elem.iter().any(names_column) => {
             *expr = call("make_array", std::mem::take(elem));
         }
         Expr::BinaryOp { left, op, right } => {
-            if let (Expr::Tuple(lefts), Expr::Tuple(rights)) = (left.as_ref(), right.as_ref())
-                && let Some(compared) = compare_rows(lefts, op, rights)
+            if let (Some(lefts), Some(rights)) = (row_of(left), row_of(right))
+                && let Some(compared) = compare_rows(&lefts, op, &rights)
             {
                 *expr = compared;
             }
         }
         Expr::InList { expr: value, list, negated } => {
-            if let Expr::Tuple(lefts) = value.as_ref() {
-                let equal = list.iter().map(|item| match item {
-                    Expr::Tuple(rights) => compare_rows(lefts, &BinaryOperator::Eq, rights),
-                    _ => None,
-                });
+            if let Some(lefts) = row_of(value) {
+                let equal = list.iter().map(|item| compare_rows(&lefts, &BinaryOperator::Eq, &row_of(item)?));
                 let equal: Option<Vec<Expr>> = equal.collect();
                 if let Some(any) = equal.and_then(|equal| joined(equal, BinaryOperator::Or)) {
                     *expr = if *negated { Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(any) } } else { any };
@@ -122,7 +119,7 @@ pub fn expression(expr: &mut Expr) {
 }
 
 /// The fields of a row that is written out.
-fn row_of(expr: &Expr) -> Option<Vec<Expr>> {
+pub fn row_of(expr: &Expr) -> Option<Vec<Expr>> {
     match expr {
         Expr::Tuple(fields) => Some(fields.clone()),
         Expr::Function(function) if function.name.to_string().eq_ignore_ascii_case("row") => {

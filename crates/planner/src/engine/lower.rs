@@ -170,6 +170,10 @@ impl Lowering<'_> {
             if self.subqueries.iter().any(|known| known.plan == plan) {
                 continue;
             }
+            // A function is given its arguments row by row, and a list would be written out for each.
+            if plan.schema().field(0).data_type().is_nested() {
+                return Err(refused("subquery of this type"));
+            }
             let lowered = self.input(&plan)?.plan;
             let [of] = lowered.types.as_slice() else { return Err(refused("subquery of several columns")) };
             let value = EngineExpr::column(0, of.clone()).decoded();

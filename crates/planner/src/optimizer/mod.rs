@@ -1,6 +1,6 @@
 //! Optimiser rules of our own: the order of joins ([`join_order`]) from estimates over real statistics ([`estimate`]),
 //! aggregation below joins ([`eager`]), outer joins as inner ones ([`outer`]), how each join is spread over threads ([`join_mode`]),
-//! subqueries in `VALUES` ([`row_queries`]), NULL where it is forgotten ([`nulls`], [`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), subqueries deep within others ([`nesting`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
+//! subqueries in `VALUES` ([`row_queries`]), NULL where it is forgotten ([`nulls`], [`lists`]), `EXCEPT ALL` ([`multisets`]), the order of subqueries ([`subquery_order`]), the keys of windows ([`window_keys`]), the terms of recursive queries ([`recursion`]), subqueries deep within others ([`nesting`]), the names of unions ([`union_names`]), and bounds to DataFusion's own ([`filter_pushdown`], [`cross_joins`]).
 
 mod cross_joins;
 mod disjunctions;
@@ -19,6 +19,7 @@ mod passes;
 mod recursion;
 mod row_queries;
 mod subquery_order;
+mod union_names;
 mod window_keys;
 
 pub use estimate::estimated_rows;
@@ -53,6 +54,8 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         rules.iter().position(|rule| rule.name() == "push_down_filter").map_or(rules.len(), |index| index + 1);
     rules.insert(after_filters, Arc::new(join_order::JoinOrder));
     rules.insert(after_filters + 1, Arc::new(eager::EagerAggregation));
+    let before_empty = rules.iter().position(|rule| rule.name() == "propagate_empty_relation").unwrap_or(rules.len());
+    rules.insert(before_empty, Arc::new(union_names::UnionNames));
     let before_pruning = rules.iter().position(|rule| rule.name() == "optimize_projections").unwrap_or(rules.len());
     rules.insert(before_pruning, Arc::new(window_keys::WindowKeys));
     for index in

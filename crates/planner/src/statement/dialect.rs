@@ -66,6 +66,86 @@ fn between(dialect: &Postgres, parser: &mut Parser, expr: &Expr) -> Option<Resul
     }))
 }
 
+/// The keyword that a token to come is.
+fn keyword(parser: &Parser, place: usize) -> Keyword {
+    match &parser.peek_nth_token_ref(place).token {
+        Token::Word(word) => word.keyword,
+        _ => Keyword::NoKeyword,
+    }
+}
+
+/// Of what comes in parentheses: whether it begins with something in parentheses, and `is` the token after that. `None` where the parentheses do not
+/// end. Looking ahead, nothing is parsed twice.
+fn after_parentheses(parser: &Parser, is: impl Fn(&Token) -> bool) -> Option<bool> {
+    let (mut depth, mut opened) = (0usize, 0usize);
+    let mut place = parser.get_current_index() + 1;
+    loop {
+        match &parser.token_at(place).token {
+            Token::EOF => return None,
+            Token::Whitespace(_) => {}
+            Token::LParen => (depth, opened) = (depth + 1, opened + 1),
+            Token::RParen if depth <= 1 => return Some(false),
+            Token::RParen => depth -= 1,
+            token if depth == 1 => return Some(opened > 1 && is(token)),
+            _ => {}
+        }
+        place += 1;
+    }
+}
+
+/// `a IN ((SELECT …), b)`: a list whose first item is in parentheses. The parser takes a query there for all there is.
+fn list_of_queries(parser: &mut Parser, expr: &Expr) -> Option<Result<Expr, ParserError>> {
+    let negated = keyword(parser, 0) == Keyword::NOT;
+    let place = usize::from(negated);
+    if keyword(parser, place) != Keyword::IN || *parser.peek_nth_token_ref(place + 1) != Token::LParen {
+        return None;
+    }
+    if !after_parentheses(parser, |token| *token == Token::Comma)? {
+        return None;
+    }
+    (0..place + 2).for_each(|_| drop(parser.next_token()));
+    let list = parser.parse_comma_separated(Parser::parse_expr).and_then(|list| {
+        parser.expect_token(&Token::RParen)?;
+        Ok(Expr::InList { expr: Box::new(expr.clone()), list, negated })
+    });
+    Some(list)
+}
+
+/// `a < ANY (VALUES …)`, and `a < ANY ((SELECT …) UNION …)`: the parser knows a query there by `SELECT` and `WITH` alone.
+fn any_of_query(parser: &mut Parser, expr: &Expr) -> Option<Result<Expr, ParserError>> {
+    let compare_op = match &parser.peek_nth_token_ref(0).token {
+        Token::Eq => BinaryOperator::Eq,
+        Token::Neq => BinaryOperator::NotEq,
+        Token::Lt => BinaryOperator::Lt,
+        Token::LtEq => BinaryOperator::LtEq,
+        Token::Gt => BinaryOperator::Gt,
+        Token::GtEq => BinaryOperator::GtEq,
+        _ => return None,
+    };
+    let quantifier = keyword(parser, 1);
+    let is_quantifier = matches!(quantifier, Keyword::ANY | Keyword::ALL | Keyword::SOME);
+    if !is_quantifier || *parser.peek_nth_token_ref(2) != Token::LParen {
+        return None;
+    }
+    let is_set_operation = |token: &Token| match token {
+        Token::Word(word) => matches!(word.keyword, Keyword::UNION | Keyword::INTERSECT | Keyword::EXCEPT),
+        _ => false,
+    };
+    if keyword(parser, 3) != Keyword::VALUES && !after_parentheses(parser, is_set_operation)? {
+        return None;
+    }
+    (0..3).for_each(|_| drop(parser.next_token()));
+    let compared = parser.parse_query().and_then(|query| {
+        parser.expect_token(&Token::RParen)?;
+        let (left, right) = (Box::new(expr.clone()), Box::new(Expr::Subquery(query)));
+        Ok(match quantifier {
+            Keyword::ALL => Expr::AllOp { left, compare_op, right },
+            quantifier => Expr::AnyOp { left, compare_op, right, is_some: quantifier == Keyword::SOME },
+        })
+    });
+    Some(compared)
+}
+
 /// What the parser's own dialect says.
 macro_rules! as_is {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
@@ -81,10 +161,13 @@ impl Dialect for Postgres {
     }
 
     /// `a IS DISTINCT FROM b AND c` is `(a IS DISTINCT FROM b) AND c`; the parser takes all that follows for its right side.
-    /// `BETWEEN SYMMETRIC` it does not know.
+    /// `BETWEEN SYMMETRIC` it does not know, nor lists that begin with a query.
     fn parse_infix(&self, parser: &mut Parser, expr: &Expr, precedence: u8) -> Option<Result<Expr, ParserError>> {
         if let Some(between) = between(self, parser, expr) {
             return Some(between);
+        }
+        if let Some(asked) = list_of_queries(parser, expr).or_else(|| any_of_query(parser, expr)) {
+            return Some(asked);
         }
         let negated = match () {
             () if parser.parse_keywords(&[Keyword::IS, Keyword::DISTINCT, Keyword::FROM]) => false,
