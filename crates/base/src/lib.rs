@@ -1,5 +1,5 @@
-//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, named crash points, and what a
-//! panic comes to.
+//! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, named crash points, what a
+//! panic comes to, and what tests do that cannot run.
 //!
 //! Owns no other behaviour and depends on nothing of Tidepool's.
 
@@ -8,6 +8,7 @@ mod error;
 mod id;
 mod panics;
 mod size;
+mod testing;
 mod types;
 
 pub use crash::{
@@ -17,4 +18,5 @@ pub use error::{Error, Part, Result, SqlState, Subject};
 pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
 pub use panics::{caught, panicked};
 pub use size::ByteSize;
+pub use testing::cannot_test;
 pub use types::SqlType;

@@ -390,7 +390,7 @@ fn a_profile_paces_and_nonsense_is_refused() {
 #[cfg_attr(miri, ignore = "maps memory")]
 fn paged_memory_is_counted_by_purpose_and_place() {
     if let Err(error) = paged::available() {
-        println!("skipped: {error}");
+        tidepool_base::cannot_test(&error);
         return;
     }
     const MIB: u64 = 1 << 20;
@@ -434,7 +434,7 @@ fn paged_memory_is_counted_by_purpose_and_place() {
 #[cfg_attr(miri, ignore = "maps memory")]
 fn paged_memory_grows_and_shrinks_and_so_does_its_cache() {
     if let Err(error) = paged::available() {
-        println!("skipped: {error}");
+        tidepool_base::cannot_test(&error);
         return;
     }
     let paged_config =

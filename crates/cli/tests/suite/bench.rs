@@ -110,7 +110,7 @@ fn the_advisor_is_held_against_simpler_rules() {
 #[test]
 fn disaggregation_is_measured_by_share_of_local_memory() {
     if let Err(error) = tidepool_device::paged::available() {
-        println!("skipped: {error}");
+        tidepool_base::cannot_test(&error);
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ fn pgbench() -> Option<PathBuf> {
 #[test]
 fn pgbench_runs_unmodified() {
     let Some(program) = pgbench() else {
-        eprintln!("skipped: there is no pgbench here (Debian: postgresql)");
+        tidepool_base::cannot_test(&"there is no pgbench here (Debian: postgresql)");
         return;
     };
     let folder = tempfile::tempdir().unwrap();
