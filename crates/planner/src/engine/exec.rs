@@ -16,6 +16,7 @@ use futures::{Stream, StreamExt};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use tidepool_base::panic_point;
 use tidepool_engine::plan::{self, Plan};
@@ -89,12 +90,13 @@ impl DisplayAs for EngineExec {
     }
 }
 
-/// The run ends when its stream is dropped.
-struct UntilDropped;
+/// The run ends when its stream is dropped. A worker that is within a chunk, which may be paired with millions of rows, sees it here.
+#[derive(Default)]
+struct UntilDropped(AtomicBool);
 
 impl Interruption for UntilDropped {
     fn check(&self) -> tidepool_base::Result<()> {
-        Ok(())
+        if self.0.load(Ordering::Acquire) { Err(crate::errors::canceled()) } else { Ok(()) }
     }
 }
 
@@ -156,19 +158,20 @@ impl ExecutionPlan for EngineExec {
         let outlet = Outlet::new(self.types.clone(), waker.clone());
         let sink = Arc::new(OutletSink(outlet.clone()));
         let account = self.account.clone().map(|account| account as Arc<dyn Account>);
-        let pipelines = plan::compile(&self.plan, &inlets, opened, account, observes, Arc::new(UntilDropped), sink)
+        let until_dropped = Arc::new(UntilDropped::default());
+        let pipelines = plan::compile(&self.plan, &inlets, opened, account, observes, until_dropped.clone(), sink)
             .map_err(crate::errors::carry)?;
         let end = outlet.clone();
         let run = Run::start(
             pipelines,
             QueryHeap::current(),
-            Arc::new(UntilDropped),
+            until_dropped.clone(),
             facts.planner.engine_tickets(),
             facts.settings.threads(),
             &[waker],
             move |result| end.end(result),
         );
-        Ok(Box::pin(Results { schema: self.schema(), outlet, run, _pumps: pumps }))
+        Ok(Box::pin(Results { schema: self.schema(), outlet, run, until_dropped, _pumps: pumps }))
     }
 }
 
@@ -197,11 +200,13 @@ struct Results {
     schema: SchemaRef,
     outlet: Arc<Outlet>,
     run: Arc<Run>,
+    until_dropped: Arc<UntilDropped>,
     _pumps: Vec<SpawnedTask<()>>,
 }
 
 impl Drop for Results {
     fn drop(&mut self) {
+        self.until_dropped.0.store(true, Ordering::Release);
         self.run.stop();
     }
 }
