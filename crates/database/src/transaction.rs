@@ -689,7 +689,7 @@ impl Transaction {
             writes: &mut self.writes,
             redo: self.redo.as_mut(),
             written: &self.written,
-            interrupted: &*patience.begin_wait(),
+            interrupted: &|| patience.check(),
             patience: &*patience,
         };
         let wrote = !commit.writes.is_empty();

@@ -1,7 +1,7 @@
 //! What ends a statement from outside: the client's cancel, and `statement_timeout`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::Patience;
@@ -23,6 +23,45 @@ pub struct Interrupt {
     notify: Notify,
     deadline: Option<Instant>,
     lock_timeout: Option<Duration>,
+    /// Waits for locks that go on now.
+    lock_waits: AtomicU32,
+}
+
+/// A wait for a lock, as `pg_stat_activity` shows it while this lives.
+pub struct NotedWait<'i>(&'i Interrupt);
+
+impl Drop for NotedWait<'_> {
+    fn drop(&mut self) {
+        self.0.lock_waits.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A wait for a lock that may never begin: it is noted when it is first asked whether it is to end.
+struct LockWait<'i> {
+    interrupt: &'i Interrupt,
+    start: Instant,
+    noted: AtomicBool,
+}
+
+impl LockWait<'_> {
+    fn look(&self) -> Result<()> {
+        if !self.noted.swap(true, Ordering::Relaxed) {
+            self.interrupt.lock_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        self.interrupt.check()?;
+        match self.interrupt.lock_timeout {
+            Some(timeout) if self.start.elapsed() >= timeout => Err(lock_timed_out()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for LockWait<'_> {
+    fn drop(&mut self) {
+        if *self.noted.get_mut() {
+            self.interrupt.lock_waits.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Interrupt {
@@ -32,6 +71,7 @@ impl Interrupt {
             notify: Notify::new(),
             deadline: statement_timeout.map(|timeout| Instant::now() + timeout),
             lock_timeout,
+            lock_waits: AtomicU32::new(0),
         }
     }
 
@@ -56,14 +96,19 @@ impl Interrupt {
 
     /// A check that also ends a wait for locks begun now.
     pub fn lock_wait(&self) -> impl Fn() -> Result<()> + '_ {
-        let start = Instant::now();
-        move || {
-            self.check()?;
-            match self.lock_timeout {
-                Some(timeout) if start.elapsed() >= timeout => Err(lock_timed_out()),
-                _ => Ok(()),
-            }
-        }
+        let wait = LockWait { interrupt: self, start: Instant::now(), noted: AtomicBool::new(false) };
+        move || wait.look()
+    }
+
+    /// Notes a wait for a lock that is not made through `lock_wait`.
+    pub fn note_lock_wait(&self) -> NotedWait<'_> {
+        self.lock_waits.fetch_add(1, Ordering::Relaxed);
+        NotedWait(self)
+    }
+
+    /// The statement waits for another transaction now.
+    pub fn waits_for_lock(&self) -> bool {
+        self.lock_waits.load(Ordering::Relaxed) > 0
     }
 
     /// From open to another state. Returns the state before.

@@ -84,6 +84,8 @@ pub(crate) struct SessionRow {
     pub application_name: String,
     pub start: DateTime<Utc>,
     pub transaction_status: TransactionStatus,
+    /// Its statement waits for another transaction.
+    pub waits_for_lock: bool,
 }
 
 #[derive(Clone)]
@@ -166,6 +168,7 @@ impl SessionShared {
             application_name,
             start: self.start,
             transaction_status,
+            waits_for_lock: self.interrupt().upgrade().is_some_and(|interrupt| interrupt.waits_for_lock()),
         }
     }
 }

@@ -3,9 +3,8 @@
 //! Most are Hermitage's (Kleppmann 2014, after Adya 1999), under their names; a blocked statement runs on when what it waits for
 //! is over. Each runs over rows in delta and over rows in main.
 
-use crate::server::{TestServer, code};
+use crate::server::{TestServer, code, pid};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
@@ -49,18 +48,17 @@ impl Session {
     async fn commit(&self) -> Outcome {
         self.run("COMMIT").await
     }
-
-    /// A statement that has to wait for another session.
-    async fn blocked(&self, sql: &'static str) -> JoinHandle<Outcome> {
-        let session = self.clone();
-        let waiting = tokio::spawn(async move { session.run(sql).await });
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(!waiting.is_finished(), "{sql}");
-        waiting
-    }
 }
 
 impl Script {
+    /// A statement that has to wait for another session.
+    async fn blocked(&self, session: &Session, sql: &'static str) -> JoinHandle<Outcome> {
+        let (session, pid) = (session.clone(), pid(&session.0).await);
+        let waiting = tokio::spawn(async move { session.run(sql).await });
+        self.server.until_waiting(pid, &waiting).await;
+        waiting
+    }
+
     fn is(&self, level: &str) -> bool {
         self.level == level
     }
@@ -112,7 +110,7 @@ async fn g0_dirty_write() {
     at_each_level(async |script| {
         let [one, two] = script.begin().await;
         one.ok("UPDATE test SET value = 11 WHERE id = 1").await;
-        let waiting = two.blocked("UPDATE test SET value = 12 WHERE id = 1").await;
+        let waiting = script.blocked(&two, "UPDATE test SET value = 12 WHERE id = 1").await;
         one.ok("UPDATE test SET value = 21 WHERE id = 2").await;
         one.ok("COMMIT").await;
         let updated = waiting.await.unwrap();
@@ -173,7 +171,7 @@ async fn otv_observed_transaction_vanishes() {
     at_each_level(async |script| {
         let [one, two, three] = script.begin().await;
         one.ok("UPDATE test SET value = 11 WHERE id = 1; UPDATE test SET value = 19 WHERE id = 2").await;
-        let waiting = two.blocked("UPDATE test SET value = 12 WHERE id = 1").await;
+        let waiting = script.blocked(&two, "UPDATE test SET value = 12 WHERE id = 1").await;
         one.ok("COMMIT").await;
         let updated = waiting.await.unwrap();
         if script.is("READ COMMITTED") {
@@ -225,7 +223,7 @@ async fn pmp_predicates_of_writes() {
     at_each_level(async |script| {
         let [one, two] = script.begin().await;
         one.ok("UPDATE test SET value = value + 10").await;
-        let waiting = two.blocked("DELETE FROM test WHERE value = 20").await;
+        let waiting = script.blocked(&two, "DELETE FROM test WHERE value = 20").await;
         one.ok("COMMIT").await;
         let deleted = waiting.await.unwrap();
         if script.is("READ COMMITTED") {
@@ -247,7 +245,7 @@ async fn p4_lost_update() {
         assert_eq!(one.value(1).await, 10);
         assert_eq!(two.value(1).await, 10);
         one.ok("UPDATE test SET value = 11 WHERE id = 1").await;
-        let waiting = two.blocked("UPDATE test SET value = 12 WHERE id = 1").await;
+        let waiting = script.blocked(&two, "UPDATE test SET value = 12 WHERE id = 1").await;
         one.ok("COMMIT").await;
         let updated = waiting.await.unwrap();
         assert_eq!(updated, if script.is("READ COMMITTED") { Ok(()) } else { refused() });

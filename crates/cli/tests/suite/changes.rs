@@ -1,7 +1,6 @@
 //! Statements that change rows.
 
-use crate::server::{TestServer, code};
-use std::time::Duration;
+use crate::server::{TestServer, code, pid};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// The first column of all rows.
@@ -52,6 +51,7 @@ async fn a_plan_of_a_change_says_what_becomes_of_its_rows() {
 /// What a statement gives back, as text, in a session that has to wait for `first`, which then commits.
 async fn after(server: &TestServer, first: &Client, sql: &str) -> Vec<String> {
     let second = server.connect().await;
+    let pid = pid(&second).await;
     let sql = sql.to_owned();
     let waiting = tokio::spawn(async move {
         let messages = second.simple_query(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
@@ -65,8 +65,7 @@ async fn after(server: &TestServer, first: &Client, sql: &str) -> Vec<String> {
         };
         messages.into_iter().filter_map(text).collect()
     });
-    tokio::time::sleep(Duration::from_millis(150)).await;
-    assert!(!waiting.is_finished());
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute("COMMIT").await.unwrap();
     waiting.await.unwrap()
 }

@@ -1,12 +1,17 @@
 //! The program itself, as a user runs it.
 
+use crate::server::PATIENCE;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// Another program than the one that was built with the tests: an earlier release, say, that they are to find a fault in.
+const PROGRAM_VARIABLE: &str = "TIDEPOOL_TEST_PROGRAM";
+
 pub fn tidepool() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidepool"));
+    let program = std::env::var_os(PROGRAM_VARIABLE);
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tidepool").into()));
     // The tester's own configuration is none of the test's.
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TIDEPOOL_")) {
         command.env_remove(name);
@@ -69,7 +74,7 @@ impl Serving {
                 self.child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
                 return (status.success(), log);
             }
-            assert!(start.elapsed() < Duration::from_secs(60), "the server does not end");
+            assert!(start.elapsed() < PATIENCE, "the server does not end");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -164,9 +169,14 @@ async fn clients_on_this_machine_connect_by_a_socket() {
     let client = crate::server::connect(&config).await.unwrap();
     assert_eq!(client.query_one("SELECT 40 + $1::int", &[&2]).await.unwrap().get::<_, i32>(0), 42);
     // A cancel comes by the same way.
+    let other = crate::server::connect(&config).await.unwrap();
     let cancel = client.cancel_token();
     let (slept, cancelled) = tokio::join!(client.simple_query("SELECT pg_sleep(600)"), async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        let sleeping =
+            "SELECT count(*) FROM tidepool.queries WHERE state = 'running' AND query LIKE 'SELECT pg_sleep%'";
+        while other.query_one(sleeping, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         cancel.cancel_query(tokio_postgres::NoTls).await
     });
     cancelled.unwrap();
@@ -175,7 +185,7 @@ async fn clients_on_this_machine_connect_by_a_socket() {
     let refused = crate::server::connect(&config).await.unwrap_err();
     assert!(format!("{refused:?}").contains("password"), "{refused:?}");
     crate::server::connect(config.password("tide")).await.unwrap();
-    drop(client);
+    drop((client, other));
     server.signal(libc::SIGTERM);
     let (success, log) = tokio::task::spawn_blocking(|| server.wait()).await.unwrap();
     assert!(success, "{log}");

@@ -1,6 +1,6 @@
 //! Tablespaces that change, and tables that move, while statements run.
 
-use crate::server::{MIB, Setup, TestServer, code};
+use crate::server::{MIB, PATIENCE, Setup, TestServer, code};
 use crate::witness::{memory, released};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -70,36 +70,34 @@ async fn readers_do_not_wait_for_a_move() {
         let (stop, config) = (stop.clone(), server.config());
         tokio::spawn(async move {
             let client = crate::server::connect(&config).await.unwrap();
-            let (mut longest, mut asked) = (Duration::ZERO, 0u64);
+            let mut asked = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let start = Instant::now();
                 client.batch_execute(sql).await.unwrap();
-                longest = longest.max(start.elapsed());
-                asked += 1;
+                asked.push((start, Instant::now()));
             }
-            (longest, asked)
+            asked
         })
     };
     let reader = asking("SELECT count(*), max(a) FROM moving WHERE a % 1000 = 7");
     let writer = asking("INSERT INTO other VALUES (1)");
     let start = Instant::now();
     client.batch_execute("ALTER TABLE moving SET TABLESPACE slow").await.unwrap();
-    let moved = start.elapsed();
+    let end = Instant::now();
     stop.store(true, Ordering::Relaxed);
-    let ((reader_longest, reads), (writer_longest, writes)) = (reader.await.unwrap(), writer.await.unwrap());
-    println!("a move of {moved:?}: {reads} reads, the longest {reader_longest:?}; {writes} writes, {writer_longest:?}");
-    assert!(moved > Duration::from_secs(1), "{moved:?} is too short to tell");
-    assert!(
-        reader_longest < moved / 2 && writer_longest < moved / 2,
-        "{reader_longest:?} {writer_longest:?} {moved:?}"
-    );
+    for (what, asking) in [("reads", reader), ("writes", writer)] {
+        let asked = asking.await.unwrap();
+        let meanwhile = asked.iter().filter(|(begun, ended)| *begun > start && *ended < end).count();
+        println!("a move of {:?}: {meanwhile} {what} began and ended meanwhile", end - start);
+        assert!(meanwhile > 5, "{meanwhile} {what} of {}", asked.len());
+    }
     let row = client.query_one("SELECT count(*), sum(a)::bigint FROM moving", &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (250_000, 250_000 * 250_001 / 2));
 }
 
 /// False, with the reason printed, where the kernel refuses userfaultfd(2).
 fn paging_is_available() -> bool {
-    paged::available().inspect_err(|error| println!("without paged memory: {error}")).is_ok()
+    paged::available().inspect_err(|error| tidepool_base::cannot_test(error)).is_ok()
 }
 
 /// What a statement under way holds is waited for, as long as it may be.
@@ -135,12 +133,10 @@ async fn shrink_beneath_a_heap(location: &str) {
         .unwrap()
         .get(0);
     assert!(held > 8 << 20, "{held}");
-    let start = Instant::now();
     let error =
         client.batch_execute("SET lock_timeout = '300ms'; ALTER TABLESPACE work SET (size = '4MB')").await.unwrap_err();
     assert_eq!(code(&error), "55P03");
     assert!(error.as_db_error().unwrap().detail().unwrap().contains("still used by statements"), "{error:?}");
-    assert!(start.elapsed() < Duration::from_secs(20));
     assert_eq!(size(&client, "work").await, 128 << 20);
     // While one change waits, another is refused, and a cancel ends it.
     let other = server.connect().await;
@@ -159,7 +155,9 @@ async fn shrink_beneath_a_heap(location: &str) {
         let client = server.connect().await;
         async move { outcome(&client, "ALTER TABLESPACE work SET (size = '4MB')").await }
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    while size(&client, "work").await != 4 << 20 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     holder.batch_execute("COMMIT").await.unwrap();
     assert_eq!(shrinking.await.unwrap(), "00000");
     let space = server.database.tablespaces().get("work").unwrap();
@@ -191,7 +189,7 @@ async fn fill_and_empty(location: &str) {
         client.batch_execute(gone).await.unwrap();
         let start = Instant::now();
         // The last tasks of a statement may still be letting go.
-        while space.usage().used_bytes > 0 && start.elapsed() < Duration::from_secs(5) {
+        while space.usage().used_bytes > 0 && start.elapsed() < PATIENCE {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let (left, counted) = (space.usage().resident_bytes, resident(&space.address_range()));

@@ -1,7 +1,6 @@
 //! `SELECT … FOR UPDATE` and its kin between sessions.
 
-use crate::server::{TestServer, code};
-use std::time::Duration;
+use crate::server::{TestServer, code, pid};
 use tokio_postgres::Client;
 
 const LOCKS: [&str; 4] = ["FOR KEY SHARE", "FOR SHARE", "FOR NO KEY UPDATE", "FOR UPDATE"];
@@ -23,12 +22,12 @@ async fn jobs(server: &TestServer, rows: u32) -> Client {
 /// The ids that a query gives back, in a session that has to wait for `first`, which then ends by `end`.
 async fn after(server: &TestServer, first: &Client, end: &str, sql: &'static str) -> Result<Vec<i32>, String> {
     let second = server.connect().await;
+    let pid = pid(&second).await;
     let waiting = tokio::spawn(async move {
         let rows = second.query(sql, &[]).await;
         rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()).map_err(|error| code(&error).to_owned())
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "{sql}");
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute(end).await.unwrap();
     waiting.await.unwrap()
 }

@@ -1,8 +1,7 @@
 //! Partitioned tables: between sessions, over restarts and backups, and beside a table of the same rows.
 
 use crate::cli::{serve, sql, text, tidepool};
-use crate::server::{TestServer, code};
-use std::time::Duration;
+use crate::server::{TestServer, code, pid};
 use tokio_postgres::Client;
 
 async fn cell(client: &Client, sql: &str) -> i64 {
@@ -75,9 +74,9 @@ async fn one_snapshot_does_not_change_what_moved_since() {
     }
     // Who has no snapshot to keep looks again, and finds it where it is.
     first.batch_execute("BEGIN; UPDATE t SET k = (k + 1) % 4 WHERE id = 2").await.unwrap();
+    let pid = pid(&second).await;
     let waiting = tokio::spawn(async move { second.execute("UPDATE t SET n = n + 1 WHERE id = 2", &[]).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished());
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute("COMMIT").await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), 1);
     assert_eq!(cell(&first, "SELECT n FROM t WHERE id = 2").await, 1);

@@ -1,7 +1,6 @@
 //! The protocol by hand, for what no driver would send.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -92,7 +91,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
             self.stream.read_exact(&mut body).await.ok()?;
             Some((kind, body))
         };
-        tokio::time::timeout(Duration::from_secs(30), read).await.expect("the server answers in time")
+        tokio::time::timeout(crate::server::PATIENCE, read).await.expect("the server answers in time")
     }
 
     /// Messages up to and with the first of type `kind`.

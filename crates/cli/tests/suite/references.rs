@@ -1,10 +1,9 @@
 //! Foreign keys between sessions: who waits for whom, and that no row is left without the one that it refers to.
 
-use crate::server::{TestServer, code};
+use crate::server::{TestServer, code, pid};
 use bytes::Bytes;
 use futures::SinkExt;
 use std::pin::pin;
-use std::time::Duration;
 use tokio_postgres::Client;
 
 async fn cell(client: &Client, sql: &str) -> i64 {
@@ -29,9 +28,9 @@ async fn family(server: &TestServer) -> Client {
 /// What `sql` comes to in a session that has to wait for `first`, which then ends by `end`.
 async fn after(server: &TestServer, first: &Client, end: &str, sql: &'static str) -> Result<(), String> {
     let second = server.connect().await;
+    let pid = pid(&second).await;
     let waiting = tokio::spawn(async move { second.batch_execute(sql).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "{sql}");
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute(end).await.unwrap();
     waiting.await.unwrap().map_err(|error| code(&error).to_owned())
 }

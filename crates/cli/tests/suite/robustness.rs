@@ -1,7 +1,7 @@
 //! What goes wrong gets the right error and disturbs nothing else.
 
 use crate::raw::{self, Raw, field};
-use crate::server::{MIB, Setup, TestServer, code, connect};
+use crate::server::{MIB, PATIENCE, Setup, TestServer, code, connect};
 use crate::witness::{Witness, memory, released};
 use bytes::Bytes;
 use futures::SinkExt;
@@ -245,7 +245,9 @@ async fn clients_that_vanish_leave_nothing() {
                 let sql =
                     "SELECT x % 3000000, count(*) FROM generate_series(1, 30000000) AS t(x) GROUP BY 1 ORDER BY 2, 1";
                 raw.send(&raw::query(sql)).await;
-                tokio::time::sleep(Duration::from_millis(400)).await;
+                while memory(&client).await.1 < 8 << 20 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
             }
             // In the middle of an answer, which it does not read.
             _ => {
@@ -262,7 +264,7 @@ async fn clients_that_vanish_leave_nothing() {
         if row.get::<_, i64>(0) <= 2 {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "connections stay");
+        assert!(start.elapsed() < PATIENCE, "connections stay");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     released(&client, tables).await;
@@ -291,12 +293,10 @@ async fn nesting_has_an_end() {
         format!("EXPLAIN SELECT {}", repeated("(", "1", ")")),
         format!("CREATE TABLE deep (a int DEFAULT {})", repeated("(", "1", ")")),
     ] {
-        let start = Instant::now();
         let shown = &sql[..40];
         let code = outcome(&client, &sql).await;
         // What is no more than long may as well be answered.
         assert!(code == "54001" || code == "00000", "{shown}…: {code}");
-        assert!(start.elapsed() < Duration::from_secs(60), "{shown}…: {:?}", start.elapsed());
         // Prepared, too: by another way to the planner.
         if let Err(error) = client.prepare(&sql).await {
             assert_eq!(crate::server::code(&error), "54001", "{shown}…");
@@ -385,7 +385,7 @@ async fn damaged_conversations() {
         let _ = raw.stream.shutdown().await;
         let mut answer = Vec::new();
         let read = raw.stream.read_to_end(&mut answer);
-        let _ = tokio::time::timeout(Duration::from_secs(30), read).await.expect("the connection ends");
+        let _ = tokio::time::timeout(PATIENCE, read).await.expect("the connection ends");
         let internal = answer.windows(6).any(|window| window == b"CXX000");
         assert!(!internal, "round {round}: {bytes:?}: {}", String::from_utf8_lossy(&answer));
     }
@@ -404,7 +404,7 @@ async fn damaged_conversations() {
         let _ = raw.stream.shutdown().await;
         let mut answer = Vec::new();
         let read = raw.stream.read_to_end(&mut answer);
-        let _ = tokio::time::timeout(Duration::from_secs(30), read).await.expect("the connection ends");
+        let _ = tokio::time::timeout(PATIENCE, read).await.expect("the connection ends");
     }
     assert_eq!(outcome(&client, "INSERT INTO fuzzed VALUES (1, 'x')").await, "00000", "no lock stays behind");
     witness.finish().await;
@@ -415,9 +415,10 @@ async fn slow_clients_take_only_their_own_time() {
     let server = TestServer::start().await;
     let witness = Witness::start(&server).await;
     let question = raw::query("SELECT 42");
+    let answered = Arc::new(tokio::sync::Semaphore::new(0));
     let slow: Vec<_> = (0..20)
         .map(|_| {
-            let (address, question) = (server.address, question.clone());
+            let (address, question, answered) = (server.address, question.clone(), answered.clone());
             tokio::spawn(async move {
                 let mut raw = Raw::open(address).await;
                 let packet = raw::startup((3, 0), &[("user", "tidepool"), ("database", "tidepool")]);
@@ -426,19 +427,22 @@ async fn slow_clients_take_only_their_own_time() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 raw.until(b'Z').await;
-                for byte in question {
-                    raw.send(&[byte]).await;
+                let (last, most) = question.split_last().unwrap();
+                for byte in most {
+                    raw.send(&[*byte]).await;
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
+                // No sooner than another client has had its answer.
+                answered.acquire().await.unwrap().forget();
+                raw.send(&[*last]).await;
                 let messages = raw.until(b'Z').await;
                 assert!(messages.iter().any(|(kind, body)| *kind == b'D' && body.ends_with(b"42")));
             })
         })
         .collect();
-    let start = Instant::now();
     let client = server.connect().await;
     assert_eq!(client.query_one("SELECT 1::bigint", &[]).await.unwrap().get::<_, i64>(0), 1);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    answered.add_permits(slow.len());
     for client in slow {
         client.await.unwrap();
     }

@@ -13,6 +13,9 @@ use tokio_postgres::{Client, NoTls};
 
 pub const MIB: u64 = 1 << 20;
 
+/// After it something hangs, however busy the machine is.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
 pub struct TestServer {
     pub address: SocketAddr,
     pub metrics_address: Option<SocketAddr>,
@@ -84,7 +87,27 @@ impl TestServer {
     pub async fn stop(mut self) {
         self.shutdown.stop();
         let running = self.running.take().expect("stopped once");
-        tokio::time::timeout(Duration::from_secs(60), running).await.expect("stops in time").expect("no panic");
+        tokio::time::timeout(PATIENCE, running).await.expect("stops in time").expect("no panic");
+    }
+
+    /// Until the statement of a session waits for another transaction.
+    pub async fn until_waiting<T>(&self, pid: i32, statement: &tokio::task::JoinHandle<T>) {
+        let client = self.connect().await;
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'");
+        while client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            assert!(!statement.is_finished(), "the statement is over, and has waited for nobody");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Until a session runs a statement that begins like this.
+    pub async fn until_running(&self, beginning: &str) {
+        let client = self.connect().await;
+        let sql =
+            format!("SELECT count(*) FROM tidepool.queries WHERE state = 'running' AND query LIKE '{beginning}%'");
+        while client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     pub fn ask_to_stop(&self) {
@@ -102,6 +125,11 @@ pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_po
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
+}
+
+/// By which other sessions know a client's.
+pub async fn pid(client: &Client) -> i32 {
+    client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
 /// The SQLSTATE of an error that the server sent.

@@ -1,6 +1,6 @@
 //! Transactions of several sessions over the same rows.
 
-use crate::server::{TestServer, code};
+use crate::server::{TestServer, code, pid};
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -73,12 +73,12 @@ async fn a_writer_waits_for_the_rows_writer_and_looks_again() {
     let error = second.batch_execute("UPDATE account SET balance = 0 WHERE id = 1").await.unwrap_err();
     assert_eq!(code(&error), "55P03");
     second.batch_execute("RESET lock_timeout").await.unwrap();
+    let pid = pid(&second).await;
     let waiting = tokio::spawn(async move {
         second.batch_execute("UPDATE account SET balance = balance * 2 WHERE id = 1").await.unwrap();
         second
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished());
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute("COMMIT").await.unwrap();
     waiting.await.unwrap();
     assert_eq!(cell(&first, "SELECT balance FROM account WHERE id = 1").await, 202);
@@ -172,9 +172,9 @@ async fn keyed(server: &TestServer) -> Client {
 /// What `sql` comes to in a session that has to wait for `first`, which then ends by `end`.
 async fn after(server: &TestServer, first: &Client, end: &str, sql: &'static str) -> Result<(), String> {
     let second = server.connect().await;
+    let pid = pid(&second).await;
     let waiting = tokio::spawn(async move { second.batch_execute(sql).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "{sql}");
+    server.until_waiting(pid, &waiting).await;
     first.batch_execute(end).await.unwrap();
     waiting.await.unwrap().map_err(|error| code(&error).to_owned())
 }

@@ -1,7 +1,7 @@
 //! The protocol, through a driver and by hand.
 
 use crate::raw::{self, Raw, field, kinds};
-use crate::server::{MIB, Setup, TestServer, code, connect};
+use crate::server::{MIB, PATIENCE, Setup, TestServer, code, connect};
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use std::sync::Arc;
@@ -363,13 +363,11 @@ async fn cancel() {
         let sql = "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
         async move { client.simple_query(sql).await }
     });
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.until_running("SELECT count(*) FROM generate_series").await;
     assert!(!running.is_finished());
-    let start = Instant::now();
     token.cancel_query(NoTls).await.unwrap();
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(code(&error), "57014", "{error:?}");
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(cell(&client, "SELECT 1").await, "1");
     // A guess at the secret does nothing.
     let mut raw = Raw::open(server.address).await;
@@ -411,7 +409,7 @@ async fn a_client_that_vanishes_takes_its_statement_along() {
     let endless =
         "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
     raw.send(&raw::query(endless)).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    server.until_running("SELECT count(*) FROM generate_series").await;
     drop(raw);
     // In the middle of a COPY, too.
     let (mut raw, _) = Raw::start(server.address).await;
@@ -422,7 +420,7 @@ async fn a_client_that_vanishes_takes_its_statement_along() {
     // And without reading what it asked for.
     let (mut raw, _) = Raw::start(server.address).await;
     raw.send(&raw::query("SELECT * FROM generate_series(1, 10000000)")).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    server.until_running("SELECT * FROM generate_series").await;
     drop(raw);
     let client = server.connect().await;
     let start = Instant::now();
@@ -431,7 +429,7 @@ async fn a_client_that_vanishes_takes_its_statement_along() {
         if others.is_empty() {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "still there: {others:?}");
+        assert!(start.elapsed() < PATIENCE, "still there: {others:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(cell(&client, "SELECT count(*) FROM half").await, "0");
@@ -503,7 +501,7 @@ async fn two_hundred_idle_and_fifty_busy() {
         })
     });
     for worker in busy.collect::<Vec<_>>() {
-        tokio::time::timeout(Duration::from_secs(120), worker).await.expect("in time").unwrap();
+        tokio::time::timeout(PATIENCE, worker).await.expect("in time").unwrap();
     }
     for client in &idle {
         assert_eq!(cell(client, "SELECT 1").await, "1");
@@ -523,7 +521,7 @@ async fn one_client_too_many() {
     clients.pop();
     let start = Instant::now();
     while connect(&server.config()).await.is_err() {
-        assert!(start.elapsed() < Duration::from_secs(10), "a place does not come free");
+        assert!(start.elapsed() < PATIENCE, "a place does not come free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -550,8 +548,7 @@ async fn nonsense_on_the_port() {
         // The server may well have hung up before all is sent.
         let _ = stream.write_all(&bytes).await;
         let _ = stream.shutdown().await;
-        let _ =
-            tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut Vec::new())).await.expect("closed");
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("closed");
     }
     // After it: every type of message with a random body.
     for kind in 0..=255u8 {
@@ -606,9 +603,7 @@ async fn slow_start_up_is_ended() {
     let server = TestServer::with(Setup { options, ..Setup::default() }).await;
     let mut raw = Raw::open(server.address).await;
     raw.send(&[0, 0]).await;
-    let start = Instant::now();
     assert!(raw.rest().await.is_empty());
-    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -740,10 +735,11 @@ async fn a_stopping_server_cancels_what_does_not_end() {
     let endless =
         "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
     raw.send(&raw::query(endless)).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let start = Instant::now();
+    server.until_running("SELECT count(*) FROM generate_series").await;
     server.stop().await;
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    // It was told, and not cut off.
+    let messages = raw.rest().await;
+    assert!(messages.iter().any(|(kind, body)| *kind == b'E' && field(body, b'C').as_deref() == Some("57014")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

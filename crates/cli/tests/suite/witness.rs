@@ -1,6 +1,6 @@
 //! Another session that keeps asking while a test misbehaves: nothing may disturb it.
 
-use crate::server::{Setup, TestServer};
+use crate::server::{PATIENCE, Setup, TestServer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -43,8 +43,7 @@ impl Witness {
     /// Fails where the witness did.
     pub async fn finish(self) {
         self.stop.store(true, Ordering::Relaxed);
-        let rounds =
-            tokio::time::timeout(Duration::from_secs(30), self.running).await.expect("still answered").unwrap();
+        let rounds = tokio::time::timeout(PATIENCE, self.running).await.expect("still answered").unwrap();
         assert!(rounds > 0);
     }
 }
@@ -70,7 +69,7 @@ pub async fn released(client: &Client, tables: i64) {
         if now == tables && heap <= 4 << 20 {
             return;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "tables hold {now} instead of {tables}, heaps {heap}");
+        assert!(start.elapsed() < PATIENCE, "tables hold {now} instead of {tables}, heaps {heap}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -640,6 +640,9 @@ fn activity(facts: &SessionFacts, rows: &mut Rows) {
             ("backend_start", session.start.into()),
             ("query_start", query.map(|query| query.start).into()),
             ("state_change", query.map(|query| query.end().unwrap_or(query.start)).into()),
+            // Whatever is locked, it is waited for as long as a transaction holds it.
+            ("wait_event_type", session.waits_for_lock.then_some("Lock").into()),
+            ("wait_event", session.waits_for_lock.then_some("transactionid").into()),
             ("state", state.into()),
             ("query_id", query.map(|query| query.id.0).into()),
             ("query", text.into()),

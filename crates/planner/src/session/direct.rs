@@ -476,6 +476,7 @@ impl Session {
                     None => std::future::pending().await,
                 }
             };
+            let _noted = waiting.interrupt.note_lock_wait();
             let error = tokio::select! {
                 biased;
                 _ = free => continue,
