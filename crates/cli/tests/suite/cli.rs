@@ -21,8 +21,19 @@ pub fn tidepool() -> Command {
 }
 
 pub struct Serving {
-    child: Child,
+    child: Ended,
     pub url: String,
+}
+
+/// A child that outlives no test, also one that fails.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // An error: it is over.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Starts a server on `data` and waits for its line.
@@ -46,7 +57,7 @@ pub fn try_serve(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) 
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     match line.trim().strip_prefix("tidepool is ready: ") {
-        Some(url) => Ok(Serving { url: url.to_owned(), child }),
+        Some(url) => Ok(Serving { url: url.to_owned(), child: Ended(child) }),
         None => {
             let mut log = String::new();
             child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
@@ -58,20 +69,20 @@ pub fn try_serve(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) 
 
 impl Serving {
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     pub fn signal(&self, signal: i32) {
         // SAFETY: the child is not waited for yet, so its number is still its own.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.child.0.id() as i32, signal) }, 0);
     }
 
     pub fn wait(mut self) -> (bool, String) {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.0.try_wait().unwrap() {
                 let mut log = String::new();
-                self.child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+                self.child.0.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
                 return (status.success(), log);
             }
             assert!(start.elapsed() < PATIENCE, "the server does not end");
