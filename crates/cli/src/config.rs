@@ -1,7 +1,7 @@
 //! Where a command's configuration comes from: defaults, file, environment, flags.
 
 use std::path::PathBuf;
-use tidepool_base::Result;
+use tidepool_base::{ByteSize, Result};
 use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
 
 /// Flags that say what memory there is.
@@ -11,6 +11,9 @@ pub struct MemoryArgs {
     // The variable is read below: for a command that is given a server's URL it means nothing, and contradicts nothing.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// What the process may use in all, as in 16GB [default: what machine and control groups let it]
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<String>,
     /// Size of near memory, as in 8GB
     #[arg(long, value_name = "SIZE")]
     pub near: Option<String>,
@@ -41,6 +44,9 @@ impl MemoryArgs {
     /// The configuration so far: file, environment, these flags.
     pub fn builder(&self) -> Result<ConfigBuilder> {
         let mut builder = ConfigBuilder::surroundings(self.file().as_deref())?;
+        if let Some(limit) = &self.memory_limit {
+            builder = builder.memory_limit_bytes(Some(limit.parse::<ByteSize>()?.0));
+        }
         if let Some(near) = &self.near {
             builder = builder.near(near)?;
         }

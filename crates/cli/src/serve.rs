@@ -43,7 +43,7 @@ pub struct ServeArgs {
 }
 
 pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
-    raise_descriptor_limit();
+    let descriptors_max = raise_descriptor_limit();
     let mut builder = args.database.builder()?;
     if let Some(listen) = args.listen {
         builder = builder.listen(listen);
@@ -67,6 +67,8 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let settings = database.config().server.clone();
     let options = ServiceOptions {
         connections_max: settings.connections_max,
+        superuser_reserved: settings.superuser_reserved_connections,
+        descriptors_max,
         slow_statement: args.slow_statement_ms.map(Duration::from_millis),
         shutdown_grace: Duration::from_secs(args.shutdown_grace_s),
         ..ServiceOptions::default()
@@ -120,14 +122,19 @@ fn stop_on_signal(handle: ShutdownHandle) -> Result<()> {
     Ok(())
 }
 
-/// Many clients need many descriptors, and the soft limit is often 1,024.
-fn raise_descriptor_limit() {
+/// Many clients need many descriptors, and the soft limit is often 1,024. Tells how many there are, if that is known.
+fn raise_descriptor_limit() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid rlimit that both calls only use while they run.
     unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 {
+            return None;
+        }
+        let soft = limit.rlim_cur;
+        limit.rlim_cur = limit.rlim_max;
+        if soft < limit.rlim_max && libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+            limit.rlim_cur = soft;
         }
     }
+    usize::try_from(limit.rlim_cur).ok()
 }

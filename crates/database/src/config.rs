@@ -4,6 +4,8 @@
 //! data = "tidepool-data"
 //!
 //! [memory]
+//! limit = "16GB"               # what the process may use in all
+//! clients = "1GB"              # of that, what clients may make it hold beside rows
 //! last_level_cache = "32MB"
 //! local_profile = "local-dram"
 //!
@@ -50,6 +52,7 @@
 //! tls_certificate = "server.crt"
 //! tls_key = "server.key"
 //! connections_max = 250
+//! superuser_reserved_connections = 5
 //!
 //! [log]
 //! folder = "/disk2/tidepool-log"   # of its own; without it `log` in the data folder
@@ -74,6 +77,9 @@
 //! threads = 8
 //! ```
 
+pub use crate::process_memory::memory_total_bytes;
+
+use crate::process_memory::{client_bytes_default, tablespace_defaults};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
@@ -92,13 +98,15 @@ pub const CONNECTIONS_MAX_DEFAULT: usize = 500;
 /// As many processors as the kernel's sets have by default.
 const CORES_MAX: usize = 1024;
 
+/// Below these nothing works: of `memory.limit`, and of `memory.clients`.
+const MEMORY_LIMIT_MIN: u64 = 64 << 20;
+const CLIENT_MEMORY_MIN: u64 = 8 << 20;
+
 /// Of a workload class.
 const CLASS_COUNT_MAX: usize = 1_000_000;
 
-/// Parts of the machine's memory that the two tablespaces may take unless told otherwise, in percent. What is left is for
-/// the process itself. Memory is taken when it is used, not before.
-const NEAR_PERCENT: u64 = 60;
-const FAR_PERCENT: u64 = 35;
+/// Of `connections_max`, as PostgreSQL.
+pub const SUPERUSER_RESERVED_DEFAULT: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -106,6 +114,10 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     /// Of the data folder's log.
     pub log: LogSettings,
+    /// What the process may use in all.
+    pub memory_limit_bytes: u64,
+    /// What clients may make it hold beside rows and statements' heaps.
+    pub client_memory_bytes: u64,
     pub near: TablespaceConfig,
     pub far: TablespaceConfig,
     /// Tablespaces of the file beyond `near` and `far`.
@@ -223,6 +235,8 @@ pub struct ServerConfig {
     pub tls_certificate: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     pub connections_max: usize,
+    /// Of these, the last ones, which only superusers get.
+    pub superuser_reserved_connections: usize,
 }
 
 impl Config {
@@ -237,9 +251,12 @@ impl Config {
             huge_pages: false,
             populate_bytes: 0,
         };
+        let limit = memory_total_bytes();
         Config {
             data_dir: None,
             log: LogSettings::default(),
+            memory_limit_bytes: limit,
+            client_memory_bytes: client_bytes_default(limit, near_bytes.saturating_add(far_bytes)),
             near: space("near", near_bytes),
             far: space("far", far_bytes),
             tablespaces: Vec::new(),
@@ -253,6 +270,7 @@ impl Config {
             server: ServerConfig {
                 listen: LISTEN_DEFAULT.to_owned(),
                 connections_max: CONNECTIONS_MAX_DEFAULT,
+                superuser_reserved_connections: SUPERUSER_RESERVED_DEFAULT,
                 ..ServerConfig::default()
             },
             workload: WorkloadConfig::default(),
@@ -308,17 +326,6 @@ fn profiles_of(text: &str, location: &Location, own: &[Profile]) -> Result<(Opti
 
 fn threads_default() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Memory that this process may use: the machine's, or its control group's if that is less.
-pub fn memory_total_bytes() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
-    });
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
-    // Where neither can be read, 4 GB is a size that most machines have.
-    machine.into_iter().chain(group).min().unwrap_or(4 << 30)
 }
 
 /// A tablespace as written in file, environment or flags; what is left out comes from below.
@@ -411,6 +418,8 @@ fn invalid(message: String) -> Error {
 pub struct ConfigBuilder {
     data_dir: Option<PathBuf>,
     log: LogSettings,
+    memory_limit_bytes: Option<u64>,
+    client_memory_bytes: Option<u64>,
     near: SpaceSpec,
     far: SpaceSpec,
     tablespaces: Vec<(String, SpaceSpec)>,
@@ -438,6 +447,8 @@ impl ConfigBuilder {
         ConfigBuilder {
             data_dir: None,
             log: LogSettings::default(),
+            memory_limit_bytes: None,
+            client_memory_bytes: None,
             near: SpaceSpec::default(),
             far: SpaceSpec::default(),
             tablespaces: Vec::new(),
@@ -451,6 +462,7 @@ impl ConfigBuilder {
             server: ServerConfig {
                 listen: LISTEN_DEFAULT.to_owned(),
                 connections_max: CONNECTIONS_MAX_DEFAULT,
+                superuser_reserved_connections: SUPERUSER_RESERVED_DEFAULT,
                 ..ServerConfig::default()
             },
             workload: WorkloadConfig::default(),
@@ -472,10 +484,11 @@ impl ConfigBuilder {
         builder.environment(variables)
     }
 
-    /// Of all this only the memory that is there and what it costs: `near`, `far`, profiles, the cache.
+    /// Of all this only the memory that is there and what it costs: the limit, `near`, `far`, profiles, the cache.
     pub fn memory_only(self) -> ConfigBuilder {
-        let ConfigBuilder { near, far, profiles, last_level_cache_bytes, local_profile, .. } = self;
-        ConfigBuilder { near, far, profiles, last_level_cache_bytes, local_profile, ..ConfigBuilder::new() }
+        let ConfigBuilder { memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, .. } = self;
+        let rest = ConfigBuilder::new();
+        ConfigBuilder { memory_limit_bytes, near, far, profiles, last_level_cache_bytes, local_profile, ..rest }
     }
 
     pub fn file(self, path: &Path) -> Result<ConfigBuilder> {
@@ -505,6 +518,8 @@ impl ConfigBuilder {
         if let Some(data) = file.data {
             self.data_dir = Some(data);
         }
+        self.memory_limit_bytes = file.memory.limit.map(|size| size.0).or(self.memory_limit_bytes);
+        self.client_memory_bytes = file.memory.clients.map(|size| size.0).or(self.client_memory_bytes);
         self.last_level_cache_bytes = file.memory.last_level_cache.map(|size| size.0).or(self.last_level_cache_bytes);
         self.local_profile = file.memory.local_profile.or(self.local_profile);
         if let Some(near) = file.memory.near {
@@ -548,7 +563,15 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
-        let FileServer { listen, socket_directory, metrics, tls_certificate, tls_key, connections_max } = file.server;
+        let FileServer {
+            listen,
+            socket_directory,
+            metrics,
+            tls_certificate,
+            tls_key,
+            connections_max,
+            superuser_reserved_connections: reserved,
+        } = file.server;
         if let Some(listen) = listen {
             self.server.listen = listen;
         }
@@ -557,6 +580,7 @@ impl ConfigBuilder {
         self.server.tls_certificate = tls_certificate.or(self.server.tls_certificate);
         self.server.tls_key = tls_key.or(self.server.tls_key);
         self.server.connections_max = connections_max.unwrap_or(self.server.connections_max);
+        self.server.superuser_reserved_connections = reserved.unwrap_or(self.server.superuser_reserved_connections);
         let FileWorkload { transactions, analytics } = file.workload;
         self.workload.transactions.merge(transactions.read().map_err(context("workload.transactions"))?);
         self.workload.analytics.merge(analytics.read().map_err(context("workload.analytics"))?);
@@ -570,7 +594,7 @@ impl ConfigBuilder {
         Ok(self)
     }
 
-    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
+    /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
@@ -582,6 +606,8 @@ impl ConfigBuilder {
             };
             match key {
                 "DATA" => self.data_dir = Some(value.into()),
+                "MEMORY_LIMIT" => self.memory_limit_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0),
+                "CLIENT_MEMORY" => self.client_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0),
                 "NEAR" => self = self.near(&value).map_err(wrong)?,
                 "FAR" => self = self.far(&value).map_err(wrong)?,
                 "LOG_FOLDER" => (self.log.folder, self.log.tablespace) = (Some(value.into()), None),
@@ -620,6 +646,18 @@ impl ConfigBuilder {
     /// The data folder if none was named so far.
     pub fn data_dir_default(mut self, path: impl Into<PathBuf>) -> ConfigBuilder {
         self.data_dir.get_or_insert_with(|| path.into());
+        self
+    }
+
+    /// What the process may use in all; `None`: what machine and control groups let it.
+    pub fn memory_limit_bytes(mut self, bytes: Option<u64>) -> ConfigBuilder {
+        self.memory_limit_bytes = bytes;
+        self
+    }
+
+    /// What clients may make the process hold beside rows; `None`: half of what tablespaces leave.
+    pub fn client_memory_bytes(mut self, bytes: Option<u64>) -> ConfigBuilder {
+        self.client_memory_bytes = bytes;
         self
     }
 
@@ -689,14 +727,36 @@ impl ConfigBuilder {
 
     /// Checks what only the whole can tell. F0000 on contradictions.
     pub fn build(self) -> Result<Config> {
-        let memory = memory_total_bytes();
+        let limit = self.memory_limit_bytes.unwrap_or_else(memory_total_bytes);
+        if limit < MEMORY_LIMIT_MIN {
+            return Err(config_error(format!("memory.limit must be at least {}", ByteSize(MEMORY_LIMIT_MIN))));
+        }
         let space = |spec: &SpaceSpec, name: &str, size: Option<u64>| {
             spec.build(name, size, &self.profiles).map_err(|error| named(error, &format!("tablespace \"{name}\"")))
         };
-        let near = space(&self.near, "near", Some(memory / 100 * NEAR_PERCENT))?;
-        let far = space(&self.far, "far", Some(memory / 100 * FAR_PERCENT))?;
         let tablespaces =
             self.tablespaces.iter().map(|(name, spec)| space(spec, name, None)).collect::<Result<Vec<_>>>()?;
+        // Of this machine's memory.
+        let taken = |location: &Location, size: Option<u64>| size.filter(|_| location.is_anonymous());
+        let given = |spec: &SpaceSpec| taken(spec.location.as_ref().unwrap_or(&Location::Anon), spec.size_bytes);
+        let sum = |spaces: &[TablespaceConfig]| {
+            spaces.iter().filter_map(|space| taken(&space.location, space.size_bytes)).fold(0, u64::saturating_add)
+        };
+        let others = sum(&tablespaces).saturating_add(given(&self.far).unwrap_or(0));
+        let near_size = match &self.near.location {
+            Some(location) if !location.is_anonymous() => Some(0),
+            _ => given(&self.near),
+        };
+        let (near_default, _) = tablespace_defaults(limit, near_size, others);
+        let (_, far_default) = tablespace_defaults(limit, near_size, sum(&tablespaces));
+        let near = space(&self.near, "near", Some(near_default))?;
+        let far = space(&self.far, "far", Some(far_default))?;
+        let in_memory = sum(&tablespaces).saturating_add(sum(std::slice::from_ref(&near)));
+        let in_memory = in_memory.saturating_add(sum(std::slice::from_ref(&far)));
+        let client_memory_bytes = self.client_memory_bytes.unwrap_or_else(|| client_bytes_default(limit, in_memory));
+        if client_memory_bytes < CLIENT_MEMORY_MIN {
+            return Err(config_error(format!("memory.clients must be at least {}", ByteSize(CLIENT_MEMORY_MIN))));
+        }
         if self.threads == 0 || self.threads > 1024 {
             return Err(config_error(format!("threads must be between 1 and 1024, not {}", self.threads)));
         }
@@ -730,6 +790,8 @@ impl ConfigBuilder {
         Ok(Config {
             data_dir: self.data_dir,
             log: self.log,
+            memory_limit_bytes: limit,
+            client_memory_bytes,
             near,
             far,
             tablespaces,
@@ -881,6 +943,8 @@ struct FileLog {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileMemory {
+    limit: Option<Size>,
+    clients: Option<Size>,
     last_level_cache: Option<Size>,
     local_profile: Option<String>,
     near: Option<FileSpace>,
@@ -929,6 +993,7 @@ struct FileServer {
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     connections_max: Option<usize>,
+    superuser_reserved_connections: Option<usize>,
 }
 
 #[derive(Default, Deserialize)]
@@ -1051,6 +1116,7 @@ mod tests {
             .collect();
         let config = Config::from_toml(&documented).unwrap();
         assert_eq!(config.data_dir.as_deref(), Some(Path::new("tidepool-data")));
+        assert_eq!((config.memory_limit_bytes, config.client_memory_bytes), (16 << 30, 1 << 30));
         assert_eq!(config.near.size_bytes, Some(8 << 30));
         assert_eq!(config.near.location, Location::Anon);
         assert_eq!(config.far.location, Location::Numa(1));
@@ -1073,7 +1139,8 @@ mod tests {
         assert_eq!(mixes, [("2:1".to_owned(), 25.0), ("1:1".to_owned(), 24.0)]);
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
         assert_eq!(config.statement_memory_bytes, Some(2 << 30));
-        assert_eq!((config.threads, config.server.connections_max), (8, 250));
+        let server = &config.server;
+        assert_eq!((config.threads, server.connections_max, server.superuser_reserved_connections), (8, 250, 5));
         let transactions = ClassConfig {
             running_max: Some(64),
             queued_max: Some(1000),
@@ -1104,6 +1171,8 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_line_and_key() {
         for (text, place) in [
+            ("[memory]\nlimit = \"1MB\"\n", "memory.limit must be at least 64MB"),
+            ("[memory]\nclients = \"1MB\"\n", "memory.clients must be at least 8MB"),
             ("[memory.near]\nsize = \"12XB\"\n", "line 2, key \"memory.near.size\""),
             ("[memory.far]\nlocation = \"moon:1\"\n", "line 2, key \"memory.far.location\""),
             ("[server]\nlisten = 5\n", "line 2, key \"server.listen\""),
@@ -1149,6 +1218,26 @@ mod tests {
             assert_eq!(error.code(), SqlState::CONFIG_FILE_ERROR);
             assert!(error.message().contains(code), "{error}");
         }
+    }
+
+    #[test]
+    fn tablespaces_leave_room_in_the_limit() {
+        let sizes = |text: &str| {
+            let config = Config::from_toml(&format!("[memory]\nlimit = \"800MB\"\n{text}")).unwrap();
+            let size = |space: &TablespaceConfig| space.size_bytes.unwrap_or(0) >> 20;
+            (size(&config.near), size(&config.far), config.client_memory_bytes >> 20)
+        };
+        let (near, far, clients) = sizes("");
+        assert!(near > far && near + far <= 800 - 256 && clients >= 128, "{near}, {far}, {clients}");
+        // What is given for one leaves less to the other.
+        assert_eq!(sizes("[memory.near]\nsize = \"500MB\"\n").0, 500);
+        assert!(sizes("[memory.near]\nsize = \"500MB\"\n").1 <= 44);
+        assert!(sizes("[memory.far]\nsize = \"500MB\"\n").0 <= 44);
+        assert!(sizes("[[tablespace]]\nname = \"more\"\nlocation = \"anon:\"\nsize = \"500MB\"\n").0 <= 44);
+        let environment = [("TIDEPOOL_MEMORY_LIMIT", "1GB"), ("TIDEPOOL_CLIENT_MEMORY", "50MB")];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let config = ConfigBuilder::new().environment(environment).unwrap().build().unwrap();
+        assert_eq!((config.memory_limit_bytes, config.client_memory_bytes), (1 << 30, 50 << 20));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId, caught};
-use tidepool_heap::{QueryHeap, Release};
+use tidepool_heap::{ClientMemory, QueryHeap, Release};
 use tidepool_log::Log;
 use tidepool_log::files::{Files, SystemFiles};
 use tidepool_table::Table;
@@ -78,6 +78,7 @@ pub struct Database {
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
     pub(crate) altered: Mutex<BTreeMap<String, TablespaceConfig>>,
     encode_pool: EncodePool,
+    client_memory: Arc<ClientMemory>,
     progress: ProgressRegistry,
     access: Arc<AccessLog>,
     pub(crate) storage: Option<Storage>,
@@ -169,6 +170,11 @@ impl Database {
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
+            client_memory: ClientMemory::new(
+                config.client_memory_bytes,
+                config.server.connections_max,
+                config.memory_limit_bytes,
+            ),
             config,
             spaces,
             current: RwLock::new(Current {
@@ -217,6 +223,11 @@ impl Database {
             })
             .map_err(|error| Error::io("start the background thread", &error))?;
         Ok(database)
+    }
+
+    /// What clients make the process hold.
+    pub fn client_memory(&self) -> &Arc<ClientMemory> {
+        &self.client_memory
     }
 
     pub fn config(&self) -> &Config {

@@ -1,6 +1,7 @@
 //! Rows on their way into a table.
 
 use crate::Database;
+use crate::loading::Loading;
 use crate::partition::{Membership, Routing};
 use crate::text::{TextReader, TextSettings, TextWriter, shortened};
 use arrow_array::cast::AsArray;
@@ -19,6 +20,9 @@ pub(crate) const SHORT_ROW_GROUP_ROWS: usize = 16 * 1024;
 
 /// Unencoded bytes after which a row group is closed early: keeps loads of very wide rows within bounds.
 const ROW_GROUP_RAW_BYTES_MAX: usize = 256 << 20;
+
+/// As many are worth a row group where loads hold much ([`Loading`]).
+const CROWDED_BYTES: usize = 4 << 20;
 
 /// How long row groups are waited for before it is asked whether anybody still wants them.
 const WAIT_STEP: Duration = Duration::from_millis(5);
@@ -46,6 +50,7 @@ pub struct TableWriter {
     buffer: Vec<RecordBatch>,
     buffered_rows: usize,
     buffered_bytes: usize,
+    loading: Option<Loading>,
     rows: u64,
     jobs: Arc<Jobs>,
     next_sequence: usize,
@@ -110,6 +115,7 @@ impl TableWriter {
             buffer: Vec::new(),
             buffered_rows: 0,
             buffered_bytes: 0,
+            loading: None,
             rows: 0,
             jobs: Arc::new(Jobs::default()),
             next_sequence: 0,
@@ -186,9 +192,12 @@ impl TableWriter {
             let piece = batch.slice(start, length);
             start += length;
             self.buffered_rows += length;
-            self.buffered_bytes += raw_bytes(&piece);
+            let bytes = raw_bytes(&piece);
+            self.buffered_bytes += bytes;
             self.buffer.push(piece);
-            if self.buffered_rows == ROW_GROUP_ROWS || self.buffered_bytes >= ROW_GROUP_RAW_BYTES_MAX {
+            let loading = self.loading.get_or_insert_with(|| Loading::of(&self.database));
+            let is_much = loading.add(bytes) && self.buffered_bytes >= CROWDED_BYTES;
+            if self.buffered_rows == ROW_GROUP_ROWS || self.buffered_bytes >= ROW_GROUP_RAW_BYTES_MAX || is_much {
                 self.encode_buffer()?;
             }
         }
@@ -226,6 +235,7 @@ impl TableWriter {
 
     fn encode_buffer(&mut self) -> Result<()> {
         let batches = std::mem::take(&mut self.buffer);
+        let loading = self.loading.take();
         self.buffered_rows = 0;
         self.buffered_bytes = 0;
         let sequence = self.next_sequence;
@@ -246,7 +256,7 @@ impl TableWriter {
                 encode_one(&database, &schema, batches, &placement, &wanted)
             });
             // Before the end is told: whoever waits for it may want to close the database.
-            drop(database);
+            drop((database, loading));
             let mut state = jobs.state.lock();
             match encoded {
                 Ok(Some(group)) => drop(state.done.insert(sequence, group)),

@@ -11,6 +11,7 @@
 use crate::arena::{self, Arena};
 use crate::blocks::{self, Watch};
 use crate::jemalloc::{self, TCACHE_MASK, layout_flags};
+use crate::machine;
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -286,51 +287,5 @@ unsafe fn routed_realloc(
             TidepoolAllocator.dealloc(block, layout);
         }
         moved
-    }
-}
-
-/// What the machine has, asked inside the allocator: no allocation.
-mod machine {
-    /// Kept free for everybody else.
-    const RESERVE_BYTES: u64 = 64 << 20;
-
-    /// True also where it cannot be told.
-    pub fn has_room_for(bytes: u64) -> bool {
-        available_bytes().is_none_or(|available| bytes.saturating_add(RESERVE_BYTES) <= available)
-    }
-
-    fn available_bytes() -> Option<u64> {
-        let mut text = [0u8; 512];
-        // SAFETY: a zero-terminated name; the descriptor is closed here; the buffer is as long as is said.
-        let count = unsafe {
-            let file = libc::open(c"/proc/meminfo".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-            if file < 0 {
-                return None;
-            }
-            let count = libc::read(file, text.as_mut_ptr().cast(), text.len());
-            libc::close(file);
-            count
-        };
-        parse(&text[..usize::try_from(count).ok()?])
-    }
-
-    /// `MemAvailable:   22000000 kB`, one of the first lines.
-    fn parse(text: &[u8]) -> Option<u64> {
-        let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"MemAvailable:"))?;
-        let digits = line.iter().copied().skip_while(|byte| *byte == b' ').take_while(u8::is_ascii_digit);
-        let kilobytes =
-            digits.fold(0u64, |value, digit| value.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
-        Some(kilobytes.saturating_mul(1024))
-    }
-
-    #[cfg(test)]
-    mod tests {
-        #[test]
-        fn available_memory_is_read() {
-            assert_eq!(super::parse(b"MemTotal: 9 kB\nMemAvailable:   22 kB\n"), Some(22 * 1024));
-            assert_eq!(super::parse(b"MemTotal: 9 kB\n"), None);
-            assert!(super::has_room_for(1));
-            assert!(!super::has_room_for(1 << 60));
-        }
     }
 }

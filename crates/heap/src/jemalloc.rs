@@ -96,6 +96,8 @@ static ARENA_DIRTY_DECAY: Mib<3> = Mib::new(c"arena.0.dirty_decay_ms");
 static ARENA_MUZZY_DECAY: Mib<3> = Mib::new(c"arena.0.muzzy_decay_ms");
 static ARENA_OVERSIZE: Mib<3> = Mib::new(c"arena.0.oversize_threshold");
 static ARENAS_CREATE: Mib<2> = Mib::new(c"experimental.arenas_create_ext");
+static THREAD_ALLOCATED: Mib<2> = Mib::new(c"thread.allocated");
+static THREAD_DEALLOCATED: Mib<2> = Mib::new(c"thread.deallocated");
 static TCACHE_CREATE: Mib<2> = Mib::new(c"tcache.create");
 static TCACHE_FLUSH: Mib<2> = Mib::new(c"tcache.flush");
 
@@ -158,6 +160,16 @@ pub fn decay(arena: u32) {
 pub fn arenas_count() -> u32 {
     // SAFETY: `unsigned` out.
     unsafe { ARENAS_COUNT.call(ARENAS_COUNT.parts(), None::<()>) }.unwrap_or(0)
+}
+
+/// Bytes that this thread ever allocated, less those that it freed. Only differences mean something: threads free what others allocated.
+pub fn thread_balance() -> u64 {
+    // SAFETY: both give a `uint64_t`.
+    let (allocated, freed): (u64, u64) = unsafe {
+        let allocated = THREAD_ALLOCATED.call(THREAD_ALLOCATED.parts(), None::<()>).unwrap_or(0);
+        (allocated, THREAD_DEALLOCATED.call(THREAD_DEALLOCATED.parts(), None::<()>).unwrap_or(0))
+    };
+    allocated.wrapping_sub(freed)
 }
 
 /// A thread cache to be used with [`tcache_flag`], by one thread at a time.

@@ -16,14 +16,17 @@ mod allocator;
 mod arena;
 mod blocks;
 mod bulk;
+mod clients;
 mod jemalloc;
 mod lease;
+mod machine;
 mod promise;
 mod query_heap;
 
 pub use allocator::{TidepoolAllocator, is_installed};
 pub use blocks::{BLOCK_BYTES_MIN, BlockEvent};
 pub use bulk::bulk;
+pub use clients::{ClientAccount, ClientMemory, Held, Reservation};
 pub use query_heap::{HeapGuard, HeapUsage, QueryHeap};
 
 /// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics.
@@ -37,6 +40,14 @@ pub struct ProcessMemory {
 pub fn process_memory() -> ProcessMemory {
     let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers());
     ProcessMemory { allocated_bytes, resident_bytes }
+}
+
+/// Runs `work` and tells by how many bytes what its thread has allocated grew meanwhile, in whichever heap: what `work` made and did not free, as far
+/// as it made it on this thread.
+pub fn retained<R>(work: impl FnOnce() -> R) -> (R, u64) {
+    let before = jemalloc::thread_balance();
+    let made = work();
+    (made, jemalloc::thread_balance().wrapping_sub(before).cast_signed().max(0).cast_unsigned())
 }
 
 /// Which of the process's free memory goes back to the system.

@@ -32,6 +32,9 @@ struct Held {
     count: u32,
 }
 
+/// Locks at once, of all sessions: PostgreSQL has as many as `max_locks_per_transaction` and `max_connections` make room for.
+const LOCKS_MAX: usize = 200_000;
+
 #[derive(Default)]
 struct State {
     held: HashMap<Key, Vec<Held>>,
@@ -53,16 +56,22 @@ impl State {
         held.iter().filter(excludes).map(|held| held.session).collect()
     }
 
-    fn take(&mut self, session: u32, key: Key, mode: Mode, transaction: bool) -> bool {
+    /// 53200 where there is no room for another lock.
+    fn take(&mut self, session: u32, key: Key, mode: Mode, transaction: bool) -> Result<bool> {
         if !self.in_the_way(session, key, mode).is_empty() {
-            return false;
+            return Ok(false);
+        }
+        if self.held.len() >= LOCKS_MAX && !self.held.contains_key(&key) {
+            return Err(Error::new(SqlState::OUT_OF_MEMORY, "out of shared memory")
+                .with_detail(format!("Sessions hold {LOCKS_MAX} advisory locks."))
+                .with_hint("Give advisory locks back that are not needed any more."));
         }
         let held = self.held.entry(key).or_default();
         match held.iter_mut().find(|held| (held.session, held.mode, held.transaction) == (session, mode, transaction)) {
             Some(held) => held.count += 1,
             None => held.push(Held { session, mode, transaction, count: 1 }),
         }
-        true
+        Ok(true)
     }
 
     /// Whether `session`, were it to wait for the key, would wait for itself.
@@ -92,7 +101,7 @@ impl State {
 }
 
 impl AdvisoryLocks {
-    pub fn try_lock(&self, session: u32, key: Key, mode: Mode, transaction: bool) -> bool {
+    pub fn try_lock(&self, session: u32, key: Key, mode: Mode, transaction: bool) -> Result<bool> {
         self.state.lock().take(session, key, mode, transaction)
     }
 
@@ -115,7 +124,7 @@ impl AdvisoryLocks {
             released.as_mut().enable();
             {
                 let mut state = self.state.lock();
-                if state.take(session, key, mode, transaction) {
+                if state.take(session, key, mode, transaction)? {
                     return Ok(());
                 }
                 if state.closes_cycle(session, key, mode) {

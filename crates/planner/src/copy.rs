@@ -27,14 +27,20 @@ use tidepool_database::copy::{
 };
 use tidepool_database::text::TextSettings;
 use tidepool_database::{RelationName, TableWriter, Transaction};
+use tidepool_heap::Reservation;
 use tidepool_table::TableVersion;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// Pieces that the client may be ahead of the loader.
+/// Pieces that the client may be ahead of the loader, and bytes of them.
 const PIECES_AHEAD: usize = 8;
+const BYTES_AHEAD: u32 = 1 << 20;
+
+/// Bytes of rows that are encoded for the client at a time, about, and how many rows to begin with.
+const ENCODED_BYTES: usize = 64 << 10;
+const ENCODED_ROWS_FIRST: usize = 64;
 
 /// The options of a `COPY`, a file's ending standing in for `FORMAT`.
 pub fn options(pairs: &[(String, Option<String>)], endpoint: &CopyEndpoint) -> Result<CopyOptions> {
@@ -131,6 +137,7 @@ impl Load {
         }
         let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
         let mut piece = vec![0_u8; READ_BYTES];
+        let mut room = None;
         loop {
             interrupt.check()?;
             let read = file.read(&mut piece).map_err(|error| Error::io(format!("read file \"{path}\""), &error))?;
@@ -138,6 +145,7 @@ impl Load {
                 break;
             }
             let rows = self.feed(&mut reader, &mut writer, &piece[..read])?;
+            self.facts.planner.room_for_row(&mut room, reader.pending_bytes())?;
             progress.add(read as u64, rows);
         }
         self.finish(reader, &mut writer)?;
@@ -157,11 +165,13 @@ impl Load {
             let mut writer = self.writer(transaction, interrupt)?;
             let progress = transaction.start_progress("COPY FROM", &self.version.def, 0);
             let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
+            let mut room = None;
             loop {
                 interrupt.check()?;
                 match receiver.blocking_recv() {
-                    Some(Piece::Data(bytes)) => {
+                    Some(Piece::Data { bytes, .. }) => {
                         let rows = self.feed(&mut reader, &mut writer, &bytes)?;
+                        self.facts.planner.room_for_row(&mut room, reader.pending_bytes())?;
                         query.info.rows.fetch_add(rows, Ordering::Relaxed);
                         progress.add(bytes.len() as u64, rows);
                     }
@@ -174,7 +184,8 @@ impl Load {
             query.succeeded();
             Ok(rows)
         });
-        Ok(CopyIn { columns, binary, skipped, sender, loading: Some(loading), interrupt: canceled })
+        let ahead = Arc::new(Semaphore::new(BYTES_AHEAD as usize));
+        Ok(CopyIn { columns, binary, skipped, sender, ahead, loading: Some(loading), interrupt: canceled })
     }
 
     fn feed(&self, reader: &mut RowReader, writer: &mut TableWriter, bytes: &[u8]) -> Result<u64> {
@@ -279,7 +290,12 @@ impl Defaults {
 }
 
 enum Piece {
-    Data(Bytes),
+    Data {
+        bytes: Bytes,
+        /// Given back once the piece is loaded.
+        _ahead: Option<OwnedSemaphorePermit>,
+        _held: Option<Reservation>,
+    },
     End,
 }
 
@@ -291,13 +307,25 @@ pub struct CopyIn {
     /// Rows left out because of `ON_ERROR ignore`; final once `finish` returned.
     pub skipped: Arc<AtomicU64>,
     sender: mpsc::Sender<Piece>,
+    /// Bytes that may be ahead of the loader.
+    ahead: Arc<Semaphore>,
     loading: Option<tokio::task::JoinHandle<Result<u64>>>,
     interrupt: Arc<Interrupt>,
 }
 
 impl CopyIn {
-    pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
-        self.send(Piece::Data(bytes)).await
+    /// `held`: what is charged for the bytes until they are loaded.
+    pub async fn write(&mut self, bytes: Bytes, held: Option<Reservation>) -> Result<()> {
+        let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX).clamp(1, BYTES_AHEAD);
+        let interrupt = self.interrupt.clone();
+        // Without one, `send` says why.
+        let ahead = tokio::select! {
+            biased;
+            permit = self.ahead.clone().acquire_many_owned(count) => permit.ok(),
+            _ = interrupt.wait() => None,
+            () = self.sender.closed() => None,
+        };
+        self.send(Piece::Data { bytes, _ahead: ahead, _held: held }).await
     }
 
     /// The client's CopyFail is an error to hand to `Session::fail`, after dropping this.
@@ -371,6 +399,42 @@ pub struct Unload {
     settings: TextSettings,
 }
 
+/// Rows on their way to a client: a few at a time, as it may not read them.
+struct Encoding {
+    writer: RowWriter,
+    batches: Batches,
+    /// With the rows of it that are encoded, and how many to encode next.
+    batch: Option<(RecordBatch, usize, usize)>,
+    encoded: EncodedRows,
+    rows: Arc<AtomicU64>,
+}
+
+impl Encoding {
+    /// Encodes some rows more, or what comes after the last: then false.
+    async fn encode(&mut self) -> Result<bool> {
+        let (batch, start, count) = match self.batch.take() {
+            Some(batch) => batch,
+            None => match self.batches.next().await {
+                Some(batch) => (batch?, 0, ENCODED_ROWS_FIRST),
+                None => {
+                    self.writer.finish(&mut self.encoded);
+                    return Ok(false);
+                }
+            },
+        };
+        let count = count.min(batch.num_rows() - start);
+        let before = self.encoded.bytes.len();
+        self.writer.write(&batch.slice(start, count), &mut self.encoded)?;
+        self.rows.fetch_add(count as u64, Ordering::Relaxed);
+        if start + count < batch.num_rows() {
+            let row_bytes = (self.encoded.bytes.len() - before) / count.max(1);
+            let next = (ENCODED_BYTES / row_bytes.max(1)).clamp(1, 2 * count.max(1));
+            self.batch = Some((batch, start + count, next));
+        }
+        Ok(true)
+    }
+}
+
 impl Unload {
     pub fn new(
         columns: &[ResultColumn],
@@ -395,19 +459,15 @@ impl Unload {
         let counted = rows.clone();
         let mut head = EncodedRows::default();
         writer.start(&mut head);
-        let data = futures::stream::try_unfold(Some((writer, batches, head)), move |state| {
-            let counted = counted.clone();
-            async move {
-                let Some((mut writer, mut batches, mut encoded)) = state else { return Ok(None) };
-                let Some(batch) = batches.next().await else {
-                    writer.finish(&mut encoded);
-                    return Ok((!encoded.bytes.is_empty()).then_some((encoded, None)));
-                };
-                let batch = batch?;
-                writer.write(&batch, &mut encoded)?;
-                counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
-                Ok(Some((encoded, Some((writer, batches, EncodedRows::default())))))
-            }
+        let state = Encoding { writer, batches, batch: None, encoded: head, rows: counted };
+        let data = futures::stream::try_unfold(Some(state), |state| async move {
+            let Some(mut state) = state else { return Ok(None) };
+            let is_over = !state.encode().await?;
+            let encoded = std::mem::take(&mut state.encoded);
+            Ok(match is_over {
+                true => (!encoded.bytes.is_empty()).then_some((encoded, None)),
+                false => Some((encoded, Some(state))),
+            })
         });
         Ok(CopyOut { columns, binary, data: Box::pin(data), rows })
     }

@@ -7,8 +7,8 @@ use crate::queries::RunningQuery;
 use crate::scan::{can_restrict, restricted};
 use crate::types::canonical_batch;
 use crate::workload::PLACE_IDLE_MAX;
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::execution::TaskContext;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
@@ -20,16 +20,65 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use tidepool_base::{Error, Result, RowId, panic_point};
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableVersion;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// Batches ready for the client before the plan is made to wait.
 const BATCHES_AHEAD: usize = 2;
+
+/// Bytes of batches that are ready, the one that is being sent included, from which on the plan is made to wait: of a client that does not read, no
+/// more is held but the batch that came to this.
+const BYTES_AHEAD: usize = 2 << 20;
+
+/// A batch, and its bytes.
+type Sent = (Result<RecordBatch>, usize);
+
+/// Bytes of batches that are made and not done with.
+#[derive(Default)]
+struct Ahead {
+    bytes: AtomicUsize,
+    /// There are fewer.
+    less: Notify,
+}
+
+impl Ahead {
+    async fn has_room(&self) {
+        while self.bytes.load(Ordering::Acquire) >= BYTES_AHEAD {
+            let less = self.less.notified();
+            tokio::pin!(less);
+            // Before it is looked at again, so that what becomes less meanwhile is heard of.
+            less.as_mut().enable();
+            if self.bytes.load(Ordering::Acquire) >= BYTES_AHEAD {
+                less.await;
+            }
+        }
+    }
+
+    fn done(&self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes.fetch_sub(bytes, Ordering::Release);
+            self.less.notify_waiters();
+        }
+    }
+}
+
+/// Bytes of a batch's values, shared buffers counted by what is used of them.
+fn bytes_of(batch: &RecordBatch) -> usize {
+    let column = |array: &ArrayRef| match array.data_type() {
+        DataType::Utf8View => 16 * array.len() + array.as_string_view().total_buffer_bytes_used(),
+        DataType::BinaryView => 16 * array.len() + array.as_binary_view().total_buffer_bytes_used(),
+        other => match other.primitive_width() {
+            Some(width) => width * array.len(),
+            None => array.to_data().get_slice_memory_size().unwrap_or(0),
+        },
+    };
+    batch.columns().iter().map(column).sum()
+}
 
 /// A plan ready to run, with all it needs.
 pub struct Execution {
@@ -47,7 +96,10 @@ pub struct Execution {
 
 /// A running plan's batches. Dropping it ends the plan.
 pub struct Batches {
-    receiver: mpsc::Receiver<Result<RecordBatch>>,
+    receiver: mpsc::Receiver<Sent>,
+    ahead: Arc<Ahead>,
+    /// Of the batch that was handed out last.
+    handed: usize,
     /// Batches in the channel may lie in it.
     heap: Arc<QueryHeap>,
     interrupt: Arc<Interrupt>,
@@ -82,8 +134,14 @@ impl Stream for Batches {
         if self.is_told {
             return Poll::Ready(None);
         }
+        // Whoever asks for the next is done with the last.
+        let handed = std::mem::take(&mut self.handed);
+        self.ahead.done(handed);
         if let Poll::Ready(next) = self.receiver.poll_recv(context) {
-            return Poll::Ready(next);
+            return Poll::Ready(next.map(|(batch, bytes)| {
+                self.handed = bytes;
+                batch
+            }));
         }
         let Batches { end, interrupt, .. } = &mut *self;
         let end = end.get_or_insert_with(|| {
@@ -109,8 +167,11 @@ impl Execution {
     /// The batches, and what makes them, for one of the planner's workers.
     pub fn begin(self) -> (Batches, impl Future<Output = ()> + Send + use<>) {
         let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
+        let ahead = Arc::new(Ahead::default());
         let batches = Batches {
             receiver,
+            ahead: ahead.clone(),
+            handed: 0,
             heap: self.heap.clone(),
             interrupt: self.interrupt.clone(),
             failed: self.failed.clone(),
@@ -119,19 +180,19 @@ impl Execution {
         };
         let work = async move {
             let failed = self.failed.clone();
-            let outcome = caught(self.run(&sender)).await;
+            let outcome = caught(self.run(&sender, &ahead)).await;
             if let Err(error) = outcome {
                 if let Some(failed) = failed {
                     failed.store(true, Ordering::Release);
                 }
                 // Nobody listens any more: then nobody needs the error either.
-                let _ = sender.send(Err(error)).await;
+                let _ = sender.send((Err(error), 0)).await;
             }
         };
         (batches, work)
     }
 
-    async fn run(mut self, sender: &mpsc::Sender<Result<RecordBatch>>) -> Result<()> {
+    async fn run(mut self, sender: &mpsc::Sender<Sent>, ahead: &Ahead) -> Result<()> {
         if let Some(query) = &self.query {
             query.info.running(Some(self.heap.clone()));
         }
@@ -164,7 +225,22 @@ impl Execution {
                 canonical_batch(&batch, &self.schema)?
             };
             let rows = batch.num_rows() as u64;
-            let mut sending = std::pin::pin!(sender.send(Ok(batch)));
+            let bytes = bytes_of(&batch);
+            ahead.bytes.fetch_add(bytes, Ordering::AcqRel);
+            let info = self.query.as_ref().map(|query| query.info.clone());
+            let sending = async {
+                let sent = sender.send((Ok(batch), bytes)).await.is_ok();
+                if let Some(info) = info.filter(|_| sent) {
+                    info.rows.fetch_add(rows, Ordering::Relaxed);
+                }
+                // Before the next one is made. Whoever listened may be gone.
+                tokio::select! {
+                    biased;
+                    () = ahead.has_room() => sent,
+                    () = sender.closed() => false,
+                }
+            };
+            let mut sending = std::pin::pin!(sending);
             let sent = loop {
                 let place = self.query.as_mut().map(|query| &mut query.place).filter(|place| place.is_some());
                 let idle = async {
@@ -183,11 +259,8 @@ impl Execution {
                     },
                 }
             };
-            if sent.is_err() {
+            if !sent {
                 break;
-            }
-            if let Some(query) = &self.query {
-                query.info.rows.fetch_add(rows, Ordering::Relaxed);
             }
         }
         self.heap.check()?;
@@ -292,7 +365,7 @@ mod tests {
     use tidepool_tablespace::{Tablespace, TablespaceConfig};
 
     /// Batches that nobody makes.
-    fn batches(interrupt: &Arc<Interrupt>) -> (Batches, mpsc::Sender<Result<RecordBatch>>, Arc<AtomicBool>) {
+    fn batches(interrupt: &Arc<Interrupt>) -> (Batches, mpsc::Sender<Sent>, Arc<AtomicBool>) {
         let config = TablespaceConfig {
             name: "near".into(),
             location: Location::Anon,
@@ -307,6 +380,8 @@ mod tests {
         let failed = Arc::new(AtomicBool::new(false));
         let batches = Batches {
             receiver,
+            ahead: Arc::default(),
+            handed: 0,
             heap: QueryHeap::open(vec![near], None).unwrap(),
             interrupt: interrupt.clone(),
             failed: Some(failed.clone()),

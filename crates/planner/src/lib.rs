@@ -53,6 +53,7 @@ mod queries;
 mod query;
 mod references;
 mod resolve;
+mod room;
 mod row_expressions;
 mod scan;
 mod sequences;

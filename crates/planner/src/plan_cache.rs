@@ -24,12 +24,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use tidepool_base::{RoleId, TableId};
 use tidepool_database::StateMark;
+use tidepool_heap::Held;
 
 /// Plans that are kept.
 const PLANS_MAX: usize = 512;
 
 /// Nodes and expressions of a plan that is kept.
 const PARTS_MAX: usize = 4096;
+
+/// What a plan takes of memory with its query, and each node and expression of it: about, and rather more.
+const PLAN_BYTES: u64 = 4 << 10;
+const PART_BYTES: u64 = 1 << 10;
 
 /// Rows by which a table may change whatever its size.
 const ROWS_FEW: u64 = 1024;
@@ -42,6 +47,8 @@ struct Kept {
     /// By the hash of the query, the role and the settings; and when each was used last.
     plans: HashMap<u64, (Arc<KeptPlan>, u64)>,
     clock: u64,
+    /// Of all of them, about.
+    bytes: u64,
 }
 
 struct KeptPlan {
@@ -54,6 +61,8 @@ struct KeptPlan {
     origins: Arc<Origins>,
     /// Those that it reads, when it was made.
     tables: TableRows,
+    /// What it takes of memory, about.
+    bytes: u64,
 }
 
 /// Tables, and how many rows each has.
@@ -128,6 +137,11 @@ impl PlanCache {
     /// Keeps what became of a plan that `may_keep`.
     pub fn keep(&self, facts: &SessionFacts, query: ast::Query, optimized: &LogicalPlan, origins: Arc<Origins>) {
         let Ok(Some((plan, tables))) = unbound(optimized, facts) else { return };
+        let memory = facts.planner.database().client_memory();
+        let bytes = PLAN_BYTES + PART_BYTES * parts_of(&plan);
+        if bytes > memory.cache_bytes_max() {
+            return;
+        }
         let hash = hash_of(facts, &query);
         let entry = KeptPlan {
             query,
@@ -137,16 +151,48 @@ impl PlanCache {
             plan,
             origins,
             tables,
+            bytes,
         };
         let mut kept = self.0.lock();
-        if kept.plans.len() >= PLANS_MAX && !kept.plans.contains_key(&hash) {
+        let before = kept.bytes;
+        kept.remove(hash);
+        while kept.plans.len() >= PLANS_MAX || kept.bytes + bytes > memory.cache_bytes_max() {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(hash, _)| *hash);
-            oldest.and_then(|oldest| kept.plans.remove(&oldest));
+            match oldest {
+                Some(oldest) => kept.remove(oldest),
+                None => break,
+            }
         }
         kept.clock += 1;
+        kept.bytes += bytes;
         let now = kept.clock;
         kept.plans.insert(hash, (Arc::new(entry), now));
+        memory.note(Held::Plans, kept.bytes.saturating_sub(before), before.saturating_sub(kept.bytes));
     }
+}
+
+impl Kept {
+    fn remove(&mut self, hash: u64) {
+        if let Some((removed, _)) = self.plans.remove(&hash) {
+            self.bytes -= removed.bytes;
+        }
+    }
+}
+
+/// Nodes and expressions.
+fn parts_of(plan: &LogicalPlan) -> u64 {
+    let mut parts = 0;
+    // It never fails: nothing in it does.
+    let _ = plan.apply_with_subqueries(|node| {
+        parts += 1;
+        node.apply_expressions(|expr| {
+            expr.apply(|_| {
+                parts += 1;
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    });
+    parts
 }
 
 fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {

@@ -6,6 +6,7 @@ use crate::facts::{FactsExtension, SessionFacts};
 use crate::plan_cache::PlanCache;
 use crate::planning::{Checked, Places};
 use crate::queries::{QueryInfo, QueryRegistry};
+use crate::room::Room;
 use crate::session::PreparedStatement;
 use crate::session::{Session, SessionRow, SessionShared};
 use crate::types::PostgresTypes;
@@ -56,6 +57,7 @@ pub struct Planner {
     pub(crate) workload: Workload,
     /// Of statements that are long to plan.
     pub(crate) places: Places,
+    pub(crate) room: Room,
     sessions: Mutex<BTreeMap<u32, Weak<SessionShared>>>,
     next_session: AtomicU32,
 }
@@ -97,6 +99,7 @@ impl Planner {
             states: Mutex::default(),
             advisory: Arc::default(),
             workload,
+            room: Room::default(),
             sessions: Mutex::default(),
             next_session: AtomicU32::new(1),
         }))

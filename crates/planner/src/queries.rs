@@ -157,6 +157,11 @@ impl QueryInfo {
     }
 }
 
+/// As much of a statement's text as is shown and kept.
+fn shown(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
+}
+
 fn heap_bytes(heap: &QueryHeap) -> Vec<(String, u64, u64)> {
     let row = |usage: HeapUsage| (usage.tablespace.name().to_owned(), usage.bytes, usage.bytes_peak);
     let mut rows: Vec<_> = heap.usage().into_iter().map(row).collect();
@@ -171,6 +176,9 @@ fn heap_bytes(heap: &QueryHeap) -> Vec<(String, u64, u64)> {
 fn add_scan(reads: &mut Vec<TablespaceRead>, scan: &TableScan) {
     scan.metrics().tablespaces.into_iter().for_each(|read| read.add_to(reads));
 }
+
+/// Bytes of a statement's text that are shown, and kept when it is over.
+const TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Finished statements that stay visible.
 const FINISHED_MAX: usize = 100;
@@ -198,7 +206,7 @@ impl QueryRegistry {
             id: StatementId(self.next.fetch_add(1, Ordering::Relaxed) + 1),
             session_id,
             user: user.to_owned(),
-            text: text.to_owned(),
+            text: shown(text).to_owned(),
             start,
             rows: AtomicU64::new(0),
             unrecorded: AtomicBool::new(false),

@@ -52,6 +52,7 @@ use crate::facts::SessionFacts;
 use crate::interrupt::Interrupt;
 use crate::planner::Planner;
 use crate::privileges::Acting;
+use crate::room::PlanningRoom;
 use crate::settings::Settings;
 use crate::statement::{self, Statement};
 use crate::workload::{Place, Turn};
@@ -66,11 +67,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::{Catalog, DatabaseVersion};
+use tidepool_heap::{ClientAccount, Held, Reservation};
 use tokio::sync::Notify;
 use transaction::Block;
 
 /// No role's id: of one that was dropped while it was in use.
 const NOBODY: RoleId = RoleId(u32::MAX);
+
+/// Settings that one statement may change by `set_config`, in any order.
+const SETTINGS_REQUESTED_MAX: usize = 1_000;
+
+/// What each prepared statement, cursor and savepoint takes beside what it is made of, in bytes.
+const ENTRY_BYTES: u64 = 512;
 
 /// Bytes of a text that is kept once it is parsed, and how many are.
 const SHORT_TEXT: usize = 64;
@@ -116,8 +124,23 @@ pub struct SessionShared {
 }
 
 impl SessionShared {
-    pub(crate) fn request_setting(&self, name: String, value: String, local: bool) {
-        self.requested_settings.lock().push((name, value, local));
+    /// 53200 where a statement sets too many.
+    pub(crate) fn request_setting(&self, name: String, value: String, local: bool) -> Result<()> {
+        let mut requested = self.requested_settings.lock();
+        // Only the last value of a setting counts.
+        if let Some(last) = requested.last_mut()
+            && last.0 == name
+            && last.2 == local
+        {
+            last.1 = value;
+            return Ok(());
+        }
+        let bytes: usize = requested.iter().map(|(name, value, _)| name.len() + value.len()).sum();
+        if requested.len() >= SETTINGS_REQUESTED_MAX || bytes + value.len() > crate::settings::BYTES_MAX {
+            return Err(crate::settings::too_large());
+        }
+        requested.push((name, value, local));
+        Ok(())
     }
 
     /// What ends the statement that runs. Gone when the statement is.
@@ -198,6 +221,14 @@ pub struct Session {
     place: Option<Arc<Place>>,
     /// In its workload class.
     turn: Turn,
+    /// What the session's connection is charged for; `None`: it has none, and nobody counts.
+    account: Option<Arc<ClientAccount>>,
+    /// The room of the text that is worked on is there.
+    has_room: bool,
+    /// What it knows of texts.
+    texts_held: Option<Reservation>,
+    /// Of its settings, when they are much.
+    settings_held: Option<Reservation>,
     /// Held while what a statement that failed wrote is undone behind the client's back.
     undoing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -282,12 +313,36 @@ impl Session {
             analyzes: false,
             place: None,
             turn: Turn::none(),
+            account: None,
+            has_room: false,
+            texts_held: None,
+            settings_held: None,
             undoing: Arc::default(),
         }
     }
 
     pub(crate) fn shared(&self) -> &Arc<SessionShared> {
         &self.shared
+    }
+
+    /// From now on what the session holds is charged to its connection.
+    pub fn set_account(&mut self, account: Arc<ClientAccount>) {
+        self.account = Some(account);
+    }
+
+    /// 53200 where the session may not hold so much more.
+    pub(crate) fn hold(&self, bytes: u64) -> Result<Option<Reservation>> {
+        self.account.as_ref().map(|account| account.reserve(Held::Sessions, bytes + ENTRY_BYTES)).transpose()
+    }
+
+    /// Room for a client's text, to be held while it is worked on, if it is long ([`Session::has_room`]). 53200 where there is none.
+    pub fn room_for(&self, text: &str) -> Result<Option<PlanningRoom>> {
+        if self.has_room { Ok(None) } else { self.planner.room_for(text) }
+    }
+
+    /// Whether the text that the statements from now on are of has its room.
+    pub fn set_has_room(&mut self, has_room: bool) {
+        self.has_room = has_room;
     }
 
     /// Stands for the backend's process id.

@@ -15,6 +15,15 @@ use tidepool_database::text::TextSettings;
 /// PostgreSQL's release whose behaviour and catalogue this follows.
 pub const POSTGRES_VERSION: &str = "15.0";
 
+/// Bytes of all of a session's settings of the client's own making, and of one value of any other.
+pub const BYTES_MAX: usize = 1 << 20;
+
+/// 53200 for settings of more than `BYTES_MAX`.
+pub fn too_large() -> Error {
+    Error::new(SqlState::OUT_OF_MEMORY, "out of memory")
+        .with_detail(format!("A session's settings can have {} at most.", ByteSize(BYTES_MAX as u64)))
+}
+
 enum Kind {
     /// What it is, for good.
     ReadOnly,
@@ -125,6 +134,7 @@ static DEFINITIONS: &[Definition] = &[
         "Whether backslashes in ordinary strings are just that.",
     ),
     define("statement_timeout", Kind::Time, "0", "The longest a statement may run; 0 is for ever."),
+    define("superuser_reserved_connections", Kind::ReadOnly, "", "Connections, of all, that only superusers get."),
     define(
         "synchronous_commit",
         Kind::OneOf(&["on", "off", "local", "remote_write", "remote_apply"]),
@@ -239,6 +249,7 @@ impl Settings {
                 "tidepool.threads" => config.planned_threads().max(1).to_string(),
                 "tidepool.statement_memory" => show_size(config.statement_memory_bytes.unwrap_or(0)),
                 "max_connections" => config.server.connections_max.to_string(),
+                "superuser_reserved_connections" => config.server.superuser_reserved_connections.to_string(),
                 "session_authorization" => user.to_owned(),
                 "is_superuser" => {
                     let state = database.state();
@@ -324,8 +335,15 @@ impl Settings {
 
     /// `SET name TO values`; returns the setting's own spelling of its name.
     pub fn set(&mut self, name: &str, values: &[String], database: &Database) -> Result<()> {
+        let bytes: usize = values.iter().map(|value| value.len() + 2).sum();
+        if bytes > BYTES_MAX {
+            return Err(too_large());
+        }
         let Some(index) = position(name) else {
             if name.contains('.') && !name.to_lowercase().starts_with("tidepool.") {
+                if self.custom_bytes() + name.len() + bytes > BYTES_MAX {
+                    return Err(too_large());
+                }
                 Arc::make_mut(&mut self.custom).insert(name.to_lowercase(), values.join(", "));
                 return Ok(());
             }
@@ -333,6 +351,16 @@ impl Settings {
         };
         self.put(index, check(&DEFINITIONS[index], values, database)?);
         Ok(())
+    }
+
+    fn custom_bytes(&self) -> usize {
+        self.custom.iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
+    /// What the settings take that are not every session's.
+    pub fn bytes(&self) -> u64 {
+        let own: usize = self.values.list.iter().map(String::len).sum();
+        (own + self.custom_bytes()) as u64
     }
 
     /// As `set`, and what `RESET` goes back to: start-up parameters.

@@ -104,7 +104,7 @@ async fn answer(wire: &mut Wire) -> Result<Bytes, Failure> {
             let message = format!("expected password response, got message type {}", wire.input[0]);
             return Err(Error::new(SqlState::PROTOCOL_VIOLATION, message).into());
         }
-        match Message::decode(&mut wire.input)? {
+        match wire.message()? {
             Some(Message::Password(data)) => return Ok(data),
             _ => wire.fill().await?,
         }

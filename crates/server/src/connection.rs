@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
+use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{
     CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, ResultColumn, Session, Statement,
     TransactionStatus,
@@ -32,6 +33,22 @@ use tokio::sync::watch;
 /// A cancelled statement whose client is gone has this long to end by itself before it is dropped where it stands.
 const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
+/// What every connection takes: its session, and buffers as far as they are not counted.
+const CONNECTION_BYTES: u64 = 64 * 1024;
+
+/// What a prepared statement or portal takes beside what it is made of, and each value.
+const ENTRY_BYTES: u64 = 256;
+const VALUE_BYTES: u64 = 48;
+
+/// A portal that gave some of its rows: its plan, its heap, and what carries its batches.
+const OPEN_BYTES: u64 = 64 * 1024;
+
+/// An unnamed statement of fewer bytes is not counted.
+const UNNAMED_BYTES: u64 = 64 * 1024;
+
+/// Before the row in a CopyData message.
+const COPY_HEAD_BYTES: usize = 5;
+
 /// Longer texts are parsed apart from the thread, which others need.
 const LONG_TEXT_BYTES: usize = 64 * 1024;
 
@@ -40,6 +57,9 @@ pub(crate) struct Connection {
     wire: Wire,
     session: Session,
     cancel: CancelHandle,
+    account: Arc<ClientAccount>,
+    /// What every connection takes.
+    _held: Reservation,
     registration: Registration,
     phase: watch::Receiver<Phase>,
     statements: HashMap<String, Arc<Prepared>>,
@@ -115,15 +135,25 @@ async fn behind_the_ready() {
 }
 
 impl Connection {
-    /// `wire.output` holds what start-up has to say.
+    /// `wire.output` holds what start-up has to say. An error where there is no memory for one more, with the wire.
+    #[expect(clippy::result_large_err, reason = "once a connection")]
     pub(crate) fn new(
         service: Arc<Service>,
         mut wire: Wire,
-        session: Session,
+        mut session: Session,
         registration: Registration,
-    ) -> Connection {
+    ) -> std::result::Result<Connection, (Wire, Error)> {
+        let account = service.planner.database().client_memory().account();
+        let held = match account.reserve(Held::Sessions, CONNECTION_BYTES) {
+            Ok(held) => held,
+            Err(error) => return Err((wire, error)),
+        };
+        wire.charge(&account);
+        session.set_account(account.clone());
         backend::backend_key_data(&mut wire.output, registration.process_id, &registration.secret);
-        Connection {
+        Ok(Connection {
+            account,
+            _held: held,
             wire,
             cancel: session.cancel_handle(),
             session,
@@ -135,7 +165,7 @@ impl Connection {
             skipping: false,
             implicit_block: false,
             idle_since: None,
-        }
+        })
     }
 
     pub(crate) fn say_fatal(&mut self, error: &Error) {
@@ -159,6 +189,7 @@ impl Connection {
         self.ready().await?;
         loop {
             let message = self.next_message().await?;
+            let mut charge = self.wire.take_charge();
             match message {
                 Message::Terminate => return Err(Failure::Gone),
                 Message::Sync => self.sync().await?,
@@ -182,7 +213,7 @@ impl Connection {
                     return Err(Error::new(SqlState::PROTOCOL_VIOLATION, message).into());
                 }
                 _ if self.skipping => (),
-                message => match self.extended(message).await {
+                message => match self.extended(message, &mut charge).await {
                     Ok(()) => (),
                     Err(Trouble::Connection(failure)) => return Err(failure),
                     Err(Trouble::Statement(error)) => {
@@ -206,7 +237,7 @@ impl Connection {
                 let message = "terminating connection due to administrator command";
                 return Err(Error::new(SqlState::ADMIN_SHUTDOWN, message).into());
             }
-            if let Some(message) = Message::decode(&mut self.wire.input)? {
+            if let Some(message) = self.wire.message()? {
                 self.idle_since = None;
                 return Ok(message);
             }
@@ -305,6 +336,14 @@ impl Connection {
     }
 
     async fn run_statements(&mut self, sql: &str) -> Result<(), Trouble> {
+        let _room = self.session.room_for(sql)?;
+        self.session.set_has_room(_room.is_some());
+        let ran = self.run_parsed(sql).await;
+        self.session.set_has_room(false);
+        ran
+    }
+
+    async fn run_parsed(&mut self, sql: &str) -> Result<(), Trouble> {
         let statements = self.parsed(sql).await?;
         let statements: Vec<Statement> = statements.into_iter().filter(|statement| !statement.is_empty()).collect();
         if statements.is_empty() {
@@ -321,6 +360,9 @@ impl Connection {
             let result = self.run_simple(statement, is_tried).await;
             self.count(statement.text(), start, &result);
             result?;
+            if self.wire.output.len() >= FLUSH_BYTES {
+                self.wire.flush().await?;
+            }
         }
         Ok(())
     }
@@ -367,13 +409,15 @@ impl Connection {
         if describes && let Some(columns) = columns {
             backend::row_description(&mut output, columns, formats);
         }
-        let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings);
+        let mut rows = DirectRows::new(&mut output, columns.unwrap_or_default(), formats, &settings, &self.account);
         let ran =
             attended(&mut self.wire, &self.cancel, pin!(self.session.run_direct(direct, values, &mut rows))).await;
         if !matches!(ran, Ok(Ok(Some(_)))) {
             output.truncate(start);
         }
         self.wire.output = output;
+        // For as long as the client takes to read it. What there is no room for is sent all the same, as it is there.
+        let _ = self.wire.reserve_output(0);
         let done = ran??;
         if done.is_some() && self.wire.output.len() >= FLUSH_BYTES {
             self.wire.flush().await?;
@@ -441,7 +485,7 @@ impl Connection {
                 self.send_notices();
                 let formats = vec![0; columns.len()];
                 backend::row_description(&mut self.wire.output, &columns, &formats);
-                let mut rows = Rows { columns, formats, batches, batch: None, tag };
+                let mut rows = Rows { columns, formats, batches, batch: None, tag, held: None };
                 let (sent, _) = self.send_rows(&mut rows, u64::MAX).await?;
                 Ok(Some(self.complete(format!("{tag} {sent}"), 0)))
             }
@@ -515,7 +559,7 @@ impl Connection {
         loop {
             if let Some(batch) = &mut rows.batch {
                 let start = self.wire.output.len();
-                let encoded = caught(|| Ok(batch.encode(&mut self.wire.output, rows_max - sent)));
+                let encoded = caught(|| batch.encode(&mut self.wire, rows_max - sent));
                 // Nothing of a message that was not finished.
                 sent += encoded.inspect_err(|_| self.wire.output.truncate(start))?;
                 if self.wire.output.len() >= FLUSH_BYTES {
@@ -550,7 +594,7 @@ impl Connection {
         backend::copy_in_response(&mut self.wire.output, copy.columns, copy.binary);
         self.wire.flush().await?;
         loop {
-            let message = match Message::decode(&mut self.wire.input)? {
+            let message = match self.wire.message()? {
                 Some(message) => message,
                 None => {
                     // Not `next_message`: a stopping server lets a COPY end within the time of grace.
@@ -559,7 +603,10 @@ impl Connection {
                 }
             };
             match message {
-                Message::CopyData(data) => attended(&mut self.wire, &self.cancel, pin!(copy.write(data))).await??,
+                Message::CopyData(data) => {
+                    let charge = self.wire.take_charge();
+                    attended(&mut self.wire, &self.cancel, pin!(copy.write(data, charge))).await??;
+                }
                 Message::CopyDone => return Ok(attended(&mut self.wire, &self.cancel, pin!(copy.finish())).await??),
                 Message::CopyFail(reason) => {
                     drop(copy);
@@ -585,6 +632,7 @@ impl Connection {
             let rows = rows?;
             let mut start = 0;
             for end in rows.ends {
+                self.wire.reserve_output(end - start + COPY_HEAD_BYTES)?;
                 backend::copy_data(&mut self.wire.output, &rows.bytes[start..end]);
                 start = end;
                 if self.wire.output.len() >= FLUSH_BYTES {
@@ -596,10 +644,11 @@ impl Connection {
         Ok(copy.rows.load(Ordering::Relaxed))
     }
 
-    async fn extended(&mut self, message: Message) -> Result<(), Trouble> {
+    /// `charge`: what the message is charged with, to be held as long as it is.
+    async fn extended(&mut self, message: Message, charge: &mut Option<Reservation>) -> Result<(), Trouble> {
         match message {
             Message::Parse { name, sql, parameter_oids } => self.parse(name, &sql, &parameter_oids).await,
-            Message::Bind(bind) => Ok(caught(|| self.bind(bind))?),
+            Message::Bind(bind) => Ok(caught(|| self.bind(bind, charge))?),
             Message::Describe { target: Target::Statement, name } => Ok(self.describe_statement(&name)?),
             Message::Describe { target: Target::Portal, name } => Ok(self.describe_portal(&name)?),
             Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
@@ -626,7 +675,13 @@ impl Connection {
         }
         let preparing = self.session.prepare_statement(sql, parameter_oids);
         let of = attended(&mut self.wire, &self.cancel, pin!(preparing)).await??;
-        let prepared = Prepared { name: name.clone(), of };
+        // An unnamed one is the next one's place, and most are small.
+        let bytes = of.bytes() + ENTRY_BYTES + 2 * name.len() as u64;
+        let held = match name.is_empty() && bytes < UNNAMED_BYTES {
+            true => None,
+            false => Some(self.account.reserve(Held::Sessions, bytes)?),
+        };
+        let prepared = Prepared { name: name.clone(), of, _held: held };
         self.statements.insert(name, Arc::new(prepared));
         backend::parse_complete(&mut self.wire.output);
         Ok(())
@@ -642,7 +697,7 @@ impl Connection {
         })
     }
 
-    fn bind(&mut self, bind: Bind) -> Result<()> {
+    fn bind(&mut self, bind: Bind, charge: &mut Option<Reservation>) -> Result<()> {
         let prepared = self.prepared(&bind.statement)?.clone();
         panic_point("server.bind");
         let description = &prepared.of.description;
@@ -677,7 +732,19 @@ impl Connection {
         if let Some(columns) = &description.columns {
             expand_formats(&bind.result_formats, columns.len())?;
         }
+        let held = match bind.portal.is_empty() {
+            true => None,
+            // The whole message, as the values are in it.
+            false => {
+                let values =
+                    bind.parameters.iter().flatten().map(|value| value.len() as u64 + VALUE_BYTES).sum::<u64>();
+                let formats = 2 * (bind.parameter_formats.len() + bind.result_formats.len()) as u64;
+                let bytes = ENTRY_BYTES + 2 * bind.portal.len() as u64 + 2 * values + formats;
+                Some(self.account.reserve(Held::Sessions, bytes)?)
+            }
+        };
         let portal = Portal {
+            _held: [held, charge.take()],
             prepared,
             parameters: bind.parameters,
             parameter_formats: bind.parameter_formats,
@@ -796,7 +863,7 @@ impl Connection {
                     Outcome::Rows { columns, batches, tag } => {
                         check_columns(portal.prepared.of.description.columns.as_deref(), &columns)?;
                         let formats = expand_formats(&portal.result_formats, columns.len())?;
-                        Rows { columns, formats, batches, batch: None, tag }
+                        Rows { columns, formats, batches, batch: None, tag, held: None }
                     }
                     outcome => return self.finish(statement, outcome).await.map(Some),
                 }
@@ -809,6 +876,9 @@ impl Connection {
             return Ok(Some(completed));
         }
         backend::portal_suspended(&mut self.wire.output);
+        if rows.held.is_none() {
+            rows.held = Some(self.account.reserve(Held::Sessions, OPEN_BYTES)?);
+        }
         portal.state = PortalState::Open(rows);
         Ok(None)
     }

@@ -1,9 +1,16 @@
 //! Rows into `DataRow` messages.
 
-use arrow::array::{Array, RecordBatch};
+use crate::wire::{UNCOUNTED_BYTES, Wire};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::DataType;
+use std::sync::Arc;
 use tidepool_base::{Result, SqlType, panic_point};
 use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter, Zone, single};
+use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{Datum, ResultColumn, RowSink};
+
+/// A statement that goes to its rows by itself and has more to send takes the general path, which sends as it goes.
+const DIRECT_BYTES_MAX: usize = 1 << 20;
 
 /// Output is sent once it holds this much: some dozens of rows a system call, and still in the cache.
 pub(crate) const FLUSH_BYTES: usize = 32 * 1024;
@@ -13,9 +20,14 @@ enum ColumnWriter {
     Binary(BinaryWriter),
 }
 
+/// Batches whose values take no more have no row that would have to be counted.
+const LARGE_BATCH_BYTES: usize = UNCOUNTED_BYTES / 4;
+
 /// One batch on its way out.
 pub(crate) struct RowEncoder {
     columns: Vec<ColumnWriter>,
+    /// What may be long in it.
+    long: Vec<ArrayRef>,
     rows: usize,
     next: usize,
 }
@@ -38,22 +50,26 @@ impl RowEncoder {
                 _ => TextWriter::new(array, column.sql_type, settings).map(ColumnWriter::Text),
             })
             .collect::<Result<_>>()?;
-        Ok(RowEncoder { columns, rows: batch.num_rows(), next: 0 })
+        let long = batch.columns().iter().filter(|array| may_be_long(array)).cloned().collect();
+        Ok(RowEncoder { columns, long, rows: batch.num_rows(), next: 0 })
     }
 
     pub(crate) fn is_done(&self) -> bool {
         self.next == self.rows
     }
 
-    /// Appends up to `rows_max` rows, and none after `out` is worth sending. Returns how many.
-    pub(crate) fn encode(&mut self, out: &mut Vec<u8>, rows_max: u64) -> u64 {
+    /// Appends up to `rows_max` rows to the output, and none after it is worth sending. Returns how many. 53200 for a row that there is no room for.
+    pub(crate) fn encode(&mut self, wire: &mut Wire, rows_max: u64) -> Result<u64> {
         let first = self.next;
         panic_point("server.encoder");
-        while self.next < self.rows && ((self.next - first) as u64) < rows_max && out.len() < FLUSH_BYTES {
-            self.encode_row(out);
+        while self.next < self.rows && ((self.next - first) as u64) < rows_max && wire.output.len() < FLUSH_BYTES {
+            if !self.long.is_empty() {
+                wire.reserve_output(self.long.iter().map(|array| encoded_bytes_max(array, self.next)).sum())?;
+            }
+            self.encode_row(&mut wire.output);
             self.next += 1;
         }
-        (self.next - first) as u64
+        Ok((self.next - first) as u64)
     }
 
     fn encode_row(&self, out: &mut Vec<u8>) {
@@ -75,6 +91,29 @@ impl RowEncoder {
     }
 }
 
+/// Whether a value of the array may be long by itself.
+fn may_be_long(array: &ArrayRef) -> bool {
+    let has_length = match array.data_type() {
+        DataType::Utf8View | DataType::BinaryView | DataType::Utf8 | DataType::Binary => true,
+        DataType::LargeUtf8 | DataType::LargeBinary => true,
+        data_type => data_type.is_nested(),
+    };
+    has_length && array.get_buffer_memory_size() > LARGE_BATCH_BYTES
+}
+
+/// What a value may take when it is encoded: the text of bytes is twice as long as they are.
+fn encoded_bytes_max(array: &ArrayRef, row: usize) -> usize {
+    let bytes = match array.data_type() {
+        DataType::Utf8View => array.as_string_view().views()[row] as u32 as usize,
+        DataType::BinaryView => 2 * (array.as_binary_view().views()[row] as u32 as usize),
+        DataType::Utf8 => array.as_string::<i32>().value_length(row) as usize,
+        DataType::Binary => 2 * array.as_binary::<i32>().value_length(row) as usize,
+        // As if they were alike; what is nested has a text of its own.
+        _ => 4 * array.get_buffer_memory_size() / array.len().max(1),
+    };
+    bytes + 64
+}
+
 /// Rows of single values, on their way out as they come.
 pub(crate) struct DirectRows<'a> {
     out: &'a mut Vec<u8>,
@@ -84,6 +123,9 @@ pub(crate) struct DirectRows<'a> {
     formats: &'a [i16],
     settings: &'a TextSettings,
     zone: Zone,
+    account: &'a Arc<ClientAccount>,
+    /// Once the rows are much.
+    held: Option<Reservation>,
 }
 
 impl<'a> DirectRows<'a> {
@@ -93,9 +135,19 @@ impl<'a> DirectRows<'a> {
         columns: &'a [ResultColumn],
         formats: &'a [i16],
         settings: &'a TextSettings,
+        account: &'a Arc<ClientAccount>,
     ) -> DirectRows<'a> {
         let start = out.len();
-        DirectRows { out, start, columns, formats, settings, zone: settings.zone().unwrap_or(Zone::UTC) }
+        DirectRows {
+            out,
+            start,
+            columns,
+            formats,
+            settings,
+            zone: settings.zone().unwrap_or(Zone::UTC),
+            account,
+            held: None,
+        }
     }
 }
 
@@ -117,7 +169,17 @@ impl RowSink for DirectRows<'_> {
             out[at..at + 4].copy_from_slice(&len.to_be_bytes());
         }
         crate::protocol::backend::patch_length(out, start);
+        if out.len() > UNCOUNTED_BYTES {
+            let held = self.held.get_or_insert_with(|| self.account.nothing(Held::Results));
+            if out.len() as u64 > held.bytes() {
+                held.resize((out.len() + UNCOUNTED_BYTES) as u64)?;
+            }
+        }
         Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.out.len() > DIRECT_BYTES_MAX
     }
 
     fn clear(&mut self) {

@@ -22,6 +22,7 @@ mod portal;
 mod protocol;
 mod service;
 mod startup;
+mod strangers;
 mod threads;
 mod tls;
 mod wire;

@@ -4,10 +4,11 @@ use crate::auth::Peer;
 use crate::local::LocalListener;
 use crate::metrics;
 use crate::service::{Phase, Service};
+use crate::strangers::{Stranded, Strangers};
 use crate::threads::{Place, Threads};
 use crate::wire::Io;
 use crate::{DATABASE_NAME, ROLE_NAME, incoming, startup};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,10 @@ use tokio::task::JoinSet;
 const BACKLOG: u32 = 1024;
 
 /// Sockets beyond the clients allowed: those that are still saying who they are, and cancel requests.
-const UNKNOWN_CONNECTIONS_MAX: usize = 256;
+const STRANGERS_MAX: usize = 256;
+
+/// Descriptors that are not for clients: of files, of the log, of what listens.
+const OTHER_DESCRIPTORS: usize = 128;
 
 /// A service that listens.
 pub struct Server {
@@ -167,6 +171,7 @@ impl Server {
         if let Some(listener) = metrics {
             background.spawn(metrics::serve(service.clone(), listener));
         }
+        let strangers = Strangers::new(strangers_max(&service));
         let (accepted, mut incoming) = tokio::sync::mpsc::channel(64);
         for listener in listeners {
             let next = async move || listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address));
@@ -179,14 +184,15 @@ impl Server {
         loop {
             tokio::select! {
                 Some(stream) = incoming.recv() => {
-                    if connections.len() >= service.options.connections_max + UNKNOWN_CONNECTIONS_MAX {
-                        tracing::warn!("turned {stream} away: too many connections");
-                        continue;
-                    }
                     tracing::debug!("connection from {stream}");
                     let Some(place) = threads.place(stream.processor()) else { continue };
                     let handle = place.handle.clone();
-                    match stream {
+                    let (stranded, is_full) = strangers.enter(stream.address());
+                    if is_full {
+                        tracing::info!("a connection that has not said who it is makes room for {stream}");
+                    }
+                    let number = stranded.number();
+                    let task = match stream {
                         Accepted::Tcp(stream, address) => {
                             // Answers are written whole; waiting to fill a packet only delays them.
                             let _ = stream.set_nodelay(true);
@@ -195,13 +201,16 @@ impl Server {
                                 false => Peer::Remote,
                             };
                             let stream = stream.into_std();
-                            connections.spawn_on(serve(service.clone(), stream, TcpStream::from_std, peer, place), &handle)
+                            let serving = serve(service.clone(), stream, TcpStream::from_std, peer, place, stranded);
+                            connections.spawn_on(serving, &handle)
                         }
                         Accepted::Local(stream) => {
                             let (stream, peer) = (stream.into_std(), Peer::Loopback);
-                            connections.spawn_on(serve(service.clone(), stream, UnixStream::from_std, peer, place), &handle)
+                            let serving = serve(service.clone(), stream, UnixStream::from_std, peer, place, stranded);
+                            connections.spawn_on(serving, &handle)
                         }
                     };
+                    strangers.set_task(number, task);
                 }
                 Some(_) = connections.join_next() => (),
                 // Also where it was asked to before anybody listened.
@@ -224,6 +233,18 @@ impl Server {
     }
 }
 
+/// As many as descriptors are there for, beside the clients.
+fn strangers_max(service: &Service) -> usize {
+    let Some(descriptors) = service.options.descriptors_max else { return STRANGERS_MAX };
+    let wanted = service.options.connections_max + STRANGERS_MAX;
+    let there = descriptors.saturating_sub(OTHER_DESCRIPTORS);
+    if there < wanted {
+        tracing::warn!("this process may open {descriptors} files, which is too few for {wanted} connections");
+    }
+    // At least a few, so that somebody gets in when clients leave.
+    there.saturating_sub(service.options.connections_max).clamp(8, STRANGERS_MAX)
+}
+
 /// A connection that nobody serves yet.
 enum Accepted {
     Tcp(TcpStream, SocketAddr),
@@ -240,6 +261,13 @@ impl std::fmt::Display for Accepted {
 }
 
 impl Accepted {
+    fn address(&self) -> Option<IpAddr> {
+        match self {
+            Accepted::Tcp(_, address) => Some(address.ip().to_canonical()),
+            Accepted::Local(_) => None,
+        }
+    }
+
     /// On which it comes in, if that is known.
     fn processor(&self) -> Option<usize> {
         match self {
@@ -274,9 +302,10 @@ async fn serve<S, I: Io + 'static>(
     enter: impl FnOnce(S) -> std::io::Result<I>,
     peer: Peer,
     _place: Place,
+    stranded: Stranded,
 ) {
     match stream.and_then(enter) {
-        Ok(stream) => startup::serve(service, Box::new(stream), peer).await,
+        Ok(stream) => startup::serve(service, Box::new(stream), peer, Some(stranded)).await,
         Err(error) => tracing::warn!("could not serve a connection: {error}"),
     }
 }

@@ -4,12 +4,15 @@ use crate::encode::RowEncoder;
 use bytes::Bytes;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::Reservation;
 use tidepool_planner::{BatchStream, Datum, PreparedStatement, ResultColumn};
 
 /// A statement that a client prepared by a Parse message.
 pub(crate) struct Prepared {
     pub(crate) name: String,
     pub(crate) of: Arc<PreparedStatement>,
+    /// `None` for a small one without a name.
+    pub(crate) _held: Option<Reservation>,
 }
 
 /// A prepared statement with its parameters.
@@ -23,6 +26,8 @@ pub(crate) struct Portal {
     /// As the client gave them: none, one for all, or one a column.
     pub(crate) result_formats: Vec<i16>,
     pub(crate) state: PortalState,
+    /// What it is charged with, and the message that its values are in.
+    pub(crate) _held: [Option<Reservation>; 2],
 }
 
 pub(crate) enum PortalState {
@@ -43,6 +48,8 @@ pub(crate) struct Rows {
     pub(crate) batches: BatchStream,
     pub(crate) batch: Option<RowEncoder>,
     pub(crate) tag: &'static str,
+    /// Once they wait for the client to ask for more.
+    pub(crate) held: Option<Reservation>,
 }
 
 /// One format for each of `columns` columns.

@@ -18,8 +18,14 @@ use tokio::sync::watch;
 pub struct ServiceOptions {
     /// Clients that can be connected at once; the next one gets 53300.
     pub connections_max: usize,
+    /// Of these, the last ones, which only superusers get.
+    pub superuser_reserved: usize,
+    /// Files and sockets that the process may have open, if that is known.
+    pub descriptors_max: Option<usize>,
     /// A client that takes longer than this to say who it is is disconnected.
     pub authentication_timeout: Duration,
+    /// A client that takes longer than this to send its first packet is disconnected.
+    pub opening_timeout: Duration,
     /// How long running statements have to end once the server is asked to stop; then they are cancelled.
     pub shutdown_grace: Duration,
     /// Statements that take at least this long are logged.
@@ -30,7 +36,10 @@ impl Default for ServiceOptions {
     fn default() -> ServiceOptions {
         ServiceOptions {
             connections_max: 400,
+            superuser_reserved: 3,
+            descriptors_max: None,
             authentication_timeout: Duration::from_secs(60),
+            opening_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),
             slow_statement: None,
         }
@@ -86,7 +95,7 @@ impl Service {
     /// A connection from within the process: the client's end of a pipe that speaks the protocol. No password is asked.
     pub fn connect(self: &Arc<Self>) -> tokio::io::DuplexStream {
         let (client, server) = tokio::io::duplex(256 * 1024);
-        tokio::spawn(startup::serve(self.clone(), Box::new(server), Peer::Process));
+        tokio::spawn(startup::serve(self.clone(), Box::new(server), Peer::Process, None));
         client
     }
 

@@ -6,6 +6,7 @@ use crate::connection::Connection;
 use crate::protocol::backend;
 use crate::protocol::frontend::Opening;
 use crate::service::{Phase, Service};
+use crate::strangers::Stranded;
 use crate::wire::{Io, Wire};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
@@ -55,9 +56,10 @@ impl From<std::io::Error> for Failure {
 }
 
 /// Serves one connection to its end. Nothing that happens in it reaches beyond it.
-pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer) {
+pub(crate) async fn serve(service: Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Option<Stranded>) {
     let timeout = service.options.authentication_timeout;
-    let opened = AssertUnwindSafe(tokio::time::timeout(timeout, open(&service, io, peer))).catch_unwind().await;
+    let opening = tokio::time::timeout(timeout, open(&service, io, peer, stranded));
+    let opened = AssertUnwindSafe(opening).catch_unwind().await;
     let mut connection = match opened {
         Ok(Ok(Some(connection))) => connection,
         Ok(Ok(None)) => return,
@@ -99,12 +101,19 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// `None`: the connection is done with already.
-async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer) -> Option<Connection> {
+async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Option<Stranded>) -> Option<Connection> {
     let mut wire = Wire::new(io);
     let mut encrypted = false;
+    let patience = tokio::time::Instant::now() + service.options.opening_timeout;
     let (version, parameters) = loop {
         match Opening::decode(&mut wire.input) {
-            Ok(None) => wire.fill().await.ok()?,
+            Ok(None) => match tokio::time::timeout_at(patience, wire.fill()).await {
+                Ok(filled) => filled.ok()?,
+                Err(_) => {
+                    tracing::info!("a client did not send its first packet in time");
+                    return None;
+                }
+            },
             // Not a PostgreSQL client: an answer would mean nothing to it.
             Err(error) => {
                 tracing::debug!("refused a connection: {error}");
@@ -144,16 +153,30 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer) -> Option<Con
             Ok(Some(Opening::Startup { version, parameters })) => break (version, parameters),
         }
     };
+    if let Some(stranded) = &stranded {
+        stranded.has_opened();
+    }
     let end_point = service.tls.as_ref().filter(|_| encrypted).and_then(|tls| tls.end_point.clone());
     match start(service, &mut wire, version, &parameters, peer, end_point.as_deref()).await {
         Ok(session) => {
             let secret_bytes = if version.1 >= 2 { 32 } else { 4 };
-            let registration = service.register(&session, secret_bytes);
-            if peer != Peer::Process && service.connections() > service.options.connections_max {
-                refuse(&mut wire, &Error::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already")).await;
+            if !stranded.is_none_or(Stranded::make_known) {
                 return None;
             }
-            Some(Connection::new(service.clone(), wire, session, registration))
+            let registration = service.register(&session, secret_bytes);
+            if peer != Peer::Process
+                && let Some(error) = too_many(service, &parameters)
+            {
+                refuse(&mut wire, &error).await;
+                return None;
+            }
+            match Connection::new(service.clone(), wire, session, registration) {
+                Ok(connection) => Some(connection),
+                Err((mut wire, error)) => {
+                    refuse(&mut wire, &error).await;
+                    None
+                }
+            }
         }
         Err(Failure::Gone) => None,
         Err(Failure::Fatal(error)) => {
@@ -162,6 +185,26 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer) -> Option<Con
             None
         }
     }
+}
+
+/// 53300 where the connection, which is counted by now, is one too many.
+fn too_many(service: &Service, parameters: &[(String, String)]) -> Option<Error> {
+    let is_superuser = || {
+        let user = parameters.iter().rev().find(|(name, _)| name == "user").map(|(_, user)| user.as_str());
+        let state = service.planner.database().state();
+        user.and_then(|user| state.catalog.role(user)).is_some_and(|role| role.superuser)
+    };
+    let most = service.options.connections_max;
+    let reserved = service.options.superuser_reserved.min(most.saturating_sub(1));
+    let count = service.connections();
+    let message = if count > most {
+        "sorry, too many clients already"
+    } else if count > most - reserved && !is_superuser() {
+        "remaining connection slots are reserved for non-replication superuser connections"
+    } else {
+        return None;
+    };
+    Some(Error::new(SqlState::TOO_MANY_CONNECTIONS, message))
 }
 
 async fn refuse(wire: &mut Wire, error: &Error) {

@@ -223,6 +223,32 @@ pub struct TableScan {
     paced: Mutex<Vec<Paced>>,
 }
 
+/// A batch of more is held whole by whoever waits for a client to read it.
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// Rows that every batch may have, however wide they are.
+const WIDE_BATCH_ROWS: usize = 64;
+
+/// Row groups that say how wide rows are.
+const GROUPS_LOOKED_AT: usize = 8;
+
+/// So many rows that a batch of these columns has about `BATCH_BYTES`, as far as row groups tell.
+fn batch_rows_max(version: &TableVersion, projection: &[usize]) -> usize {
+    let (mut bytes, mut rows) = (0, 0);
+    for group in version.row_groups.iter().take(GROUPS_LOOKED_AT) {
+        rows += group.rows() as u64;
+        bytes += projection
+            .iter()
+            .filter_map(|column| group.segments().get(*column))
+            .map(|one| one.raw_bytes())
+            .sum::<u64>();
+    }
+    match bytes {
+        0 => usize::MAX,
+        _ => usize::try_from(BATCH_BYTES * rows / bytes).unwrap_or(usize::MAX).max(WIDE_BATCH_ROWS),
+    }
+}
+
 impl TableScan {
     pub fn new(version: Arc<TableVersion>, request: ScanRequest) -> Arc<TableScan> {
         let rows_total = version.rows_max();
@@ -301,6 +327,7 @@ impl TableScan {
             }
         };
         let fields: Vec<_> = projection.iter().zip(&forms).map(field).collect();
+        let batch_rows_max = batch_rows_max(&version, &projection);
 
         Arc::new(TableScan {
             projection,
@@ -308,7 +335,7 @@ impl TableScan {
             schema: Arc::new(arrow_schema::Schema::new(fields)),
             predicates,
             dynamic: request.dynamic,
-            batch_rows: request.batch_rows.clamp(1, ROW_GROUP_ROWS),
+            batch_rows: request.batch_rows.clamp(1, ROW_GROUP_ROWS).min(batch_rows_max),
             morsels,
             morsel_next: AtomicUsize::new(0),
             rows_left: request.limit,

@@ -14,13 +14,23 @@ pub enum Purpose {
     Log,
     /// Headers, superblocks, allocator state.
     Metadata,
+    /// Room that nobody else gets, for memory of the process's own that is taken in its place. Not backed.
+    Reserved,
     /// Backed by memory but owned by nobody: kept for the next use, given back when idle.
     Free,
 }
 
 impl Purpose {
-    pub const ALL: [Purpose; 7] =
-        [Purpose::Main, Purpose::Delta, Purpose::Heap, Purpose::Index, Purpose::Log, Purpose::Metadata, Purpose::Free];
+    pub const ALL: [Purpose; 8] = [
+        Purpose::Main,
+        Purpose::Delta,
+        Purpose::Heap,
+        Purpose::Index,
+        Purpose::Log,
+        Purpose::Metadata,
+        Purpose::Reserved,
+        Purpose::Free,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -30,6 +40,7 @@ impl Purpose {
             Purpose::Index => "index",
             Purpose::Log => "log",
             Purpose::Metadata => "metadata",
+            Purpose::Reserved => "reserved",
             Purpose::Free => "free",
         }
     }

@@ -740,7 +740,9 @@ impl Tablespace {
             used_bytes,
             resident_bytes: match self.paged() {
                 Some(paged) => paged.resident_bytes(),
-                None => used_bytes + self.ledger.bytes(Purpose::Free),
+                None => {
+                    (used_bytes + self.ledger.bytes(Purpose::Free)).saturating_sub(self.ledger.bytes(Purpose::Reserved))
+                }
             },
         }
     }
@@ -760,7 +762,8 @@ impl Tablespace {
 
     /// What stays until somebody drops or moves it: all but the heaps of statements.
     pub(crate) fn lasting_bytes(&self) -> u64 {
-        self.used_bytes().saturating_sub(self.ledger.bytes(Purpose::Heap))
+        let passing = self.ledger.bytes(Purpose::Heap) + self.ledger.bytes(Purpose::Reserved);
+        self.used_bytes().saturating_sub(passing)
     }
 
     /// What `purpose` holds now.

@@ -43,31 +43,34 @@ pub fn serve(data: &Path, arguments: &[&str]) -> Serving {
 
 /// As `serve`, with more of an environment. What the server says, if it ends before it is ready.
 pub fn try_serve(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Serving, String> {
-    let mut child = tidepool()
+    let mut command = tidepool();
+    command
         .envs(environment.iter().copied())
         .args(["serve", "--near", "256MB", "--data"])
         .arg(data)
         .args(if arguments.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] })
         .args(if arguments.contains(&"--far") { &[][..] } else { &["--far", "anon:,size=256MB"] })
-        .args(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    match line.trim().strip_prefix("tidepool is ready: ") {
-        Some(url) => Ok(Serving { url: url.to_owned(), child: Ended(child) }),
-        None => {
-            let mut log = String::new();
-            child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
-            child.wait().unwrap();
-            Err(log)
-        }
-    }
+        .args(arguments);
+    Serving::start(command)
 }
 
 impl Serving {
+    /// Waits for the line of a server that is started by this command. What the server says, if it ends before it is ready.
+    pub fn start(mut command: Command) -> Result<Serving, String> {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        match line.trim().strip_prefix("tidepool is ready: ") {
+            Some(url) => Ok(Serving { url: url.to_owned(), child: Ended(child) }),
+            None => {
+                let mut log = String::new();
+                child.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+                child.wait().unwrap();
+                Err(log)
+            }
+        }
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.0.id()
     }

@@ -5,6 +5,7 @@ mod advise;
 mod agreement;
 mod anomalies;
 mod bench;
+mod bounds;
 mod budgets;
 mod changes;
 mod cli;

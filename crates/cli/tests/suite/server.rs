@@ -73,6 +73,11 @@ impl TestServer {
         connect(&self.config()).await.expect("connect")
     }
 
+    /// `None` where a connection is refused.
+    pub async fn try_connect(&self) -> Option<Client> {
+        connect(&self.config()).await.ok()
+    }
+
     /// Stops and waits for the end.
     /// What the address for metrics answers, head and all.
     pub async fn get(&self, path: &str) -> String {

@@ -1,7 +1,7 @@
 //! PostgreSQL's binary COPY format: a header, then for each row the number of its fields and each field with its length,
 //! then a trailer.
 
-use super::{Columns, CopyOptions, EncodedRows, ROW_BYTES_MAX, read_batch, read_on, row_too_long};
+use super::{BATCH_BYTES, Columns, CopyOptions, EncodedRows, ROW_BYTES_MAX, read_batch, read_on, row_too_long};
 use crate::text::{BinaryReader, BinaryWriter, TextSettings};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -71,6 +71,8 @@ pub struct BinaryRowReader {
     null_place: Option<String>,
     /// What is not read yet: less than a row, or than the header.
     rest: Vec<u8>,
+    /// Of the rows since the last batch.
+    batch_bytes: usize,
     header_pending: bool,
     /// The trailer was read: nothing may follow.
     ended: bool,
@@ -89,11 +91,17 @@ impl BinaryRowReader {
             required,
             null_place: None,
             rest: Vec::new(),
+            batch_bytes: 0,
             header_pending: true,
             ended: false,
             row_number: 0,
             rows: 0,
         })
+    }
+
+    /// Bytes of a row that is not whole yet.
+    pub fn pending_bytes(&self) -> usize {
+        self.rest.len()
     }
 
     /// Batches of up to 8,192 rows that became whole. Errors name row and column in their context.
@@ -150,7 +158,8 @@ impl BinaryRowReader {
                     self.read_row(&bytes[at + 2..at + length])?;
                     at += length;
                     self.rows += 1;
-                    if self.rows == BATCH_ROWS {
+                    self.batch_bytes += length;
+                    if self.rows == BATCH_ROWS || self.batch_bytes >= BATCH_BYTES {
                         batches.extend(self.take_batch()?);
                     }
                 }
@@ -222,6 +231,7 @@ impl BinaryRowReader {
 
     fn take_batch(&mut self) -> Result<Option<RecordBatch>> {
         let rows = std::mem::take(&mut self.rows);
+        self.batch_bytes = 0;
         if rows == 0 {
             return Ok(None);
         }

@@ -27,6 +27,9 @@ use writer::TextRowWriter;
 /// ends, or a made-up length, can take.
 const ROW_BYTES_MAX: usize = (256 * ByteSize::MIB) as usize;
 
+/// Rows of so many bytes make a batch, however few they are.
+const BATCH_BYTES: usize = 8 << 20;
+
 fn row_too_long() -> Error {
     Error::new(SqlState::PROGRAM_LIMIT_EXCEEDED, "row is too long")
         .with_detail(format!("A row can have {} at most.", ByteSize(ROW_BYTES_MAX as u64)))
@@ -110,6 +113,14 @@ impl RowReader {
         match self {
             RowReader::Text(reader) => reader.feed(bytes),
             RowReader::Binary(reader) => reader.feed(bytes),
+        }
+    }
+
+    /// Bytes of a row that is not whole yet.
+    pub fn pending_bytes(&self) -> usize {
+        match self {
+            RowReader::Text(reader) => reader.pending_bytes(),
+            RowReader::Binary(reader) => reader.pending_bytes(),
         }
     }
 

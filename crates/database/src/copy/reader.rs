@@ -2,7 +2,8 @@
 
 use super::lines::{Line, LineSplitter};
 use super::{
-    Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_batch, read_on, row_too_long, utf8,
+    BATCH_BYTES, Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_batch, read_on,
+    row_too_long, utf8,
 };
 use crate::text::{TextReader, TextSettings, shortened};
 use arrow_array::{BooleanArray, RecordBatch};
@@ -37,6 +38,8 @@ pub struct TextRowReader {
     /// The end marker was seen: what follows is read over.
     ended: bool,
     rows: usize,
+    /// Of the lines that they were.
+    batch_bytes: usize,
     /// Rows in `readers` to leave out of the batch, with `ON_ERROR ignore`.
     bad_rows: Vec<usize>,
     ignored: u64,
@@ -71,6 +74,7 @@ impl TextRowReader {
             null_place: None,
             lines: LineSplitter::new(csv),
             rest: Vec::new(),
+            batch_bytes: 0,
             line_number: 0,
             header_pending: options.header != CopyHeader::None,
             options: options.clone(),
@@ -90,6 +94,11 @@ impl TextRowReader {
     /// Rows left out because of `ON_ERROR ignore`.
     pub fn ignored(&self) -> u64 {
         self.ignored
+    }
+
+    /// Bytes of a row that is not whole yet.
+    pub fn pending_bytes(&self) -> usize {
+        self.rest.len()
     }
 
     /// Batches of up to 8,192 rows that became whole. Errors name line and column in their context.
@@ -132,8 +141,9 @@ impl TextRowReader {
             let Some(line) = line else { break };
             self.line_number += 1 + line.inner_breaks;
             start = line.next;
+            self.batch_bytes += line.end - line.start;
             self.read_line(bytes, line)?;
-            if self.rows == BATCH_ROWS {
+            if self.rows == BATCH_ROWS || self.batch_bytes >= BATCH_BYTES {
                 batches.extend(self.take_batch()?);
             }
         }
@@ -420,6 +430,7 @@ impl TextRowReader {
 
     fn take_batch(&mut self) -> Result<Option<RecordBatch>> {
         let rows = std::mem::take(&mut self.rows);
+        self.batch_bytes = 0;
         if rows == 0 {
             return Ok(None);
         }

@@ -123,7 +123,8 @@ fn memory(facts: &SessionFacts, rows: &mut Rows) {
     let spaces = facts.planner.database().tablespaces();
     for space in spaces.list() {
         let mut counted = 0;
-        for row in space.ledger() {
+        // What is reserved is in the process's own.
+        for row in space.ledger().into_iter().filter(|row| row.purpose != Purpose::Reserved) {
             let places = space.paged().map(|paged| paged.places(row.purpose as usize));
             counted += row.bytes;
             rows.push([
@@ -146,7 +147,15 @@ fn memory(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
     let process = tidepool_heap::process_memory();
-    rows.push([("purpose", "process heap".into()), ("bytes", process.allocated_bytes.into())]);
+    // What clients hold is a part of it.
+    let mut rest = process.allocated_bytes;
+    for (held, bytes, peak) in facts.planner.database().client_memory().rows() {
+        let bytes = bytes.min(rest);
+        rest -= bytes;
+        let purpose = format!("clients: {}", held.name());
+        rows.push([("purpose", purpose.into()), ("bytes", bytes.into()), ("bytes_peak", peak.into())]);
+    }
+    rows.push([("purpose", "process heap".into()), ("bytes", rest.into())]);
     let kept = process.resident_bytes.saturating_sub(process.allocated_bytes);
     rows.push([("purpose", "process heap free".into()), ("bytes", kept.into())]);
     if let Some(resident) = resident_bytes() {

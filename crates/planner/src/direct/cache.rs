@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::RoleId;
 use tidepool_database::StateMark;
+use tidepool_heap::{ClientMemory, Held};
 
 /// Texts that are kept, of all sessions and of one.
 const SHARED_MAX: usize = 2_048;
@@ -19,6 +20,8 @@ pub struct Known {
     pub state: StateMark,
     pub settings: Arc<Settings>,
     pub role: RoleId,
+    /// What the program takes of memory, about.
+    pub bytes: u64,
 }
 
 impl Known {
@@ -30,43 +33,92 @@ impl Known {
 /// What is known of texts.
 pub trait OfText: Clone {
     fn known(&self) -> &Known;
+
+    /// What it takes of memory, about.
+    fn bytes(&self) -> u64;
 }
 
 impl OfText for Known {
     fn known(&self) -> &Known {
         self
     }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// Of all sessions: another one with the same role and settings need not make them again.
-pub struct Shared<T>(Mutex<HashMap<Arc<str>, Vec<T>>>);
+pub struct Shared<T>(Mutex<Kept<T>>);
+
+struct Kept<T> {
+    of_texts: HashMap<Arc<str>, Vec<T>>,
+    /// Of all of them.
+    bytes: u64,
+}
 
 pub type Programs = Shared<Known>;
 
 impl<T> Default for Shared<T> {
     fn default() -> Shared<T> {
-        Shared(Mutex::default())
+        Shared(Mutex::new(Kept { of_texts: HashMap::new(), bytes: 0 }))
     }
 }
 
 impl<T: OfText> Shared<T> {
     /// `key`: the text, and what parameters are.
     pub fn find(&self, key: &str, is_for: impl Fn(&Known) -> bool) -> Option<T> {
-        self.0.lock().get(key)?.iter().find(|one| is_for(one.known())).cloned()
+        self.0.lock().of_texts.get(key)?.iter().find(|one| is_for(one.known())).cloned()
     }
 
-    pub fn keep(&self, key: &str, one: T) {
-        let mut all = self.0.lock();
-        if all.len() >= SHARED_MAX && !all.contains_key(key) {
-            // Any: those that are in use are in their sessions' hands.
-            let some: Vec<Arc<str>> = all.keys().take(SHARED_MAX / 4).cloned().collect();
-            some.iter().for_each(|key| drop(all.remove(key)));
+    /// `memory` is told what is kept, and says how much may be.
+    pub fn keep(&self, key: &str, one: T, memory: &ClientMemory) {
+        let bytes = entry_bytes(key, &one);
+        if bytes > memory.cache_bytes_max() {
+            return;
         }
-        let of_text = all.entry(Arc::from(key)).or_default();
+        let mut kept = self.0.lock();
+        let before = kept.bytes;
+        let is_full = kept.of_texts.len() >= SHARED_MAX && !kept.of_texts.contains_key(key);
+        if is_full || kept.bytes + bytes > memory.cache_bytes_max() {
+            kept.drop_some(memory.cache_bytes_max() - bytes);
+        }
+        let of_text = kept.of_texts.remove(key).unwrap_or_default();
         // Of another state nobody asks any more.
         let known = one.known();
-        of_text.retain(|other| !other.known().is_for(&known.settings, known.role));
-        of_text.truncate(7);
+        let (mut of_text, old): (Vec<T>, Vec<T>) =
+            of_text.into_iter().partition(|other| !other.known().is_for(&known.settings, known.role));
+        let older = of_text.split_off(of_text.len().min(7));
+        kept.bytes -= old.iter().chain(&older).map(|old| entry_bytes(key, old)).sum::<u64>();
+        kept.bytes += bytes;
         of_text.push(one);
+        kept.of_texts.insert(Arc::from(key), of_text);
+        memory.note(Held::Plans, kept.bytes.saturating_sub(before), before.saturating_sub(kept.bytes));
     }
+}
+
+impl<T: OfText> Kept<T> {
+    /// Any: those that are in use are in their sessions' hands. Down to three quarters, and so many bytes.
+    fn drop_some(&mut self, bytes_max: u64) {
+        let texts_max = SHARED_MAX - SHARED_MAX / 4;
+        let bytes_max = bytes_max / 4 * 3;
+        let (mut texts, mut bytes) = (0, 0);
+        self.of_texts.retain(|key, of_text| {
+            let of_this: u64 = of_text.iter().map(|one| entry_bytes(key, one)).sum();
+            let stays = texts < texts_max && bytes + of_this <= bytes_max;
+            if stays {
+                texts += 1;
+                bytes += of_this;
+            }
+            stays
+        });
+        self.bytes = bytes;
+    }
+}
+
+/// What an entry takes beside what it is made of.
+const ENTRY_BYTES: u64 = 256;
+
+fn entry_bytes<T: OfText>(key: &str, one: &T) -> u64 {
+    one.bytes() + key.len() as u64 + ENTRY_BYTES
 }

@@ -40,6 +40,10 @@ use tidepool_table::{Table, TableDef};
 /// Who takes the rows of a statement as they come.
 pub trait RowSink {
     fn row(&mut self, values: &[Datum<'_>]) -> Result<()>;
+    /// So much came that no more should: the general path sends rows as it goes.
+    fn is_full(&self) -> bool {
+        false
+    }
     /// None of those that came count: the statement begins again, or fails.
     fn clear(&mut self);
 }
@@ -91,6 +95,8 @@ pub struct Program {
     pub settings: Arc<Settings>,
     /// How often it found more rows than are for it.
     too_many: AtomicU32,
+    /// What it takes of memory, about.
+    pub bytes: u64,
 }
 
 /// After so many times that a program found too much, it is not tried any more.
@@ -110,6 +116,7 @@ impl Program {
             state: facts.version.mark(),
             settings: facts.settings.clone(),
             too_many: AtomicU32::new(0),
+            bytes: 0,
         }
     }
 

@@ -488,6 +488,9 @@ impl Run<'_> {
                     skip -= 1;
                     return Ok(Flow::On);
                 }
+                if sink.is_full() {
+                    return Ok(Flow::TooMany);
+                }
                 sink.row(&outputs(query, &frame)?)?;
                 count += 1;
                 Ok(if count == fetch { Flow::Stop } else { Flow::On })

@@ -15,6 +15,7 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, RowId, SqlState, TableId};
+use tidepool_heap::Reservation;
 use tidepool_table::TableDef;
 
 pub(super) struct Cursor {
@@ -27,7 +28,11 @@ pub(super) struct Cursor {
     /// In the order of opening.
     pub(super) number: u64,
     pub(super) place: Place,
+    _held: Option<Reservation>,
 }
+
+/// What a cursor takes beside its rows: its plan, its heap, and what carries its batches.
+const CURSOR_BYTES: u64 = 64 << 10;
 
 /// Where a cursor is, for `WHERE CURRENT OF`.
 #[derive(Clone)]
@@ -100,6 +105,7 @@ impl Session {
         if self.cursors.contains_key(name) {
             return Err(Error::new(SqlState::DUPLICATE_CURSOR, format!("cursor \"{name}\" already exists")));
         }
+        let held = self.hold(CURSOR_BYTES + query.bytes())?;
         let mut tables = Vec::new();
         let (columns, batches): (_, BatchStream) = match query.command() {
             Command::Query(_) => {
@@ -135,7 +141,7 @@ impl Session {
         self.next_cursor += 1;
         let locks = matches!(query.command(), Command::Locking { .. });
         let place = Place { cursor: name.to_owned(), tables, locks, is_held: false, row: None };
-        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number, place };
+        let cursor = Cursor { columns, batches: Mutex::new(batches), rest: None, hold, number, place, _held: held };
         self.cursors.insert(name.to_owned(), cursor);
         Ok(Outcome::command("DECLARE CURSOR"))
     }

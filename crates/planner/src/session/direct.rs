@@ -41,6 +41,7 @@ use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState, SqlType, TableId, panic_point};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{DatabaseVersion, Privileges, RelationName, Sequence, StatementMark, Transaction};
+use tidepool_heap::Held;
 use tidepool_table::TableDef;
 
 /// A statement that a client prepared, with what is known of it.
@@ -50,6 +51,8 @@ pub struct PreparedStatement {
     pub description: Description,
     direct: Option<DirectStatement>,
     known: Known,
+    /// What it takes of memory, about.
+    bytes: u64,
 }
 
 /// A statement that goes to its rows by itself: what to run, and over which values.
@@ -72,9 +75,18 @@ impl OfText for Arc<PreparedStatement> {
     fn known(&self) -> &Known {
         &self.known
     }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl PreparedStatement {
+    /// What it takes of memory, about.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub fn direct(&self) -> Option<&DirectStatement> {
         self.direct.as_ref().filter(|direct| direct.program.is_useful())
     }
@@ -149,6 +161,10 @@ impl RowSink for Kept {
         self.0.clear();
     }
 }
+
+/// Bytes of what a session itself knows of texts, and what each takes beside what it is made of.
+const OWN_BYTES_MAX: u64 = 4 << 20;
+const TEXT_BYTES: u64 = 256;
 
 /// How often a statement waits for others without a thread, before it gets one.
 const WAITS_MAX: u32 = 16;
@@ -278,15 +294,14 @@ impl Session {
             Some(known) => known,
             None => {
                 let known = self.compile(template, given).await;
-                self.planner.programs.keep(&key, known.clone());
+                self.planner.programs.keep(&key, known.clone(), self.planner.database().client_memory());
                 known
             }
         };
-        if self.programs.len() >= OWN_MAX {
-            self.programs.clear();
-        }
         let program = known.program.clone();
-        self.programs.insert(key, known);
+        if self.keeps_text(key.len() as u64 + known.bytes) {
+            self.programs.insert(key, known);
+        }
         program
     }
 
@@ -294,6 +309,7 @@ impl Session {
     async fn compile(&mut self, template: &Template, given: &[u32]) -> Known {
         let facts = self.facts_apart(Utc::now());
         let known = |program: Option<Program>| Known {
+            bytes: program.as_ref().map_or(0, |program| program.bytes),
             program: program.map(Arc::new),
             state: facts.version.mark(),
             settings: facts.settings.clone(),
@@ -311,7 +327,13 @@ impl Session {
         });
         let oids: Vec<u32> = given.iter().copied().chain(literals).collect();
         let (of, statement, count) = (facts.clone(), statement.clone(), given.len());
-        let compiling = self.planner.workers().spawn(async move { Ok(compile(&of, &statement, &oids, count)) });
+        let compiling = self.planner.workers().spawn(async move {
+            let (program, bytes) = tidepool_heap::retained(|| compile(&of, &statement, &oids, count));
+            Ok(program.map(|mut program| {
+                program.bytes = bytes;
+                program
+            }))
+        });
         known(joined(compiling.await).unwrap_or(None))
     }
 
@@ -342,6 +364,7 @@ impl Session {
             self.keep_prepared(sql, oids, &known);
             return Ok(known);
         }
+        let _room = self.room_for(sql)?;
         let mut statements = self.parse(sql)?.into_iter().filter(|statement| !statement.is_empty());
         let statement = statements.next();
         if statements.next().is_some() {
@@ -361,24 +384,53 @@ impl Session {
             direct =
                 direct.filter(|direct| direct.columns().map(|columns| &**columns) == description.columns.as_deref());
         }
-        let known = Known { program: None, state: state.mark(), settings: self.settings.clone(), role };
-        let prepared = Arc::new(PreparedStatement { statement, description, direct, known });
+        let known = Known { program: None, state: state.mark(), settings: self.settings.clone(), role, bytes: 0 };
+        let columns = description.columns.as_deref().unwrap_or_default();
+        let described: usize = columns.iter().map(|column| size_of::<ResultColumn>() + column.name.len()).sum();
+        let bytes = statement.as_ref().map_or(0, Statement::bytes)
+            + direct.as_ref().map_or(0, |direct| direct.program.bytes + direct.text.len() as u64)
+            + (described + size_of::<PreparedStatement>()) as u64;
+        let prepared = Arc::new(PreparedStatement { statement, description, direct, known, bytes });
         self.keep_prepared(sql, oids, &prepared);
         // Other statements may mean what is the session's own: its cursors, statements that it prepared.
         if let Some(key) = key
             && prepared.direct.is_some()
         {
-            self.planner.prepared.keep(&key, prepared.clone());
+            self.planner.prepared.keep(&key, prepared.clone(), self.planner.database().client_memory());
         }
         Ok(prepared)
     }
 
     fn keep_prepared(&mut self, sql: &str, oids: &[u32], prepared: &Arc<PreparedStatement>) {
-        if sql.len() <= PREPARED_TEXT_MAX {
-            if self.prepared_texts.len() >= OWN_MAX {
-                self.prepared_texts.clear();
-            }
+        if sql.len() <= PREPARED_TEXT_MAX && self.keeps_text(sql.len() as u64 + prepared.bytes) {
             self.prepared_texts.insert(sql.to_owned(), (oids.to_vec(), prepared.clone()));
+        }
+    }
+
+    /// Makes room for one more text in what the session knows of texts. False: it may not hold so much.
+    fn keeps_text(&mut self, bytes: u64) -> bool {
+        if self.programs.len() + self.prepared_texts.len() >= 2 * OWN_MAX {
+            self.forget_texts();
+        }
+        let Some(account) = &self.account else { return true };
+        let held = self.texts_held.get_or_insert_with(|| account.nothing(Held::Plans));
+        let wanted = held.bytes() + bytes + TEXT_BYTES;
+        if wanted <= OWN_BYTES_MAX && held.resize(wanted).is_ok() {
+            return true;
+        }
+        self.forget_texts();
+        self.texts_held.as_mut().is_some_and(|held| {
+            let wanted = bytes + TEXT_BYTES;
+            wanted <= OWN_BYTES_MAX && held.resize(wanted).is_ok()
+        })
+    }
+
+    fn forget_texts(&mut self) {
+        self.programs.clear();
+        self.prepared_texts.clear();
+        if let Some(held) = &mut self.texts_held {
+            // Nothing is always to be had.
+            let _ = held.resize(0);
         }
     }
 

@@ -37,6 +37,7 @@ impl Session {
         self.check_not_failed(statement)?;
         self.check_privileges(statement.command())?;
         self.admit_planned(statement).await?;
+        let _room = self.room_for(statement.text())?;
         panic_point("planner.session");
         let outcome = self.execute_admitted(statement, parameters).await;
         // What runs on has it too.

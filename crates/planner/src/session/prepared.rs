@@ -7,12 +7,16 @@ use crate::types;
 use arrow::array::ArrayRef;
 use datafusion::sql::sqlparser::ast;
 use futures::StreamExt;
+use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_heap::Reservation;
 
 #[derive(Clone)]
 pub(super) struct Prepared {
     pub(super) statement: Statement,
     pub(super) types: Vec<u32>,
+    /// Also while it runs.
+    _held: Option<Arc<Reservation>>,
 }
 
 impl Session {
@@ -37,7 +41,9 @@ impl Session {
         let types =
             types.iter().map(|data_type| types::sql_type(data_type).map(SqlType::oid)).collect::<Result<Vec<_>>>()?;
         let description = Box::pin(self.describe_inner(statement, &types)).await?;
-        let prepared = Prepared { statement: statement.clone(), types: description.parameters };
+        let held = self.hold(statement.bytes() + (name.len() + 4 * description.parameters.len()) as u64)?;
+        let types = description.parameters;
+        let prepared = Prepared { statement: statement.clone(), types, _held: held.map(Arc::new) };
         self.prepared.insert(name.to_owned(), prepared);
         Ok(Outcome::command("PREPARE"))
     }

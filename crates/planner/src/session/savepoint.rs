@@ -5,6 +5,7 @@ use crate::execute::joined;
 use crate::settings::Settings;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
+use tidepool_heap::Reservation;
 
 /// One of a block's savepoints. The block keeps them in order; a name may occur again, and then means its latest.
 pub(super) struct Savepoint {
@@ -16,6 +17,7 @@ pub(super) struct Savepoint {
     read_only: bool,
     /// Cursors from this number on were opened later.
     next_cursor: u64,
+    _held: Option<Reservation>,
 }
 
 impl Block {
@@ -38,6 +40,10 @@ impl Session {
     }
 
     pub(super) fn savepoint(&mut self, name: &str) -> Result<Outcome> {
+        // Settings that have not changed since the last one are shared with it.
+        let last = self.block.as_ref().and_then(|block| block.savepoints.last());
+        let is_shared = last.is_some_and(|last| Arc::ptr_eq(&last.settings, &self.settings));
+        let held = self.hold(name.len() as u64 + if is_shared { 0 } else { 2 * self.settings.bytes() })?;
         let settings = self.settings.clone();
         let next_cursor = self.next_cursor;
         let block = self.explicit_block("SAVEPOINT")?;
@@ -49,6 +55,7 @@ impl Session {
             settings_session: block.settings_session.clone(),
             read_only: block.read_only,
             next_cursor,
+            _held: held,
         });
         Ok(Outcome::command("SAVEPOINT"))
     }

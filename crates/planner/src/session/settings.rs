@@ -11,6 +11,9 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, RoleId, SqlState};
 use tidepool_database::text::TextSettings;
 
+/// Bytes of settings that are every session's to have.
+const SETTINGS_UNCOUNTED: u64 = 8 << 10;
+
 impl Session {
     /// The value of a setting as `SHOW` prints it.
     pub fn setting(&self, name: &str) -> Result<String> {
@@ -144,6 +147,17 @@ impl Session {
         }
     }
 
+    /// Charges the session for settings that are much. 53200 where there is no room for them.
+    fn hold_settings(&mut self, settings: &Settings) -> Result<()> {
+        let bytes = settings.bytes();
+        match &mut self.settings_held {
+            Some(held) => held.resize(bytes)?,
+            None if bytes > SETTINGS_UNCOUNTED => self.settings_held = self.hold(bytes)?,
+            None => {}
+        }
+        Ok(())
+    }
+
     fn change_settings(&mut self, local: bool, change: impl Fn(&mut Settings) -> Result<()>) -> Result<()> {
         let mut settings = self.settings.as_ref().clone();
         change(&mut settings)?;
@@ -156,6 +170,7 @@ impl Session {
             Some(_) => {}
             None => settings.follow_defaults(),
         }
+        self.hold_settings(&settings)?;
         self.settings = Arc::new(settings);
         self.show_status();
         Ok(())

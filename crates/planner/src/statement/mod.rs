@@ -64,6 +64,8 @@ struct Inner {
     deep: bool,
     /// A query of it locks rows.
     locks: bool,
+    /// What it takes, about.
+    bytes: u64,
 }
 
 impl Drop for Inner {
@@ -81,6 +83,11 @@ impl Statement {
     /// Its part of the text.
     pub fn text(&self) -> &str {
         &self.0.text
+    }
+
+    /// What it takes of memory, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.bytes
     }
 
     /// No statement at all (only blanks and comments).
@@ -121,11 +128,13 @@ impl Statement {
             command: Some(command),
             deep: self.0.deep,
             locks: false,
+            bytes: self.0.bytes,
         }))
     }
 
-    fn new(text: &str, offset: u32, command: Command, deep: bool, locks: bool) -> Statement {
-        Statement(Arc::new(Inner { text: text.to_owned(), offset, command: Some(command), deep, locks }))
+    fn new(text: &str, offset: u32, command: Command, deep: bool, locks: bool, bytes: u64) -> Statement {
+        let bytes = bytes + (text.len() + size_of::<Inner>()) as u64;
+        Statement(Arc::new(Inner { text: text.to_owned(), offset, command: Some(command), deep, locks, bytes }))
     }
 }
 
@@ -423,22 +432,23 @@ pub fn parse(sql: &str) -> Result<Vec<Statement>> {
                 .with_detail(format!("The statement nests {nesting} levels deep; the limit is {NESTING_MAX}.")));
         }
         let deep = nesting > NESTING_SHALLOW;
-        let command = if deep {
+        let (command, bytes) = if deep {
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new()
                     .stack_size(DEEP_STACK_BYTES)
-                    .spawn_scoped(scope, || command(&source, piece))
+                    .spawn_scoped(scope, || tidepool_heap::retained(|| command(&source, piece)))
                     .map_err(|error| Error::io("start a thread", &error))?;
-                thread.join().unwrap_or_else(|_| Err(Error::internal("the parser failed")))
+                Ok(thread.join().unwrap_or_else(|_| (Err(Error::internal("the parser failed")), 0)))
             })?
         } else {
-            command(&source, piece)?
+            tidepool_heap::retained(|| command(&source, piece))
         };
+        let command = command?;
         let locks = locking::is_in(&source, piece);
-        statements.push(Statement::new(text, start_chars, command, deep, locks));
+        statements.push(Statement::new(text, start_chars, command, deep, locks, bytes));
     }
     if statements.is_empty() {
-        statements.push(Statement::new("", 0, Command::Empty, false, false));
+        statements.push(Statement::new("", 0, Command::Empty, false, false, 0));
     }
     Ok(statements)
 }

@@ -560,12 +560,13 @@ pub fn inner(cursor: &mut Cursor<'_>) -> Result<Statement> {
     let mut walk = cursor.source.walk();
     let (start, offset) = walk.seek(first.span.start);
     let (end, _) = walk.seek(last.span.end);
-    let command = super::command(cursor.source, tokens)?;
+    let (command, bytes) = tidepool_heap::retained(|| super::command(cursor.source, tokens));
+    let command = command?;
     let text = &cursor.source.0[start..end.max(start)];
     cursor.skip_rest();
     // Depth was bounded for the whole, which also drops deep ones elsewhere; as a part it is dropped with the whole.
     let locks = super::locking::is_in(cursor.source, tokens);
-    Ok(Statement::new(text, offset, command, false, locks))
+    Ok(Statement::new(text, offset, command, false, locks, bytes))
 }
 
 fn prepare(cursor: &mut Cursor<'_>) -> Result<Command> {

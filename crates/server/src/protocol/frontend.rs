@@ -74,12 +74,40 @@ impl Opening {
     }
 }
 
+/// Text in the message that it came in: it may be long, and is not copied.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Text(Bytes);
+
+impl std::ops::Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        // Looked at when it was made, which costs less than a copy.
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+/// A message of which the beginning is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct MessageHead {
+    kind: u8,
+    /// Of the whole message.
+    pub(crate) bytes: usize,
+}
+
+impl MessageHead {
+    /// In place of the message, which was read but not kept.
+    pub(crate) fn malformed(self, error: Error) -> Message {
+        Message::Malformed { extended: matches!(self.kind, b'P' | b'B' | b'D' | b'E' | b'C' | b'H'), error }
+    }
+}
+
 #[derive(Debug, PartialEq)]
 pub(crate) enum Message {
-    Query(String),
+    Query(Text),
     Parse {
         name: String,
-        sql: String,
+        sql: Text,
         parameter_oids: Vec<u32>,
     },
     Bind(Bind),
@@ -146,11 +174,14 @@ impl Message {
         }
         let mut frame = input.split_to(length + 1).freeze();
         frame.advance(5);
-        let message = Message::decode_body(kind, Body(frame)).unwrap_or_else(|error| Message::Malformed {
-            extended: matches!(kind, b'P' | b'B' | b'D' | b'E' | b'C' | b'H'),
-            error,
-        });
-        Ok(Some(message))
+        let head = MessageHead { kind, bytes: length + 1 };
+        Ok(Some(Message::decode_body(kind, Body(frame)).unwrap_or_else(|error| head.malformed(error))))
+    }
+
+    /// The first message of `input`, if so much of it is there.
+    pub(crate) fn head(input: &[u8]) -> Option<MessageHead> {
+        let (kind, length) = header(input).ok()??;
+        Some(MessageHead { kind, bytes: length + 1 })
     }
 
     /// Whether the next whole message in `input` is a Sync.
@@ -160,9 +191,9 @@ impl Message {
 
     fn decode_body(kind: u8, mut body: Body) -> Result<Message> {
         let message = match kind {
-            b'Q' => Message::Query(body.string()?),
+            b'Q' => Message::Query(body.text()?),
             b'P' => {
-                let (name, sql) = (body.string()?, body.string()?);
+                let (name, sql) = (body.string()?, body.text()?);
                 let count = body.u16()?;
                 let parameter_oids = (0..count).map(|_| body.u32()).collect::<Result<_>>()?;
                 Message::Parse { name, sql, parameter_oids }
@@ -239,18 +270,22 @@ impl Body {
     }
 
     fn string(&mut self) -> Result<String> {
+        self.text().map(|text| (*text).to_owned())
+    }
+
+    fn text(&mut self) -> Result<Text> {
         let len = self.0.iter().position(|byte| *byte == 0).ok_or_else(|| violation("invalid string in message"))?;
         let text = self.take(len)?;
         self.0.advance(1);
-        String::from_utf8(text.into()).map_err(|error| {
-            let at = error.utf8_error().valid_up_to();
-            let bytes: Vec<String> =
-                error.as_bytes()[at..].iter().take(4).map(|byte| format!("0x{byte:02x}")).collect();
-            Error::new(
+        if let Err(error) = std::str::from_utf8(&text) {
+            let at = error.valid_up_to();
+            let bytes: Vec<String> = text[at..].iter().take(4).map(|byte| format!("0x{byte:02x}")).collect();
+            return Err(Error::new(
                 SqlState::CHARACTER_NOT_IN_REPERTOIRE,
                 format!("invalid byte sequence for encoding \"UTF8\": {}", bytes.join(" ")),
-            )
-        })
+            ));
+        }
+        Ok(Text(text))
     }
 
     fn formats(&mut self) -> Result<Vec<i16>> {

@@ -117,7 +117,7 @@ impl AsyncScalarUDFImpl for Lock {
                 locks.lock(facts.session_id, key, self.mode, self.transaction, timeout).await.map_err(carry)?;
                 true
             } else {
-                locks.try_lock(facts.session_id, key, self.mode, self.transaction)
+                locks.try_lock(facts.session_id, key, self.mode, self.transaction).map_err(carry)?
             }));
         }
         let array: ArrayRef = match self.waits {

@@ -44,7 +44,8 @@ pub fn functions() -> Vec<Function> {
             set.map_err(|error| DataFusionError::External(Box::new(error)))?;
             let value = settings.get(&name);
             if let Some(session) = facts.planner.shared(facts.session_id) {
-                session.request_setting(name, args[1].as_str().to_owned(), args[2].as_bool());
+                let requested = session.request_setting(name, args[1].as_str().to_owned(), args[2].as_bool());
+                requested.map_err(|error| DataFusionError::External(Box::new(error)))?;
             }
             Ok(value.into())
         })

@@ -1,0 +1,248 @@
+//! Room for parsing and planning long texts.
+//!
+//! What a syntax tree and a plan take cannot be refused while they are made, as memory of the process has no other end than the process's own. So a long
+//! text has its room set apart before it is parsed: of what the process may use beside its tablespaces, or else of a tablespace in this machine's memory, where
+//! nobody else can have it meanwhile. Short texts take little enough, and nobody counts them.
+
+use crate::planner::Planner;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::Location;
+use tidepool_tablespace::{Purpose, Region};
+
+/// Shorter texts are not counted.
+pub const LONG_TEXT_BYTES: usize = 16 << 10;
+
+/// What tree and plan take for each token of a text, in bytes: measured (`VmHWM`) of long lists of constants, arms of `CASE` and arguments.
+const TOKEN_BYTES: u64 = 1_900;
+/// As much of rows that an `INSERT` spells out, and of an operator or a call there, which has all of them planned.
+const INSERTED_TOKEN_BYTES: u64 = 600;
+const INSERTED_OPERATOR_BYTES: u64 = 8_000;
+/// For each statement of a text of several.
+const STATEMENT_BYTES: u64 = 10_000;
+/// Copies of the text, and those of quoted texts beyond that.
+const TEXT_COPIES: u64 = 4;
+const QUOTED_COPIES: u64 = 12;
+
+/// Shorter rows are not counted; longer ones are there as they came, as values, and as rows to be encoded.
+const LONG_ROW_BYTES: usize = 1 << 20;
+const ROW_COPIES: u64 = 4;
+
+/// A tablespace gives room in pieces of this size: it may have no long free run.
+const PIECE_BYTES: u64 = 16 << 20;
+
+/// Texts that are planned now.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// Of what the process has beside its tablespaces.
+    taken: AtomicU64,
+}
+
+/// Room that is set apart until dropped.
+pub struct PlanningRoom {
+    planner: std::sync::Arc<Planner>,
+    bytes: u64,
+    /// Of it what is the process's own.
+    own_bytes: u64,
+    _regions: Vec<Region>,
+}
+
+impl Drop for PlanningRoom {
+    fn drop(&mut self) {
+        self.planner.room.taken.fetch_sub(self.own_bytes, Ordering::Relaxed);
+    }
+}
+
+impl Planner {
+    /// Room for a text, if it is long. 53200 where there is none.
+    pub fn room_for(self: &std::sync::Arc<Self>, text: &str) -> Result<Option<PlanningRoom>> {
+        if text.len() < LONG_TEXT_BYTES {
+            return Ok(None);
+        }
+        let bytes = bytes_wanted(text);
+        match self.room_of(bytes) {
+            Some(room) => Ok(Some(room)),
+            None => Err(Error::new(SqlState::OUT_OF_MEMORY, "out of memory")
+                .with_detail(format!(
+                    "Planning a statement of {} may take {}.",
+                    ByteSize(text.len() as u64),
+                    ByteSize(bytes)
+                ))
+                .with_hint("Send several shorter statements, parameters in place of literals, or the rows by COPY.")),
+        }
+    }
+
+    /// Room for a row of a `COPY` that is not whole yet, if it is long: more than there is, so that it is not asked for each time. 53200 where there
+    /// is none.
+    pub(crate) fn room_for_row(
+        self: &std::sync::Arc<Self>,
+        room: &mut Option<PlanningRoom>,
+        pending: usize,
+    ) -> Result<()> {
+        let wanted = pending as u64 * ROW_COPIES;
+        match room {
+            _ if pending < LONG_ROW_BYTES => *room = None,
+            Some(room) if room.bytes >= wanted => {}
+            _ => {
+                // Its own room counts for it.
+                *room = None;
+                *room = Some(self.room_of(2 * wanted).or_else(|| self.room_of(wanted)).ok_or_else(|| {
+                    Error::new(SqlState::OUT_OF_MEMORY, "out of memory").with_detail(format!(
+                        "A row of more than {} may take {}.",
+                        ByteSize(pending as u64),
+                        ByteSize(wanted)
+                    ))
+                })?);
+            }
+        }
+        Ok(())
+    }
+
+    fn room_of(self: &std::sync::Arc<Self>, bytes: u64) -> Option<PlanningRoom> {
+        let planner = self.clone();
+        if self.take_own(bytes) {
+            return Some(PlanningRoom { planner, bytes, own_bytes: bytes, _regions: Vec::new() });
+        }
+        let regions = self.take_regions(bytes)?;
+        Some(PlanningRoom { planner, bytes, own_bytes: 0, _regions: regions })
+    }
+
+    /// Whether it fits beside all that tablespaces and clients may come to take.
+    fn take_own(&self, bytes: u64) -> bool {
+        let database = self.database();
+        let (mut size, mut resident) = (0, 0);
+        for space in database.tablespaces().list() {
+            if space.config().location.is_anonymous() {
+                size += space.size_bytes();
+                resident += space.usage().resident_bytes;
+            }
+        }
+        let memory = database.client_memory();
+        let config = database.config();
+        let left = config.memory_limit_bytes.saturating_sub(size).saturating_sub(config.client_memory_bytes);
+        let before = self.room.taken.fetch_add(bytes, Ordering::Relaxed);
+        // What the process has beside its tablespaces now is part of what it may have.
+        let now = memory.process_bytes().saturating_sub(resident);
+        let fits = before.saturating_add(bytes).saturating_add(now.saturating_sub(before)) <= left
+            && memory.has_room_for(bytes);
+        if !fits {
+            self.room.taken.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// In the last tablespace that has room: near memory is what statements want most.
+    fn take_regions(&self, bytes: u64) -> Option<Vec<Region>> {
+        if !self.database().client_memory().has_room_for(bytes) {
+            return None;
+        }
+        let spaces = self.database().tablespaces().list();
+        let in_memory =
+            spaces.iter().rev().filter(|space| matches!(space.config().location, Location::Anon | Location::Numa(_)));
+        for space in in_memory.filter(|space| space.available_bytes() >= bytes) {
+            let pieces = (0..bytes.div_ceil(PIECE_BYTES)).map(|piece| {
+                let len = PIECE_BYTES.min(bytes - piece * PIECE_BYTES);
+                space.allocate(usize::try_from(len).ok()?, Purpose::Reserved).ok()
+            });
+            if let Some(regions) = pieces.collect::<Option<Vec<_>>>() {
+                return Some(regions);
+            }
+        }
+        None
+    }
+}
+
+/// What a text may take while it is parsed and planned: rather more.
+fn bytes_wanted(text: &str) -> u64 {
+    let inserts = text.trim_start().get(..6).is_some_and(|word| word.eq_ignore_ascii_case("insert"));
+    let counts = Counts::of(text);
+    let of_tokens = match inserts {
+        true => counts.tokens * INSERTED_TOKEN_BYTES + counts.operators * INSERTED_OPERATOR_BYTES,
+        false => counts.tokens * TOKEN_BYTES,
+    };
+    let of_text = text.len() as u64 * TEXT_COPIES + counts.quoted_bytes * QUOTED_COPIES;
+    of_tokens + of_text + counts.statements * STATEMENT_BYTES
+}
+
+/// What a text consists of, about.
+#[derive(Debug, Default, PartialEq)]
+struct Counts {
+    /// Words, numbers, quoted texts, and everything else by the character.
+    tokens: u64,
+    /// Operators between operands, and calls.
+    operators: u64,
+    quoted_bytes: u64,
+    /// Semicolons.
+    statements: u64,
+}
+
+impl Counts {
+    fn of(text: &str) -> Counts {
+        let mut counts = Counts::default();
+        let (mut in_word, mut after_operand, mut quote) = (false, false, None);
+        for byte in text.bytes() {
+            match (quote, byte) {
+                (Some(open), _) => {
+                    counts.quoted_bytes += 1;
+                    if byte == open {
+                        quote = None;
+                    }
+                    continue;
+                }
+                (None, b'\'' | b'"') => {
+                    quote = Some(byte);
+                    counts.tokens += 1;
+                    (in_word, after_operand) = (false, true);
+                }
+                (None, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | 128..) => {
+                    counts.tokens += u64::from(!in_word);
+                    (in_word, after_operand) = (true, true);
+                }
+                (None, b' ' | b'\t' | b'\r' | b'\n') => in_word = false,
+                (None, _) => {
+                    counts.tokens += 1;
+                    counts.statements += u64::from(byte == b';');
+                    let is_operator = match byte {
+                        b',' | b';' | b')' => false,
+                        b'(' => in_word,
+                        _ => after_operand,
+                    };
+                    counts.operators += u64::from(is_operator);
+                    (in_word, after_operand) = (false, byte == b')');
+                }
+            }
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_counted_outside_of_quotes() {
+        for (text, tokens, operators, quoted_bytes, statements) in [
+            ("", 0, 0, 0, 0),
+            ("select 1", 2, 0, 0, 0),
+            ("SELECT 'a, b, c' , \"x y\"", 4, 0, 12, 0),
+            ("(1,'abc'),(-2,'it''s');", 14, 0, 10, 1),
+            ("a.b+c*1.5e3 - d", 7, 3, 0, 0),
+            ("(now(), '1'::int)", 9, 2, 2, 0),
+            ("'open, to the end", 1, 0, 16, 0),
+        ] {
+            assert_eq!(Counts::of(text), Counts { tokens, operators, quoted_bytes, statements }, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_long_in_other_ways_takes_other_room() {
+        let rows = |row: &str| format!("INSERT INTO t VALUES {}(1)", format!("{row},").repeat(10_000));
+        let plain = bytes_wanted(&rows("(1, -2)"));
+        assert!(bytes_wanted(&rows("(1, 3-2)")) > 2 * plain);
+        assert!(bytes_wanted(&rows("(1, -2)").replace("INSERT INTO t", "")) > 2 * plain);
+        let quoted = format!("SELECT '{}'", "x".repeat(1 << 20));
+        assert!((16 << 20..18 << 20).contains(&bytes_wanted(&quoted)));
+        assert!(bytes_wanted(&"SELECT 1;".repeat(1_000)) > 10_000_000);
+    }
+}
