@@ -7,12 +7,12 @@
 //! PostgreSQL does, timestamps change zones by the session's, and a division by a floating-point zero is an error.
 
 use crate::arithmetic::{self, Kind};
+use crate::conversions::{conversion, conversion_of, is_string, per_value, read_texts, text_settings, write_texts};
 use crate::errors::carry;
-use crate::facts::SessionFacts;
 use crate::operators::{self, unnamed};
 use crate::types::{declared_type, type_of};
 use crate::unlike::{self, Side};
-use arrow::array::{Array, ArrayRef, AsArray, ListArray, StringViewBuilder};
+use arrow::array::{Array, AsArray, ListArray, StringViewBuilder};
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
@@ -32,20 +32,18 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::analyzer::AnalyzerRule;
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use tidepool_base::{Error, SqlState, SqlType};
-use tidepool_database::text::{TextReader, TextSettings, TextWriter};
+use tidepool_database::text::{TextReader, TextSettings, Zone};
+use tidepool_heap::QueryHeap;
 use tidepool_table::arrow_type;
+
+/// A point in time, as every expression has it.
+static INSTANT: LazyLock<DataType> =
+    LazyLock::new(|| QueryHeap::outside(|| DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))));
 
 /// Field metadata of the target of a cast to `numeric` without precision: a number that is decimal already keeps its own.
 pub const UNCONSTRAINED: &str = "tidepool.unconstrained";
-
-fn settings(config: &ConfigOptions) -> TextSettings {
-    match SessionFacts::of(config) {
-        Some(facts) => facts.settings.text_settings(),
-        None => TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 },
-    }
-}
 
 /// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
 /// what they are.
@@ -89,7 +87,7 @@ impl AnalyzerRule for Literals {
     }
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
-        let settings = settings(config);
+        let settings = text_settings(config);
         let plan = unite_floats(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)?;
         settle_values(plan)
     }
@@ -136,23 +134,57 @@ fn is_exact(expr: &Expr, schema: &DFSchema) -> bool {
     expr.get_type(schema).is_ok_and(|data_type| data_type.is_integer() || matches!(data_type, DataType::Decimal128(..)))
 }
 
-/// Casts exact numbers to floats where there are floats among them, as PostgreSQL compares them: no decimal holds all floats.
+/// Casts expressions that are of one type in the end to it, where DataFusion would take another: exact numbers to floats where there
+/// are floats among them, as PostgreSQL compares them, because no decimal holds all floats; and what a clock shows to instants where there
+/// are instants among them.
 fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchema) -> bool {
-    let (mut has_float, mut decimals) = (false, Vec::new());
+    let (mut has_float, mut has_instant, mut decimals, mut readings) = (false, false, Vec::new(), Vec::new());
     for expr in exprs {
         match expr.get_type(schema) {
             Ok(DataType::Float32 | DataType::Float64) => has_float = true,
             Ok(DataType::Decimal128(..)) => decimals.push(expr),
+            Ok(DataType::Timestamp(_, Some(_))) => has_instant = true,
+            Ok(DataType::Timestamp(_, None) | DataType::Date32) => readings.push(expr),
             _ => {}
         }
     }
-    if !has_float || decimals.is_empty() {
-        return false;
+    let mut changed = false;
+    if has_float {
+        for expr in decimals {
+            *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), DataType::Float64));
+            changed = true;
+        }
     }
-    for expr in decimals {
-        *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), DataType::Float64));
+    if has_instant {
+        for expr in readings {
+            *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), INSTANT.clone()));
+            changed = true;
+        }
     }
+    changed
+}
+
+/// The same of two expressions over schemas of their own.
+fn as_floats_of_sides(left: &mut Expr, lefts: &DFSchema, right: &mut Expr, rights: &DFSchema) -> bool {
+    let is_instant =
+        |expr: &Expr, schema: &DFSchema| matches!(expr.get_type(schema), Ok(DataType::Timestamp(_, Some(_))));
+    let is_reading = |expr: &Expr, schema: &DFSchema| {
+        matches!(expr.get_type(schema), Ok(DataType::Timestamp(_, None) | DataType::Date32))
+    };
+    let (side, to) = match () {
+        () if is_decimal(left, lefts) && is_float(right, rights) => (left, DataType::Float64),
+        () if is_float(left, lefts) && is_decimal(right, rights) => (right, DataType::Float64),
+        () if is_instant(left, lefts) && is_reading(right, rights) => (right, INSTANT.clone()),
+        () if is_reading(left, lefts) && is_instant(right, rights) => (left, INSTANT.clone()),
+        () => return false,
+    };
+    *side = Expr::Cast(Cast::new(Box::new(std::mem::take(side)), to));
     true
+}
+
+/// Whether it is an instant, or what a clock shows.
+fn is_time(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Timestamp(..) | DataType::Date32)
 }
 
 /// Whether it is `date_part` of an interval, and one that takes all of its parts.
@@ -233,11 +265,19 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let changed = compare_with_rows(&mut of.expr, of.op, &mut of.subquery, schema, settings)?;
             Ok(Transformed::new_transformed(Expr::SetComparison(of), changed))
         }
-        Expr::InList(mut of) if of.list.iter().any(|item| is_decimal(item, schema)) => {
+        Expr::InList(mut of)
+            if of.list.iter().chain([of.expr.as_ref()]).any(|item| {
+                is_decimal(item, schema) || item.get_type(schema).is_ok_and(|data_type| is_time(&data_type))
+            }) =>
+        {
             let changed = as_floats(std::iter::once(of.expr.as_mut()).chain(&mut of.list), schema);
             Ok(Transformed::new_transformed(Expr::InList(of), changed))
         }
-        Expr::Between(mut of) if [&of.expr, &of.low, &of.high].into_iter().any(|part| is_decimal(part, schema)) => {
+        Expr::Between(mut of)
+            if [&of.expr, &of.low, &of.high].into_iter().any(|part| {
+                is_decimal(part, schema) || matches!(part.get_type(schema), Ok(DataType::Timestamp(_, Some(_))))
+            }) && [&of.low, &of.high].into_iter().all(|bound| untyped(bound).is_none()) =>
+        {
             let changed = as_floats([of.expr.as_mut(), of.low.as_mut(), of.high.as_mut()], schema);
             Ok(Transformed::new_transformed(Expr::Between(of), changed))
         }
@@ -350,6 +390,53 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let extracted = crate::catalog::extract().call(function.args);
             Ok(Transformed::yes(Expr::Cast(Cast::new(Box::new(extracted), returned))))
         }
+        Expr::ScalarFunction(mut function) if matches!(function.func.name(), "concat" | "concat_ws") => {
+            // By their types' output functions: `t`, which a cast makes `true`.
+            let mut changed = false;
+            for argument in &mut function.args {
+                if matches!(argument.get_type(schema), Ok(DataType::Boolean)) {
+                    let written = ScalarUDF::new_from_impl(WriteText::new());
+                    *argument = written.call(vec![std::mem::take(argument)]);
+                    changed = true;
+                }
+            }
+            Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
+        }
+        Expr::ScalarFunction(mut function)
+            if function.func.name() == "array_to_string"
+                && matches!(function.args.first().map(|list| list.get_type(schema)),
+                    Some(Ok(DataType::List(item))) if !is_string(item.data_type()) && !item.data_type().is_nested()) =>
+        {
+            // By the items' output functions.
+            let texts = DataType::List(Arc::new(Field::new_list_field(DataType::Utf8, true)));
+            function.args[0] = Expr::Cast(Cast::new(Box::new(std::mem::take(&mut function.args[0])), texts));
+            Ok(Transformed::yes(Expr::ScalarFunction(function)))
+        }
+        Expr::ScalarFunction(function) if function.func.name() == "array_length" => {
+            // An array of nothing has no dimensions.
+            let length = Expr::ScalarFunction(function);
+            let zero = ScalarValue::Int64(Some(0)).cast_to(&length.get_type(schema)?)?;
+            Ok(Transformed::yes(datafusion::functions::core::expr_fn::nullif(length, lit(zero))))
+        }
+        Expr::ScalarFunction(mut function)
+            if function.func.name() == "date_trunc"
+                && function.args.first().and_then(untyped).is_some_and(|unit| trunc_unit(unit).is_some()) =>
+        {
+            let unit = function.args.first().and_then(untyped).and_then(trunc_unit).unwrap_or_default();
+            match unit {
+                "decade" | "century" | "millennium" => match crate::catalog::function("pg_trunc") {
+                    Some(truncated) => {
+                        function.args[0] = lit(unit);
+                        Ok(Transformed::yes(truncated.call(function.args)))
+                    }
+                    None => Ok(Transformed::no(Expr::ScalarFunction(function))),
+                },
+                unit => {
+                    function.args[0] = lit(unit);
+                    Ok(Transformed::yes(Expr::ScalarFunction(function)))
+                }
+            }
+        }
         Expr::ScalarFunction(mut function) => {
             let scale = match (function.func.name(), function.args.as_slice()) {
                 ("ceil" | "floor" | "trunc", [_]) => Some(0),
@@ -410,17 +497,15 @@ fn compare_with_rows(
         return Ok(true);
     }
     unlike::check(Side::of(needle, schema), op, Side::of_field(rows.field(0)))?;
-    if is_float(needle, schema) && is_decimal(&column, rows) {
+    let mut theirs = column.clone();
+    if !as_floats_of_sides(needle, schema, &mut theirs, rows) {
+        return Ok(false);
+    }
+    if theirs != column {
         let plan = subquery.subquery.as_ref().clone();
-        let column = Expr::Cast(Cast::new(Box::new(column), DataType::Float64));
-        subquery.subquery = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
-        return Ok(true);
+        subquery.subquery = Arc::new(LogicalPlanBuilder::from(plan).project([theirs])?.build()?);
     }
-    let changed = is_decimal(needle, schema) && is_float(&column, rows);
-    if changed {
-        *needle = Expr::Cast(Cast::new(Box::new(std::mem::take(needle)), DataType::Float64));
-    }
-    Ok(changed)
+    Ok(true)
 }
 
 /// 42883 for items of a list, or ends of a range, that `expr` does not compare with.
@@ -431,6 +516,26 @@ fn check_alike<'a>(
     schema: &DFSchema,
 ) -> Result<()> {
     others.into_iter().try_for_each(|other| unlike::check(Side::of(expr, schema), op, Side::of(other, schema)))
+}
+
+/// What a unit of `date_trunc` is called that DataFusion does not know under this name.
+fn trunc_unit(unit: &str) -> Option<&'static str> {
+    Some(match unit.to_ascii_lowercase().as_str() {
+        "microseconds" | "usec" | "usecs" | "us" | "microsec" | "microsecs" => "microsecond",
+        "milliseconds" | "msec" | "msecs" | "ms" | "millisecon" => "millisecond",
+        "seconds" | "sec" | "secs" | "s" => "second",
+        "minutes" | "min" | "mins" | "m" => "minute",
+        "hours" | "hr" | "hrs" | "h" => "hour",
+        "days" | "d" => "day",
+        "weeks" | "w" => "week",
+        "months" | "mon" | "mons" => "month",
+        "qtr" => "quarter",
+        "years" | "yr" | "yrs" | "y" => "year",
+        "decade" | "decades" | "dec" | "decs" => "decade",
+        "century" | "centuries" | "cent" | "c" => "century",
+        "millennium" | "millennia" | "mil" | "mils" => "millennium",
+        _ => return None,
+    })
 }
 
 /// 42804 for a condition that is a number.
@@ -458,13 +563,9 @@ fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
                 let (lefts, rights) = (join.left.schema().clone(), join.right.schema().clone());
                 let mut changed = false;
                 for (left, right) in &mut join.on {
-                    let decimal = match (is_decimal(left, &lefts), is_decimal(right, &rights)) {
-                        (true, false) if is_float(right, &rights) => left,
-                        (false, true) if is_float(left, &lefts) => right,
-                        _ => continue,
-                    };
-                    *decimal = Expr::Cast(Cast::new(Box::new(std::mem::take(decimal)), DataType::Float64));
-                    changed = true;
+                    if as_floats_of_sides(left, &lefts, right, &rights) {
+                        changed = true;
+                    }
                 }
                 Transformed::new_transformed(LogicalPlan::Join(join), changed)
             }
@@ -483,18 +584,26 @@ fn united(mut union: Union) -> Result<Transformed<LogicalPlan>> {
         of(*column).any(|of| matches!(of, DataType::Float32 | DataType::Float64))
             && of(*column).any(|of| matches!(of, DataType::Decimal128(..)))
     };
+    // Instants and what a clock shows are instants together.
+    let is_mixed_time = |column: &usize| {
+        of(*column).any(|of| matches!(of, DataType::Timestamp(_, Some(_))))
+            && of(*column).any(|of| matches!(of, DataType::Timestamp(_, None) | DataType::Date32))
+            && of(*column).all(|of| is_time(of) || *of == DataType::Null)
+    };
+    let times: Vec<usize> = (0..union.schema.fields().len()).filter(is_mixed_time).collect();
     let mixed: Vec<usize> = (0..union.schema.fields().len()).filter(is_mixed).collect();
-    if mixed.is_empty() {
+    if mixed.is_empty() && times.is_empty() {
         return Ok(Transformed::no(LogicalPlan::Union(union)));
     }
     for input in &mut union.inputs {
         let output = |(column, (qualifier, field)): (usize, (Option<&TableReference>, &FieldRef))| {
             let value = Expr::Column(Column::from((qualifier, field)));
-            match mixed.contains(&column) {
-                true => Expr::Cast(Cast::new(Box::new(value), DataType::Float64))
-                    .alias_qualified(qualifier.cloned(), field.name()),
-                false => value,
-            }
+            let united = match () {
+                () if mixed.contains(&column) => DataType::Float64,
+                () if times.contains(&column) => INSTANT.clone(),
+                () => return value,
+            };
+            Expr::Cast(Cast::new(Box::new(value), united)).alias_qualified(qualifier.cloned(), field.name())
         };
         let outputs: Vec<Expr> = input.schema().iter().enumerate().map(output).collect();
         *input = Arc::new(LogicalPlan::Projection(Projection::try_new(outputs, input.clone())?));
@@ -669,10 +778,6 @@ fn decimal_literal(text: &str) -> Result<Expr> {
     }
 }
 
-fn is_string(data_type: &DataType) -> bool {
-    matches!(data_type, DataType::Utf8 | DataType::Utf8View | DataType::LargeUtf8)
-}
-
 fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
     let Cast { expr, field } = cast;
     let unconstrained = field.metadata().contains_key(UNCONSTRAINED);
@@ -769,9 +874,23 @@ impl AnalyzerRule for Casts {
     }
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
-        let zone: Arc<str> = Arc::from(settings(config).time_zone);
+        let zone = text_settings(config).zone().map_err(carry)?;
+        let is_utc = zone == Zone::UTC;
+        let zone: Arc<str> = Arc::from(zone.arrow_name());
         let plan = rewrite_plan(plan, &|expr, schema| match expr {
-            Expr::Cast(cast) => postgres_cast(cast, schema, &zone),
+            Expr::Cast(cast) => postgres_cast(cast, schema, is_utc),
+            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::Plus | Operator::Minus), right })
+                if !is_utc
+                    && left.get_type(schema).is_ok_and(|data_type| data_type == *INSTANT)
+                    && matches!(right.get_type(schema), Ok(DataType::Interval(_))) =>
+            {
+                // Days are those of the session's clock.
+                let name = if op == Operator::Plus { "pg_moved" } else { "pg_moved_back" };
+                Ok(match crate::catalog::function(name) {
+                    Some(moved) => Transformed::yes(moved.call(vec![*left, *right])),
+                    None => Transformed::no(Expr::BinaryExpr(BinaryExpr { left, op, right })),
+                })
+            }
             Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide, right })
                 if matches!(right.get_type(schema), Ok(DataType::Float32 | DataType::Float64))
                     && !matches!(&*right, Expr::ScalarFunction(function) if function.func.name() == "tidepool_divisor") =>
@@ -800,17 +919,23 @@ impl AnalyzerRule for Casts {
                 Ok(Transformed::yes(Expr::ScalarFunction(function)))
             }
             Expr::ScalarFunction(mut function)
-                if matches!(function.func.name(), "date_part" | "date_trunc") && zone.as_ref() != "UTC" =>
+                if matches!(function.func.name(), "date_part" | "date_trunc") && !is_utc =>
             {
                 // Parts of a point in time are those on the session's clock.
                 let Some(argument) = function.args.get_mut(1) else {
                     return Ok(Transformed::no(Expr::ScalarFunction(function)));
                 };
                 match argument.get_type(schema) {
-                    Ok(DataType::Timestamp(unit, Some(old))) if old.as_ref() == "UTC" => {
+                    Ok(known @ DataType::Timestamp(unit, Some(_))) if known == *INSTANT => {
                         let here = DataType::Timestamp(unit, Some(zone.clone()));
                         *argument = Expr::Cast(Cast::new(Box::new(argument.clone()), here));
-                        Ok(Transformed::yes(Expr::ScalarFunction(function)))
+                        let truncates = function.func.name() == "date_trunc";
+                        let taken = Expr::ScalarFunction(function);
+                        // The point in time is held as all others are, whatever asks next.
+                        Ok(Transformed::yes(match truncates {
+                            true => Expr::Cast(Cast::new(Box::new(taken), known)),
+                            false => taken,
+                        }))
                     }
                     _ => Ok(Transformed::no(Expr::ScalarFunction(function))),
                 }
@@ -835,12 +960,16 @@ fn check_arithmetic(plan: LogicalPlan) -> Result<LogicalPlan> {
     Ok(checked.data)
 }
 
-fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Transformed<Expr>> {
+fn postgres_cast(cast: Cast, schema: &DFSchema, is_utc: bool) -> Result<Transformed<Expr>> {
     let Ok(source) = cast.expr.get_type(schema) else { return Ok(Transformed::no(Expr::Cast(cast))) };
     let target = cast.field.data_type().clone();
     let Cast { expr, field } = cast;
     let again = |expr: Expr| Expr::Cast(Cast { expr: Box::new(expr), field: field.clone() });
     Ok(match (&source, &target) {
+        // What a number stands for goes with it through a cast, but not through a function.
+        (DataType::UInt32, DataType::UInt32) if is_regproc(&expr, schema) => {
+            Transformed::yes(conversion_of(*expr, &field))
+        }
         (source, target) if source == target => Transformed::no(again(*expr)),
         // Arrow cuts the fraction off; PostgreSQL rounds.
         (
@@ -872,7 +1001,10 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
                 ),
                 _ => match ReadArray::of(target) {
                     Some(read) => Transformed::yes(ScalarUDF::new_from_impl(read).call(vec![*expr])),
-                    None => Transformed::no(again(*expr)),
+                    None => match conversion(*expr, source, &field, is_utc) {
+                        Ok(converted) => Transformed::yes(converted),
+                        Err(expr) => Transformed::no(again(expr)),
+                    },
                 },
             }
         }
@@ -893,26 +1025,23 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, zone: &Arc<str>) -> Result<Trans
             let written = ScalarUDF::new_from_impl(WriteText::new()).call(vec![*expr]);
             Transformed::yes(if *target == DataType::Utf8View { written } else { again(written) })
         }
-        // A wall clock reading is the session's, both ways; the point in time itself is kept in UTC.
-        (DataType::Timestamp(unit, None), DataType::Timestamp(_, Some(to)))
-            if to.as_ref() == "UTC" && zone.as_ref() != "UTC" =>
-        {
-            let here = DataType::Timestamp(*unit, Some(zone.clone()));
-            Transformed::yes(again(Expr::Cast(Cast::new(expr, here))))
+        (DataType::UInt32, target) if is_string(target) && is_regproc(&expr, schema) => {
+            match crate::catalog::function("regproc_out") {
+                Some(written) => Transformed::yes(again(written.call(vec![*expr]))),
+                None => Transformed::no(again(*expr)),
+            }
         }
-        (DataType::Date32, DataType::Timestamp(_, Some(to))) if to.as_ref() == "UTC" && zone.as_ref() != "UTC" => {
-            let wall = Expr::Cast(Cast::new(expr, DataType::Timestamp(TimeUnit::Microsecond, None)));
-            let here = DataType::Timestamp(TimeUnit::Microsecond, Some(zone.clone()));
-            Transformed::yes(again(Expr::Cast(Cast::new(Box::new(wall), here))))
-        }
-        (DataType::Timestamp(unit, Some(from)), DataType::Timestamp(_, None) | DataType::Date32)
-            if from.as_ref() == "UTC" && zone.as_ref() != "UTC" =>
-        {
-            let here = DataType::Timestamp(*unit, Some(zone.clone()));
-            Transformed::yes(again(Expr::Cast(Cast::new(expr, here))))
-        }
-        _ => Transformed::no(again(*expr)),
+        // A reading of the clock is the session's, both ways; the point in time itself is kept in UTC.
+        (source, _) => match conversion(*expr, source, &field, is_utc) {
+            Ok(converted) => Transformed::yes(converted),
+            Err(expr) => Transformed::no(again(expr)),
+        },
     })
+}
+
+fn is_regproc(expr: &Expr, schema: &DFSchema) -> bool {
+    const REGPROC: u32 = 24;
+    expr.to_field(schema).is_ok_and(|(_, field)| crate::types::marked_oid(&field) == Some(REGPROC))
 }
 
 fn is_round(expr: &Expr) -> bool {
@@ -957,19 +1086,8 @@ impl ScalarUDFImpl for ReadText {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let settings = settings(&args.config_options);
-        per_value(args, &|array| {
-            let texts = cast_with_options(array, &DataType::Utf8View, &CastOptions::default())?;
-            let texts = texts.as_string_view();
-            let mut reader = TextReader::new(self.sql_type, &settings);
-            for text in texts {
-                match text {
-                    Some(text) => reader.append(text).map_err(carry)?,
-                    None => reader.append_null(),
-                }
-            }
-            Ok(reader.finish())
-        })
+        let settings = text_settings(&args.config_options);
+        per_value(args, &|array| read_texts(array, self.sql_type, &settings))
     }
 }
 
@@ -1004,7 +1122,7 @@ impl ScalarUDFImpl for ReadArray {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let settings = settings(&args.config_options);
+        let settings = text_settings(&args.config_options);
         per_value(args, &|array| {
             let texts = cast_with_options(array, &DataType::Utf8View, &CastOptions::default())?;
             let mut reader = TextReader::new(self.of_items, &settings);
@@ -1067,33 +1185,11 @@ impl ScalarUDFImpl for WriteText {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let settings = settings(&args.config_options);
+        let settings = text_settings(&args.config_options);
         let field = args.arg_fields.first().cloned();
         per_value(args, &|array| {
             let field = field.as_deref().cloned().unwrap_or_else(|| Field::new("", array.data_type().clone(), true));
-            let writer = match (field.data_type(), type_of(&field)) {
-                (_, Some(sql_type)) => {
-                    let options = CastOptions { safe: false, ..CastOptions::default() };
-                    let array = cast_with_options(array, &arrow_type(sql_type), &options)?;
-                    TextWriter::new(array.as_ref(), sql_type, &settings)
-                }
-                (DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _), None) => {
-                    TextWriter::new(array.as_ref(), type_of(item).unwrap_or(SqlType::Text), &settings)
-                }
-                _ => TextWriter::new(array.as_ref(), SqlType::Text, &settings),
-            };
-            let writer = writer.map_err(carry)?;
-            let mut texts = StringViewBuilder::with_capacity(array.len());
-            let mut text = Vec::new();
-            for row in 0..array.len() {
-                text.clear();
-                if writer.write(row, &mut text) {
-                    texts.append_value(String::from_utf8_lossy(&text));
-                } else {
-                    texts.append_null();
-                }
-            }
-            Ok(Arc::new(texts.finish()))
+            write_texts(array, &field, &settings)
         })
     }
 }
@@ -1359,18 +1455,6 @@ impl ScalarUDFImpl for Checked {
             Some(value) => Ok(value),
             None => datafusion::common::internal_err!("an operand is missing"),
         }
-    }
-}
-
-/// Applies a function of arrays to a function's one argument, which may be one value for all rows.
-fn per_value(mut args: ScalarFunctionArgs, function: &dyn Fn(&ArrayRef) -> Result<ArrayRef>) -> Result<ColumnarValue> {
-    match args.args.pop() {
-        Some(ColumnarValue::Array(array)) => Ok(ColumnarValue::Array(function(&array)?)),
-        Some(ColumnarValue::Scalar(scalar)) => {
-            let array = function(&scalar.to_array()?)?;
-            Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&array, 0)?))
-        }
-        None => datafusion::common::internal_err!("an argument is missing"),
     }
 }
 

@@ -121,7 +121,8 @@ impl Load {
         }
         let progress = transaction.start_progress("COPY FROM", &self.version.def, metadata.len());
         if self.options.format == CopyFormat::Parquet {
-            let batches = read_parquet(Path::new(path), &self.version.def, &self.columns)?;
+            let settings = self.facts.settings.shared_text_settings();
+            let batches = read_parquet(Path::new(path), &self.version.def, &self.columns, settings)?;
             let mut rows = 0;
             for batch in batches {
                 interrupt.check()?;

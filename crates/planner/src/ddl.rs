@@ -25,7 +25,7 @@ use tidepool_tablespace::TablespaceConfig;
 const COLUMNS_MAX: usize = 1600;
 
 /// Bytes of a name: PostgreSQL cuts longer ones with a notice, here they are refused, which is easier to notice.
-const NAME_LEN_MAX: usize = 63;
+pub(crate) const NAME_LEN_MAX: usize = 63;
 
 /// A table to be made.
 pub struct NewTable {
@@ -454,6 +454,8 @@ pub fn check_default(
     use datafusion::logical_expr::simplify::SimplifyContext;
     use datafusion::optimizer::simplify_expressions::ExprSimplifier;
     crate::sequences::freeze(facts, &mut expr)?;
+    crate::moments::settle(facts, &mut expr, &[]);
+    crate::moments::settle_literal(facts, &mut expr, sql_type);
     let text = expr.to_string();
     crate::catalog::rewrite_expression(&mut expr);
     let state = facts.planner.state(facts);

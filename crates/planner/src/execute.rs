@@ -222,7 +222,7 @@ impl Execution {
             }
             let batch = {
                 let _guard = self.heap.enter();
-                canonical_batch(&batch, &self.schema)?
+                canonical_batch(&batch, &self.schema, self.context.session_config().options())?
             };
             let rows = batch.num_rows() as u64;
             let bytes = bytes_of(&batch);

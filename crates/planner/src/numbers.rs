@@ -67,6 +67,7 @@ fn is_polymorphic(name: &str) -> bool {
             | "pg_typeof"
             | "sign"
             | "sum"
+            | "to_hex"
             | "unnest"
     )
 }

@@ -5,7 +5,6 @@
 
 use crate::arithmetic::{self, Kind};
 use crate::casts::UNCONSTRAINED;
-use crate::catalog::VECTOR_ITEM;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Column, DFSchema, DataFusionError, Result, ScalarValue, TableReference};
@@ -20,6 +19,7 @@ use datafusion::sql::sqlparser::ast::BinaryOperator;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, SqlState, SqlType};
+use tidepool_database::text::VECTOR_ITEM;
 
 pub const TIMESTAMP: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 const INTERVAL: DataType = DataType::Interval(IntervalUnit::MonthDayNano);
@@ -134,6 +134,11 @@ impl ExprPlanner for Operators {
                 if matches!(&data_type, DataType::List(item) if item.name() == VECTOR_ITEM) {
                     **key = binary_expr(std::mem::take(&mut **key), Operator::Plus, lit(1));
                 }
+                // DataFusion counts negative ones from the end.
+                **key = from_first(std::mem::take(&mut **key), None)?;
+            }
+            GetFieldAccess::ListRange { start, .. } => {
+                **start = from_first(std::mem::take(&mut **start), Some(lit(1i64)))?;
             }
             GetFieldAccess::NamedStructField { name } if !matches!(data_type, DataType::Struct(_) | DataType::Null) => {
                 let field = name.try_as_str().flatten().unwrap_or_default();
@@ -291,6 +296,21 @@ pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Resu
         }
         _ => return Ok(Err((left, right))),
     }))
+}
+
+/// A subscript, or something else for one before the first.
+fn from_first(subscript: Expr, before: Option<Expr>) -> Result<Expr> {
+    match &subscript {
+        Expr::Literal(ScalarValue::Int64(Some(1..)) | ScalarValue::Int32(Some(1..)), _) => Ok(subscript),
+        _ => {
+            let within = binary_expr(subscript.clone(), Operator::Gt, lit(0));
+            let mut choice = when(within, cast(subscript, DataType::Int64));
+            match before {
+                Some(before) => choice.otherwise(before),
+                None => choice.end(),
+            }
+        }
+    }
 }
 
 /// A number that is known as it was written: (unscaled value, scale).

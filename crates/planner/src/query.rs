@@ -289,11 +289,13 @@ fn planned_apart(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
+    crate::windows::write_out(&mut query)?;
+    let own_names = crate::order_names::separate(&mut query);
     crate::merged_columns::write_out(&mut query, &mut |part| {
         let plan = named_plan(names, part, &parameters, None)?;
         Ok(plan.schema().fields().iter().map(|field| field.name().clone()).collect())
     })?;
-    match grouped_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
+    let planned = match grouped_plan(names, query.clone(), &parameters, table_schema.as_ref()) {
         Err(error) if error.code() == SqlState::UNDEFINED_TABLE => {
             let mut renamed = query;
             if !crate::correlated::rename(&mut renamed) {
@@ -302,7 +304,8 @@ fn planned_apart(
             grouped_plan(names, renamed, &parameters, table_schema.as_ref()).map_err(|_| error)
         }
         planned => planned,
-    }
+    };
+    planned.and_then(|plan| crate::order_names::restore(plan, &own_names))
 }
 
 fn grouped_plan(

@@ -165,6 +165,7 @@ pub fn check(
     condition: &ast::Expr,
 ) -> Result<CheckDef> {
     let mut condition = condition.clone();
+    crate::moments::settle(facts, &mut condition, columns);
     crate::catalog::rewrite_expression(&mut condition);
     let named = names_in(&mut condition, CHECK)?;
     let text = condition.to_string();

@@ -4,13 +4,12 @@
 //! one true value: then only that value can be set.
 
 use crate::workload::Class;
-use arrow::array::timezone::Tz;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::Database;
-use tidepool_database::text::TextSettings;
+use tidepool_database::text::{TextSettings, Zone};
 
 /// PostgreSQL's release whose behaviour and catalogue this follows.
 pub const POSTGRES_VERSION: &str = "15.0";
@@ -677,19 +676,12 @@ fn time_zone(value: &str) -> Result<String> {
     if let Ok(hours) = trimmed.parse::<f64>()
         && hours.abs() < 16.0
     {
-        let minutes = (hours.abs() * 60.0).round() as i64;
-        let sign = if hours < 0.0 { '-' } else { '+' };
-        return Ok(format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60));
+        return Ok(Zone::posix_name((hours * 60.0).round() as i32 * 60));
     }
-    if trimmed.eq_ignore_ascii_case("utc") || trimmed.eq_ignore_ascii_case("z") || trimmed.eq_ignore_ascii_case("gmt") {
-        return Ok(if trimmed.eq_ignore_ascii_case("gmt") { "GMT" } else { "UTC" }.to_owned());
+    match Zone::canonical_name(trimmed) {
+        Some(name) => Ok(name),
+        None => Err(Zone::parse(value).map_or_else(|error| error, |_| Error::internal("a zone without a name"))),
     }
-    // `+02:00` means west of Greenwich to POSIX, and so to PostgreSQL: asking for a name avoids the trap.
-    if trimmed.starts_with(|c: char| c.is_ascii_alphabetic()) && trimmed.parse::<Tz>().is_ok() {
-        return Ok(trimmed.to_owned());
-    }
-    Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid value for parameter \"TimeZone\": \"{value}\""))
-        .with_hint("Give a name such as Europe/Berlin, or the hours east of UTC as a number."))
 }
 
 fn parse_time_ms(text: &str) -> Option<u64> {

@@ -1,17 +1,18 @@
 //! SQL types at the edges of a plan: declared types to Arrow, result fields to PostgreSQL's oids, and result batches in
 //! the one Arrow form that each SQL type has.
 
+use crate::conversions::{convert, text_settings};
 use crate::statement::fold;
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewBuilder};
+use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use datafusion::common::Result as PlanResult;
+use datafusion::common::config::ConfigOptions;
 use datafusion::logical_expr::planner::TypePlanner;
 use datafusion::sql::sqlparser::ast::{self, ArrayElemTypeDef, CharacterLength, ExactNumberInfo, TimezoneInfo};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
-use tidepool_database::text::{TextSettings, TextWriter};
 use tidepool_table::{SQL_TYPE_METADATA, arrow_type};
 
 /// Field metadata key that overrides the PostgreSQL type oid a result column is described with, as decimal text. For
@@ -328,7 +329,7 @@ pub fn canonical_type(field: &Field) -> DataType {
 }
 
 /// A batch with each column in its canonical type.
-pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef, config: &ConfigOptions) -> Result<RecordBatch> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let columns: Vec<ArrayRef> = batch
         .columns()
@@ -348,7 +349,11 @@ pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<Record
                         });
                     nanoseconds.map_err(crate::errors::from_arrow)?
                 }
-                DataType::Struct(_) => return row_texts(column),
+                // Rows, and arrays of them, leave as their texts.
+                DataType::Struct(_) | DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) => {
+                    let converted = convert(column, field, &text_settings(config));
+                    return converted.map_err(crate::errors::from_datafusion);
+                }
                 _ => column.clone(),
             };
             cast_with_options(&column, field.data_type(), &options).map_err(crate::errors::from_arrow)
@@ -356,22 +361,6 @@ pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<Record
         .collect::<Result<_>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(crate::errors::from_arrow)
-}
-
-/// Rows as their texts: `(1,"a b",)`.
-fn row_texts(column: &ArrayRef) -> Result<ArrayRef> {
-    let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
-    let writer = TextWriter::new(column.as_ref(), SqlType::Text, &settings)?;
-    let mut texts = StringViewBuilder::with_capacity(column.len());
-    let mut text = Vec::new();
-    for row in 0..column.len() {
-        text.clear();
-        match writer.write(row, &mut text) {
-            true => texts.append_value(String::from_utf8_lossy(&text)),
-            false => texts.append_null(),
-        }
-    }
-    Ok(Arc::new(texts.finish()))
 }
 
 /// The schema of `canonical_batch`. All fields nullable: a plan may know less than its data.

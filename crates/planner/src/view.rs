@@ -81,6 +81,7 @@ struct Freezer<'a> {
 fn freeze(facts: &SessionFacts, text: &str) -> Result<Frozen> {
     let mut query = parse_query(text)?;
     crate::sequences::freeze(facts, &mut query)?;
+    crate::moments::settle(facts, &mut query, &[]);
     let mut freezer = Freezer { facts, scopes: vec![], withs: vec![], sources: vec![], wildcard: false };
     if let ControlFlow::Break(error) = VisitMut::visit(&mut query, &mut freezer) {
         return Err(error);

@@ -15,6 +15,9 @@ const DIRECT_BYTES_MAX: usize = 1 << 20;
 /// Output is sent once it holds this much: some dozens of rows a system call, and still in the cache.
 pub(crate) const FLUSH_BYTES: usize = 32 * 1024;
 
+const OID: u32 = 26;
+const REGPROC: u32 = 24;
+
 enum ColumnWriter {
     Text(TextWriter),
     Binary(BinaryWriter),
@@ -47,6 +50,10 @@ impl RowEncoder {
             .zip(formats)
             .map(|((array, column), format)| match format {
                 1 => binary_writer(array, column, settings).map(ColumnWriter::Binary),
+                _ if column.type_oid == REGPROC && array.data_type().is_integer() => {
+                    let names = tidepool_planner::function_names(array)?;
+                    TextWriter::new(&names, SqlType::Text, settings).map(ColumnWriter::Text)
+                }
                 _ => TextWriter::new(array, column.sql_type, settings).map(ColumnWriter::Text),
             })
             .collect::<Result<_>>()?;
@@ -245,7 +252,8 @@ fn binary_writer(array: &dyn Array, column: &ResultColumn, settings: &TextSettin
     if array.data_type().is_nested()
         && let Some(element) = element_type(column.type_oid)
     {
-        return BinaryWriter::array(array, element, settings);
+        let oid = if matches!(column.type_oid, 30 | 1028) { OID } else { element.oid() };
+        return BinaryWriter::array(array, element, oid, settings);
     }
     let sql_type = match column.type_oid {
         oid if is_oid_like(oid) && array.data_type().is_integer() => SqlType::Integer,

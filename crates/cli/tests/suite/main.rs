@@ -11,6 +11,7 @@ mod changes;
 mod cli;
 mod crash;
 mod device;
+mod differences;
 mod direct;
 mod elastic;
 mod explain;

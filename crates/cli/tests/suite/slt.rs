@@ -12,13 +12,19 @@ use tidepool_database::Config;
 use tidepool_device::{CacheSize, Location, Profile, paged};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-struct Connection {
+pub struct Connection {
     client: Client,
+}
+
+impl Connection {
+    pub fn new(client: Client) -> Connection {
+        Connection { client }
+    }
 }
 
 /// An error as `statement error` matches it: its SQLSTATE, then its message.
 #[derive(Debug)]
-struct Failure(tokio_postgres::Error);
+pub struct Failure(tokio_postgres::Error);
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -153,7 +159,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/slt")
 }
 
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+pub fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
@@ -185,7 +191,7 @@ async fn run_file(path: &Path, placement: Placement) -> Result<(), String> {
         async move {
             let client = crate::server::connect(&config).await?;
             client.batch_execute(placement.settings()).await?;
-            Ok(Connection { client })
+            Ok(Connection::new(client))
         }
     });
     runner.add_label(placement.name());

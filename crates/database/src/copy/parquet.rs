@@ -1,16 +1,21 @@
 //! Parquet files: read a row group at a time into a table's types, and written.
 
 use super::{CopyOptions, ParquetCompression, read_batch, targets};
-use crate::text::{TextReader, TextSettings, TextWriter};
+use crate::text::{TextReader, TextSettings, TextWriter, cross_clocks, crosses_clocks};
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
+use arrow_array::types::{IntervalDayTimeType, IntervalYearMonthType};
+use arrow_array::{Array, ArrayRef, IntervalMonthDayNanoArray, RecordBatch, RecordBatchOptions, StringViewArray};
+use arrow_buffer::{IntervalDayTime, IntervalMonthDayNano};
 use arrow_cast::{CastOptions, cast_with_options};
-use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{DataType, Field, IntervalUnit, Schema, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::ParquetMetaData;
 use parquet::file::properties::WriterProperties;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -57,7 +62,7 @@ fn read_error(path: &Path, error: &dyn std::fmt::Display) -> Error {
         .with_detail(sentence(&text))
 }
 
-/// A Parquet file's rows, columns matched by name (case-insensitively) or, if none matches, by position, and cast to the
+/// A Parquet file's rows as the session of `settings` takes them, columns matched by name (case-insensitively) or, if none matches, by position, and cast to the
 /// table's types.
 ///
 /// 42703 when a column is missing, 22003 or 22P02 when a value does not fit, 22P04 for files that are none.
@@ -65,6 +70,7 @@ pub fn read_parquet(
     path: &Path,
     def: &TableDef,
     columns: &[usize],
+    settings: &TextSettings,
 ) -> Result<Box<dyn Iterator<Item = Result<RecordBatch>> + Send>> {
     let builder = open(path)?;
     let file_schema = builder.schema().clone();
@@ -92,6 +98,7 @@ pub fn read_parquet(
         })?);
     }
     let mask = ProjectionMask::roots(builder.parquet_schema(), indexes.iter().copied());
+    let metadata = builder.metadata().clone();
     let reader = guarded(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?
         .map_err(|error| read_error(path, &error))?;
     // The reader hands out the chosen columns in the file's order.
@@ -108,12 +115,15 @@ pub fn read_parquet(
         })
         .collect::<Vec<_>>();
     let schema = Arc::new(Schema::new(targets.iter().map(|target| target.field.clone()).collect::<Vec<_>>()));
+    let months = Months::open(path, metadata, &file_schema, &order)?;
     Ok(Box::new(ParquetRows {
         reader,
+        months,
         targets,
         schema,
         path: path.to_owned(),
         table: def.name.clone(),
+        settings: settings.clone(),
         rows: 0,
         failed: false,
     }))
@@ -125,12 +135,80 @@ struct Target {
     field: Field,
 }
 
+/// The months of a file's intervals. Parquet's are of months, days and milliseconds, of which the reader hands out either the months or
+/// the others: so they are read twice.
+struct Months {
+    reader: ParquetRecordBatchReader,
+    /// The intervals among the columns that the other reader hands out.
+    positions: Vec<usize>,
+}
+
+impl Months {
+    /// `None` where no column of `order` has intervals.
+    fn open(
+        path: &Path,
+        metadata: Arc<ParquetMetaData>,
+        schema: &SchemaRef,
+        order: &[usize],
+    ) -> Result<Option<Months>> {
+        let is_interval = |index: usize| matches!(schema.field(index).data_type(), DataType::Interval(_));
+        let positions: Vec<usize> = (0..order.len()).filter(|position| is_interval(order[*position])).collect();
+        if positions.is_empty() {
+            return Ok(None);
+        }
+        let of_months = |(index, field): (usize, &Arc<Field>)| match is_interval(index) {
+            true => Arc::new(field.as_ref().clone().with_data_type(DataType::Interval(IntervalUnit::YearMonth))),
+            false => field.clone(),
+        };
+        let fields: Vec<_> = schema.fields().iter().enumerate().map(of_months).collect();
+        let options = ArrowReaderOptions::new()
+            .with_skip_arrow_metadata(true)
+            .with_schema(Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())));
+        let file = File::open(path)
+            .map_err(|error| Error::io(format_args!("open file \"{}\" for reading", path.display()), &error))?;
+        let reader = guarded(path, || {
+            let metadata = ArrowReaderMetadata::try_new(metadata, options)?;
+            let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
+            let roots = positions.iter().map(|position| order[*position]);
+            let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
+            builder.with_projection(mask).with_batch_size(BATCH_ROWS).build()
+        })?;
+        let reader = reader.map_err(|error| read_error(path, &error))?;
+        Ok(Some(Months { reader, positions }))
+    }
+
+    /// The next batch of the other reader with its intervals whole.
+    fn add_to(&mut self, batch: &RecordBatch, path: &Path) -> Result<RecordBatch> {
+        let reader = &mut self.reader;
+        let months = guarded(path, || reader.next())?;
+        let months = months.transpose().map_err(|error| read_error(path, &error))?;
+        let damaged = || read_error(path, &"Its intervals are not as long as its other columns");
+        let months = months.filter(|months| months.num_rows() == batch.num_rows()).ok_or_else(damaged)?;
+        let (mut fields, mut columns) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
+        for (position, months) in self.positions.iter().zip(months.columns()) {
+            let months = months.as_primitive_opt::<IntervalYearMonthType>().ok_or_else(damaged)?;
+            let rest = columns[*position].as_primitive_opt::<IntervalDayTimeType>().ok_or_else(damaged)?;
+            let whole = rest.iter().zip(months.values()).map(|(rest, months)| {
+                let nanoseconds = |rest: IntervalDayTime| i64::from(rest.milliseconds as u32) * 1_000_000;
+                rest.map(|rest| IntervalMonthDayNano::new(*months, rest.days, nanoseconds(rest)))
+            });
+            let whole: IntervalMonthDayNanoArray = whole.collect();
+            let data_type = whole.data_type().clone();
+            fields[*position] = Arc::new(fields[*position].as_ref().clone().with_data_type(data_type));
+            columns[*position] = Arc::new(whole);
+        }
+        RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).map_err(|error| read_error(path, &error))
+    }
+}
+
 struct ParquetRows {
     reader: ParquetRecordBatchReader,
+    months: Option<Months>,
     targets: Vec<Target>,
     schema: SchemaRef,
     path: PathBuf,
     table: String,
+    settings: TextSettings,
     rows: u64,
     failed: bool,
 }
@@ -140,7 +218,7 @@ impl ParquetRows {
         let mut columns = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
             let array = batch.column(target.position);
-            columns.push(convert(array, target.sql_type).map_err(|error| {
+            columns.push(convert(array, target.sql_type, &self.settings).map_err(|error| {
                 error.with_context(format!(
                     "COPY {}, file \"{}\", rows {} to {}, column {}",
                     self.table,
@@ -164,7 +242,13 @@ impl Iterator for ParquetRows {
         }
         let reader = &mut self.reader;
         let converted = match guarded(&self.path, || reader.next()).transpose()? {
-            Ok(Ok(batch)) => self.convert(&batch).inspect(|_| self.rows += batch.num_rows() as u64),
+            Ok(Ok(batch)) => {
+                let whole = match &mut self.months {
+                    Some(months) => months.add_to(&batch, &self.path),
+                    None => Ok(batch),
+                };
+                whole.and_then(|batch| self.convert(&batch).inspect(|_| self.rows += batch.num_rows() as u64))
+            }
             Ok(Err(error)) => Err(read_error(&self.path, &error)),
             Err(error) => Err(error),
         };
@@ -174,9 +258,8 @@ impl Iterator for ParquetRows {
 }
 
 /// An array of any type as the storage type of `sql_type`, values checked.
-fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
+fn convert(array: &ArrayRef, sql_type: SqlType, settings: &TextSettings) -> Result<ArrayRef> {
     let target = arrow_type(sql_type);
-    let settings = TextSettings::default();
     let source = match array.data_type() {
         // Annotated uuids come as sixteen bytes.
         DataType::FixedSizeBinary(16) if sql_type == SqlType::Uuid => {
@@ -191,6 +274,9 @@ fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
         _ => array.clone(),
     };
     let textual = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    if textual(source.data_type()) {
+        check_texts(&source)?;
+    }
     let plain_text = matches!(sql_type, SqlType::Text | SqlType::Varchar { length_max: None });
     match (textual(source.data_type()), textual(&target)) {
         (true, true) if plain_text => cast(&source, &target, sql_type),
@@ -198,7 +284,7 @@ fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
         (true, _) => {
             let texts = cast(&source, &DataType::Utf8View, sql_type)?;
             let texts: &StringViewArray = texts.as_string_view();
-            let mut reader = TextReader::new(sql_type, &settings);
+            let mut reader = TextReader::new(sql_type, settings);
             for text in texts {
                 match text {
                     Some(text) => reader.append(text)?,
@@ -211,10 +297,10 @@ fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
             if matches!(source.data_type(), DataType::Binary | DataType::LargeBinary | DataType::BinaryView) {
                 // Writers that do not annotate their strings.
                 let texts = cast(&source, &DataType::Utf8View, sql_type)?;
-                return convert(&texts, sql_type);
+                return convert(&texts, sql_type, settings);
             }
-            let writer = TextWriter::new(&source, sql_type, &settings)?;
-            let mut reader = TextReader::new(sql_type, &settings);
+            let writer = TextWriter::new(&source, sql_type, settings)?;
+            let mut reader = TextReader::new(sql_type, settings);
             let mut text = Vec::new();
             for row in 0..source.len() {
                 text.clear();
@@ -231,16 +317,24 @@ fn convert(array: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
                     format!("values of type {} cannot be copied into a column of type {sql_type}", source.data_type()),
                 ));
             }
-            // A local timestamp is taken as UTC, not shifted.
-            let naive = match (source.data_type(), &target) {
-                (DataType::Timestamp(_, None), DataType::Timestamp(_, Some(_))) => {
-                    Some(cast(&source, &DataType::Timestamp(TimeUnit::Microsecond, None), sql_type)?)
-                }
-                _ => None,
-            };
-            cast(naive.as_ref().unwrap_or(&source), &target, sql_type)
+            // As an assignment does: by the session's clock.
+            if crosses_clocks(source.data_type(), &target) {
+                return cross_clocks(&source, &target, settings.zone()?);
+            }
+            cast(&source, &target, sql_type)
         }
     }
+}
+
+/// 22021 for texts that no other way would take: with a zero byte.
+fn check_texts(array: &ArrayRef) -> Result<()> {
+    let zero_in = |text: Option<&str>| text.is_some_and(|text| memchr::memchr(0, text.as_bytes()).is_some());
+    let has_zero = match array.data_type() {
+        DataType::Utf8 => array.as_string::<i32>().iter().any(zero_in),
+        DataType::LargeUtf8 => array.as_string::<i64>().iter().any(zero_in),
+        _ => array.as_string_view().iter().any(zero_in),
+    };
+    if has_zero { super::utf8(&[0]).map(drop) } else { Ok(()) }
 }
 
 fn cast(array: &ArrayRef, target: &DataType, sql_type: SqlType) -> Result<ArrayRef> {

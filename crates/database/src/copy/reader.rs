@@ -288,9 +288,13 @@ impl TextRowReader {
         while position < bytes.len() && bytes[position] != self.options.delimiter {
             let byte = bytes[position];
             position += 1;
-            if byte != b'\\' || position == bytes.len() {
+            if byte != b'\\' {
                 self.scratch.push(byte);
                 continue;
+            }
+            // Behind the last one there is nothing to escape.
+            if position == bytes.len() {
+                break;
             }
             let escape = bytes[position];
             position += 1;

@@ -412,6 +412,9 @@ fn batches_have_at_most_8192_rows() {
 
 mod parquet_files {
     use super::*;
+    use arrow_array::{ArrayRef, StringArray};
+    use std::path::Path;
+    use std::sync::Arc;
 
     fn all_names_and_types(def: &TableDef) -> (Vec<String>, Vec<SqlType>) {
         def.columns.iter().map(|column| (column.name.clone(), column.sql_type)).unzip()
@@ -432,7 +435,7 @@ mod parquet_files {
             assert_eq!(writer.finish().unwrap(), 10_000);
             let columns: Vec<usize> = (0..def.columns.len()).collect();
             let batches: Vec<RecordBatch> =
-                read_parquet(&path, &def, &columns).unwrap().collect::<Result<_>>().unwrap();
+                read_parquet(&path, &def, &columns, &TextSettings::default()).unwrap().collect::<Result<_>>().unwrap();
             assert!(batches.len() > 1);
             let back = concat_batches(&batches[0].schema(), &batches).unwrap();
             for (column, (left, right)) in def.columns.iter().zip(back.columns().iter().zip(batch.columns())) {
@@ -457,7 +460,9 @@ mod parquet_files {
         let read = |columns: &[(&str, SqlType)]| {
             let def = table(columns);
             let all: Vec<usize> = (0..columns.len()).collect();
-            read_parquet(&path, &def, &all)?.collect::<Result<Vec<_>>>().map(|batches| shown(&def, &batches[0]))
+            read_parquet(&path, &def, &all, &TextSettings::default())?
+                .collect::<Result<Vec<_>>>()
+                .map(|batches| shown(&def, &batches[0]))
         };
         assert_eq!(read(&[("a", SqlType::BigInt), ("b", SqlType::Integer)]).unwrap(), ["5000000000\t12"]);
         assert_eq!(read(&[("x", SqlType::Text), ("y", SqlType::BigInt)]).unwrap(), ["12\t5000000000"]);
@@ -477,7 +482,7 @@ mod parquet_files {
         let path = folder.path().join("t.parquet");
         let def = two_columns();
         let read = || {
-            read_parquet(&path, &def, &[0, 1])
+            read_parquet(&path, &def, &[0, 1], &TextSettings::default())
                 .and_then(|rows| rows.collect::<Result<Vec<_>>>())
                 .map(|batches| batches.iter().map(RecordBatch::num_rows).sum::<usize>())
         };
@@ -505,6 +510,64 @@ mod parquet_files {
             wrong[at] ^= 0x55;
             std::fs::write(&path, &wrong).unwrap();
             let _ = read();
+        }
+    }
+
+    /// Intervals as other programs write them: three little-endian words, of months, days and milliseconds.
+    fn write_intervals(path: &Path, rows: &[Option<[u32; 3]>]) {
+        use ::parquet::data_type::{FixedLenByteArray, FixedLenByteArrayType, Int32Type};
+        use ::parquet::file::writer::SerializedFileWriter;
+        let message = "message m { REQUIRED INT32 id; OPTIONAL FIXED_LEN_BYTE_ARRAY (12) i (INTERVAL); }";
+        let schema = ::parquet::schema::parser::parse_message_type(message).unwrap();
+        let file = std::fs::File::create(path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let ids: Vec<i32> = (0..rows.len() as i32).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(&ids, None, None).unwrap();
+        column.close().unwrap();
+        let bytes = |words: &[u32; 3]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let values: Vec<FixedLenByteArray> =
+            rows.iter().flatten().map(|words| FixedLenByteArray::from(bytes(words))).collect();
+        let levels: Vec<i16> = rows.iter().map(|row| row.is_some().into()).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<FixedLenByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+    }
+
+    #[test]
+    fn intervals_keep_their_months() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("i.parquet");
+        let rows = [Some([1, 2, 3_000]), None, Some([14, 0, 0]), Some([0, 0, 86_400_001]), Some([u32::MAX, 1, 0])];
+        let many: Vec<Option<[u32; 3]>> = rows.iter().copied().cycle().take(20_000).collect();
+        write_intervals(&path, &many);
+        let def = table(&[("i", SqlType::Interval), ("id", SqlType::Integer)]);
+        let batches: Vec<RecordBatch> =
+            read_parquet(&path, &def, &[0, 1], &TextSettings::default()).unwrap().collect::<Result<_>>().unwrap();
+        let lines: Vec<String> = batches.iter().flat_map(|batch| shown(&def, batch)).collect();
+        assert_eq!(lines.len(), 20_000);
+        let expected =
+            ["1 mon 2 days 00:00:03\t0", "\\N\t1", "1 year 2 mons\t2", "24:00:00.001\t3", "-1 mons +1 day\t4"];
+        assert_eq!(&lines[..5], expected);
+        assert!(lines[19_995].starts_with("1 mon 2 days"));
+    }
+
+    #[test]
+    fn texts_have_no_zero_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["a\0b"]));
+        let batch = RecordBatch::try_from_iter([("a", texts)]).unwrap();
+        let mut writer = ParquetWriter::create(&path, &["a".to_owned()], &[SqlType::Text], batch.schema()).unwrap();
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+        for sql_type in [SqlType::Text, SqlType::Varchar { length_max: Some(5) }, SqlType::Char { length: 5 }] {
+            let def = table(&[("a", sql_type)]);
+            let read = read_parquet(&path, &def, &[0], &TextSettings::default()).unwrap().collect::<Result<Vec<_>>>();
+            assert_eq!(read.map(drop).unwrap_err().code().code(), "22021", "{sql_type}");
         }
     }
 

@@ -7,7 +7,7 @@ use super::builder::ColumnBuilder;
 use super::bytes::{parse_uuid, uuid_text};
 use super::number::{POWERS_OF_TEN, numeric_overflow};
 use super::reader::{check_json, fit_char, fit_varchar};
-use super::{TextSettings, TextWriter};
+use super::{TextSettings, TextWriter, VECTOR_ITEM};
 use arrow_array::cast::AsArray;
 use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer};
@@ -41,8 +41,8 @@ enum Column {
     Uuid(StringViewArray),
     /// Types whose binary form is their text.
     Text(TextWriter),
-    /// One-dimensional arrays: row offsets, the elements' writer and oid.
-    List(Vec<usize>, Box<BinaryWriter>, u32),
+    /// One-dimensional arrays: row offsets, the elements' writer and oid, the first one's subscript.
+    List(Vec<usize>, Box<BinaryWriter>, u32, i32),
 }
 
 impl BinaryWriter {
@@ -86,8 +86,9 @@ impl BinaryWriter {
         Ok(BinaryWriter { nulls: array.logical_nulls(), column })
     }
 
-    /// A list column as a PostgreSQL array of `element`s, for result columns whose type is an array type.
-    pub fn array(array: &dyn Array, element: SqlType, settings: &TextSettings) -> Result<BinaryWriter> {
+    /// A list column as a PostgreSQL array of `element`s, which clients know as `oid`, for result columns whose type is an array
+    /// type.
+    pub fn array(array: &dyn Array, element: SqlType, oid: u32, settings: &TextSettings) -> Result<BinaryWriter> {
         let (offsets, values): (Vec<usize>, &ArrayRef) = match array.data_type() {
             DataType::List(_) => {
                 let list = array.as_list::<i32>();
@@ -102,14 +103,15 @@ impl BinaryWriter {
             }
             other => return Err(Error::internal(format!("an array type's column is {other}"))),
         };
+        let first = match array.data_type() {
+            DataType::List(item) if item.name() == VECTOR_ITEM => 0,
+            _ => 1,
+        };
         if values.data_type().is_nested() {
             return Err(Error::unsupported("arrays of more than one dimension have no binary form here"));
         }
         let values = BinaryWriter::new(values, element, settings)?;
-        Ok(BinaryWriter {
-            nulls: array.logical_nulls(),
-            column: Column::List(offsets, Box::new(values), element.oid()),
-        })
+        Ok(BinaryWriter { nulls: array.logical_nulls(), column: Column::List(offsets, Box::new(values), oid, first) })
     }
 
     /// Appends the value of row `row` to `out`; false (and nothing appended) for NULL.
@@ -144,7 +146,7 @@ impl BinaryWriter {
                 Err(_) => out.extend_from_slice(&[0; 16]),
             },
             Column::Text(writer) => return writer.write(row, out),
-            Column::List(offsets, values, oid) => {
+            Column::List(offsets, values, oid, first) => {
                 let (start, end) = (offsets[row], offsets[row + 1]);
                 let has_null =
                     (start..end).any(|element| values.nulls.as_ref().is_some_and(|nulls| nulls.is_null(element)));
@@ -154,7 +156,7 @@ impl BinaryWriter {
                 out.extend_from_slice(&oid.to_be_bytes());
                 if end > start {
                     out.extend_from_slice(&((end - start) as i32).to_be_bytes());
-                    out.extend_from_slice(&1i32.to_be_bytes());
+                    out.extend_from_slice(&first.to_be_bytes());
                 }
                 for element in start..end {
                     let at = out.len();
@@ -467,7 +469,7 @@ mod tests {
         builder.values().append_null();
         builder.append(true);
         builder.append(true);
-        let writer = BinaryWriter::array(&builder.finish(), SqlType::Integer, &TextSettings::default()).unwrap();
+        let writer = BinaryWriter::array(&builder.finish(), SqlType::Integer, 23, &TextSettings::default()).unwrap();
         let mut out = Vec::new();
         writer.write(0, &mut out);
         let words: Vec<i32> = out.chunks(4).map(|chunk| i32::from_be_bytes(chunk.try_into().unwrap())).collect();

@@ -3,7 +3,7 @@
 //! Years are astronomical: 1 BC is 0. Everything is plain integer arithmetic, so no input can be out of a library's range.
 
 use chrono::{DateTime, LocalResult, NaiveDateTime, Offset, TimeZone};
-use chrono_tz::Tz;
+use chrono_tz::{OffsetName, Tz};
 use tidepool_base::{Error, Result, SqlState};
 
 pub const US_PER_SECOND: i64 = 1_000_000;
@@ -99,29 +99,74 @@ const ABBREVIATIONS: &[(&str, i32)] = &[
 impl Zone {
     pub const UTC: Zone = Zone::Fixed(0);
 
-    /// An IANA name (in any case), an abbreviation, or an offset such as `+05:30`. 22023 when there is none such.
+    /// A setting: an IANA name in any case, or POSIX's form, in which hours count towards the west: `UTC+3`, `<+03>-3`, `-03:00`. 22023
+    /// when there is none such.
     pub fn parse(text: &str) -> Result<Zone> {
         let trimmed = text.trim();
-        if let Some(offset) = parse_offset(trimmed.as_bytes()) {
-            return Ok(Zone::Fixed(offset));
-        }
-        Zone::named(trimmed).ok_or_else(|| {
+        iana(trimmed).or_else(|| posix(trimmed)).ok_or_else(|| {
             Error::new(
                 SqlState::INVALID_PARAMETER_VALUE,
                 format!("invalid value for parameter \"TimeZone\": \"{text}\""),
             )
-            .with_hint("Write an IANA name such as Europe/Berlin, or an offset such as +05:30.")
+            .with_hint("Give a name such as Europe/Berlin, or the hours east of UTC as a number.")
         })
     }
 
+    /// The name of a setting as it is shown; for an offset what was written.
+    pub fn canonical_name(text: &str) -> Option<String> {
+        match Zone::parse(text).ok()? {
+            Zone::Named(zone) => Some(zone.name().to_owned()),
+            Zone::Fixed(0) if iana(text.trim()).is_some() => Some(text.trim().to_uppercase()),
+            Zone::Fixed(_) => Some(text.trim().to_owned()),
+        }
+    }
+
+    /// What a zone is called that is so many seconds east of UTC: `<+05:30>-05:30`.
+    pub fn posix_name(east: i32) -> String {
+        let shown = |sign: char, seconds: u32| {
+            let minutes =
+                if seconds.is_multiple_of(3600) { String::new() } else { format!(":{:02}", seconds / 60 % 60) };
+            format!("{sign}{:02}{minutes}", seconds / 3600)
+        };
+        let (here, back) = if east < 0 { ('-', '+') } else { ('+', '-') };
+        format!("<{}>{}", shown(here, east.unsigned_abs()), shown(back, east.unsigned_abs()))
+    }
+
+    /// A zone in SQL: an abbreviation, or what a setting may be.
+    pub fn written(text: &str) -> Option<Zone> {
+        let trimmed = text.trim();
+        Zone::named(trimmed).or_else(|| posix(trimmed))
+    }
+
+    /// An abbreviation or an IANA name, in any case.
     pub fn named(text: &str) -> Option<Zone> {
         if let Some((_, offset)) = ABBREVIATIONS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)) {
             return Some(Zone::Fixed(*offset));
         }
-        if let Ok(zone) = text.parse::<Tz>() {
-            return Some(Zone::Named(zone));
+        iana(text)
+    }
+
+    /// The name under which Arrow knows it.
+    pub fn arrow_name(self) -> String {
+        match self {
+            Zone::Fixed(east) => {
+                let sign = if east < 0 { '-' } else { '+' };
+                let minutes = east.unsigned_abs() / 60;
+                format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60)
+            }
+            Zone::Named(zone) => zone.name().to_owned(),
         }
-        chrono_tz::TZ_VARIANTS.iter().find(|zone| zone.name().eq_ignore_ascii_case(text)).map(|zone| Zone::Named(*zone))
+    }
+
+    /// What its time is called at an instant: `CET`, `-03`. Nothing for a zone that has no names.
+    pub fn abbreviation(self, utc_us: i64) -> String {
+        match self {
+            Zone::Fixed(0) => "UTC".to_owned(),
+            Zone::Fixed(_) => String::new(),
+            Zone::Named(zone) => {
+                zone.offset_from_utc_datetime(&naive(utc_us)).abbreviation().map(str::to_owned).unwrap_or_default()
+            }
+        }
     }
 
     /// Seconds east of UTC at an instant.
@@ -149,6 +194,35 @@ impl Zone {
             },
         }
     }
+}
+
+fn iana(text: &str) -> Option<Zone> {
+    const UTC: [&str; 4] = ["utc", "gmt", "z", "zulu"];
+    if UTC.iter().any(|name| name.eq_ignore_ascii_case(text)) {
+        return Some(Zone::UTC);
+    }
+    if let Ok(zone) = text.parse::<Tz>() {
+        return Some(Zone::Named(zone));
+    }
+    chrono_tz::TZ_VARIANTS.iter().find(|zone| zone.name().eq_ignore_ascii_case(text)).map(|zone| Zone::Named(*zone))
+}
+
+/// A name of three letters or more, or anything in `<>`, or none; then hours towards the west.
+fn posix(text: &str) -> Option<Zone> {
+    let offset = match text.strip_prefix('<') {
+        Some(rest) => rest.split_once('>')?.1,
+        None => {
+            let offset = text.trim_start_matches(|c: char| c.is_ascii_alphabetic());
+            let letters = text.len() - offset.len();
+            if (1..3).contains(&letters) {
+                return None;
+            }
+            offset
+        }
+    };
+    let signed =
+        if offset.starts_with(|c: char| c.is_ascii_digit()) { format!("+{offset}") } else { offset.to_owned() };
+    Some(Zone::Fixed(-parse_offset(signed.as_bytes())?))
 }
 
 /// Clamped to the years a zone's rules are looked up in: beyond them only the last rule matters.
@@ -220,8 +294,16 @@ mod tests {
         assert_eq!(berlin.offset_at_local(days_from_civil(2020, 3, 29) * US_PER_DAY + 150 * US_PER_MINUTE), 3600);
         assert_eq!(berlin.offset_at_local(days_from_civil(2020, 10, 25) * US_PER_DAY + 150 * US_PER_MINUTE), 3600);
         assert_eq!(berlin.offset_at_utc(i64::MAX), berlin.offset_at_utc(i64::MAX - 1));
-        assert_eq!(Zone::parse("+05:30").unwrap(), Zone::Fixed(19_800));
-        assert_eq!(Zone::parse("-0330").unwrap(), Zone::Fixed(-12_600));
+        // POSIX counts towards the west.
+        for (text, east) in [("+05:30", -19_800), ("-0330", 12_600), ("UTC+3", -10_800), ("<+03>-03", 10_800)] {
+            assert_eq!(Zone::parse(text).unwrap(), Zone::Fixed(east), "{text}");
+        }
+        assert_eq!(Zone::posix_name(19_800), "<+05:30>-05:30");
+        assert_eq!(Zone::parse(&Zone::posix_name(-10_800)).unwrap(), Zone::Fixed(-10_800));
+        assert_eq!(Zone::canonical_name("europe/berlin").unwrap(), "Europe/Berlin");
+        assert_eq!(berlin.abbreviation(0), "CET");
+        assert_eq!(Zone::written("cest"), Some(Zone::Fixed(7200)));
+        assert_eq!(Zone::parse("cest").unwrap_err().code(), SqlState::INVALID_PARAMETER_VALUE);
         assert_eq!(Zone::parse("Mars/Olympus").unwrap_err().code(), SqlState::INVALID_PARAMETER_VALUE);
         assert_eq!(parse_offset(b"+99"), None);
     }

@@ -8,6 +8,7 @@ mod binary;
 mod builder;
 mod bytes;
 mod calendar;
+mod clocks;
 mod datetime;
 mod interval;
 mod number;
@@ -17,10 +18,14 @@ mod writer;
 
 pub use binary::{BinaryReader, BinaryWriter};
 pub use calendar::Zone;
+pub use clocks::{cross_clocks, crosses_clocks};
 pub use reader::TextReader;
 pub use writer::TextWriter;
 
 pub(crate) use bytes::shortened;
+
+/// The name of items in lists that are PostgreSQL's `int2vector` or `oidvector`: written without braces, counted from 0.
+pub const VECTOR_ITEM: &str = "of_vector";
 
 /// Settings that change text forms.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,17 +1,17 @@
 //! A column into texts.
 
-use super::TextSettings;
 use super::bytes::write_bytea;
 use super::calendar::{US_PER_DAY, Zone};
 use super::datetime::{write_date, write_time, write_timestamp, write_timestamptz};
 use super::interval::write_interval;
 use super::number::{write_decimal, write_decimal256, write_f32, write_f64, write_i64, write_u64};
+use super::{TextSettings, VECTOR_ITEM};
 use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer, OffsetBuffer};
 use arrow_cast::display::{ArrayFormatter, FormatOptions};
-use arrow_schema::{DataType, IntervalUnit, TimeUnit};
+use arrow_schema::{DataType, Field, IntervalUnit, TimeUnit};
 use tidepool_base::{Error, Result, SqlType};
 
 /// Writes values of one column. Holds the array's buffers, not the borrowed array.
@@ -53,10 +53,19 @@ enum Column {
     Interval(IntervalMonthDayNanoArray),
     /// Microseconds.
     Duration(Int64Array),
-    List(Offsets, Box<TextWriter>, bool),
+    List(Offsets, Box<TextWriter>, Shape),
     Struct(Vec<TextWriter>),
     /// Anything else, as Arrow shows it.
     Other(ArrayRef),
+}
+
+/// What lists are of, and so how they are written.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    Values,
+    Lists,
+    /// `int2vector` and `oidvector`: without braces and commas.
+    Vector,
 }
 
 enum Offsets {
@@ -173,17 +182,17 @@ impl TextWriter {
                 TimeUnit::Microsecond => microseconds::<DurationMicrosecondType>(array, *unit),
                 TimeUnit::Nanosecond => microseconds::<DurationNanosecondType>(array, *unit),
             }),
-            DataType::List(_) => {
+            DataType::List(item) => {
                 let list = array.as_list::<i32>();
-                list_column(Offsets::Small(list.offsets().clone()), list.values(), sql_type, settings)?
+                list_column(Offsets::Small(list.offsets().clone()), item, list.values(), sql_type, settings)?
             }
-            DataType::LargeList(_) => {
+            DataType::LargeList(item) => {
                 let list = array.as_list::<i64>();
-                list_column(Offsets::Large(list.offsets().clone()), list.values(), sql_type, settings)?
+                list_column(Offsets::Large(list.offsets().clone()), item, list.values(), sql_type, settings)?
             }
-            DataType::FixedSizeList(_, size) => {
+            DataType::FixedSizeList(item, size) => {
                 let list = array.as_fixed_size_list();
-                list_column(Offsets::Fixed(*size as usize), list.values(), sql_type, settings)?
+                list_column(Offsets::Fixed(*size as usize), item, list.values(), sql_type, settings)?
             }
             DataType::Struct(_) => {
                 let row = array.as_struct();
@@ -250,7 +259,7 @@ impl TextWriter {
                 let us = array.value(row);
                 write_interval(0, (us / US_PER_DAY) as i32, us % US_PER_DAY, out);
             }
-            Column::List(offsets, values, nested) => write_list(offsets.range(row), values, *nested, out),
+            Column::List(offsets, values, shape) => write_list(offsets.range(row), values, *shape, out),
             Column::Struct(columns) => write_row(columns, row, out),
             Column::Other(array) => {
                 let shown = ArrayFormatter::try_new(array, &FormatOptions::default())
@@ -262,16 +271,34 @@ impl TextWriter {
     }
 }
 
-fn list_column(offsets: Offsets, values: &ArrayRef, sql_type: SqlType, settings: &TextSettings) -> Result<Column> {
-    let nested =
-        matches!(values.data_type(), DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(_, _));
-    Ok(Column::List(offsets, Box::new(TextWriter::new(values, sql_type, settings)?), nested))
+fn list_column(
+    offsets: Offsets,
+    item: &Field,
+    values: &ArrayRef,
+    sql_type: SqlType,
+    settings: &TextSettings,
+) -> Result<Column> {
+    let shape = match values.data_type() {
+        DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(_, _) => Shape::Lists,
+        _ if item.name() == VECTOR_ITEM => Shape::Vector,
+        _ => Shape::Values,
+    };
+    Ok(Column::List(offsets, Box::new(TextWriter::new(values, sql_type, settings)?), shape))
 }
 
-/// `{a,"b c",NULL}`.
-fn write_list(range: std::ops::Range<usize>, values: &TextWriter, nested: bool, out: &mut Vec<u8>) {
-    out.push(b'{');
+/// `{a,"b c",NULL}`, or `2 3` for a vector.
+fn write_list(range: std::ops::Range<usize>, values: &TextWriter, shape: Shape, out: &mut Vec<u8>) {
     let first = range.start;
+    if shape == Shape::Vector {
+        for row in range {
+            if row > first {
+                out.push(b' ');
+            }
+            values.write(row, out);
+        }
+        return;
+    }
+    out.push(b'{');
     for row in range {
         if row > first {
             out.push(b',');
@@ -279,7 +306,7 @@ fn write_list(range: std::ops::Range<usize>, values: &TextWriter, nested: bool, 
         let start = out.len();
         if !values.write(row, out) {
             out.extend_from_slice(b"NULL");
-        } else if !nested {
+        } else if shape == Shape::Values {
             let text = &out[start..];
             let quoted = text.is_empty()
                 || text.eq_ignore_ascii_case(b"null")
@@ -399,6 +426,15 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(texts(&row, SqlType::Text), vec![Some("(1,\"x y\")".to_owned()), Some(r#"(,"""\\")"#.to_owned())]);
+    }
+
+    #[test]
+    fn vectors_are_written_without_braces() {
+        let item = Arc::new(Field::new(VECTOR_ITEM, DataType::Int16, true));
+        let values: ArrayRef = Arc::new(Int16Array::from(vec![3, 0, 7]));
+        let list = ListArray::new(item, OffsetBuffer::from_lengths([2, 0, 1]), values, None);
+        let expected = ["3 0", "", "7"].map(|text| Some(text.to_owned()));
+        assert_eq!(texts(&list, SqlType::Text), expected);
     }
 
     #[test]

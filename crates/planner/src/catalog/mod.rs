@@ -36,12 +36,13 @@ pub use apply::applied;
 pub use functions::{SessionSequences, add_interval, extract, find_relation, next_value_of};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use pull_up::outer_columns;
-pub use relations::{Relation as SystemRelation, VECTOR_ITEM};
+pub use relations::Relation as SystemRelation;
 pub use rewrite::{array_items, rewrite, rewrite_expression};
 pub use types::format_type;
 
 use crate::facts::SessionFacts;
 use async_trait::async_trait;
+use datafusion::arrow::array::{Array, ArrayRef};
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::Result;
@@ -82,6 +83,11 @@ pub fn function(name: &str) -> Option<Arc<ScalarUDF>> {
         QueryHeap::outside(|| functions::all().into_iter().map(named).collect())
     });
     FUNCTIONS.get(name).cloned()
+}
+
+/// The texts of a column of `regproc`.
+pub fn function_names(oids: &dyn Array) -> tidepool_base::Result<ArrayRef> {
+    functions::procedures::regprocs(oids).map_err(crate::errors::from_datafusion)
 }
 
 /// The system table or view, if there is one: `schema` is `pg_catalog`, `information_schema` or `tidepool`.

@@ -11,10 +11,8 @@ use datafusion::arrow::datatypes::{DataType, Field, IntervalUnit, Schema, Schema
 use datafusion::common::{DataFusionError, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
+use tidepool_database::text::VECTOR_ITEM;
 use tidepool_heap::QueryHeap;
-
-/// The name of items in lists that are PostgreSQL's `int2vector` or `oidvector`.
-pub const VECTOR_ITEM: &str = "of_vector";
 
 /// A system table or view.
 #[derive(Debug)]

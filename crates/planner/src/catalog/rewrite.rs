@@ -434,6 +434,15 @@ impl VisitorMut for Rewriter {
             *limit = Some(quantity.take().unwrap_or_else(|| number(1)));
             query.fetch = None;
         }
+        if let Some(LimitClause::LimitOffset { limit, offset, .. }) = &mut query.limit_clause {
+            let offset = offset.as_mut().map(|offset| &mut offset.value);
+            for count in limit.iter_mut().chain(offset) {
+                // A literal is of the type that is wanted.
+                if let Some(read) = string_literal(count).and_then(|text| text.trim().parse::<i64>().ok()) {
+                    *count = number(read);
+                }
+            }
+        }
         // What an `INSERT` spells out is of the table's types.
         let is_inserted = std::mem::take(&mut self.inserts);
         if let SetExpr::Values(values) = query.body.as_mut()
@@ -764,7 +773,7 @@ impl Rewriter {
         let is_lateral = names_column(&value);
         let mut projection = vec![unnamed(call("unnest", vec![value.clone()]))];
         if ordinality {
-            projection.push(unnamed(call("unnest", vec![call("pg_subscripts", vec![value, number(1)])])));
+            projection.push(unnamed(call("unnest", vec![call("pg_ordinals", vec![value])])));
         }
         for (index, item) in projection.iter_mut().enumerate() {
             if let SelectItem::UnnamedExpr(expr) = item {
@@ -1031,6 +1040,11 @@ fn cast(expr: &mut Expr) {
     {
         let inner = take(inner);
         *expr = call(&format!("{kind}_out"), vec![inner]);
+        return;
+    }
+    if matches!(data_type, DataType::JSONB) && string_literal(inner).is_some_and(|text| text.contains("\\u0000")) {
+        let inner = take(inner);
+        *expr = call("jsonb_checked", vec![super::syntax::cast(inner, DataType::JSON)]);
         return;
     }
     if let DataType::Array(_) = data_type

@@ -73,7 +73,9 @@ pub fn expression(expr: &mut Expr) {
                     let extracted = call("pg_extract", vec![text(field), take(value)]);
                     *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(12, 0)));
                 }
-                "julian" => *expr = call("pg_extract", vec![text(field), take(value)]),
+                "julian" | "timezone" | "timezone_hour" | "timezone_minute" => {
+                    *expr = call("pg_extract", vec![text(field), take(value)])
+                }
                 // Whole numbers to DataFusion, whose quotients are whole numbers again.
                 _ => {
                     let extracted = take(expr);
@@ -324,7 +326,14 @@ fn function(expr: &mut Expr) {
                 && string_literal(field).is_some_and(|field| {
                     matches!(
                         field.to_ascii_lowercase().as_str(),
-                        "century" | "decade" | "millennium" | "isoyear" | "julian"
+                        "century"
+                            | "decade"
+                            | "millennium"
+                            | "isoyear"
+                            | "julian"
+                            | "timezone"
+                            | "timezone_hour"
+                            | "timezone_minute"
                     )
                 })
             {

@@ -121,7 +121,8 @@ pub fn format_type(oid: u32, modifier: Option<i32>) -> String {
     let Some(entry) = by_oid(oid) else {
         return "???".to_owned();
     };
-    if let (true, Some(item)) = (entry.category == "A", by_oid(entry.element))
+    // Vectors have items, and are no arrays.
+    if let (true, Some(item)) = (entry.category == "A" && entry.storage != "p", by_oid(entry.element))
         && entry.len == -1
     {
         return format!("{}[]", format_type(item.oid, modifier));

@@ -23,6 +23,11 @@ impl<'a> Source<'a> {
         &self.0[start..end.max(start)]
     }
 
+    /// The text from a location on.
+    pub fn from(&self, location: Location) -> &'a str {
+        &self.0[self.walk().seek(location).0..]
+    }
+
     pub fn syntax_error(&self, token: &TokenWithSpan) -> Error {
         if token.token == Token::EOF {
             return self.syntax_error_at_end();

@@ -13,6 +13,7 @@ pub mod current;
 mod cursor;
 mod dialect;
 mod indexes;
+mod literals;
 pub mod locking;
 pub mod merge;
 mod objects;
@@ -457,7 +458,7 @@ fn tokens_of(source: &Source<'_>) -> Result<Vec<TokenWithSpan>> {
     let tokens = Tokenizer::new(&Postgres::for_words(0), source.0)
         .tokenize_with_location()
         .map_err(|error| tokenizer_error(source, error))?;
-    Ok(tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_) | Token::EOF)).collect())
+    literals::joined(source, tokens)
 }
 
 /// An upper bound of the depth of the syntax tree: brackets open at once, plus, at each bracket level, operators since
@@ -670,6 +671,10 @@ fn around(mut with: ast::With, query: &mut ast::Query) {
 }
 
 fn tokenizer_error(source: &Source<'_>, error: TokenizerError) -> Error {
+    if error.message.contains("encoded string literal") {
+        let position = source.position(error.location);
+        return literals::escape_error(source.from(error.location)).with_position(position);
+    }
     let message = match error.message.as_str() {
         message if message.contains("Unterminated string literal") => "unterminated quoted string".to_owned(),
         message if message.contains("comment") => "unterminated /* comment".to_owned(),
@@ -723,12 +728,11 @@ fn parser_error(source: &Source<'_>, tokens: &[TokenWithSpan], error: ParserErro
 pub fn parse_query(text: &str) -> Result<ast::Query> {
     let dialect = Postgres::for_words(text.len());
     let source = Source(text);
-    let mut parser = Parser::new(&dialect)
-        .with_recursion_limit(NESTING_MAX * 4)
-        .try_with_sql(text)
-        .map_err(|error| parser_error(&source, &[], error))?;
+    let tokens = tokens_of(&source)?;
+    let mut parser =
+        Parser::new(&dialect).with_recursion_limit(NESTING_MAX * 4).with_tokens_with_locations(tokens.clone());
     let query = match parser.peek_keyword(Keyword::TABLE) {
-        true => match sql_command(&source, &tokens_of(&source)?)? {
+        true => match sql_command(&source, &tokens)? {
             Command::Query(query) => query,
             _ => return Err(source.syntax_error_at_end()),
         },
@@ -741,7 +745,7 @@ pub fn parse_query(text: &str) -> Result<ast::Query> {
 pub fn parse_expression(text: &str) -> Result<ast::Expr> {
     let dialect = Postgres::for_words(text.len());
     let source = Source(text);
-    let mut parser = Parser::new(&dialect).try_with_sql(text).map_err(|error| parser_error(&source, &[], error))?;
+    let mut parser = Parser::new(&dialect).with_tokens_with_locations(tokens_of(&source)?);
     let mut expr = parser.parse_expr().map_err(|error| parser_error(&source, &[], error))?;
     crate::catalog::rewrite_expression(&mut expr);
     Ok(expr)

@@ -3,11 +3,14 @@
 use super::cursor::{Cursor, Source};
 use super::{Command, Statement};
 use crate::sequences::SequenceOptions;
+use arrow::array::AsArray;
+use arrow::datatypes::IntervalMonthDayNanoType;
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use std::borrow::Cow;
 use std::fmt;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_database::text::{TextReader, TextSettings, Zone};
 use tidepool_table::Identity;
 
 /// A name with its schema, if one was written.
@@ -506,9 +509,16 @@ pub fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
         }
         // `SET TIME ZONE INTERVAL '+02:00' HOUR TO MINUTE`.
         let interval = cursor.keyword("interval");
-        let value = set_value(cursor)?;
+        let mut value = set_value(cursor)?;
         if interval {
-            cursor.keywords(&["hour", "to", "minute"]);
+            // A number alone is of the last field.
+            let number = value.trim().parse::<i32>().ok();
+            let unit = match (cursor.keywords(&["hour", "to", "minute"]), cursor.keyword("hour")) {
+                (true, _) => "minutes",
+                (_, true) => "hours",
+                _ => "seconds",
+            };
+            value = zone_of_interval(&number.map_or(value, |number| format!("{number} {unit}")))?;
         }
         return Ok(Command::Set { name, value: SetValue::Values(vec![value]), local });
     }
@@ -532,6 +542,22 @@ pub fn set(cursor: &mut Cursor<'_>) -> Result<Command> {
         values.push(set_value(cursor)?);
     }
     Ok(Command::Set { name, value: SetValue::Values(values), local })
+}
+
+/// The zone that is so far east of UTC.
+fn zone_of_interval(text: &str) -> Result<String> {
+    let mut reader = TextReader::new(SqlType::Interval, &TextSettings::default());
+    reader.append(text)?;
+    let interval = reader.finish().as_primitive::<IntervalMonthDayNanoType>().value(0);
+    if interval.months != 0 || interval.days != 0 {
+        let message = format!("invalid value for parameter \"TimeZone\": \"{text}\"");
+        let detail = match interval.months {
+            0 => "Cannot specify days in time zone interval.",
+            _ => "Cannot specify months in time zone interval.",
+        };
+        return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, message).with_detail(detail));
+    }
+    Ok(Zone::posix_name(i32::try_from(interval.nanoseconds / 1_000_000_000).unwrap_or(i32::MAX)))
 }
 
 fn set_value(cursor: &mut Cursor<'_>) -> Result<String> {

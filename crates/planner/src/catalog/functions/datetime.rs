@@ -3,13 +3,12 @@
 use super::Type::*;
 use super::{Call, Function, invalid, sql_error};
 use crate::catalog::value::Value;
-use chrono::{
-    DateTime, Datelike, Days, Duration, LocalResult, Months, NaiveDate, NaiveDateTime, Offset, TimeZone, Timelike, Utc,
-};
-use datafusion::arrow::array::timezone::Tz;
+use crate::errors::carry;
+use chrono::{DateTime, Datelike, Days, Duration, Months, NaiveDate, NaiveDateTime, Timelike, Utc};
 use datafusion::arrow::datatypes::{DataType, IntervalMonthDayNano, TimeUnit};
 use datafusion::common::{DataFusionError, Result};
 use tidepool_base::SqlState;
+use tidepool_database::text::Zone;
 
 const NS_PER_DAY: i64 = 86_400_000_000_000;
 const US_PER_DAY: i64 = 86_400_000_000;
@@ -39,16 +38,19 @@ pub fn functions() -> Vec<Function> {
             &[&[Timestamp], &[TimestampTz], &[Timestamp, Timestamp], &[TimestampTz, TimestampTz]],
             "interval",
             |call, args| {
+                let zoned = matches!(call.arg_types.first(), Some(DataType::Timestamp(_, Some(_))));
+                let zone = session_zone(call)?;
+                // Instants are counted between on the session's clock.
                 let micros = |value: &Value| match value {
-                    Value::Timestamp(micros) => *micros,
-                    _ => 0,
+                    Value::Timestamp(micros) if zoned => local(*micros, zone).map(micros_of),
+                    Value::Timestamp(micros) => Ok(*micros),
+                    _ => Ok(0),
                 };
                 match args {
-                    [later, earlier] => age(micros(later), micros(earlier)),
+                    [later, earlier] => age(micros(later)?, micros(earlier)?),
                     [earlier] => {
-                        let zone = session_zone(call)?;
                         let today = local(call.facts()?.transaction_start.timestamp_micros(), zone)?.date();
-                        age(micros_of(today.and_hms_opt(0, 0, 0).unwrap_or_default()), micros(earlier))
+                        age(micros_of(today.and_hms_opt(0, 0, 0).unwrap_or_default()), micros(earlier)?)
                     }
                     _ => Err(invalid("age takes one or two timestamps")),
                 }
@@ -79,7 +81,7 @@ pub fn functions() -> Vec<Function> {
                     Some(zone) => parse_zone(zone.as_str())?,
                     None => session_zone(call)?,
                 };
-                to_utc(make_timestamp(args)?, zone).map(Value::Timestamp)
+                Ok(Value::Timestamp(to_utc(make_timestamp(args)?, zone)))
             },
         )
         .stable(),
@@ -124,13 +126,56 @@ pub fn functions() -> Vec<Function> {
         })
         .returning(|_| Ok(DataType::Decimal128(8, 6))),
         extract(),
+        // `date_trunc` of the units that DataFusion has not.
+        Function::new("pg_trunc", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
+            let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
+            let zone = match call.arg_types.get(1) {
+                Some(DataType::Timestamp(_, Some(_))) => session_zone(call)?,
+                _ => Zone::UTC,
+            };
+            let year = local(micros, zone)?.year();
+            // Decades begin with a year that ends in 0, the others with one that ends in 1; the year 0 is 1 BC.
+            let first = match args[0].as_str() {
+                "decade" => year.div_euclid(10) * 10,
+                "century" => (year - 1).div_euclid(100) * 100 + 1,
+                _ => (year - 1).div_euclid(1000) * 1000 + 1,
+            };
+            let first = NaiveDate::from_ymd_opt(first, 1, 1).and_then(|date| date.and_hms_opt(0, 0, 0));
+            Ok(Value::Timestamp(to_utc(first.ok_or_else(overflow)?, zone)))
+        })
+        .returning(|types| {
+            Ok(match types.get(1) {
+                Some(DataType::Timestamp(_, Some(_))) => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+                _ => DataType::Timestamp(TimeUnit::Microsecond, None),
+            })
+        })
+        .stable(),
+        Function::new("pg_moved", &[&[TimestampTz, Interval]], "timestamptz", |call, args| {
+            let (Value::Timestamp(micros), Value::Interval(interval)) = (&args[0], &args[1]) else {
+                return Ok(Value::Null);
+            };
+            add_interval_in(session_zone(call)?, *micros, interval).map(Value::Timestamp)
+        })
+        .stable(),
+        Function::new("pg_moved_back", &[&[TimestampTz, Interval]], "timestamptz", |call, args| {
+            let (Value::Timestamp(micros), Value::Interval(interval)) = (&args[0], &args[1]) else {
+                return Ok(Value::Null);
+            };
+            let back = IntervalMonthDayNano::new(
+                interval.months.checked_neg().ok_or_else(overflow)?,
+                interval.days.checked_neg().ok_or_else(overflow)?,
+                interval.nanoseconds.checked_neg().ok_or_else(overflow)?,
+            );
+            add_interval_in(session_zone(call)?, *micros, &back).map(Value::Timestamp)
+        })
+        .stable(),
         // `x AT TIME ZONE z`: to the clock on the wall there, or from it.
         Function::new("timezone", &[&[Text, Timestamp], &[Text, TimestampTz]], "timestamp", |call, args| {
             let Value::Timestamp(micros) = args[1] else { return Ok(Value::Null) };
             let zone = parse_zone(args[0].as_str())?;
             Ok(Value::Timestamp(match call.arg_types.get(1) {
                 Some(DataType::Timestamp(_, Some(_))) => micros_of(local(micros, zone)?),
-                _ => to_utc(naive(micros)?, zone)?,
+                _ => to_utc(naive(micros)?, zone),
             }))
         })
         .returning(|types| {
@@ -149,7 +194,11 @@ pub fn extract() -> Function {
         let unit = args[0].as_str().to_ascii_lowercase();
         let micros = match (&args[1], call.arg_types.get(1)) {
             (Value::Timestamp(micros), Some(DataType::Timestamp(_, Some(_)))) => {
-                of_time(&unit, local(*micros, session_zone(call)?)?)
+                let zone = session_zone(call)?;
+                match of_offset(&unit, offset_seconds(*micros, zone)) {
+                    Some(part) => Some(part),
+                    None => of_time(&unit, local(*micros, zone)?),
+                }
             }
             (Value::Timestamp(micros), _) => of_time(&unit, naive(*micros)?),
             (Value::Date(days), _) => of_time(&unit, date_of(*days)?.into()),
@@ -170,6 +219,17 @@ pub fn extract() -> Function {
         })
     })
     .stable()
+}
+
+/// In millionths, of seconds east of UTC.
+fn of_offset(unit: &str, east: i32) -> Option<i128> {
+    let whole = match unit {
+        "timezone" => east,
+        "timezone_hour" => east / 3600,
+        "timezone_minute" => east / 60 % 60,
+        _ => return None,
+    };
+    Some(i128::from(whole) * 1_000_000)
 }
 
 /// In millionths.
@@ -245,38 +305,41 @@ pub fn timestamp_text(micros: i64) -> String {
     naive(micros).map_or_else(|_| String::new(), |time| time.format("%Y-%m-%d %H:%M:%S%.f").to_string())
 }
 
-pub fn parse_zone(name: &str) -> Result<Tz> {
-    let name = name.trim();
-    // `UTC`, `GMT` and `Z` are names in any case; the others go by the database of time zones or as `+02:00`.
-    let known = if ["utc", "gmt", "z", "zulu"].contains(&name.to_ascii_lowercase().as_str()) { "+00:00" } else { name };
-    known.parse().map_err(|_| invalid(format!("time zone \"{name}\" not recognized")))
+pub fn parse_zone(name: &str) -> Result<Zone> {
+    Zone::written(name).ok_or_else(|| invalid(format!("time zone \"{name}\" not recognized")))
 }
 
-pub fn session_zone(call: &Call<'_>) -> Result<Tz> {
-    parse_zone(&call.facts()?.settings.get("timezone").unwrap_or_else(|| "UTC".to_owned()))
+pub fn session_zone(call: &Call<'_>) -> Result<Zone> {
+    call.facts()?.settings.shared_text_settings().zone().map_err(carry)
 }
 
 /// The clock on the wall in `zone` at an instant.
-pub fn local(micros: i64, zone: Tz) -> Result<NaiveDateTime> {
-    Ok(zone.from_utc_datetime(&naive(micros)?).naive_local())
+pub fn local(micros: i64, zone: Zone) -> Result<NaiveDateTime> {
+    naive(micros.saturating_add(i64::from(zone.offset_at_utc(micros)) * 1_000_000))
 }
 
 /// Seconds east of UTC at an instant.
-pub fn offset_seconds(micros: i64, zone: Tz) -> Result<i32> {
-    Ok(zone.from_utc_datetime(&naive(micros)?).offset().fix().local_minus_utc())
+pub fn offset_seconds(micros: i64, zone: Zone) -> i32 {
+    zone.offset_at_utc(micros)
 }
 
-/// The instant at which the wall clock in `zone` shows `time`. Twice in a year it shows a time twice or never: then the
-/// earlier, or the offset that held just before.
-pub fn to_utc(time: NaiveDateTime, zone: Tz) -> Result<i64> {
-    Ok(match zone.from_local_datetime(&time) {
-        LocalResult::Single(instant) | LocalResult::Ambiguous(instant, _) => instant.timestamp_micros(),
-        LocalResult::None => {
-            let before = zone.offset_from_local_datetime(&(time - Duration::hours(3))).earliest();
-            let offset = before.map_or(0, |offset| i64::from(offset.fix().local_minus_utc()));
-            micros_of(time) - offset * 1_000_000
+/// The instant at which the wall clock in `zone` shows `time`. Twice in a year it shows a time twice or never: then that of
+/// standard time, or by the offset that held just before.
+pub fn to_utc(time: NaiveDateTime, zone: Zone) -> i64 {
+    let micros = micros_of(time);
+    micros.saturating_sub(i64::from(zone.offset_at_local(micros)) * 1_000_000)
+}
+
+/// An instant moved by an interval: its months and days are counted on the clock of `zone`, before its time.
+pub fn add_interval_in(zone: Zone, micros: i64, interval: &IntervalMonthDayNano) -> Result<i64> {
+    let mut micros = micros;
+    for (months, days) in [(interval.months, 0), (0, interval.days)] {
+        if (months, days) != (0, 0) {
+            let moved = add_interval(micros_of(local(micros, zone)?), &IntervalMonthDayNano::new(months, days, 0))?;
+            micros = to_utc(naive(moved)?, zone);
         }
-    })
+    }
+    add_interval(micros, &IntervalMonthDayNano::new(0, 0, interval.nanoseconds))
 }
 
 fn make_timestamp(args: &[Value]) -> Result<NaiveDateTime> {

@@ -34,8 +34,11 @@ pub fn functions() -> Vec<Function> {
                         let moment = match call.arg_types.first() {
                             Some(DataType::Timestamp(_, Some(_))) => {
                                 let zone = session_zone(call)?;
-                                let offset = offset_seconds(*micros, zone)?;
-                                let name = call.facts()?.settings.get("timezone").unwrap_or_default();
+                                let offset = offset_seconds(*micros, zone);
+                                // A zone of hours alone is called what its setting begins with: `<+03>-03`.
+                                let setting = call.facts()?.settings.get("timezone").unwrap_or_default();
+                                let own = setting.strip_prefix('<').and_then(|rest| rest.split_once('>'));
+                                let name = own.map_or_else(|| zone.abbreviation(*micros), |(name, _)| name.to_owned());
                                 Moment::of(local(*micros, zone)?).in_zone(name, offset)
                             }
                             _ => Moment::of(naive(*micros)?),
@@ -66,7 +69,7 @@ pub fn functions() -> Vec<Function> {
             let read = pattern::read(text.as_str(), format.as_str())?;
             Ok(Value::Timestamp(match read.offset_seconds {
                 Some(offset) => micros_of(read.time) - i64::from(offset) * 1_000_000,
-                None => to_utc(read.time, session_zone(call)?)?,
+                None => to_utc(read.time, session_zone(call)?),
             }))
         })
         .stable(),

@@ -7,11 +7,12 @@
 use super::Type::*;
 use super::{Call, Function, invalid};
 use crate::catalog::value::Value;
+use crate::errors::carry;
 use crate::types::{TYPE_OID_METADATA, declared_type};
-use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
 use std::fmt::Write;
-use tidepool_base::SqlType;
+use tidepool_base::{Error, SqlState, SqlType};
 
 pub fn functions() -> Vec<Function> {
     let mut list =
@@ -69,6 +70,11 @@ pub fn functions() -> Vec<Function> {
             Function::new("json_keys", &[&[Text]], "_text", |_, args| {
                 let members = members(args[0].as_str())?;
                 Ok(members.into_iter().map(|(key, _)| key).collect::<Vec<String>>().into())
+            }),
+            // Of a literal that is said to be `jsonb`.
+            Function::new("jsonb_checked", &[&[Text]], "json", |_, args| {
+                binary_form(args[0].as_str())?;
+                Ok(args[0].clone())
             }),
             Function::new("to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())),
             Function::new("to_jsonb", &[&[Any]], "json", |call, args| {
@@ -171,36 +177,45 @@ fn is_json(field: &Field) -> bool {
 fn of_argument(call: &Call<'_>, args: &[Value], index: usize) -> Result<String> {
     match (&args[index], call.arg_fields.get(index)) {
         (Value::Text(text), Some(field)) if is_json(field) => Ok(text.to_string()),
-        (value, Some(field)) => Ok(of_value(value, field)),
-        (value, None) => Ok(of_value(value, &Field::new("", DataType::Null, true))),
+        (value, Some(field)) => of_value(call, value, field),
+        (value, None) => of_value(call, value, &Field::new("", DataType::Null, true)),
     }
 }
 
-fn of_value(value: &Value, field: &Field) -> String {
-    match (value, field.data_type()) {
+fn of_value(call: &Call<'_>, value: &Value, field: &Field) -> Result<String> {
+    Ok(match (value, field.data_type()) {
         (Value::Null, _) => "null".to_owned(),
         (Value::Bool(value), _) => value.to_string(),
-        (Value::Float(value), _) if !value.is_finite() => quoted(&super::text::display(&Value::Float(*value))),
-        (Value::Int(_) | Value::Float(_) | Value::Decimal(..), _) => super::text::display(value),
-        (Value::Text(text), _) => quoted(text),
+        (Value::Float(value), _) if !value.is_finite() => quoted(&call.text_of(&Value::Float(*value), field)?),
+        (Value::Int(_) | Value::Float(_) | Value::Decimal(..), _) => call.text_of(value, field)?,
+        (Value::Text(text), _) if is_json(field) => text.to_string(),
         (Value::Timestamp(_), DataType::Timestamp(_, zone)) => {
-            let zone = if zone.is_some() { "+00:00" } else { "" };
-            quoted(&format!("{}{zone}", super::text::display(value).replacen(' ', "T", 1)))
+            quoted(&iso_8601(&call.text_of(value, field)?, zone.is_some()))
         }
         (Value::List(items), DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _)) => {
-            let items: Vec<String> = items.iter().map(|value| of_value(value, item)).collect();
+            let items = items.iter().map(|value| of_value(call, value, item)).collect::<Result<Vec<String>>>()?;
             format!("[{}]", items.join(","))
         }
         (Value::Struct(values), DataType::Struct(fields)) => {
-            let pairs: Vec<String> = values
-                .iter()
-                .zip(fields)
-                .map(|(value, field)| format!("{}:{}", quoted(field.name()), of_value(value, field)))
-                .collect();
+            let pair = |(value, field): (&Value, &FieldRef)| {
+                Ok(format!("{}:{}", quoted(field.name()), of_value(call, value, field)?))
+            };
+            let pairs = values.iter().zip(fields).map(pair).collect::<Result<Vec<String>>>()?;
             format!("{{{}}}", pairs.join(","))
         }
-        (other, _) => quoted(&super::text::display(other)),
+        (other, _) => quoted(&call.text_of(other, field)?),
+    })
+}
+
+/// A timestamp's text as JSON has it: with a `T`, and with the minutes of its zone.
+fn iso_8601(text: &str, zoned: bool) -> String {
+    let (text, era) = text.strip_suffix(" BC").map_or((text, ""), |text| (text, " BC"));
+    let mut iso = text.replacen(' ', "T", 1);
+    let hours_only = iso.rfind(['+', '-']).is_some_and(|sign| iso.len() - sign == 3);
+    if zoned && hours_only {
+        iso.push_str(":00");
     }
+    iso + era
 }
 
 /// A text as a JSON string.
@@ -312,7 +327,7 @@ fn members(json: &str) -> Result<Vec<(String, &str)>> {
             return Ok(members);
         }
         let end = value_end(rest).ok_or_else(malformed)?;
-        let key: String = serde_json::from_str(&rest[..end]).map_err(|_| malformed())?;
+        let key = decoded(&rest[..end])?;
         rest = rest[end..].trim_start_matches(BLANKS).strip_prefix(':').ok_or_else(malformed)?;
         rest = rest.trim_start_matches(BLANKS);
         let end = value_end(rest).ok_or_else(malformed)?;
@@ -372,10 +387,20 @@ fn at_path<'a>(json: &'a str, path: &[String]) -> Result<Option<&'a str>> {
     Ok(Some(current))
 }
 
+/// The text that a JSON string stands for. 22P05 where it has a zero character, which no text has.
+fn decoded(json: &str) -> Result<String> {
+    let text: String = serde_json::from_str(json).map_err(|_| malformed())?;
+    if text.contains('\0') {
+        let error = Error::new(SqlState::UNTRANSLATABLE_CHARACTER, "unsupported Unicode escape sequence");
+        return Err(carry(error.with_detail("\\u0000 cannot be converted to text.")));
+    }
+    Ok(text)
+}
+
 /// A value as text: strings without their quotes, JSON's null as NULL.
 fn plain(json: &str) -> Result<Value> {
     Ok(match json.as_bytes().first() {
-        Some(b'"') => Value::text(serde_json::from_str::<String>(json).map_err(|_| malformed())?),
+        Some(b'"') => Value::text(decoded(json)?),
         Some(b'n') => Value::Null,
         _ => Value::text(json),
     })
@@ -391,7 +416,7 @@ fn binary_form(json: &str) -> Result<String> {
 
 fn normalized(json: &str, depth: usize) -> Result<String> {
     if depth > DEPTH_MAX {
-        return Err(super::sql_error(tidepool_base::SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded"));
+        return Err(super::sql_error(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded"));
     }
     let json = json.trim_matches(BLANKS);
     Ok(match json.as_bytes().first() {
@@ -412,7 +437,7 @@ fn normalized(json: &str, depth: usize) -> Result<String> {
             let items = items(json)?.into_iter().map(|item| normalized(item, depth + 1)).collect::<Result<Vec<_>>>()?;
             format!("[{}]", items.join(", "))
         }
-        Some(b'"') => quoted(&serde_json::from_str::<String>(json).map_err(|_| malformed())?),
+        Some(b'"') => quoted(&decoded(json)?),
         _ => json.to_owned(),
     })
 }

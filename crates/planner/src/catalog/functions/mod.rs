@@ -7,6 +7,7 @@
 mod advisory;
 mod bounded;
 mod datetime;
+mod encoding;
 mod format;
 mod json;
 mod keywords;
@@ -23,8 +24,10 @@ pub use keywords::KEYWORD_COLUMNS;
 
 use super::relations;
 use super::value::{Value, array_of, value_at};
+use crate::conversions::write_texts;
 use crate::facts::SessionFacts;
-use datafusion::arrow::array::ArrayRef;
+use crate::types::declared_type;
+use datafusion::arrow::array::{ArrayRef, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, TimeUnit};
 use datafusion::common::{DataFusionError, Result, ScalarValue, plan_err};
 use datafusion::logical_expr::{
@@ -75,6 +78,42 @@ pub struct Call<'a> {
 impl Call<'_> {
     pub fn facts(&self) -> Result<&Arc<SessionFacts>> {
         self.facts.ok_or_else(|| DataFusionError::Internal("no session to ask".to_owned()))
+    }
+
+    /// The text of a value of the type of `field`, as that type's output function writes it in this session. NULL's is empty.
+    pub fn text_of(&self, value: &Value, field: &Field) -> Result<String> {
+        match (value, declared_type(field)) {
+            (Value::Null, _) => return Ok(String::new()),
+            (Value::Int(value), _) => return Ok(value.to_string()),
+            (Value::Text(text), None) => return Ok(text.to_string()),
+            _ => {}
+        }
+        let array = array_of(std::slice::from_ref(value), &plain_form(field.data_type()))?;
+        let field = field.clone().with_data_type(array.data_type().clone());
+        let settings = self.facts.map(|facts| facts.settings.shared_text_settings().clone()).unwrap_or_default();
+        let texts = write_texts(&array, &field, &settings)?;
+        Ok(texts.as_string_view().value(0).to_owned())
+    }
+}
+
+/// The form of a type that columns are made in of values.
+fn plain_form(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::BinaryView | DataType::LargeBinary => DataType::Binary,
+        DataType::Float16 => DataType::Float32,
+        DataType::Timestamp(_, zone) => DataType::Timestamp(TimeUnit::Microsecond, zone.clone()),
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            let form = plain_form(item.data_type());
+            DataType::List(Arc::new(item.as_ref().clone().with_data_type(form).with_nullable(true)))
+        }
+        DataType::Struct(fields) => {
+            let form = |field: &FieldRef| {
+                field.as_ref().clone().with_data_type(plain_form(field.data_type())).with_nullable(true)
+            };
+            DataType::Struct(fields.iter().map(form).collect())
+        }
+        other => other.clone(),
     }
 }
 

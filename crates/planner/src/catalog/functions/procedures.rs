@@ -3,8 +3,12 @@
 use crate::catalog::objects::{OWNER, PG_CATALOG};
 use crate::catalog::relations::Rows;
 use crate::catalog::types;
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, StringViewArray};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, UInt32Type};
+use datafusion::common::Result;
 use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use tidepool_heap::QueryHeap;
 
 #[derive(Debug)]
@@ -42,6 +46,34 @@ pub fn by_oid(oid: u32) -> Option<&'static Procedure> {
 /// The first of that name.
 pub fn by_name(name: &str) -> Option<&'static Procedure> {
     PROCEDURES.iter().find(|procedure| procedure.name == name)
+}
+
+/// How often each name is there.
+static NAMED: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
+    QueryHeap::outside(|| {
+        let mut named = HashMap::new();
+        PROCEDURES.iter().for_each(|procedure| *named.entry(procedure.name).or_default() += 1);
+        named
+    })
+});
+
+/// A value of `regproc`: a name, with its schema if there are several of that name, or a number of no function.
+pub fn regproc(oid: u32) -> String {
+    match by_oid(oid) {
+        None if oid == 0 => "-".to_owned(),
+        None => oid.to_string(),
+        Some(procedure) if NAMED.get(procedure.name).is_some_and(|count| *count > 1) => {
+            format!("pg_catalog.{}", procedure.name)
+        }
+        Some(procedure) => procedure.name.to_owned(),
+    }
+}
+
+/// The texts of a column of `regproc`.
+pub fn regprocs(oids: &dyn Array) -> Result<ArrayRef> {
+    let oids = cast(oids, &DataType::UInt32)?;
+    let names = oids.as_primitive::<UInt32Type>().iter().map(|oid| oid.map(regproc));
+    Ok(Arc::new(names.collect::<StringViewArray>()))
 }
 
 impl Procedure {

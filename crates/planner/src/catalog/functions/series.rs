@@ -2,13 +2,14 @@
 //! outer query's columns, over timestamps.
 
 use super::Type::*;
-use super::datetime::add_interval;
+use super::datetime::{add_interval_in, session_zone};
 use super::{Function, invalid, sql_error};
 use crate::catalog::value::Value;
 use datafusion::arrow::datatypes::{DataType, Field, IntervalMonthDayNano};
 use datafusion::common::{Result, plan_err};
 use std::sync::Arc;
 use tidepool_base::SqlState;
+use tidepool_database::text::Zone;
 
 /// As one value, a longer series would be a burden: a table function makes those.
 const ITEMS_MAX: usize = 10_000_000;
@@ -26,8 +27,12 @@ pub fn functions() -> Vec<Function> {
                 &[TimestampTz, TimestampTz, Interval],
             ],
             "_int8",
-            |_, args| series(args),
+            |call, args| {
+                let zoned = matches!(call.arg_types.first(), Some(DataType::Timestamp(_, Some(_))));
+                series(args, if zoned { session_zone(call)? } else { Zone::UTC })
+            },
         )
+        .stable()
         .returning(|types| match types.first() {
             Some(item) => Ok(DataType::List(Arc::new(Field::new_list_field(item.clone(), true)))),
             None => plan_err!("generate_series takes two or three arguments"),
@@ -35,7 +40,8 @@ pub fn functions() -> Vec<Function> {
     ]
 }
 
-fn series(args: &[Value]) -> Result<Value> {
+/// Days of timestamps are those of the clock in `zone`.
+fn series(args: &[Value], zone: Zone) -> Result<Value> {
     let mut items = Vec::new();
     let too_long =
         || sql_error(SqlState::PROGRAM_LIMIT_EXCEEDED, format!("a series here is limited to {ITEMS_MAX} values"));
@@ -68,7 +74,7 @@ fn series(args: &[Value]) -> Result<Value> {
                     return Err(too_long());
                 }
                 items.push(Value::Timestamp(current));
-                current = add_interval(current, step)?;
+                current = add_interval_in(zone, current, step)?;
             }
         }
         _ => return Err(invalid("generate_series takes integers, or timestamps and an interval")),

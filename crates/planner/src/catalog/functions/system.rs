@@ -415,10 +415,7 @@ fn registered_types() -> Vec<Function> {
             let oid = oid_of(&args[0]);
             Ok(if types::by_oid(oid).is_some() { types::format_type(oid, Some(-1)) } else { oid_text(oid) }.into())
         }),
-        Function::new("regproc_out", &[&[Oid]], "text", |_, args| {
-            let oid = oid_of(&args[0]);
-            Ok(procedures::by_oid(oid).map_or_else(|| oid_text(oid), |procedure| procedure.name.to_owned()).into())
-        }),
+        Function::new("regproc_out", &[&[Oid]], "text", |_, args| Ok(procedures::regproc(oid_of(&args[0])).into())),
         Function::new("regnamespace_out", &[&[Oid]], "text", |call, args| {
             let oid = oid_of(&args[0]);
             let name = schema_name(call.facts()?, oid);

@@ -1,7 +1,7 @@
 //! Quoting, arrays, and odds and ends over text.
 
 use super::Type::*;
-use super::{Call, Function, invalid};
+use super::{Call, Function, encoding, invalid};
 use crate::catalog::objects::{quote_identifier, split_name};
 use crate::catalog::syntax::{like_escape, similar_pattern};
 use crate::catalog::value::Value;
@@ -10,6 +10,7 @@ use datafusion::common::{Result, plan_err};
 use rand::RngCore;
 use std::sync::Arc;
 use tidepool_base::SqlState;
+use tidepool_database::text::VECTOR_ITEM;
 
 pub fn functions() -> Vec<Function> {
     vec![
@@ -44,25 +45,69 @@ pub fn functions() -> Vec<Function> {
             Ok(args.iter().filter(|arg| !arg.is_null()).count().into())
         })
         .nullable(),
+        Function::new("chr", &[&[Int4]], "text", |_, args| {
+            let number = args[0].as_int();
+            let refused = |code, message: String| Err(super::sql_error(code, message));
+            match u32::try_from(number).ok().map(|number| (number, char::from_u32(number))) {
+                None => refused(SqlState::INVALID_PARAMETER_VALUE, "character number must be positive".to_owned()),
+                Some((0, _)) => refused(SqlState::PROGRAM_LIMIT_EXCEEDED, "null character not permitted".to_owned()),
+                Some((_, Some(character))) => Ok(character.to_string().into()),
+                Some((0..=0x10_ffff, None)) => refused(
+                    SqlState::PROGRAM_LIMIT_EXCEEDED,
+                    format!("requested character not valid for encoding: {number}"),
+                ),
+                Some(_) => refused(
+                    SqlState::PROGRAM_LIMIT_EXCEEDED,
+                    format!("requested character too large for encoding: {number}"),
+                ),
+            }
+        }),
+        Function::new("to_hex", &[&[Int4], &[Int8]], "text", |call, args| {
+            let number = args[0].as_int();
+            Ok(match call.arg_types.first() {
+                Some(DataType::Int64) => format!("{number:x}"),
+                _ => format!("{:x}", number as i32),
+            }
+            .into())
+        }),
+        Function::new("encode", &[&[Bytes, Text]], "text", |_, args| {
+            let Value::Bytes(bytes) = &args[0] else { return Ok(Value::Null) };
+            Ok(encoding::encode(bytes, args[1].as_str())?.into())
+        }),
+        Function::new("decode", &[&[Text, Text]], "bytea", |_, args| {
+            encoding::decode(args[0].as_str(), args[1].as_str()).map(Value::Bytes)
+        }),
         // DataFusion's makes text of bytes first.
         Function::new("length", &[&[Text], &[Bytes]], "int4", |_, args| {
             Ok(length(&args[0], |text| text.chars().count()).into())
         }),
         Function::new("octet_length", &[&[Text], &[Bytes]], "int4", |_, args| Ok(length(&args[0], str::len).into())),
-        Function::new("array_upper", &[&[List, Int4]], "int4", |_, args| array_bound(args, |len| len)),
-        Function::new("array_lower", &[&[List, Int4]], "int4", |_, args| array_bound(args, |_| 1)),
+        Function::new("array_upper", &[&[List, Int4]], "int4", |call, args| {
+            let first = first_subscript(call);
+            array_bound(args, &|len| first + len - 1)
+        }),
+        Function::new("array_lower", &[&[List, Int4]], "int4", |call, args| {
+            let first = first_subscript(call);
+            array_bound(args, &|_| first)
+        }),
         // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
         Function::new("array_or_empty", &[&[List]], "_text", |_, args| {
             Ok(if args[0].is_null() { Value::List(vec![]) } else { args[0].clone() })
         })
         .nullable()
         .returning(|types| Ok(list_type(types)?.clone())),
-        Function::new("pg_subscripts", &[&[List, Int4], &[List, Int4, Bool]], "_int4", |_, args| {
+        Function::new("pg_subscripts", &[&[List, Int4], &[List, Int4, Bool]], "_int4", |call, args| {
             let Value::List(list) = &args[0] else { return Ok(Value::Null) };
             let count = if args[1].as_int() == 1 { list.len() } else { 0 };
             let reverse = args.get(2).is_some_and(Value::as_bool);
-            let numbers = (1..=count).map(Value::from);
+            let first = first_subscript(call);
+            let numbers = (first..first + count).map(Value::from);
             Ok(Value::List(if reverse { numbers.rev().collect() } else { numbers.collect() }))
+        }),
+        // Of `WITH ORDINALITY`.
+        Function::new("pg_ordinals", &[&[List]], "_int4", |_, args| {
+            let Value::List(list) = &args[0] else { return Ok(Value::Null) };
+            Ok(Value::List((1..=list.len()).map(Value::from).collect()))
         }),
         // `information_schema._pg_expandarray`: each item with its position.
         Function::new("pg_expand_array", &[&[List]], "_text", |_, args| {
@@ -100,7 +145,15 @@ fn list_type(types: &[DataType]) -> Result<&DataType> {
     }
 }
 
-fn array_bound(args: &[Value], bound: fn(usize) -> usize) -> Result<Value> {
+/// Of the first argument, an array or a vector.
+fn first_subscript(call: &Call<'_>) -> usize {
+    match call.arg_types.first() {
+        Some(DataType::List(item)) if item.name() == VECTOR_ITEM => 0,
+        _ => 1,
+    }
+}
+
+fn array_bound(args: &[Value], bound: &dyn Fn(usize) -> usize) -> Result<Value> {
     let mut list = &args[0];
     for _ in 1..args[1].as_int() {
         match list {
@@ -130,7 +183,7 @@ fn random_uuid() -> String {
 }
 
 /// `format('%s %I %L', …)`: PostgreSQL's, with positions (`%2$s`), widths (`%10s`, `%-10s`, `%*s`) and `%%`.
-pub fn format(_call: &Call<'_>, args: &[Value]) -> Result<Value> {
+pub fn format(call: &Call<'_>, args: &[Value]) -> Result<Value> {
     let Value::Text(pattern) = &args[0] else { return Ok(Value::Null) };
     let values = &args[1..];
     let mut out = String::new();
@@ -172,13 +225,17 @@ pub fn format(_call: &Call<'_>, args: &[Value]) -> Result<Value> {
             's' | 'I' | 'L' => {
                 let Some(value) = values.get(next) else { return Err(invalid("too few arguments for format()")) };
                 next += 1;
+                let shown = match call.arg_fields.get(next) {
+                    Some(field) => call.text_of(value, field)?,
+                    None => display(value),
+                };
                 match (conversion, value) {
                     ('s', Value::Null) => String::new(),
                     ('I', Value::Null) => return Err(invalid("null values cannot be formatted as an SQL identifier")),
                     ('L', Value::Null) => "NULL".to_owned(),
-                    ('I', value) => quote_identifier(&display(value)),
-                    ('L', value) => quote_literal(&display(value)),
-                    (_, value) => display(value),
+                    ('I', _) => quote_identifier(&shown),
+                    ('L', _) => quote_literal(&shown),
+                    _ => shown,
                 }
             }
             other => return Err(invalid(format!("unrecognized format() type specifier \"{other}\""))),
@@ -204,7 +261,7 @@ fn escape(written: &str) -> Result<Option<char>> {
     }
 }
 
-/// A value as its type's output function writes it.
+/// A value without its type as an output function writes it.
 pub fn display(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
