@@ -3,6 +3,7 @@
 mod advise;
 mod config;
 mod device;
+mod log;
 mod rows;
 mod serve;
 mod sql;
@@ -115,6 +116,7 @@ fn start_log(level: &str) -> Result<()> {
         .with_writer(|| paged::Writer(std::io::stderr()))
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        .fmt_fields(log::fields())
         .init();
     // Panics are caught where a connection or a statement ends; this is all that is seen of them.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));

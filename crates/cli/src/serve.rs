@@ -31,6 +31,9 @@ pub struct ServeArgs {
     /// Private key of the certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
+    /// Refuse clients that connect over TCP without TLS
+    #[arg(long)]
+    tls_required: bool,
     /// Clients that can be connected at once [default: 500]
     #[arg(long, value_name = "N")]
     connections_max: Option<usize>,
@@ -57,6 +60,9 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
     if let (Some(certificate), Some(key)) = (args.tls_certificate, args.tls_key) {
         builder = builder.tls(certificate, key);
     }
+    if args.tls_required {
+        builder = builder.tls_required();
+    }
     if let Some(count) = args.connections_max {
         builder = builder.connections_max(count);
     }
@@ -69,6 +75,7 @@ pub async fn serve(args: ServeArgs) -> Result<ExitCode> {
         connections_max: settings.connections_max,
         superuser_reserved: settings.superuser_reserved_connections,
         descriptors_max,
+        tls_required: settings.tls_required,
         slow_statement: args.slow_statement_ms.map(Duration::from_millis),
         shutdown_grace: Duration::from_secs(args.shutdown_grace_s),
         ..ServiceOptions::default()

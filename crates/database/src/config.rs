@@ -51,6 +51,7 @@
 //! metrics = "127.0.0.1:9477"
 //! tls_certificate = "server.crt"
 //! tls_key = "server.key"
+//! tls_required = false
 //! connections_max = 250
 //! superuser_reserved_connections = 5
 //!
@@ -234,6 +235,8 @@ pub struct ServerConfig {
     pub metrics_listen: Option<String>,
     pub tls_certificate: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    /// Clients that come over TCP without TLS are refused.
+    pub tls_required: bool,
     pub connections_max: usize,
     /// Of these, the last ones, which only superusers get.
     pub superuser_reserved_connections: usize,
@@ -569,6 +572,7 @@ impl ConfigBuilder {
             metrics,
             tls_certificate,
             tls_key,
+            tls_required,
             connections_max,
             superuser_reserved_connections: reserved,
         } = file.server;
@@ -579,6 +583,7 @@ impl ConfigBuilder {
         self.server.metrics_listen = metrics.or(self.server.metrics_listen);
         self.server.tls_certificate = tls_certificate.or(self.server.tls_certificate);
         self.server.tls_key = tls_key.or(self.server.tls_key);
+        self.server.tls_required = tls_required.unwrap_or(self.server.tls_required);
         self.server.connections_max = connections_max.unwrap_or(self.server.connections_max);
         self.server.superuser_reserved_connections = reserved.unwrap_or(self.server.superuser_reserved_connections);
         let FileWorkload { transactions, analytics } = file.workload;
@@ -595,7 +600,7 @@ impl ConfigBuilder {
     }
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
-    /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
+    /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
     /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
@@ -618,6 +623,13 @@ impl ConfigBuilder {
                 "METRICS" => self.server.metrics_listen = Some(value),
                 "TLS_CERTIFICATE" => self.server.tls_certificate = Some(value.into()),
                 "TLS_KEY" => self.server.tls_key = Some(value.into()),
+                "TLS_REQUIRED" => {
+                    self.server.tls_required = match value.trim() {
+                        "on" | "true" => true,
+                        "off" | "false" => false,
+                        _ => return Err(wrong(invalid(format!("\"{value}\" is neither on nor off")))),
+                    };
+                }
                 "CONNECTIONS_MAX" => self.server.connections_max = number(&value)?,
                 "TEMP_TABLESPACES" => self.temp_tablespaces = split_names(&value),
                 "DEFAULT_TABLESPACE" => self.default_tablespace = value,
@@ -694,6 +706,12 @@ impl ConfigBuilder {
         self
     }
 
+    /// Refuses clients that come over TCP without TLS.
+    pub fn tls_required(mut self) -> ConfigBuilder {
+        self.server.tls_required = true;
+        self
+    }
+
     pub fn tls(mut self, certificate: PathBuf, key: PathBuf) -> ConfigBuilder {
         self.server.tls_certificate = Some(certificate);
         self.server.tls_key = Some(key);
@@ -767,6 +785,9 @@ impl ConfigBuilder {
         }
         if self.server.tls_certificate.is_some() != self.server.tls_key.is_some() {
             return Err(config_error("tls_certificate and tls_key must be given together"));
+        }
+        if self.server.tls_required && self.server.tls_key.is_none() {
+            return Err(config_error("tls_required needs tls_certificate and tls_key"));
         }
         let segment = self.log.segment_bytes;
         if !segment.is_multiple_of(4096) || !(64 << 10..=1 << 30).contains(&segment) {
@@ -992,6 +1013,7 @@ struct FileServer {
     metrics: Option<String>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
+    tls_required: Option<bool>,
     connections_max: Option<usize>,
     superuser_reserved_connections: Option<usize>,
 }

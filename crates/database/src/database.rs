@@ -238,6 +238,13 @@ impl Database {
         &self.spaces
     }
 
+    /// What no client knows, and every start has again: where there is a data folder, its identity.
+    pub fn secret(&self) -> [u8; 16] {
+        static OF_PROCESS: OnceLock<[u8; 16]> = OnceLock::new();
+        let log = self.storage.as_ref().and_then(Storage::log_home);
+        log.map_or_else(|| *OF_PROCESS.get_or_init(rand::random), |home| home.identity.0)
+    }
+
     /// What exists.
     pub fn state(&self) -> Arc<DatabaseState> {
         self.current.read().state.clone()

@@ -107,11 +107,12 @@ impl Verifier {
         })
     }
 
-    /// A verifier that no password fits, so that an unknown user costs a client as much as a wrong password.
-    pub fn unusable() -> Verifier {
+    /// A verifier that no password fits, so that an unknown user costs a client as much as a wrong password. A user's salt is
+    /// always the same, as that of one who exists: it follows from `secret`, which no client knows.
+    pub fn unusable(secret: &[u8], user: &str) -> Verifier {
         Verifier {
             iterations: ITERATIONS,
-            salt: random::<SALT_BYTES>().to_vec(),
+            salt: hmac(secret, &[b"salt of ", user.as_bytes()])[..SALT_BYTES].to_vec(),
             stored_key: random(),
             server_key: random(),
         }
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(verifier_text(&verifier.to_string()), verifier.to_string());
         assert_eq!(exchange(&verifier, "pencil"), Some(true));
         assert_eq!(exchange(&verifier, "pencil "), None);
-        assert_eq!(exchange(&Verifier::unusable(), "pencil"), None);
+        assert_eq!(exchange(&Verifier::unusable(b"secret", "nobody"), "pencil"), None);
         for text in ["", "md5abc", "SCRAM-SHA-256$0:AA==$:", "SCRAM-SHA-256$4096:AA==$AA==:AA=="] {
             assert!(Verifier::parse(text).is_none(), "{text}");
         }
@@ -372,10 +373,11 @@ mod tests {
             "\u{0},,n=,r=a",
             "n,,n=,r=\u{7f}",
         ] {
-            let verifier = Verifier::unusable();
+            let verifier = Verifier::unusable(b"secret", "nobody");
             assert!(ServerExchange::start(text.as_bytes(), verifier, None, false).is_err(), "{text:?}");
         }
-        let (server, _) = ServerExchange::start(b"n,,n=,r=abc", Verifier::unusable(), None, false).unwrap();
+        let (server, _) =
+            ServerExchange::start(b"n,,n=,r=abc", Verifier::unusable(b"secret", "nobody"), None, false).unwrap();
         for text in ["", "c=biws", "c=biws,r=abc,p=", "c=biws,r=abc,p=!!"] {
             assert!(server.finish(text.as_bytes()).is_err(), "{text:?}");
         }

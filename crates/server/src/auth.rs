@@ -18,6 +18,8 @@ const PLUS: &str = "SCRAM-SHA-256-PLUS";
 pub(crate) enum Peer {
     /// This very process.
     Process,
+    /// This machine, by a socket in the file system.
+    Local,
     /// This machine.
     Loopback,
     Remote,
@@ -43,7 +45,7 @@ pub(crate) async fn authenticate(
     let is_open = owner.is_none_or(|owner| owner.password.is_none());
     match (role, peer) {
         (_, Peer::Process) => (),
-        (role, Peer::Loopback) if is_open && role.is_none_or(|role| role.password.is_none()) => (),
+        (role, Peer::Local | Peer::Loopback) if is_open && role.is_none_or(|role| role.password.is_none()) => (),
         (_, Peer::Remote) if is_open && role.is_none_or(|role| role.password.is_none()) => {
             return Err(refused("connections from other machines need a password".to_owned())
                 .with_detail("No password is set.")
@@ -52,7 +54,8 @@ pub(crate) async fn authenticate(
         }
         // An unknown role is found out no sooner than a wrong password.
         (role, _) => {
-            let verifier = role.and_then(|role| password(role)).unwrap_or_else(Verifier::unusable);
+            let unusable = || Verifier::unusable(&database.secret(), user);
+            let verifier = role.and_then(|role| password(role)).unwrap_or_else(unusable);
             exchange(wire, verifier, end_point, user).await?;
         }
     }

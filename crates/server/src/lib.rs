@@ -13,6 +13,7 @@
 mod auth;
 mod connection;
 mod encode;
+mod failures;
 mod incoming;
 mod listener;
 mod local;

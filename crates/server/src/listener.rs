@@ -205,7 +205,7 @@ impl Server {
                             connections.spawn_on(serving, &handle)
                         }
                         Accepted::Local(stream) => {
-                            let (stream, peer) = (stream.into_std(), Peer::Loopback);
+                            let (stream, peer) = (stream.into_std(), Peer::Local);
                             let serving = serve(service.clone(), stream, UnixStream::from_std, peer, place, stranded);
                             connections.spawn_on(serving, &handle)
                         }

@@ -1,6 +1,7 @@
 //! What all connections of a process share.
 
 use crate::auth::Peer;
+use crate::failures::Failures;
 use crate::metrics::Metrics;
 use crate::startup;
 use crate::tls::Tls;
@@ -30,6 +31,8 @@ pub struct ServiceOptions {
     pub shutdown_grace: Duration,
     /// Statements that take at least this long are logged.
     pub slow_statement: Option<Duration>,
+    /// Clients that come over TCP without TLS are refused.
+    pub tls_required: bool,
 }
 
 impl Default for ServiceOptions {
@@ -42,6 +45,7 @@ impl Default for ServiceOptions {
             opening_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),
             slow_statement: None,
+            tls_required: false,
         }
     }
 }
@@ -66,6 +70,7 @@ pub struct Service {
     pub(crate) metrics: Metrics,
     pub(crate) tls: Option<Tls>,
     pub(crate) phase: watch::Sender<Phase>,
+    pub(crate) failures: Failures,
     cancellable: Mutex<HashMap<i32, Cancellable>>,
 }
 
@@ -78,6 +83,7 @@ impl Service {
             metrics: Metrics::default(),
             tls: None,
             phase: watch::Sender::new(Phase::Running),
+            failures: Failures::default(),
             cancellable: Mutex::default(),
         }
     }

@@ -11,6 +11,7 @@ use crate::wire::{Io, Wire};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 use tidepool_base::{Error, SqlState};
 use tidepool_planner::Session;
 
@@ -156,6 +157,13 @@ async fn open(service: &Arc<Service>, io: Box<dyn Io>, peer: Peer, stranded: Opt
     if let Some(stranded) = &stranded {
         stranded.has_opened();
     }
+    if service.options.tls_required && !encrypted && matches!(peer, Peer::Loopback | Peer::Remote) {
+        let error = Error::new(SqlState::INVALID_AUTHORIZATION, "connections without encryption are refused")
+            .with_hint("Connect with sslmode=require.");
+        tracing::info!("refused a connection: {error}");
+        refuse(&mut wire, &error).await;
+        return None;
+    }
     let end_point = service.tls.as_ref().filter(|_| encrypted).and_then(|tls| tls.end_point.clone());
     match start(service, &mut wire, version, &parameters, peer, end_point.as_deref()).await {
         Ok(session) => {
@@ -250,7 +258,19 @@ async fn start(
     if peer != Peer::Process && service.connections() >= service.options.connections_max {
         return Err(Error::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already").into());
     }
-    auth::authenticate(wire, service.planner.database(), user, peer, end_point).await?;
+    if let Err(failure) = auth::authenticate(wire, service.planner.database(), user, peer, end_point).await {
+        if let Failure::Fatal(error) = &failure
+            && [SqlState::INVALID_PASSWORD, SqlState::INVALID_AUTHORIZATION].contains(&error.code())
+        {
+            let delay = service.failures.failed(user, Instant::now());
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                () = wire.gone() => {}
+            }
+        }
+        return Err(failure);
+    }
+    service.failures.succeeded(user);
     let database = parameter("database").unwrap_or(user);
     if database != DATABASE_NAME {
         let message = format!("database \"{database}\" does not exist");

@@ -1,6 +1,7 @@
 //! TLS: certificate and key from PEM files, and the certificate's hash for channel binding.
 
 use sha2::{Digest, Sha256, Sha384, Sha512};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState};
@@ -32,6 +33,7 @@ impl Tls {
         let Some(end_point) = chain.first().map(|own| end_point(own)) else {
             return Err(wrong(certificate, "The file has no certificate in PEM form.".to_owned()));
         };
+        check_access(key)?;
         let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
             wrong(
                 key,
@@ -50,6 +52,37 @@ impl Tls {
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), end_point: end_point.map(Arc::from) })
     }
+}
+
+/// F0000 for a private key that others than the server's user may read, as PostgreSQL refuses it.
+fn check_access(key: &Path) -> Result<()> {
+    let metadata = std::fs::metadata(key)
+        .map_err(|error| Error::io(format_args!("access private key file \"{}\"", key.display()), &error))?;
+    let shown = key.display();
+    if !metadata.is_file() {
+        return Err(Error::new(
+            SqlState::CONFIG_FILE_ERROR,
+            format!("private key file \"{shown}\" is not a regular file"),
+        ));
+    }
+    let own = std::fs::metadata("/proc/self").map_err(|error| Error::io("find out the server's user", &error))?.uid();
+    if metadata.uid() != own && metadata.uid() != 0 {
+        let message = format!("private key file \"{shown}\" must be owned by the database user or root");
+        return Err(Error::new(SqlState::CONFIG_FILE_ERROR, message));
+    }
+    // Of root's keys a group may read, which the server's user is of.
+    let others = if metadata.uid() == own { 0o077 } else { 0o037 };
+    if metadata.mode() & others != 0 {
+        return Err(Error::new(
+            SqlState::CONFIG_FILE_ERROR,
+            format!("private key file \"{shown}\" has group or world access"),
+        )
+        .with_detail(
+            "File must have permissions u=rw (0600) or less if owned by the database user, or permissions u=rw,g=r (0640) \
+             or less if owned by root.",
+        ));
+    }
+    Ok(())
 }
 
 /// The hash of a certificate by the hash function of its signature; MD5 and SHA-1 count as SHA-256.

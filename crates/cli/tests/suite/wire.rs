@@ -6,8 +6,10 @@ use bytes::Bytes;
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidepool_base::SqlState;
 use tidepool_database::Config;
-use tidepool_server::ServiceOptions;
+use tidepool_planner::Planner;
+use tidepool_server::{Service, ServiceOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::types::Type;
@@ -666,7 +668,7 @@ async fn tls() {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let (certificate, key) = (folder.path().join("server.crt"), folder.path().join("server.key"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    write_key(&key, &made.signing_key.serialize_pem(), 0o600);
     let server = TestServer::with(Setup { tls: Some((certificate, key)), ..Setup::default() }).await;
     let mut roots = RootCertStore::empty();
     roots.add(made.cert.der().clone()).unwrap();
@@ -692,6 +694,99 @@ async fn tls() {
     let mut answer = Vec::new();
     let _ = slipped.read_to_end(&mut answer).await;
     assert!(answer.is_empty() || answer == b"S", "{answer:?}");
+}
+
+fn write_key(path: &std::path::Path, pem: &str, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, pem).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn plain_connections_are_refused_where_encryption_is_required() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.path().join("server.crt"), folder.path().join("server.key"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    write_key(&key, &made.signing_key.serialize_pem(), 0o600);
+    let options = ServiceOptions { tls_required: true, ..ServiceOptions::default() };
+    let tls = Some((certificate, key.clone()));
+    let server = TestServer::with(Setup { tls, options, ..Setup::default() }).await;
+    assert_eq!(code(&connect(&server.config()).await.unwrap_err()), "28000");
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'S');
+    // A key that others may read starts no server.
+    let others = folder.path().join("others.key");
+    for mode in [0o644, 0o640, 0o604, 0o660] {
+        write_key(&others, &made.signing_key.serialize_pem(), mode);
+        let planner = Planner::new(server.database.clone()).unwrap();
+        let service = Service::new(planner, ServiceOptions::default());
+        let error = service.with_tls(&folder.path().join("server.crt"), &others).err().unwrap();
+        let message = format!("private key file \"{}\" has group or world access", others.display());
+        assert_eq!((error.code(), error.message()), (SqlState::CONFIG_FILE_ERROR, message.as_str()), "{mode:o}");
+    }
+}
+
+/// The salt that a user's password is asked for with.
+async fn salt(server: &TestServer, user: &str) -> String {
+    let mut raw = Raw::open(server.address).await;
+    raw.send(&raw::startup((3, 0), &[("user", user), ("database", "tidepool")])).await;
+    raw.until(b'R').await;
+    let first = b"n,,n=,r=abcdefgh";
+    let length = (first.len() as u32).to_be_bytes();
+    raw.send(&raw::message(b'p', &[b"SCRAM-SHA-256\0", length.as_slice(), first].concat())).await;
+    let messages = raw.until(b'R').await;
+    let text = String::from_utf8(messages[0].1[4..].to_vec()).unwrap();
+    text.split(',').filter(|part| part.starts_with("s=") || part.starts_with("i=")).collect::<Vec<_>>().join(",")
+}
+
+/// Nobody finds out by it who exists: whoever does has the same salt each time, whatever becomes of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn unknown_users_have_a_salt_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut before: Option<Vec<String>> = None;
+    for _ in 0..2 {
+        let config = Config { data_dir: Some(folder.path().join("data")), ..Config::in_memory(256 * MIB, 256 * MIB) };
+        let server = TestServer::with(Setup { config: Some(config), ..Setup::default() }).await;
+        if before.is_none() {
+            let client = server.connect().await;
+            let sql = "ALTER ROLE tidepool PASSWORD 'x'; CREATE ROLE bare LOGIN";
+            client.batch_execute(sql).await.unwrap();
+        }
+        let users = ["tidepool", "nobody", "somebody", "bare"];
+        let mut salts = Vec::new();
+        for user in users {
+            let first = salt(&server, user).await;
+            assert_eq!(salt(&server, user).await, first, "{user}");
+            assert!(first.ends_with("i=4096") && !salts.contains(&first), "{user}: {first}");
+            salts.push(first);
+        }
+        if let Some(before) = &before {
+            assert_eq!(*before, salts);
+        }
+        before = Some(salts);
+        let database = server.database.clone();
+        server.stop().await;
+        database.close().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn failed_logins_wait_for_their_answers() {
+    let (server, client) = TestServer::start_connected().await;
+    client.batch_execute("ALTER ROLE tidepool PASSWORD 'x'").await.unwrap();
+    let mut config = server.config();
+    config.password("y");
+    let start = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(code(&connect(&config).await.unwrap_err()), "28P01");
+    }
+    // What the three have waited at least.
+    assert!(start.elapsed() >= Duration::from_millis(700), "{:?}", start.elapsed());
+    // Who knows the password does not wait for that.
+    config.password("x");
+    drop(connect(&config).await.unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
