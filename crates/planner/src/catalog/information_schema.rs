@@ -6,6 +6,7 @@ use super::relations::{self, Rows};
 use super::roles::owner_name;
 use super::types;
 use super::value::Value;
+use super::visible;
 use crate::facts::SessionFacts;
 use crate::references::rule;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     match name {
         "information_schema_catalog_name" => rows.push([("catalog_name", facts.database.into())]),
         "schemata" => {
-            for (oid, schema) in schemas(facts) {
+            for (oid, schema) in schemas(facts).into_iter().filter(|(oid, _)| visible::schema(facts, SchemaId(*oid))) {
                 rows.push([
                     ("catalog_name", facts.database.into()),
                     ("schema_name", schema.into()),
@@ -45,12 +46,13 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                     ("is_trigger_insertable_into", "NO".into()),
                 ]);
             }
-            for view in facts.version.catalog.views.values() {
+            for view in facts.version.catalog.views.values().filter(|view| visible::relation(facts, view.id)) {
+                let definition = visible::owns(facts, view.id).then(|| crate::view::definition(facts, view));
                 rows.push([
                     ("table_catalog", facts.database.into()),
                     ("table_schema", facts.version.schema_name(view.schema).to_owned().into()),
                     ("table_name", view.name.clone().into()),
-                    ("view_definition", crate::view::definition(facts, view).into()),
+                    ("view_definition", definition.into()),
                     ("check_option", "NONE".into()),
                     ("is_updatable", "NO".into()),
                     ("is_insertable_into", "NO".into()),
@@ -64,7 +66,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "sequences" => super::sequences::standard(facts, rows),
         "table_constraints" => table_constraints(facts, rows),
         "check_constraints" => {
-            for table in facts.version.tables.values() {
+            for table in facts.version.tables.values().filter(|table| visible::owns(facts, table.def.id)) {
                 for check in &table.def.checks {
                     rows.push([
                         ("constraint_catalog", facts.database.into()),
@@ -84,8 +86,14 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
             }
         }
         "key_column_usage" | "constraint_column_usage" => {
+            let is_own = name == "key_column_usage";
+            let is_shown = |table: &Arc<Table>, number: u16| match is_own {
+                true => visible::column(facts, table.def.id, number),
+                false => visible::owns(facts, table.def.id),
+            };
             for table in facts.version.tables.values() {
-                for check in table.def.checks.iter().filter(|_| name == "constraint_column_usage") {
+                let has_checks = !is_own && visible::owns(facts, table.def.id);
+                for check in table.def.checks.iter().filter(|_| has_checks) {
                     for (_, column) in check.columns.iter().filter_map(|number| table.def.column_by_number(*number)) {
                         rows.push([
                             ("constraint_catalog", facts.database.into()),
@@ -99,13 +107,14 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                     }
                 }
                 for key in foreign_keys_of(facts, table) {
-                    foreign_key_usage(name, facts, table, &key, rows);
+                    foreign_key_usage(is_own, &is_shown, facts, table, &key, rows);
                 }
                 let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
                 let columns = keys.flat_map(|key| {
                     let positions = table.def.index_positions(key);
                     positions.into_iter().enumerate().map(move |(place, position)| (key, place, position))
                 });
+                let columns = columns.filter(|(_, _, position)| is_shown(table, table.def.columns[*position].number));
                 for (key, index, position) in columns {
                     let shared = [
                         ("constraint_catalog", Value::from(facts.database)),
@@ -116,7 +125,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                         ("table_name", table.def.name.clone().into()),
                         ("column_name", table.def.columns[position].name.clone().into()),
                     ];
-                    if name == "key_column_usage" {
+                    if is_own {
                         let [a, b, c, d, e, f, g] = shared;
                         rows.push([a, b, c, d, e, f, g, ("ordinal_position", (index + 1).into())]);
                     } else {
@@ -127,6 +136,9 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         }
         "referential_constraints" => {
             for (table, key) in foreign_keys(facts) {
+                if !visible::changed(facts, table.def.id) {
+                    continue;
+                }
                 let parent = facts.version.index_by_id(key.index);
                 let schema = |table: &Arc<Table>| Value::from(table_schema(facts, table));
                 // Of an index that serves no constraint the standard knows nothing.
@@ -146,7 +158,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         }
         "constraint_table_usage" => {
             for (table, key) in foreign_keys(facts) {
-                let Some(parent) = table_by_oid(facts, key.referenced.0) else { continue };
+                let parent = table_by_oid(facts, key.referenced.0);
+                let Some(parent) = parent.filter(|parent| visible::owns(facts, parent.def.id)) else { continue };
                 rows.push([
                     ("table_catalog", facts.database.into()),
                     ("table_schema", table_schema(facts, parent).into()),
@@ -156,7 +169,8 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
                     ("constraint_name", key.name.clone().into()),
                 ]);
             }
-            let keys = facts.version.tables.values().flat_map(|table| {
+            let own = facts.version.tables.values().filter(|table| visible::owns(facts, table.def.id));
+            let keys = own.flat_map(|table| {
                 let keys = table.def.indexes.iter().filter(|index| index.constraint.is_some());
                 keys.map(move |key| (table, key))
             });
@@ -206,10 +220,10 @@ fn tables(facts: &SessionFacts, rows: &mut Rows) {
         let kind = if relation.kind == "v" { "VIEW" } else { "BASE TABLE" };
         push(relation.schema.to_owned(), relation.name.into(), kind, false);
     }
-    for table in facts.version.tables.values() {
+    for table in facts.version.tables.values().filter(|table| visible::relation(facts, table.def.id)) {
         push(table_schema(facts, table), table.def.name.clone().into(), "BASE TABLE", true);
     }
-    for view in facts.version.catalog.views.values() {
+    for view in facts.version.catalog.views.values().filter(|view| visible::relation(facts, view.id)) {
         push(facts.version.schema_name(view.schema).to_owned(), view.name.clone().into(), "VIEW", false);
     }
 }
@@ -219,6 +233,9 @@ fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
     for view in facts.version.catalog.views.values() {
         for relation in &view.relations {
             let Some((schema, table)) = relation_by_oid(facts, relation.id.0) else { continue };
+            if !visible::owns(facts, relation.id) {
+                continue;
+            }
             let shared = [
                 ("view_catalog", Value::from(facts.database)),
                 ("view_schema", facts.version.schema_name(view.schema).to_owned().into()),
@@ -240,13 +257,22 @@ fn view_usage(name: &str, facts: &SessionFacts, rows: &mut Rows) {
 }
 
 /// A foreign key's own columns, or, of `constraint_column_usage`, those that it refers to.
-fn foreign_key_usage(name: &str, facts: &SessionFacts, table: &Arc<Table>, key: &ForeignKeyDef, rows: &mut Rows) {
+fn foreign_key_usage(
+    is_own: bool,
+    is_shown: &dyn Fn(&Arc<Table>, u16) -> bool,
+    facts: &SessionFacts,
+    table: &Arc<Table>,
+    key: &ForeignKeyDef,
+    rows: &mut Rows,
+) {
     let Some(parent) = table_by_oid(facts, key.referenced.0) else { return };
-    let is_own = name == "key_column_usage";
     let (of, numbers) = if is_own { (table, &key.columns) } else { (parent, &key.referenced_columns) };
     let unique = facts.version.index_by_id(key.index).map(|(_, index)| index);
     for (place, number) in numbers.iter().enumerate() {
         let Some((_, column)) = of.def.column_by_number(*number) else { continue };
+        if !is_shown(of, *number) {
+            continue;
+        }
         let shared = [
             ("constraint_catalog", Value::from(facts.database)),
             ("constraint_schema", table_schema(facts, table).into()),
@@ -287,7 +313,7 @@ fn table_constraints(facts: &SessionFacts, rows: &mut Rows) {
                 ("nulls_distinct", nulls_distinct.map(|distinct| if distinct { "YES" } else { "NO" }).into()),
             ]);
         };
-    for table in facts.version.tables.values() {
+    for table in facts.version.tables.values().filter(|table| visible::changed(facts, table.def.id)) {
         for key in &table.def.indexes {
             let Some(constraint) = key.constraint else { continue };
             let kind = if constraint.primary { "PRIMARY KEY" } else { "UNIQUE" };
@@ -342,7 +368,7 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
         }
     }
     for table in facts.version.tables.values() {
-        for column in &table.def.columns {
+        for column in table.def.columns.iter().filter(|column| visible::column(facts, table.def.id, column.number)) {
             let row = ColumnRow {
                 schema: facts.version.schema_name(table.def.schema),
                 table: &table.def.name,
@@ -362,7 +388,7 @@ fn columns(facts: &SessionFacts, rows: &mut Rows) {
 }
 
 fn view_columns(facts: &SessionFacts, rows: &mut Rows) {
-    for view in facts.version.catalog.views.values() {
+    for view in facts.version.catalog.views.values().filter(|view| visible::relation(facts, view.id)) {
         for (index, column) in view.columns.iter().enumerate() {
             let row = ColumnRow {
                 schema: facts.version.schema_name(view.schema),

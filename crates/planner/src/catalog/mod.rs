@@ -30,6 +30,7 @@ mod truth;
 mod types;
 mod unnesting;
 mod value;
+mod visible;
 
 pub use among::Comparisons;
 pub use apply::applied;

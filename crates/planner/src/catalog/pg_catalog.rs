@@ -13,7 +13,7 @@ use crate::session::TransactionStatus;
 use datafusion::common::Result;
 use std::sync::atomic::Ordering;
 use tidepool_base::{SchemaId, SqlType};
-use tidepool_database::AccessObject;
+use tidepool_database::{AccessObject, LockMode};
 use tidepool_table::{Identity, Table};
 
 /// PostgreSQL's number for UTF8.
@@ -125,6 +125,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) -> Result<()> {
                 ]);
             }
         }
+        "pg_locks" => locks(facts, rows),
         "pg_language" => {
             for (oid, language) in [(12, "internal"), (14, "sql")] {
                 rows.push([
@@ -673,10 +674,38 @@ fn progress(facts: &SessionFacts, rows: &mut Rows) {
     }
 }
 
+/// Locks of relations, held and waited for. What is locked as a name alone (one that no relation has yet, or roles and privileges
+/// together) is an object without a number. Which session has a lock is not known here.
+fn locks(facts: &SessionFacts, rows: &mut Rows) {
+    for lock in facts.planner.database().locks() {
+        let version = &facts.version;
+        let table = version.tables.get(&lock.relation).map(|table| table.def.id);
+        let view = || version.catalog.views.get(&lock.relation).map(|view| view.id);
+        let sequence = || version.catalog.sequences.get(&lock.relation).map(|sequence| sequence.def.id);
+        let relation = table.or_else(view).or_else(sequence);
+        let mode = match lock.mode {
+            LockMode::Shared => "RowExclusiveLock",
+            LockMode::Maintain => "ShareUpdateExclusiveLock",
+            LockMode::Exclusive => "AccessExclusiveLock",
+        };
+        rows.push([
+            ("locktype", if relation.is_some() { "relation" } else { "object" }.into()),
+            ("database", DATABASE.into()),
+            ("relation", relation.map(|id| id.0).into()),
+            ("virtualtransaction", format!("0/{}", lock.transaction).into()),
+            ("mode", mode.into()),
+            ("granted", lock.granted.into()),
+            ("fastpath", false.into()),
+        ]);
+    }
+}
+
 fn statistics(facts: &SessionFacts, rows: &mut Rows) {
     for table in facts.version.versions() {
         let statistics = table.statistics();
-        for (column, column_statistics) in table.def.columns.iter().zip(&statistics.columns) {
+        let columns = table.def.columns.iter().zip(&statistics.columns);
+        let is_shown = |number| super::visible::readable(facts, table.def.id, number);
+        for (column, column_statistics) in columns.filter(|(column, _)| is_shown(column.number)) {
             let row_count = statistics.rows.max(1) as f64;
             let distinct = match column_statistics.distinct_count {
                 _ if column_statistics.unique => -1.0,

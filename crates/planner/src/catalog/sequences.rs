@@ -66,7 +66,7 @@ pub fn standard(facts: &SessionFacts, rows: &mut Rows) {
     for sequence in facts.version.catalog.sequences.values() {
         let def = &sequence.def;
         // What stands behind an identity column is no object of its own to the standard.
-        if def.owner.is_some_and(|owner| owner.identity) {
+        if def.owner.is_some_and(|owner| owner.identity) || !super::visible::sequence(facts, def.id) {
             continue;
         }
         let precision = match def.data_type {
