@@ -45,7 +45,8 @@ mod tests {
     #[test]
     fn no_text_breaks_its_line() {
         let mut line = String::new();
-        write!(Escaped(&mut line), "role \"{}\" does not exist", "a\nERROR forged\r\x1b[2J\u{202e}\t\u{85}é").unwrap();
+        let name = "a\nERROR forged\r\x1b[2J\u{202e}\t\u{85}é";
+        write!(Escaped(&mut line), "role \"{name}\" does not exist").unwrap();
         let right = r#"role "a\nERROR forged\r\u{1b}[2J\u{202e}\t\u{85}é" does not exist"#;
         assert_eq!(line, right);
     }

@@ -461,13 +461,24 @@ impl DatabaseState {
                 return Err(schema_dropped(&table.def.name));
             }
         }
-        if !changes.of_objects() {
-            return Ok(());
-        }
         let meanwhile = |name: &str| {
             Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, "cannot drop an object because others depend on it")
                 .with_detail(format!("Another transaction created \"{name}\", which depends on it."))
         };
+        for view in self.catalog.views.values() {
+            let ours = matches!(changes.views.get(&view.id), Some(Some(_)));
+            let changed = |id: &TableId| ours || changes.tables.contains_key(id);
+            for relation in view.relations.iter().filter(|relation| changed(&relation.id)) {
+                let Some(table) = self.table_of_id(relation.id) else { continue };
+                let lacks = |column: &&ViewSource| column.used && table.def.column_by_number(column.number).is_none();
+                let Some(column) = relation.columns.iter().find(lacks) else { continue };
+                let message = format!("column \"{}\" does not exist", column.name);
+                return Err(if ours { Error::new(SqlState::UNDEFINED_COLUMN, message) } else { meanwhile(&view.name) });
+            }
+        }
+        if !changes.of_objects() {
+            return Ok(());
+        }
         if let Some(left) = self.relations().find(|name| !self.catalog.schemas.contains_key(&name.schema)) {
             let views = changes.views.values().flatten().map(|view| RelationName::from(&**view));
             let sequences = changes.sequences.values().flatten().map(|sequence| RelationName::from(&sequence.def));

@@ -7,6 +7,7 @@
 use crate::catalog::RelationName;
 use crate::references::{ReferencesSavepoint, Watch};
 use crate::rows::RowWrite;
+use crate::transaction::table_of;
 use crate::{AccessLog, Database, DatabaseVersion, Transaction};
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,17 +90,23 @@ impl Transaction {
         });
     }
 
-    /// A table whose rows the statement that runs is to write or lock, its lock shared. `None` where it was moved or emptied
-    /// since the statement's view was drawn: the statement is to begin again, as of now. 40001 where it cannot, as the
+    /// A table whose rows the statement that runs is to write or lock, its lock shared. `None` where it was moved or emptied,
+    /// or anything else of what exists changed, since the statement's view was drawn: the statement is to begin again, as of now. 40001 where it cannot, as the
     /// transaction has one snapshot.
     pub fn table_to_write(&mut self, name: &RelationName) -> Result<Option<Arc<Table>>> {
         QueryHeap::outside(|| {
             self.lock_rows(name)?;
-            let table = self.table(name)?;
+            let now = self.state();
+            let table = table_of(&now, name)?;
             let statement = self.statement()?;
             let seen = statement.state().table(name).is_some_and(|seen| Arc::ptr_eq(&seen.rows, &table.rows));
             if !seen {
                 self.refuse_newer()?;
+                return Ok(None);
+            }
+            // Others may have changed what the program was made over, privileges among it, while it waited for the lock: the general
+            // path looks at what of it.
+            if !Arc::ptr_eq(statement.state(), &now) || !self.is_up_to_date() {
                 return Ok(None);
             }
             self.written.insert(table.def.id, table.clone());

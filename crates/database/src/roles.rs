@@ -13,7 +13,7 @@ use tidepool_base::{Error, Result, RoleId, SchemaId, SqlState, TableId};
 use tidepool_heap::QueryHeap;
 
 /// No schema's id: whoever changes roles or privileges locks a name under it, so that one does after another.
-const ACCESS: SchemaId = SchemaId(1);
+pub(crate) const ACCESS: SchemaId = SchemaId(1);
 
 /// A role: somebody who may connect, or a group of such.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -346,38 +346,36 @@ pub fn revoke(
     options_only: bool,
     cascade: bool,
 ) -> Result<()> {
-    let of_both = |grant: &&mut Grant| (grant.grantee, grant.grantor) == (grantee, grantor);
-    if let Some(grant) = grants.iter_mut().find(of_both) {
-        grant.options = grant.options.without(privileges);
-        if !options_only {
-            grant.privileges = grant.privileges.without(privileges);
+    let mut taken = vec![(grantee, grantor, privileges, options_only)];
+    while let Some((grantee, grantor, privileges, options_only)) = taken.pop() {
+        let before = options_of(grants, grantee);
+        for grant in grants.iter_mut().filter(|grant| (grant.grantee, grant.grantor) == (grantee, grantor)) {
+            grant.options = grant.options.without(privileges);
+            if !options_only {
+                grant.privileges = grant.privileges.without(privileges);
+            }
         }
-    }
-    tidy(grants);
-    // Whoever may still grant it: the owner, and those with an option that does not hang on itself.
-    loop {
-        let may_grant = |role: RoleId, privilege: Privileges| {
-            role == owner || grants.iter().any(|grant| grant.grantee == role && grant.options.has(privilege))
-        };
-        let unfounded = grants
-            .iter()
-            .position(|grant| grant.privileges.each().any(|(privilege, ..)| !may_grant(grant.grantor, privilege)));
-        let Some(place) = unfounded else { return Ok(()) };
-        if !cascade {
+        tidy(grants);
+        // Only what the role granted by an option that it has no more goes: it may have granted by one on the whole of a table.
+        let lost = before.without(options_of(grants, grantee));
+        let unfounded = grants.iter().filter(|grant| grantee != owner && grant.grantor == grantee);
+        let unfounded: Vec<_> = unfounded
+            .map(|grant| (grant.grantee, grantee, grant.privileges.both(lost), false))
+            .filter(|(_, _, privileges, _)| !privileges.is_empty())
+            .collect();
+        if !unfounded.is_empty() && !cascade {
             return Err(Error::new(SqlState::DEPENDENT_OBJECTS_STILL_EXIST, "dependent privileges exist")
                 .with_hint("Use CASCADE to revoke them too."));
         }
-        let grantor = grants[place].grantor;
-        let lost = grants[place]
-            .privileges
-            .each()
-            .filter(|(privilege, ..)| !may_grant(grantor, *privilege))
-            .fold(Privileges::NONE, |all, (privilege, ..)| all.and(privilege));
-        let grant = &mut grants[place];
-        grant.privileges = grant.privileges.without(lost);
-        grant.options = grant.options.without(lost);
-        tidy(grants);
+        taken.extend(unfounded);
     }
+    Ok(())
+}
+
+/// What a role may grant.
+fn options_of(grants: &[Grant], role: RoleId) -> Privileges {
+    let own = grants.iter().filter(|grant| grant.grantee == role);
+    own.fold(Privileges::NONE, |all, grant| all.and(grant.options))
 }
 
 impl Catalog {

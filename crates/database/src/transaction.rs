@@ -3,6 +3,7 @@
 use crate::catalog::{Changes, DatabaseState, RelationName};
 use crate::database::Seat;
 use crate::durability::Committing;
+use crate::footing::Footing;
 use crate::locks::{LockMode, Locker};
 use crate::progress::Progress;
 use crate::redo::Redo;
@@ -51,7 +52,7 @@ pub struct Transaction {
     /// Indexes that it dropped, or put others in the place of.
     left: Vec<Arc<TableIndex>>,
     /// What existed when the transaction's one snapshot was drawn; of the levels that have one.
-    base: Option<Arc<DatabaseState>>,
+    pub(crate) base: Option<Arc<DatabaseState>>,
     /// What the statement that runs reads.
     pub(crate) statement: Option<Arc<DatabaseVersion>>,
     /// If it is serializable: what its statements scan, until it goes to `writes`.
@@ -73,6 +74,8 @@ pub struct Transaction {
     rows_unasked: u32,
     /// Whose the objects are that it makes.
     pub(crate) role: RoleId,
+    /// What the statement that runs was planned against.
+    pub(crate) footing: Option<Arc<Footing>>,
 }
 
 /// What a transaction had done at one moment, for going back to it.
@@ -122,6 +125,7 @@ impl Transaction {
             patience: Arc::new(()),
             rows_unasked: 0,
             role: RoleId::OWNER,
+            footing: None,
         }
     }
 
@@ -180,7 +184,7 @@ impl Transaction {
         self.with_changes(self.base.clone().unwrap_or_else(|| self.database.state()))
     }
 
-    fn with_changes(&self, base: Arc<DatabaseState>) -> Arc<DatabaseState> {
+    pub(crate) fn with_changes(&self, base: Arc<DatabaseState>) -> Arc<DatabaseState> {
         if self.changes.is_empty() { base } else { Arc::new(base.with(base.commit_ts, &self.changes)) }
     }
 
@@ -386,7 +390,7 @@ impl Transaction {
                 Ok(())
             })?;
         }
-        Ok(())
+        if self.footing.is_some() { QueryHeap::outside(|| self.check_footing(name)) } else { Ok(()) }
     }
 
     pub(crate) fn lock_rows(&mut self, name: &RelationName) -> Result<()> {

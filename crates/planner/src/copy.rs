@@ -29,7 +29,7 @@ use tidepool_database::text::TextSettings;
 use tidepool_database::{RelationName, TableWriter, Transaction};
 use tidepool_heap::Reservation;
 use tidepool_table::TableVersion;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -100,14 +100,7 @@ impl Load {
             Some(_) => transaction.lock_rows_of(def, &interrupt.lock_wait())?,
             None => transaction.lock_table(def, &interrupt.lock_wait())?,
         }
-        let writer = checked_writer(transaction, &self.facts, &RelationName::from(&*self.version.def))?;
-        if writer.table().def != self.version.def {
-            return Err(Error::new(
-                SqlState::SERIALIZATION_FAILURE,
-                format!("relation \"{}\" was altered while the statement waited for it", self.version.def.name),
-            ));
-        }
-        Ok(writer)
+        checked_writer(transaction, &self.facts, &RelationName::from(&*self.version.def))
     }
 
     /// Loads a file on the server.
@@ -153,8 +146,8 @@ impl Load {
         transaction.absorb(writer)
     }
 
-    /// Loads what the client sends.
-    pub(crate) fn read_client(self, session: &Session, running: Running) -> Result<CopyIn> {
+    /// Loads what the client sends. The client is asked for it once the table is locked: until then the statement may be planned anew.
+    pub(crate) async fn read_client(self, session: &Session, running: Running) -> Result<CopyIn> {
         let columns = self.columns.len();
         let binary = self.options.format == CopyFormat::Binary;
         let skipped = self.skipped();
@@ -162,8 +155,12 @@ impl Load {
         let Running { facts, interrupt, mut query } = running;
         let canceled = interrupt.clone();
         query.info.running(None);
-        let loading = session.begin_write(facts, interrupt, move |transaction, interrupt| {
+        let (locked, has_lock) = oneshot::channel();
+        let mut loading = session.begin_write(facts, interrupt, move |transaction, interrupt| {
             let mut writer = self.writer(transaction, interrupt)?;
+            self.facts.footing.fix();
+            // Nobody listens any more: then there is no one to load from, either.
+            let _ = locked.send(());
             let progress = transaction.start_progress("COPY FROM", &self.version.def, 0);
             let mut reader = RowReader::new(&self.version.def, &self.columns, &self.options, &self.settings)?;
             let mut room = None;
@@ -185,6 +182,12 @@ impl Load {
             query.succeeded();
             Ok(rows)
         });
+        tokio::select! {
+            biased;
+            // What ended before it had the lock says why.
+            Ok(()) = has_lock => {}
+            ended = &mut loading => return Err(crate::execute::joined(ended).err().unwrap_or_else(crate::errors::canceled)),
+        }
         let ahead = Arc::new(Semaphore::new(BYTES_AHEAD as usize));
         Ok(CopyIn { columns, binary, skipped, sender, ahead, loading: Some(loading), interrupt: canceled })
     }

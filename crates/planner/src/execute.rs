@@ -2,6 +2,7 @@
 //! any time.
 
 use crate::errors::from_datafusion;
+use crate::heap::SessionHeaps;
 use crate::interrupt::Interrupt;
 use crate::queries::RunningQuery;
 use crate::scan::{can_restrict, restricted};
@@ -87,6 +88,8 @@ pub struct Execution {
     /// What leaves: `types::canonical_schema` of the plan's.
     pub schema: SchemaRef,
     pub heap: Arc<QueryHeap>,
+    /// Of the session.
+    pub heaps: Arc<SessionHeaps>,
     /// `None` for a part of a statement.
     pub query: Option<RunningQuery>,
     pub interrupt: Arc<Interrupt>,
@@ -101,7 +104,7 @@ pub struct Batches {
     /// Of the batch that was handed out last.
     handed: usize,
     /// Batches in the channel may lie in it.
-    heap: Arc<QueryHeap>,
+    _heap: Arc<QueryHeap>,
     interrupt: Arc<Interrupt>,
     /// As [`Execution::failed`].
     failed: Option<Arc<AtomicBool>>,
@@ -112,11 +115,6 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// What the batches lie in.
-    pub fn heap(&self) -> &Arc<QueryHeap> {
-        &self.heap
-    }
-
     /// For a thread that may block. Once the statement is to end, that is the next: batches that were ready before are as good as
     /// none.
     pub fn blocking_next(&mut self) -> Option<Result<RecordBatch>> {
@@ -172,7 +170,7 @@ impl Execution {
             receiver,
             ahead: ahead.clone(),
             handed: 0,
-            heap: self.heap.clone(),
+            _heap: self.heap.clone(),
             interrupt: self.interrupt.clone(),
             failed: self.failed.clone(),
             end: None,
@@ -212,11 +210,11 @@ impl Execution {
             let batch = match batch {
                 Ok(batch) => batch,
                 Err(error) => {
-                    self.heap.check()?;
+                    self.heaps.check(&self.heap)?;
                     return Err(from_datafusion(error));
                 }
             };
-            self.heap.check()?;
+            self.heaps.check(&self.heap)?;
             if batch.num_rows() == 0 {
                 continue;
             }
@@ -263,7 +261,7 @@ impl Execution {
                 break;
             }
         }
-        self.heap.check()?;
+        self.heaps.check(&self.heap)?;
         if let Some(query) = &mut self.query {
             query.succeeded();
         }
@@ -314,6 +312,7 @@ impl Reevaluation {
             context: self.context.clone(),
             schema: self.schema.clone(),
             heap: self.heap.clone(),
+            heaps: Arc::default(),
             query: None,
             interrupt: self.interrupt.clone(),
             failed: None,
@@ -359,7 +358,7 @@ pub fn joined<T>(joined: std::result::Result<Result<T>, tokio::task::JoinError>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
     use tidepool_base::{SqlState, TablespaceId};
     use tidepool_device::Location;
     use tidepool_tablespace::{Tablespace, TablespaceConfig};
@@ -382,7 +381,7 @@ mod tests {
             receiver,
             ahead: Arc::default(),
             handed: 0,
-            heap: QueryHeap::open(vec![near], None).unwrap(),
+            _heap: QueryHeap::open(vec![near], None).unwrap(),
             interrupt: interrupt.clone(),
             failed: Some(failed.clone()),
             end: None,
@@ -394,7 +393,7 @@ mod tests {
     #[tokio::test]
     async fn who_waits_for_batches_hears_of_the_end_before_those_who_make_them() {
         for timeout in [None, Some(Duration::from_millis(5))] {
-            let interrupt = Arc::new(Interrupt::new(timeout, None));
+            let interrupt = Arc::new(Interrupt::new(Instant::now(), timeout, None));
             let (mut batches, _sender, failed) = batches(&interrupt);
             if timeout.is_none() {
                 assert!(batches.next().now_or_never().is_none() && !failed.load(Ordering::Acquire));
@@ -410,7 +409,7 @@ mod tests {
     #[test]
     fn a_thread_that_waits_for_batches_hears_of_the_end() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
-        let interrupt = Arc::new(Interrupt::new(None, None));
+        let interrupt = Arc::new(Interrupt::new(Instant::now(), None, None));
         let (mut batches, _sender, _) = batches(&interrupt);
         let waiting = runtime.spawn_blocking(move || batches.blocking_next());
         std::thread::sleep(Duration::from_millis(10));

@@ -6,6 +6,7 @@
 
 use crate::Planner;
 use crate::catalog::SessionSequences;
+use crate::heap::SessionHeaps;
 use crate::privileges::Acting;
 use crate::settings::Settings;
 use chrono::{DateTime, Utc};
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_database::DatabaseVersion;
+use tidepool_database::{DatabaseVersion, Footing};
 
 /// The one database's name.
 pub const DATABASE: &str = "tidepool";
@@ -37,6 +38,10 @@ pub struct SessionFacts {
     pub version: Arc<DatabaseVersion>,
     pub transaction_start: DateTime<Utc>,
     pub statement_start: DateTime<Utc>,
+    /// Of the session's statements.
+    pub heaps: Arc<SessionHeaps>,
+    /// What the statement looks up, for another look once it has its locks.
+    pub footing: Arc<Footing>,
     /// Rows of those parts of the statement that ran before it, by name in schema `pg_oid`.
     pub parts: BTreeMap<String, Arc<dyn TableProvider>>,
 }
@@ -73,6 +78,8 @@ impl SessionFacts {
             version,
             transaction_start: self.transaction_start,
             statement_start: self.statement_start,
+            heaps: self.heaps.clone(),
+            footing: self.footing.clone(),
             parts: self.parts.clone(),
         }
     }

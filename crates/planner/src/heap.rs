@@ -12,15 +12,16 @@ use datafusion::common::{DataFusionError, Result as PlanResult};
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
-use tidepool_base::{ByteSize, Result};
+use tidepool_base::{ByteSize, Error, Result, SqlState};
 use tidepool_database::Database;
 use tidepool_heap::QueryHeap;
 
@@ -31,6 +32,44 @@ pub fn open(database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> 
     let tablespaces = database.tablespaces();
     let spaces = settings.temp_tablespaces().iter().map(|name| tablespaces.get(name)).collect::<Result<Vec<_>>>()?;
     QueryHeap::open(spaces, settings.statement_memory_bytes())
+}
+
+/// The heaps of a session's statements that have begun and are not over: of its cursors and portals, and of the one that runs.
+#[derive(Debug, Default)]
+pub struct SessionHeaps(Mutex<Vec<Weak<QueryHeap>>>);
+
+impl SessionHeaps {
+    /// As [`open`], for one statement more.
+    pub fn open(&self, database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> {
+        let heap = open(database, settings)?;
+        let mut heaps = self.0.lock();
+        heaps.retain(|heap| heap.strong_count() > 0);
+        heaps.push(Arc::downgrade(&heap));
+        Ok(heap)
+    }
+
+    /// As [`QueryHeap::check`]; and 53200 where all heaps together hold more than the budget of `heap`, one of them. It is looked at
+    /// between batches only, so one statement may take them to twice the budget before that.
+    pub fn check(&self, heap: &QueryHeap) -> Result<()> {
+        heap.check()?;
+        let Some(budget) = heap.budget_bytes() else { return Ok(()) };
+        let heaps = self.0.lock();
+        if heaps.len() < 2 {
+            return Ok(());
+        }
+        let usage = heaps.iter().filter_map(Weak::upgrade).flat_map(|heap| heap.usage());
+        let held: u64 = usage.map(|usage| usage.bytes).sum();
+        if held <= budget {
+            return Ok(());
+        }
+        Err(Error::new(SqlState::OUT_OF_MEMORY, "out of memory")
+            .with_detail(format!(
+                "The session's statements, open cursors among them, hold {}. Their budget is {}.",
+                ByteSize(held),
+                ByteSize(budget)
+            ))
+            .with_hint("Close cursors that are not needed any more, or raise tidepool.statement_memory."))
+    }
 }
 
 /// Polls `future` inside `heap`, on whichever threads.

@@ -65,11 +65,12 @@ impl Drop for LockWait<'_> {
 }
 
 impl Interrupt {
-    pub fn new(statement_timeout: Option<Duration>, lock_timeout: Option<Duration>) -> Interrupt {
+    /// `since`: when the statement began.
+    pub fn new(since: Instant, statement_timeout: Option<Duration>, lock_timeout: Option<Duration>) -> Interrupt {
         Interrupt {
             state: AtomicU8::new(OPEN),
             notify: Notify::new(),
-            deadline: statement_timeout.map(|timeout| Instant::now() + timeout),
+            deadline: statement_timeout.map(|timeout| since + timeout),
             lock_timeout,
             lock_waits: AtomicU32::new(0),
         }
@@ -201,7 +202,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_settled_does_not_end() {
-        let interrupt = Arc::new(Interrupt::new(None, None));
+        let interrupt = Arc::new(Interrupt::new(Instant::now(), None, None));
         let settling = Settling(interrupt.clone());
         settling.settle().unwrap();
         interrupt.cancel();
@@ -213,11 +214,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_told_to_end_is_not_settled() {
-        let canceled = Arc::new(Interrupt::new(None, None));
+        let canceled = Arc::new(Interrupt::new(Instant::now(), None, None));
         canceled.cancel();
         canceled.wait_to_tell().await;
         assert!(ended(Settling(canceled.clone()).settle()) && ended(canceled.check()));
-        let late = Arc::new(Interrupt::new(Some(Duration::from_millis(1)), None));
+        let late = Arc::new(Interrupt::new(Instant::now(), Some(Duration::from_millis(1)), None));
         late.wait_to_tell().await;
         assert!(ended(Settling(late.clone()).settle()) && ended(late.check()));
     }

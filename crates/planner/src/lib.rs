@@ -15,6 +15,7 @@ mod catalog;
 mod change;
 mod charge;
 mod coerced;
+mod column_reads;
 mod conversions;
 mod copy;
 mod correlated;

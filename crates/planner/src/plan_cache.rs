@@ -103,6 +103,7 @@ impl KeptPlan {
             let Some(unbound) = source.downcast_ref::<Unbound>() else {
                 return internal_err!("a kept plan reads something of a statement before");
             };
+            facts.footing.relation(unbound.id);
             let Some(version) = facts.version.table_by_id(unbound.id) else {
                 return internal_err!("a kept plan's table is gone");
             };

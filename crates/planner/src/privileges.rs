@@ -124,6 +124,11 @@ fn access_of(relation: &Relation) -> Option<(AccessKind, AccessObject, &str, &'s
     })
 }
 
+/// 42501 for a table.
+pub fn denied_table(name: &str) -> Error {
+    denied(format!("permission denied for table {name}"))
+}
+
 /// What a reader of a relation may read of it.
 #[derive(Clone, Debug)]
 pub enum Readable {
@@ -173,7 +178,9 @@ pub fn check_lock(facts: &SessionFacts, acting: &Acting, relation: &Relation) ->
 
 /// 42501 for a schema that the statement names and may not look into.
 pub fn check_schema(facts: &SessionFacts, acting: &Acting, schema: Option<&str>) -> Result<()> {
-    let Some(schema) = schema.and_then(|name| facts.version.schema(name)) else { return Ok(()) };
+    let Some(name) = schema else { return Ok(()) };
+    facts.footing.schema(name);
+    let Some(schema) = facts.version.schema(name) else { return Ok(()) };
     check_of_schema(facts, acting, schema.id, Privileges::USAGE)
 }
 
@@ -370,8 +377,11 @@ impl Check<'_> {
             None => resolve::search_path(self.facts),
         };
         let found = schemas.iter().filter_map(|schema| self.facts.version.schema(schema)).find_map(|schema| {
-            self.facts.version.index(&RelationName::new(schema.id, &name.name)).map(|(table, _)| table.def.id)
+            let name = RelationName::new(schema.id, &name.name);
+            self.facts.footing.name(&name);
+            self.facts.version.index(&name).map(|(table, _)| table.def.id)
         });
+        found.into_iter().for_each(|table| self.facts.footing.relation(table));
         match found {
             Some(table) if !self.acting.owns(self.catalog, &AccessObject::Relation(table)) => {
                 Err(denied(format!("must be owner of index {}", name.name)))
@@ -381,6 +391,7 @@ impl Check<'_> {
     }
 
     fn own_schema(&self, name: &str) -> Result<()> {
+        self.facts.footing.schema(name);
         match self.facts.version.schema(name) {
             Some(schema) if !self.acting.owns(self.catalog, &AccessObject::Schema(schema.id)) => {
                 Err(denied(format!("must be owner of schema {name}")))

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_base::StatementId;
-use tidepool_database::AccessLog;
+use tidepool_database::{AccessLog, Footing};
 use tidepool_heap::{HeapUsage, QueryHeap};
 use tidepool_table::{TableScan, TablespaceRead};
 
@@ -228,7 +228,15 @@ impl QueryRegistry {
         let info = self.info(session_id, user, text, Utc::now(), QueryState::Planning);
         let id = info.id.0;
         self.queries.lock().running.insert(id, info.clone());
-        RunningQuery { registry: self.clone(), info, failed: true, at_end: None, place: None, is_forgotten: false }
+        RunningQuery {
+            registry: self.clone(),
+            info,
+            failed: true,
+            at_end: None,
+            place: None,
+            footing: Arc::default(),
+            is_forgotten: false,
+        }
     }
 
     /// A statement that is over by now and took no longer than that nobody could have seen it run. What it read is the caller's to add to the
@@ -260,6 +268,8 @@ pub struct RunningQuery {
     at_end: Option<Box<dyn FnOnce() + Send>>,
     /// In its workload class, if it takes one; given back when the statement ends, or earlier.
     pub place: Option<Arc<Place>>,
+    /// A statement that is planned anew goes on under another entry.
+    pub footing: Arc<Footing>,
     is_forgotten: bool,
 }
 
@@ -287,7 +297,7 @@ impl Drop for RunningQuery {
         }
         let mut queries = self.registry.queries.lock();
         queries.running.remove(&self.info.id.0);
-        if self.is_forgotten {
+        if self.is_forgotten || self.footing.is_overtaken() {
             return;
         }
         queries.finished.push_front(self.info.clone());

@@ -31,6 +31,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType, panic_point};
@@ -66,6 +67,17 @@ impl Names<'_> {
         Names { state: self.state, facts: self.facts, within: self.within, rows }
     }
 
+    /// Whom the query works for: the statement's role, or the owner of the view whose query it is.
+    fn acting(&self) -> Cow<'_, Acting> {
+        match self.within {
+            Some(within) => {
+                let catalog = &self.facts.version.catalog;
+                Cow::Owned(Acting::of(catalog, catalog.owner_of(&AccessObject::Relation(within.view.id))))
+            }
+            None => Cow::Borrowed(&self.facts.role),
+        }
+    }
+
     /// The table, view or system table that a name means.
     fn table(&self, schema: Option<&str>, name: &str) -> Result<Arc<dyn TableProvider>> {
         if schema == Some(resolve::BY_ID)
@@ -77,15 +89,11 @@ impl Names<'_> {
             let (schema, name) = (schema.map(str::to_owned), name.to_owned());
             return Err(resolve::missing(&QualifiedName { schema, name }));
         };
-        let owner = self.within.map(|within| {
-            let catalog = &self.facts.version.catalog;
-            Acting::of(catalog, catalog.owner_of(&AccessObject::Relation(within.view.id)))
-        });
-        let acting = owner.as_ref().unwrap_or(&self.facts.role);
+        let acting = self.acting();
         if !acting.is_superuser {
-            privileges::check_schema(self.facts, acting, schema)?;
+            privileges::check_schema(self.facts, &acting, schema)?;
         }
-        let readable = privileges::check_read(self.facts, acting, &relation)?;
+        let readable = privileges::check_read(self.facts, &acting, &relation)?;
         let provider = match &relation {
             Relation::Table(version) => {
                 crate::scan::TableProvider::readable(&self.facts.version, version.clone(), readable)?
@@ -271,6 +279,7 @@ fn planned_by(
 ) -> Result<LogicalPlan> {
     refuse_locks(&query)?;
     panic_point("planner.names");
+    crate::column_reads::check_rows(names.facts, &names.acting(), &query)?;
     let mut query = query;
     let mut planned = |tables: &BTreeMap<String, Arc<dyn TableProvider>>, query: Box<ast::Query>| {
         planned_apart(&names.with(tables), query, parameters.clone(), None)
@@ -304,8 +313,9 @@ fn planned_apart(
             grouped_plan(names, renamed, &parameters, table_schema.as_ref()).map_err(|_| error)
         }
         planned => planned,
-    };
-    planned.and_then(|plan| crate::order_names::restore(plan, &own_names))
+    }?;
+    crate::column_reads::check(&planned)?;
+    crate::order_names::restore(planned, &own_names)
 }
 
 fn grouped_plan(

@@ -36,6 +36,7 @@ impl Relation {
 pub fn named_path(facts: &SessionFacts) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
     for name in facts.settings.search_path() {
+        facts.footing.schema(if name == "$user" { &facts.user } else { &name });
         let (name, exists) = match name.as_str() {
             // A role may be called as a schema of the system's is, which it does not mean.
             "$user" => (facts.user.clone(), facts.version.schema(&facts.user).is_some()),
@@ -66,9 +67,11 @@ pub fn current_schema(facts: &SessionFacts) -> Option<String> {
 }
 
 pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relation> {
+    facts.footing.schema(schema);
     match facts.version.schema(schema) {
         Some(schema) => {
             let name = RelationName::new(schema.id, name);
+            facts.footing.name(&name);
             let table = facts.version.table(&name).map(|table| Relation::Table(table.clone()));
             let view = || facts.version.catalog.views.get(&name).map(|view| Relation::View(view.clone()));
             let sequence = || facts.version.catalog.sequences.get(&name).cloned().map(Relation::Sequence);
@@ -81,6 +84,7 @@ pub fn in_schema(facts: &SessionFacts, schema: &str, name: &str) -> Option<Relat
 
 /// A relation of users by its id.
 pub fn by_id(facts: &SessionFacts, id: TableId) -> Option<Relation> {
+    facts.footing.relation(id);
     let table = facts.version.table_by_id(id).map(|table| Relation::Table(table.clone()));
     let view = || facts.version.catalog.view_by_id(id).map(|view| Relation::View(view.clone()));
     let sequence = || facts.version.catalog.sequence_by_id(id).cloned().map(Relation::Sequence);
@@ -96,6 +100,7 @@ pub fn relation(facts: &SessionFacts, schema: Option<&str>, name: &str) -> Optio
 
 /// A schema of the users' own. 3F000 when there is none of that name, 42501 when it is the system's.
 pub fn own_schema(facts: &SessionFacts, name: &str) -> Result<SchemaId> {
+    facts.footing.schema(name);
     match facts.version.schema(name) {
         Some(schema) => Ok(schema.id),
         None if catalog::schema_oid(facts, name).is_some() => Err(Error::new(

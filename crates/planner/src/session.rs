@@ -49,6 +49,7 @@ pub use transaction::TransactionStatus;
 use crate::catalog::SessionSequences;
 use crate::direct::cache::Known;
 use crate::facts::SessionFacts;
+use crate::heap::SessionHeaps;
 use crate::interrupt::Interrupt;
 use crate::planner::Planner;
 use crate::privileges::Acting;
@@ -65,8 +66,9 @@ use prepared::Prepared;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::{Catalog, DatabaseVersion};
+use tidepool_database::{Catalog, DatabaseVersion, Footing};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tokio::sync::Notify;
 use transaction::Block;
@@ -118,6 +120,7 @@ pub struct SessionShared {
     visible: Mutex<(Option<Arc<Settings>>, TransactionStatus)>,
     /// What `set_config` was called with: (name, value, local). Takes effect once its statement is over.
     requested_settings: Mutex<Vec<(String, String, bool)>>,
+    heaps: Arc<SessionHeaps>,
     /// To leave, by `pg_terminate_backend`.
     terminated: AtomicBool,
     terminating: Notify,
@@ -229,6 +232,10 @@ pub struct Session {
     texts_held: Option<Reservation>,
     /// Of its settings, when they are much.
     settings_held: Option<Reservation>,
+    /// What the statement that runs stands on.
+    footing: Arc<Footing>,
+    /// When the statement that runs began: it may be begun anew, and has its time once.
+    began: Option<Instant>,
     /// Held while what a statement that failed wrote is undone behind the client's back.
     undoing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -247,16 +254,19 @@ pub(crate) struct Running {
 }
 
 /// What the functions of a statement may know.
+#[expect(clippy::too_many_arguments, reason = "the parts of a statement's facts")]
 fn facts_of(
     planner: &Arc<Planner>,
     shared: &SessionShared,
     settings: &Arc<Settings>,
     sequences: &Arc<Mutex<SessionSequences>>,
     version: Arc<DatabaseVersion>,
+    footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
     statement_start: DateTime<Utc>,
 ) -> Arc<SessionFacts> {
     let (user, role) = shared.current_role(settings, &version.catalog);
+    footing.role(role);
     Arc::new(SessionFacts {
         planner: planner.clone(),
         user,
@@ -269,6 +279,8 @@ fn facts_of(
         version,
         transaction_start,
         statement_start,
+        heaps: shared.heaps.clone(),
+        footing,
         parts: Default::default(),
     })
 }
@@ -293,6 +305,7 @@ impl Session {
             running: Mutex::new(Weak::new()),
             visible: Mutex::new((None, TransactionStatus::Idle)),
             requested_settings: Mutex::default(),
+            heaps: Arc::default(),
             terminated: AtomicBool::new(false),
             terminating: Notify::new(),
         });
@@ -317,6 +330,8 @@ impl Session {
             has_room: false,
             texts_held: None,
             settings_held: None,
+            footing: Arc::default(),
+            began: None,
             undoing: Arc::default(),
         }
     }
@@ -446,6 +461,7 @@ impl Session {
     pub(crate) fn check_privileges(&self, command: &statement::Command) -> Result<()> {
         let state = self.planner.database().state();
         let (_, role) = self.current_role(&state.catalog);
+        self.footing.role(role);
         if state.catalog.roles.get(&role).is_some_and(|role| role.superuser) {
             return Ok(());
         }
@@ -463,13 +479,15 @@ impl Session {
 
     fn facts_over(&self, version: Arc<DatabaseVersion>, statement_start: DateTime<Utc>) -> Arc<SessionFacts> {
         let transaction_start = self.block.as_ref().map_or(statement_start, |block| block.start);
-        let Session { planner, shared, settings, sequences, .. } = self;
-        facts_of(planner, shared, settings, sequences, version, transaction_start, statement_start)
+        let Session { planner, shared, settings, sequences, footing, .. } = self;
+        facts_of(planner, shared, settings, sequences, version, footing.clone(), transaction_start, statement_start)
     }
 
     /// Of what begins now, and is what a cancel ends.
     fn interrupt(&self) -> Arc<Interrupt> {
-        let interrupt = Arc::new(Interrupt::new(self.settings.statement_timeout(), self.settings.lock_timeout()));
+        let since = self.began.unwrap_or_else(Instant::now);
+        let interrupt =
+            Arc::new(Interrupt::new(since, self.settings.statement_timeout(), self.settings.lock_timeout()));
         *self.shared.running.lock() = Arc::downgrade(&interrupt);
         interrupt
     }
@@ -478,6 +496,7 @@ impl Session {
         let interrupt = self.interrupt();
         let mut query = self.planner.queries.start(self.shared.id, &self.shared.user, text);
         query.place = self.place.clone();
+        query.footing = self.footing.clone();
         if self.analyzes {
             query.info.observe();
         }

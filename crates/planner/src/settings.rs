@@ -26,6 +26,10 @@ pub fn too_large() -> Error {
 enum Kind {
     /// What it is, for good.
     ReadOnly,
+    /// What it is until the server starts anew.
+    OfServer,
+    /// Set by statements of its own, or to what it is.
+    Fixed,
     Boolean,
     Integer {
         min: i64,
@@ -76,8 +80,14 @@ static DEFINITIONS: &[Definition] = &[
         "The least severe messages that are sent to the client.",
     ),
     report("DateStyle", Kind::Only(&["ISO, MDY"]), "ISO, MDY", "The text form of dates and times."),
-    define("default_table_access_method", Kind::ReadOnly, "tidepool", "How tables are held."),
+    define("default_table_access_method", Kind::Fixed, "tidepool", "How tables are held."),
     define("default_tablespace", Kind::Tablespace, "", "Where new tables go."),
+    define(
+        "default_transaction_deferrable",
+        Kind::Boolean,
+        "off",
+        "Whether new transactions are deferrable, which has no effect.",
+    ),
     define(
         "default_transaction_isolation",
         Kind::Isolation,
@@ -111,10 +121,10 @@ static DEFINITIONS: &[Definition] = &[
     define("lc_collate", Kind::ReadOnly, "C", "How text is ordered: by its bytes."),
     define("lc_ctype", Kind::ReadOnly, "C", "How characters are classified."),
     define("lock_timeout", Kind::Time, "0", "The longest wait for a lock; 0 is for ever."),
-    define("max_connections", Kind::ReadOnly, "", "Connections at once."),
+    define("max_connections", Kind::OfServer, "", "Connections at once."),
     define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
     define("max_index_keys", Kind::ReadOnly, "32", "Columns of an index."),
-    define("role", Kind::ReadOnly, "none", "The role that statements work for, if not the session's user."),
+    define("role", Kind::Fixed, "none", "The role that statements work for, if not the session's user."),
     report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
     report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),
     report("server_encoding", Kind::ReadOnly, "UTF8", "The database's character set."),
@@ -125,7 +135,7 @@ static DEFINITIONS: &[Definition] = &[
         "The PostgreSQL release that this follows.",
     ),
     define("server_version_num", Kind::ReadOnly, "150000", "The PostgreSQL release as a number."),
-    report("session_authorization", Kind::ReadOnly, "", "The session's user."),
+    report("session_authorization", Kind::Fixed, "", "The session's user."),
     report(
         "standard_conforming_strings",
         Kind::Only(&["on"]),
@@ -173,6 +183,12 @@ static DEFINITIONS: &[Definition] = &[
         "The class that statements wait their turn in; auto is by what each does.",
     ),
     report("TimeZone", Kind::TimeZone, "UTC", "The zone in which timestamps with time zone are shown and read."),
+    define(
+        "transaction_deferrable",
+        Kind::Boolean,
+        "off",
+        "Whether this transaction is deferrable, which has no effect.",
+    ),
     define("transaction_isolation", Kind::Isolation, "read committed", "The isolation level of this transaction."),
     define("transaction_read_only", Kind::Boolean, "off", "Whether this transaction may only read."),
 ];
@@ -189,6 +205,7 @@ pub struct Settings {
     custom: Arc<BTreeMap<String, String>>,
     transaction_isolation: Arc<str>,
     transaction_read_only: bool,
+    transaction_deferrable: bool,
 }
 
 /// All but those of the transaction, which have their defaults here.
@@ -224,6 +241,7 @@ struct Read {
     is_direct: bool,
     workload_class: Option<Class>,
     default_read_only: bool,
+    default_deferrable: bool,
     default_isolation: Arc<str>,
 }
 
@@ -264,6 +282,7 @@ impl Settings {
             custom: Arc::default(),
             transaction_isolation: Arc::from("read committed"),
             transaction_read_only: false,
+            transaction_deferrable: false,
         }
     }
 
@@ -286,6 +305,7 @@ impl Settings {
                 is_direct: self.is_on("tidepool.direct"),
                 workload_class: Class::of_name(self.value("tidepool.workload_class")),
                 default_read_only: self.is_on("default_transaction_read_only"),
+                default_deferrable: self.is_on("default_transaction_deferrable"),
                 default_isolation: Arc::from(self.value("default_transaction_isolation")),
             }
         })
@@ -302,6 +322,7 @@ impl Settings {
         match DEFINITIONS[index].name {
             "transaction_isolation" => self.transaction_isolation = Arc::from(value),
             "transaction_read_only" => self.transaction_read_only = value == "on",
+            "transaction_deferrable" => self.transaction_deferrable = value == "on",
             _ => self.list_mut()[index] = value,
         }
     }
@@ -311,6 +332,8 @@ impl Settings {
             "transaction_isolation" => &self.transaction_isolation,
             "transaction_read_only" if self.transaction_read_only => "on",
             "transaction_read_only" => "off",
+            "transaction_deferrable" if self.transaction_deferrable => "on",
+            "transaction_deferrable" => "off",
             _ => &self.values.list[index],
         }
     }
@@ -373,7 +396,10 @@ impl Settings {
 
     pub fn reset(&mut self, name: &str) -> Result<()> {
         match position(name) {
-            Some(index) if matches!(DEFINITIONS[index].kind, Kind::ReadOnly) => Err(read_only(DEFINITIONS[index].name)),
+            Some(index) if matches!(DEFINITIONS[index].kind, Kind::ReadOnly | Kind::Fixed) => {
+                Err(read_only(DEFINITIONS[index].name))
+            }
+            Some(index) if matches!(DEFINITIONS[index].kind, Kind::OfServer) => Err(of_server(DEFINITIONS[index].name)),
             Some(index) => {
                 self.put(index, self.defaults[index].clone());
                 Ok(())
@@ -404,13 +430,19 @@ impl Settings {
     pub fn begin_transaction(&mut self) -> bool {
         let read = self.read();
         let (isolation, read_only) = (read.default_isolation.clone(), read.default_read_only);
+        let deferrable = read.default_deferrable;
         self.transaction_isolation = isolation;
         self.transaction_read_only = read_only;
+        self.transaction_deferrable = deferrable;
         read_only
     }
 
     pub fn isolation(&self) -> &str {
         &self.transaction_isolation
+    }
+
+    pub fn is_deferrable(&self) -> bool {
+        self.transaction_deferrable
     }
 
     /// The level of new transactions.
@@ -506,6 +538,7 @@ impl Settings {
         self.mean_the_same(other)
             && self.transaction_isolation == other.transaction_isolation
             && self.transaction_read_only == other.transaction_read_only
+            && self.transaction_deferrable == other.transaction_deferrable
     }
 
     pub fn statement_memory_bytes(&self) -> Option<u64> {
@@ -565,6 +598,11 @@ fn read_only(name: &str) -> Error {
     Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, format!("parameter \"{name}\" cannot be changed"))
 }
 
+fn of_server(name: &str) -> Error {
+    let message = format!("parameter \"{name}\" cannot be changed without restarting the server");
+    Error::new(SqlState::CANT_CHANGE_RUNTIME_PARAM, message)
+}
+
 /// The values in the form that `SHOW` prints.
 fn check(definition: &Definition, values: &[String], database: &Database) -> Result<String> {
     let name = definition.name;
@@ -578,8 +616,9 @@ fn check(definition: &Definition, values: &[String], database: &Database) -> Res
     };
     match definition.kind {
         // Clients set some of these to what they are.
-        Kind::ReadOnly if joined.eq_ignore_ascii_case(definition.default) && !joined.is_empty() => Ok(joined),
-        Kind::ReadOnly => Err(read_only(name)),
+        Kind::Fixed if joined.eq_ignore_ascii_case(definition.default) && !joined.is_empty() => Ok(joined),
+        Kind::ReadOnly | Kind::Fixed => Err(read_only(name)),
+        Kind::OfServer => Err(of_server(name)),
         Kind::Boolean => match one()?.to_ascii_lowercase().as_str() {
             "on" | "true" | "yes" | "1" | "t" | "y" => Ok("on".to_owned()),
             "off" | "false" | "no" | "0" | "f" | "n" => Ok("off".to_owned()),

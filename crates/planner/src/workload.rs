@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn who_has_a_turn_goes_first_and_for_so_long() {
-        let (gate, interrupt) = (gate(), Interrupt::new(None, None));
+        let (gate, interrupt) = (gate(), Interrupt::new(Instant::now(), None, None));
         let (mut one, mut other) = (Turn::none(), Turn::none());
         let mut place = gate.try_enter().unwrap();
         {
@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_place_that_nobody_takes_goes_on() {
-        let (gate, interrupt) = (gate(), Interrupt::new(None, None));
+        let (gate, interrupt) = (gate(), Interrupt::new(Instant::now(), None, None));
         let place = gate.try_enter().unwrap();
         let (mut one, mut other) = (Turn::none(), Turn::none());
         let mut second = pin!(gate.wait(Some(&mut other), &interrupt));

@@ -50,3 +50,32 @@ async fn budgets_hold_within_a_hundredth() {
     }
     assert!(refused >= 10, "{refused} budgets were too small");
 }
+
+/// A session's cursors have one statement's budget together, and give it back when they are closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cursors_share_a_budget() {
+    let config = Config { threads: 2, ..Config::in_memory(512 * MIB, 16 * MIB) };
+    let server = TestServer::with(Setup { config: Some(config), ..Setup::default() }).await;
+    let client = server.connect().await;
+    let rows = "SELECT i AS id, 'the text of row ' || i AS text FROM generate_series(1, 300000) AS g(i)";
+    client.batch_execute(&format!("CREATE TABLE t AS {rows}")).await.unwrap();
+    client.batch_execute("SET tidepool.statement_memory = '128MB'").await.unwrap();
+    for _ in 0..2 {
+        client.batch_execute("BEGIN").await.unwrap();
+        let mut refused = None;
+        // A dozen of them would hold more than the budget many times over.
+        for cursor in 0..40 {
+            let declared =
+                format!("DECLARE c{cursor} CURSOR FOR SELECT * FROM t ORDER BY text DESC; FETCH 1 FROM c{cursor}");
+            if let Err(error) = client.batch_execute(&declared).await {
+                assert_eq!(code(&error), "53200", "{error:?}");
+                refused = Some(cursor);
+                break;
+            }
+        }
+        let refused = refused.expect("cursors had room without end");
+        assert!(refused > 0, "one cursor is within the budget");
+        client.batch_execute("ROLLBACK").await.unwrap();
+        client.batch_execute(&format!("SELECT count(*) FROM ({rows} ORDER BY text) AS s")).await.unwrap();
+    }
+}

@@ -18,6 +18,7 @@ mod explain;
 mod histories;
 mod kills;
 mod locking;
+mod overtaken;
 mod paged;
 mod panics;
 mod partitions;

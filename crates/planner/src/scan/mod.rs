@@ -29,7 +29,7 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use source::Source;
 use std::sync::Arc;
-use tidepool_base::{RowId, SqlState};
+use tidepool_base::RowId;
 use tidepool_database::DatabaseVersion;
 use tidepool_table::{Datum, ROW_ID, TableDef, TableStatistics, TableVersion};
 pub use tried::Trials;
@@ -71,6 +71,10 @@ impl TableProvider {
         Ok(Arc::new(TableProvider { schema, source, target: None, row: None, readable, trials }))
     }
 
+    pub fn may_read(&self) -> &Readable {
+        &self.readable
+    }
+
     pub fn trials(&self) -> &Arc<Trials> {
         &self.trials
     }
@@ -85,8 +89,7 @@ impl TableProvider {
         if projection.iter().chain(&filtered).all(|column| may(*column)) {
             return Ok(());
         }
-        let message = format!("permission denied for table {}", self.source.version.def.name);
-        Err(crate::errors::carry(tidepool_base::Error::new(SqlState::INSUFFICIENT_PRIVILEGE, message)))
+        Err(crate::errors::carry(crate::privileges::denied_table(&self.source.version.def.name)))
     }
 
     /// With one column more, `ROW_ID`: what a change refers to rows by. In a partitioned table's are the partitions'

@@ -24,7 +24,7 @@ use datafusion::logical_expr::LogicalPlan;
 use futures::StreamExt;
 use std::sync::Arc;
 use std::time::Instant;
-use tidepool_base::{Error, Result, RowId, SqlState, TableId};
+use tidepool_base::{Error, Result, RowId, TableId};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{Changed, ChangedRows, PartitionTree, RelationName, Transaction, Upserted};
 use tidepool_heap::QueryHeap;
@@ -347,9 +347,8 @@ impl Session {
         let info = running.query.info.clone();
         let start = Instant::now();
         let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
-        let plan = prepared.plan.clone();
-        let mut batches = prepared.start(&self.planner.workers());
-        let heap = batches.heap().clone();
+        let (plan, heap) = (prepared.plan.clone(), prepared.heap.clone());
+        let workers = self.planner.workers();
         let (def, width, acts) = (source.version.def.clone(), source.width, source.acts);
         let tree = facts.version.partition_tree(&def)?;
         let table = RelationName::from(&*def);
@@ -357,10 +356,8 @@ impl Session {
         let is_upsert = upsert.is_some();
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, interrupt| {
             transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
-            if transaction.version().table(&table).is_none_or(|now| now.def != def) {
-                return Err(altered(&def));
-            }
-            check_partitions(transaction, &def, tree.as_deref())?;
+            // Not before: it may have to be planned anew once the lock is there.
+            let mut batches = prepared.start(&workers);
             let before = transaction.savepoint();
             let rows = Rows {
                 facts: &facts,
@@ -408,25 +405,6 @@ impl Session {
         let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))
     }
-}
-
-/// 40001 where a table's partitions are not those that the statement was planned with.
-pub(super) fn check_partitions(
-    transaction: &Transaction,
-    def: &Arc<TableDef>,
-    tree: Option<&PartitionTree>,
-) -> Result<()> {
-    let Some(tree) = tree else { return Ok(()) };
-    match transaction.version().partition_tree(def)? {
-        Some(now) if now.leaves() == tree.leaves() => Ok(()),
-        _ => Err(altered(def)),
-    }
-}
-
-/// 40001.
-pub(super) fn altered(def: &TableDef) -> Error {
-    let message = format!("table \"{}\" was altered while the statement waited for it", def.name);
-    Error::new(SqlState::SERIALIZATION_FAILURE, message).with_hint("Try again.")
 }
 
 /// The batches, which keep the heap that they lie in.

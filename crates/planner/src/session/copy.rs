@@ -26,7 +26,7 @@ impl Session {
             self.check_writable("COPY FROM")?;
             let load = crate::copy::Load::new(&running.facts, name, columns, &copy.options, &copy.endpoint)?;
             return match &copy.endpoint {
-                CopyEndpoint::Client => Ok(Outcome::CopyIn(load.read_client(self, running)?)),
+                CopyEndpoint::Client => Ok(Outcome::CopyIn(load.read_client(self, running).await?)),
                 CopyEndpoint::File(path) => {
                     let path = path.clone();
                     let skipped = load.skipped();

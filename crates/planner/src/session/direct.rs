@@ -40,7 +40,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tidepool_base::{Error, Result, SqlState, SqlType, TableId, panic_point};
 use tidepool_database::text::TextSettings;
-use tidepool_database::{DatabaseVersion, Privileges, RelationName, Sequence, StatementMark, Transaction};
+use tidepool_database::{DatabaseVersion, Footing, Privileges, RelationName, Sequence, StatementMark, Transaction};
 use tidepool_heap::Held;
 use tidepool_table::TableDef;
 
@@ -106,6 +106,7 @@ struct StatementContext {
     shared: Arc<SessionShared>,
     settings: Arc<Settings>,
     sequences: Arc<Mutex<SessionSequences>>,
+    footing: Arc<Footing>,
     transaction_start: DateTime<Utc>,
     statement_start: DateTime<Utc>,
     interrupt: Option<Arc<Interrupt>>,
@@ -137,6 +138,7 @@ impl Running for StatementContext {
             &self.settings,
             &self.sequences,
             version.clone(),
+            self.footing.clone(),
             self.transaction_start,
             self.statement_start,
         )
@@ -542,7 +544,8 @@ impl Session {
         let (rows, told) = match ended {
             Ok(Attempt::Done(rows, told)) => (rows, told),
             Ok(Attempt::HeldUp(seen)) => {
-                drop(waiting);
+                // It goes on under another entry.
+                waiting.into_iter().for_each(|waiting| waiting.query.forget());
                 let held_up = (transaction, seen);
                 return Box::pin(self.run_patiently(direct, parameters.to_vec(), sink, start, held_up)).await;
             }
@@ -671,6 +674,7 @@ impl Session {
             shared: self.shared.clone(),
             settings: self.settings.clone(),
             sequences: self.sequences.clone(),
+            footing: self.footing.clone(),
             transaction_start: self.block.as_ref().map_or(now, |block| block.start),
             statement_start: now,
             interrupt,

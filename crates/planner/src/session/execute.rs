@@ -4,12 +4,16 @@ use super::objects::Kind;
 use super::{Outcome, Session};
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
+use std::sync::Arc;
+use std::time::Instant;
 use tidepool_base::{Error, Result, panic_point};
+use tidepool_database::Footing;
 
 impl Session {
     /// Runs one statement. `parameters` are arrays of length one, of the described types. Outside a transaction block
     /// it commits by itself; `CopyIn` commits at `finish`. An error inside a block fails the block.
     pub async fn execute(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        self.forget_last();
         let outcome = match self.try_direct(statement, parameters).await {
             Ok(Some(outcome)) => return Ok(outcome),
             Ok(None) => self.execute_inner(statement, parameters).await,
@@ -20,6 +24,7 @@ impl Session {
 
     /// As `execute`, of a statement that does not go to its rows by itself ([`Session::run_direct`]).
     pub async fn execute_planned(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        self.forget_last();
         let outcome = self.execute_inner(statement, parameters).await;
         self.placed(statement, outcome)
     }
@@ -32,17 +37,46 @@ impl Session {
     }
 
     pub(super) async fn execute_inner(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
+        let is_outermost = self.began.is_none();
+        self.began.get_or_insert_with(Instant::now);
+        let outcome = self.execute_upon(statement, parameters).await;
+        if is_outermost {
+            self.began = None;
+        }
+        outcome
+    }
+
+    /// Before a statement of the client's: one that panicked has left these.
+    fn forget_last(&mut self) {
+        self.began = None;
+        self.footing = Arc::default();
+    }
+
+    /// Runs a statement, and anew as long as what it was planned against changes before it has its locks.
+    async fn execute_upon(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {
         self.undone().await?;
         self.take_requested_settings();
         self.check_not_failed(statement)?;
-        self.check_privileges(statement.command())?;
+        // May wait: all that follows is as of afterwards.
         self.admit_planned(statement).await?;
         let _room = self.room_for(statement.text())?;
         panic_point("planner.session");
-        let outcome = self.execute_admitted(statement, parameters).await;
-        // What runs on has it too.
-        self.place = None;
-        outcome
+        let told = self.notices.len();
+        loop {
+            self.footing = Arc::new(Footing::on(&self.planner.database().state()));
+            let outcome = match self.check_privileges(statement.command()) {
+                Ok(()) => self.execute_admitted(statement, parameters).await,
+                Err(error) => Err(error),
+            };
+            let footing = std::mem::take(&mut self.footing);
+            if outcome.is_ok() || !footing.is_overtaken() {
+                // What runs on has it too.
+                self.place = None;
+                return outcome;
+            }
+            self.notices.truncate(told);
+            self.undone().await?;
+        }
     }
 
     async fn execute_admitted(&mut self, statement: &Statement, parameters: &[ArrayRef]) -> Result<Outcome> {

@@ -4,7 +4,7 @@ use super::roles::{Told, Work, denied};
 use crate::resolve::{self, Relation};
 use crate::statement::{GrantClause, GrantTargets, MemberChange, QualifiedName, RoleName};
 use tidepool_base::{Error, Result, RoleId, SqlState};
-use tidepool_database::{AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, Transaction};
+use tidepool_database::{Access, AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, Transaction};
 
 /// An object of a statement on privileges.
 pub(super) struct Target {
@@ -180,9 +180,15 @@ impl Work {
         }
         for target in self.targets(&clause.targets)? {
             let mut access = self.catalog().access(&target.object);
-            let wanted = wanted(&target, clause)?;
+            let mut wanted = wanted(&target, clause)?;
+            // What is not asked for by itself is no reason to complain.
+            let asked = wanted.len();
+            if revokes {
+                wanted.extend(of_columns(&target, &access, &wanted));
+            }
+            let is_implied = |place: usize| place >= asked;
             let mut grants = access.grants(target.kind);
-            for (privileges, column) in wanted {
+            for (place, (privileges, column)) in wanted.into_iter().enumerate() {
                 let of_column = column.map(|number| access.columns.remove(&number).unwrap_or_default());
                 // Options on the table hold for its columns.
                 let founded: Vec<Grant> = grants.iter().chain(of_column.iter().flatten()).copied().collect();
@@ -198,7 +204,7 @@ impl Work {
                     .max_by_key(|role| (may(*role).both(privileges).each().count(), *role == self.speaker.current));
                 let grantor = if is_owner { access.owner } else { best.unwrap_or(self.speaker.current) };
                 let grantable = if is_owner { privileges } else { may(grantor).both(privileges) };
-                if grantable.is_empty() {
+                if grantable.is_empty() && !is_implied(place) {
                     let kind = if column.is_some() { AccessKind::Table } else { target.kind };
                     let has_any = !acting.privileges(self.catalog(), &target.object, kind).is_empty();
                     if !has_any {
@@ -260,6 +266,22 @@ fn target_of(relation: &Relation) -> Target {
         Relation::System(system) => (AccessKind::Table, format!("table {}", system.name), Vec::new()),
     };
     Target { object: AccessObject::Relation(id), kind, shown, columns }
+}
+
+/// What is taken of columns when a table's privileges are: these, as far as anything was granted of a column.
+fn of_columns(
+    target: &Target,
+    access: &Access,
+    wanted: &[(Privileges, Option<u16>)],
+) -> Vec<(Privileges, Option<u16>)> {
+    if target.kind != AccessKind::Table {
+        return Vec::new();
+    }
+    let of_table = wanted.iter().filter(|(_, column)| column.is_none());
+    let privileges = of_table.fold(Privileges::NONE, |all, (privileges, _)| all.and(*privileges));
+    let privileges = privileges.both(AccessKind::Column.privileges());
+    let columns = access.columns.keys().filter(|_| !privileges.is_empty());
+    columns.map(|number| (privileges, Some(*number))).collect()
 }
 
 /// What a clause asks for of an object: privileges, each with the number of its column, or for all of the object.

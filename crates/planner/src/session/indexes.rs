@@ -7,6 +7,7 @@ use crate::execute::joined;
 use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::statement::{IndexAction, IndexClause, QualifiedName, Reindexed};
+use parking_lot::Mutex;
 use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::{Database, DatabaseState, RelationName, Transaction};
 
@@ -59,12 +60,15 @@ impl Session {
         drop(facts);
         let synchronous = self.commits_synchronously();
         let database = self.planner.database().clone();
+        // Once the first transaction is over, what exists has changed by the statement's own doing.
+        let footing = Mutex::new(Some(self.footing.clone()));
         let working = self.planner.workers().spawn_blocking(move || {
             work(&database, &|| {
                 let mut transaction = database.begin()?;
                 transaction.set_patience(interrupt.clone());
                 transaction.set_synchronous(synchronous);
                 transaction.act_as(role);
+                transaction.stand_on(footing.lock().take());
                 Ok(transaction)
             })
         });
@@ -233,7 +237,9 @@ pub(super) fn index(facts: &SessionFacts, name: &QualifiedName) -> Result<Relati
     for schema in schemas {
         let Some(known) = facts.version.schema(&schema) else { continue };
         let full = RelationName::new(known.id, &name.name);
-        if facts.version.index(&full).is_some() {
+        facts.footing.name(&full);
+        if let Some((table, _)) = facts.version.index(&full) {
+            facts.footing.relation(table.def.id);
             return Ok(full);
         }
         if let Some(other) = resolve::in_schema(facts, &schema, &name.name) {

@@ -117,17 +117,13 @@ impl Session {
     ) -> impl FnOnce(&mut Transaction, &Interrupt) -> Result<Option<Vec<RecordBatch>>> + Send + use<> {
         let is_partitioned = locking.targets.iter().any(|target| target.tree.is_some());
         let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false);
-        let mut batches = prepared.start(&self.planner.workers());
+        let workers = self.planner.workers();
         move |transaction, interrupt| {
             for target in &locking.targets {
-                let def = &target.version.def;
-                transaction.lock_rows_of(&**def, &interrupt.lock_wait())?;
-                let now = transaction.version().table(&**def);
-                if now.is_none_or(|now| now.def != *def) {
-                    return Err(super::change::altered(def));
-                }
-                super::change::check_partitions(transaction, def, target.tree.as_deref())?;
+                transaction.lock_rows_of(&*target.version.def, &interrupt.lock_wait())?;
             }
+            // Not before: it may have to be planned anew once the locks are there.
+            let mut batches = prepared.start(&workers);
             let before = transaction.savepoint();
             let mut locker = Locker {
                 targets: &locking.targets,

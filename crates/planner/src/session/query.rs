@@ -145,7 +145,8 @@ fn execution(
     counts: Option<&Arc<HeapCounts>>,
     failed: Option<Arc<AtomicBool>>,
 ) -> Result<Execution> {
-    let heap = crate::heap::open(running.facts.planner.database(), &running.facts.settings)?;
+    let heaps = running.facts.heaps.clone();
+    let heap = heaps.open(running.facts.planner.database(), &running.facts.settings)?;
     let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
     let config = planned.state.config().clone().with_extension(running.query.info.clone());
     let plan = crate::guard::wrap(planned.plan, &running.interrupt)?;
@@ -154,6 +155,7 @@ fn execution(
         context: Arc::new(task_context(config, runtime)),
         schema: planned.schema,
         heap,
+        heaps,
         query: None,
         interrupt: running.interrupt.clone(),
         failed,

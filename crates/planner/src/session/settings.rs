@@ -62,25 +62,34 @@ impl Session {
             let only = matches!(values.first().map(String::as_str), Some("on" | "true" | "1" | "yes"));
             return self.set_modes(&[TransactionMode::ReadOnly(only)], false);
         }
-        if local && self.block.is_none() {
-            self.notice(
-                "WARNING",
-                SqlState::NO_ACTIVE_SQL_TRANSACTION,
-                "SET LOCAL can only be used in transaction blocks",
-            );
-            return Ok(());
+        if lower == "transaction_deferrable"
+            && self.block.is_some()
+            && let SetValue::Values(values) = value
+        {
+            let may = matches!(values.first().map(String::as_str), Some("on" | "true" | "1" | "yes"));
+            return self.set_modes(&[TransactionMode::Deferrable(may)], false);
         }
         let database = self.planner.database().clone();
         // `SET` has names in it, each of which may need its quotes; `set_config` has the whole text.
         let names = lower == "search_path";
-        self.change_settings(local, |settings| match value {
+        let change = |settings: &mut Settings| match value {
             SetValue::Default => settings.reset(name),
             SetValue::Values(values) if names && !raw => {
                 let quoted: Vec<String> = values.iter().map(|value| quote_identifier(value)).collect();
                 settings.set(name, &quoted, &database)
             }
             SetValue::Values(values) => settings.set(name, values, &database),
-        })
+        };
+        if local && self.block.is_none() {
+            self.notice(
+                "WARNING",
+                SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                "SET LOCAL can only be used in transaction blocks",
+            );
+            // It has no effect, but may be wrong.
+            return change(&mut self.settings.as_ref().clone());
+        }
+        self.change_settings(local, change)
     }
 
     /// Sets what `SET` has a form of its own for.
@@ -115,7 +124,7 @@ impl Session {
             let (name, value) = match mode {
                 TransactionMode::Isolation(level) => ("default_transaction_isolation", *level),
                 TransactionMode::ReadOnly(only) => ("default_transaction_read_only", if *only { "on" } else { "off" }),
-                TransactionMode::Deferrable => continue,
+                TransactionMode::Deferrable(may) => ("default_transaction_deferrable", if *may { "on" } else { "off" }),
             };
             self.set_setting(name, &SetValue::Values(vec![value.to_owned()]), false)?;
         }

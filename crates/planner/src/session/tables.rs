@@ -86,12 +86,13 @@ impl Session {
         let info = running.query.info.clone();
         let start = Instant::now();
         let mut plan = planned.plan.clone();
-        let mut batches = None;
+        let mut prepared = None;
         if with_data {
-            let prepared = self.prepare_run(running, planned, None)?;
-            plan = prepared.plan.clone();
-            batches = Some(prepared.start(&self.planner.workers()));
+            let execution = self.prepare_run(running, planned, None)?;
+            plan = execution.plan.clone();
+            prepared = Some(execution);
         }
+        let workers = self.planner.workers();
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, _| {
             let name = table.name.clone();
             let created = transaction.create_table(&name, table.columns, Vec::new(), table.placement)?;
@@ -99,8 +100,8 @@ impl Session {
                 let def = TableDef { parameters: table.parameters, ..TableDef::clone(&created.def) };
                 transaction.set_table_def(&name, def)?;
             }
-            let Some(batches) = &mut batches else { return Ok(0) };
-            fill(transaction, &facts, &name, batches, &schema, settings)
+            let Some(prepared) = prepared else { return Ok(0) };
+            fill(transaction, &facts, &name, &mut prepared.start(&workers), &schema, settings)
         });
         let rows = joined(written.await)?;
         if let Some(explained) = explained {

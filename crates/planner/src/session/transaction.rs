@@ -157,11 +157,19 @@ impl Session {
 
     async fn end_block(&mut self, commit: bool, chain: bool) -> Result<()> {
         let explicit = self.block.as_ref().map(|block| block.explicit);
+        if explicit != Some(true) && chain {
+            let what = if commit { "COMMIT" } else { "ROLLBACK" };
+            return Err(Error::new(
+                SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                format!("{what} AND CHAIN can only be used in transaction blocks"),
+            ));
+        }
+        let modes = if chain { self.modes() } else { Vec::new() };
         if explicit != Some(true) {
             self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
         }
         self.end(commit).await?;
-        self.restart(explicit, chain);
+        self.restart(explicit, chain, &modes);
         Ok(())
     }
 
@@ -181,14 +189,16 @@ impl Session {
     fn begin(&mut self, explicit: bool, modes: &[TransactionMode]) {
         let mut settings = self.settings.as_ref().clone();
         let mut read_only = settings.begin_transaction();
+        let mut deferrable = settings.is_deferrable();
         let before = self.settings.clone();
         for mode in modes {
             match mode {
                 TransactionMode::Isolation(level) => settings.set_own("transaction_isolation", level),
                 TransactionMode::ReadOnly(only) => read_only = *only,
-                TransactionMode::Deferrable => {}
+                TransactionMode::Deferrable(may) => deferrable = *may,
             }
         }
+        settings.set_own("transaction_deferrable", if deferrable { "on" } else { "off" });
         settings.set_own("transaction_read_only", if read_only { "on" } else { "off" });
         // Refused only where there are too many: whoever writes then gets the error.
         let transaction = self.planner.database().begin_at(isolation_of(&settings)).ok();
@@ -302,12 +312,26 @@ impl Session {
     }
 
     /// After `COMMIT` or `ROLLBACK`: what comes next in a query text of several statements, or `AND CHAIN`.
-    fn restart(&mut self, explicit: Option<bool>, chain: bool) {
+    fn restart(&mut self, explicit: Option<bool>, chain: bool, modes: &[TransactionMode]) {
         if chain && explicit == Some(true) {
-            self.begin(true, &[]);
+            self.begin(true, modes);
         } else if explicit == Some(false) {
             self.begin(false, &[]);
         }
+    }
+
+    /// The characteristics of the transaction, which one that is chained to it has, too. A transaction that failed has those of
+    /// the session, as in PostgreSQL.
+    fn modes(&self) -> Vec<TransactionMode> {
+        let failed = self.block.as_ref().is_none_or(|block| block.failed.load(Ordering::Acquire));
+        let Some(level) = crate::settings::isolation(self.settings.isolation()).ok().filter(|_| !failed) else {
+            return Vec::new();
+        };
+        vec![
+            TransactionMode::Isolation(level),
+            TransactionMode::ReadOnly(self.block.as_ref().is_some_and(|block| block.read_only)),
+            TransactionMode::Deferrable(self.settings.is_deferrable()),
+        ]
     }
 
     pub(super) fn set_modes(&mut self, modes: &[TransactionMode], begin: bool) -> Result<()> {
@@ -342,7 +366,18 @@ impl Session {
                     block.read_only = *only;
                     settings.set_own("transaction_read_only", if *only { "on" } else { "off" });
                 }
-                TransactionMode::Deferrable => {}
+                TransactionMode::Deferrable(may) => {
+                    if *may != settings.is_deferrable()
+                        && !begin
+                        && block.slot.lock().as_ref().is_some_and(Transaction::has_begun)
+                    {
+                        return Err(Error::new(
+                            SqlState::ACTIVE_SQL_TRANSACTION,
+                            "SET TRANSACTION [NOT] DEFERRABLE must be called before any query",
+                        ));
+                    }
+                    settings.set_own("transaction_deferrable", if *may { "on" } else { "off" });
+                }
             }
         }
         self.settings = Arc::new(settings);
@@ -458,6 +493,9 @@ impl Session {
             transaction.set_patience(interrupt.clone());
             transaction.set_synchronous(synchronous);
             transaction.act_as(facts.role.id);
+            let footing = facts.footing.clone();
+            transaction.stand_on(Some(footing.clone()));
+            let before = slot.is_some().then(|| transaction.savepoint());
             // What a panic leaves of the statement's writes goes as an error's does.
             let written = caught(|| {
                 let value = write(&mut transaction, &interrupt)?;
@@ -467,8 +505,17 @@ impl Session {
                 }
                 interrupt.check().map(|()| value)
             });
+            transaction.stand_on(None);
             if ends || written.is_err() {
                 transaction.end_statement();
+            }
+            if let (Err(error), Some(before), Some(slot)) = (&written, &before, &slot)
+                && footing.is_overtaken()
+            {
+                // The statement did nothing, and comes again.
+                transaction.roll_back_to(before);
+                *slot.lock() = Some(transaction);
+                return Err(error.clone());
             }
             let written = match (written, &slot) {
                 (Ok(value), None) => transaction.try_commit().map(|_| value),

@@ -147,7 +147,7 @@ pub enum TransactionMode {
     /// As PostgreSQL names the level.
     Isolation(&'static str),
     ReadOnly(bool),
-    Deferrable,
+    Deferrable(bool),
 }
 
 /// What an `INSERT` says of identity columns.
@@ -473,9 +473,9 @@ fn transaction_modes(cursor: &mut Cursor<'_>) -> Result<Vec<TransactionMode>> {
         } else if cursor.keywords(&["read", "write"]) {
             modes.push(TransactionMode::ReadOnly(false));
         } else if cursor.keywords(&["not", "deferrable"]) {
-            // The default.
+            modes.push(TransactionMode::Deferrable(false));
         } else if cursor.keyword("deferrable") {
-            modes.push(TransactionMode::Deferrable);
+            modes.push(TransactionMode::Deferrable(true));
         } else {
             return Err(cursor.error());
         }
