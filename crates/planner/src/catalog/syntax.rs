@@ -69,13 +69,11 @@ pub fn expression(expr: &mut Expr) {
                     let extracted = take(expr);
                     *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(20, 6)));
                 }
-                "century" | "decade" | "millennium" | "isoyear" => {
+                "century" | "decade" | "millennium" | "isoyear" | "timezone" | "timezone_hour" | "timezone_minute" => {
                     let extracted = call("pg_extract", vec![text(field), take(value)]);
                     *expr = cast(extracted, DataType::Numeric(ExactNumberInfo::PrecisionAndScale(12, 0)));
                 }
-                "julian" | "timezone" | "timezone_hour" | "timezone_minute" => {
-                    *expr = call("pg_extract", vec![text(field), take(value)])
-                }
+                "julian" => *expr = call("pg_extract", vec![text(field), take(value)]),
                 // Whole numbers to DataFusion, whose quotients are whole numbers again.
                 _ => {
                     let extracted = take(expr);
