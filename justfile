@@ -31,6 +31,30 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::
+    MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-engine --lib -- text:: rows:: join:: aggregate:: sort:: vector:: dictionary::
+
+# The unit tests of the crates with pointer code under AddressSanitizer. The allocator of the product, jemalloc, is left out,
+# so that every block has red zones; freed blocks are kept apart.
+asan *FILTER:
+    RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" ASAN_OPTIONS=detect_leaks=0 \
+        cargo +nightly test --release --target x86_64-unknown-linux-gnu --target-dir target/asan \
+        -p tidepool-device -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
+
+# The same under ThreadSanitizer, which needs the standard library built with it (`rustup component add rust-src`).
+tsan *FILTER:
+    RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS="halt_on_error=1" \
+        cargo +nightly test --release -Zbuild-std --target x86_64-unknown-linux-gnu --target-dir target/tsan \
+        -p tidepool-device -p tidepool-index -p tidepool-table -p tidepool-engine -p tidepool-heap --lib -- {{FILTER}}
+
+# One fuzz target (protocol, sql, copy, segments, keys, log) guided by coverage, under AddressSanitizer. Needs `cargo install cargo-fuzz`.
+fuzz TARGET SECONDS="3600":
+    cargo run --release -p tidepool-fuzz --example seeds -- {{TARGET}} fuzz/corpus/{{TARGET}}
+    cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}} -max_len=65536 -timeout=60 -rss_limit_mb=4096
+
+# What takes too long for every change: models, Miri, sanitizers, fuzz targets, kills, histories, agreement and random queries, each with a
+# fresh seed. Ends with what failed, how to repeat it and what to keep.
+nightly SECONDS="600":
+    tests/nightly {{SECONDS}}
 
 # Every interleaving of the query heap's leases, and many of the page table's, the transactions', the log's, an index's and the
 # row store's. Apart, as the flag would rebuild everything.
@@ -109,3 +133,8 @@ compare-tpch *ARGS: peers
 # Every TPC-DS answer beside DuckDB's.
 compare-tpcds *ARGS: peers
     target/peers/bin/python bench/compare_tpcds.py {{ARGS}}
+
+# Random queries over random tables, by the engine, by DataFusion's operators and by DuckDB: about ten seconds a schema.
+random-queries SECONDS="600" SEED="1": peers
+    cargo build --release
+    target/peers/bin/python bench/random_queries.py --schemas $(( ({{SECONDS}} + 9) / 10 )) --seed {{SEED}}

@@ -3,6 +3,8 @@
 //!
 //! Owns no other behaviour and depends on nothing of Tidepool's.
 
+#![forbid(unsafe_code)]
+
 mod crash;
 mod error;
 mod id;

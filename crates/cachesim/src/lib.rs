@@ -9,6 +9,8 @@
 //! they are written. Not modelled: instruction fetches, hardware prefetching (which moves misses in time and not in number),
 //! stores past the caches, physical addresses.
 
+#![forbid(unsafe_code)]
+
 mod cache;
 mod observer;
 mod trace;

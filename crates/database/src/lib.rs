@@ -6,6 +6,8 @@
 //! [`Transaction`] writes versions of rows, and builds the next state where it changes what exists; both are seen by
 //! others once it has committed.
 
+#![forbid(unsafe_code)]
+
 pub mod advice;
 mod comment;
 pub mod config;

@@ -51,6 +51,8 @@
 //! Leaves to others: SQL, and with it all that rows' constraints say beyond keys, types and NULLs. Tables with `CHECK`
 //! constraints or foreign keys, and partitions, are read here and written by SQL.
 
+#![forbid(unsafe_code)]
+
 mod table_builder;
 #[cfg(test)]
 mod tests;

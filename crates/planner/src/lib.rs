@@ -5,6 +5,8 @@
 //! `execute` (plan to rows), with `scan` at the bottom of every plan, `heap` around its execution, and `casts` and
 //! `optimizer` between. `catalog` answers what clients ask about the database itself.
 
+#![forbid(unsafe_code)]
+
 pub mod baseline;
 
 mod advisory;

@@ -3,6 +3,8 @@
 //!
 //! Deliveries, which the specification lets be deferred, are carried out where they are asked for.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod load;
 mod random;

@@ -22,6 +22,9 @@
 //! # Ok::<(), tidepool_base::Error>(())
 //! ```
 
+// Only the models that loom checks have cells of their own.
+#![cfg_attr(not(loom), forbid(unsafe_code))]
+
 mod clock;
 #[cfg(all(test, loom))]
 mod model;

@@ -1,0 +1,46 @@
+//! Fuzz targets: everything that reads bytes from outside, fed with bytes that nobody would write on purpose.
+//!
+//! A [`Target`] is a function of bytes that panics if the code under test does something that it must never do, and seeds
+//! to begin from: valid inputs. Two drivers run the same targets:
+//!
+//! * `tests/mutations.rs`, part of `cargo test`: seeded mutations of the seeds, some seconds a target. It runs on stable
+//!   Rust and needs no tools.
+//! * `fuzz/` at the root of the repository, with `cargo fuzz`: guided by coverage, under AddressSanitizer, for hours.
+//!
+//! Checksums would keep mutated bytes away from the code that reads what they protect, so the targets for segments and
+//! the log put right checksums in again, computed here from the formats' descriptions.
+
+#![forbid(unsafe_code)]
+
+mod copy;
+mod keys;
+mod log;
+pub mod mutate;
+mod protocol;
+mod segments;
+mod sql;
+mod world;
+
+/// Something that reads bytes from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub name: &'static str,
+    /// Valid inputs, from which others are made.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Panics if the code under test does what it must not do for any input.
+    pub run: fn(&[u8]),
+}
+
+pub const TARGETS: &[Target] = &[
+    Target { name: "protocol", seeds: protocol::seeds, run: protocol::run },
+    Target { name: "sql", seeds: sql::seeds, run: sql::run },
+    Target { name: "copy", seeds: copy::seeds, run: copy::run },
+    Target { name: "segments", seeds: segments::seeds, run: segments::run },
+    Target { name: "keys", seeds: keys::seeds, run: keys::run },
+    Target { name: "log", seeds: log::seeds, run: log::run },
+];
+
+/// The target of that name. Panics if there is none: the names are those of [`TARGETS`].
+pub fn target(name: &str) -> Target {
+    *TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no fuzz target \"{name}\""))
+}
