@@ -5,7 +5,9 @@ use crate::pipeline::{Next, Reader, Sink, SinkState, Source, Task};
 use crate::run::Waker;
 use crate::types::ColumnType;
 use crate::vector::{CHUNK_ROWS, Chunk, Vector};
-use arrow_array::ArrayRef;
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef};
+use arrow_schema::DataType;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -20,18 +22,47 @@ pub struct Batch {
     pub columns: Vec<ArrayRef>,
 }
 
-/// Batches that wait, at most.
+/// Batches that wait, at most, and bytes of them from which on none is added: whoever is to read them may take long, or never do.
 const BATCHES_MAX: usize = 8;
+const BYTES_MAX: usize = 2 << 20;
 
 #[derive(Default)]
 struct Queue {
-    batches: VecDeque<Batch>,
+    /// With their bytes.
+    batches: VecDeque<(Batch, usize)>,
+    bytes: usize,
     /// What comes after them.
     over: Option<Result<()>>,
     waiting: Option<std::task::Waker>,
 }
 
+/// Bytes of a batch's values, shared buffers counted by what is used of them.
+fn bytes_of(batch: &Batch) -> usize {
+    let column = |array: &ArrayRef| match array.data_type() {
+        DataType::Utf8View => 16 * array.len() + array.as_string_view().total_buffer_bytes_used(),
+        DataType::BinaryView => 16 * array.len() + array.as_binary_view().total_buffer_bytes_used(),
+        other => array.len() * other.primitive_width().unwrap_or(1),
+    };
+    batch.columns.iter().map(column).sum()
+}
+
 impl Queue {
+    fn has_room(&self) -> bool {
+        self.batches.len() < BATCHES_MAX && self.bytes < BYTES_MAX
+    }
+
+    fn push(&mut self, batch: Batch) {
+        let bytes = bytes_of(&batch);
+        self.bytes += bytes;
+        self.batches.push_back((batch, bytes));
+    }
+
+    fn pop(&mut self) -> Option<Batch> {
+        let (batch, bytes) = self.batches.pop_front()?;
+        self.bytes -= bytes;
+        Some(batch)
+    }
+
     fn wake(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             waiting.wake();
@@ -55,7 +86,7 @@ impl Inlet {
     /// Ready when another batch may be pushed.
     pub fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut queue = self.queue.lock();
-        if queue.batches.len() < BATCHES_MAX {
+        if queue.has_room() {
             return Poll::Ready(());
         }
         queue.waiting = Some(context.waker().clone());
@@ -63,7 +94,7 @@ impl Inlet {
     }
 
     pub fn push(&self, batch: Batch) {
-        self.queue.lock().batches.push_back(batch);
+        self.queue.lock().push(batch);
         self.run.wake();
     }
 
@@ -94,7 +125,7 @@ impl Reader for InletReader {
             Some(chunk) => chunk,
             None => {
                 let mut queue = self.inlet.queue.lock();
-                let Some(batch) = queue.batches.pop_front() else {
+                let Some(batch) = queue.pop() else {
                     return match &queue.over {
                         None => Ok(Next::Blocked),
                         Some(Ok(())) => Ok(Next::End),
@@ -133,10 +164,11 @@ impl Outlet {
     /// The next batch; `None` at the end.
     pub fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<Result<Batch>>> {
         let mut queue = self.queue.lock();
-        if let Some(batch) = queue.batches.pop_front() {
-            let has_room = queue.batches.len() + 1 == BATCHES_MAX;
+        let had_room = queue.has_room();
+        if let Some(batch) = queue.pop() {
+            let has_room = queue.has_room();
             drop(queue);
-            if has_room {
+            if has_room && !had_room {
                 self.run.wake();
             }
             return Poll::Ready(Some(Ok(batch)));
@@ -173,7 +205,7 @@ impl Sink for OutletSink {
     }
 
     fn is_ready(&self) -> bool {
-        self.0.queue.lock().batches.len() < BATCHES_MAX
+        self.0.queue.lock().has_room()
     }
 }
 
@@ -200,7 +232,7 @@ impl OutletState {
         };
         let columns = self.outlet.types.iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
         let mut queue = self.outlet.queue.lock();
-        queue.batches.push_back(Batch { rows, columns });
+        queue.push(Batch { rows, columns });
         queue.wake();
         Ok(())
     }

@@ -198,8 +198,7 @@ async fn clients_that_do_not_read_hold_little() {
     .await;
     let heap = "SELECT sum(bytes)::bigint FROM tidepool.memory WHERE purpose = 'heap'";
     let bytes = client.query_one(heap, &[]).await.unwrap().get::<_, i64>(0) as u64;
-    // A run's batches, each of 3 MB, of which eight wait.
-    assert!(bytes <= CLIENTS as u64 * 28 * MIB, "{bytes} bytes of heap");
+    assert!(bytes <= CLIENTS as u64 * 16 * MIB, "{bytes} bytes of heap");
     let (now, _) = held(&client, "results").await;
     assert!(now <= CLIENTS as u64 * 256 * 1024, "{now}");
     answers(&client).await;
