@@ -57,7 +57,7 @@ fn of_files(faults: Faults, looked_at: &Copied) -> Checked {
 
 impl Database {
     /// Verifies every checksum of main, every chain of versions, every index and every foreign key against a view of now, and
-    /// every file of the last checkpoint. Others go on meanwhile. An error is `interrupted`'s.
+    /// every file of the last checkpoint and of loads since. Others go on meanwhile. An error is `interrupted`'s.
     pub fn check(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<Vec<Checked>> {
         let version = self.version();
         let mut checked = Vec::new();
@@ -82,8 +82,9 @@ impl Database {
         }
         if let Some(storage) = &self.storage {
             let mut faults = Faults::default();
-            let looked_at = storage.check_files(&mut |fault| faults.add(fault), interrupted)?;
-            checked.push(of_files(faults, &looked_at));
+            let looked_at = storage.check_files(&version, &mut |fault| faults.add(fault), interrupted)?;
+            checked
+                .push(faults.of("files of rows", format!("{} files, {}", looked_at.files, ByteSize(looked_at.bytes))));
         }
         Ok(checked)
     }

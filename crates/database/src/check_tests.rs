@@ -171,6 +171,13 @@ fn files_of_loads_since_the_checkpoint_are_checked() {
         version.row_groups.iter().map(|group| format!("main-{:016x}.rows", group.id().0)).collect::<Vec<_>>()
     };
     let named = [groups("t"), groups("u")].concat();
+    let of_load = folder.join("rows").join(&named[1]);
+    let sound = std::fs::read(&of_load).unwrap();
+    damage(&of_load);
+    let checked = database.check(&nobody).unwrap();
+    assert!(faults(&checked).len() == 1 && faults(&checked)[0].contains(named[1].as_str()), "{checked:?}");
+    std::fs::write(&of_load, sound).unwrap();
+    assert_eq!(faults(&database.check(&nobody).unwrap()), [""; 0]);
     database.halt();
     drop(database);
     let told = |config: &Config| -> Vec<String> {

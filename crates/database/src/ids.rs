@@ -21,16 +21,18 @@
 //!   ([`Ids::pass_row_group`] and its like).
 //! * What a manifest or a record says of the counters ([`Ids::next`]) is asked for after everything that it names was drawn.
 //! * A second use is an error (XX001), and nothing is taken over: of a manifest when it is read and before it is written
-//!   ([`check_manifest`]), of the log with it while it is read, at a start and by `tidepool check` ([`Census`]), of a row file
-//!   when a row group is to be written under a name that other rows have (`Storage::write_group`).
+//!   ([`check_manifest`]), of the log with it while it is read, at a start and by `tidepool check` ([`Census`]), of what a start comes
+//!   to ([`check_state`]), of a row file when a row group is to be written under a name that other rows have
+//!   (`Storage::write_group`), of a timestamp when a record of the log is read (`tidepool_log`).
 //!
 //! A row group may be named more than once for the same rows: a table that is moved, or altered in its place, has another store with the
 //! same row groups. Each is in one range of one table at any time.
 
 use crate::storage::{Manifest, SavedTable};
+use crate::{DatabaseState, SequenceDef};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use tidepool_base::{Error, Result, RowGroupId, StoreId, TableId};
+use tidepool_base::{Error, Result, RoleId, RowGroupId, SchemaId, StoreId, TableId};
 use tidepool_table::TableDef;
 
 /// Below are ids of PostgreSQL's own objects.
@@ -105,6 +107,12 @@ impl Ids {
 
     pub fn draw_store(&self) -> StoreId {
         StoreId(self.store.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Has an oid drawn again.
+    #[cfg(test)]
+    pub fn set_oid(&self, next: u32) {
+        self.oid.store(next, Ordering::Relaxed);
     }
 
     /// Has a row group's id drawn again.
@@ -236,9 +244,31 @@ impl Census {
 pub(crate) fn check_manifest(manifest: &Manifest) -> Result<()> {
     let mut census = Census::default();
     manifest.tables.iter().try_for_each(|table| census.saved_table(table))?;
+    check_objects(&mut |take| each_oid(manifest, take))
+}
+
+/// XX001 when two of the objects that a start has come upon have one oid. All of them are passed.
+pub(crate) fn check_state(state: &DatabaseState, ids: &Ids) -> Result<()> {
+    let catalog = &state.catalog;
+    let each = |take: &mut dyn FnMut(u32, Object)| {
+        each_oid_of(
+            state.tables.values().map(|table| &*table.def),
+            catalog.views.values().map(|view| view.id),
+            catalog.sequences.values().map(|sequence| &sequence.def),
+            catalog.schemas.keys().copied(),
+            catalog.roles.keys().copied(),
+            take,
+        );
+    };
+    each(&mut |oid, _| ids.pass_oid(oid));
+    check_objects(&mut |take| each(take))
+}
+
+/// XX001 when two of the objects that `each` shows have one oid.
+fn check_objects(each: &mut dyn FnMut(&mut dyn FnMut(u32, Object))) -> Result<()> {
     let mut objects = BTreeMap::new();
     let mut doubled = None;
-    each_oid(manifest, &mut |oid, object| {
+    each(&mut |oid, object| {
         if object != Object::Constraint
             && let Some(other) = objects.insert(oid, object)
         {
@@ -295,21 +325,37 @@ impl Object {
 
 /// Every oid that a manifest names and that was drawn.
 fn each_oid(manifest: &Manifest, take: &mut dyn FnMut(u32, Object)) {
+    each_oid_of(
+        manifest.tables.iter().map(|table| &table.def),
+        manifest.views.iter().map(|view| view.id),
+        manifest.sequences.iter().map(|sequence| &sequence.def),
+        manifest.schemas.iter().flatten().map(|schema| schema.id),
+        manifest.roles.iter().map(|role| role.id),
+        take,
+    );
+}
+
+fn each_oid_of<'d>(
+    tables: impl Iterator<Item = &'d TableDef>,
+    views: impl Iterator<Item = TableId>,
+    sequences: impl Iterator<Item = &'d SequenceDef>,
+    schemas: impl Iterator<Item = SchemaId>,
+    roles: impl Iterator<Item = RoleId>,
+    take: &mut dyn FnMut(u32, Object),
+) {
     let mut drawn = |oid: u32, object| {
         if oid >= FIRST_OID {
             take(oid, object);
         }
     };
-    for table in &manifest.tables {
-        each_oid_of_table(&table.def, &mut drawn);
+    tables.for_each(|def| each_oid_of_table(def, &mut drawn));
+    views.for_each(|view| drawn(view.0, Object::Relation));
+    for sequence in sequences {
+        drawn(sequence.id.0, Object::Relation);
+        drawn(sequence.position_id, Object::Position);
     }
-    manifest.views.iter().for_each(|view| drawn(view.id.0, Object::Relation));
-    for sequence in &manifest.sequences {
-        drawn(sequence.def.id.0, Object::Relation);
-        drawn(sequence.def.position_id, Object::Position);
-    }
-    manifest.schemas.iter().flatten().for_each(|schema| drawn(schema.id.0, Object::Schema));
-    manifest.roles.iter().for_each(|role| drawn(role.id.0, Object::Role));
+    schemas.for_each(|schema| drawn(schema.0, Object::Schema));
+    roles.for_each(|role| drawn(role.0, Object::Role));
 }
 
 fn each_oid_of_table(def: &TableDef, take: &mut dyn FnMut(u32, Object)) {

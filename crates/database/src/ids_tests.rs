@@ -174,6 +174,25 @@ fn a_manifest_that_names_an_id_twice_is_refused() {
     database.close().unwrap();
 }
 
+/// Objects that the log makes have ids of their own, as those of the checkpoint.
+#[test]
+fn a_log_that_makes_an_object_under_the_id_of_another_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = database_with_table(in_folder(folder.path()));
+    database.checkpoint().unwrap();
+    let of_table = database.version().table("t").unwrap().def.id;
+    database.ids.set_oid(of_table.0);
+    let mut transaction = database.begin().unwrap();
+    transaction.create_sequence(sequence("s", 1)).unwrap();
+    transaction.commit().unwrap();
+    // No manifest is written that would say so.
+    assert_eq!(database.checkpoint().unwrap_err().code(), SqlState::DATA_CORRUPTED);
+    killed(database);
+    let error = Database::open(in_folder(folder.path())).unwrap_err();
+    assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+    assert!(error.message().ends_with("is there twice"), "{error}");
+}
+
 /// Should an id be drawn twice after all, what would go under the other's name is refused, and nothing is lost.
 #[test]
 fn rows_are_not_taken_over_by_those_of_an_id_that_is_drawn_twice() {

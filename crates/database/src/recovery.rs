@@ -6,7 +6,7 @@
 
 use crate::catalog::{Catalog, DatabaseState, RelationName};
 use crate::comment::Comments;
-use crate::ids::Census;
+use crate::ids::{self, Census};
 use crate::index::add_declared_keys;
 use crate::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
 use crate::storage::{FoundGroups, Manifest, SavedFile, Storage};
@@ -406,6 +406,7 @@ impl Replay<'_> {
         let catalog = Arc::new(Catalog { schemas, views, sequences, comments, roles, access });
         let mut state = DatabaseState::new(manifest.commit_ts.max(log.ts_max()), tables, catalog);
         state.forget_access_to_missing();
+        ids::check_state(&state, &self.database.ids)?;
         self.storage.recovered(&state, &view, &self.loaded)?;
         self.database.set_state(state);
         let restarted = self.storage.restarted();

@@ -74,6 +74,8 @@ pub struct Recovery {
     floors: Option<HashMap<u64, CommitTs>>,
     streams: HashMap<u64, Stream>,
     ts_max: CommitTs,
+    /// Greatest timestamp of lives before this one: each draws later ones.
+    ts_before: CommitTs,
     tail: Option<Tail>,
     /// Which segments there have to be, as far as that counts.
     note: Note,
@@ -210,6 +212,7 @@ impl Recovery {
             floors: None,
             streams: HashMap::new(),
             ts_max: CommitTs(0),
+            ts_before: CommitTs(0),
             tail: None,
             note,
         };
@@ -347,6 +350,7 @@ impl Recovery {
                     // Their appenders are gone.
                     self.streams.clear();
                     self.life = header.life;
+                    self.ts_before = self.ts_max;
                 }
                 self.chain = checksum;
                 (self.durable, self.floor, self.block_ts_max) = (header.durable, header.floor, header.ts_max);
@@ -514,6 +518,13 @@ impl Recovery {
             false => (number, Vec::new()),
         };
         frames.push(place);
+        if ts <= self.ts_before {
+            return Err(Error::corrupted(format!("the log has timestamp {ts} twice, or out of its order"))
+                .with_detail(format!(
+                    "At {block} a process committed at it, and one before had come to {}.",
+                    self.ts_before
+                )));
+        }
         self.ts_max = self.ts_max.max(ts);
         for written in self.written.iter_mut().rev().take_while(|written| written.number >= first) {
             written.ts_max = written.ts_max.max(ts);

@@ -207,6 +207,23 @@ fn the_note_of_segments_is_missed_where_there_must_be_one() {
     Log::open(log_device(&files), needed).unwrap();
 }
 
+/// A process draws timestamps behind those of all before it. One that does not has committed at a timestamp twice.
+#[test]
+fn a_timestamp_of_an_earlier_process_is_told() {
+    for late in [1, 3] {
+        let files = log_of(3, 300);
+        let clock = Clock::default();
+        clock.set(CommitTs(late - 1));
+        let log = Log::open(log_device(&files), config()).unwrap().into_log(clock.floor()).unwrap();
+        let mut appender = log.appender().unwrap();
+        clock.commit(&mut appender, &[1; 30]).unwrap();
+        drop((appender, log));
+        let error = read(log_device(&files), CommitTs(0)).unwrap_err();
+        assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+        assert!(error.message().contains(&format!("timestamp {late} twice")), "{error}");
+    }
+}
+
 #[test]
 fn bytes_of_an_earlier_use_are_nothing() {
     // Several rounds through the same segments, with records of the same size at the same places.

@@ -8,6 +8,8 @@
 use super::delta::Delta;
 use super::row_file::{self, Identity, Kind};
 use super::{FileKey, Manifest, SavedFile, SavedTable, Storage, file_path, files, in_file, positions, read_file};
+use crate::DatabaseVersion;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState};
 use tidepool_log::files::Files;
@@ -69,10 +71,33 @@ impl Storage {
         copy(&*self.files, &self.folder, to, manifest, &positions, interrupted)
     }
 
-    /// Compares every file of the last checkpoint with its checksums. Tells `fault` of what is damaged or missing.
-    pub fn check_files(&self, fault: &mut dyn FnMut(String), interrupted: &dyn Fn() -> Result<()>) -> Result<Copied> {
+    /// Compares every file of the last checkpoint with its checksums, and those of loads since that a version shows. Tells `fault` of what
+    /// is damaged or missing.
+    pub fn check_files(
+        &self,
+        version: &DatabaseVersion,
+        fault: &mut dyn FnMut(String),
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<Copied> {
         let (manifest, _lent) = self.lend()?;
-        check_files(&*self.files, &self.folder, &manifest, fault, interrupted)
+        let mut looked_at = check_files(&*self.files, &self.folder, &manifest, fault, interrupted)?;
+        let of_manifest: HashSet<FileKey> = files_of(&manifest).map(|(_, key, _)| key).collect();
+        for table in version.versions() {
+            for group in &table.row_groups {
+                let key = FileKey { kind: Kind::Main, id: group.id().0 };
+                // What a merge made has no file before the next checkpoint, and what one replaced may have none any more.
+                if of_manifest.contains(&key) || !self.state.lock().named.contains(&key) {
+                    continue;
+                }
+                interrupted()?;
+                looked_at.files += 1;
+                match self.check_loaded(&table.def, group.id(), group.rows() as u64) {
+                    Ok(bytes) => looked_at.bytes += bytes,
+                    Err(error) => fault(error.message().to_owned()),
+                }
+            }
+        }
+        Ok(looked_at)
     }
 
     /// Compares the file of a row group that a record of the log names with its checksums, and returns its bytes. XX001 when it is
