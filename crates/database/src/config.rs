@@ -1193,8 +1193,8 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_line_and_key() {
         for (text, place) in [
-            ("[memory]\nlimit = \"1MB\"\n", "memory.limit must be at least 64MB"),
-            ("[memory]\nclients = \"1MB\"\n", "memory.clients must be at least 8MB"),
+            ("[memory]\nlimit = \"1MB\"\n", "memory.limit must be at least 64 MB"),
+            ("[memory]\nclients = \"1MB\"\n", "memory.clients must be at least 8 MB"),
             ("[memory.near]\nsize = \"12XB\"\n", "line 2, key \"memory.near.size\""),
             ("[memory.far]\nlocation = \"moon:1\"\n", "line 2, key \"memory.far.location\""),
             ("[server]\nlisten = 5\n", "line 2, key \"server.listen\""),

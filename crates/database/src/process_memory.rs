@@ -265,11 +265,13 @@ mod tests {
             let left = limit - near - far;
             assert!(near > far && left >= process_bytes(limit), "{limit}: {near} and {far}");
             assert!(left >= (256 * MIB).min(limit / 2), "{limit}: {left} left");
-            // What is given leaves less to the other.
-            let (_, far) = tablespace_defaults(limit, Some(limit / 10 * 8), 0);
-            assert!(far <= limit / 10, "{limit}: {far}");
-            let (near, _) = tablespace_defaults(limit, None, limit / 10 * 8);
-            assert!(near <= limit / 10, "{limit}: {near}");
+            // What is given leaves less to the other, down to a fiftieth of the limit.
+            let given = limit / 10 * 8;
+            let rest = (limit - process_bytes(limit)).saturating_sub(given).max(limit / 50);
+            let (_, far) = tablespace_defaults(limit, Some(given), 0);
+            assert!(far <= rest, "{limit}: {far}");
+            let (near, _) = tablespace_defaults(limit, None, given);
+            assert!(near <= rest, "{limit}: {near}");
         }
         // On a large machine nearly all is the tablespaces'.
         let (near, far) = tablespace_defaults(64_000 * MIB, None, 0);
