@@ -180,6 +180,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     [(0, 1), (1, 10), (5, 100), (20, 7), (12, 4000), (3, 40_000)]
         .into_iter()
         .map(|(records, len)| made(records, len).unwrap_or_else(|error| panic!("{error}")))
+        .flat_map(|seed| [[&[0], &seed[1..]].concat(), seed])
         .collect()
 }
 
@@ -207,8 +208,8 @@ fn seal(bytes: &mut [u8], chain: &mut u64) {
     }
 }
 
-/// A log is refused, or read to its end; then it takes another record, and has this and all that it had when it is opened
-/// again.
+/// A log is refused, or read to its end; then it takes another record. Unless checksums were put right, which makes logs that no
+/// writer leaves, it has this and all that it had when it is opened again.
 pub fn run(input: &[u8]) {
     let Some((seals, mut rest)) = input.split_first() else { return };
     let segments = Segments::default();
@@ -235,7 +236,11 @@ pub fn run(input: &[u8]) {
         return;
     }
     drop(log);
-    let (again, ..) = open(&segments).unwrap_or_else(|error| panic!("a log that was written cannot be read: {error}"));
+    let again = open(&segments);
+    if seals % 2 == 1 {
+        return;
+    }
+    let (again, ..) = again.unwrap_or_else(|error| panic!("a log that was written cannot be read: {error}"));
     assert_eq!(again.get(&(last + 1)).map(Vec::as_slice), Some(&b"another one"[..]), "what was acknowledged is gone");
     for (ts, payload) in &records {
         assert!(again.get(ts) == Some(payload), "the record of {ts} is not what it was");

@@ -44,7 +44,12 @@ pub(super) fn pop(column: &KeyColumn, key: &mut &[u8]) -> Result<KeyValue<'stati
         }
         SqlType::Numeric { precision, .. } => {
             let len = numeric_len(precision);
-            KeyValue::Numeric(signed(fixed(len)?, len))
+            let value = signed(fixed(len)?, len);
+            // The one number of so many bytes that has no negative is the key of none.
+            if len < 16 && value.unsigned_abs() >= 1 << (8 * len - 1) {
+                return Err(damaged());
+            }
+            KeyValue::Numeric(value)
         }
         SqlType::Interval => {
             let total = signed(fixed(INTERVAL_LEN)?, INTERVAL_LEN);
