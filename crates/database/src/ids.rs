@@ -244,7 +244,7 @@ impl Census {
 pub(crate) fn check_manifest(manifest: &Manifest) -> Result<()> {
     let mut census = Census::default();
     manifest.tables.iter().try_for_each(|table| census.saved_table(table))?;
-    check_objects(&mut |take| each_oid(manifest, take))
+    check_objects(|take| each_oid(manifest, take))
 }
 
 /// XX001 when two of the objects that a start has come upon have one oid. All of them are passed.
@@ -261,11 +261,11 @@ pub(crate) fn check_state(state: &DatabaseState, ids: &Ids) -> Result<()> {
         );
     };
     each(&mut |oid, _| ids.pass_oid(oid));
-    check_objects(&mut |take| each(take))
+    check_objects(|take| each(take))
 }
 
 /// XX001 when two of the objects that `each` shows have one oid.
-fn check_objects(each: &mut dyn FnMut(&mut dyn FnMut(u32, Object))) -> Result<()> {
+fn check_objects(each: impl FnOnce(&mut dyn FnMut(u32, Object))) -> Result<()> {
     let mut objects = BTreeMap::new();
     let mut doubled = None;
     each(&mut |oid, object| {

@@ -29,15 +29,17 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
     /// Panics if the code under test does what it must not do for any input.
     pub run: fn(&[u8]),
+    /// Mutations that a test run tries, so that it takes some seconds.
+    pub mutations: u64,
 }
 
 pub const TARGETS: &[Target] = &[
-    Target { name: "protocol", seeds: protocol::seeds, run: protocol::run },
-    Target { name: "sql", seeds: sql::seeds, run: sql::run },
-    Target { name: "copy", seeds: copy::seeds, run: copy::run },
-    Target { name: "segments", seeds: segments::seeds, run: segments::run },
-    Target { name: "keys", seeds: keys::seeds, run: keys::run },
-    Target { name: "log", seeds: log::seeds, run: log::run },
+    Target { name: "protocol", seeds: protocol::seeds, run: protocol::run, mutations: 400 },
+    Target { name: "sql", seeds: sql::seeds, run: sql::run, mutations: 600 },
+    Target { name: "copy", seeds: copy::seeds, run: copy::run, mutations: 60_000 },
+    Target { name: "segments", seeds: segments::seeds, run: segments::run, mutations: 20_000 },
+    Target { name: "keys", seeds: keys::seeds, run: keys::run, mutations: 200_000 },
+    Target { name: "log", seeds: log::seeds, run: log::run, mutations: 8_000 },
 ];
 
 /// The target of that name. Panics if there is none: the names are those of [`TARGETS`].

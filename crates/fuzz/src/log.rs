@@ -208,6 +208,18 @@ fn seal(bytes: &mut [u8], chain: &mut u64) {
     }
 }
 
+/// The note that segments 1 to `begun` were begun.
+fn note(begun: u64) -> [u8; NOTE_BYTES] {
+    let mut line = [0; NOTE_BYTES];
+    line[8..16].copy_from_slice(b"TIDESEGS");
+    for (at, value) in [(16, 1), (24, 1), (32, begun)] {
+        line[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
+    }
+    let checksum = xxh3_64_with_seed(&line[8..], xxh3_64_with_seed(&IDENTITY.0, 0));
+    line[..8].copy_from_slice(&checksum.to_le_bytes());
+    line
+}
+
 /// A log is refused, or read to its end; then it takes another record. Unless checksums were put right, which makes logs that no
 /// writer leaves, it has this and all that it had when it is opened again.
 pub fn run(input: &[u8]) {
@@ -227,6 +239,8 @@ pub fn run(input: &[u8]) {
         rest = &after[len..];
         number += 1;
     }
+    // As their writer noted it: all of them were begun.
+    segments.lock_notes().insert(false, note(number - 1));
     let Ok((records, log, floor)) = open(&segments) else { return };
     let last = floor.load(Ordering::Acquire);
     if last >= u64::MAX / 2 {

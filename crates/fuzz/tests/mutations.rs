@@ -1,5 +1,5 @@
-//! Each fuzz target on mutations of its seeds, for some seconds: `TIDEPOOL_FUZZ_SECONDS` (10 unless told) and
-//! `TIDEPOOL_STRESS_SEED` choose how long and which. An input that fails is printed in full, as a literal for a test.
+//! Each fuzz target on mutations of its seeds: as many as the target says, always the same ones, or for
+//! `TIDEPOOL_FUZZ_SECONDS`; `TIDEPOOL_STRESS_SEED` chooses others. An input that fails is kept in a file, which is named.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -31,22 +31,25 @@ fn fuzz(name: &str) {
     let target = tidepool_fuzz::target(name);
     let seeds = (target.seeds)();
     let seed = setting("TIDEPOOL_STRESS_SEED", 1);
-    let seconds = Duration::from_secs(setting("TIDEPOOL_FUZZ_SECONDS", 10));
+    let seconds = Duration::from_secs(setting("TIDEPOOL_FUZZ_SECONDS", 0));
     let mut random = StdRng::seed_from_u64(seed);
     let mut inputs = 0_u64;
     let check = |input: &[u8], number: u64| {
         let before = PANICS.load(Ordering::SeqCst);
         let result = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
         if result.is_err() || PANICS.load(Ordering::SeqCst) != before {
-            panic!("{name}, seed {seed}, input {number}: b\"{}\"", input.escape_ascii());
+            let path = std::env::temp_dir().join(format!("tidepool-fuzz-{name}-{seed}-{number}"));
+            let kept = std::fs::write(&path, input).map(|()| path.display().to_string());
+            panic!("{name}, seed {seed}, input {number}: {}", kept.unwrap_or_else(|error| error.to_string()));
         }
     };
-    for input in &seeds {
+    // Statements are seeds by the thousand, and tests of their own.
+    for input in seeds.iter().take(500) {
         check(input, inputs);
         inputs += 1;
     }
-    let start = Instant::now();
-    while start.elapsed() < seconds {
+    let (start, mutations) = (Instant::now(), target.mutations + inputs);
+    while if seconds.is_zero() { inputs < mutations } else { start.elapsed() < seconds } {
         check(&tidepool_fuzz::mutate::mutated(&seeds, &mut random), inputs);
         inputs += 1;
     }
