@@ -39,7 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "copy", seeds: copy::seeds, run: copy::run, mutations: 60_000 },
     Target { name: "segments", seeds: segments::seeds, run: segments::run, mutations: 20_000 },
     Target { name: "keys", seeds: keys::seeds, run: keys::run, mutations: 200_000 },
-    Target { name: "log", seeds: log::seeds, run: log::run, mutations: 8_000 },
+    Target { name: "log", seeds: log::seeds, run: log::run, mutations: 1_500 },
 ];
 
 /// The target of that name. Panics if there is none: the names are those of [`TARGETS`].

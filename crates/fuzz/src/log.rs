@@ -136,10 +136,13 @@ fn config() -> LogConfig {
     LogConfig { room_wait: Duration::ZERO, ..LogConfig::new(IDENTITY) }
 }
 
-/// All records, and the log behind them.
-fn open(segments: &Segments) -> Result<(BTreeMap<u64, Vec<u8>>, Arc<Log>, Arc<AtomicU64>)> {
+/// Payloads by timestamp.
+type Records = BTreeMap<u64, Vec<u8>>;
+
+/// All records, the log behind them, and its floor.
+fn open(segments: &Segments) -> Result<(Records, Arc<Log>, Arc<AtomicU64>)> {
     let mut recovery = Log::open(Arc::new(segments.clone()), config())?;
-    let mut records = BTreeMap::new();
+    let mut records = Records::new();
     while let Some(mut record) = recovery.next_record()? {
         let ts = record.ts.0;
         records.insert(ts, record.payload()?.into_owned());
