@@ -34,8 +34,8 @@ pub struct Target {
 }
 
 pub const TARGETS: &[Target] = &[
-    Target { name: "protocol", seeds: protocol::seeds, run: protocol::run, mutations: 400 },
-    Target { name: "sql", seeds: sql::seeds, run: sql::run, mutations: 600 },
+    Target { name: "protocol", seeds: protocol::seeds, run: protocol::run, mutations: 300 },
+    Target { name: "sql", seeds: sql::seeds, run: sql::run, mutations: 1_000 },
     Target { name: "copy", seeds: copy::seeds, run: copy::run, mutations: 60_000 },
     Target { name: "segments", seeds: segments::seeds, run: segments::run, mutations: 20_000 },
     Target { name: "keys", seeds: keys::seeds, run: keys::run, mutations: 200_000 },
