@@ -56,8 +56,7 @@ fn fuzz(name: &str) {
     println!("{name}: {inputs} inputs of seed {seed}");
 }
 
-// One after another would be slower, at once they would count each other's panics: cargo runs each in a process of its own
-// only on request, so they share a lock.
+// The tests of this file run as threads of one process and count panics together, so they take turns.
 static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 macro_rules! targets {
