@@ -8,6 +8,7 @@
 mod crash;
 mod error;
 mod id;
+mod numeric;
 mod panics;
 mod size;
 mod testing;
@@ -18,6 +19,7 @@ pub use crash::{
 };
 pub use error::{Error, Part, Result, SqlState, Subject};
 pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
+pub use numeric::{NUMERIC_BYTES, NUMERIC_DIGITS, NUMERIC_KEY_BYTES, Numeric};
 pub use panics::{caught, panicked};
 pub use size::ByteSize;
 pub use testing::cannot_test;

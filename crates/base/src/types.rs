@@ -17,6 +17,8 @@ pub enum SqlType {
         precision: u8,
         scale: i8,
     },
+    /// `numeric` without a precision: each value has a scale of its own.
+    UnconstrainedNumeric,
     Text,
     Varchar {
         length_max: Option<u32>,
@@ -35,9 +37,6 @@ pub enum SqlType {
 }
 
 impl SqlType {
-    /// `numeric` without a precision.
-    pub const NUMERIC_DEFAULT: SqlType = SqlType::Numeric { precision: 38, scale: 10 };
-
     /// PostgreSQL's object id of the type.
     pub fn oid(self) -> u32 {
         match self {
@@ -56,7 +55,7 @@ impl SqlType {
             SqlType::Timestamp => 1114,
             SqlType::TimestampTz => 1184,
             SqlType::Interval => 1186,
-            SqlType::Numeric { .. } => 1700,
+            SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => 1700,
             SqlType::Uuid => 2950,
         }
     }
@@ -83,6 +82,10 @@ impl SqlType {
         }
     }
 
+    pub fn is_numeric(self) -> bool {
+        matches!(self, SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric)
+    }
+
     pub fn is_text(self) -> bool {
         matches!(self, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid)
     }
@@ -99,6 +102,7 @@ impl fmt::Display for SqlType {
             SqlType::Real => f.write_str("real"),
             SqlType::DoublePrecision => f.write_str("double precision"),
             SqlType::Numeric { precision, scale } => write!(f, "numeric({precision},{scale})"),
+            SqlType::UnconstrainedNumeric => f.write_str("numeric"),
             SqlType::Text => f.write_str("text"),
             SqlType::Varchar { length_max: None } => f.write_str("character varying"),
             SqlType::Varchar { length_max: Some(length) } => write!(f, "character varying({length})"),

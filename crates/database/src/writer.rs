@@ -3,6 +3,7 @@
 use crate::Database;
 use crate::loading::Loading;
 use crate::partition::{Membership, Routing};
+use crate::text::numeric::{CastError, cast_array};
 use crate::text::{TextReader, TextSettings, TextWriter, shortened};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
@@ -384,7 +385,10 @@ fn fitted(def: &TableDef, schema: &SchemaRef, batch: &RecordBatch) -> Result<Rec
         columns.push(if array.data_type() == field.data_type() {
             array.clone()
         } else {
-            arrow_cast::cast(array, field.data_type()).map_err(|error| Error::internal(error.to_string()))?
+            cast_array(array, field.data_type()).map_err(|error| match error {
+                CastError::Value(error) => error,
+                CastError::Arrow(error) => Error::internal(error.to_string()),
+            })?
         });
     }
     for (column, def) in columns.iter_mut().zip(&def.columns) {
@@ -432,6 +436,7 @@ fn raw_bytes(batch: &RecordBatch) -> usize {
     let column = |array: &ArrayRef| match array.data_type() {
         DataType::Utf8View => rows * 16 + array.as_string_view().total_buffer_bytes_used(),
         DataType::BinaryView => rows * 16 + array.as_binary_view().total_buffer_bytes_used(),
+        DataType::FixedSizeBinary(width) => rows * *width as usize,
         other => rows * other.primitive_width().unwrap_or(1),
     };
     batch.columns().iter().map(column).sum()

@@ -9,6 +9,7 @@
 use crate::arithmetic::{self, Kind};
 use crate::conversions::{conversion, conversion_of, is_string, per_value, read_texts, text_settings, write_texts};
 use crate::errors::carry;
+use crate::numerics;
 use crate::operators::{self, unnamed};
 use crate::types::{declared_type, type_of};
 use crate::unlike::{self, Side};
@@ -28,9 +29,11 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     BinaryExpr, Case, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, Projection,
-    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, Union, Volatility, lit,
+    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, Union, Volatility,
+    WindowFunctionDefinition, lit,
 };
 use datafusion::optimizer::analyzer::AnalyzerRule;
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::{Arc, LazyLock};
 use tidepool_base::{Error, SqlState, SqlType};
@@ -41,9 +44,6 @@ use tidepool_table::arrow_type;
 /// A point in time, as every expression has it.
 static INSTANT: LazyLock<DataType> =
     LazyLock::new(|| QueryHeap::outside(|| DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))));
-
-/// Field metadata of the target of a cast to `numeric` without precision: a number that is decimal already keeps its own.
-pub const UNCONSTRAINED: &str = "tidepool.unconstrained";
 
 /// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
 /// what they are.
@@ -88,7 +88,7 @@ impl AnalyzerRule for Literals {
 
     fn analyze(&self, plan: LogicalPlan, config: &ConfigOptions) -> Result<LogicalPlan> {
         let settings = text_settings(config);
-        let plan = unite_floats(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)?;
+        let plan = unite_numbers(rewrite_plan(plan, &|expr, schema| type_literals(expr, schema, &settings))?)?;
         settle_values(plan)
     }
 }
@@ -127,11 +127,37 @@ fn untyped(expr: &Expr) -> Option<&str> {
 }
 
 fn is_decimal(expr: &Expr, schema: &DFSchema) -> bool {
-    matches!(expr.get_type(schema), Ok(DataType::Decimal128(..)))
+    expr.get_type(schema).is_ok_and(|of| matches!(of, DataType::Decimal128(..)) || numerics::is_numeric(&of))
 }
 
 fn is_exact(expr: &Expr, schema: &DFSchema) -> bool {
-    expr.get_type(schema).is_ok_and(|data_type| data_type.is_integer() || matches!(data_type, DataType::Decimal128(..)))
+    expr.get_type(schema).is_ok_and(|data_type| numerics::is_exact(&data_type))
+}
+
+/// Makes exact numbers ones that each have a scale where there are such numbers among them, unless there are floats.
+fn as_numerics<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchema) -> bool {
+    let (mut has_numeric, mut others) = (false, Vec::new());
+    for expr in exprs {
+        match expr.get_type(schema) {
+            Ok(of) if numerics::is_numeric(&of) => has_numeric = true,
+            Ok(of) if numerics::is_exact(&of) || of == DataType::Null => others.push(expr),
+            Ok(DataType::Float32 | DataType::Float64) => return false,
+            _ => {}
+        }
+    }
+    if !has_numeric || others.is_empty() {
+        return false;
+    }
+    for expr in others {
+        *expr = numerics::as_numeric(std::mem::take(expr));
+    }
+    true
+}
+
+/// As [`as_floats`] or else [`as_numerics`].
+fn as_common_type(mut exprs: Vec<&mut Expr>, schema: &DFSchema) -> bool {
+    as_floats(exprs.iter_mut().map(|expr| &mut **expr), schema)
+        || as_numerics(exprs.iter_mut().map(|expr| &mut **expr), schema)
 }
 
 /// Casts expressions that are of one type in the end to it, where DataFusion would take another: exact numbers to floats where there
@@ -142,7 +168,7 @@ fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchem
     for expr in exprs {
         match expr.get_type(schema) {
             Ok(DataType::Float32 | DataType::Float64) => has_float = true,
-            Ok(DataType::Decimal128(..)) => decimals.push(expr),
+            Ok(DataType::Decimal128(..) | numerics::NUMERIC) => decimals.push(expr),
             Ok(DataType::Timestamp(_, Some(_))) => has_instant = true,
             Ok(DataType::Timestamp(_, None) | DataType::Date32) => readings.push(expr),
             _ => {}
@@ -180,6 +206,23 @@ fn as_floats_of_sides(left: &mut Expr, lefts: &DFSchema, right: &mut Expr, right
     };
     *side = Expr::Cast(Cast::new(Box::new(std::mem::take(side)), to));
     true
+}
+
+/// The same of two expressions over schemas of their own, exact numbers beside those that each have a scale.
+fn as_numerics_of_sides(left: &mut Expr, lefts: &DFSchema, right: &mut Expr, rights: &DFSchema) -> bool {
+    let (Ok(left_type), Ok(right_type)) = (left.get_type(lefts), right.get_type(rights)) else { return false };
+    let other = match (numerics::is_numeric(&left_type), numerics::is_numeric(&right_type)) {
+        (true, false) if numerics::is_exact(&right_type) => right,
+        (false, true) if numerics::is_exact(&left_type) => left,
+        _ => return false,
+    };
+    *other = numerics::as_numeric(std::mem::take(other));
+    true
+}
+
+/// As [`as_floats_of_sides`] or else [`as_numerics_of_sides`].
+fn as_common_type_of_sides(left: &mut Expr, lefts: &DFSchema, right: &mut Expr, rights: &DFSchema) -> bool {
+    as_floats_of_sides(left, lefts, right, rights) || as_numerics_of_sides(left, lefts, right, rights)
 }
 
 /// Whether it is an instant, or what a clock shows.
@@ -240,7 +283,8 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 unlike::check(Side::of(&left, schema), op, Side::of(&right, schema))?;
             }
             let (mut left, mut right) = (left, right);
-            let changed = is_comparison(op) && as_floats([&mut left, &mut right], schema) || changed;
+            let changed = is_comparison(op) && as_common_type(vec![&mut left, &mut right], schema) || changed;
+            let changed = is_comparison(op) && as_decimals(&mut left, &mut right, schema) || changed;
             let expr = fold_moved(Expr::BinaryExpr(BinaryExpr { left: Box::new(left), op, right: Box::new(right) }))?;
             let changed = changed || matches!(expr, Expr::Literal(..));
             Ok(if changed { Transformed::yes(expr) } else { Transformed::no(expr) })
@@ -254,7 +298,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 })
                 .collect::<Result<Vec<_>>>()?;
             let (mut expr, mut list) = (expr, list);
-            as_floats(std::iter::once(expr.as_mut()).chain(&mut list), schema);
+            as_common_type(std::iter::once(expr.as_mut()).chain(&mut list).collect(), schema);
             Ok(Transformed::yes(Expr::InList(InList { expr, list, negated })))
         }
         Expr::InSubquery(mut of) => {
@@ -270,15 +314,24 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 is_decimal(item, schema) || item.get_type(schema).is_ok_and(|data_type| is_time(&data_type))
             }) =>
         {
-            let changed = as_floats(std::iter::once(of.expr.as_mut()).chain(&mut of.list), schema);
+            let changed = as_common_type(std::iter::once(of.expr.as_mut()).chain(&mut of.list).collect(), schema);
             Ok(Transformed::new_transformed(Expr::InList(of), changed))
         }
         Expr::Between(mut of)
             if [&of.expr, &of.low, &of.high].into_iter().any(|part| {
                 is_decimal(part, schema) || matches!(part.get_type(schema), Ok(DataType::Timestamp(_, Some(_))))
-            }) && [&of.low, &of.high].into_iter().all(|bound| untyped(bound).is_none()) =>
+            }) =>
         {
-            let changed = as_floats([of.expr.as_mut(), of.low.as_mut(), of.high.as_mut()], schema);
+            let mut changed = false;
+            for bound in [&mut of.low, &mut of.high] {
+                if let Some(text) = untyped(bound)
+                    && let Some(literal) = literal_like(text, &of.expr, schema, settings, false)?
+                {
+                    **bound = literal;
+                    changed = true;
+                }
+            }
+            changed |= as_common_type(vec![of.expr.as_mut(), of.low.as_mut(), of.high.as_mut()], schema);
             Ok(Transformed::new_transformed(Expr::Between(of), changed))
         }
         Expr::Between(Between { expr, negated, low, high }) if untyped(&low).is_some() || untyped(&high).is_some() => {
@@ -322,7 +375,33 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             }
             Ok(Transformed::no(Expr::Like(like)))
         }
-        Expr::AggregateFunction(function) => {
+        Expr::Negative(of) if of.get_type(schema).is_ok_and(|of| numerics::is_numeric(&of)) => {
+            Ok(Transformed::yes(numerics::call(numerics::Kind::Negate, vec![*of])))
+        }
+        Expr::ScalarFunction(mut function) if numerics::negates(&function.func) && function.args.len() == 1 => {
+            let is_number = function.args[0].get_type(schema).is_ok_and(|of| numerics::is_numeric(&of));
+            match function.args.pop() {
+                Some(of) if !is_number => Ok(Transformed::yes(Expr::Negative(Box::new(of)))),
+                of => {
+                    function.args.extend(of);
+                    Ok(Transformed::no(Expr::ScalarFunction(function)))
+                }
+            }
+        }
+        Expr::ScalarFunction(function)
+            if let Some((plain, args)) = numerics::plain_function(&function.func, &function.args, schema) =>
+        {
+            // The same function under the same name, which other arms may have something to say of.
+            type_literals(Expr::ScalarFunction(ScalarFunction::new_udf(plain, args)), schema, settings)
+                .map(|typed| Transformed::yes(typed.data))
+        }
+        Expr::AggregateFunction(mut function) => {
+            let plain = numerics::plain_aggregate(&function.func, &function.params.args, schema);
+            let is_plain = plain.is_some();
+            if let Some((plain, args)) = plain {
+                function.func = plain;
+                function.params.args = args;
+            }
             let params = &function.params;
             let named = any_alias(params.args.iter().chain(params.filter.as_deref()), &params.order_by);
             // A sum of bigint is numeric, and cannot wrap around.
@@ -331,7 +410,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let between = function.func.name() == "percentile_cont"
                 && params.order_by.iter().any(|sort| is_exact(&sort.expr, schema));
             if !named && !exact && !between {
-                return Ok(Transformed::no(Expr::AggregateFunction(function)));
+                return Ok(Transformed::new_transformed(Expr::AggregateFunction(function), is_plain));
             }
             let AggregateFunction { func, params } = function;
             let mut params = AggregateFunctionParams {
@@ -348,13 +427,24 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             }
             Ok(Transformed::yes(Expr::AggregateFunction(AggregateFunction { func, params })))
         }
-        Expr::WindowFunction(function) => {
+        Expr::WindowFunction(mut function) => {
+            let plain = match &function.fun {
+                WindowFunctionDefinition::AggregateUDF(of) => {
+                    numerics::plain_aggregate(of, &function.params.args, schema)
+                }
+                WindowFunctionDefinition::WindowUDF(_) => None,
+            };
+            let is_plain = plain.is_some();
+            if let Some((plain, args)) = plain {
+                function.fun = WindowFunctionDefinition::AggregateUDF(plain);
+                function.params.args = args;
+            }
             let params = &function.params;
             let expressions = params.args.iter().chain(params.filter.as_deref()).chain(&params.partition_by);
             let named = any_alias(expressions, &params.order_by);
             let exact = function.fun.name() == "sum" && sums_bigint(&params.args, schema);
             if !named && !exact {
-                return Ok(Transformed::no(Expr::WindowFunction(function)));
+                return Ok(Transformed::new_transformed(Expr::WindowFunction(function), is_plain));
             }
             let WindowFunction { fun, params } = *function;
             let params = WindowFunctionParams {
@@ -379,7 +469,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                     changed = true;
                 }
             }
-            changed |= as_floats(&mut function.args, schema);
+            changed |= as_common_type(function.args.iter_mut().collect(), schema);
             Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
         }
         Expr::ScalarFunction(function) if is_part_of_interval(&function, schema) => {
@@ -469,12 +559,16 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                             changed = true;
                         }
                     }
+                    if let Some(value) = &mut case.expr {
+                        let conditions = case.when_then_expr.iter_mut().map(|(when, _)| when.as_mut());
+                        changed |= as_numerics(std::iter::once(value.as_mut()).chain(conditions), schema);
+                    }
                 }
                 Some(_) => {}
                 None => check_conditions(&case, schema)?,
             }
             let results = case.when_then_expr.iter_mut().map(|(_, then)| then.as_mut());
-            changed |= as_floats(results.chain(case.else_expr.as_deref_mut()), schema);
+            changed |= as_common_type(results.chain(case.else_expr.as_deref_mut()).collect(), schema);
             Ok(Transformed::new_transformed(Expr::Case(case), changed))
         }
         other => Ok(Transformed::no(other)),
@@ -498,7 +592,7 @@ fn compare_with_rows(
     }
     unlike::check(Side::of(needle, schema), op, Side::of_field(rows.field(0)))?;
     let mut theirs = column.clone();
-    if !as_floats_of_sides(needle, schema, &mut theirs, rows) {
+    if !as_common_type_of_sides(needle, schema, &mut theirs, rows) {
         return Ok(false);
     }
     if theirs != column {
@@ -553,8 +647,28 @@ fn check_conditions(case: &Case, schema: &DFSchema) -> Result<()> {
     Ok(())
 }
 
-/// Columns that are floats in one part of a union and exact in another, and keys of joins of both, as floats.
-fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
+/// The other side of a comparison with a constant number as it is, and the constant as a decimal of its own digits, where that side was
+/// made a number with a scale for the comparison alone: scans and indexes know decimals.
+fn as_decimals(left: &mut Expr, right: &mut Expr, schema: &DFSchema) -> bool {
+    let narrow = |side: &mut Expr, constant: &mut Expr| {
+        let (Expr::Cast(Cast { expr, field }), Expr::Literal(value, _)) = (&*side, &*constant) else { return false };
+        let is_decimal =
+            expr.get_type(schema).is_ok_and(|of| matches!(of, DataType::Decimal128(..)) || of.is_integer());
+        let number = numerics::number_of_scalar(value).filter(|_| numerics::is_numeric(&value.data_type()));
+        let (true, Some(number)) = (is_decimal && numerics::is_numeric(field.data_type()), number) else {
+            return false;
+        };
+        let decimal = numerics::decimal_of(number);
+        *side = expr.as_ref().clone();
+        *constant = Expr::Literal(decimal, None);
+        true
+    };
+    narrow(left, right) || narrow(right, left)
+}
+
+/// Columns that are numbers of different kinds in the parts of a union, and keys of joins of both, as numbers of one kind: floats where
+/// one is. So with instants and what a clock shows.
+fn unite_numbers(plan: LogicalPlan) -> Result<LogicalPlan> {
     let mut found = false;
     plan.transform_up_with_subqueries(|node| {
         let node = match node {
@@ -563,9 +677,7 @@ fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
                 let (lefts, rights) = (join.left.schema().clone(), join.right.schema().clone());
                 let mut changed = false;
                 for (left, right) in &mut join.on {
-                    if as_floats_of_sides(left, &lefts, right, &rights) {
-                        changed = true;
-                    }
+                    changed |= as_common_type_of_sides(left, &lefts, right, &rights);
                 }
                 Transformed::new_transformed(LogicalPlan::Join(join), changed)
             }
@@ -580,30 +692,36 @@ fn unite_floats(plan: LogicalPlan) -> Result<LogicalPlan> {
 
 fn united(mut union: Union) -> Result<Transformed<LogicalPlan>> {
     let of = |column: usize| union.inputs.iter().map(move |input| input.schema().field(column).data_type());
-    let is_mixed = |column: &usize| {
-        of(*column).any(|of| matches!(of, DataType::Float32 | DataType::Float64))
-            && of(*column).any(|of| matches!(of, DataType::Decimal128(..)))
+    let common = |column: usize| {
+        let exact = |of: &DataType| matches!(of, DataType::Decimal128(..)) || numerics::is_numeric(of);
+        let has_float = of(column).any(|of| matches!(of, DataType::Float32 | DataType::Float64));
+        if has_float {
+            return of(column).any(exact).then_some(DataType::Float64);
+        }
+        let is_unlike = of(column).any(numerics::is_numeric) && !of(column).all(numerics::is_numeric);
+        let numbers = of(column).all(|of| numerics::is_exact(of) || matches!(of, DataType::Null));
+        if is_unlike && numbers {
+            return Some(numerics::NUMERIC);
+        }
+        // Instants and what a clock shows are instants together.
+        let is_mixed_time = of(column).any(|of| matches!(of, DataType::Timestamp(_, Some(_))))
+            && of(column).any(|of| matches!(of, DataType::Timestamp(_, None) | DataType::Date32))
+            && of(column).all(|of| is_time(of) || *of == DataType::Null);
+        is_mixed_time.then(|| INSTANT.clone())
     };
-    // Instants and what a clock shows are instants together.
-    let is_mixed_time = |column: &usize| {
-        of(*column).any(|of| matches!(of, DataType::Timestamp(_, Some(_))))
-            && of(*column).any(|of| matches!(of, DataType::Timestamp(_, None) | DataType::Date32))
-            && of(*column).all(|of| is_time(of) || *of == DataType::Null)
-    };
-    let times: Vec<usize> = (0..union.schema.fields().len()).filter(is_mixed_time).collect();
-    let mixed: Vec<usize> = (0..union.schema.fields().len()).filter(is_mixed).collect();
-    if mixed.is_empty() && times.is_empty() {
+    let mixed: BTreeMap<usize, DataType> =
+        (0..union.schema.fields().len()).filter_map(|column| Some((column, common(column)?))).collect();
+    if mixed.is_empty() {
         return Ok(Transformed::no(LogicalPlan::Union(union)));
     }
     for input in &mut union.inputs {
         let output = |(column, (qualifier, field)): (usize, (Option<&TableReference>, &FieldRef))| {
             let value = Expr::Column(Column::from((qualifier, field)));
-            let united = match () {
-                () if mixed.contains(&column) => DataType::Float64,
-                () if times.contains(&column) => INSTANT.clone(),
-                () => return value,
-            };
-            Expr::Cast(Cast::new(Box::new(value), united)).alias_qualified(qualifier.cloned(), field.name())
+            match mixed.get(&column) {
+                Some(target) if target != field.data_type() => Expr::Cast(Cast::new(Box::new(value), target.clone()))
+                    .alias_qualified(qualifier.cloned(), field.name()),
+                _ => value,
+            }
         };
         let outputs: Vec<Expr> = input.schema().iter().enumerate().map(output).collect();
         *input = Arc::new(LogicalPlan::Projection(Projection::try_new(outputs, input.clone())?));
@@ -704,6 +822,7 @@ fn literal_like(
     let Ok(data_type) = beside.get_type(schema) else { return Ok(None) };
     let read = match data_type {
         DataType::Decimal128(..) | DataType::Decimal256(..) => return Ok(Some(decimal_literal(text)?)),
+        _ if numerics::is_numeric(&data_type) => true,
         _ if data_type.is_numeric() => true,
         DataType::Boolean | DataType::Date32 | DataType::Timestamp(..) | DataType::Interval(_) => !arithmetic,
         DataType::BinaryView | DataType::Binary => !arithmetic,
@@ -737,55 +856,15 @@ fn read_literal(text: &str, sql_type: SqlType, target: &DataType, settings: &Tex
 }
 
 /// A number of just the digits that were written, as for a numeric literal without quotes.
-fn decimal_literal(text: &str) -> Result<Expr> {
-    let invalid = || {
-        carry(Error::new(
-            SqlState::INVALID_TEXT_REPRESENTATION,
-            format!("invalid input syntax for type numeric: \"{text}\""),
-        ))
-    };
-    let trimmed = text.trim();
-    let (negative, digits) = match trimmed.as_bytes().first() {
-        Some(b'-') => (true, &trimmed[1..]),
-        Some(b'+') => (false, &trimmed[1..]),
-        _ => (false, trimmed),
-    };
-    let (mantissa, exponent) = match digits.split_once(['e', 'E']) {
-        Some((mantissa, exponent)) => (mantissa, exponent.parse::<i64>().ok()),
-        None => (digits, Some(0)),
-    };
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    let scale = exponent.map(|exponent| fraction.len() as i64 - exponent);
-    let shown = format!("{whole}{fraction}");
-    let significant = shown.trim_start_matches('0');
-    match scale {
-        Some(scale @ -38..=38)
-            if plain(&shown) && !shown.is_empty() && significant.len() as i64 + (-scale).max(0) <= 38 =>
-        {
-            let zeros = "0".repeat((-scale).max(0) as usize);
-            let value: i128 = format!("0{significant}{zeros}").parse().map_err(|_| invalid())?;
-            let scale = scale.max(0);
-            let precision = (significant.len() + zeros.len()).max(scale as usize).clamp(1, 38) as u8;
-            let value = if negative { -value } else { value };
-            Ok(Expr::Literal(ScalarValue::Decimal128(Some(value), precision, scale as i8), None))
-        }
-        _ => {
-            // Too long, or no number at all: the reader rounds it, or knows what is wrong.
-            let settings = TextSettings { time_zone: "UTC".to_owned(), extra_float_digits: 1 };
-            read_literal(text, SqlType::NUMERIC_DEFAULT, &arrow_type(SqlType::NUMERIC_DEFAULT), &settings)
-        }
-    }
+pub fn decimal_literal(text: &str) -> Result<Expr> {
+    let number = tidepool_database::text::numeric::parse(text).map_err(carry)?;
+    Ok(Expr::Literal(numerics::decimal_of(number), None))
 }
 
 fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<Transformed<Expr>> {
     let Cast { expr, field } = cast;
-    let unconstrained = field.metadata().contains_key(UNCONSTRAINED);
     let target = field.data_type().clone();
     if let Some(text) = untyped(&expr) {
-        if unconstrained {
-            return Ok(Transformed::yes(decimal_literal(text)?));
-        }
         match type_of(&field) {
             Some(SqlType::Varchar { length_max: Some(length) } | SqlType::Char { length }) => {
                 let cut: String = text.chars().take(length as usize).collect();
@@ -816,17 +895,9 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
         }
     }
     if let Expr::Literal(literal, None) = expr.as_ref()
-        && let Some(folded) = fold_number(literal, &target, unconstrained)
+        && let Some(folded) = fold_number(literal, &target)
     {
         return Ok(Transformed::yes(Expr::Literal(folded, None)));
-    }
-    if unconstrained && let Ok(from) = expr.get_type(schema) {
-        if matches!(from, DataType::Decimal128(..)) {
-            return Ok(Transformed::yes(*expr));
-        }
-        if let Some(exact) = crate::arithmetic::decimal_type(&from) {
-            return Ok(Transformed::yes(Expr::Cast(Cast::new(expr, exact))));
-        }
     }
     let declared = declared_type(&field);
     if let Some(declared @ (SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. })) = declared {
@@ -842,8 +913,11 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
     Ok(Transformed::no(Expr::Cast(Cast { expr, field })))
 }
 
-/// A whole number as a constant of another type that holds it.
-fn fold_number(literal: &ScalarValue, target: &DataType, unconstrained: bool) -> Option<ScalarValue> {
+/// A number as a constant of another type that holds it.
+fn fold_number(literal: &ScalarValue, target: &DataType) -> Option<ScalarValue> {
+    if numerics::is_numeric(target) {
+        return numerics::number_of_scalar(literal).map(numerics::scalar_of);
+    }
     let value = match literal {
         ScalarValue::Int32(Some(value)) => i64::from(*value),
         ScalarValue::Int64(Some(value)) => *value,
@@ -853,10 +927,6 @@ fn fold_number(literal: &ScalarValue, target: &DataType, unconstrained: bool) ->
         DataType::Int16 => ScalarValue::Int16(Some(i16::try_from(value).ok()?)),
         DataType::Int32 => ScalarValue::Int32(Some(i32::try_from(value).ok()?)),
         DataType::Int64 => ScalarValue::Int64(Some(value)),
-        DataType::Decimal128(..) if unconstrained => {
-            let digits = value.unsigned_abs().checked_ilog10().map_or(1, |digits| digits + 1);
-            ScalarValue::Decimal128(Some(i128::from(value)), digits as u8, 0)
-        }
         _ => return None,
     })
 }
@@ -971,6 +1041,13 @@ fn postgres_cast(cast: Cast, schema: &DFSchema, is_utc: bool) -> Result<Transfor
             Transformed::yes(conversion_of(*expr, &field))
         }
         (source, target) if source == target => Transformed::no(again(*expr)),
+        (source, target)
+            if numerics::is_numeric(source)
+                || numerics::is_numeric(target) && !is_string(source)
+                || numerics::is_list_of(target) && matches!(source, DataType::List(_)) =>
+        {
+            Transformed::yes(numerics::call(numerics::Kind::Cast(target.clone()), vec![*expr]))
+        }
         // Arrow cuts the fraction off; PostgreSQL rounds.
         (
             DataType::Float32 | DataType::Float64,

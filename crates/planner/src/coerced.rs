@@ -6,13 +6,15 @@
 //! Functions of floating-point numbers are of `double precision` alone in PostgreSQL, so a `real` is made one, and a whole number,
 //! too, where it would not be.
 
+use crate::numerics;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
 use datafusion::functions::core::{coalesce, greatest, least, nullif};
 use datafusion::functions::math::{
-    acos, acosh, asin, asinh, atan, atan2, atanh, cbrt, ceil, cos, cosh, cot, degrees, exp, floor, ln, log, log2,
-    log10, radians, round, sin, sinh, sqrt, tan, tanh, trunc,
+    abs, acos, acosh, asin, asinh, atan, atan2, atanh, cbrt, ceil, cos, cosh, cot, degrees, exp, floor, ln, log, log2,
+    log10, power, radians, round, sin, sinh, sqrt, tan, tanh, trunc,
 };
+use datafusion::functions::string::{concat, concat_ws};
 use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
 use datafusion::logical_expr::type_coercion::functions::fields_with_udf;
 use datafusion::logical_expr::{
@@ -51,10 +53,14 @@ pub fn functions() -> impl Iterator<Item = Arc<ScalarUDF>> {
         tanh(),
         trunc(),
     ];
-    choices.into_iter().chain(of_floats.map(|inner| (inner, Rule::Floats))).map(|(inner, rule)| {
+    let coerced = |inner: Arc<ScalarUDF>, rule| {
         let signature = Signature::user_defined(inner.signature().volatility);
         Arc::new(ScalarUDF::new_from_impl(Coerced { inner, rule, signature }))
-    })
+    };
+    let choices = choices.into_iter().map(move |(inner, rule)| coerced(inner, rule));
+    let of_floats = of_floats.into_iter().map(move |inner| numerics::extended(coerced(inner, Rule::Floats)));
+    let texts = [concat(), concat_ws()].map(numerics::extended_text);
+    choices.chain(of_floats).chain([abs(), power()].map(numerics::extended)).chain(texts)
 }
 
 /// Whether a function gives one of its arguments.
@@ -84,6 +90,14 @@ fn coerced(types: &[DataType], function: &ScalarUDF) -> Result<Vec<DataType>> {
 
 /// Literals that have no type yet as what they are beside.
 fn choice(types: &[DataType], function: &ScalarUDF) -> Result<Vec<DataType>> {
+    if types.iter().any(numerics::is_numeric) {
+        let is_number =
+            |of: &DataType| numerics::is_exact(of) || of.is_floating() || of.is_string() || *of == DataType::Null;
+        if types.iter().all(is_number) {
+            // `casts::Literals` casts them to one type: DataFusion knows of no such cast.
+            return Ok(types.to_vec());
+        }
+    }
     let refused = match coerced(types, function) {
         Ok(types) => return Ok(types),
         Err(refused) => refused,
@@ -127,10 +141,18 @@ impl ScalarUDFImpl for Coerced {
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
-        self.inner.return_type(types)
+        match self.rule == Rule::Choice && types.iter().any(numerics::is_numeric) {
+            true if types.iter().any(DataType::is_floating) => Ok(DataType::Float64),
+            true => Ok(numerics::NUMERIC),
+            false => self.inner.return_type(types),
+        }
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        let types: Vec<DataType> = args.arg_fields.iter().map(|field| field.data_type().clone()).collect();
+        if self.rule == Rule::Choice && types.iter().any(numerics::is_numeric) {
+            return Ok(Arc::new(Field::new(self.name(), self.return_type(&types)?, true)));
+        }
         self.inner.return_field_from_args(args)
     }
 

@@ -5,6 +5,7 @@
 
 use crate::errors::carry;
 use crate::facts::SessionFacts;
+use crate::numerics;
 use crate::types::type_of;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, ListArray, StringViewBuilder, Time64NanosecondArray};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -57,6 +58,7 @@ fn differs(from: &DataType, to: &DataType, is_utc: bool) -> bool {
         (List(from) | LargeList(from) | FixedSizeList(from, _), List(to)) => {
             let (from, to) = (from.data_type(), to.data_type());
             is_string(from) != is_string(to)
+                || numerics::is_numeric(from) != numerics::is_numeric(to)
                 || to.is_integer() && (is_float(from) || matches!(from, Decimal128(..)))
                 || differs(from, to, is_utc)
         }
@@ -133,6 +135,7 @@ pub fn convert(array: &ArrayRef, to: &Field, settings: &TextSettings) -> Result<
         (from, target) if is_string(target) && !is_string(from) => {
             arrow_cast(&write_texts(array, &Field::new("", from.clone(), true), settings)?, target)
         }
+        (from, target) if numerics::is_numeric(from) || numerics::is_numeric(target) => numerics::cast(array, target),
         (from, target) if crosses_clocks(from, target) => {
             cross_clocks(array, target, settings.zone().map_err(carry)?).map_err(carry)
         }

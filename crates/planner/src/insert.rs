@@ -1,7 +1,6 @@
 //! `INSERT` and what it shares with `CREATE TABLE AS` and `COPY FROM`: rows of a plan into a table, with PostgreSQL's
 //! assignment casts and the table's defaults.
 
-use crate::casts::UNCONSTRAINED;
 use crate::errors::{cross_database, from_datafusion};
 use crate::facts::SessionFacts;
 use crate::literal_rows;
@@ -254,7 +253,10 @@ impl Target {
         let given = literal_rows::Given { fields: &parameters, values: &self.values };
         let plan = match literal_rows::plan(&query, &columns, facts.settings.shared_text_settings(), &given)? {
             Some(plan) => plan,
-            None => query::logical_plan(state, facts, query, parameters, schema)?,
+            None => {
+                let query = typed_values(query, &columns);
+                query::logical_plan(state, facts, query, parameters, schema)?
+            }
         };
         let listed = self.columns.len() < def.columns.len();
         fit(&mut self.columns, plan.schema().fields().len(), listed)?;
@@ -296,6 +298,41 @@ impl Target {
     }
 }
 
+/// The rows of `VALUES` with casts to the types of the columns of numbers and texts that they fill: DataFusion casts no numbers that each
+/// have a scale. A length is left to the writer, as an assignment does not cut.
+fn typed_values(mut query: Box<ast::Query>, columns: &[(&str, SqlType)]) -> Box<ast::Query> {
+    let ast::SetExpr::Values(values) = query.body.as_mut() else { return query };
+    for row in &mut values.rows {
+        for (value, (_, sql_type)) in row.content.iter_mut().zip(columns) {
+            let is_plain =
+                matches!(value, ast::Expr::Value(value) if !matches!(value.value, ast::Value::Placeholder(_)));
+            let data_type = match sql_type {
+                SqlType::UnconstrainedNumeric => ast::DataType::Numeric(ast::ExactNumberInfo::None),
+                _ if is_plain => continue,
+                SqlType::Numeric { precision, scale } => ast::DataType::Numeric(
+                    ast::ExactNumberInfo::PrecisionAndScale(u64::from(*precision), i64::from(*scale)),
+                ),
+                SqlType::SmallInt => ast::DataType::Int2(None),
+                SqlType::Integer => ast::DataType::Int4(None),
+                SqlType::BigInt => ast::DataType::Int8(None),
+                SqlType::Real => ast::DataType::Float4,
+                SqlType::DoublePrecision => ast::DataType::Float8,
+                SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } => ast::DataType::Text,
+                _ => continue,
+            };
+            let written = std::mem::replace(value, ast::Expr::value(ast::Value::Null));
+            *value = ast::Expr::Cast {
+                kind: ast::CastKind::DoubleColon,
+                expr: Box::new(ast::Expr::Nested(Box::new(written))),
+                data_type,
+                array: false,
+                format: None,
+            };
+        }
+    }
+    query
+}
+
 /// A plan's outputs from `first` on, each as its column of the table takes it. 42804 where PostgreSQL casts nothing by
 /// itself.
 pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &TableDef) -> Result<Vec<Expr>> {
@@ -316,8 +353,7 @@ pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &Tab
             .with_hint("You will need to rewrite or cast the expression."));
         }
         let target_type = tidepool_table::arrow_type(target.sql_type);
-        // A numeric of no precision gets its own scale later, whatever it is planned as.
-        let same = *source_field.data_type() == target_type && !source_field.metadata().contains_key(UNCONSTRAINED);
+        let same = *source_field.data_type() == target_type;
         Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) })
     };
     (first..).zip(columns).map(assign).collect()
@@ -356,6 +392,7 @@ pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
                 | SqlType::Real
                 | SqlType::DoublePrecision
                 | SqlType::Numeric { .. }
+                | SqlType::UnconstrainedNumeric
         )
     };
     let time = |sql_type: SqlType| matches!(sql_type, SqlType::Date | SqlType::Timestamp | SqlType::TimestampTz);
@@ -396,35 +433,24 @@ pub fn default(state: &SessionState, facts: &Arc<SessionFacts>, text: Option<&st
     };
     let expr = default_expression(state, facts, parse_expression(text)?)?;
     let (_, known) = expr.to_field(&DFSchema::empty()).map_err(from_datafusion)?;
-    let same = *known.data_type() == target && !known.metadata().contains_key(UNCONSTRAINED);
+    let same = *known.data_type() == target;
     Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) })
 }
 
 /// Plans an expression that refers to no columns.
 pub fn default_expression(state: &SessionState, facts: &Arc<SessionFacts>, expr: ast::Expr) -> Result<Expr> {
-    let body = ast::SetExpr::Values(ast::Values {
-        explicit_row: false,
-        value_keyword: false,
-        rows: vec![ast::Parens::with_empty_span(vec![expr])],
-    });
-    let query = ast::Query {
-        with: None,
-        body: Box::new(body),
-        order_by: None,
-        limit_clause: None,
-        fetch: None,
-        locks: vec![],
-        for_clause: None,
-        settings: None,
-        format_clause: None,
-        pipe_operators: vec![],
-    };
+    let mut query = crate::statement::parse_query("SELECT NULL")?;
+    if let ast::SetExpr::Select(select) = query.body.as_mut() {
+        select.projection = vec![ast::SelectItem::UnnamedExpr(expr)];
+    }
     let plan = query::logical_plan(state, facts, Box::new(query), Vec::new(), None)?;
     match plan {
-        LogicalPlan::Values(mut values) => match values.values.pop().and_then(|mut row| row.pop()) {
-            Some(expr) => Ok(expr),
-            None => Err(Error::internal("a default has no expression")),
-        },
+        LogicalPlan::Projection(mut projection) if matches!(*projection.input, LogicalPlan::EmptyRelation(_)) => {
+            match projection.expr.pop() {
+                Some(expr) => Ok(expr.unalias()),
+                None => Err(Error::internal("a default has no expression")),
+            }
+        }
         _ => Err(Error::unsupported("this default expression is not supported")),
     }
 }
@@ -461,8 +487,7 @@ impl Conform {
         }
         for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
             if column.data_type() != field.data_type() {
-                let options = CastOptions { safe: false, ..CastOptions::default() };
-                *column = cast_with_options(column, field.data_type(), &options).map_err(crate::errors::from_arrow)?;
+                *column = crate::numerics::cast(column, field.data_type()).map_err(from_datafusion)?;
             }
         }
         // Nullability is the writer's to check, with PostgreSQL's message; a schema that forbids it would come first.

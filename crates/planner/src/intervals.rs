@@ -1,4 +1,5 @@
-//! Intervals that are ordered, grouped and matched by their length, as PostgreSQL does: a month is 30 days and a day 24 hours.
+//! Intervals that are ordered, grouped and matched by their length, as PostgreSQL does: a month is 30 days and a day 24 hours. And
+//! numbers that each have a scale, which are equal whatever it is.
 //!
 //! Arrow compares intervals by their months, then days, then nanoseconds. Operators between two intervals compare lengths from
 //! the start ([`crate::operators`]); this rule sees to all that compares without an operator. What is to come out as an interval
@@ -6,6 +7,7 @@
 
 use crate::arithmetic::{self, Kind};
 use crate::casts::{is_comparison, rewrite_plan};
+use crate::numerics;
 use crate::operators::unnamed;
 use datafusion::arrow::datatypes::{DataType, IntervalUnit};
 use datafusion::common::config::ConfigOptions;
@@ -18,8 +20,8 @@ use datafusion::logical_expr::expr::{AggregateFunction, InList, InSubquery, SetC
 use datafusion::logical_expr::utils::grouping_set_to_exprlist;
 use datafusion::logical_expr::{
     Aggregate, Between, BinaryExpr, Case, Distinct, DistinctOn, Expr, ExprSchemable, GroupingSet, Join, LogicalPlan,
-    LogicalPlanBuilder, Projection, Subquery, Window, WindowFrame, WindowFrameBound, WindowFrameUnits,
-    WindowFunctionDefinition, cast, lit, when,
+    LogicalPlanBuilder, Operator, Projection, Subquery, Window, WindowFrame, WindowFrameBound, WindowFrameUnits,
+    WindowFunctionDefinition, binary_expr, cast, lit, when,
 };
 use datafusion::optimizer::AnalyzerRule;
 use std::sync::Arc;
@@ -57,78 +59,155 @@ impl AnalyzerRule for IntervalKeys {
     }
 }
 
-fn length(interval: Expr) -> Expr {
-    arithmetic::call(Kind::IntervalLength, vec![interval])
+/// What values that may be equal without being the same are compared by, by their type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keyed {
+    Interval,
+    /// Numbers that each have a scale.
+    Numeric,
 }
 
-fn key(interval: Expr) -> Expr {
-    arithmetic::call(Kind::IntervalKey, vec![interval])
+impl Keyed {
+    fn of_type(data_type: &DataType) -> Option<Keyed> {
+        match data_type {
+            DataType::Interval(_) => Some(Keyed::Interval),
+            of if numerics::is_numeric(of) => Some(Keyed::Numeric),
+            _ => None,
+        }
+    }
+
+    fn of(expr: &Expr, schema: &DFSchema) -> Option<Keyed> {
+        Keyed::of_type(&expr.get_type(schema).ok()?)
+    }
+
+    /// What is the same for equal values.
+    fn length(self, value: Expr) -> Expr {
+        match self {
+            Keyed::Interval => arithmetic::call(Kind::IntervalLength, vec![value]),
+            Keyed::Numeric => numerics::call(numerics::Kind::Key, vec![value]),
+        }
+    }
+
+    /// What has that order and knows the value.
+    fn key(self, value: Expr) -> Expr {
+        match self {
+            Keyed::Interval => arithmetic::call(Kind::IntervalKey, vec![value]),
+            // Their bytes are in their order already.
+            Keyed::Numeric => value,
+        }
+    }
+
+    fn of_key(self, key: Expr) -> Expr {
+        match self {
+            Keyed::Interval => arithmetic::call(Kind::IntervalOfKey, vec![key]),
+            Keyed::Numeric => key,
+        }
+    }
+
+    fn null(self) -> ScalarValue {
+        match self {
+            Keyed::Interval => ScalarValue::IntervalMonthDayNano(None),
+            Keyed::Numeric => ScalarValue::FixedSizeBinary(tidepool_table::NUMERIC_WIDTH, None),
+        }
+    }
 }
 
-fn of_key(key: Expr) -> Expr {
-    arithmetic::call(Kind::IntervalOfKey, vec![key])
+/// A comparison of a column of numbers with a constant one, in a form that scans know. `None` for another.
+fn bounded(left: &Expr, op: Operator, right: &Expr) -> Option<Expr> {
+    let column = |expr: &Expr| matches!(expr, Expr::Column(_));
+    let (of, towards, constant) = match (left, right) {
+        (of, Expr::Literal(value, _)) if column(of) => (of, op, value),
+        (Expr::Literal(value, _), of) if column(of) => (of, op.swap()?, value),
+        _ => return None,
+    };
+    match numerics::number_of_scalar(constant) {
+        Some(number) => numerics::as_bounds(of, towards, number),
+        None if constant.is_null() => None,
+        // A bound, made of such a comparison before.
+        None => Some(binary_expr(left.clone(), op, right.clone())),
+    }
 }
 
-fn is_interval(expr: &Expr, schema: &DFSchema) -> bool {
-    matches!(expr.get_type(schema), Ok(DataType::Interval(_)))
-}
-
-/// The lengths of a query's intervals.
-fn lengths_of(subquery: Subquery) -> Result<Subquery> {
+/// What a query's values are compared by.
+fn lengths_of(by: Keyed, subquery: Subquery) -> Result<Subquery> {
     let plan = subquery.subquery.as_ref().clone();
-    let column = length(Expr::Column(Column::from(plan.schema().qualified_field(0))));
+    let column = by.length(Expr::Column(Column::from(plan.schema().qualified_field(0))));
     let plan = Arc::new(LogicalPlanBuilder::from(plan).project([column])?.build()?);
     Ok(Subquery { subquery: plan, ..subquery })
 }
 
-/// What of one expression compares intervals.
+/// What of one expression compares intervals or numbers.
 fn expression(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
-    let is_interval = |expr: &Expr| is_interval(expr, schema);
-    let lengths = |exprs: Vec<Expr>| exprs.into_iter().map(length).collect::<Vec<_>>();
+    let keyed = |expr: &Expr| Keyed::of(expr, schema);
     Ok(match expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right })
-            if is_comparison(op) && is_interval(&left) && is_interval(&right) =>
+            if is_comparison(op)
+                && let Some(by) = keyed(&left)
+                && keyed(&right) == Some(by) =>
         {
-            let [left, right] = [left, right].map(|side| Box::new(length(*side)));
+            if by == Keyed::Numeric
+                && let Some(bounded) = bounded(&left, op, &right)
+            {
+                return Ok(Transformed::yes(bounded));
+            }
+            let [left, right] = [left, right].map(|side| Box::new(by.length(*side)));
             Transformed::yes(Expr::BinaryExpr(BinaryExpr { left, op, right }))
         }
-        Expr::Between(Between { expr, negated, low, high }) if is_interval(&expr) => {
-            let [expr, low, high] = [expr, low, high].map(|part| Box::new(length(*part)));
+        Expr::Between(Between { expr, negated, low, high }) if let Some(by) = keyed(&expr) => {
+            if by == Keyed::Numeric
+                && !negated
+                && let Some(above) = bounded(&expr, Operator::GtEq, &low)
+                && let Some(below) = bounded(&expr, Operator::LtEq, &high)
+            {
+                return Ok(Transformed::yes(above.and(below)));
+            }
+            let [expr, low, high] = [expr, low, high].map(|part| Box::new(by.length(*part)));
             Transformed::yes(Expr::Between(Between { expr, negated, low, high }))
         }
-        Expr::InList(InList { expr, list, negated }) if is_interval(&expr) => {
-            let expr = Box::new(length(*expr));
-            Transformed::yes(Expr::InList(InList { expr, list: lengths(list), negated }))
+        Expr::InList(InList { expr, list, negated }) if let Some(by) = keyed(&expr) => {
+            let expr = Box::new(by.length(*expr));
+            let list = list.into_iter().map(|item| by.length(item)).collect();
+            Transformed::yes(Expr::InList(InList { expr, list, negated }))
         }
-        Expr::InSubquery(InSubquery { expr, subquery, negated }) if is_interval(&expr) => {
-            let (expr, subquery) = (Box::new(length(*expr)), lengths_of(subquery)?);
+        Expr::InSubquery(InSubquery { expr, subquery, negated }) if let Some(by) = keyed(&expr) => {
+            let (expr, subquery) = (Box::new(by.length(*expr)), lengths_of(by, subquery)?);
             Transformed::yes(Expr::InSubquery(InSubquery { expr, subquery, negated }))
         }
-        Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) if is_interval(&expr) => {
-            let (expr, subquery) = (Box::new(length(*expr)), lengths_of(subquery)?);
+        Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) if let Some(by) = keyed(&expr) => {
+            let (expr, subquery) = (Box::new(by.length(*expr)), lengths_of(by, subquery)?);
             Transformed::yes(Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }))
         }
-        Expr::Case(Case { expr: Some(value), when_then_expr, else_expr }) if is_interval(&value) => {
-            let by_length = |(when, then): (Box<Expr>, Box<Expr>)| (Box::new(length(*when)), then);
+        Expr::Case(Case { expr: Some(value), when_then_expr, else_expr }) if let Some(by) = keyed(&value) => {
+            let by_length = |(when, then): (Box<Expr>, Box<Expr>)| (Box::new(by.length(*when)), then);
             let when_then_expr = when_then_expr.into_iter().map(by_length).collect();
-            Transformed::yes(Expr::Case(Case { expr: Some(Box::new(length(*value))), when_then_expr, else_expr }))
+            Transformed::yes(Expr::Case(Case { expr: Some(Box::new(by.length(*value))), when_then_expr, else_expr }))
         }
         Expr::ScalarFunction(mut function)
             if matches!(function.func.name(), "nullif" | "greatest" | "least")
-                && !function.args.is_empty()
-                && function.args.iter().all(is_interval) =>
+                && let Some(by) = function.args.first().and_then(keyed)
+                && function.args.iter().all(|arg| keyed(arg) == Some(by)) =>
         {
             let args = std::mem::take(&mut function.args);
             Transformed::yes(match (function.func.name(), <[Expr; 2]>::try_from(args)) {
                 ("nullif", Ok([value, other])) => {
-                    let is_equal = length(value.clone()).eq(length(other));
-                    when(is_equal, lit(ScalarValue::IntervalMonthDayNano(None))).otherwise(value)?
+                    let is_equal = by.length(value.clone()).eq(by.length(other));
+                    when(is_equal, lit(by.null())).otherwise(value)?
                 }
                 (_, args) => {
-                    function.args = args.map_or_else(|args| args, Vec::from).into_iter().map(key).collect();
-                    of_key(Expr::ScalarFunction(function))
+                    let args = args.map_or_else(|args| args, Vec::from);
+                    function.args = args.into_iter().map(|arg| by.key(arg)).collect();
+                    by.of_key(Expr::ScalarFunction(function))
                 }
             })
+        }
+        Expr::ScalarFunction(mut function)
+            if function.func.name() == "array_has"
+                && function.args.len() == 2
+                && keyed(&function.args[1]) == Some(Keyed::Numeric) =>
+        {
+            let args = std::mem::take(&mut function.args);
+            function.args = args.into_iter().map(|arg| Keyed::Numeric.length(arg)).collect();
+            Transformed::yes(Expr::ScalarFunction(function))
         }
         other => Transformed::no(other),
     })
@@ -147,7 +226,7 @@ fn node(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         LogicalPlan::Join(join) => joined(join),
         LogicalPlan::Aggregate(aggregate) => grouped(aggregate),
         LogicalPlan::Distinct(Distinct::All(input)) => {
-            if !input.schema().fields().iter().any(|field| matches!(field.data_type(), DataType::Interval(_))) {
+            if !input.schema().fields().iter().any(|field| Keyed::of_type(field.data_type()).is_some()) {
                 return Ok(Transformed::no(LogicalPlan::Distinct(Distinct::All(input))));
             }
             let columns = input.schema().columns().into_iter().map(Expr::Column).collect();
@@ -161,13 +240,13 @@ fn node(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     }
 }
 
-/// Whether it is an interval, and then its length now.
+/// Whether it is an interval or such a number, and then what it is compared by now.
 fn by_length(expr: &mut Expr, schema: &DFSchema) -> bool {
-    let found = is_interval(expr, schema);
-    if found {
-        *expr = length(std::mem::take(expr));
+    let by = Keyed::of(expr, schema);
+    if let Some(by) = by {
+        *expr = by.length(std::mem::take(expr));
     }
-    found
+    by.is_some()
 }
 
 fn sorts_by_length(sorts: &mut [Sort], schema: &DFSchema) -> bool {
@@ -183,7 +262,8 @@ fn distinct_on(on: &mut DistinctOn) -> bool {
 fn joined(mut join: Join) -> Result<Transformed<LogicalPlan>> {
     let mut found = false;
     for (left, right) in &mut join.on {
-        if is_interval(left, join.left.schema()) && is_interval(right, join.right.schema()) {
+        let by = Keyed::of(left, join.left.schema());
+        if by.is_some() && by == Keyed::of(right, join.right.schema()) {
             found |= by_length(left, join.left.schema()) | by_length(right, join.right.schema());
         }
     }
@@ -193,9 +273,9 @@ fn joined(mut join: Join) -> Result<Transformed<LogicalPlan>> {
 /// How an output is made of what is computed now, by columns' numbers.
 enum Output {
     Same(usize),
-    OfKey(usize),
-    /// A group's key: its length, and the key of one of the group's intervals.
-    Group(usize, usize),
+    OfKey(usize, Keyed),
+    /// A group's key: its length, and the key of one of the group's values.
+    Group(usize, usize, Keyed),
     /// An average: a sum and a count.
     Average(usize, usize),
 }
@@ -227,8 +307,8 @@ fn grouped(aggregate: Aggregate) -> Result<Transformed<LogicalPlan>> {
     let mut found = false;
     // As the schema has them: each once.
     for (index, key_of) in grouping_set_to_exprlist(&group_expr)?.into_iter().enumerate() {
-        if is_interval(key_of, schema) {
-            outputs[index] = Output::Group(index, functions.place(min(key(key_of.clone()))));
+        if let Some(by) = Keyed::of(key_of, schema) {
+            outputs[index] = Output::Group(index, functions.place(min(by.key(key_of.clone()))), by);
             found = true;
         }
     }
@@ -259,12 +339,21 @@ fn grouped(aggregate: Aggregate) -> Result<Transformed<LogicalPlan>> {
                 found |= by_length(argument, schema);
             }
         }
-        let output = match (function.func.name(), params.args.as_mut_slice()) {
-            ("min" | "max", [argument]) if is_interval(argument, schema) => {
-                *argument = key(std::mem::take(argument));
-                Output::OfKey(functions.place(expr))
+        // Equal numbers count once: as they are without zeros at their end.
+        if params.distinct && matches!(function.func.name(), "sum" | "avg") {
+            for argument in &mut params.args {
+                if Keyed::of(argument, schema) == Some(Keyed::Numeric) {
+                    *argument = numerics::call(numerics::Kind::Trim, vec![std::mem::take(argument)]);
+                    found = true;
+                }
             }
-            ("avg", [argument]) if is_interval(argument, schema) => {
+        }
+        let output = match (function.func.name(), params.args.as_mut_slice()) {
+            ("min" | "max", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
+                *argument = Keyed::Interval.key(std::mem::take(argument));
+                Output::OfKey(functions.place(expr), Keyed::Interval)
+            }
+            ("avg", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
                 let of = |func| Expr::AggregateFunction(AggregateFunction { func, params: params.clone() });
                 Output::Average(functions.place(of(sum_udaf())), functions.place(of(count_udaf())))
             }
@@ -297,16 +386,25 @@ fn numbered(window: Window) -> Result<Transformed<LogicalPlan>> {
         for key in &mut params.partition_by {
             found |= by_length(key, schema);
         }
-        if sorts_by_length(&mut params.order_by, schema) {
-            params.window_frame = by_distance(&params.window_frame)?;
+        let by_numbers = params.order_by.iter().any(|sort| Keyed::of(&sort.expr, schema) == Some(Keyed::Numeric));
+        for sort in &mut params.order_by {
+            if Keyed::of(&sort.expr, schema) == Some(Keyed::Numeric) {
+                sort.expr = numerics::call(numerics::Kind::KeyText, vec![std::mem::take(&mut sort.expr)]);
+            }
+        }
+        if sorts_by_length(&mut params.order_by, schema) || by_numbers {
+            params.window_frame = match by_numbers {
+                true => without_distance(&params.window_frame)?,
+                false => by_distance(&params.window_frame)?,
+            };
             found = true;
         }
         let output = match (function.fun.name(), params.args.as_mut_slice()) {
-            ("min" | "max", [argument]) if is_interval(argument, schema) => {
-                *argument = key(std::mem::take(argument));
-                Output::OfKey(functions.place(expr))
+            ("min" | "max", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
+                *argument = Keyed::Interval.key(std::mem::take(argument));
+                Output::OfKey(functions.place(expr), Keyed::Interval)
             }
-            ("avg", [argument]) if is_interval(argument, schema) => {
+            ("avg", [argument]) if Keyed::of(argument, schema) == Some(Keyed::Interval) => {
                 let of = |func| {
                     let fun = WindowFunctionDefinition::AggregateUDF(func);
                     Expr::from(WindowFunction { fun, params: params.clone() })
@@ -325,6 +423,19 @@ fn numbered(window: Window) -> Result<Transformed<LogicalPlan>> {
         return Ok(Transformed::no(LogicalPlan::Window(window)));
     }
     restored(LogicalPlan::Window(Window::try_new(functions.all, input)?), &outputs, &meant)
+}
+
+/// A frame over numbers that each have a scale. 0A000 for one that ends at a distance from the row's.
+fn without_distance(frame: &WindowFrame) -> Result<WindowFrame> {
+    let is_open = |bound: &WindowFrameBound| match bound {
+        WindowFrameBound::Preceding(value) | WindowFrameBound::Following(value) => value.is_null(),
+        WindowFrameBound::CurrentRow => true,
+    };
+    if frame.units == WindowFrameUnits::Range && !(is_open(&frame.start_bound) && is_open(&frame.end_bound)) {
+        let message = "RANGE with offset PRECEDING/FOLLOWING is not supported for numeric without precision";
+        return Err(crate::errors::carry(tidepool_base::Error::unsupported(message)));
+    }
+    Ok(frame.clone())
 }
 
 /// A frame over intervals as one over their lengths. 22007 for ends that are no intervals.
@@ -359,9 +470,9 @@ fn restored(computed: LogicalPlan, outputs: &[Output], meant: &DFSchemaRef) -> R
     let output = |(index, output): (usize, &Output)| {
         let value = match output {
             Output::Same(value) => column(value),
-            Output::OfKey(key) => of_key(column(key)),
+            Output::OfKey(key, by) => by.of_key(column(key)),
             // Where a grouping set leaves it out there is none.
-            Output::Group(length, key) => when(column(length).is_not_null(), of_key(column(key))).end()?,
+            Output::Group(length, key, by) => when(column(length).is_not_null(), by.of_key(column(key))).end()?,
             Output::Average(sum, count) => {
                 arithmetic::call(Kind::DivideInterval, vec![column(sum), cast(column(count), DataType::Float64)])
             }

@@ -53,7 +53,7 @@ fn is_read_by(literal: &Literal<'_>, sql_type: SqlType) -> bool {
         (Literal::Number { digits, .. }, T::SmallInt | T::Integer | T::BigInt) => {
             digits.bytes().all(|byte| byte.is_ascii_digit())
         }
-        (Literal::Number { .. }, T::Numeric { .. } | T::Real | T::DoublePrecision) => true,
+        (Literal::Number { .. }, T::Numeric { .. } | T::UnconstrainedNumeric | T::Real | T::DoublePrecision) => true,
         (Literal::Boolean(_), T::Boolean) => true,
         _ => false,
     }
@@ -105,7 +105,8 @@ pub struct Given<'a> {
 
 /// Whether an assignment makes one of the other by the same cast wherever it is written.
 fn is_taken_for(given: &DataType, column: &DataType) -> bool {
-    let are_decimals = matches!((given, column), (DataType::Decimal128(..), DataType::Decimal128(..)));
+    let is_decimal = |of: &DataType| matches!(of, DataType::Decimal128(..)) || crate::numerics::is_numeric(of);
+    let are_decimals = is_decimal(given) && is_decimal(column);
     let are = |kind: fn(&DataType) -> bool| kind(given) && kind(column);
     given == column
         || are_decimals

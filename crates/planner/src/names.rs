@@ -159,7 +159,7 @@ fn type_word(data_type: &ast::DataType) -> Option<String> {
             SqlType::BigInt => "int8",
             SqlType::Real => "float4",
             SqlType::DoublePrecision => "float8",
-            SqlType::Numeric { .. } => "numeric",
+            SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => "numeric",
             SqlType::Text => "text",
             SqlType::Varchar { .. } => "varchar",
             SqlType::Char { .. } => "bpchar",

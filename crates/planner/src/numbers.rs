@@ -67,6 +67,8 @@ fn is_polymorphic(name: &str) -> bool {
             | "pg_typeof"
             | "sign"
             | "sum"
+            | "tidepool_negate"
+            | "tidepool_open"
             | "to_hex"
             | "unnest"
     )

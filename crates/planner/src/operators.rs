@@ -4,7 +4,7 @@
 //! once parameters have values, for operators whose operands had no type before.
 
 use crate::arithmetic::{self, Kind};
-use crate::casts::UNCONSTRAINED;
+use crate::numerics;
 use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Column, DFSchema, DataFusionError, Result, ScalarValue, TableReference};
@@ -16,9 +16,7 @@ use datafusion::logical_expr::{
     BinaryExpr, Cast, Expr, ExprSchemable, GetFieldAccess, Operator, binary_expr, lit, when,
 };
 use datafusion::sql::sqlparser::ast::BinaryOperator;
-use std::collections::HashMap;
-use std::sync::Arc;
-use tidepool_base::{Error, SqlState, SqlType};
+use tidepool_base::{Error, SqlState};
 use tidepool_database::text::VECTOR_ITEM;
 
 pub const TIMESTAMP: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
@@ -84,7 +82,16 @@ impl ExprPlanner for Operators {
             BinaryOperator::Gt => Operator::Gt,
             BinaryOperator::GtEq => Operator::GtEq,
             BinaryOperator::PGExp => {
-                return Ok(PlannerResult::Planned(datafusion::functions::math::expr_fn::power(left, right)));
+                let power = numerics::extended(datafusion::functions::math::power());
+                return Ok(PlannerResult::Planned(power.call(vec![left, right])));
+            }
+            BinaryOperator::StringConcat => {
+                let text = |side: Expr| match side.get_type(schema) {
+                    Ok(of) if numerics::is_numeric(&of) => cast(side, DataType::Utf8View),
+                    _ => side,
+                };
+                let (left, right) = (text(left), text(right));
+                return Ok(PlannerResult::Original(RawBinaryExpr { op, left, right }));
             }
             BinaryOperator::PGOverlap => {
                 return Ok(PlannerResult::Planned(datafusion::functions_nested::expr_fn::array_has_any(left, right)));
@@ -182,18 +189,22 @@ fn cast(expr: Expr, data_type: DataType) -> Expr {
 }
 
 /// A literal beside an arithmetic operator, as the type that the other side calls for.
-fn read_beside(literal: Expr, other: &DataType, op: Operator) -> Expr {
+fn read_beside(literal: Expr, other: &DataType, op: Operator) -> Result<Expr> {
     let target = match other {
         DataType::Timestamp(..) | DataType::Date32 if op == Operator::Plus => INTERVAL,
         DataType::Interval(_) if matches!(op, Operator::Multiply | Operator::Divide) => DataType::Float64,
         DataType::Decimal128(..) => {
-            let metadata = HashMap::from([(UNCONSTRAINED.to_owned(), String::new())]);
-            let field = Field::new("", tidepool_table::arrow_type(SqlType::NUMERIC_DEFAULT), true);
-            return Expr::Cast(Cast::new_from_field(Box::new(literal), Arc::new(field.with_metadata(metadata))));
+            return match &literal {
+                Expr::Literal(value, _) => match value.try_as_str() {
+                    Some(Some(text)) => crate::casts::decimal_literal(text),
+                    _ => Ok(cast(literal, other.clone())),
+                },
+                _ => Ok(cast(literal, other.clone())),
+            };
         }
         other => other.clone(),
     };
-    cast(literal, target)
+    Ok(cast(literal, target))
 }
 
 /// Whether an operand is made of numbers by arithmetic only. A type is found out by walking all that is below, which in a
@@ -231,21 +242,46 @@ pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Resu
     // A parameter without a type yet; what is wrong otherwise, others will say.
     let (Ok(mut left_type), Ok(mut right_type)) = types else { return Ok(Err((left, right))) };
     let (mut left, mut right) = (left, right);
-    let reads =
-        |data_type: &DataType| data_type.is_numeric() || matches!(data_type, Date32 | Timestamp(..) | Interval(_));
+    let reads = |data_type: &DataType| {
+        data_type.is_numeric()
+            || numerics::is_numeric(data_type)
+            || matches!(data_type, Date32 | Timestamp(..) | Interval(_))
+    };
     if op.is_numerical_operators() {
         if is_untyped(&right) && reads(&left_type) {
-            right = read_beside(right, &left_type, op);
+            right = read_beside(right, &left_type, op)?;
             right_type = right.get_type(schema)?;
         } else if is_untyped(&left) && reads(&right_type) {
-            left = read_beside(left, &right_type, op);
+            left = read_beside(left, &right_type, op)?;
             left_type = left.get_type(schema)?;
         }
     }
-    let number = |data_type: &DataType| data_type.is_numeric();
+    let number = |data_type: &DataType| data_type.is_numeric() || numerics::is_numeric(data_type);
     let decimal = |data_type: &DataType| matches!(data_type, Decimal128(..));
     let exact = |data_type: &DataType| arithmetic::decimal_type(data_type).is_some();
     let comparison = crate::casts::is_comparison(op);
+    if numerics::is_numeric(&left_type) || numerics::is_numeric(&right_type) {
+        let float = |data_type: &DataType| data_type.is_floating();
+        if float(&left_type) || float(&right_type) {
+            return Ok(Ok(binary_expr(cast(left, Float64), op, cast(right, Float64))));
+        }
+        if numerics::is_exact(&left_type) && numerics::is_exact(&right_type) {
+            let is_same = left_type == right_type;
+            return Ok(match numerics::Kind::of(op) {
+                Some(kind) => {
+                    let number = |side: Expr, of: &DataType| match numerics::is_numeric(of) {
+                        true => side,
+                        false => numerics::as_numeric(side),
+                    };
+                    Ok(numerics::call(kind, vec![number(left, &left_type), number(right, &right_type)]))
+                }
+                None if comparison && !is_same => {
+                    Ok(binary_expr(numerics::as_numeric(left), op, numerics::as_numeric(right)))
+                }
+                None => Err((left, right)),
+            });
+        }
+    }
     Ok(Ok(match (&left_type, op, &right_type) {
         (Date32, Operator::Plus | Operator::Minus, Interval(_)) => binary_expr(cast(left, TIMESTAMP), op, right),
         (Interval(_), Operator::Plus, Date32) => binary_expr(cast(right, TIMESTAMP), op, left),
@@ -320,7 +356,7 @@ fn constant(expr: &Expr) -> Option<(i128, i8)> {
         Expr::Literal(ScalarValue::Int32(Some(value)), _) => Some((i128::from(*value), 0)),
         Expr::Literal(ScalarValue::Int64(Some(value)), _) => Some((i128::from(*value), 0)),
         Expr::Cast(Cast { expr, field }) => {
-            let exact = field.metadata().contains_key(UNCONSTRAINED) || field.data_type().is_integer();
+            let exact = field.data_type().is_integer();
             constant(expr).filter(|(_, scale)| exact && (*scale == 0 || !field.data_type().is_integer()))
         }
         _ => None,

@@ -1,6 +1,5 @@
 //! Queries: syntax to logical plan to physical plan, over the statement's one snapshot.
 
-use crate::casts::UNCONSTRAINED;
 use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
@@ -376,6 +375,7 @@ pub fn returned(
     if let ast::SetExpr::Select(select) = query.body.as_mut() {
         select.projection = items;
     }
+    crate::row_types::prepare(&mut query, true);
     crate::numbers::type_numbers(&mut query, false);
     let ast::SetExpr::Select(select) = *query.body else {
         return Err(Error::internal("a SELECT that is none"));
@@ -449,6 +449,7 @@ fn logical_plan_of(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
+    crate::row_types::prepare(&mut query, table_schema.is_some());
     crate::numbers::type_numbers(&mut query, table_schema.is_some());
     plan_query(names, query, parameters, table_schema)
 }
@@ -465,7 +466,10 @@ fn plan_query(
         let schema = DFSchema::from_unqualified_fields(schema.fields, HashMap::new()).map_err(from_datafusion)?;
         context.set_table_schema(Some(Arc::new(schema)));
     }
-    planner.sql_statement_to_plan_with_context(ast::Statement::Query(query), &mut context).map_err(from_datafusion)
+    planner
+        .sql_statement_to_plan_with_context(ast::Statement::Query(query), &mut context)
+        .and_then(crate::row_types::settle)
+        .map_err(from_datafusion)
 }
 
 /// Puts parameter values into a plan.
@@ -566,11 +570,7 @@ pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &Output
         .fields()
         .iter()
         .zip(&columns)
-        .map(|(field, column)| {
-            let mut metadata = field.metadata().clone();
-            metadata.remove(UNCONSTRAINED);
-            field.as_ref().clone().with_name(&column.name).with_metadata(metadata)
-        })
+        .map(|(field, column)| field.as_ref().clone().with_name(&column.name))
         .collect();
     Planned { plan, state, columns, schema: Arc::new(Schema::new(fields)) }
 }

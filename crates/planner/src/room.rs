@@ -228,7 +228,7 @@ mod tests {
             ("SELECT 'a, b, c' , \"x y\"", 4, 0, 12, 0),
             ("(1,'abc'),(-2,'it''s');", 14, 0, 9, 1),
             ("a.b+c*1.5e3 - d", 7, 3, 0, 0),
-            ("(now(), '1'::int)", 9, 2, 2, 0),
+            ("(now(), '1'::int)", 10, 2, 2, 0),
             ("'open, to the end", 1, 0, 16, 0),
         ] {
             assert_eq!(Counts::of(text), Counts { tokens, operators, quoted_bytes, statements }, "{text}");

@@ -13,7 +13,7 @@ use datafusion::sql::sqlparser::ast::{self, ArrayElemTypeDef, CharacterLength, E
 use std::collections::HashMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
-use tidepool_table::{SQL_TYPE_METADATA, arrow_type};
+use tidepool_table::{NUMERIC_WIDTH, SQL_TYPE_METADATA, arrow_type};
 
 /// Field metadata key that overrides the PostgreSQL type oid a result column is described with, as decimal text. For
 /// types that no table column can have (`oid`, `name`, `int4[]`). The Arrow type must fit the type's wire form.
@@ -99,7 +99,7 @@ fn custom(name: &ast::ObjectName, modifiers: &[String]) -> Result<SqlType> {
             None => SqlType::Text,
         },
         "numeric" | "decimal" => match modifiers {
-            [] => SqlType::NUMERIC_DEFAULT,
+            [] => SqlType::UnconstrainedNumeric,
             [precision] => numeric(&ExactNumberInfo::Precision(parse_modifier(precision)?))?,
             [precision, scale, ..] => {
                 numeric(&ExactNumberInfo::PrecisionAndScale(parse_modifier(precision)?, parse_modifier(scale)? as i64))?
@@ -129,7 +129,7 @@ fn invalid(message: impl Into<String>) -> Error {
 
 fn numeric(info: &ExactNumberInfo) -> Result<SqlType> {
     let (precision, scale) = match *info {
-        ExactNumberInfo::None => return Ok(SqlType::NUMERIC_DEFAULT),
+        ExactNumberInfo::None => return Ok(SqlType::UnconstrainedNumeric),
         ExactNumberInfo::Precision(precision) => (precision, 0),
         ExactNumberInfo::PrecisionAndScale(precision, scale) => (precision, scale),
     };
@@ -183,6 +183,7 @@ pub fn type_of(field: &Field) -> Option<SqlType> {
         | DataType::Decimal64(precision, scale)
         | DataType::Decimal128(precision, scale) => SqlType::Numeric { precision: *precision, scale: *scale },
         DataType::Decimal256(_, scale) => SqlType::Numeric { precision: 38, scale: *scale },
+        DataType::FixedSizeBinary(NUMERIC_WIDTH) => SqlType::UnconstrainedNumeric,
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => SqlType::Text,
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
             SqlType::Bytea
@@ -215,7 +216,7 @@ fn array_oid(element: SqlType) -> u32 {
         SqlType::Timestamp => 1115,
         SqlType::TimestampTz => 1185,
         SqlType::Interval => 1187,
-        SqlType::Numeric { .. } => 1231,
+        SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => 1231,
         SqlType::Uuid => 2951,
         SqlType::Json => 199,
         SqlType::Text => 1009,
@@ -286,7 +287,7 @@ pub fn element_of_oid(oid: u32) -> Option<SqlType> {
         1182 => SqlType::Date,
         1185 => SqlType::TimestampTz,
         1187 => SqlType::Interval,
-        1231 => SqlType::NUMERIC_DEFAULT,
+        1231 => SqlType::UnconstrainedNumeric,
         2951 => SqlType::Uuid,
         _ => return None,
     })
@@ -309,7 +310,7 @@ pub fn sql_type_of_oid(oid: u32) -> Option<SqlType> {
         1114 => SqlType::Timestamp,
         1184 => SqlType::TimestampTz,
         1186 => SqlType::Interval,
-        1700 => SqlType::NUMERIC_DEFAULT,
+        1700 => SqlType::UnconstrainedNumeric,
         2950 => SqlType::Uuid,
         _ => return None,
     })
@@ -356,7 +357,7 @@ pub fn canonical_batch(batch: &RecordBatch, schema: &SchemaRef, config: &ConfigO
                 }
                 _ => column.clone(),
             };
-            cast_with_options(&column, field.data_type(), &options).map_err(crate::errors::from_arrow)
+            crate::numerics::cast(&column, field.data_type()).map_err(crate::errors::from_datafusion)
         })
         .collect::<Result<_>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -403,13 +404,11 @@ impl TypePlanner for PostgresTypes {
             return Ok(None);
         }
         match sql_type(data_type) {
-            // Forms without a length or precision need no mark, but `numeric` has to be told from numeric(38,10).
+            // Forms without a length need no mark.
             Ok(sql_type) => Ok(Some(Arc::new(match sql_type {
                 SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json => {
                     field("", sql_type)
                 }
-                SqlType::NUMERIC_DEFAULT => Field::new("", arrow_type(sql_type), true)
-                    .with_metadata(HashMap::from([(crate::casts::UNCONSTRAINED.to_owned(), String::new())])),
                 _ => Field::new("", arrow_type(sql_type), true),
             }))),
             Err(error) => Err(crate::errors::carry(error)),

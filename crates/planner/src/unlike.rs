@@ -36,6 +36,7 @@ impl Side {
             DataType::Interval(_) => Class::Interval,
             DataType::Binary | DataType::BinaryView => Class::Bytes,
             DataType::Decimal128(..) => Class::Number,
+            data_type if crate::numerics::is_numeric(data_type) => Class::Number,
             data_type if data_type.is_integer() || data_type.is_floating() => Class::Number,
             _ => return None,
         };

@@ -4,7 +4,7 @@ use crate::wire::{UNCOUNTED_BYTES, Wire};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::DataType;
 use std::sync::Arc;
-use tidepool_base::{Result, SqlType, panic_point};
+use tidepool_base::{Numeric, Result, SqlType, panic_point};
 use tidepool_database::text::{BinaryWriter, TextSettings, TextWriter, Zone, single};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{Datum, ResultColumn, RowSink};
@@ -219,7 +219,10 @@ fn write_text(value: &Datum<'_>, sql_type: SqlType, zone: Zone, settings: &TextS
                 out.resize(out.len() + (length as usize).saturating_sub(text.chars().count()), b' ');
             }
         }
-        Datum::Bytes(bytes) => single::write_bytes(bytes, out),
+        Datum::Bytes(bytes) => match Numeric::from_bytes(bytes).filter(|_| sql_type == SqlType::UnconstrainedNumeric) {
+            Some(number) => tidepool_database::text::numeric::write(number, out),
+            None => single::write_bytes(bytes, out),
+        },
     }
     true
 }
@@ -280,7 +283,7 @@ pub(crate) fn element_type(oid: u32) -> Option<SqlType> {
         1016 => SqlType::BigInt,
         1021 => SqlType::Real,
         1022 => SqlType::DoublePrecision,
-        1231 => SqlType::NUMERIC_DEFAULT,
+        1231 => SqlType::UnconstrainedNumeric,
         1009 | 1003 | 1002 | 1034 => SqlType::Text,
         1014 => SqlType::Char { length: 1 },
         1015 => SqlType::Varchar { length_max: None },

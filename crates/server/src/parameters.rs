@@ -262,7 +262,7 @@ fn sql_type(oid: u32, format: i16) -> Result<SqlType> {
         1114 => SqlType::Timestamp,
         1184 => SqlType::TimestampTz,
         1186 => SqlType::Interval,
-        1700 => SqlType::NUMERIC_DEFAULT,
+        1700 => SqlType::UnconstrainedNumeric,
         2950 => SqlType::Uuid,
         114 | 3802 => SqlType::Json,
         // Without blanks at its end, as columns of the type hold it. PostgreSQL's longest.

@@ -24,7 +24,7 @@ struct Case {
 
 const MONEY: SqlType = SqlType::Numeric { precision: 15, scale: 2 };
 const HUGE: SqlType = SqlType::Numeric { precision: 38, scale: 0 };
-const TYPES: [SqlType; 15] = [
+const TYPES: [SqlType; 16] = [
     SqlType::Boolean,
     SqlType::SmallInt,
     SqlType::Integer,
@@ -40,6 +40,7 @@ const TYPES: [SqlType; 15] = [
     SqlType::Bytea,
     SqlType::Uuid,
     SqlType::Json,
+    SqlType::UnconstrainedNumeric,
 ];
 
 /// Rows that end within a block; fewer under Miri.
@@ -318,7 +319,9 @@ fn filters(array: &ArrayRef, logical: Logical) -> Vec<(String, ColumnFilter)> {
         Logical::Text => {
             vec![Datum::Text(String::new()), Datum::Text("word 5".into()), Datum::Text("\u{10ffff}".into())]
         }
-        Logical::Bytes => vec![Datum::Bytes(Vec::new()), Datum::Bytes(vec![128]), Datum::Bytes(vec![255; 9])],
+        Logical::Bytes | Logical::Numeric => {
+            vec![Datum::Bytes(Vec::new()), Datum::Bytes(vec![128]), Datum::Bytes(vec![255; 9])]
+        }
         _ => vec![Datum::Int(i64::MIN), Datum::Int(i64::MAX), Datum::Int(8)],
     });
     for value in &values {

@@ -47,6 +47,7 @@ impl DeltaColumn {
                     column.add_texts(array.as_string_view().iter().map(|text| text.map(str::as_bytes)))
                 }
                 DataType::BinaryView => column.add_texts(array.as_binary_view().iter()),
+                DataType::FixedSizeBinary(_) => column.add_texts(array.as_fixed_size_binary().iter()),
                 DataType::Decimal128(..) => column.add_bounds(array.as_primitive::<Decimal128Type>(), i128::from),
                 of if Logical::of(of)?.is_int() && *of != DataType::Boolean => {
                     column.add_bounds(ints_of(&array)?.as_primitive::<Int64Type>(), i128::from);

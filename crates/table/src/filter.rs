@@ -253,7 +253,7 @@ fn int_of(value: &Datum, logical: Logical) -> Result<i64> {
 fn bytes_of(value: &Datum, logical: Logical) -> Result<&[u8]> {
     match (value, logical) {
         (Datum::Text(value), Logical::Text) => Ok(value.as_bytes()),
-        (Datum::Bytes(value), Logical::Bytes) => Ok(value),
+        (Datum::Bytes(value), Logical::Bytes | Logical::Numeric) => Ok(value),
         _ => Err(wrong_type(logical)),
     }
 }
@@ -479,6 +479,9 @@ fn and_values(test: &Test, array: &ArrayRef, words: &mut [u64]) -> Result<()> {
             if logical == Logical::Text {
                 let array = array.as_string_view();
                 each_string(|row| array.value(row).as_bytes(), words, passes);
+            } else if logical == Logical::Numeric {
+                let array = array.as_fixed_size_binary();
+                each_string(|row| array.value(row), words, passes);
             } else {
                 let array = array.as_binary_view();
                 each_string(|row| array.value(row), words, passes);

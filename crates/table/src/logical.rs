@@ -1,5 +1,6 @@
 //! The types that segments hold, each one Arrow type.
 
+use crate::schema::NUMERIC_WIDTH;
 use arrow_schema::{DataType, IntervalUnit, TimeUnit};
 use std::ops::RangeInclusive;
 use tidepool_base::{Error, Result};
@@ -12,13 +13,18 @@ pub(crate) enum Logical {
     Int64,
     Float32,
     Float64,
-    Decimal { precision: u8, scale: i8 },
+    Decimal {
+        precision: u8,
+        scale: i8,
+    },
     Text,
     Date,
     Timestamp,
     TimestampTz,
     Interval,
     Bytes,
+    /// Numbers that each have a scale, as [`tidepool_base::Numeric`] writes them.
+    Numeric,
 }
 
 impl Logical {
@@ -37,6 +43,7 @@ impl Logical {
             DataType::Timestamp(TimeUnit::Microsecond, Some(_)) => Logical::TimestampTz,
             DataType::Interval(IntervalUnit::MonthDayNano) => Logical::Interval,
             DataType::BinaryView => Logical::Bytes,
+            DataType::FixedSizeBinary(NUMERIC_WIDTH) => Logical::Numeric,
             other => return Err(Error::internal(format!("tables do not hold Arrow's {other}"))),
         })
     }
@@ -56,6 +63,7 @@ impl Logical {
             Logical::TimestampTz => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
             Logical::Interval => DataType::Interval(IntervalUnit::MonthDayNano),
             Logical::Bytes => DataType::BinaryView,
+            Logical::Numeric => DataType::FixedSizeBinary(NUMERIC_WIDTH),
         }
     }
 
@@ -75,6 +83,7 @@ impl Logical {
             Logical::TimestampTz => [11, 0, 0],
             Logical::Interval => [12, 0, 0],
             Logical::Bytes => [13, 0, 0],
+            Logical::Numeric => [14, 0, 0],
         }
     }
 
@@ -96,7 +105,7 @@ impl Logical {
     }
 
     pub fn is_bytes(self) -> bool {
-        matches!(self, Logical::Text | Logical::Bytes)
+        matches!(self, Logical::Text | Logical::Bytes | Logical::Numeric)
     }
 
     /// Values that the type can hold, as integers.
@@ -117,6 +126,7 @@ impl Logical {
             Logical::Int32 | Logical::Float32 | Logical::Date => 4.0,
             Logical::Int64 | Logical::Float64 | Logical::Timestamp | Logical::TimestampTz => 8.0,
             Logical::Decimal { .. } | Logical::Text | Logical::Interval | Logical::Bytes => 16.0,
+            Logical::Numeric => f64::from(NUMERIC_WIDTH),
         }
     }
 }

@@ -10,6 +10,9 @@ use tidepool_base::{SchemaId, SqlType, TableId};
 /// Field metadata key under which the declared SQL type travels through plans, as `SqlType`'s JSON.
 pub const SQL_TYPE_METADATA: &str = "tidepool.type";
 
+/// Width of the byte strings that hold numbers of `numeric` without precision. No other type is held as byte strings of a fixed width.
+pub const NUMERIC_WIDTH: i32 = tidepool_base::NUMERIC_BYTES as i32;
+
 /// Name of the column of row ids that scans can produce. No client can write it.
 pub const ROW_ID: &str = "\u{1}row";
 
@@ -279,7 +282,7 @@ impl TableDef {
 
     /// The schema that scans produce. Boolean, Int16/32/64, Float32/64, Decimal128(p, s), Utf8View (text, varchar, char
     /// without trailing blanks, json, uuid in canonical text), Date32, Timestamp(us), Timestamp(us, "UTC"),
-    /// Interval(MonthDayNano), BinaryView. Each field carries `SQL_TYPE_METADATA`.
+    /// Interval(MonthDayNano), BinaryView, FixedSizeBinary(18) (`numeric` without precision). Each field carries `SQL_TYPE_METADATA`.
     pub fn arrow_schema(&self) -> SchemaRef {
         Arc::new(Schema::new(self.columns.iter().map(ColumnDef::field).collect::<Vec<_>>()))
     }
@@ -317,6 +320,7 @@ fn natural_type(data_type: &DataType) -> SqlType {
         DataType::Decimal256(precision, scale) => {
             SqlType::Numeric { precision: (*precision).min(38), scale: (*scale).min(38) }
         }
+        DataType::FixedSizeBinary(NUMERIC_WIDTH) => SqlType::UnconstrainedNumeric,
         DataType::Date32 | DataType::Date64 => SqlType::Date,
         DataType::Timestamp(_, None) => SqlType::Timestamp,
         DataType::Timestamp(_, Some(_)) => SqlType::TimestampTz,
@@ -340,6 +344,7 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
         SqlType::Real => DataType::Float32,
         SqlType::DoublePrecision => DataType::Float64,
         SqlType::Numeric { precision, scale } => DataType::Decimal128(precision, scale),
+        SqlType::UnconstrainedNumeric => DataType::FixedSizeBinary(NUMERIC_WIDTH),
         SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json => {
             DataType::Utf8View
         }
@@ -355,7 +360,8 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
 mod tests {
     use super::*;
 
-    const ALL: [SqlType; 18] = [
+    const ALL: [SqlType; 19] = [
+        SqlType::UnconstrainedNumeric,
         SqlType::Boolean,
         SqlType::SmallInt,
         SqlType::Integer,

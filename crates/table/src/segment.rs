@@ -372,6 +372,7 @@ pub(crate) fn datum_at(array: &ArrayRef, row: usize, logical: Logical) -> Result
         Logical::Decimal { .. } => Some(Datum::Decimal(array.as_primitive::<Decimal128Type>().value(row))),
         Logical::Text => Some(Datum::Text(array.as_string_view().value(row).to_string())),
         Logical::Bytes => Some(Datum::Bytes(array.as_binary_view().value(row).to_vec())),
+        Logical::Numeric => Some(Datum::Bytes(array.as_fixed_size_binary().value(row).to_vec())),
         Logical::Interval => None,
     })
 }
@@ -390,6 +391,7 @@ fn logical_of(tag: [u8; 3]) -> Result<Logical> {
         Logical::TimestampTz,
         Logical::Interval,
         Logical::Bytes,
+        Logical::Numeric,
         Logical::Decimal { precision: tag[1], scale: tag[2] as i8 },
     ];
     let found = plain.into_iter().find(|logical| logical.tag() == tag);
@@ -556,10 +558,13 @@ fn survey<'a>(array: &'a ArrayRef, nulls: Option<&NullBuffer>, logical: Logical,
                 survey.bounds = Some((Datum::Float(min), Datum::Float(max)));
                 Column::Floats { values, single }
             }
-            Logical::Text | Logical::Bytes => {
+            Logical::Text | Logical::Bytes | Logical::Numeric => {
                 let values: Vec<&[u8]> = if logical == Logical::Text {
                     let array = array.as_string_view();
                     fill((0..rows).map(|row| array.value(row).as_bytes()), nulls)
+                } else if logical == Logical::Numeric {
+                    let array = array.as_fixed_size_binary();
+                    fill((0..rows).map(|row| array.value(row)), nulls)
                 } else {
                     let array = array.as_binary_view();
                     fill((0..rows).map(|row| array.value(row)), nulls)
@@ -673,7 +678,7 @@ fn read_datum(reader: &mut TreeReader<'_>, logical: Logical) -> Result<Option<Da
         Datum::Decimal(_) => matches!(logical, Logical::Decimal { .. }),
         Datum::Float(_) => logical.is_float(),
         Datum::Text(_) => logical == Logical::Text,
-        Datum::Bytes(_) => logical == Logical::Bytes,
+        Datum::Bytes(_) => matches!(logical, Logical::Bytes | Logical::Numeric),
     };
     if fits { Ok(Some(datum)) } else { Err(bad()) }
 }

@@ -2,15 +2,16 @@
 
 use crate::rows::{RowLayout, RowStore, VersionMemory, WriteSet};
 use crate::sketch::hash_u64;
-use crate::{ColumnDef, Placement, RowGroup, Table, TableDef, TableVersion, arrow_type};
+use crate::{ColumnDef, NUMERIC_WIDTH, Placement, RowGroup, Table, TableDef, TableVersion, arrow_type};
 use arrow_array::types::IntervalMonthDayNano;
 use arrow_array::{
-    ArrayRef, BinaryViewArray, BooleanArray, Date32Array, Decimal128Array, Float32Array, Float64Array, Int16Array,
-    Int32Array, Int64Array, IntervalMonthDayNanoArray, RecordBatch, StringViewArray, TimestampMicrosecondArray,
+    ArrayRef, BinaryViewArray, BooleanArray, Date32Array, Decimal128Array, FixedSizeBinaryArray, Float32Array,
+    Float64Array, Int16Array, Int32Array, Int64Array, IntervalMonthDayNanoArray, RecordBatch, StringViewArray,
+    TimestampMicrosecondArray,
 };
 use arrow_schema::Field;
 use std::sync::Arc;
-use tidepool_base::{CommitTs, RowId, SqlType, StoreId, TableId, TablespaceId};
+use tidepool_base::{CommitTs, Numeric, RowId, SqlType, StoreId, TableId, TablespaceId};
 use tidepool_device::{Location, Mapping};
 use tidepool_tablespace::{Tablespace, TablespaceConfig, Tablespaces};
 use tidepool_txn::{Isolation, Transactions, View, Worker};
@@ -121,6 +122,11 @@ pub(crate) fn array_of(sql_type: SqlType, rows: usize, mut value: impl FnMut(usi
         SqlType::Numeric { .. } => Arc::new(
             values.iter().map(|v| v.map(i128::from)).collect::<Decimal128Array>().with_data_type(arrow_type(sql_type)),
         ),
+        SqlType::UnconstrainedNumeric => {
+            let number = |v: i64| Numeric::new(v.into(), v.rem_euclid(5) as u8).unwrap().to_bytes();
+            let numbers = values.iter().map(|v| v.map(number));
+            Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(numbers, NUMERIC_WIDTH).unwrap())
+        }
         SqlType::Date => Arc::new(values.iter().map(|v| v.map(|v| v as i32)).collect::<Date32Array>()),
         SqlType::Timestamp => Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>()),
         SqlType::TimestampTz => {

@@ -333,9 +333,11 @@ async fn every_way_to_rows_gives_the_same_answer() {
             for place in places.iter().copied().chain(["columns"]) {
                 let table = format!("{merge}_{place}");
                 let main = if place == "columns" { "near" } else { place };
+                // Numbers of either form have the same answers.
+                let a = if matches!(place, "columns" | "far") { "numeric" } else { "int" };
                 let sql = format!(
                     "DROP TABLE IF EXISTS {table};
-                     CREATE TABLE {table} (id int PRIMARY KEY, a int, b bigint NOT NULL, c text)
+                     CREATE TABLE {table} (id int PRIMARY KEY, a {a}, b bigint NOT NULL, c text)
                      WITH (merge = {merge}) TABLESPACE {main};
                      CREATE INDEX {table}_a ON {table} (a, b DESC); CREATE INDEX {table}_c ON {table} (c)"
                 );

@@ -26,6 +26,47 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Numbers without precision, their indexes and constraints: from the checkpoint, from the log, in delta and in main.
+#[test]
+fn a_killed_server_keeps_numbers_at_their_scales() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = serve(&data, &[]);
+    run(&server.url, "CREATE TABLE kept (a numeric PRIMARY KEY, b numeric, id int)");
+    run(
+        &server.url,
+        "INSERT INTO kept SELECT x + 0.50::numeric, 1::numeric / x, x FROM generate_series(1, 20000) AS t(x); CALL tidepool.merge('kept')",
+    );
+    run(&server.url, "CREATE INDEX kept_b ON kept (b)");
+    run(&server.url, "CHECKPOINT");
+    run(&server.url, "INSERT INTO kept VALUES (0.00, NULL, 0), (-1E-21, 12345678901234567890123456789012345678, -1)");
+    run(&server.url, "UPDATE kept SET b = 2.500 WHERE a = 7.5");
+    let whole = "SELECT md5(string_agg(a::text || '|' || coalesce(b::text, ''), ',' ORDER BY id)) FROM kept";
+    let before = answer(&server.url, whole);
+    server.signal(libc::SIGKILL);
+    assert!(!server.wait().0);
+
+    let server = serve(&data, &[]);
+    assert_eq!(answer(&server.url, whole), before);
+    for (query, expected) in [
+        ("SELECT a FROM kept WHERE id = 0", "0.00"),
+        ("SELECT a FROM kept WHERE id = -1", "-0.000000000000000000001"),
+        ("SELECT b FROM kept WHERE a < 0", "12345678901234567890123456789012345678"),
+        ("SELECT a FROM kept WHERE b = 2.5", "7.50"),
+        ("SELECT b FROM kept WHERE a = 3.500", "0.33333333333333333333"),
+        ("SELECT count(*) FROM kept WHERE a > 100.5", "19900"),
+    ] {
+        assert_eq!(answer(&server.url, query), expected, "{query}");
+    }
+    let refused = sql(&server.url, &["-c", "INSERT INTO kept VALUES (7.5)"], "");
+    assert!(text(&refused.stderr).contains("duplicate key"), "{}", text(&refused.stderr));
+    run(&server.url, "CALL tidepool.merge('kept')");
+    run(&server.url, "CALL tidepool.check()");
+    assert_eq!(answer(&server.url, whole), before);
+    server.signal(libc::SIGTERM);
+    server.wait();
+}
+
 #[test]
 fn a_killed_server_keeps_what_was_committed() {
     let folder = tempfile::tempdir().unwrap();

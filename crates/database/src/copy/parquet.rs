@@ -1,6 +1,7 @@
 //! Parquet files: read a row group at a time into a table's types, and written.
 
 use super::{CopyOptions, ParquetCompression, read_batch, targets};
+use crate::text::numeric::{self, NUMERIC};
 use crate::text::{TextReader, TextSettings, TextWriter, cross_clocks, crosses_clocks};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{IntervalDayTimeType, IntervalYearMonthType};
@@ -341,6 +342,13 @@ fn cast(array: &ArrayRef, target: &DataType, sql_type: SqlType) -> Result<ArrayR
     if array.data_type() == target {
         return Ok(array.clone());
     }
+    let is_numeric = |data_type: &DataType| *data_type == NUMERIC;
+    if is_numeric(target) || is_numeric(array.data_type()) {
+        let cast = if is_numeric(target) { numeric::from_array(array) } else { numeric::into_array(array, target) };
+        if let Some(cast) = cast {
+            return cast;
+        }
+    }
     if !arrow_cast::can_cast_types(array.data_type(), target) {
         return Err(Error::new(
             SqlState::DATATYPE_MISMATCH,
@@ -460,6 +468,7 @@ impl Drop for ParquetWriter {
 /// Types that Parquet has no place for, as text.
 fn written_as_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Interval(IntervalUnit::MonthDayNano) | DataType::Duration(_) | DataType::Null)
+        || *data_type == NUMERIC
 }
 
 fn written_type(data_type: &DataType) -> DataType {

@@ -185,6 +185,7 @@ const ALL_TYPES: &[(&str, SqlType)] = &[
     ("real", SqlType::Real),
     ("double", SqlType::DoublePrecision),
     ("num", SqlType::Numeric { precision: 20, scale: 5 }),
+    ("unconstrained", SqlType::UnconstrainedNumeric),
     ("text", SqlType::Text),
     ("varchar", SqlType::Varchar { length_max: Some(16) }),
     ("char", SqlType::Char { length: 8 }),
@@ -212,6 +213,10 @@ fn random_value(random: &mut StdRng, sql_type: SqlType) -> String {
         SqlType::DoublePrecision => f64::from_bits(random.random::<u64>() & !(0x7ff << 52) | (1000 << 52)).to_string(),
         SqlType::Numeric { .. } => {
             format!("{}.{:05}", random.random_range(-999_999_999i64..999_999_999), random.random_range(0..100_000))
+        }
+        SqlType::UnconstrainedNumeric => {
+            let scale = random.random_range(0..30);
+            format!("{}.{:0scale$}", random.random_range(-999_999i64..999_999), random.random_range(0..10u64))
         }
         SqlType::Text => word(random, 8),
         SqlType::Varchar { .. } => word(random, 4),

@@ -56,6 +56,11 @@ pub(crate) fn value_text(value: &KeyValue<'_>, sql_type: SqlType) -> Result<Stri
             let array = array.with_precision_and_scale(precision, scale);
             Arc::new(array.map_err(|error| Error::internal(error.to_string()))?)
         }
+        KeyValue::Unconstrained(number) => {
+            let mut text = Vec::new();
+            crate::text::numeric::write(*number, &mut text);
+            return Ok(String::from_utf8_lossy(&text).into_owned());
+        }
         KeyValue::Text(text) => Arc::new(StringViewArray::from(vec![text.as_ref()])),
         KeyValue::Date(value) => Arc::new(Date32Array::from(vec![*value])),
         KeyValue::Timestamp(value) => {

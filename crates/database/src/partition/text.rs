@@ -43,7 +43,9 @@ fn types(def: &TableDef, partitioning: &Partitioning) -> impl Iterator<Item = Sq
 pub fn bound_literal(sql_type: SqlType, text: &str) -> String {
     let is_plain = match sql_type {
         SqlType::Integer => text.bytes().all(|byte| byte.is_ascii_digit()),
-        SqlType::Numeric { .. } => text.starts_with(|c: char| c.is_ascii_digit()) && text.contains(['.', 'e', 'E']),
+        SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => {
+            text.starts_with(|c: char| c.is_ascii_digit()) && text.contains(['.', 'e', 'E'])
+        }
         SqlType::Boolean => return if text.starts_with('t') { "true".to_owned() } else { "false".to_owned() },
         _ => false,
     };

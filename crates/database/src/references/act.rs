@@ -4,6 +4,7 @@ use super::link::{Link, read_columns};
 use super::{Lost, Place, RowRules, Views, Watch, concurrent_update};
 use crate::partition::{Membership, Share, pick};
 use crate::rows::RowWrite;
+use crate::text::numeric;
 use crate::{TableWriter, Transaction};
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, new_null_array};
 use arrow_cast::{CastOptions, cast_with_options};
@@ -267,6 +268,16 @@ fn cast(values: &ArrayRef, def: &TableDef, position: usize) -> Result<ArrayRef> 
     let target = tidepool_table::arrow_type(column.sql_type);
     if *values.data_type() == target {
         return Ok(values.clone());
+    }
+    let numbers = if target == numeric::NUMERIC {
+        numeric::from_array(values)
+    } else if *values.data_type() == numeric::NUMERIC {
+        numeric::into_array(values, &target)
+    } else {
+        None
+    };
+    if let Some(numbers) = numbers {
+        return numbers;
     }
     let options = CastOptions { safe: false, ..CastOptions::default() };
     // Arrow cuts a fraction off, where PostgreSQL rounds.

@@ -2,7 +2,7 @@
 //! those that they refer to.
 
 use std::borrow::Cow;
-use tidepool_base::SqlType;
+use tidepool_base::{Numeric, SqlType};
 use tidepool_index::key::KeyValue;
 
 const DAY_US: i64 = 86_400_000_000;
@@ -32,12 +32,11 @@ fn is_string(sql_type: SqlType) -> bool {
 /// casts that it makes by itself. What a `timestamptz` is beside a `timestamp` depends on the session, so that is left
 /// out.
 pub fn can_refer(from: SqlType, to: SqlType) -> bool {
-    let is_numeric = |sql_type| matches!(sql_type, SqlType::Numeric { .. });
     let is_day = |sql_type| matches!(sql_type, SqlType::Date | SqlType::Timestamp);
     from != SqlType::Json
         && (from == to
-            || is_integer(from) && (is_integer(to) || is_numeric(to) || is_float(to))
-            || is_numeric(from) && (is_numeric(to) || is_float(to))
+            || is_integer(from) && (is_integer(to) || to.is_numeric() || is_float(to))
+            || from.is_numeric() && (to.is_numeric() || is_float(to))
             || is_float(from) && is_float(to)
             || is_string(from) && is_string(to)
             || is_day(from) && is_day(to))
@@ -57,6 +56,14 @@ pub fn convert<'v>(value: KeyValue<'v>, from: SqlType, to: SqlType) -> Option<Ke
         KeyValue::Integer(value) => of_number(value.into(), 0, to),
         KeyValue::BigInt(value) => of_number(value.into(), 0, to),
         KeyValue::Numeric(value) => of_number(value, scale(from), to),
+        KeyValue::Unconstrained(number) => match to {
+            SqlType::Real => Some(KeyValue::Real(number.to_f64() as f32)),
+            SqlType::DoublePrecision => Some(KeyValue::DoublePrecision(number.to_f64())),
+            to => {
+                let number = number.trimmed();
+                of_number(number.unscaled(), number.scale() as i8, to)
+            }
+        },
         KeyValue::Real(value) if to == SqlType::DoublePrecision => Some(KeyValue::DoublePrecision(value.into())),
         KeyValue::DoublePrecision(value) if to == SqlType::Real => {
             let narrow = value as f32;
@@ -96,6 +103,7 @@ fn of_number(value: i128, scale: i8, to: SqlType) -> Option<KeyValue<'static>> {
             let fits = value.unsigned_abs() < 10_u128.checked_pow(precision.into())?;
             fits.then_some(KeyValue::Numeric(value))?
         }
+        SqlType::UnconstrainedNumeric => KeyValue::Unconstrained(Numeric::of_decimal(value, scale).ok()?),
         // As PostgreSQL casts them before it compares.
         SqlType::Real => KeyValue::Real(value as f32 / 10_f32.powi(scale.into())),
         SqlType::DoublePrecision => KeyValue::DoublePrecision(value as f64 / 10_f64.powi(scale.into())),
@@ -129,6 +137,13 @@ mod tests {
         assert_eq!(convert(KeyValue::Integer(1000), SqlType::Integer, NUMERIC), None);
         assert_eq!(convert(KeyValue::Numeric(700), NUMERIC, SqlType::Integer), Some(KeyValue::Integer(7)));
         assert_eq!(convert(KeyValue::Numeric(701), NUMERIC, SqlType::Integer), None);
+        let number = KeyValue::Unconstrained(Numeric::new(7000, 3).unwrap());
+        assert_eq!(convert(KeyValue::Numeric(700), NUMERIC, SqlType::UnconstrainedNumeric), Some(number.clone()));
+        assert_eq!(
+            convert(number.clone(), SqlType::UnconstrainedNumeric, SqlType::Integer),
+            Some(KeyValue::Integer(7))
+        );
+        assert_eq!(convert(number, SqlType::UnconstrainedNumeric, NUMERIC), Some(KeyValue::Numeric(700)));
         let wide = SqlType::Numeric { precision: 20, scale: 4 };
         assert_eq!(convert(KeyValue::Numeric(701), NUMERIC, wide), Some(KeyValue::Numeric(70_100)));
         assert_eq!(convert(KeyValue::Numeric(70_101), wide, NUMERIC), None);

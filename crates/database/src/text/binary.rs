@@ -6,14 +6,14 @@
 use super::builder::ColumnBuilder;
 use super::bytes::{parse_uuid, uuid_text};
 use super::number::{POWERS_OF_TEN, numeric_overflow};
-use super::reader::{check_json, fit_char, fit_varchar};
+use super::numeric::{CastError, cast_array};
+use super::reader::{append_number, check_json, fit_char, fit_varchar};
 use super::{TextSettings, TextWriter, VECTOR_ITEM};
 use arrow_array::cast::AsArray;
 use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer};
-use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::DataType;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlState, SqlType};
 use tidepool_table::arrow_type;
 
 /// Days and microseconds from 1970-01-01 to 2000-01-01.
@@ -34,6 +34,7 @@ enum Column {
     Real(Float32Array),
     Double(Float64Array),
     Numeric(Decimal128Array, i32),
+    Unconstrained(FixedSizeBinaryArray),
     Date(Date32Array),
     Timestamp(TimestampMicrosecondArray),
     Interval(IntervalMonthDayNanoArray),
@@ -60,8 +61,11 @@ impl BinaryWriter {
         let array = if *array.data_type() == target {
             make_array(array.to_data())
         } else {
-            let options = CastOptions { safe: false, ..CastOptions::default() };
-            cast_with_options(array, &target, &options).map_err(|error| {
+            cast_array(&make_array(array.to_data()), &target).map_err(|error| {
+                let error = match error {
+                    CastError::Value(error) => return error,
+                    CastError::Arrow(error) => error,
+                };
                 Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{sql_type} out of range"))
                     .with_detail(format!("{error}."))
             })?
@@ -74,6 +78,7 @@ impl BinaryWriter {
             SqlType::Real => Column::Real(array.as_primitive().clone()),
             SqlType::DoublePrecision => Column::Double(array.as_primitive().clone()),
             SqlType::Numeric { scale, .. } => Column::Numeric(array.as_primitive().clone(), i32::from(scale)),
+            SqlType::UnconstrainedNumeric => Column::Unconstrained(array.as_fixed_size_binary().clone()),
             SqlType::Date => Column::Date(array.as_primitive().clone()),
             SqlType::Timestamp | SqlType::TimestampTz => Column::Timestamp(array.as_primitive().clone()),
             SqlType::Interval => Column::Interval(array.as_primitive().clone()),
@@ -128,6 +133,10 @@ impl BinaryWriter {
             Column::Real(array) => out.extend_from_slice(&array.value(row).to_be_bytes()),
             Column::Double(array) => out.extend_from_slice(&array.value(row).to_be_bytes()),
             Column::Numeric(array, scale) => write_numeric(array.value(row), *scale, out),
+            Column::Unconstrained(array) => {
+                let number = Numeric::from_bytes(array.value(row)).unwrap_or_default();
+                write_numeric(number.unscaled(), i32::from(number.scale()), out);
+            }
             Column::Date(array) => {
                 out.extend_from_slice(&array.value(row).saturating_sub(EPOCH_DAYS).to_be_bytes());
             }
@@ -268,6 +277,24 @@ fn read_numeric(bytes: &[u8], precision: u8, scale: i8) -> Result<i128> {
     Ok(if sign == 0x4000 { -value } else { value })
 }
 
+/// A binary numeric with all its digits, at the scale that it says. 22003 for one of more digits than are held.
+fn read_unconstrained(bytes: &[u8]) -> Result<Numeric> {
+    let word = |at: usize| -> Option<u16> { Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])) };
+    let (count, weight, scale) = (|| Some((word(0)? as usize, word(2)? as i16, word(6)?)))().ok_or_else(malformed)?;
+    // Digits beyond the scale are cut, as PostgreSQL does.
+    let scale = u8::try_from(scale).unwrap_or(u8::MAX);
+    if scale <= 38 {
+        return Numeric::new(read_numeric(bytes, 38, scale as i8)?, scale);
+    }
+    // More digits after the point than are held: zeros among them may be left out.
+    let below = 4 * (count as i32 - 1 - i32::from(weight));
+    let exact = u8::try_from(below.clamp(0, 38)).map_err(|_| malformed())?;
+    if below > 38 + 3 {
+        return Err(numeric_overflow(38, 38));
+    }
+    Numeric::new(read_numeric(bytes, 38, exact as i8)?, exact)
+}
+
 #[cold]
 fn malformed() -> Error {
     Error::new(SqlState::INVALID_BINARY_REPRESENTATION, "incorrect binary data format")
@@ -302,6 +329,7 @@ impl BinaryReader {
                 };
                 builder.append_value(read_numeric(bytes, precision, scale)?);
             }
+            ColumnBuilder::Unconstrained(builder) => append_number(builder, read_unconstrained(bytes)?)?,
             ColumnBuilder::Date(builder) => {
                 let days = i32::from_be_bytes(fixed(bytes)?);
                 // The extremes are PostgreSQL's infinities.

@@ -3,11 +3,13 @@
 use arrow_array::ArrayRef;
 use arrow_array::builder::{ArrayBuilder, Date32Builder};
 use arrow_array::builder::{
-    BinaryViewBuilder, BooleanBuilder, Decimal128Builder, Float32Builder, Float64Builder, Int16Builder, Int32Builder,
-    Int64Builder, IntervalMonthDayNanoBuilder, StringViewBuilder, TimestampMicrosecondBuilder,
+    BinaryViewBuilder, BooleanBuilder, Decimal128Builder, FixedSizeBinaryBuilder, Float32Builder, Float64Builder,
+    Int16Builder, Int32Builder, Int64Builder, IntervalMonthDayNanoBuilder, StringViewBuilder,
+    TimestampMicrosecondBuilder,
 };
 use arrow_schema::DataType;
 use tidepool_base::SqlType;
+use tidepool_table::NUMERIC_WIDTH;
 
 pub enum ColumnBuilder {
     Boolean(BooleanBuilder),
@@ -17,6 +19,7 @@ pub enum ColumnBuilder {
     Real(Float32Builder),
     Double(Float64Builder),
     Numeric(Decimal128Builder),
+    Unconstrained(FixedSizeBinaryBuilder),
     Text(StringViewBuilder),
     Date(Date32Builder),
     Timestamp(TimestampMicrosecondBuilder),
@@ -34,6 +37,7 @@ macro_rules! each {
             ColumnBuilder::Real($builder) => $body,
             ColumnBuilder::Double($builder) => $body,
             ColumnBuilder::Numeric($builder) => $body,
+            ColumnBuilder::Unconstrained($builder) => $body,
             ColumnBuilder::Text($builder) => $body,
             ColumnBuilder::Date($builder) => $body,
             ColumnBuilder::Timestamp($builder) => $body,
@@ -56,6 +60,9 @@ impl ColumnBuilder {
             SqlType::Numeric { precision, scale } => ColumnBuilder::Numeric(
                 Decimal128Builder::with_capacity(capacity).with_data_type(DataType::Decimal128(precision, scale)),
             ),
+            SqlType::UnconstrainedNumeric => {
+                ColumnBuilder::Unconstrained(FixedSizeBinaryBuilder::with_capacity(capacity, NUMERIC_WIDTH))
+            }
             SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid => {
                 ColumnBuilder::Text(StringViewBuilder::with_capacity(capacity))
             }

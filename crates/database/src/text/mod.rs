@@ -12,6 +12,7 @@ mod clocks;
 mod datetime;
 mod interval;
 mod number;
+pub mod numeric;
 mod reader;
 pub mod single;
 mod writer;

@@ -168,8 +168,13 @@ pub fn parse_numeric(text: &str, precision: u8, scale: i8) -> Result<i128> {
     parse_numeric_slowly(text, precision, scale)
 }
 
-#[cold]
-fn parse_numeric_slowly(text: &str, precision: u8, scale: i8) -> Result<i128> {
+/// What a text says of a number: its sign, its digits, and how many of them come after the point (before it, if negative).
+enum Scanned {
+    Digits { negative: bool, digits: Vec<u8>, fraction: i64 },
+    Whole(i64),
+}
+
+fn scan(text: &str) -> Result<Scanned> {
     let invalid = || syntax_error("numeric", text);
     let trimmed = text.trim_matches(is_space);
     let (negative, body) = match trimmed.as_bytes() {
@@ -182,8 +187,7 @@ fn parse_numeric_slowly(text: &str, precision: u8, scale: i8) -> Result<i128> {
             .with_hint("Use double precision for values that are not finite."));
     }
     if let [b'0', b'x' | b'X' | b'o' | b'O' | b'b' | b'B', ..] = body {
-        let value = parse_int_slowly(text, "numeric", i64::MIN, i64::MAX)?;
-        return rescale(i128::from(value), 0, precision, scale);
+        return parse_int_slowly(text, "numeric", i64::MIN, i64::MAX).map(Scanned::Whole);
     }
     let mut digits: Vec<u8> = Vec::with_capacity(body.len());
     let mut fraction = 0i64;
@@ -214,6 +218,49 @@ fn parse_numeric_slowly(text: &str, precision: u8, scale: i8) -> Result<i128> {
         }
         fraction -= exponent;
     }
+    Ok(Scanned::Digits { negative, digits, fraction })
+}
+
+/// A number with all digits that its text has: the number without its scale, and that. 22003 for more than 38 of them, zeros at the
+/// end of the fraction aside.
+pub fn parse_exact(text: &str) -> Result<(i128, u8)> {
+    let (negative, mut digits, mut fraction) = match scan(text)? {
+        Scanned::Whole(value) => return Ok((i128::from(value), 0)),
+        Scanned::Digits { negative, digits, fraction } => (negative, digits, fraction),
+    };
+    let overflow = || {
+        Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "value overflows numeric format")
+            .with_detail("Numbers of up to 38 digits are held, those after the point included.")
+    };
+    let mut value = 0i128;
+    let significant = |digits: &[u8]| digits.len() - digits.iter().take_while(|digit| **digit == 0).count();
+    while fraction > 0 && (fraction > 38 || significant(&digits) > 38) && digits.last() == Some(&0) {
+        digits.pop();
+        fraction -= 1;
+    }
+    if fraction < 0 && significant(&digits) > 0 {
+        let zeros = usize::try_from(-fraction).map_err(|_| overflow())?;
+        if significant(&digits) + zeros > 38 {
+            return Err(overflow());
+        }
+        digits.resize(digits.len() + zeros, 0);
+    }
+    let scale = u8::try_from(fraction.max(0)).ok().filter(|scale| *scale <= 38).ok_or_else(overflow)?;
+    if significant(&digits) > 38 {
+        return Err(overflow());
+    }
+    for digit in digits {
+        value = value * 10 + i128::from(digit);
+    }
+    Ok((if negative { -value } else { value }, scale))
+}
+
+#[cold]
+fn parse_numeric_slowly(text: &str, precision: u8, scale: i8) -> Result<i128> {
+    let (negative, digits, fraction) = match scan(text)? {
+        Scanned::Whole(value) => return rescale(i128::from(value), 0, precision, scale),
+        Scanned::Digits { negative, digits, fraction } => (negative, digits, fraction),
+    };
     // Keep `kept` leading digits, then append zeroes: the unscaled value at `scale`.
     let kept = digits.len() as i64 - (fraction - i64::from(scale));
     let mut value = 0i128;

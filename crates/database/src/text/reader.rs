@@ -7,9 +7,11 @@ use super::calendar::Zone;
 use super::datetime::{Target, parse_date, parse_timestamp};
 use super::interval::parse_interval;
 use super::number::{parse_float, parse_int, parse_numeric};
+use super::numeric;
 use arrow_array::ArrayRef;
+use arrow_array::builder::FixedSizeBinaryBuilder;
 use serde::de::IgnoredAny;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlState, SqlType};
 
 /// Builds one column from texts. Errors are PostgreSQL's: 22P02, 22003, 22007, 22008, 22001. After an error nothing was
 /// appended.
@@ -58,6 +60,7 @@ impl TextReader {
                 };
                 builder.append_value(parse_numeric(text, precision, scale)?);
             }
+            ColumnBuilder::Unconstrained(builder) => append_number(builder, numeric::parse(text)?)?,
             ColumnBuilder::Date(builder) => builder.append_value(parse_date(text)?),
             ColumnBuilder::Timestamp(builder) => {
                 let target = if self.sql_type == SqlType::Timestamp {
@@ -111,6 +114,10 @@ impl TextReader {
     pub fn finish(&mut self) -> ArrayRef {
         std::mem::replace(&mut self.builder, ColumnBuilder::new(self.sql_type, self.capacity)).finish()
     }
+}
+
+pub(super) fn append_number(builder: &mut FixedSizeBinaryBuilder, number: Numeric) -> Result<()> {
+    builder.append_value(number.to_bytes()).map_err(|error| Error::internal(error.to_string()))
 }
 
 /// At most `length` characters; blanks beyond them are cut, anything else is refused with 22001.
@@ -181,6 +188,8 @@ mod tests {
             (SqlType::Real, "1e20", "1e+20"),
             (SqlType::DoublePrecision, "0.1", "0.1"),
             (numeric, "1.005", "1.01"),
+            (SqlType::UnconstrainedNumeric, "-1.500", "-1.500"),
+            (SqlType::UnconstrainedNumeric, "1e-21", "0.000000000000000000001"),
             (SqlType::Text, " a ", " a "),
             (SqlType::Varchar { length_max: Some(3) }, "abc   ", "abc"),
             (SqlType::Varchar { length_max: Some(3) }, "äöü", "äöü"),
@@ -226,6 +235,7 @@ mod tests {
             SqlType::Boolean,
             SqlType::SmallInt,
             SqlType::Numeric { precision: 7, scale: 3 },
+            SqlType::UnconstrainedNumeric,
             SqlType::Text,
             SqlType::Uuid,
             SqlType::Date,

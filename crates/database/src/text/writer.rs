@@ -5,6 +5,7 @@ use super::calendar::{US_PER_DAY, Zone};
 use super::datetime::{write_date, write_time, write_timestamp, write_timestamptz};
 use super::interval::write_interval;
 use super::number::{write_decimal, write_decimal256, write_f32, write_f64, write_i64, write_u64};
+use super::numeric;
 use super::{TextSettings, VECTOR_ITEM};
 use arrow_array::cast::AsArray;
 use arrow_array::types::*;
@@ -12,7 +13,8 @@ use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer, OffsetBuffer};
 use arrow_cast::display::{ArrayFormatter, FormatOptions};
 use arrow_schema::{DataType, Field, IntervalUnit, TimeUnit};
-use tidepool_base::{Error, Result, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlType};
+use tidepool_table::NUMERIC_WIDTH;
 
 /// Writes values of one column. Holds the array's buffers, not the borrowed array.
 pub struct TextWriter {
@@ -44,6 +46,8 @@ enum Column {
     LargeBinary(LargeBinaryArray),
     BinaryView(BinaryViewArray),
     FixedSizeBinary(FixedSizeBinaryArray),
+    /// Numbers that each have a scale.
+    Numeric(FixedSizeBinaryArray),
     Date(Date32Array),
     /// Microseconds of a day.
     Time(Int64Array),
@@ -140,6 +144,7 @@ impl TextWriter {
             DataType::Binary => Column::Binary(array.as_binary().clone()),
             DataType::LargeBinary => Column::LargeBinary(array.as_binary().clone()),
             DataType::BinaryView => Column::BinaryView(array.as_binary_view().clone()),
+            DataType::FixedSizeBinary(NUMERIC_WIDTH) => Column::Numeric(array.as_fixed_size_binary().clone()),
             DataType::FixedSizeBinary(_) => Column::FixedSizeBinary(array.as_fixed_size_binary().clone()),
             DataType::Date32 => Column::Date(array.as_primitive().clone()),
             DataType::Date64 => Column::Timestamp(
@@ -245,6 +250,10 @@ impl TextWriter {
             Column::Binary(array) => write_bytea(array.value(row), out),
             Column::LargeBinary(array) => write_bytea(array.value(row), out),
             Column::BinaryView(array) => write_bytea(array.value(row), out),
+            Column::Numeric(array) => match Numeric::from_bytes(array.value(row)) {
+                Some(number) => numeric::write(number, out),
+                None => write_bytea(array.value(row), out),
+            },
             Column::FixedSizeBinary(array) => write_bytea(array.value(row), out),
             Column::Date(array) => write_date(i64::from(array.value(row)), out),
             Column::Time(array) => write_time(array.value(row), out),
@@ -403,7 +412,7 @@ mod tests {
         assert_eq!(texts(&dictionary, SqlType::Text).len(), 3);
         assert_eq!(texts(&dictionary, SqlType::Text)[1], Some("y".to_owned()));
         let decimal = Decimal256Array::from(vec![arrow_buffer::i256::from(5)]).with_precision_and_scale(40, 2).unwrap();
-        assert_eq!(texts(&decimal, SqlType::NUMERIC_DEFAULT), text("0.05"));
+        assert_eq!(texts(&decimal, SqlType::UnconstrainedNumeric), text("0.05"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use super::{DAY_NS, END, ESCAPE, INTERVAL_LEN, KeyColumn, KeyValue, NULL_FIRST, NULL_LAST, VALUE, numeric_len};
 use std::borrow::Cow;
-use tidepool_base::{Error, Result, SqlType};
+use tidepool_base::{Error, NUMERIC_KEY_BYTES, Numeric, Result, SqlType};
 
 pub(super) fn damaged() -> Error {
     Error::corrupted("an index entry's key is damaged")
@@ -50,6 +50,13 @@ pub(super) fn pop(column: &KeyColumn, key: &mut &[u8]) -> Result<KeyValue<'stati
                 return Err(damaged());
             }
             KeyValue::Numeric(value)
+        }
+        SqlType::UnconstrainedNumeric => {
+            let mut bytes = take(key, NUMERIC_KEY_BYTES)?.to_vec();
+            if column.descending {
+                bytes.iter_mut().for_each(|byte| *byte = !*byte);
+            }
+            KeyValue::Unconstrained(Numeric::from_key(&bytes).ok_or_else(damaged)?)
         }
         SqlType::Interval => {
             let total = signed(fixed(INTERVAL_LEN)?, INTERVAL_LEN);

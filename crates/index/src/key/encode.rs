@@ -1,5 +1,5 @@
 use super::{DAY_NS, END, ESCAPE, INTERVAL_LEN, KeyColumn, KeyValue, NULL_FIRST, NULL_LAST, VALUE, numeric_len};
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, NUMERIC_KEY_BYTES, Result, SqlState, SqlType};
 
 /// Appends a column's value.
 #[inline]
@@ -53,6 +53,9 @@ fn push_value(sql_type: SqlType, value: &KeyValue<'_>, key: &mut Vec<u8>) -> Res
                     .with_detail(format!("A field with precision {precision} cannot have so many digits.")));
             }
             push_signed(*value, len, key);
+        }
+        (SqlType::UnconstrainedNumeric, KeyValue::Unconstrained(value)) => {
+            key.extend_from_slice(&value.to_bytes()[..NUMERIC_KEY_BYTES]);
         }
         (SqlType::Interval, KeyValue::Interval { months, days, nanoseconds }) => {
             let days = i128::from(*months) * 30 + i128::from(*days);

@@ -8,6 +8,7 @@
 //! | `boolean` | one byte, 0 or 1 |
 //! | `smallint`, `integer`, `bigint`, `date`, `timestamp`, `timestamptz` | big-endian with the sign bit turned |
 //! | `numeric(p, s)` | the unscaled number likewise, in 4, 8 or 16 bytes as `p` needs |
+//! | `numeric` without precision | 17 bytes, the same for equal numbers of whatever scale ([`tidepool_base::Numeric`]) |
 //! | `real`, `double precision` | big-endian; of negative ones all bits turned, of others the sign; one NaN, above all; one zero |
 //! | `interval` | its length in nanoseconds, a month as 30 days and a day as 24 hours, likewise in 12 bytes |
 //! | `uuid` | its 16 bytes |
@@ -35,7 +36,7 @@ mod tests;
 
 pub use range::KeyBounds;
 use std::borrow::Cow;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlState, SqlType};
 
 /// One value of a key, as Arrow holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,8 @@ pub enum KeyValue<'v> {
     DoublePrecision(f64),
     /// The number without its scale, which is the column's.
     Numeric(i128),
+    /// Of `numeric` without precision.
+    Unconstrained(Numeric),
     /// `text`, `varchar` and `char`.
     Text(Cow<'v, str>),
     /// Days since 1970-01-01.
@@ -143,9 +146,13 @@ impl KeyColumn {
         self.descending
     }
 
-    /// Whether decoding gives back the very value. An `interval`'s parts are lost, and so is the sign of a zero.
+    /// Whether decoding gives back the very value. An `interval`'s parts are lost, and so are the sign of a zero
+    /// and the zeros after a number without precision.
     pub fn is_reversible(&self) -> bool {
-        !matches!(self.sql_type, SqlType::Interval | SqlType::Real | SqlType::DoublePrecision)
+        !matches!(
+            self.sql_type,
+            SqlType::Interval | SqlType::Real | SqlType::DoublePrecision | SqlType::UnconstrainedNumeric
+        )
     }
 }
 

@@ -3,7 +3,7 @@ use crate::testing::Random;
 use std::cmp::Ordering;
 use std::ops::Bound;
 
-const TYPES: [SqlType; 19] = [
+const TYPES: [SqlType; 20] = [
     SqlType::Boolean,
     SqlType::SmallInt,
     SqlType::Integer,
@@ -13,6 +13,7 @@ const TYPES: [SqlType; 19] = [
     SqlType::Numeric { precision: 9, scale: 2 },
     SqlType::Numeric { precision: 18, scale: 0 },
     SqlType::Numeric { precision: 38, scale: 10 },
+    SqlType::UnconstrainedNumeric,
     SqlType::Text,
     SqlType::Varchar { length_max: Some(9) },
     SqlType::Char { length: 9 },
@@ -56,6 +57,11 @@ fn value(random: &mut Random, sql_type: SqlType) -> KeyValue<'static> {
         SqlType::Real => KeyValue::Real(float(random) as f32),
         SqlType::DoublePrecision => KeyValue::DoublePrecision(float(random)),
         SqlType::Numeric { precision, .. } => KeyValue::Numeric(integer(random, 127) % 10_i128.pow(precision.into())),
+        SqlType::UnconstrainedNumeric => {
+            let scale = random.below(39) as u8;
+            let value = integer(random, 127) % 10_i128.pow(1 + random.below(38) as u32);
+            KeyValue::Unconstrained(Numeric::new(value, scale).unwrap())
+        }
         SqlType::Text | SqlType::Varchar { .. } | SqlType::Json => KeyValue::Text(
             string(random, &["a", "ab", "\u{1}", "\0", " ", "\u{2}", "é", "\u{10ffff}", "\u{7f}"]).into(),
         ),
@@ -98,6 +104,7 @@ fn compare(a: &KeyValue<'_>, b: &KeyValue<'_>, sql_type: SqlType) -> Ordering {
         (KeyValue::Real(a), KeyValue::Real(b)) => floats((*a).into(), (*b).into()),
         (KeyValue::DoublePrecision(a), KeyValue::DoublePrecision(b)) => floats(*a, *b),
         (KeyValue::Numeric(a), KeyValue::Numeric(b)) => a.cmp(b),
+        (KeyValue::Unconstrained(a), KeyValue::Unconstrained(b)) => a.compare(b),
         (KeyValue::Text(a), KeyValue::Text(b)) if matches!(sql_type, SqlType::Char { .. }) => {
             a.trim_end_matches(' ').as_bytes().cmp(b.trim_end_matches(' ').as_bytes())
         }

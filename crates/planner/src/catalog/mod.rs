@@ -62,10 +62,16 @@ use tidepool_heap::QueryHeap;
 /// planner strips it before the look-up.
 pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     functions::remember_start();
-    let functions = functions::all().into_iter().chain([crate::casts::key()]).chain(crate::coerced::functions());
+    let functions = functions::all()
+        .into_iter()
+        .chain([crate::casts::key()])
+        .chain(crate::numerics::functions())
+        .chain(crate::coerced::functions());
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
-    builder.aggregate_functions().get_or_insert_with(Vec::new).push(Arc::new(crate::average::function()));
+    let aggregates = crate::numerics::aggregates();
+    builder.aggregate_functions().get_or_insert_with(Vec::new).extend(aggregates);
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
+    builder = builder.with_relation_planners(vec![Arc::new(crate::row_types::ValuesLists)]);
     let rules = &mut builder.analyzer().get_or_insert_with(Default::default).rules;
     let first: [Arc<dyn AnalyzerRule + Send + Sync>; 4] = [
         Arc::new(crate::optimizer::Multisets),

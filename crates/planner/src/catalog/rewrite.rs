@@ -57,11 +57,22 @@ fn read_literals(values: &mut Values) {
         let types: HashSet<DataType> =
             values.rows.iter().filter_map(|row| written_type(row.content.get(column)?)).collect();
         let Some(data_type) = types.iter().next().filter(|_| types.len() == 1) else { continue };
+        let data_type = without_length(data_type);
         for cell in values.rows.iter_mut().filter_map(|row| row.content.get_mut(column)) {
             if matches!(cell, Expr::Value(value) if matches!(value.value, Value::SingleQuotedString(_) | Value::Null)) {
                 *cell = super::syntax::cast(take(cell), data_type.clone());
             }
         }
+    }
+}
+
+/// A type without what it says of its values' length or scale: that holds for what is cast to it alone.
+fn without_length(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Varchar(_) | DataType::CharacterVarying(_) | DataType::CharVarying(_) => DataType::Varchar(None),
+        DataType::Char(_) | DataType::Character(_) => DataType::Text,
+        DataType::Numeric(_) | DataType::Decimal(_) | DataType::Dec(_) => DataType::Numeric(ExactNumberInfo::None),
+        other => other.clone(),
     }
 }
 

@@ -8,6 +8,8 @@ use datafusion::arrow::datatypes::*;
 use datafusion::common::{DataFusionError, Result, exec_err};
 use std::borrow::Cow;
 use std::sync::Arc;
+use tidepool_base::Numeric;
+use tidepool_table::NUMERIC_WIDTH;
 
 /// One value of any type that the catalogue and PostgreSQL's functions deal in.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,6 +135,10 @@ pub fn value_at(array: &dyn Array, row: usize) -> Result<Value> {
         DataType::Float32 => Value::Float(f64::from(array.as_primitive::<Float32Type>().value(row))),
         DataType::Float64 => Value::Float(array.as_primitive::<Float64Type>().value(row)),
         DataType::Decimal128(_, scale) => Value::Decimal(array.as_primitive::<Decimal128Type>().value(row), *scale),
+        DataType::FixedSizeBinary(NUMERIC_WIDTH) => {
+            let number = Numeric::from_bytes(array.as_fixed_size_binary().value(row)).unwrap_or_default();
+            Value::Decimal(number.unscaled(), number.scale() as i8)
+        }
         DataType::Utf8 => Value::text(array.as_string::<i32>().value(row)),
         DataType::LargeUtf8 => Value::text(array.as_string::<i64>().value(row)),
         DataType::Utf8View => Value::text(array.as_string_view().value(row)),
@@ -249,6 +255,18 @@ pub fn array_of(values: &[Value], data_type: &DataType) -> Result<ArrayRef> {
                 })
                 .collect::<Result<Decimal128Array>>()?;
             Arc::new(array.with_precision_and_scale(*precision, *scale)?)
+        }
+        DataType::FixedSizeBinary(NUMERIC_WIDTH) => {
+            let numbers = values.iter().map(|value| match value {
+                Value::Null => Ok(None),
+                Value::Decimal(value, scale) => {
+                    Numeric::of_decimal(*value, *scale).map(Some).map_err(crate::errors::carry)
+                }
+                Value::Int(value) => Ok(Some(Numeric::of_int(*value))),
+                other => Err(misfit(other, data_type)),
+            });
+            let numbers = numbers.collect::<Result<Vec<_>>>()?;
+            tidepool_database::text::numeric::array_of(numbers.into_iter()).map_err(crate::errors::carry)?
         }
         DataType::Utf8 => texts!(StringArray),
         DataType::Utf8View => texts!(StringViewArray),

@@ -6,12 +6,13 @@ use arrow::datatypes::{DataType, IntervalMonthDayNano, IntervalUnit, TimeUnit};
 use datafusion::common::ScalarValue;
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use tidepool_base::{Error, Result, SqlType};
+use tidepool_base::{Error, NUMERIC_BYTES, NUMERIC_KEY_BYTES, Numeric, Result, SqlType};
 use tidepool_index::key::KeyValue;
 use tidepool_table::rows::Value;
 
 /// A value of one of the types that columns have in Arrow. Which one, those who have it know: an `Int` is of any width, a date (days) or a
-/// timestamp (µs); a `Numeric` is without its scale; a `Text` may be a uuid or JSON.
+/// timestamp (µs); a `Numeric` is without its scale; a `Text` may be a uuid or JSON, `Bytes` a
+/// number that has a scale.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Datum<'a> {
     Null,
@@ -75,7 +76,9 @@ impl<'a> Datum<'a> {
                 let text = tidepool_database::text::single::uuid_text(&bytes);
                 Datum::Text(Cow::Owned(String::from_utf8_lossy(&text).into_owned()))
             }
-            Value::Bytes(bytes) if sql_type == SqlType::Bytea => Datum::Bytes(Cow::Borrowed(bytes)),
+            Value::Bytes(bytes) if matches!(sql_type, SqlType::Bytea | SqlType::UnconstrainedNumeric) => {
+                Datum::Bytes(Cow::Borrowed(bytes))
+            }
             Value::Bytes(bytes) => {
                 let text = std::str::from_utf8(bytes).map_err(|_| Error::corrupted("a row's text is not UTF-8"))?;
                 Datum::Text(Cow::Borrowed(text))
@@ -118,6 +121,9 @@ impl<'a> Datum<'a> {
             (SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. }, Datum::Text(text)) => {
                 KeyValue::Text(Cow::Borrowed(text))
             }
+            (SqlType::UnconstrainedNumeric, Datum::Bytes(bytes)) if bytes.len() == NUMERIC_BYTES => {
+                KeyValue::Unconstrained(Numeric::from_key(&bytes[..NUMERIC_KEY_BYTES])?)
+            }
             (SqlType::Bytea, Datum::Bytes(bytes)) => KeyValue::Bytea(Cow::Borrowed(bytes)),
             _ => return None,
         })
@@ -153,9 +159,10 @@ impl<'a> Datum<'a> {
             ScalarValue::Decimal128(value, ..) => value.map_or(Datum::Null, Datum::Numeric),
             ScalarValue::IntervalMonthDayNano(value) => value.map_or(Datum::Null, Datum::Interval),
             ScalarValue::Utf8(value) | ScalarValue::Utf8View(value) | ScalarValue::LargeUtf8(value) => text(value),
-            ScalarValue::Binary(value) | ScalarValue::BinaryView(value) | ScalarValue::LargeBinary(value) => {
-                bytes(value)
-            }
+            ScalarValue::Binary(value)
+            | ScalarValue::BinaryView(value)
+            | ScalarValue::LargeBinary(value)
+            | ScalarValue::FixedSizeBinary(_, value) => bytes(value),
             _ => return None,
         })
     }
@@ -185,6 +192,9 @@ impl<'a> Datum<'a> {
             (DataType::Utf8, Datum::Text(value)) => ScalarValue::Utf8(Some(text(value))),
             (DataType::LargeUtf8, Datum::Text(value)) => ScalarValue::LargeUtf8(Some(text(value))),
             (DataType::BinaryView, Datum::Bytes(value)) => ScalarValue::BinaryView(Some(value.to_vec())),
+            (DataType::FixedSizeBinary(width), Datum::Bytes(value)) => {
+                ScalarValue::FixedSizeBinary(*width, Some(value.to_vec()))
+            }
             (DataType::Binary, Datum::Bytes(value)) => ScalarValue::Binary(Some(value.to_vec())),
             (data_type, datum) => return Err(Error::internal(format!("{datum:?} is not of type {data_type}"))),
         })
@@ -235,10 +245,12 @@ pub fn is_covered(data_type: &DataType) -> bool {
             | DataType::LargeUtf8
             | DataType::BinaryView
             | DataType::Binary
+            | DataType::FixedSizeBinary(_)
     )
 }
 
-/// Whether [`Datum::order`] orders values of an Arrow type as PostgreSQL does. Floats it does not: their zeroes and NaNs.
+/// Whether [`Datum::order`] orders values of an Arrow type as PostgreSQL does. Numbers that each have a scale are compared by their keys,
+/// and as they are only with bounds ([`crate::numerics::as_bounds`]). Floats it does not: their zeroes and NaNs.
 pub fn is_ordered(data_type: &DataType) -> bool {
     is_covered(data_type)
         && !matches!(data_type, DataType::Null | DataType::Float32 | DataType::Float64 | DataType::Interval(_))

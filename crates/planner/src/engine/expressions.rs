@@ -1,7 +1,6 @@
 //! DataFusion's expressions as the engine's. What the engine has no operator for becomes a call of DataFusion's own evaluation,
 //! over Arrow arrays of the columns that it reads.
 
-use crate::casts::UNCONSTRAINED;
 use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
@@ -348,7 +347,7 @@ impl Scope<'_> {
     fn cast(&self, cast: &Cast) -> PlanResult<Option<EngineExpr>> {
         let (from, to) = (self.data_type(&cast.expr)?, cast.field.data_type());
         let metadata = cast.field.metadata();
-        if metadata.keys().any(|key| key != UNCONSTRAINED) || !is_plain_cast(&from, to) {
+        if !metadata.is_empty() || !is_plain_cast(&from, to) {
             return Ok(None);
         }
         let value = self.expr(&cast.expr)?;

@@ -268,6 +268,7 @@ fn scalar_datum(value: &ScalarValue, data_type: &DataType) -> Option<Datum> {
             ScalarValue::Utf8(Some(value)) | ScalarValue::LargeUtf8(Some(value)) | ScalarValue::Utf8View(Some(value)),
             DataType::Utf8View,
         ) => Datum::Text(value.clone()),
+        (ScalarValue::FixedSizeBinary(_, Some(value)), DataType::FixedSizeBinary(_)) => Datum::Bytes(value.clone()),
         (
             ScalarValue::Binary(Some(value))
             | ScalarValue::LargeBinary(Some(value))
@@ -295,6 +296,9 @@ pub fn datum_scalar(datum: &Datum, data_type: &DataType) -> Option<ScalarValue> 
         (Datum::Float(value), DataType::Float32) => ScalarValue::Float32(Some(*value as f32)),
         (Datum::Float(value), DataType::Float64) => ScalarValue::Float64(Some(*value)),
         (Datum::Text(value), DataType::Utf8View) => ScalarValue::Utf8View(Some(value.clone())),
+        (Datum::Bytes(value), DataType::FixedSizeBinary(width)) => {
+            ScalarValue::FixedSizeBinary(*width, Some(value.clone()))
+        }
         (Datum::Bytes(value), DataType::BinaryView) => ScalarValue::BinaryView(Some(value.clone())),
         _ => return None,
     })

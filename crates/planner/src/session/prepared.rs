@@ -89,7 +89,6 @@ impl Session {
                 .iter()
                 .zip(types)
                 .map(|(expression, sql_type)| match sql_type {
-                    Some(SqlType::NUMERIC_DEFAULT) => format!("({expression})::numeric"),
                     Some(sql_type) => format!("({expression})::{sql_type}"),
                     None => format!("({expression})"),
                 })

@@ -16,7 +16,7 @@ use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
 use std::sync::Arc;
 use std::time::Instant;
-use tidepool_base::{Error, Result, SqlState};
+use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::text::TextSettings;
 use tidepool_database::{RelationName, RowChecks, SequenceDef, SequenceOwner, TableWriter, Transaction};
 use tidepool_table::{ColumnDef, TableDef};
@@ -213,6 +213,11 @@ fn created_columns(planned: &query::Planned, names: Vec<String>) -> Result<Vec<C
                     "column \"{}\" has a type that no table can hold",
                     column.name
                 )));
+            };
+            // What a computed number is planned as is not a bound that was declared.
+            let sql_type = match sql_type {
+                SqlType::Numeric { .. } if types::declared_type(field).is_none() => SqlType::UnconstrainedNumeric,
+                declared => declared,
             };
             let name = names.get(position).cloned().unwrap_or_else(|| column.name.clone());
             Ok(ColumnDef::new(name, sql_type))

@@ -38,19 +38,22 @@ pub(crate) use validity::Validity;
 
 use crate::blob::{Blob, TreeReader};
 use crate::logical::Logical;
+use crate::schema::NUMERIC_WIDTH;
 use arrow_array::builder::BooleanBufferBuilder;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
     IntervalMonthDayNano, IntervalMonthDayNanoType, TimestampMicrosecondType,
 };
-use arrow_array::{Array, ArrayRef, BinaryViewArray, BooleanArray, PrimitiveArray, StringViewArray};
+use arrow_array::{
+    Array, ArrayRef, BinaryViewArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringViewArray,
+};
 use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
 use ints::FromInt;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use tidepool_base::{Error, Result};
+use tidepool_base::{Error, NUMERIC_BYTES, Result};
 
 /// How a segment's values are held, by the name that views show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,7 +264,7 @@ impl Payload {
                 let values = self.wide(blob, rows)?.into_iter().map(interval_of).collect::<Vec<_>>();
                 primitive::<IntervalMonthDayNanoType>(values, nulls)
             }
-            Logical::Text | Logical::Bytes => {
+            Logical::Text | Logical::Bytes | Logical::Numeric => {
                 let Views { views, buffers } = self.views(blob, rows)?;
                 let views = ScalarBuffer::from(views);
                 if logical == Logical::Text {
@@ -270,7 +273,8 @@ impl Payload {
                     Arc::new(unsafe { StringViewArray::new_unchecked(views, buffers, nulls) })
                 } else {
                     // SAFETY: as above, without a demand on the bytes.
-                    Arc::new(unsafe { BinaryViewArray::new_unchecked(views, buffers, nulls) })
+                    let bytes = unsafe { BinaryViewArray::new_unchecked(views, buffers, nulls) };
+                    if logical == Logical::Numeric { Arc::new(numerics(&bytes)?) } else { Arc::new(bytes) }
                 }
             }
         })
@@ -320,6 +324,22 @@ impl Payload {
             _ => Err(mismatch()),
         }
     }
+}
+
+/// Byte strings as numbers, all of which have one width. The place of a NULL is stored empty, and whoever gathers without saying which
+/// rows are NULL looks at no value of theirs.
+fn numerics(bytes: &BinaryViewArray) -> Result<FixedSizeBinaryArray> {
+    let mut values = Vec::with_capacity(bytes.len() * NUMERIC_BYTES);
+    for value in bytes {
+        match value {
+            Some(value) if value.len() == NUMERIC_BYTES => values.extend_from_slice(value),
+            Some([]) if bytes.nulls().is_none() => values.resize(values.len() + NUMERIC_BYTES, 0),
+            Some(_) => return Err(Error::corrupted("a segment's numbers have a wrong width")),
+            None => values.resize(values.len() + NUMERIC_BYTES, 0),
+        }
+    }
+    FixedSizeBinaryArray::try_new(NUMERIC_WIDTH, Buffer::from_vec(values), bytes.nulls().cloned())
+        .map_err(|error| Error::internal(error.to_string()))
 }
 
 pub(crate) fn primitive<T: ArrowPrimitiveType>(values: Vec<T::Native>, nulls: Option<NullBuffer>) -> ArrayRef {

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use tidepool_base::{RowId, SqlType};
+use tidepool_base::{NUMERIC_BYTES, NUMERIC_KEY_BYTES, Numeric, RowId, SqlType};
 use tidepool_device::{Access, PacingCounters};
 use tidepool_index::key::{KeyBounds, KeyValue};
 use tidepool_index::{Counted, Cursor, Direction};
@@ -229,6 +229,13 @@ fn scan_ns(version: &TableVersion, filters: &[ColumnFilter]) -> f64 {
 
 /// The values that the column may have, of those conditions that leave some single ones.
 pub(crate) fn equal_to(filters: &[ColumnFilter], position: usize, sql_type: SqlType) -> Option<Vec<KeyValue<'static>>> {
+    // Equal numbers without precision lie between two bounds, as each may have another scale.
+    if sql_type == SqlType::UnconstrainedNumeric
+        && let (Bound::Included(lower), Bound::Included(upper)) = within(filters, position, sql_type)
+        && lower == upper
+    {
+        return Some(vec![lower]);
+    }
     filters.iter().find_map(|filter| match filter {
         ColumnFilter::Compare { column, op: CompareOp::Eq, value } if *column == position => {
             Some(vec![key_value(value, sql_type)?])
@@ -275,6 +282,10 @@ fn key_value(value: &Datum, sql_type: SqlType) -> Option<KeyValue<'static>> {
         (SqlType::Date, Datum::Int(value)) => KeyValue::Date(i32::try_from(*value).ok()?),
         (SqlType::Timestamp | SqlType::TimestampTz, Datum::Int(value)) => KeyValue::Timestamp(*value),
         (SqlType::Numeric { .. }, Datum::Decimal(value)) => KeyValue::Numeric(*value),
+        // What follows the number's key tells a bound from the numbers that are equal to it.
+        (SqlType::UnconstrainedNumeric, Datum::Bytes(bytes)) if bytes.len() == NUMERIC_BYTES => {
+            KeyValue::Unconstrained(Numeric::from_key(&bytes[..NUMERIC_KEY_BYTES])?)
+        }
         (SqlType::Real, Datum::Float(value)) => {
             let narrow = *value as f32;
             if f64::from(narrow) != *value && !value.is_nan() {

@@ -11,7 +11,7 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef};
 use std::borrow::Cow;
-use tidepool_base::{Error, Result, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlType};
 use tidepool_index::key::{KeyCodec, KeyValue, NOT_NULL};
 
 /// A row's key, encoded. Kept from row to row, for its memory.
@@ -169,12 +169,17 @@ fn of_value(sql_type: SqlType, value: Value<'_>) -> Result<KeyValue<'_>> {
             KeyValue::Interval { months: value.months, days: value.days, nanoseconds: value.nanoseconds }
         }
         (_, Value::Uuid(bytes)) => KeyValue::Uuid(bytes),
+        (SqlType::UnconstrainedNumeric, Value::Bytes(bytes)) => KeyValue::Unconstrained(number(bytes)?),
         (SqlType::Bytea, Value::Bytes(bytes)) => KeyValue::Bytea(Cow::Borrowed(bytes)),
         (_, Value::Bytes(bytes)) => {
             let text = std::str::from_utf8(bytes).map_err(|_| Error::corrupted("a row's text is not UTF-8"))?;
             KeyValue::Text(Cow::Borrowed(text))
         }
     })
+}
+
+fn number(bytes: &[u8]) -> Result<Numeric> {
+    Numeric::from_bytes(bytes).ok_or_else(|| Error::corrupted("a row's number is damaged"))
 }
 
 /// The value of one row of an array that holds a column of this type.
@@ -190,6 +195,7 @@ pub fn key_value(sql_type: SqlType, array: &ArrayRef, row: usize) -> Result<KeyV
         SqlType::Real => KeyValue::Real(array.as_primitive::<Float32Type>().value(row)),
         SqlType::DoublePrecision => KeyValue::DoublePrecision(array.as_primitive::<Float64Type>().value(row)),
         SqlType::Numeric { .. } => KeyValue::Numeric(array.as_primitive::<Decimal128Type>().value(row)),
+        SqlType::UnconstrainedNumeric => KeyValue::Unconstrained(number(array.as_fixed_size_binary().value(row))?),
         SqlType::Date => KeyValue::Date(array.as_primitive::<Date32Type>().value(row)),
         SqlType::Timestamp | SqlType::TimestampTz => {
             KeyValue::Timestamp(array.as_primitive::<TimestampMicrosecondType>().value(row))

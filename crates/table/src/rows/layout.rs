@@ -7,14 +7,15 @@
 //! ```
 //!
 //! Slots are not aligned. A value of variable length starts where the one before it ends, the first one after the slots. A
-//! NULL's slot is zero, or an empty value. Numerics of at most 18 digits take 8 bytes, uuids 16 in the order in which they are written.
+//! NULL's slot is zero, or an empty value. Numerics of at most 18 digits take 8 bytes, those without precision 18, uuids 16 in the order in which they
+//! are written.
 
 use crate::encoding::{interval_of, uuid};
 use crate::logical::Logical;
-use crate::schema::arrow_type;
+use crate::schema::{NUMERIC_WIDTH, arrow_type};
 use crate::{RowGroup, TableDef};
 use arrow_array::builder::{
-    BinaryViewBuilder, BooleanBuilder, Decimal128Builder, PrimitiveBuilder, StringViewBuilder,
+    BinaryViewBuilder, BooleanBuilder, Decimal128Builder, FixedSizeBinaryBuilder, PrimitiveBuilder, StringViewBuilder,
     TimestampMicrosecondBuilder,
 };
 use arrow_array::cast::AsArray;
@@ -25,7 +26,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::SchemaRef;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, NUMERIC_BYTES, Result, SqlState, SqlType};
 
 /// Bytes of the longest image.
 pub const IMAGE_BYTES_MAX: usize = 1 << 28;
@@ -50,6 +51,7 @@ pub(super) enum Kind {
     Uuid,
     Text,
     Bytes,
+    Numeric,
 }
 
 impl Kind {
@@ -72,6 +74,7 @@ impl Kind {
             Logical::Text if sql_type == SqlType::Uuid => Kind::Uuid,
             Logical::Text => Kind::Text,
             Logical::Bytes => Kind::Bytes,
+            Logical::Numeric => Kind::Numeric,
         })
     }
 
@@ -82,6 +85,7 @@ impl Kind {
             Kind::Int32 | Kind::Float32 | Kind::Date | Kind::Text | Kind::Bytes => 4,
             Kind::Int64 | Kind::Float64 | Kind::Timestamp | Kind::TimestampTz | Kind::ShortDecimal { .. } => 8,
             Kind::Decimal { .. } | Kind::Interval | Kind::Uuid => 16,
+            Kind::Numeric => NUMERIC_BYTES,
         }
     }
 
@@ -113,7 +117,7 @@ pub enum Value<'a> {
     Interval(IntervalMonthDayNano),
     /// Its bytes, as it is written.
     Uuid([u8; 16]),
-    /// Text and bytea.
+    /// Text and bytea, and `numeric` without precision as [`tidepool_base::Numeric`] writes it.
     Bytes(&'a [u8]),
 }
 
@@ -198,6 +202,7 @@ impl RowLayout {
             Kind::Interval => Value::Interval(interval(&fixed(image, at))),
             Kind::Uuid => Value::Uuid(fixed(image, at)),
             Kind::Text | Kind::Bytes => Value::Bytes(self.variable(image, column)),
+            Kind::Numeric => Value::Bytes(&image[at..at + NUMERIC_BYTES]),
         }
     }
 
@@ -285,7 +290,7 @@ impl RowLayout {
                 Some(value) => Value::Uuid(value.to_le_bytes()),
                 None => Value::Bytes(payload.bytes_at(blob, row, room)?),
             },
-            Kind::Text | Kind::Bytes => Value::Bytes(payload.bytes_at(blob, row, room)?),
+            Kind::Text | Kind::Bytes | Kind::Numeric => Value::Bytes(payload.bytes_at(blob, row, room)?),
         })
     }
 
@@ -363,6 +368,16 @@ impl RowLayout {
                 for image in images {
                     match self.value(image, index) {
                         Value::Bytes(text) => builder.append_value(text_of(text)?),
+                        _ => builder.append_null(),
+                    }
+                }
+                Arc::new(builder.finish())
+            }
+            Kind::Numeric => {
+                let mut builder = FixedSizeBinaryBuilder::with_capacity(images.len(), NUMERIC_WIDTH);
+                for image in images {
+                    match self.value(image, index) {
+                        Value::Bytes(bytes) => builder.append_value(bytes).map_err(broken)?,
                         _ => builder.append_null(),
                     }
                 }
@@ -485,6 +500,7 @@ fn put_value(column: &Column, value: Value<'_>, image: &mut Vec<u8>) -> Result<(
             let value = uuid::parse(text).ok_or_else(|| Error::internal("a uuid is not in canonical form"))?;
             image[slot].copy_from_slice(&value.to_le_bytes());
         }
+        (Kind::Numeric, Value::Bytes(bytes)) if bytes.len() == NUMERIC_BYTES => image[slot].copy_from_slice(bytes),
         (Kind::Text | Kind::Bytes, Value::Bytes(bytes)) => {
             image.extend_from_slice(bytes);
             put_end(image, at)?;
@@ -535,6 +551,7 @@ fn put(column: &Column, array: &ArrayRef, row: usize, image: &mut Vec<u8>) -> Re
                 .ok_or_else(|| Error::internal(format!("a uuid is not in canonical form: {text}")))?;
             image[slot].copy_from_slice(&value.to_le_bytes());
         }
+        Kind::Numeric => image[slot].copy_from_slice(array.as_fixed_size_binary().value(row)),
         Kind::Text => {
             image.extend_from_slice(array.as_string_view().value(row).as_bytes());
             put_end(image, at)?;
@@ -553,7 +570,7 @@ mod tests {
     use crate::testing::{array_of, noise, table};
     use tidepool_base::RowGroupId;
 
-    const ALL: [SqlType; 16] = [
+    const ALL: [SqlType; 17] = [
         SqlType::Boolean,
         SqlType::Text,
         SqlType::SmallInt,
@@ -570,6 +587,7 @@ mod tests {
         SqlType::TimestampTz,
         SqlType::Interval,
         SqlType::Uuid,
+        SqlType::UnconstrainedNumeric,
     ];
 
     fn batch(rows: usize) -> (RowLayout, RecordBatch) {

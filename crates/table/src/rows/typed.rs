@@ -6,7 +6,8 @@
 //! | `bool`, `i16`, `i32`, `i64`, `f32`, `f64` | `boolean`, `smallint`, `integer`, `bigint`, `real`, `double precision` |
 //! | [`Date`], [`Timestamp`] | `date`; `timestamp` and `timestamptz` |
 //! | [`Decimal`] | `numeric` of at most 18 digits |
-//! | `i128` | `numeric`, without its scale |
+//! | `i128` | `numeric` of more digits, without its scale |
+//! | [`Numeric`] | `numeric` without precision |
 //! | `str`, `[u8]` | `text`, `varchar`, `char`; `bytea` |
 //! | `[u8; 16]` | `uuid` |
 //! | `Option` of these | the same where it may be NULL |
@@ -15,7 +16,7 @@ use super::layout::{Column as Slot, Kind, RowLayout, end_at, fixed, put_end};
 use crate::{ColumnDef, TableDef};
 use std::borrow::Cow;
 use std::marker::PhantomData;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, NUMERIC_BYTES, Numeric, Result, SqlState, SqlType};
 use tidepool_index::key::KeyValue;
 
 /// Days since 1970-01-01.
@@ -280,6 +281,35 @@ impl Field for i128 {
     }
 }
 
+impl FieldType for Numeric {
+    type Value<'a> = Numeric;
+
+    fn fits(sql_type: SqlType) -> bool {
+        sql_type == SqlType::UnconstrainedNumeric
+    }
+
+    /// Damaged bytes, which no image that was checked has, read as zero.
+    #[inline]
+    fn read<T: ?Sized>(image: &[u8], column: &Column<T>) -> Numeric {
+        Numeric::from_bytes(&fixed::<NUMERIC_BYTES>(image, column.at as usize)).unwrap_or_default()
+    }
+}
+
+impl Field for Numeric {
+    fn key(&self) -> KeyValue<'_> {
+        KeyValue::Unconstrained(*self)
+    }
+
+    fn put(&self, writer: &mut ImageWriter<'_>, place: usize) -> Result<()> {
+        let slot = writer.layout.columns[place];
+        match slot.kind {
+            Kind::Numeric => writer.put_fixed(place, slot.offset, &self.to_bytes()),
+            _ => return Err(writer.mismatch(place)),
+        }
+        Ok(())
+    }
+}
+
 impl FieldType for [u8; 16] {
     type Value<'a> = [u8; 16];
 
@@ -484,6 +514,7 @@ impl Field for KeyValue<'_> {
             KeyValue::Real(value) => value.put(writer, place),
             KeyValue::DoublePrecision(value) => value.put(writer, place),
             KeyValue::Numeric(value) => value.put(writer, place),
+            KeyValue::Unconstrained(value) => value.put(writer, place),
             KeyValue::Text(value) => (**value).put(writer, place),
             KeyValue::Date(value) => Date(*value).put(writer, place),
             KeyValue::Timestamp(value) => Timestamp(*value).put(writer, place),

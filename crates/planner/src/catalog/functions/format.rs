@@ -76,6 +76,7 @@ pub fn functions() -> Vec<Function> {
         Function::new("to_number", &[&[Text, Text]], "numeric", |_, args| {
             let (value, scale) = number::read(args[0].as_str(), args[1].as_str())?;
             Ok(Value::Decimal(value, scale))
-        }),
+        })
+        .returning(|_| Ok(crate::numerics::NUMERIC)),
     ]
 }

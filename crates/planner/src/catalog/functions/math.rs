@@ -3,6 +3,7 @@
 use super::Type::*;
 use super::{Function, invalid, sql_error};
 use crate::catalog::value::{Value, rescale};
+use crate::numerics::NUMERIC;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, Result};
 use tidepool_base::SqlState;
@@ -19,7 +20,7 @@ pub fn functions() -> Vec<Function> {
             })
         })
         .returning(|types| match same(types)? {
-            DataType::Decimal128(..) => Ok(WHOLE),
+            DataType::Decimal128(..) | NUMERIC => Ok(WHOLE),
             _ => Ok(DataType::Float64),
         }),
         Function::new("div", &[&[Int8, Int8], &[Numeric, Numeric], &[Float8, Float8]], "float8", |_, args| {
@@ -66,6 +67,15 @@ pub fn functions() -> Vec<Function> {
             }
             Ok(Value::Int(i64::from(scale)))
         }),
+        Function::new("trim_scale", &[&[Numeric]], "numeric", |_, args| {
+            let (mut value, mut scale) = decimal(&args[0]);
+            while scale > 0 && value % 10 == 0 {
+                value /= 10;
+                scale -= 1;
+            }
+            Ok(Value::Decimal(value, scale))
+        })
+        .returning(|_| Ok(NUMERIC)),
         Function::new("bit_count", &[&[Bytes]], "int8", |_, args| match &args[0] {
             Value::Bytes(bytes) => Ok(bytes.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>().into()),
             _ => Err(invalid("bit_count takes bytea")),

@@ -26,6 +26,7 @@ use super::relations;
 use super::value::{Value, array_of, value_at};
 use crate::conversions::write_texts;
 use crate::facts::SessionFacts;
+use crate::numerics::is_numeric;
 use crate::types::declared_type;
 use datafusion::arrow::array::{ArrayRef, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, TimeUnit};
@@ -234,9 +235,9 @@ fn coerce(arg: &DataType, wanted: Type) -> Option<(u32, DataType)> {
         Type::Oid if integer => (4, UInt32),
         Type::Oid if null || string => (2, UInt32),
         Type::Float8 if arg.is_floating() => (5, Float64),
-        Type::Float8 if arg.is_numeric() => (3, Float64),
+        Type::Float8 if arg.is_numeric() || is_numeric(arg) => (3, Float64),
         Type::Float8 if null || string => (1, Float64),
-        Type::Numeric if matches!(arg, Decimal128(..)) => (5, arg.clone()),
+        Type::Numeric if matches!(arg, Decimal128(..)) || is_numeric(arg) => (5, arg.clone()),
         Type::Numeric if integer => (4, Int64),
         Type::Numeric if null || string => (1, Decimal128(38, 10)),
         Type::Date if matches!(arg, Date32 | Date64) => (5, Date32),
@@ -308,7 +309,12 @@ impl ScalarUDFImpl for Function {
     }
     fn coerce_types(&self, arg_types: &[DataType]) -> Result<Vec<DataType>> {
         match self.resolve(arg_types) {
-            Some(types) => Ok(types),
+            // These numbers are cast when the function is called: DataFusion knows of no such cast.
+            Some(types) => Ok(types
+                .into_iter()
+                .zip(arg_types)
+                .map(|(to, of)| if is_numeric(of) { of.clone() } else { to })
+                .collect()),
             None => {
                 let names: Vec<String> = arg_types.iter().map(ToString::to_string).collect();
                 plan_err!("function {}({}) does not exist", self.name, names.join(", "))
@@ -322,12 +328,20 @@ impl ScalarUDFImpl for Function {
         let constant = self.signature.volatility != Volatility::Volatile
             && args.args.iter().all(|arg| matches!(arg, ColumnarValue::Scalar(_)));
         let rows = if constant { 1 } else { args.number_rows };
+        let wanted = if arg_types.iter().any(is_numeric) { self.resolve(&arg_types) } else { None };
+        let as_wanted = |place: usize, array: ArrayRef| match wanted.as_ref().and_then(|wanted| wanted.get(place)) {
+            Some(to) if is_numeric(array.data_type()) && to != array.data_type() => crate::numerics::cast(&array, to),
+            _ => Ok(array),
+        };
         let sources = args
             .args
             .iter()
-            .map(|arg| match arg {
-                ColumnarValue::Scalar(scalar) => Ok(Source::Constant(value_at(&scalar.to_array()?, 0)?)),
-                ColumnarValue::Array(array) => Ok(Source::Column(array.clone())),
+            .enumerate()
+            .map(|(place, arg)| match arg {
+                ColumnarValue::Scalar(scalar) => {
+                    Ok(Source::Constant(value_at(&as_wanted(place, scalar.to_array()?)?, 0)?))
+                }
+                ColumnarValue::Array(array) => Ok(Source::Column(as_wanted(place, array.clone())?)),
             })
             .collect::<Result<Vec<Source>>>()?;
         let mut values = Vec::with_capacity(rows);
