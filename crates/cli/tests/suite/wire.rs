@@ -32,6 +32,10 @@ async fn cell(client: &tokio_postgres::Client, sql: &str) -> String {
 }
 
 /// On one thread: the server's own code first runs when it is waited for.
+/// Some 10^13 pairs, whose sums are integers: nobody waits for the end, and nothing fails before it.
+const ENDLESS: &str =
+    "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE (x + y) % 7 = 3";
+
 #[tokio::test]
 async fn a_server_that_is_asked_to_stop_before_it_serves_stops() {
     TestServer::start().await.stop().await;
@@ -361,9 +365,7 @@ async fn cancel() {
     let token = client.cancel_token();
     let running = tokio::spawn({
         let client = client.clone();
-        // Some 10^13 pairs: nobody waits for the end.
-        let sql = "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
-        async move { client.simple_query(sql).await }
+        async move { client.simple_query(ENDLESS).await }
     });
     server.until_running("SELECT count(*) FROM generate_series").await;
     assert!(!running.is_finished());
@@ -408,9 +410,7 @@ async fn a_client_that_vanishes_takes_its_statement_along() {
     raw.ask(&raw::query("CREATE TABLE half (a bigint)")).await;
     raw.ask(&raw::query("BEGIN")).await;
     raw.ask(&raw::query("INSERT INTO half VALUES (1)")).await;
-    let endless =
-        "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
-    raw.send(&raw::query(endless)).await;
+    raw.send(&raw::query(ENDLESS)).await;
     server.until_running("SELECT count(*) FROM generate_series").await;
     drop(raw);
     // In the middle of a COPY, too.
@@ -827,14 +827,13 @@ async fn a_stopping_server_cancels_what_does_not_end() {
     let options = ServiceOptions { shutdown_grace: Duration::from_millis(300), ..ServiceOptions::default() };
     let server = TestServer::with(Setup { options, ..Setup::default() }).await;
     let (mut raw, _) = Raw::start(server.address).await;
-    let endless =
-        "SELECT count(*) FROM generate_series(1, 3000000) a(x), generate_series(1, 3000000) b(y) WHERE x * y % 7 = 3";
-    raw.send(&raw::query(endless)).await;
+    raw.send(&raw::query(ENDLESS)).await;
     server.until_running("SELECT count(*) FROM generate_series").await;
     server.stop().await;
     // It was told, and not cut off.
     let messages = raw.rest().await;
-    assert!(messages.iter().any(|(kind, body)| *kind == b'E' && field(body, b'C').as_deref() == Some("57014")));
+    let codes: Vec<_> = messages.iter().filter(|(kind, _)| *kind == b'E').map(|(_, body)| field(body, b'C')).collect();
+    assert!(codes.iter().flatten().any(|code| code == "57014"), "{codes:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
