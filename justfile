@@ -122,7 +122,7 @@ peers:
     python3 -m venv target/peers
     target/peers/bin/pip install --quiet --requirement bench/requirements.txt
 
-# Every analytics figure beside DuckDB and Hyper in one report: docs/comparison.md.
+# Every analytics figure beside DuckDB and Hyper in one report: docs/results/comparison.md.
 compare *ARGS: peers
     target/peers/bin/python bench/compare.py {{ARGS}}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every analytics figure of Tidepool beside DuckDB and Hyper, in one report: docs/comparison.md.
+"""Every analytics figure of Tidepool beside DuckDB and Hyper, in one report: docs/results/comparison.md.
 
 TPC-H at several scale factors, Clickbench's queries and the star-schema benchmark over generated rows, TPC-DS, how TPC-H scales with threads, and
 its throughput by the number of connections, what far memory costs it (`far`), queries that outgrow near memory (`burst.py`), and how soon queries end that are
@@ -261,7 +261,7 @@ def far_part(sf, threads, near, placements):
     faults = sorted({f"* TPC-H, {one['title']}: {query['name'].upper()}: {report.cell(str(query['answer']))}" for one in [near, *placements] for query in one["queries"]
                      if query["answer"]["answer"] in ("error", "wrong")})
     text = ["Milliseconds with tables and query heap near, then time by placement divided by it, and in brackets, of one run and over all threads, ms: the stalls that pacing "
-            f"accounted, and what it took to keep the heap's account, which a device would not have (docs/pacing.md). Medians of {len(near['queries'][0]['runs_ms'])} runs; placements "
+            f"accounted, and what it took to keep the heap's account, which a device would not have (docs/explanation/far-memory-and-pacing.md). Medians of {len(near['queries'][0]['runs_ms'])} runs; placements "
             "of the heap take turns query by query, those of tables after every third run, with one run in between that is not timed.", "",
             *report.table(["", "Both DRAM, ms", *titles], rows)]
     return Part("far", f"Far memory, TPC-H at scale factor {sf:g}", text, figures, faults, {one["title"] + " " + str(one["profile"]): one for one in [near, *placements]})
@@ -377,7 +377,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each query in a round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare", help="folder for generated rows")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "comparison.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/comparison.md")
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--resume", action="store_true", help="go on with the parts that --json's file lacks")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The answers of the 99 TPC-DS queries in Tidepool and in DuckDB, over the same rows: docs/tpcds.md.
+"""The answers of the 99 TPC-DS queries in Tidepool and in DuckDB, over the same rows: docs/results/tpcds.md.
 
 Compared as `bench/peers/results.py` says, which `bench/compare.py` does, too; here with a verdict on each query.
 """
@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--queries", default="1-99")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare", help="folder for generated rows")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tpcds.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/tpcds.md")
     args = parser.parse_args()
     workload = workloads.tpcds(args.data, args.sf, args.tidepool).only(args.queries)
     comparison = measure.compare(workload, 1, {

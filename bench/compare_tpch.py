@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TPC-H in Tidepool, plain DataFusion, DuckDB and Hyper, with what each takes of memory: docs/tpch.md.
+"""TPC-H in Tidepool, plain DataFusion, DuckDB and Hyper, with what each takes of memory: docs/results/tpch.md.
 
 Measured as `bench/compare.py` does. Plain DataFusion is the release that Tidepool uses, by itself over uncompressed Arrow tables.
 """
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--queries", default="1-22")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "tidepool-compare", help="folder for generated rows")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tpch.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/tpch.md")
     args = parser.parse_args()
     workload = workloads.tpch(args.data, args.sf, args.tidepool).only(args.queries)
     bench = functools.partial(tidepool.bench, args.tidepool, "tpch", args.sf, args.threads, args.repeat, queries=args.queries)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transactions over the wire beside PostgreSQL: docs/oltp.md.
+"""Transactions over the wire beside PostgreSQL: docs/results/oltp.md.
 
 pgbench's scripts against Tidepool and PostgreSQL, each with its own data folder on the same disk and commits that wait for it, in turns: a round runs
 every script on one, then on the other. Of each run: transactions a second, the 99th percentile of their latency, and the processor time that the
@@ -183,7 +183,7 @@ def main():
     parser.add_argument("--local", action="store_true", help="connect by local sockets")
     parser.add_argument("--copy-rows", type=int, default=1_000_000)
     parser.add_argument("--only", choices=["tidepool", "postgresql"], help="one of the two, no report")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "oltp.md")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/oltp.md")
     args = parser.parse_args()
     modes, scripts = [mode for mode in args.modes.split(",") if mode], [script for script in args.scripts.split(",") if script]
     warehouses = [int(count) for count in args.warehouses.split(",") if count] if args.go_tpc else []

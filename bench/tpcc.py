@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TPC-C in Tidepool (embedded) and Silo, by turns: docs/tpcc.md.
+"""TPC-C in Tidepool (embedded) and Silo, by turns: docs/results/tpcc.md.
 
 Silo is the authors' code (github.com/stephentu/silo with masstree), built with `MYSQL=0 MODE=perf make dbtest`; --silo is its
 `out-perf.masstree/benchmarks/dbtest`. Both run terminals without think time, as many as warehouses, for the same seconds. Silo reads what its
@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="names that contain this")
     parser.add_argument("--folder", type=Path, help="for logs: on the disk that is to be measured")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tpcc.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/tpcc.md")
     args = parser.parse_args()
     measured = []
     for name, mix, mix_of_silo, threads, durable in RUNS:

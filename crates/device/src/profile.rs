@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_the_presets() {
-        let documentation = include_str!("../../../docs/devices.md");
+        let documentation = include_str!("../../../docs/reference/profiles.md");
         let local = Profile::preset(LOCAL_DRAM).unwrap();
         for preset in Profile::presets() {
             let pair =
@@ -429,7 +429,7 @@ mod tests {
                 preset.granularity_bytes,
                 preset.source
             );
-            assert!(documentation.contains(&row), "docs/devices.md lacks the row\n{row}");
+            assert!(documentation.contains(&row), "docs/reference/profiles.md lacks the row\n{row}");
         }
     }
 

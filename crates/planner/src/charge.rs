@@ -1,6 +1,6 @@
 //! Pacing of the query heap: what operators' work in it would have cost.
 //!
-//! The engine's operators say what they touch ([`engine`]). DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/pacing.md`). It is put together
+//! The engine's operators say what they touch ([`engine`]). DataFusion's operators do not say which memory they touch, so this is an estimate (`docs/explanation/far-memory-and-pacing.md`). It is put together
 //! from three things that can be seen from outside:
 //!
 //! * the large blocks that a thread allocates and frees: arrays are written after the one and read before the other;

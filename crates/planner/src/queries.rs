@@ -89,7 +89,7 @@ impl QueryInfo {
         bytes
     }
 
-    /// Nanoseconds stalled by pacing the query heap (an estimate, see docs/pacing.md), over all threads.
+    /// Nanoseconds stalled by pacing the query heap (an estimate, see docs/explanation/far-memory-and-pacing.md), over all threads.
     pub fn heap_stall_ns(&self) -> u64 {
         self.inner.lock().heap_stall_ns
     }
@@ -100,7 +100,7 @@ impl QueryInfo {
     }
 
     /// Nanoseconds that keeping the account of a paced heap took, over all threads. They are taken off what the same thread owes
-    /// (docs/pacing.md), as a device would not have taken them.
+    /// (docs/explanation/far-memory-and-pacing.md), as a device would not have taken them.
     pub fn heap_account_ns(&self) -> u64 {
         self.heap_account_ns.load(Ordering::Relaxed)
     }

@@ -13,6 +13,7 @@ mod crash;
 mod device;
 mod differences;
 mod direct;
+mod documents;
 mod elastic;
 mod explain;
 mod histories;

@@ -1,4 +1,4 @@
-//! The views of schema `tidepool`. Each column is described in docs/views.md.
+//! The views of schema `tidepool`. Each column is described in docs/reference/system-views.md.
 
 use super::objects::{table_bytes, table_schema};
 use super::relations::Rows;
