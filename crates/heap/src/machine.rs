@@ -58,7 +58,9 @@ mod tests {
     fn the_process_has_memory() {
         let before = process_bytes().unwrap();
         assert!(before > 100 << 10);
-        let block = vec![1u8; 64 << 20];
-        assert!(process_bytes().unwrap() >= before + (32 << 20), "{}", block.len());
+        // What tests beside this one give back is less.
+        let block = std::hint::black_box(vec![1u8; 256 << 20]);
+        let with_block = process_bytes().unwrap();
+        assert!(with_block >= before + (block.len() as u64) / 2, "{before} and {with_block} bytes");
     }
 }
