@@ -42,7 +42,7 @@ use tidepool_heap::QueryHeap;
 use tidepool_table::arrow_type;
 
 /// A point in time, as every expression has it.
-static INSTANT: LazyLock<DataType> =
+pub static INSTANT: LazyLock<DataType> =
     LazyLock::new(|| QueryHeap::outside(|| DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))));
 
 /// Rewrites the expressions of a node, keeping output names. Of grouping sets each key by itself: only as they are are they known for
@@ -119,7 +119,7 @@ pub fn is_comparison(op: Operator) -> bool {
 }
 
 /// The text of a literal that has no type yet.
-fn untyped(expr: &Expr) -> Option<&str> {
+pub fn untyped(expr: &Expr) -> Option<&str> {
     match expr {
         Expr::Literal(ScalarValue::Utf8(Some(text)) | ScalarValue::Utf8View(Some(text)), None) => Some(text),
         _ => None,
@@ -154,16 +154,24 @@ fn as_numerics<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSch
     true
 }
 
-/// As [`as_floats`] or else [`as_numerics`].
+/// As [`as_floats`] or else [`as_numerics`], for comparisons.
 fn as_common_type(mut exprs: Vec<&mut Expr>, schema: &DFSchema) -> bool {
-    as_floats(exprs.iter_mut().map(|expr| &mut **expr), schema)
+    as_floats(exprs.iter_mut().map(|expr| &mut **expr), schema, DataType::Float64)
+        || as_numerics(exprs.iter_mut().map(|expr| &mut **expr), schema)
+}
+
+/// The same for expressions one of which is the result: exact numbers become `real` beside nothing but `real`.
+fn as_result_type(mut exprs: Vec<&mut Expr>, schema: &DFSchema) -> bool {
+    let has_double = exprs.iter().any(|expr| matches!(expr.get_type(schema), Ok(DataType::Float64)));
+    let float = if has_double { DataType::Float64 } else { DataType::Float32 };
+    as_floats(exprs.iter_mut().map(|expr| &mut **expr), schema, float)
         || as_numerics(exprs.iter_mut().map(|expr| &mut **expr), schema)
 }
 
 /// Casts expressions that are of one type in the end to it, where DataFusion would take another: exact numbers to floats where there
 /// are floats among them, as PostgreSQL compares them, because no decimal holds all floats; and what a clock shows to instants where there
 /// are instants among them.
-fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchema) -> bool {
+fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchema, float: DataType) -> bool {
     let (mut has_float, mut has_instant, mut decimals, mut readings) = (false, false, Vec::new(), Vec::new());
     for expr in exprs {
         match expr.get_type(schema) {
@@ -177,7 +185,7 @@ fn as_floats<'a>(exprs: impl IntoIterator<Item = &'a mut Expr>, schema: &DFSchem
     let mut changed = false;
     if has_float {
         for expr in decimals {
-            *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), DataType::Float64));
+            *expr = Expr::Cast(Cast::new(Box::new(std::mem::take(expr)), float.clone()));
             changed = true;
         }
     }
@@ -228,6 +236,12 @@ fn as_common_type_of_sides(left: &mut Expr, lefts: &DFSchema, right: &mut Expr, 
 /// Whether it is an instant, or what a clock shows.
 fn is_time(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Timestamp(..) | DataType::Date32)
+}
+
+/// The text of a literal that a function takes as bytes.
+fn bytes_literal(function: &ScalarFunction) -> Option<String> {
+    let is_of_bytes = matches!(function.func.name(), "encode" | "sha224" | "sha256" | "sha384" | "sha512");
+    function.args.first().filter(|_| is_of_bytes).and_then(untyped).map(str::to_owned)
 }
 
 /// Whether it is `date_part` of an interval, and one that takes all of its parts.
@@ -439,6 +453,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 function.fun = WindowFunctionDefinition::AggregateUDF(plain);
                 function.params.args = args;
             }
+            let is_plain = crate::shifts::settle(&mut function, schema, settings)? || is_plain;
             let params = &function.params;
             let expressions = params.args.iter().chain(params.filter.as_deref()).chain(&params.partition_by);
             let named = any_alias(expressions, &params.order_by);
@@ -460,6 +475,8 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             let Some(beside) = function.args.iter().find(|argument| is_typed(argument, schema)).cloned() else {
                 return Ok(Transformed::no(Expr::ScalarFunction(function)));
             };
+            let is_comparison = function.func.name() == "nullif";
+            let is_real = matches!(function.args[0].get_type(schema), Ok(DataType::Float32));
             let mut changed = false;
             for argument in &mut function.args {
                 if let Some(text) = untyped(argument)
@@ -469,8 +486,21 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                     changed = true;
                 }
             }
-            changed |= as_common_type(function.args.iter_mut().collect(), schema);
+            let args: Vec<&mut Expr> = function.args.iter_mut().collect();
+            changed |= match is_comparison {
+                true => as_common_type(args, schema),
+                false => as_result_type(args, schema),
+            };
+            if is_comparison && is_real && changed {
+                // What is given back is the first argument; the other is compared with it as a double.
+                let chosen = Box::new(Expr::ScalarFunction(function));
+                return Ok(Transformed::yes(Expr::Cast(Cast::new(chosen, DataType::Float32))));
+            }
             Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
+        }
+        Expr::ScalarFunction(mut function) if let Some(text) = bytes_literal(&function) => {
+            function.args[0] = read_literal(&text, SqlType::Bytea, &DataType::Binary, settings)?;
+            Ok(Transformed::yes(Expr::ScalarFunction(function)))
         }
         Expr::ScalarFunction(function) if is_part_of_interval(&function, schema) => {
             // In DataFusion's a year has 360 days, and a second no parts.
@@ -568,7 +598,7 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 None => check_conditions(&case, schema)?,
             }
             let results = case.when_then_expr.iter_mut().map(|(_, then)| then.as_mut());
-            changed |= as_common_type(results.chain(case.else_expr.as_deref_mut()).collect(), schema);
+            changed |= as_result_type(results.chain(case.else_expr.as_deref_mut()).collect(), schema);
             Ok(Transformed::new_transformed(Expr::Case(case), changed))
         }
         other => Ok(Transformed::no(other)),
@@ -694,9 +724,8 @@ fn united(mut union: Union) -> Result<Transformed<LogicalPlan>> {
     let of = |column: usize| union.inputs.iter().map(move |input| input.schema().field(column).data_type());
     let common = |column: usize| {
         let exact = |of: &DataType| matches!(of, DataType::Decimal128(..)) || numerics::is_numeric(of);
-        let has_float = of(column).any(|of| matches!(of, DataType::Float32 | DataType::Float64));
-        if has_float {
-            return of(column).any(exact).then_some(DataType::Float64);
+        if let Some(float) = of(column).filter(|of| of.is_floating()).max_by_key(|of| **of == DataType::Float64) {
+            return of(column).any(exact).then(|| float.clone());
         }
         let is_unlike = of(column).any(numerics::is_numeric) && !of(column).all(numerics::is_numeric);
         let numbers = of(column).all(|of| numerics::is_exact(of) || matches!(of, DataType::Null));
@@ -811,7 +840,7 @@ fn exact_bigint(expr: Expr) -> Expr {
 }
 
 /// A literal's text read as the type of the expression beside it; `None` where it stays text.
-fn literal_like(
+pub fn literal_like(
     text: &str,
     beside: &Expr,
     schema: &DFSchema,

@@ -92,7 +92,7 @@ impl Change {
         returning: Option<Vec<ast::SelectItem>>,
         with: Option<ast::With>,
     ) -> Result<Change> {
-        let ast::TableFactor::Table { name, alias, args: None, .. } = table.relation else {
+        let ast::TableFactor::Table { name, alias, args: None, sample: None, .. } = table.relation else {
             return Err(Error::new(SqlState::SYNTAX_ERROR, "only a table can be changed"));
         };
         if !table.joins.is_empty() {

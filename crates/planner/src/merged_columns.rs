@@ -4,7 +4,7 @@
 //! join has, and leaves it where it is among the left side's columns. In PostgreSQL it is that of the side that is always
 //! there, or of a full join `COALESCE` of both, and comes before the others.
 
-use crate::names::expression_name;
+use crate::names::{expression_name, own_name};
 use crate::statement::{fold, parse_expression, parse_query};
 use crate::view::merged;
 use datafusion::sql::sqlparser::ast::{
@@ -319,7 +319,7 @@ impl WriteOut<'_, '_> {
         };
         let column = |name: String| Column {
             expr: Expr::CompoundIdentifier(vec![alias.clone(), quoted(&name)]),
-            name,
+            name: own_name(&name).to_owned(),
             is_merged: false,
         };
         Ok(names.into_iter().map(column).collect())

@@ -8,11 +8,12 @@
 
 use crate::statement::fold;
 use datafusion::sql::sqlparser::ast::{
-    self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, OrderByKind, Query, SelectItem, SetExpr, Value,
-    VisitMut, VisitorMut,
+    self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, OrderByKind, Query, SelectItem, SetExpr, TableFactor,
+    Value, VisitMut, VisitorMut,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use tidepool_base::{Error, Result, SqlState};
 
 /// The names of a query's outputs, as far as its text tells.
 #[derive(Clone)]
@@ -60,6 +61,7 @@ impl OutputNames {
     /// Puts the names over those of a plan's outputs.
     pub fn apply(&self, planned: impl Iterator<Item = String>) -> Vec<String> {
         let mut names: Vec<String> = planned.collect();
+        own_names(&mut names);
         let count = names.len();
         for (name, known) in names.iter_mut().zip(&self.head) {
             name.clone_from(known);
@@ -70,6 +72,39 @@ impl OutputNames {
             }
         }
         names
+    }
+}
+
+/// Between the name that several outputs of a query share and what tells them apart.
+const SHARED: char = '\u{1}';
+
+/// A name for one of several outputs that share theirs.
+fn shared(name: &str, place: usize) -> Ident {
+    Ident::with_quote('"', format!("{name}{SHARED}{place}"))
+}
+
+/// The name of an output without what tells it apart from others of that name.
+pub fn own_name(name: &str) -> &str {
+    match name.rfind(SHARED) {
+        Some(at) if at > 0 => &name[..at],
+        _ => name,
+    }
+}
+
+/// Gives outputs of a plan the names that PostgreSQL has for them: without what tells those apart that share one.
+fn own_names(names: &mut [String]) {
+    for place in 0..names.len() {
+        let own = own_name(&names[place]).len();
+        if own < names[place].len() {
+            names[place].truncate(own);
+        } else if let Some((name, number)) = names[place].rsplit_once(':')
+            && !number.is_empty()
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+            && names.iter().any(|other| other == name)
+        {
+            // Of columns of several relations DataFusion tells those of one name apart so.
+            names[place].truncate(name.len());
+        }
     }
 }
 
@@ -176,10 +211,54 @@ fn type_word(data_type: &ast::DataType) -> Option<String> {
 }
 
 /// Rewrites a query for DataFusion's planner. With `all`, every unnamed expression gets a name of its own: for queries in
-/// which DataFusion would give two the same (it leaves casts out of names).
-pub fn prepare(query: &mut Query, all: bool) {
-    let mut prepare = Prepare { depth: 0, all };
+/// which DataFusion would give two the same (it leaves casts out of names). Returns the names that several outputs of a query share,
+/// none of which can be referred to.
+pub fn prepare(query: &mut Query, all: bool) -> HashSet<String> {
+    let mut prepare = Prepare { depth: 0, all, shared: HashSet::new() };
     let _ = query.visit(&mut prepare);
+    prepare.shared
+}
+
+/// 42702 for an order by a name that several outputs of the query have, unless they are the same.
+pub fn check_order(query: &Query) -> Result<()> {
+    let Some(OrderByKind::Expressions(keys)) = query.order_by.as_ref().map(|order| &order.kind) else { return Ok(()) };
+    let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
+    for key in keys {
+        let Expr::Identifier(name) = &key.expr else { continue };
+        let name = fold(name);
+        let mut meant = select.projection.iter().filter_map(|item| match item {
+            SelectItem::UnnamedExpr(expr) => (expression_name(expr) == name).then_some(expr),
+            SelectItem::ExprWithAlias { expr, alias } => (fold(alias) == name).then_some(expr),
+            _ => None,
+        });
+        let Some(first) = meant.next() else { continue };
+        if meant.any(|other| !is_same(first, other)) {
+            let message = format!("ORDER BY \"{name}\" is ambiguous");
+            return Err(Error::new(SqlState::AMBIGUOUS_COLUMN, message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two outputs may be one: the same expression, or a column of one name with and without its relation's.
+fn is_same(left: &Expr, right: &Expr) -> bool {
+    fn column(expr: &Expr) -> Option<(Option<String>, String)> {
+        match expr {
+            Expr::Nested(inner) => column(inner),
+            Expr::Identifier(name) => Some((None, fold(name))),
+            Expr::CompoundIdentifier(parts) => match parts.as_slice() {
+                [.., relation, name] => Some((Some(fold(relation)), fold(name))),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+    match (column(left), column(right)) {
+        (Some((first, left)), Some((second, right))) => {
+            left == right && (first == second || first.is_none() || second.is_none())
+        }
+        _ => left == right,
+    }
 }
 
 /// Takes casts of a column out of a `GROUP BY` that has the column, too: they make no more groups of it, and DataFusion, whose names leave casts
@@ -264,7 +343,7 @@ impl VisitorMut for Renamed {
     }
 }
 
-fn called(function: &str, argument: Expr) -> Expr {
+pub fn called(function: &str, argument: Expr) -> Expr {
     let argument = ast::FunctionArg::Unnamed(ast::FunctionArgExpr::Expr(argument));
     Expr::Function(ast::Function {
         name: ast::ObjectName::from(vec![Ident::new(function)]),
@@ -322,6 +401,18 @@ fn meant_by<'a>(key: &'a Expr, outputs: &'a [SelectItem], by_name: bool) -> &'a 
 struct Prepare {
     depth: usize,
     all: bool,
+    shared: HashSet<String>,
+}
+
+/// The columns that a relation is given, each under a name of its own.
+fn name_columns(alias: &mut ast::TableAlias, shared_names: &mut HashSet<String>) {
+    let names: Vec<String> = alias.columns.iter().map(|column| fold(&column.name)).collect();
+    for (place, column) in alias.columns.iter_mut().enumerate() {
+        if names.iter().filter(|name| **name == names[place]).count() > 1 {
+            column.name = shared(&names[place], place + 1);
+            shared_names.insert(names[place].clone());
+        }
+    }
 }
 
 impl VisitorMut for Prepare {
@@ -330,7 +421,14 @@ impl VisitorMut for Prepare {
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         fetch_to_limit(query);
         let ordered = ordered_positions(query);
-        name_outputs(&mut query.body, self.depth > 0, self.all, &ordered);
+        let by_name = ordered_names(query);
+        if let Some(with) = &mut query.with {
+            with.cte_tables.iter_mut().for_each(|cte| name_columns(&mut cte.alias, &mut self.shared));
+        }
+        if self.depth > 0 {
+            name_shared(&mut query.body, &by_name, &mut self.shared);
+        }
+        name_outputs(&mut query.body, self.depth > 0, self.all, &ordered, &by_name);
         drop_cast_keys(&mut query.body);
         tell_casts_apart(query);
         self.depth += 1;
@@ -339,6 +437,14 @@ impl VisitorMut for Prepare {
 
     fn post_visit_query(&mut self, _query: &mut Query) -> ControlFlow<()> {
         self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        if let TableFactor::Table { alias: Some(alias), .. } | TableFactor::Derived { alias: Some(alias), .. } = factor
+        {
+            name_columns(alias, &mut self.shared);
+        }
         ControlFlow::Continue(())
     }
 }
@@ -370,13 +476,61 @@ fn ordered_positions(query: &Query) -> HashSet<usize> {
     keys.iter().filter_map(position).collect()
 }
 
-/// `ordered`: what the query is ordered by gets a name even where nothing else needs one. Of expressions over groups DataFusion finds
-/// only those again that have one.
-fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<usize>) {
+/// The names that a query is ordered by which stand alone: outputs are meant where there are any.
+fn ordered_names(query: &Query) -> HashSet<String> {
+    let Some(OrderByKind::Expressions(keys)) = query.order_by.as_ref().map(|order| &order.kind) else {
+        return HashSet::new();
+    };
+    let name = |key: &ast::OrderByExpr| match &key.expr {
+        Expr::Identifier(name) => Some(fold(name)),
+        _ => None,
+    };
+    keys.iter().filter_map(name).collect()
+}
+
+/// Gives outputs of a subquery that share their name names of their own: DataFusion would refuse them, or take the first where the name is
+/// referred to. Nobody can refer to them by that name.
+fn name_shared(body: &mut SetExpr, by_name: &HashSet<String>, shared_names: &mut HashSet<String>) {
     match body {
         SetExpr::SetOperation { left, right, .. } => {
-            name_outputs(left, nested, all, ordered);
-            name_outputs(right, nested, all, ordered);
+            name_shared(left, by_name, shared_names);
+            name_shared(right, by_name, shared_names);
+        }
+        SetExpr::Select(select) => {
+            let name = |item: &SelectItem| match item {
+                SelectItem::UnnamedExpr(expr) => Some(expression_name(expr)),
+                SelectItem::ExprWithAlias { alias, .. } => Some(fold(alias)),
+                _ => None,
+            };
+            let names: Vec<Option<String>> = select.projection.iter().map(name).collect();
+            for (place, item) in select.projection.iter_mut().enumerate() {
+                let Some(name) = &names[place] else { continue };
+                let is_unnamed = name == "?column?" && matches!(item, SelectItem::UnnamedExpr(_));
+                let count = names.iter().filter(|other| other.as_ref() == Some(name)).count();
+                let is_first = names.iter().position(|other| other.as_ref() == Some(name)) == Some(place);
+                if count < 2 && !is_unnamed || is_first && by_name.contains(name) {
+                    continue;
+                }
+                if !is_unnamed {
+                    shared_names.insert(name.clone());
+                }
+                if let SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } = item {
+                    let expr = std::mem::replace(expr, Expr::value(Value::Null));
+                    *item = SelectItem::ExprWithAlias { expr, alias: shared(name, place + 1) };
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `ordered`: what the query is ordered by gets a name even where nothing else needs one. Of expressions over groups DataFusion finds
+/// only those again that have one.
+fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<usize>, by_name: &HashSet<String>) {
+    match body {
+        SetExpr::SetOperation { left, right, .. } => {
+            name_outputs(left, nested, all, ordered, by_name);
+            name_outputs(right, nested, all, ordered, by_name);
         }
         SetExpr::Select(select) => {
             let wildcard = select
@@ -400,6 +554,8 @@ fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<u
                 }
             }
             let mut aliases: HashSet<String> = HashSet::new();
+            // Names of columns as they are outputs, which are not to be taken for those of aliases.
+            let mut columns: HashSet<String> = HashSet::new();
             for (index, item) in select.projection.iter_mut().enumerate() {
                 let (expr, alias) = match item {
                     SelectItem::UnnamedExpr(expr) => (&*expr, None),
@@ -410,25 +566,40 @@ fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<u
                 match alias {
                     // A second output of the same alias: DataFusion would refuse it.
                     Some(alias) => {
-                        if !aliases.insert(alias) && !nested {
+                        let is_column = columns.contains(&alias) || all && wildcard && !by_name.contains(&alias);
+                        let again = !aliases.insert(alias.clone());
+                        if !nested && (again || is_column) {
                             let expr = expr.clone();
                             *item = SelectItem::ExprWithAlias { expr, alias: unique };
+                        } else if nested && all && wildcard && !alias.contains(SHARED) && !by_name.contains(&alias) {
+                            let expr = expr.clone();
+                            *item = SelectItem::ExprWithAlias { expr, alias: shared(&alias, index + 1) };
                         }
                     }
                     None => {
                         let column = matches!(expr, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
                         let again = !texts.insert(expr.to_string().to_lowercase());
                         let name = expression_name(expr);
-                        let alias =
-                            if nested && !column && !wildcard && name != "?column?" && taken.insert(name.clone()) {
-                                Some(Ident::with_quote('"', name))
-                            } else if !nested && (again || column && wildcard)
-                                || (all || ordered.contains(&(index + 1))) && !column
-                            {
-                                Some(unique)
-                            } else {
-                                None
-                            };
+                        if column {
+                            columns.insert(name.clone());
+                        }
+                        let is_alias = column && aliases.contains(&name);
+                        let alias = if nested
+                            && !column
+                            && name != "?column?"
+                            && !(all && wildcard)
+                            && taken.insert(name.clone())
+                        {
+                            Some(Ident::with_quote('"', name))
+                        } else if nested && all && wildcard && !column {
+                            Some(shared(&name, index + 1))
+                        } else if !nested && (again || is_alias || column && wildcard)
+                            || (all || ordered.contains(&(index + 1))) && !column
+                        {
+                            Some(unique)
+                        } else {
+                            None
+                        };
                         if let Some(alias) = alias {
                             let expr = expr.clone();
                             *item = SelectItem::ExprWithAlias { expr, alias };
@@ -438,5 +609,23 @@ fn name_outputs(body: &mut SetExpr, nested: bool, all: bool, ordered: &HashSet<u
             }
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_that_share_a_name_are_shown_by_it() {
+        let mut names = ["a\u{1}1", "a\u{1}2", "x", "x:1", "y:1", "?column?\u{1}3", "\u{1}z"].map(str::to_owned);
+        own_names(&mut names);
+        assert_eq!(names, ["a", "a", "x", "x", "y:1", "?column?", "\u{1}z"]);
+    }
+
+    #[test]
+    fn nobody_refers_to_a_name_that_several_outputs_share() {
+        let mut query = crate::statement::parse_query("SELECT * FROM (SELECT 1 AS a, 2 AS a, 3 AS b) t").unwrap();
+        assert_eq!(prepare(&mut query, false), HashSet::from(["a".to_owned()]));
     }
 }

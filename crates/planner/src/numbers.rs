@@ -63,6 +63,7 @@ fn is_polymorphic(name: &str) -> bool {
             | "max"
             | "min"
             | "nullif"
+            | "pg_array_remove"
             | "pg_series"
             | "pg_typeof"
             | "sign"
@@ -79,10 +80,14 @@ struct Types;
 impl Types {
     fn function(function: &mut Function) {
         let name = function.name.0.last().and_then(|part| part.as_ident()).map(crate::statement::fold);
-        if !name.is_some_and(|name| is_polymorphic(&name))
+        let name = name.unwrap_or_default();
+        if !is_polymorphic(&name)
             && let FunctionArguments::List(list) = &mut function.args
         {
-            for arg in &mut list.args {
+            // Of these the second argument alone is not the result's type.
+            let is_shift = matches!(name.as_str(), "lag" | "lead");
+            let (skip, take) = if is_shift { (1, 1) } else { (0, usize::MAX) };
+            for arg in list.args.iter_mut().skip(skip).take(take) {
                 if let FunctionArg::Unnamed(FunctionArgExpr::Expr(expr))
                 | FunctionArg::Named { arg: FunctionArgExpr::Expr(expr), .. } = arg
                 {

@@ -5,6 +5,7 @@
 //! computed of them) stay Arrow's decimals; where the two meet, the decimal becomes one of these.
 
 use crate::errors::carry;
+use crate::real_sums;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryViewArray, ListArray, StringViewArray};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Int64Type, UInt64Type};
@@ -172,6 +173,10 @@ pub fn plain_aggregate(
     let own = function.inner().downcast_ref::<AggregateWithNumeric>()?;
     let is_own = |arg: &Expr| arg.get_type(schema).map_or(true, |of| is_numeric(&of));
     if matches!(function.name(), "sum" | "avg") && args.iter().any(is_own) {
+        return None;
+    }
+    let types: Result<Vec<DataType>> = args.iter().map(|arg| arg.get_type(schema)).collect();
+    if types.is_ok_and(|types| real_sums::is_sum(function.name(), &types)) {
         return None;
     }
     Some((own.inner.clone(), cast_to(&DataType::Float64, args, schema)))
@@ -519,7 +524,9 @@ impl AggregateUDFImpl for AggregateWithNumeric {
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        if matches!(types, [of] if is_numeric(of)) && matches!(self.name(), "sum" | "avg") {
+        if matches!(types, [of] if is_numeric(of)) && matches!(self.name(), "sum" | "avg")
+            || real_sums::is_sum(self.name(), types)
+        {
             return Ok(types.to_vec());
         }
         let field = |data_type: &DataType| Arc::new(Field::new("", data_type.clone(), true));
@@ -532,6 +539,7 @@ impl AggregateUDFImpl for AggregateWithNumeric {
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         match types {
             [of] if is_numeric(of) && matches!(self.name(), "sum" | "avg") => Ok(NUMERIC),
+            types if real_sums::is_sum(self.name(), types) => Ok(DataType::Float32),
             _ => self.inner.return_type(&replaced(types, &DataType::Float64)),
         }
     }
@@ -545,6 +553,9 @@ impl AggregateUDFImpl for AggregateWithNumeric {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
+        if real_sums::of_fields(self.name(), args.expr_fields) {
+            return Ok(real_sums::accumulator(args.is_distinct));
+        }
         match of_numbers(args.expr_fields) {
             true if args.is_distinct => {
                 Ok(Box::new(DistinctTotal { averages: self.name() == "avg", seen: BTreeMap::new() }))
@@ -555,13 +566,16 @@ impl AggregateUDFImpl for AggregateWithNumeric {
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        match of_numbers(args.expr_fields) {
+        match of_numbers(args.expr_fields) || real_sums::of_fields(self.name(), args.expr_fields) {
             true => self.accumulator(args),
             false => self.inner.create_sliding_accumulator(args),
         }
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
+        if real_sums::of_fields(self.name(), args.input_fields) {
+            return Ok(real_sums::state_fields(&args));
+        }
         if !of_numbers(args.input_fields) {
             return self.inner.state_fields(args);
         }
@@ -574,7 +588,9 @@ impl AggregateUDFImpl for AggregateWithNumeric {
     }
 
     fn groups_accumulator_supported(&self, args: AccumulatorArgs) -> bool {
-        !of_numbers(args.expr_fields) && self.inner.groups_accumulator_supported(args)
+        !of_numbers(args.expr_fields)
+            && !real_sums::of_fields(self.name(), args.expr_fields)
+            && self.inner.groups_accumulator_supported(args)
     }
 
     fn create_groups_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn GroupsAccumulator>> {

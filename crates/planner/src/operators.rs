@@ -256,6 +256,19 @@ pub fn resolve(left: Expr, op: Operator, right: Expr, schema: &DFSchema) -> Resu
             left_type = left.get_type(schema)?;
         }
     }
+    if crate::casts::is_comparison(op) {
+        // DataFusion knows no type for these and text.
+        let reads = |data_type: &DataType| {
+            matches!(data_type, Interval(_) | DataType::Boolean | DataType::Binary | DataType::BinaryView)
+        };
+        if is_untyped(&right) && reads(&left_type) {
+            right = cast(right, left_type.clone());
+            right_type = left_type.clone();
+        } else if is_untyped(&left) && reads(&right_type) {
+            left = cast(left, right_type.clone());
+            left_type = right_type.clone();
+        }
+    }
     let number = |data_type: &DataType| data_type.is_numeric() || numerics::is_numeric(data_type);
     let decimal = |data_type: &DataType| matches!(data_type, Decimal128(..));
     let exact = |data_type: &DataType| arithmetic::decimal_type(data_type).is_some();

@@ -31,7 +31,11 @@ pub fn separate(query: &mut Query) -> OwnNames {
     for item in &mut select.projection {
         let SelectItem::ExprWithAlias { alias, expr } = item else { continue };
         let name = fold(alias);
-        let is_itself = matches!(expr, Expr::Identifier(column) if fold(column) == name);
+        let is_itself = match expr {
+            Expr::Identifier(column) => fold(column) == name,
+            Expr::CompoundIdentifier(parts) => parts.last().is_some_and(|column| fold(column) == name),
+            _ => false,
+        };
         if named.found.contains(&name) && !is_itself {
             let other = format!("\u{1}{name}");
             for key in keys.iter_mut() {
@@ -63,7 +67,9 @@ pub fn restore(plan: LogicalPlan, own: &OwnNames) -> Result<LogicalPlan> {
         .schema()
         .iter()
         .map(|output| {
-            let name = own.get(output.1.name()).cloned();
+            // Where a column has that name, too, who shows the outputs knows how they are called.
+            let is_free = |name: &&String| plan.schema().fields().iter().all(|field| field.name() != *name);
+            let name = own.get(output.1.name()).filter(is_free).cloned();
             let column = PlanExpr::Column(Column::from(output));
             match name {
                 Some(name) => column.alias(name),
@@ -75,7 +81,7 @@ pub fn restore(plan: LogicalPlan, own: &OwnNames) -> Result<LogicalPlan> {
     restored.map_err(crate::errors::from_datafusion)
 }
 
-/// Names without a relation's before them, outside of queries.
+/// Names of columns, outside of queries.
 struct Names {
     found: HashSet<String>,
     depth: usize,
@@ -95,10 +101,13 @@ impl VisitorMut for Names {
     }
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
-        if self.depth == 0
-            && let Expr::Identifier(name) = expr
-        {
-            self.found.insert(fold(name));
+        if self.depth == 0 {
+            match expr {
+                Expr::Identifier(name) => drop(self.found.insert(fold(name))),
+                // A column of a relation, which an output of its name would make ambiguous.
+                Expr::CompoundIdentifier(parts) => self.found.extend(parts.last().map(fold)),
+                _ => {}
+            }
         }
         ControlFlow::Continue(())
     }

@@ -31,7 +31,7 @@ use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion::sql::sqlparser::ast;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType, panic_point};
 use tidepool_database::{AccessObject, ViewDef};
@@ -58,6 +58,42 @@ impl Names<'_> {
     /// The scalar function of a name.
     pub(crate) fn function(&self, name: &str) -> Option<&Arc<ScalarUDF>> {
         self.state.scalar_functions().get(unqualified(name))
+    }
+
+    /// A table with its rows' ids in a column more, and the names of its own columns.
+    pub(crate) fn sampled(
+        &self,
+        schema: Option<&str>,
+        name: &str,
+        id: &str,
+    ) -> Result<(Arc<dyn TableProvider>, Vec<String>)> {
+        if schema == Some(resolve::BY_ID) && self.rows.contains_key(name) {
+            return Err(Error::unsupported("TABLESAMPLE is not supported here"));
+        }
+        let Some(relation) = resolve::relation(self.facts, schema, name) else {
+            let (schema, name) = (schema.map(str::to_owned), name.to_owned());
+            return Err(resolve::missing(&QualifiedName { schema, name }));
+        };
+        let acting = self.acting();
+        if !acting.is_superuser {
+            privileges::check_schema(self.facts, &acting, schema)?;
+        }
+        let readable = privileges::check_read(self.facts, &acting, &relation)?;
+        let Relation::Table(version) = &relation else {
+            return Err(match relation {
+                Relation::System(_) => Error::unsupported("TABLESAMPLE of system tables is not supported"),
+                _ => crate::samples::not_a_table(),
+            });
+        };
+        let table =
+            crate::scan::TableProvider::to_lock(&self.facts.version, version.clone(), usize::MAX, id, readable)?;
+        let table = match self.within {
+            Some(within) => crate::view::as_it_was(within.view, &relation, table, Some(id))?,
+            None => table,
+        };
+        let schema = table.schema();
+        let columns = schema.fields().iter().map(|field| field.name().clone()).filter(|column| column != id).collect();
+        Ok((table, columns))
     }
 
     /// The same, and these tables in schema `pg_oid`.
@@ -280,6 +316,11 @@ fn planned_by(
     panic_point("planner.names");
     crate::column_reads::check_rows(names.facts, &names.acting(), &query)?;
     let mut query = query;
+    crate::terms::check(&query, names.state)?;
+    crate::outer_aggregates::write_out(&mut query, names.state);
+    crate::row_counts::write_out(&mut query)?;
+    let samples = crate::samples::write_out(names, &mut query)?;
+    let names = &names.with(&samples);
     let mut planned = |tables: &BTreeMap<String, Arc<dyn TableProvider>>, query: Box<ast::Query>| {
         planned_apart(&names.with(tables), query, parameters.clone(), None)
     };
@@ -298,6 +339,7 @@ fn planned_apart(
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
     crate::windows::write_out(&mut query)?;
+    crate::group_sets::write_out(&mut query)?;
     let own_names = crate::order_names::separate(&mut query);
     crate::merged_columns::write_out(&mut query, &mut |part| {
         let plan = named_plan(names, part, &parameters, None)?;
@@ -314,6 +356,7 @@ fn planned_apart(
         planned => planned,
     }?;
     crate::column_reads::check(&planned)?;
+    crate::outer_aggregates::check(&planned)?;
     crate::order_names::restore(planned, &own_names)
 }
 
@@ -431,15 +474,34 @@ fn named_plan(
     parameters: &ParameterFields,
     table_schema: Option<&Schema>,
 ) -> Result<LogicalPlan> {
+    crate::names::check_order(&query)?;
     let mut named = query.clone();
-    crate::names::prepare(&mut named, false);
-    match logical_plan_of(names, named, parameters.clone(), table_schema.cloned()) {
-        Err(error) if error.code() == SqlState::DUPLICATE_COLUMN => {
+    let mut shared = crate::names::prepare(&mut named, false);
+    let planned = match logical_plan_of(names, named, parameters.clone(), table_schema.cloned()) {
+        Err(error) if matches!(error.code(), SqlState::DUPLICATE_COLUMN | SqlState::AMBIGUOUS_COLUMN) => {
             let mut named = query;
-            crate::names::prepare(&mut named, true);
-            logical_plan_of(names, named, parameters.clone(), table_schema.cloned())
+            shared = crate::names::prepare(&mut named, true);
+            let planned = logical_plan_of(names, named, parameters.clone(), table_schema.cloned());
+            if error.code() == SqlState::AMBIGUOUS_COLUMN { planned.map_err(|_| error) } else { planned }
         }
         planned => planned,
+    };
+    planned.map_err(|error| ambiguous(error, &shared))
+}
+
+/// 42702 for a name that is not there because several columns share it.
+fn ambiguous(error: Error, shared: &HashSet<String>) -> Error {
+    if shared.is_empty() || error.code() != SqlState::UNDEFINED_COLUMN {
+        return error;
+    }
+    let message = error.message();
+    let named = message.strip_prefix("column ").and_then(|rest| rest.strip_suffix(" does not exist"));
+    let name = named.map(|named| named.trim_matches('"').rsplit('.').next().unwrap_or_default().trim_matches('"'));
+    match name {
+        Some(name) if shared.contains(name) => {
+            Error::new(SqlState::AMBIGUOUS_COLUMN, format!("column reference \"{name}\" is ambiguous"))
+        }
+        _ => error,
     }
 }
 
@@ -469,6 +531,7 @@ fn plan_query(
     planner
         .sql_statement_to_plan_with_context(ast::Statement::Query(query), &mut context)
         .and_then(crate::row_types::settle)
+        .and_then(crate::late_outputs::settle)
         .map_err(from_datafusion)
 }
 

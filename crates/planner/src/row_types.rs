@@ -215,7 +215,7 @@ fn is_open(cell: &Expr) -> bool {
 }
 
 /// The type of values of both types, as PostgreSQL settles it. `None` where there is none.
-fn common(left: &DataType, right: &DataType) -> Option<DataType> {
+pub fn common(left: &DataType, right: &DataType) -> Option<DataType> {
     let exact = |of: &DataType| numerics::is_exact(of);
     Some(match (left, right) {
         (left, right) if left == right => left.clone(),
@@ -227,7 +227,7 @@ fn common(left: &DataType, right: &DataType) -> Option<DataType> {
             type_union_resolution(&[left.clone(), right.clone()])?
         }
         (left, right) if exact(left) && exact(right) => NUMERIC,
-        (left, right) if left.is_floating() && exact(right) || exact(left) && right.is_floating() => DataType::Float64,
+        (float, number) | (number, float) if float.is_floating() && exact(number) => float.clone(),
         (left, right) if is_text(left) && is_text(right) => DataType::Utf8View,
         (left, right) => type_union_resolution(&[left.clone(), right.clone()])?,
     })

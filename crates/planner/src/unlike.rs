@@ -55,6 +55,19 @@ impl Side {
     }
 }
 
+/// 42883 for a value and another in its place, of types that have none in common.
+pub fn check_default(function: &str, value: Option<Side>, default: Option<Side>) -> Result<()> {
+    match (value, default) {
+        (Some(value), Some(default)) if value.class != default.class => {
+            let message = format!("function {function}({}, integer, {}) does not exist", value.name, default.name);
+            let hint =
+                "No function matches the given name and argument types. You might need to add explicit type casts.";
+            Err(carry(Error::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(hint)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// 42883 for sides that no operator compares.
 pub fn check(left: Option<Side>, op: Operator, right: Option<Side>) -> Result<()> {
     match (left, right) {

@@ -68,7 +68,7 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         .chain(crate::numerics::functions())
         .chain(crate::coerced::functions());
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
-    let aggregates = crate::numerics::aggregates();
+    let aggregates = crate::numerics::aggregates().chain(crate::sliding::aggregates());
     builder.aggregate_functions().get_or_insert_with(Vec::new).extend(aggregates);
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));
     builder = builder.with_relation_planners(vec![Arc::new(crate::row_types::ValuesLists)]);

@@ -665,8 +665,10 @@ impl Rewriter {
                 Expr::Nested(Box::new(Expr::BinaryOp { left, op: BinaryOperator::Modulo, right }))
             }
             ("regexp_matches", _) => call("unnest", vec![call("pg_set_of", vec![call("regexp_match", args)])]),
-            ("regexp_split_to_array", _) if args.len() == 2 => split_by_pattern(args),
-            ("regexp_split_to_table", _) if args.len() == 2 => call("unnest", vec![split_by_pattern(args)]),
+            ("regexp_split_to_array", _) if matches!(args.len(), 2 | 3) => split_by_pattern(args, &name),
+            ("regexp_split_to_table", _) if matches!(args.len(), 2 | 3) => {
+                call("unnest", vec![split_by_pattern(args, &name)])
+            }
             // With a number of arguments that it does not take, planning says so.
             _ => call(&name, args),
         };
@@ -769,7 +771,7 @@ impl Rewriter {
             ("json_array_elements" | "jsonb_array_elements", _) => Some(call("json_items", exprs)),
             ("json_array_elements_text" | "jsonb_array_elements_text", _) => Some(call("json_item_texts", exprs)),
             ("json_object_keys" | "jsonb_object_keys", _) => Some(call("json_keys", exprs)),
-            ("regexp_split_to_table", _) if exprs.len() == 2 => Some(split_by_pattern(exprs)),
+            ("regexp_split_to_table", _) if matches!(exprs.len(), 2 | 3) => Some(split_by_pattern(exprs, &name)),
             (_, Some(twin)) => Some(call(twin, exprs)),
             _ if super::functions::is_function(&name) => {
                 let is_lateral = exprs.iter().any(names_column);
@@ -845,11 +847,17 @@ fn keywords(mut alias: TableAlias) -> TableFactor {
     derived(select(columns, vec![TableWithJoins { relation: rows, joins: vec![] }]), alias)
 }
 
-/// Splits text at what matches a pattern, by way of a separator that no text contains.
-fn split_by_pattern(mut args: Vec<Expr>) -> Expr {
-    let separator = || text("\u{1}");
-    args.extend([separator(), text("g")]);
-    call("string_to_array", vec![call("regexp_replace", args), separator()])
+/// Splits text at what matches a pattern: all matches are marked where they stand. A flag for all of them is refused when the call is made.
+fn split_by_pattern(mut args: Vec<Expr>, name: &str) -> Expr {
+    let [before, after] = super::functions::MATCH_MARKS;
+    let flags = match args.get(2).map(|flags| (flags, string_literal(flags))) {
+        None => text("g"),
+        Some((_, Some(written))) if !written.contains('g') => text(format!("{written}g")),
+        Some((flags, _)) => call("pg_split_flags", vec![flags.clone(), text(name)]),
+    };
+    args.truncate(2);
+    args.extend([text(format!("{before}\\0{after}")), flags]);
+    call("pg_split_at_matches", vec![call("regexp_replace", args)])
 }
 
 /// True of a number with an exponent that no decimal of 38 digits holds, which then is a float.

@@ -263,7 +263,8 @@ fn function(expr: &mut Expr) {
     }
     let Some(name) = super::rewrite::function_name(&function.name) else { return };
     match name.as_str() {
-        "array_remove" | "array_replace" => rename(function, &format!("{name}_all")),
+        "array_remove" => rename(function, "pg_array_remove"),
+        "array_replace" => rename(function, "array_replace_all"),
         "variance" => rename(function, "var_samp"),
         "make_interval" => named_arguments(function),
         "json_agg" | "jsonb_agg" => {

@@ -1,6 +1,6 @@
 //! NULL where DataFusion's simplification forgets it.
 //!
-//! Some of its rules hold for values only: what lists of one expression come to together ([`lists`]), `x # x` is 0,
+//! Some of its rules hold for values only, or for what is written alike: equations of one column with one constant, what lists of one expression come to together ([`lists`]), `x # x` is 0,
 //! and every text matches `.*`. What they would take wrongly is written so that NULL is seen to before they come.
 
 use super::lists;
@@ -9,7 +9,7 @@ use datafusion::common::{DFSchema, DFSchemaRef, Result, ScalarValue};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::utils::merge_schema;
-use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator, lit, when};
+use datafusion::logical_expr::{BinaryExpr, Cast, Expr, LogicalPlan, Operator, lit, when};
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
 use std::sync::Arc;
@@ -31,7 +31,9 @@ impl OptimizerRule for Nulls {
         let mut forgets = false;
         plan.apply_expressions(|expr| {
             forgets = forgets
-                || expr.exists(|expr| Ok(is_any_text(expr) || xored(expr).is_some() || lists::may_meet(expr)))?;
+                || expr.exists(|expr| {
+                    Ok(is_any_text(expr) || xored(expr).is_some() || lists::may_meet(expr) || is_unlike_others(expr))
+                })?;
             Ok(TreeNodeRecursion::Continue)
         })?;
         if !forgets {
@@ -95,12 +97,47 @@ fn xored(expr: &Expr) -> Option<&Expr> {
     is_among(left, right).then_some(left)
 }
 
+/// Whether it is an equation with a constant that is not written as others are: turned around, or with more said of the constant than its
+/// value. Of equations of one column that are not written alike DataFusion takes no row to fulfil both.
+fn is_unlike_others(expr: &Expr) -> bool {
+    let Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) = expr else { return false };
+    match (constant(left), constant(right)) {
+        (Some(_), None) => true,
+        (None, Some(is_marked)) => is_marked,
+        _ => false,
+    }
+}
+
+/// Whether a constant, if it is one, has more said of it than its value.
+fn constant(expr: &Expr) -> Option<bool> {
+    match expr {
+        Expr::Literal(_, said) => Some(said.is_some()),
+        Expr::Cast(cast) => constant(&cast.expr),
+        _ => None,
+    }
+}
+
+/// A constant of which only its value is said.
+fn unmarked(expr: Expr) -> Expr {
+    match expr {
+        Expr::Literal(value, _) => Expr::Literal(value, None),
+        Expr::Cast(Cast { expr, field }) => Expr::Cast(Cast { expr: Box::new(unmarked(*expr)), field }),
+        expr => expr,
+    }
+}
+
 fn remembered(expr: Expr, simplifier: &ExprSimplifier) -> Result<Transformed<Expr>> {
     if lists::may_meet(&expr) {
         return lists::put_together(expr, &|part| simplifier.simplify(part));
     }
     if let Some(twice) = xored(&expr) {
         return when(twice.clone().is_not_null(), expr.clone()).end().map(Transformed::yes);
+    }
+    if is_unlike_others(&expr)
+        && let Expr::BinaryExpr(BinaryExpr { left, op, right }) = expr
+    {
+        let (value, constant) = if constant(&left).is_some() { (right, left) } else { (left, right) };
+        return Ok(Transformed::yes(Expr::BinaryExpr(BinaryExpr::new(value, op, Box::new(unmarked(*constant))))));
     }
     let is_any_text = is_any_text(&expr);
     Ok(match expr {

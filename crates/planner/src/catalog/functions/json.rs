@@ -197,10 +197,13 @@ fn of_value(call: &Call<'_>, value: &Value, field: &Field) -> Result<String> {
             format!("[{}]", items.join(","))
         }
         (Value::Struct(values), DataType::Struct(fields)) => {
-            let pair = |(value, field): (&Value, &FieldRef)| {
-                Ok(format!("{}:{}", quoted(field.name()), of_value(call, value, field)?))
+            // The fields of a row that is written out have no names of their own; DataFusion counts them from `c0` on.
+            let is_written = fields.iter().enumerate().all(|(place, field)| *field.name() == format!("c{place}"));
+            let pair = |(place, (value, field)): (usize, (&Value, &FieldRef))| {
+                let name = if is_written { format!("f{}", place + 1) } else { field.name().clone() };
+                Ok(format!("{}:{}", quoted(&name), of_value(call, value, field)?))
             };
-            let pairs = values.iter().zip(fields).map(pair).collect::<Result<Vec<String>>>()?;
+            let pairs = values.iter().zip(fields).enumerate().map(pair).collect::<Result<Vec<String>>>()?;
             format!("{{{}}}", pairs.join(","))
         }
         (other, _) => quoted(&call.text_of(other, field)?),

@@ -378,6 +378,7 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
 pub use datetime::add_interval;
 pub use sequence::{SessionSequences, next_value_of};
 pub use system::{find_relation, oid_of, remember_start};
+pub use text::MATCH_MARKS;
 
 /// Whether a name is a scalar function's, here or of DataFusion.
 pub fn is_function(name: &str) -> bool {

@@ -37,6 +37,12 @@ pub fn functions() -> Vec<Function> {
             Ok(similar_pattern(args[0].as_str(), escape).into())
         }),
         Function::new("gen_random_uuid", &[&[]], "uuid", |_, _| Ok(random_uuid().into())).volatile(),
+        // Of `TABLESAMPLE`: the row's id, how many neighbours are taken together, the percentage, the seed, and whether there is one.
+        Function::new(crate::samples::FUNCTION, &[&[Int8, Int8, Float8, Float8, Bool]], "bool", |_, args| {
+            sampled(args).map(Value::from)
+        })
+        .nullable()
+        .volatile(),
         Function::new("num_nulls", &[&[Rest]], "int4", |_, args| {
             Ok(args.iter().filter(|arg| arg.is_null()).count().into())
         })
@@ -90,6 +96,24 @@ pub fn functions() -> Vec<Function> {
             let first = first_subscript(call);
             array_bound(args, &|_| first)
         }),
+        // NULL is an item like others.
+        Function::new("pg_array_remove", &[&[List, Any]], "_text", |_, args| {
+            let Value::List(list) = &args[0] else { return Ok(Value::Null) };
+            Ok(Value::List(list.iter().filter(|item| !is_same(item, &args[1])).cloned().collect()))
+        })
+        .nullable()
+        .returning(|types| Ok(list_type(types)?.clone())),
+        // What `regexp_replace` marked as matches is cut out.
+        Function::new("pg_split_at_matches", &[&[Text]], "_text", |_, args| {
+            Ok(Value::List(split_at_matches(args[0].as_str()).into_iter().map(Value::from).collect()))
+        }),
+        // The flags of a function that splits text, and that for all matches.
+        Function::new("pg_split_flags", &[&[Text, Text]], "text", |_, args| match args[0].as_str() {
+            flags if flags.contains('g') => {
+                Err(invalid(format!("{}() does not support the \"global\" option", args[1].as_str())))
+            }
+            flags => Ok(format!("{flags}g").into()),
+        }),
         // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
         Function::new("array_or_empty", &[&[List]], "_text", |_, args| {
             Ok(if args[0].is_null() { Value::List(vec![]) } else { args[0].clone() })
@@ -129,6 +153,88 @@ pub fn functions() -> Vec<Function> {
         .nullable()
         .returning(|types| Ok(DataType::List(Arc::new(Field::new_list_field(list_type(types)?.clone(), true))))),
     ]
+}
+
+/// Whether two items of arrays are the same, both being NULL included.
+fn is_same(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Null, other) | (other, Value::Null) => other.is_null(),
+        (Value::Int(left), Value::Int(right)) => left == right,
+        (Value::Decimal(left, scale), Value::Decimal(right, other)) => {
+            let widened =
+                |value: i128, by: i8| 10i128.checked_pow(by.max(0) as u32).and_then(|by| value.checked_mul(by));
+            match (widened(*left, other - scale), widened(*right, scale - other)) {
+                (Some(left), Some(right)) => left == right,
+                _ => false,
+            }
+        }
+        (Value::Int(number), Value::Decimal(value, scale)) | (Value::Decimal(value, scale), Value::Int(number)) => {
+            is_same(&Value::Decimal(i128::from(*number), 0), &Value::Decimal(*value, *scale))
+        }
+        (Value::Float(_), Value::Int(_) | Value::Decimal(..) | Value::Float(_))
+        | (Value::Int(_) | Value::Decimal(..), Value::Float(_)) => left.as_float() == right.as_float(),
+        // A literal of no type is of the items'.
+        (Value::Text(left), Value::Text(right)) => left == right,
+        (item, Value::Text(text)) | (Value::Text(text), item) => display(item) == text.as_ref(),
+        (left, right) => display(left) == display(right),
+    }
+}
+
+/// Before and after a match that is marked.
+pub const MATCH_MARKS: [char; 2] = ['\u{1}', '\u{3}'];
+
+/// The parts of a text between matches. Empty matches at its ends, and right behind others, are none.
+fn split_at_matches(marked: &str) -> Vec<String> {
+    let length = marked.chars().filter(|character| !MATCH_MARKS.contains(character)).count();
+    let (mut parts, mut part) = (Vec::new(), String::new());
+    let (mut at, mut match_end) = (0, 0);
+    let mut characters = marked.chars();
+    while let Some(character) = characters.next() {
+        if character != MATCH_MARKS[0] {
+            part.push(character);
+            at += 1;
+            continue;
+        }
+        let start = at;
+        let matched: String = characters.by_ref().take_while(|character| *character != MATCH_MARKS[1]).collect();
+        at += matched.chars().count();
+        if start < length && at > match_end {
+            parts.push(std::mem::take(&mut part));
+        }
+        match_end = at;
+    }
+    parts.push(part);
+    parts
+}
+
+fn sampled(args: &[Value]) -> Result<bool> {
+    let [row, block, percentage, seed, is_repeatable] = args else { return plan_err!("five arguments are expected") };
+    if percentage.is_null() {
+        let message = "TABLESAMPLE parameter cannot be null";
+        return Err(super::sql_error(SqlState::INVALID_TABLESAMPLE_ARGUMENT, message));
+    }
+    if is_repeatable.as_bool() && seed.is_null() {
+        let message = "TABLESAMPLE REPEATABLE parameter cannot be null";
+        return Err(super::sql_error(SqlState::INVALID_TABLESAMPLE_REPEAT, message));
+    }
+    crate::samples::check_percentage(percentage.as_float()).map_err(crate::errors::carry)?;
+    let share = percentage.as_float() / 100.0;
+    if !is_repeatable.as_bool() {
+        return Ok(rand::random::<f64>() < share);
+    }
+    let neighbours = row.as_int() as u64 / block.as_int().max(1) as u64;
+    // All zeros are one seed.
+    let seed = mixed((seed.as_float() + 0.0).to_bits());
+    let chance = mixed(neighbours ^ seed) >> 11;
+    Ok((chance as f64) < share * (1u64 << 53) as f64)
+}
+
+/// The bits of a number, each of which depends on all of its own (SplitMix64).
+fn mixed(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 fn length(value: &Value, of_text: fn(&str) -> usize) -> usize {
