@@ -19,10 +19,10 @@ pub struct ServeArgs {
     /// Where clients connect [default: 127.0.0.1:5477]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Where clients on this machine connect without TCP: `psql -h DIR -p 5477`, by a socket there [default: nowhere]
+    /// Folder of the socket for clients on this machine, `psql -h DIR -p 5477` [default: none]
     #[arg(long, value_name = "DIR")]
     socket_directory: Option<PathBuf>,
-    /// Where Prometheus reads metrics, at /metrics [default: nowhere]
+    /// Address of the Prometheus endpoint, /metrics [default: off]
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
     /// Certificate for TLS, PEM

@@ -33,5 +33,5 @@ pub use service::{Service, ServiceOptions};
 
 /// The one database.
 pub const DATABASE_NAME: &str = "tidepool";
-/// The one role.
+/// The superuser that a database begins with.
 pub const ROLE_NAME: &str = "tidepool";

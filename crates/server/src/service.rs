@@ -35,6 +35,7 @@ pub struct ServiceOptions {
     pub tls_required: bool,
 }
 
+/// For services within a process. `tidepool serve` takes `connections_max` from the configuration, 500 unless it says otherwise.
 impl Default for ServiceOptions {
     fn default() -> ServiceOptions {
         ServiceOptions {

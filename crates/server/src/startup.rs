@@ -18,9 +18,9 @@ use tidepool_planner::Session;
 /// The newest minor version of protocol 3 that is spoken.
 const MINOR_VERSION: u16 = 2;
 
-/// Settings that a client is told at start-up and whenever they change, with what to say of those that are fixed.
+/// Settings that a client is told at start-up and whenever they change, each with the value for a session that has no such setting.
 const REPORTED: [(&str, &str); 13] = [
-    ("server_version", "16.6"),
+    ("server_version", "15.0"),
     ("server_encoding", "UTF8"),
     ("client_encoding", "UTF8"),
     ("application_name", ""),

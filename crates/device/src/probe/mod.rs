@@ -741,7 +741,7 @@ mod tests {
 
     /// The cost model beside this machine's own memory. Ignored: other work on the machine moves what is compared.
     #[test]
-    #[ignore = "needs a machine that does nothing else; docs/reference/profiles.md says how to run it"]
+    #[ignore = "needs a machine that does nothing else; docs/how-to/probe-a-device.md says how to run it"]
     fn the_model_tells_what_this_machine_does() {
         let settings = settings(512 << 20, 9);
         let (measured, mixed) = with_memory(&settings, |memory| {
