@@ -1,5 +1,5 @@
 //! The documents lead somewhere: every relative link in them, and every path of a page that code, scripts or comments
-//! name, is there.
+//! name, is there. They list what a user meets: views with their columns, and metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -153,6 +153,35 @@ fn every_page_has_one_title() {
         .map(|(path, _)| path)
         .collect();
     assert!(others.is_empty(), "not exactly one heading of the first level: {others:?}");
+}
+
+/// The part of a page below a heading of the second level.
+fn section<'a>(page: &'a str, title: &str) -> &'a str {
+    let (_, below) = page.split_once(&format!("\n## {title}\n")).unwrap_or_else(|| panic!("no section {title}"));
+    below.split("\n## ").next().unwrap()
+}
+
+#[test]
+fn every_column_of_the_views_is_described() {
+    let views = fs::read_to_string(root().join("crates/planner/src/catalog/data/views.txt")).unwrap();
+    let page = fs::read_to_string(root().join("docs/reference/system-views.md")).unwrap();
+    for line in views.lines().filter(|line| line.starts_with("tidepool.")) {
+        let mut words = line.split(' ');
+        let view = section(&page, words.next().unwrap());
+        for column in words.filter_map(|word| word.split_once(':')).map(|(column, _)| column) {
+            assert!(view.contains(&format!("`{column}`")), "{line}: {column} is not described");
+        }
+    }
+}
+
+#[test]
+fn every_metric_is_described() {
+    let source = fs::read_to_string(root().join("crates/server/src/metrics.rs")).unwrap();
+    let page = fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
+    let names = source.split('"').filter(|text| text.starts_with("tidepool_"));
+    let families = names.filter(|name| !["_bucket", "_sum", "_count"].iter().any(|end| name.ends_with(end)));
+    let left_out: BTreeSet<_> = families.filter(|name| !page.contains(&format!("| `{name}` |"))).collect();
+    assert!(left_out.is_empty(), "not described: {left_out:?}");
 }
 
 #[test]
