@@ -1,6 +1,7 @@
 //! The documents lead somewhere: every relative link in them, and every path of a page that code, scripts or comments
 //! name, is there. They list what a user meets: views with their columns, and metrics.
 
+use crate::cli::{serve, sql};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,11 @@ fn texts() -> BTreeMap<PathBuf, String> {
     let mut folders = vec![root.clone()];
     let mut texts = BTreeMap::new();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let entry = entry.unwrap();
+        // What another process takes away meanwhile was no part of the repository.
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
             let name = entry.file_name().into_string().unwrap();
-            let kind = entry.file_type().unwrap();
+            let (Ok(kind), Ok(metadata)) = (entry.file_type(), entry.metadata()) else { continue };
             if kind.is_dir() {
                 let ours = !name.starts_with('.') || name == ".ci" || name == ".cargo";
                 let made = name.starts_with("target") || name.starts_with("tidepool-data") || name == "report";
@@ -27,7 +29,7 @@ fn texts() -> BTreeMap<PathBuf, String> {
                     folders.push(entry.path());
                 }
             } else if kind.is_file()
-                && entry.metadata().unwrap().len() < 1 << 20
+                && metadata.len() < 1 << 20
                 && let Ok(text) = fs::read_to_string(entry.path())
             {
                 texts.insert(entry.path().strip_prefix(&root).unwrap().to_owned(), text);
@@ -182,6 +184,48 @@ fn every_metric_is_described() {
     let families = names.filter(|name| !["_bucket", "_sum", "_count"].iter().any(|end| name.ends_with(end)));
     let left_out: BTreeSet<_> = families.filter(|name| !page.contains(&format!("| `{name}` |"))).collect();
     assert!(left_out.is_empty(), "not described: {left_out:?}");
+}
+
+/// The blocks of SQL of a page, in order.
+fn statements(page: &str) -> Vec<&str> {
+    page.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// Runs all SQL of a page that shows how to start a server with this far memory. Before the last block the server is
+/// stopped and started again. What the last block answers.
+fn follow(page: &str) -> String {
+    const FAR: &str = "anon:,size=1GB,profile=cxl-asic";
+    let page = fs::read_to_string(root().join(page)).unwrap();
+    assert!(page.contains(&format!("tidepool serve --far '{FAR}'\n")));
+    let data = tempfile::tempdir().unwrap();
+    let pool = data.path().join("pool");
+    let mut serving = serve(&data.path().join("data"), &["--far", FAR]);
+    let mut answer = String::new();
+    let blocks = statements(&page);
+    for (number, block) in blocks.iter().enumerate() {
+        if number + 1 == blocks.len() {
+            serving.signal(libc::SIGINT);
+            assert!(serving.wait().0);
+            serving = serve(&data.path().join("data"), &["--far", FAR]);
+        }
+        let block = block.replace("/dev/shm/pool", pool.to_str().unwrap());
+        let output = sql(&serving.url, &["-f", "-"], &block);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{block}\n{said}");
+        answer = String::from_utf8(output.stdout).unwrap();
+    }
+    answer
+}
+
+#[test]
+fn what_the_readme_shows_runs() {
+    follow("README.md");
+}
+
+#[test]
+fn the_first_steps_can_be_followed() {
+    let answer = follow("docs/tutorials/first-steps.md");
+    assert!(answer.contains("1000000") && answer.contains("fare"), "{answer}");
 }
 
 #[test]
