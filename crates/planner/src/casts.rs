@@ -16,7 +16,7 @@ use crate::unlike::{self, Side};
 use arrow::array::{Array, AsArray, ListArray, StringViewBuilder};
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, TimeUnit};
+use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Float64Type, IntervalUnit, TimeUnit};
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
@@ -238,6 +238,52 @@ fn is_time(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Timestamp(..) | DataType::Date32)
 }
 
+/// Values of `char(n)` are held without the blanks at their ends, which what does not make texts of them sees. True if there are some to be
+/// put there.
+fn pad(expr: &mut Expr, schema: &DFSchema) -> bool {
+    let Ok((_, field)) = expr.to_field(schema) else { return false };
+    let Some(SqlType::Char { length }) = declared_type(&field) else { return false };
+    let Some(padded) = crate::catalog::function("rpad") else { return false };
+    *expr = padded.call(vec![operators::unnamed(std::mem::take(expr)), lit(i64::from(length))]);
+    true
+}
+
+/// Whether blanks at a text's end are of no account to a pattern of `LIKE`: it ends as the text may.
+fn ignores_blanks(pattern: &Expr) -> bool {
+    untyped(pattern).is_some_and(|pattern| {
+        pattern.strip_suffix('%').is_some_and(|start| !start.ends_with('\\') && !start.contains([' ', '_', '%']))
+    })
+}
+
+fn matches_pattern(op: Operator) -> bool {
+    use Operator::{
+        ILikeMatch, LikeMatch, NotILikeMatch, NotLikeMatch, RegexIMatch, RegexMatch, RegexNotIMatch, RegexNotMatch,
+    };
+    matches!(
+        op,
+        RegexMatch
+            | RegexIMatch
+            | RegexNotMatch
+            | RegexNotIMatch
+            | LikeMatch
+            | ILikeMatch
+            | NotLikeMatch
+            | NotILikeMatch
+    )
+}
+
+/// Whether it is a constant interval of months.
+fn has_months(expr: &Expr, settings: &TextSettings) -> bool {
+    let read = untyped(expr).and_then(|text| {
+        let interval = DataType::Interval(IntervalUnit::MonthDayNano);
+        read_literal(text, SqlType::Interval, &interval, settings).ok()
+    });
+    match read.as_ref().unwrap_or(expr) {
+        Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(interval)), _) => interval.months != 0,
+        _ => false,
+    }
+}
+
 /// The text of a literal that a function takes as bytes.
 fn bytes_literal(function: &ScalarFunction) -> Option<String> {
     let is_of_bytes = matches!(function.func.name(), "encode" | "sha224" | "sha256" | "sha384" | "sha512");
@@ -380,14 +426,23 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
                 _ => Ok(Transformed::no(Expr::Between(Between { expr, negated, low, high }))),
             }
         }
-        Expr::Like(like) => {
+        Expr::Like(mut like) => {
             // PostgreSQL's escape is the backslash, and it must escape something.
             let escapes = |text: &str| text.len() - text.trim_end_matches('\\').len();
             if untyped(&like.pattern).is_some_and(|pattern| escapes(pattern) % 2 == 1) {
                 let message = "LIKE pattern must not end with escape character";
                 return Err(carry(Error::new(SqlState::INVALID_ESCAPE_SEQUENCE, message)));
             }
-            Ok(Transformed::no(Expr::Like(like)))
+            let is_padded = !ignores_blanks(&like.pattern) && pad(&mut like.expr, schema);
+            Ok(Transformed::new_transformed(Expr::Like(like), is_padded))
+        }
+        Expr::BinaryExpr(BinaryExpr { mut left, op, right }) if matches_pattern(op) => {
+            let is_padded = pad(&mut left, schema);
+            Ok(Transformed::new_transformed(Expr::BinaryExpr(BinaryExpr { left, op, right }), is_padded))
+        }
+        Expr::ScalarFunction(mut function) if function.func.name() == "octet_length" && function.args.len() == 1 => {
+            let is_padded = pad(&mut function.args[0], schema);
+            Ok(Transformed::new_transformed(Expr::ScalarFunction(function), is_padded))
         }
         Expr::Negative(of) if of.get_type(schema).is_ok_and(|of| numerics::is_numeric(&of)) => {
             Ok(Transformed::yes(numerics::call(numerics::Kind::Negate, vec![*of])))
@@ -411,10 +466,13 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
         }
         Expr::AggregateFunction(mut function) => {
             let plain = numerics::plain_aggregate(&function.func, &function.params.args, schema);
-            let is_plain = plain.is_some();
+            let mut is_plain = plain.is_some();
             if let Some((plain, args)) = plain {
                 function.func = plain;
                 function.params.args = args;
+            }
+            if function.func.name() == "array_agg" && !function.params.distinct {
+                is_plain |= function.params.args.iter_mut().any(|item| pad(item, schema));
             }
             let params = &function.params;
             let named = any_alias(params.args.iter().chain(params.filter.as_deref()), &params.order_by);
@@ -498,6 +556,13 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             }
             Ok(Transformed::new_transformed(Expr::ScalarFunction(function), changed))
         }
+        Expr::ScalarFunction(function)
+            if function.func.name() == "date_bin"
+                && function.args.first().is_some_and(|of| has_months(of, settings)) =>
+        {
+            let message = "timestamps cannot be binned into intervals containing months or years";
+            Err(carry(Error::unsupported(message)))
+        }
         Expr::ScalarFunction(mut function) if let Some(text) = bytes_literal(&function) => {
             function.args[0] = read_literal(&text, SqlType::Bytea, &DataType::Binary, settings)?;
             Ok(Transformed::yes(Expr::ScalarFunction(function)))
@@ -514,7 +579,9 @@ fn type_literals(expr: Expr, schema: &DFSchema, settings: &TextSettings) -> Resu
             // By their types' output functions: `t`, which a cast makes `true`.
             let mut changed = false;
             for argument in &mut function.args {
-                if matches!(argument.get_type(schema), Ok(DataType::Boolean)) {
+                if pad(argument, schema) {
+                    changed = true;
+                } else if matches!(argument.get_type(schema), Ok(DataType::Boolean)) {
                     let written = ScalarUDF::new_from_impl(WriteText::new());
                     *argument = written.call(vec![std::mem::take(argument)]);
                     changed = true;

@@ -6,7 +6,7 @@
 //! Functions of floating-point numbers are of `double precision` alone in PostgreSQL, so a `real` is made one, and a whole number,
 //! too, where it would not be.
 
-use crate::numerics;
+use crate::{float_range, numerics};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
 use datafusion::functions::core::{coalesce, greatest, least, nullif};
@@ -60,7 +60,13 @@ pub fn functions() -> impl Iterator<Item = Arc<ScalarUDF>> {
     let choices = choices.into_iter().map(move |(inner, rule)| coerced(inner, rule));
     let of_floats = of_floats.into_iter().map(move |inner| numerics::extended(coerced(inner, Rule::Floats)));
     let texts = [concat(), concat_ws()].map(numerics::extended_text);
-    choices.chain(of_floats).chain([abs(), power()].map(numerics::extended)).chain(texts)
+    choices.chain(of_floats).chain([numerics::extended(abs()), powers()]).chain(texts)
+}
+
+/// A number to the power of another.
+pub fn powers() -> Arc<ScalarUDF> {
+    let signature = Signature::user_defined(power().signature().volatility);
+    numerics::extended(Arc::new(ScalarUDF::new_from_impl(Coerced { inner: power(), rule: Rule::Plain, signature })))
 }
 
 /// Whether a function gives one of its arguments.
@@ -72,6 +78,8 @@ pub fn is_choice(name: &str) -> bool {
 enum Rule {
     Choice,
     Floats,
+    /// Of the types that DataFusion has for it.
+    Plain,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -137,6 +145,7 @@ impl ScalarUDFImpl for Coerced {
         match self.rule {
             Rule::Choice => choice(types, &self.inner),
             Rule::Floats => floats(types, &self.inner),
+            Rule::Plain => coerced(types, &self.inner),
         }
     }
 
@@ -157,7 +166,13 @@ impl ScalarUDFImpl for Coerced {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        self.inner.invoke_with_args(args)
+        if self.rule == Rule::Choice || !float_range::is_watched(self.name()) {
+            return self.inner.invoke_with_args(args);
+        }
+        let given = args.args.clone();
+        let result = self.inner.invoke_with_args(args)?;
+        float_range::check(self.name(), &given, &result)?;
+        Ok(result)
     }
 
     fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {

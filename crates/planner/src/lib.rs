@@ -29,6 +29,7 @@ mod errors;
 mod execute;
 mod explain;
 mod facts;
+mod float_range;
 mod group_keys;
 mod group_sets;
 mod guard;

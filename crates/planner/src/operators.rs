@@ -82,8 +82,7 @@ impl ExprPlanner for Operators {
             BinaryOperator::Gt => Operator::Gt,
             BinaryOperator::GtEq => Operator::GtEq,
             BinaryOperator::PGExp => {
-                let power = numerics::extended(datafusion::functions::math::power());
-                return Ok(PlannerResult::Planned(power.call(vec![left, right])));
+                return Ok(PlannerResult::Planned(crate::coerced::powers().call(vec![left, right])));
             }
             BinaryOperator::StringConcat => {
                 let text = |side: Expr| match side.get_type(schema) {

@@ -17,6 +17,7 @@ mod keys;
 mod lateral;
 mod objects;
 mod partitions;
+mod patterns;
 mod pg_catalog;
 mod pull_up;
 mod relations;

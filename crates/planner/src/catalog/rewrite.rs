@@ -535,6 +535,7 @@ impl Rewriter {
     }
 
     fn expression(&mut self, expr: &mut Expr) {
+        super::patterns::translate(expr);
         super::syntax::expression(expr);
         match expr {
             Expr::Value(ValueWithSpan { value: Value::Number(number, _), .. }) if is_beyond_decimal(number) => {
@@ -689,6 +690,9 @@ impl Rewriter {
             TableFactor::UNNEST { array_exprs, alias, with_ordinality, with_offset: false, .. } => {
                 let args = array_exprs.iter().cloned().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)));
                 if array_exprs.len() > 1 || !*with_ordinality {
+                    if let [array] = array_exprs.as_mut_slice() {
+                        super::syntax::flatten(array);
+                    }
                     // DataFusion's own, but for the name of the column.
                     if let Some(alias) = alias
                         && alias.columns.is_empty()
@@ -709,6 +713,7 @@ impl Rewriter {
                 _ => return,
             }
         }
+        super::patterns::translate_call(&name, &mut exprs);
         let table_name = alias.as_ref().map_or_else(|| identifier(&name), |alias| alias.name.clone());
         let mut columns = alias.as_ref().map(|alias| alias.columns.clone()).unwrap_or_default();
         if columns.is_empty() {
@@ -763,7 +768,10 @@ impl Rewriter {
                 };
                 return;
             }
-            ("unnest", _) => exprs.into_iter().next(),
+            ("unnest", _) => exprs.into_iter().next().map(|mut array| {
+                super::syntax::flatten(&mut array);
+                array
+            }),
             ("regexp_matches", _) => {
                 let all = super::syntax::matches_of(&exprs.iter().collect::<Vec<_>>());
                 Some(all.unwrap_or_else(|| call("pg_set_of", vec![call("regexp_match", exprs)])))

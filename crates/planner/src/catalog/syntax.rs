@@ -98,6 +98,17 @@ pub fn expression(expr: &mut Expr) {
         Expr::Array(Array { elem, .. }) if elem.iter().any(names_column) => {
             *expr = call("make_array", std::mem::take(elem));
         }
+        // An array and nothing is the array; of which type nothing is, nobody says.
+        Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right }
+            if is_null(left) && matches!(**right, Expr::Array(_)) =>
+        {
+            *expr = take(right);
+        }
+        Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right }
+            if is_null(right) && matches!(**left, Expr::Array(_)) =>
+        {
+            *expr = take(left);
+        }
         Expr::BinaryOp { left, op, right } => {
             if let (Some(lefts), Some(rights)) = (row_of(left), row_of(right))
                 && let Some(compared) = compare_rows(&lefts, op, &rights)
@@ -116,6 +127,10 @@ pub fn expression(expr: &mut Expr) {
         }
         _ => {}
     }
+}
+
+fn is_null(expr: &Expr) -> bool {
+    matches!(expr, Expr::Value(value) if matches!(value.value, Value::Null))
 }
 
 /// The fields of a row that is written out.
@@ -266,6 +281,13 @@ fn function(expr: &mut Expr) {
         "array_remove" => rename(function, "pg_array_remove"),
         "array_replace" => rename(function, "array_replace_all"),
         "variance" => rename(function, "var_samp"),
+        "unnest" => {
+            if let FunctionArguments::List(list) = &mut function.args
+                && let [FunctionArg::Unnamed(FunctionArgExpr::Expr(array))] = list.args.as_mut_slice()
+            {
+                flatten(array);
+            }
+        }
         "make_interval" => named_arguments(function),
         "json_agg" | "jsonb_agg" => {
             let output = if name == "json_agg" { "json_of_items" } else { "jsonb_of_items" };
@@ -354,6 +376,21 @@ fn function(expr: &mut Expr) {
             }
         }
         _ => {}
+    }
+}
+
+/// An array of arrays that is written out as one of all their items, which is what a set is made of.
+pub fn flatten(array: &mut Expr) {
+    let mut within: &Expr = array;
+    let mut dimensions = 0;
+    while let Expr::Array(Array { elem, .. }) = within
+        && let Some(first) = elem.first()
+    {
+        dimensions += 1;
+        within = first;
+    }
+    for _ in 1..dimensions {
+        *array = call("flatten", vec![take(array)]);
     }
 }
 

@@ -241,7 +241,11 @@ fn of_time(unit: &str, time: NaiveDateTime) -> Option<i128> {
         "century" => counted(100),
         "millennium" => counted(1000),
         "decade" => year.div_euclid(10),
-        "isoyear" => time.iso_week().year(),
+        // The year before 1 is -1.
+        "isoyear" => match time.iso_week().year() {
+            year @ 1.. => year,
+            year => year - 1,
+        },
         "julian" => {
             let of_day =
                 i128::from(time.time().num_seconds_from_midnight()) * 1_000_000 + i128::from(time.nanosecond() / 1_000);

@@ -114,6 +114,22 @@ pub fn functions() -> Vec<Function> {
             }
             flags => Ok(format!("{flags}g").into()),
         }),
+        // A pattern that no literal says.
+        Function::new("pg_pattern", &[&[Text]], "text", |_, args| {
+            Ok(crate::catalog::patterns::translated(args[0].as_str()).into_owned().into())
+        }),
+        Function::new("array_ndims", &[&[List]], "int4", |_, args| {
+            Ok(match bounds_of(&args[0]).len() {
+                0 => Value::Null,
+                dimensions => dimensions.into(),
+            })
+        }),
+        Function::new("array_dims", &[&[List]], "text", |call, args| {
+            let first = first_subscript(call);
+            let bounds = bounds_of(&args[0]).into_iter().map(|length| format!("[{first}:{}]", first + length - 1));
+            let written: String = bounds.collect();
+            Ok(if written.is_empty() { Value::Null } else { written.into() })
+        }),
         // ARRAY(SELECT …) over no rows is an empty array, where the aggregate that stands for it gives NULL.
         Function::new("array_or_empty", &[&[List]], "_text", |_, args| {
             Ok(if args[0].is_null() { Value::List(vec![]) } else { args[0].clone() })
@@ -153,6 +169,18 @@ pub fn functions() -> Vec<Function> {
         .nullable()
         .returning(|types| Ok(DataType::List(Arc::new(Field::new_list_field(list_type(types)?.clone(), true))))),
     ]
+}
+
+/// How long an array is in each of its dimensions; an empty one has none.
+fn bounds_of(array: &Value) -> Vec<usize> {
+    let (mut bounds, mut within) = (Vec::new(), array);
+    while let Value::List(items) = within
+        && let Some(first) = items.first()
+    {
+        bounds.push(items.len());
+        within = first;
+    }
+    bounds
 }
 
 /// Whether two items of arrays are the same, both being NULL included.
