@@ -6,7 +6,7 @@
 //! Functions of floating-point numbers are of `double precision` alone in PostgreSQL, so a `real` is made one, and a whole number,
 //! too, where it would not be.
 
-use crate::{float_range, numerics};
+use crate::{float_range, letter_case, numerics};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
 use datafusion::functions::core::{coalesce, greatest, least, nullif};
@@ -14,7 +14,7 @@ use datafusion::functions::math::{
     abs, acos, acosh, asin, asinh, atan, atan2, atanh, cbrt, ceil, cos, cosh, cot, degrees, exp, floor, ln, log, log2,
     log10, power, radians, round, sin, sinh, sqrt, tan, tanh, trunc,
 };
-use datafusion::functions::string::{concat, concat_ws};
+use datafusion::functions::string::{concat, concat_ws, lower, upper};
 use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
 use datafusion::logical_expr::type_coercion::functions::fields_with_udf;
 use datafusion::logical_expr::{
@@ -60,7 +60,8 @@ pub fn functions() -> impl Iterator<Item = Arc<ScalarUDF>> {
     let choices = choices.into_iter().map(move |(inner, rule)| coerced(inner, rule));
     let of_floats = of_floats.into_iter().map(move |inner| numerics::extended(coerced(inner, Rule::Floats)));
     let texts = [concat(), concat_ws()].map(numerics::extended_text);
-    choices.chain(of_floats).chain([numerics::extended(abs()), powers()]).chain(texts)
+    let cases = [lower(), upper()].into_iter().map(move |inner| coerced(inner, Rule::Plain));
+    choices.chain(of_floats).chain(cases).chain([numerics::extended(abs()), powers()]).chain(texts)
 }
 
 /// A number to the power of another.
@@ -166,6 +167,11 @@ impl ScalarUDFImpl for Coerced {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        if letter_case::is_case(self.name())
+            && let Some(converted) = letter_case::converted(self.name(), &args.args)?
+        {
+            return Ok(converted);
+        }
         if self.rule == Rule::Choice || !float_range::is_watched(self.name()) {
             return self.inner.invoke_with_args(args);
         }

@@ -39,6 +39,7 @@ mod interrupt;
 mod intervals;
 mod keys;
 mod late_outputs;
+mod letter_case;
 mod literal_rows;
 mod locking;
 mod merge;

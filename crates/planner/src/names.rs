@@ -9,7 +9,7 @@
 use crate::statement::fold;
 use datafusion::sql::sqlparser::ast::{
     self, Expr, Fetch, GroupByExpr, Ident, LimitClause, Offset, OrderByKind, Query, SelectItem, SetExpr, TableFactor,
-    Value, VisitMut, VisitorMut,
+    Value, Visit, VisitMut, Visitor, VisitorMut,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -219,8 +219,53 @@ pub fn prepare(query: &mut Query, all: bool) -> HashSet<String> {
     prepare.shared
 }
 
-/// 42702 for an order by a name that several outputs of the query have, unless they are the same.
+/// 42702 for an order by a name that several outputs have, unless they are the same, of a query and all within it.
 pub fn check_order(query: &Query) -> Result<()> {
+    struct Orders;
+    impl Visitor for Orders {
+        type Break = Error;
+
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<Error> {
+            check_own_order(query).map_or_else(ControlFlow::Break, ControlFlow::Continue)
+        }
+    }
+    match query.visit(&mut Orders) {
+        ControlFlow::Break(error) => Err(error),
+        ControlFlow::Continue(()) => Ok(()),
+    }
+}
+
+/// A name by which a query is grouped that several of its outputs have, and a query that can be planned only if a column has it, too.
+pub fn ambiguous_key(query: &Query) -> Option<(Box<Query>, String)> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return None };
+    let GroupByExpr::Expressions(keys, _) = &select.group_by else { return None };
+    let named = |name: &str| -> Vec<&Expr> {
+        let of = |item: &'_ SelectItem| matches!(item, SelectItem::ExprWithAlias { alias, .. } if fold(alias) == name);
+        let items = select.projection.iter().filter(|item| of(item));
+        items
+            .filter_map(|item| match item {
+                SelectItem::ExprWithAlias { expr, .. } => Some(expr),
+                _ => None,
+            })
+            .collect()
+    };
+    let name = keys.iter().find_map(|key| {
+        let Expr::Identifier(name) = key else { return None };
+        let name = fold(name);
+        match named(&name).as_slice() {
+            [first, others @ ..] => others.iter().any(|other| !is_same(first, other)).then_some(name),
+            [] => None,
+        }
+    })?;
+    let mut probe = Box::new(query.clone());
+    let SetExpr::Select(select) = probe.body.as_mut() else { return None };
+    select.projection = vec![SelectItem::UnnamedExpr(Expr::Identifier(Ident::with_quote('"', &name)))];
+    select.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
+    (select.having, select.distinct, probe.order_by) = (None, None, None);
+    Some((probe, name))
+}
+
+fn check_own_order(query: &Query) -> Result<()> {
     let Some(OrderByKind::Expressions(keys)) = query.order_by.as_ref().map(|order| &order.kind) else { return Ok(()) };
     let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
     for key in keys {

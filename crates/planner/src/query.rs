@@ -460,7 +460,9 @@ fn columns_of(plan: &LogicalPlan, first: usize, relation: Option<&str>) -> Vec<(
     let columns = plan.schema().iter().skip(first);
     columns
         .filter(|(qualifier, _)| relation.is_none() || qualifier.map(|qualifier| qualifier.table()) == relation)
-        .map(|(qualifier, field)| (field.name().clone(), Expr::Column((qualifier, field).into())))
+        .map(|(qualifier, field)| {
+            (crate::names::own_name(field.name()).to_owned(), Expr::Column((qualifier, field).into()))
+        })
         .collect()
 }
 
@@ -475,6 +477,13 @@ fn named_plan(
     table_schema: Option<&Schema>,
 ) -> Result<LogicalPlan> {
     crate::names::check_order(&query)?;
+    if let Some((probe, name)) = crate::names::ambiguous_key(&query)
+        && let Err(error) = logical_plan_of(names, probe, parameters.clone(), table_schema.cloned())
+        && error.code() == SqlState::UNDEFINED_COLUMN
+    {
+        // It is the name of no column, so it is that of an output, and of another one.
+        return Err(Error::new(SqlState::AMBIGUOUS_COLUMN, format!("GROUP BY \"{name}\" is ambiguous")));
+    }
     let mut named = query.clone();
     let mut shared = crate::names::prepare(&mut named, false);
     let planned = match logical_plan_of(names, named, parameters.clone(), table_schema.cloned()) {
