@@ -1006,4 +1006,8 @@ impl KeyTest for Keys {
     fn is_retired(&self) -> bool {
         self.is_retired.load(Ordering::Relaxed)
     }
+
+    fn listed(&self, most: usize) -> Option<Vec<i64>> {
+        self.table.keys_listed(self.key, most)
+    }
 }

@@ -225,16 +225,21 @@ impl ScanSource {
         }
         let limit = self.limit.map(|limit| Arc::new(AtomicUsize::new(limit)));
         let rows_total = self.parts.iter().map(|part| part.version.rows_max()).sum();
+        let reads: Vec<usize> = self.columns.iter().map(|column| column.column).collect();
         let scan = |(index, part): (usize, &ScanPart)| {
+            let by_keys = match (&part.access, runtime.is_empty()) {
+                (None, false) => IndexAccess::choose_by_keys(&part.version, &filters, &reads).map(Arc::new),
+                _ => None,
+            };
             let request = ScanRequest {
-                projection: self.columns.iter().map(|column| column.column).collect(),
+                projection: reads.clone(),
                 filters: filters.clone(),
                 dynamic: None,
                 limit: limit.clone(),
                 batch_rows: self.chunk_rows,
                 forms: self.columns.iter().map(|column| column.form(index)).collect(),
             };
-            let scan = match &part.access {
+            let scan = match part.access.as_ref().or(by_keys.as_ref()) {
                 Some(access) => TableScan::through(Arc::clone(&part.version), request, access),
                 None => TableScan::among(Arc::clone(&part.version), request, rows_total),
             };

@@ -6,7 +6,7 @@ use crate::cursor::Rows;
 use crate::directory::{self, Followed, Table};
 use crate::lock::{Restart, Version};
 use crate::node::{Node, Shape, Side, Target, Words};
-use crate::pace::Touched;
+use crate::pace::{Counted, Touched};
 use crate::tree::{INNER_LINES, Index, LEAF_LINES, Wait};
 use tidepool_txn::View;
 
@@ -46,14 +46,39 @@ impl Index {
         view: &View,
         count: usize,
         key: impl Fn(usize) -> &'k [u8],
+        found: impl FnMut(usize, &Rows),
+    ) {
+        self.get_groups(view, count, key, found, None);
+    }
+
+    /// As `get_together`, for who counts for himself what it touches.
+    pub fn get_together_counting<'k>(
+        &self,
+        view: &View,
+        count: usize,
+        key: impl Fn(usize) -> &'k [u8],
+        found: impl FnMut(usize, &Rows),
+        counted: &mut Counted,
+    ) {
+        self.get_groups(view, count, key, found, Some(counted));
+    }
+
+    fn get_groups<'k>(
+        &self,
+        view: &View,
+        count: usize,
+        key: impl Fn(usize) -> &'k [u8],
         mut found: impl FnMut(usize, &Rows),
+        mut counted: Option<&mut Counted>,
     ) {
         assert!(self.arena.is_kept_by(view), "a view of the index's own transactions keeps its nodes");
         let mut start = 0;
         while start < count {
             let len = (count - start).min(TOGETHER);
             let hashes = [0; TOGETHER];
-            self.get_group(view, Group { key: &key, start, hashes, len, lost: [0; TOGETHER], lost_len: 0 }, &mut found);
+            let group = Group { key: &key, start, hashes, len, lost: [0; TOGETHER], lost_len: 0 };
+            let touched = self.get_group(view, group, &mut found);
+            self.count(touched, counted.as_deref_mut());
             start += len;
         }
     }
@@ -63,7 +88,7 @@ impl Index {
         view: &View,
         mut group: Group<impl Fn(usize) -> &'k [u8]>,
         found: &mut impl FnMut(usize, &Rows),
-    ) {
+    ) -> Touched {
         let mut touched = Touched::default();
         let directory = self.arena.directory();
         for at in 0..group.len {
@@ -85,7 +110,7 @@ impl Index {
         } else {
             touched.go_together(group.len);
         }
-        self.charge(&touched);
+        touched
     }
 
     /// The rows of those keys that are where the directory says. The others are lost.

@@ -61,6 +61,11 @@ pub trait KeyTest: std::fmt::Debug + Send + Sync {
     fn is_retired(&self) -> bool {
         false
     }
+
+    /// The keys, each once, if they are known one by one and come of at most `most` rows.
+    fn listed(&self, _most: usize) -> Option<Vec<i64>> {
+        None
+    }
 }
 
 /// A condition on one column (by position in the table). A row passes when it is true; NULL is not true.

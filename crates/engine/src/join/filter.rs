@@ -184,6 +184,20 @@ impl KeyFilter {
         self.tested.as_ref().map_or(0, Tested::take)
     }
 
+    /// The values that were put in, if they are known one by one.
+    fn listed(&self) -> Option<Vec<i64>> {
+        let (Some((min, _)), Set::Bitmap(words)) = (self.bounds, &self.set) else { return None };
+        let mut values = Vec::new();
+        for (at, word) in words.iter().enumerate() {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                values.push(min.wrapping_add((at * 64) as i64 + i64::from(bits.trailing_zeros())));
+                bits &= bits - 1;
+            }
+        }
+        Some(values)
+    }
+
     /// Clears bit `i` where value `i` cannot match: bit `i % 64` of word `i / 64`. Bits of other values stay. Panics on
     /// fewer words than values take.
     pub fn test_ints(&self, values: &[i64], words: &mut [u64]) {
@@ -216,6 +230,33 @@ fn and_words(values: &[i64], test: impl Fn(i64) -> bool, words: &mut [u64]) {
 }
 
 impl JoinTable {
+    /// All values of a key of rows that can match, each once, in order. `None` where there are more than `rows_max` rows, or where
+    /// [`JoinTable::key_filter`] says nothing.
+    pub fn keys_listed(&self, key: usize, rows_max: usize) -> Option<Vec<i64>> {
+        let (built, filter) = (self.built().ok()?, self.key_filter(key)?);
+        if filter.bounds().is_none() {
+            return Some(Vec::new());
+        }
+        if built.total > rows_max {
+            return None;
+        }
+        // Rows that nothing but a bitmap is kept of.
+        if built.rows.is_empty() {
+            return filter.listed();
+        }
+        let mut keys = Vec::with_capacity(built.total);
+        for rows in &built.rows {
+            let pointers = rows.pointers().ok()?;
+            // SAFETY: the table's rows, of its layout, whose columns nobody writes once it is built.
+            let values = unsafe { self.layout.gather(self.key_fields[key], &pointers, &built.owners) };
+            let Values::Int(values) = &values.values else { return None };
+            keys.extend_from_slice(values);
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        Some(keys)
+    }
+
     /// Puts rows' keys into the filters.
     pub(super) fn insert_into_filters(&self, built: &Built, rows: &[RowPtr], scratch: &mut Vec<(usize, u64)>) {
         for (filter, field) in built.filters.iter().zip(&self.key_fields) {

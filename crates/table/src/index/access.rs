@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use tidepool_base::{NUMERIC_BYTES, NUMERIC_KEY_BYTES, Numeric, RowId, SqlType};
 use tidepool_device::{Access, PacingCounters};
 use tidepool_index::key::{KeyBounds, KeyValue};
-use tidepool_index::{Counted, Cursor, Direction};
+use tidepool_index::{Counted, Cursor, Direction, Rows};
 use tidepool_tablespace::Tablespace;
 use tidepool_txn::View;
 
@@ -23,6 +23,9 @@ const RANGES_MAX: usize = 1_000;
 /// What a row costs that is looked up by its id, where nothing is far, in nanoseconds: an index's entry, the row's head,
 /// and its values one by one.
 const ROW_NS: f64 = 400.0;
+
+/// What it costs at least to look up a key, beside others.
+const LOOKUP_NS: f64 = 100.0;
 
 /// What a row of main, and one of delta, costs a scan.
 const SCANNED_NS: f64 = 1.0;
@@ -40,6 +43,8 @@ pub struct IndexAccess {
     columns: usize,
     rows: f64,
     is_point: bool,
+    /// Each range is one key, which may be several rows'.
+    is_whole: bool,
 }
 
 /// What came of looking rows up.
@@ -72,10 +77,33 @@ impl IndexAccess {
         (best.rows <= FEW_ROWS || best.cost_ns(version, reads) < scan_ns(version, filters)).then_some(best)
     }
 
+    /// As `choose`, where one of the filters turned out to be a list of keys ([`KeyTest::listed`]): an index join, as the rows that
+    /// have these keys are looked up together.
+    pub fn choose_by_keys(version: &TableVersion, filters: &[ColumnFilter], reads: &[usize]) -> Option<IndexAccess> {
+        let indexes = version.table().indexes();
+        let leads = |column: usize| indexes.iter().any(|index| index.positions().contains(&column));
+        let list = |filter: &ColumnFilter| match filter {
+            ColumnFilter::Keys { column, keys } if leads(*column) => {
+                let most = (scan_ns(version, filters) / LOOKUP_NS) as usize;
+                let sql_type = version.def.columns.get(*column)?.sql_type;
+                let keys = keys.listed(most.clamp(FEW_ROWS as usize, RANGES_MAX))?;
+                // No row has a key that is none of the type's.
+                let keys = keys.into_iter().map(Datum::Int).filter(|key| key_value(key, sql_type).is_some());
+                Some(ColumnFilter::In { column: *column, values: keys.collect() })
+            }
+            _ => None,
+        };
+        let lists: Vec<ColumnFilter> = filters.iter().filter_map(list).collect();
+        if lists.is_empty() {
+            return None;
+        }
+        IndexAccess::choose(version, &[filters, &lists].concat(), reads)
+    }
+
     /// The way by ranges of keys that somebody has gone already; `is_point`: each is one key.
     pub fn of_ranges(index: Arc<TableIndex>, ranges: Vec<KeyBounds>, is_point: bool) -> IndexAccess {
         let (columns, rows) = (index.positions().len(), ranges.len() as f64);
-        IndexAccess { index, ranges, columns, rows, is_point }
+        IndexAccess { index, ranges, columns, rows, is_point, is_whole: is_point }
     }
 
     /// The first index that the conditions can use, whatever it costs.
@@ -99,9 +127,9 @@ impl IndexAccess {
             prefixes = prefixes.iter().flat_map(longer).collect();
             columns += 1;
         }
-        let is_point = columns == index.positions().len();
+        let is_whole = columns == index.positions().len();
         let (mut lower, mut upper) = (Bound::Unbounded, Bound::Unbounded);
-        if !is_point {
+        if !is_whole {
             (lower, upper) = within(filters, index.positions()[columns], index.sql_type(columns));
         }
         let is_bounded = (&lower, &upper) != (&Bound::Unbounded, &Bound::Unbounded);
@@ -112,24 +140,38 @@ impl IndexAccess {
             |prefix: &Vec<KeyValue<'static>>| index.codec().bounds(prefix, lower.as_ref(), upper.as_ref()).ok();
         let ranges = prefixes.iter().map(bounds).collect::<Option<Vec<_>>>()?;
         let has_null = prefixes.iter().flatten().any(|value| *value == KeyValue::Null);
-        let is_one = is_point && index.is_unique() && !has_null;
+        let is_one = is_whole && index.is_unique() && !has_null;
         let rows = match is_one {
             true => ranges.len() as f64,
             false => ranges.iter().map(|range| index.tree().estimate(version.view(), range.range())).sum(),
         };
         let columns = columns + usize::from(is_bounded);
-        Some(IndexAccess { index: Arc::clone(index), ranges, columns, rows, is_point: is_one })
+        Some(IndexAccess { index: Arc::clone(index), ranges, columns, rows, is_point: is_one, is_whole })
     }
 
     /// To the rows with one key.
     pub fn of_key(index: &Arc<TableIndex>, key: &[u8]) -> IndexAccess {
         let bounds = KeyBounds { lower: Bound::Included(key.to_vec()), upper: Bound::Included(key.to_vec()) };
-        IndexAccess { index: Arc::clone(index), ranges: vec![bounds], columns: 0, rows: 1.0, is_point: true }
+        IndexAccess {
+            index: Arc::clone(index),
+            ranges: vec![bounds],
+            columns: 0,
+            rows: 1.0,
+            is_point: true,
+            is_whole: true,
+        }
     }
 
     /// To the rows with keys in a range.
     pub fn of_range(index: &Arc<TableIndex>, range: KeyBounds) -> IndexAccess {
-        IndexAccess { index: Arc::clone(index), ranges: vec![range], columns: 0, rows: 1.0, is_point: false }
+        IndexAccess {
+            index: Arc::clone(index),
+            ranges: vec![range],
+            columns: 0,
+            rows: 1.0,
+            is_point: false,
+            is_whole: false,
+        }
     }
 
     pub fn index(&self) -> &TableIndex {
@@ -188,16 +230,25 @@ impl IndexAccess {
         let tree = self.index.tree();
         let mut rows = Vec::new();
         let mut counted = Counted::default();
-        for range in &self.ranges {
-            match (&range.lower, self.is_point) {
-                (Bound::Included(key), true) => rows.extend_from_slice(&tree.get_counting(view, key, &mut counted)),
-                _ => {
-                    let mut cursor = Cursor::counting(range.range(), Direction::Forward);
-                    while let Some(row) = cursor.next_row(tree, view) {
-                        rows.push(row);
-                    }
-                    counted += cursor.counted();
+        if self.is_whole {
+            let key = |at: usize| match &self.ranges[at].lower {
+                Bound::Included(key) | Bound::Excluded(key) => &key[..],
+                Bound::Unbounded => &[],
+            };
+            match self.ranges.len() {
+                1 => rows.extend_from_slice(&tree.get_counting(view, key(0), &mut counted)),
+                count => {
+                    let found = |_: usize, of_key: &Rows| rows.extend_from_slice(of_key);
+                    tree.get_together_counting(view, count, key, found, &mut counted);
                 }
+            }
+        } else {
+            for range in &self.ranges {
+                let mut cursor = Cursor::counting(range.range(), Direction::Forward);
+                while let Some(row) = cursor.next_row(tree, view) {
+                    rows.push(row);
+                }
+                counted += cursor.counted();
             }
         }
         let lookups = self.ranges.len() as u64;
