@@ -24,9 +24,12 @@ static ALLOCATOR: TidepoolAllocator = TidepoolAllocator;
 /// Deeply nested SQL is planned by recursion. The stack is reserved, and only what is used is memory.
 const STACK_BYTES: usize = 16 << 20;
 
+/// With the commit that it was built of and that commit's date, where it was built of a checkout.
+pub(crate) const VERSION: &str = env!("TIDEPOOL_VERSION");
+
 /// An in-memory SQL database whose memory is near and far.
 #[derive(Parser)]
-#[command(name = "tidepool", version, disable_help_subcommand = true)]
+#[command(name = "tidepool", version = VERSION, disable_help_subcommand = true)]
 struct Cli {
     /// What to log: error, warn, info, debug, trace, or by module as in info,tidepool_server=debug
     #[arg(long, global = true, env = "TIDEPOOL_LOG", value_name = "LEVEL")]

@@ -15,9 +15,28 @@ const HELP: &str = "  \\d              tables and views          \\d NAME    col
   \\x [on|off|auto]                          one line a column; auto: where it does not fit otherwise
   \\null TEXT      what stands for NULL
   \\conninfo       the connection            \\?         this help
-  \\q              quit
-Statements end with a semicolon. Ctrl-C stops the one that runs.
+  \\q              quit                      help, quit, exit without a backslash
+Tab completes keywords and names. Statements end with a semicolon. Ctrl-C stops the one that runs.
 ";
+
+/// All commands, for completion.
+pub const COMMANDS: &[&str] = &[
+    "\\?",
+    "\\conninfo",
+    "\\copy",
+    "\\d",
+    "\\db",
+    "\\dn",
+    "\\dt",
+    "\\du",
+    "\\dv",
+    "\\i",
+    "\\l",
+    "\\null",
+    "\\q",
+    "\\timing",
+    "\\x",
+];
 
 /// Runs one backslash command.
 pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
@@ -27,7 +46,7 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
     match name.trim_end_matches(';') {
         "\\q" | "\\quit" | "\\exit" => Ok(Flow::Quit),
         "\\?" | "\\h" | "\\help" => {
-            print!("{HELP}");
+            help();
             Ok(Flow::Continue)
         }
         "\\x" => {
@@ -97,6 +116,19 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
             tell(&Error::new(SqlState::SYNTAX_ERROR, format!("unknown command: {other}")).with_hint("\\? shows them all."));
             Ok(Flow::Failed)
         }
+    }
+}
+
+pub fn help() {
+    print!("{HELP}");
+}
+
+/// What a newcomer types at an empty prompt who does not know the commands: `help`, or `quit` or `exit` ([`Flow::Quit`]).
+pub fn is_word_of_help(line: &str) -> Option<Flow> {
+    match line.trim().trim_end_matches(';').trim_end().to_ascii_lowercase().as_str() {
+        "help" => Some(Flow::Continue),
+        "quit" | "exit" => Some(Flow::Quit),
+        _ => None,
     }
 }
 

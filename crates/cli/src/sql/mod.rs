@@ -4,6 +4,7 @@
 //! both ways are the same client and the same protocol.
 
 pub(crate) mod client;
+mod complete;
 mod copy;
 mod lex;
 mod meta;

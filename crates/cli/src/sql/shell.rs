@@ -1,6 +1,7 @@
 //! Running statements and showing what comes of them; the interactive loop.
 
 use super::client::{Client, Event, Report};
+use super::complete::{Names, Proposer};
 use super::copy;
 use super::lex;
 use super::meta;
@@ -27,7 +28,8 @@ pub struct Shell<'a> {
     pub(super) client: Client,
     pub(super) style: Style,
     pub(super) timing: bool,
-    interactive: bool,
+    /// Names may have come or gone since they were last asked for.
+    names_are_old: bool,
     /// Folders of the files being run, for `\ir`-like nesting, and a bound on it.
     depth: u32,
 }
@@ -37,7 +39,7 @@ const INCLUDE_DEPTH_MAX: u32 = 16;
 
 impl<'a> Shell<'a> {
     pub fn new(runtime: &'a Runtime, client: Client, style: Style) -> Shell<'a> {
-        Shell { runtime, client, style, timing: false, interactive: false, depth: 0 }
+        Shell { runtime, client, style, timing: false, names_are_old: true, depth: 0 }
     }
 
     pub fn close(self) {
@@ -47,6 +49,7 @@ impl<'a> Shell<'a> {
     /// Runs one simple query and prints its results. `Err` is the connection's end.
     pub fn run_sql(&mut self, sql: &str) -> Result<Flow> {
         let start = Instant::now();
+        self.names_are_old |= ["create", "alter", "drop"].iter().any(|word| begins_with(sql, word));
         let flow = self.runtime.block_on(run_query(&mut self.client, sql, &self.style))?;
         if self.timing {
             println!("Time: {}", duration(start.elapsed().as_secs_f64()));
@@ -105,7 +108,6 @@ impl<'a> Shell<'a> {
 
     /// Reads lines until the end of input or `\q`.
     pub fn interact(&mut self) -> Result<()> {
-        self.interactive = true;
         let failed =
             |error: ReadlineError| Error::new(SqlState::IO_ERROR, format!("could not use the terminal: {error}"));
         let config = rustyline::Config::builder()
@@ -113,7 +115,8 @@ impl<'a> Shell<'a> {
             .and_then(|builder| builder.history_ignore_dups(true))
             .map_err(failed)?
             .build();
-        let mut editor = rustyline::Editor::<(), FileHistory>::with_config(config).map_err(failed)?;
+        let mut editor = rustyline::Editor::<Proposer, FileHistory>::with_config(config).map_err(failed)?;
+        editor.set_helper(Some(Proposer::default()));
         let history = history_file();
         if let Some(path) = &history {
             // The first time there is none.
@@ -121,12 +124,26 @@ impl<'a> Shell<'a> {
         }
         println!(
             "tidepool {} ({}). \\? for help, \\q to quit.\n",
-            env!("CARGO_PKG_VERSION"),
+            crate::VERSION,
             if self.client.encrypted { "encrypted" } else { "local or unencrypted connection" }
         );
         let mut pending = String::new();
         loop {
+            if let Some(proposer) = editor.helper_mut() {
+                if self.names_are_old && !self.client.transaction_failed {
+                    proposer.names = self.runtime.block_on(Names::load(&mut self.client))?;
+                    self.names_are_old = false;
+                }
+                pending.clone_into(&mut proposer.pending);
+            }
             match editor.readline(&self.prompt(&pending)) {
+                Ok(line) if lex::is_blank(&pending) && meta::is_word_of_help(&line).is_some() => {
+                    let _ = editor.add_history_entry(line.trim());
+                    if let Some(Flow::Quit) = meta::is_word_of_help(&line) {
+                        break;
+                    }
+                    meta::help();
+                }
                 Ok(line) => {
                     let is_command = lex::is_blank(&pending) && line.trim_start().starts_with('\\');
                     let flow = if is_command {
@@ -180,6 +197,11 @@ impl<'a> Shell<'a> {
         let more = if lex::is_blank(pending) { "=" } else { "-" };
         format!("tidepool{more}{block}> ")
     }
+}
+
+/// Whether a statement's first word is this one.
+fn begins_with(sql: &str, word: &str) -> bool {
+    sql.trim_start().get(..word.len()).is_some_and(|first| first.eq_ignore_ascii_case(word))
 }
 
 fn is_connection_lost(error: &Error) -> bool {

@@ -91,8 +91,12 @@ fn pad(out: &mut impl Write, count: usize) -> io::Result<()> {
 
 impl<W: Write> TablePrinter<W> {
     pub fn new(out: W, columns: Vec<Column>, style: &Style) -> TablePrinter<W> {
+        let mut style = style.clone();
+        // A plan is a drawing, whose lines belong below each other.
+        if matches!(&columns[..], [column] if column.name == "QUERY PLAN") {
+            style.expanded = Expanded::Off;
+        }
         let expanded = style.expanded == Expanded::On && !style.csv;
-        let style = style.clone();
         TablePrinter { out, columns, style, expanded, waiting: Vec::new(), widths: Vec::new(), rows: 0, printed: 0 }
     }
 

@@ -118,7 +118,11 @@ pub fn text(bytes: &[u8]) -> &str {
 #[test]
 fn version_and_usage() {
     let version = tidepool().arg("--version").output().unwrap();
-    assert_eq!(text(&version.stdout), format!("tidepool {}\n", env!("CARGO_PKG_VERSION")));
+    let (version, commit) =
+        text(&version.stdout).trim_end().split_once(" (").unwrap_or((text(&version.stdout).trim_end(), ""));
+    assert_eq!(version, concat!("tidepool ", env!("CARGO_PKG_VERSION")));
+    // Built of an archive it knows no commit.
+    assert!(commit.is_empty() || commit.ends_with(')') && commit.contains(" 20"), "{commit}");
     let nonsense = tidepool().arg("swim").output().unwrap();
     assert_eq!(nonsense.status.code(), Some(2));
 }
