@@ -9,7 +9,8 @@ use crate::statement::fold;
 use datafusion::execution::SessionState;
 use datafusion::sql::sqlparser::ast::{
     Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr, Ident,
-    ObjectName, OrderByKind, Query, Select, SelectItem, SetExpr, TableFactor, VisitMut, VisitorMut,
+    ObjectName, OrderByKind, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor,
+    VisitMut, VisitorMut, WildcardAdditionalOptions,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ impl VisitorMut for Complete<'_> {
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
         let SetExpr::Select(select) = query.body.as_mut() else { return ControlFlow::Continue(()) };
         let Some(columns) = Determined::of(select, self.facts) else { return ControlFlow::Continue(()) };
+        select.projection =
+            std::mem::take(&mut select.projection).into_iter().flat_map(|item| columns.written_out(item)).collect();
         let mut replace = Replace { columns, state: self.state, inside: 0, changed: false };
         for item in &mut select.projection {
             match item {
@@ -136,6 +139,34 @@ impl Determined {
             }
         }
         found
+    }
+
+    /// The columns that `*` and `table.*` stand for, where a key that is grouped by determines some of them.
+    fn written_out(&self, item: SelectItem) -> Vec<SelectItem> {
+        let columns = |(alias, version, _): &(String, Option<Arc<TableVersion>>, bool)| {
+            let alias = Ident::with_quote('"', alias);
+            let names = version.iter().flat_map(|version| version.def.columns.iter().map(|column| column.name.clone()));
+            let parts = names.map(|name| vec![alias.clone(), Ident::with_quote('"', name)]);
+            parts.map(|parts| SelectItem::UnnamedExpr(Expr::CompoundIdentifier(parts))).collect::<Vec<_>>()
+        };
+        match &item {
+            SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(name), options)
+                if *options == WildcardAdditionalOptions::default() =>
+            {
+                let alias = name.0.last().and_then(|part| part.as_ident()).map(fold);
+                let named = self.tables.iter().filter(|(own, ..)| Some(own) == alias.as_ref());
+                match named.collect::<Vec<_>>()[..] {
+                    [table @ (_, Some(_), true)] => columns(table),
+                    _ => vec![item],
+                }
+            }
+            SelectItem::Wildcard(options) if *options == WildcardAdditionalOptions::default() => match &self.tables[..]
+            {
+                [table @ (_, Some(_), true)] => columns(table),
+                _ => vec![item],
+            },
+            _ => vec![item],
+        }
     }
 
     fn determines(&self, alias: Option<&str>, column: &str) -> bool {

@@ -328,7 +328,7 @@ impl Check<'_> {
             | Command::Show { .. }
             | Command::DiscardAll
             | Command::DiscardSequences
-            | Command::DiscardNothing { .. }
+            | Command::DoNothing { .. }
             | Command::Prepare { .. }
             | Command::Execute { .. }
             // As anybody may execute a function unless that is taken away. It works for the program that it is a part of.

@@ -18,6 +18,8 @@ use tidepool_table::Table;
 /// The options of a sequence, as far as they were written. `Some(None)` for `NO …`, and for `RESTART` alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SequenceOptions {
+    /// What the sequence of an identity column is to be called.
+    pub name: Option<QualifiedName>,
     pub data_type: Option<SqlType>,
     pub increment: Option<i64>,
     pub min: Option<Option<i64>>,
@@ -34,6 +36,7 @@ impl SequenceOptions {
     /// With what others ask for, too; of what both ask for the later counts.
     pub fn and(self, later: SequenceOptions) -> SequenceOptions {
         SequenceOptions {
+            name: later.name.or(self.name),
             data_type: later.data_type.or(self.data_type),
             increment: later.increment.or(self.increment),
             min: later.min.or(self.min),

@@ -1,7 +1,9 @@
 //! Settings of a session (`SET`, `SHOW`, `tidepool.toml`'s defaults).
 //!
 //! A setting is listed here only if changing it changes something, or if clients rely on its being there and there is
-//! one true value: then only that value can be set.
+//! one true value: then only that value can be set. Those of PostgreSQL's that change no answer are in `accepted`.
+
+mod accepted;
 
 use crate::workload::Class;
 use std::collections::BTreeMap;
@@ -39,6 +41,11 @@ enum Kind {
     Time,
     /// Bytes; 0 is no limit.
     Size,
+    /// Bytes, in so many of them where no unit is given.
+    Memory {
+        unit: u64,
+    },
+    Real,
     Text,
     /// One of these, compared without case.
     OneOf(&'static [&'static str]),
@@ -201,7 +208,7 @@ pub struct Settings {
     values: Arc<Values>,
     /// What `RESET` goes back to.
     defaults: Arc<Vec<String>>,
-    /// Settings of the client's own making: `SET myapp.user = '…'`.
+    /// Settings of the client's own making (`SET myapp.user = '…'`), and those that change no answer, where they were set.
     custom: Arc<BTreeMap<String, String>>,
     transaction_isolation: Arc<str>,
     transaction_read_only: bool,
@@ -342,8 +349,14 @@ impl Settings {
     pub fn get(&self, name: &str) -> Option<String> {
         match position(name) {
             Some(index) => Some(self.at(index).to_owned()),
-            None => self.custom.get(&name.to_lowercase()).cloned(),
+            None => self.made_up(name),
         }
+    }
+
+    /// A setting that changes no answer, or of the client's own making.
+    fn made_up(&self, name: &str) -> Option<String> {
+        let set = self.custom.get(&name.to_lowercase()).cloned();
+        set.or_else(|| accepted::find(name).map(|definition| definition.default.to_owned()))
     }
 
     pub fn list(&self) -> Vec<SettingRow> {
@@ -352,7 +365,14 @@ impl Settings {
             value: self.at(index).to_owned(),
             description: definition.description,
         };
-        DEFINITIONS.iter().enumerate().map(row).collect()
+        let accepted = accepted::DEFINITIONS.iter().map(|definition| SettingRow {
+            name: definition.name,
+            value: self.made_up(definition.name).unwrap_or_default(),
+            description: definition.description,
+        });
+        let mut rows: Vec<SettingRow> = DEFINITIONS.iter().enumerate().map(row).chain(accepted).collect();
+        rows.sort_by_cached_key(|row| row.name.to_ascii_lowercase());
+        rows
     }
 
     /// `SET name TO values`; returns the setting's own spelling of its name.
@@ -362,6 +382,14 @@ impl Settings {
             return Err(too_large());
         }
         let Some(index) = position(name) else {
+            if let Some(definition) = accepted::find(name) {
+                let value = check(definition, values, database)?;
+                if value.len() + self.custom_bytes() > BYTES_MAX {
+                    return Err(too_large());
+                }
+                Arc::make_mut(&mut self.custom).insert(definition.name.to_owned(), value);
+                return Ok(());
+            }
             if name.contains('.') && !name.to_lowercase().starts_with("tidepool.") {
                 if self.custom_bytes() + name.len() + bytes > BYTES_MAX {
                     return Err(too_large());
@@ -404,7 +432,7 @@ impl Settings {
                 self.put(index, self.defaults[index].clone());
                 Ok(())
             }
-            None if name.contains('.') => {
+            None if name.contains('.') || accepted::find(name).is_some() => {
                 Arc::make_mut(&mut self.custom).remove(&name.to_lowercase());
                 Ok(())
             }
@@ -641,6 +669,27 @@ fn check(definition: &Definition, values: &[String], database: &Database) -> Res
             invalid(&joined).with_hint("Valid units for this parameter are \"ms\", \"s\", \"min\", \"h\", and \"d\".")
         })?)),
         Kind::Size => Ok(show_size(one()?.parse::<ByteSize>()?.0)),
+        Kind::Memory { unit } => {
+            let value = one()?.trim();
+            let bytes = match value.parse::<u64>() {
+                Ok(count) => count.checked_mul(unit).ok_or_else(|| invalid(value))?,
+                Err(_) => {
+                    value
+                        .parse::<ByteSize>()
+                        .map_err(|_| {
+                            invalid(value).with_hint(
+                                "Valid units for this parameter are \"B\", \"kB\", \"MB\", \"GB\", and \"TB\".",
+                            )
+                        })?
+                        .0
+                }
+            };
+            Ok(show_size(bytes))
+        }
+        Kind::Real => {
+            let value: f64 = one()?.trim().parse().map_err(|_| invalid(&joined))?;
+            if value.is_finite() { Ok(value.to_string()) } else { Err(invalid(&joined)) }
+        }
         Kind::Text => Ok(one()?.to_owned()),
         Kind::OneOf(choices) => {
             let choice = choices.iter().find(|choice| choice.eq_ignore_ascii_case(&joined));

@@ -18,6 +18,9 @@ use tidepool_planner::Session;
 /// The newest minor version of protocol 3 that is spoken.
 const MINOR_VERSION: u16 = 2;
 
+/// Names of the one database beside its own: those of databases that every PostgreSQL server has, which tools connect to first.
+const OTHER_NAMES: [&str; 2] = ["postgres", "template1"];
+
 /// Settings that a client is told at start-up and whenever they change, each with the value for a session that has no such setting.
 const REPORTED: [(&str, &str); 13] = [
     ("server_version", "15.0"),
@@ -272,7 +275,7 @@ async fn start(
     }
     service.failures.succeeded(user);
     let database = parameter("database").unwrap_or(user);
-    if database != DATABASE_NAME {
+    if database != DATABASE_NAME && !OTHER_NAMES.contains(&database) {
         let message = format!("database \"{database}\" does not exist");
         return Err(Error::new(SqlState::INVALID_CATALOG_NAME, message)
             .with_hint(format!("There is one database: \"{DATABASE_NAME}\"."))

@@ -28,6 +28,17 @@ impl Session {
     ) -> Result<Outcome> {
         self.check_writable("ALTER TABLE")?;
         let running = self.running(text);
+        // What names a view may say that it is a table, as in PostgreSQL.
+        if let [
+            action @ (AlterAction::Rename { .. } | AlterAction::RenameColumn { .. } | AlterAction::SetSchema { .. }),
+        ] = actions
+            && let Some(resolve::Relation::View(_)) =
+                resolve::relation(&running.facts, name.schema.as_deref(), &name.name)
+        {
+            drop(running);
+            self.alter_view(text, name, if_exists, action).await?;
+            return Ok(Outcome::command("ALTER TABLE"));
+        }
         let table = match resolve::table(&running.facts, name) {
             Ok(version) => version.def.id,
             Err(error) if if_exists && error.code() == SqlState::UNDEFINED_TABLE => {

@@ -1,7 +1,7 @@
 //! Statements on their way to the module that each belongs to.
 
 use super::objects::Kind;
-use super::{Outcome, Session};
+use super::{Notice, Outcome, Session};
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
 use std::sync::Arc;
@@ -184,7 +184,12 @@ impl Session {
                 *self.sequences.lock() = Default::default();
                 Ok(Outcome::command("DISCARD SEQUENCES"))
             }
-            Command::DiscardNothing { tag } => Ok(Outcome::command(*tag)),
+            Command::DoNothing { tag, notice } => {
+                if let Some(notice) = notice {
+                    self.notices.push(Notice { severity: "NOTICE", error: notice.clone() });
+                }
+                Ok(Outcome::command(*tag))
+            }
             Command::Prepare { name, types, statement } => self.prepare(name, types, statement).await,
             Command::Execute { name, arguments } => self.execute_prepared(name, arguments).await,
             Command::Deallocate { name } => self.deallocate(name.as_deref()),

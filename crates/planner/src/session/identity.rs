@@ -1,6 +1,7 @@
 //! Columns that become identity columns, or are no more: `ALTER COLUMN … ADD GENERATED`, `SET GENERATED`, `DROP IDENTITY`.
 
 use super::alter::Altering;
+use crate::resolve;
 use crate::sequences::{self, SequenceOptions};
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
@@ -36,8 +37,17 @@ impl Altering<'_> {
         }
         let name = RelationName::from(&*table.def);
         let version = self.transaction.version();
-        let free = version.free_name(name.schema, [&name.name, column], "seq", &[]);
-        let free = RelationName::new(name.schema, free);
+        let free = match &options.name {
+            Some(chosen) => {
+                let chosen_name = resolve::new_name(self.facts, chosen)?;
+                if chosen_name.schema != name.schema {
+                    let message = "sequence must be in same schema as table it is linked to";
+                    return Err(Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message));
+                }
+                chosen_name
+            }
+            None => RelationName::new(name.schema, version.free_name(name.schema, [&name.name, column], "seq", &[])),
+        };
         let options = SequenceOptions { data_type: options.data_type.or(Some(before.sql_type)), ..options };
         let (sequence, _) = sequences::define(&free, None, &options)?;
         let id = self.transaction.create_sequence(sequence)?;

@@ -228,7 +228,12 @@ fn of_column(cursor: &mut Cursor<'_>, column: String) -> Result<Result<AlterActi
         cursor.expect_keyword("identity")?;
         let mut options = SequenceOptions::default();
         if cursor.token(&Token::LParen) {
-            options = sequence_options(cursor, false)?;
+            // As dumps have it: the sequence's name comes first.
+            let name = match cursor.keywords(&["sequence", "name"]) {
+                true => Some(qualified_name(cursor)?),
+                false => None,
+            };
+            options = SequenceOptions { name, ..sequence_options(cursor, false)? };
             cursor.expect_token(&Token::RParen)?;
         }
         return Ok(Ok(AlterAction::AddIdentity { column, identity, options: Box::new(options) }));

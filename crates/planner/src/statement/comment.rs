@@ -47,6 +47,7 @@ pub fn comment(cursor: &mut Cursor<'_>) -> Result<Command> {
         Some("schema") => CommentOn::Schema(cursor.ident()?),
         Some("database") => CommentOn::Database(cursor.ident()?),
         Some("tablespace") => CommentOn::Tablespace(cursor.ident()?),
+        _ if cursor.keyword("extension") => return super::extensions::comment(cursor),
         _ => {
             let kind = cursor.ident()?.to_uppercase();
             cursor.skip_rest();

@@ -12,6 +12,7 @@ mod comment;
 pub mod current;
 mod cursor;
 mod dialect;
+mod extensions;
 mod indexes;
 mod literals;
 pub mod locking;
@@ -319,9 +320,10 @@ pub enum Command {
     },
     DiscardAll,
     DiscardSequences,
-    /// `DISCARD PLANS`, `TEMP`: there is never anything to discard.
-    DiscardNothing {
+    /// `DISCARD PLANS`, an extension that is built in: there is never anything to do, and sometimes something to be said.
+    DoNothing {
         tag: &'static str,
+        notice: Option<Error>,
     },
     Prepare {
         name: String,

@@ -326,7 +326,7 @@ pub fn command(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
             if !cursor.token(&Token::Mul) {
                 cursor.ident()?;
             }
-            Command::DiscardNothing { tag: "UNLISTEN" }
+            Command::DoNothing { tag: "UNLISTEN", notice: None }
         }
         "call" => call(cursor)?,
         "explain" => explain(cursor)?,
@@ -572,9 +572,9 @@ fn discard(cursor: &mut Cursor<'_>) -> Result<Command> {
     cursor.advance();
     Ok(match cursor.one_of(&["all", "plans", "sequences", "temp", "temporary"]) {
         Some("all") => Command::DiscardAll,
-        Some("plans") => Command::DiscardNothing { tag: "DISCARD PLANS" },
+        Some("plans") => Command::DoNothing { tag: "DISCARD PLANS", notice: None },
         Some("sequences") => Command::DiscardSequences,
-        Some(_) => Command::DiscardNothing { tag: "DISCARD TEMP" },
+        Some(_) => Command::DoNothing { tag: "DISCARD TEMP", notice: None },
         None => return Err(cursor.error()),
     })
 }
@@ -888,14 +888,35 @@ fn drop_statement(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
         let if_exists = cursor.keywords(&["if", "exists"]);
         return Ok(Some(Command::DropTablespace { name: cursor.ident()?, if_exists }));
     }
+    if cursor.keyword("extension") {
+        return super::extensions::drop(cursor).map(Some);
+    }
     let Some(Token::Word(word)) = cursor.peek() else { return Err(cursor.error()) };
     let what = word.value.to_uppercase();
     cursor.skip_rest();
     Ok(Some(Command::Unsupported(Error::unsupported(format!("DROP {what} is not supported")))))
 }
 
+/// A name, with or without quotes of either kind.
+pub fn name_or_text(cursor: &mut Cursor<'_>) -> Result<String> {
+    match cursor.peek() {
+        Some(Token::SingleQuotedString(_)) => cursor.string(),
+        _ => cursor.ident(),
+    }
+}
+
 /// What else `CREATE` may make, none of which there is. `None`: a table, which is sqlparser's to read.
 fn create_unsupported(cursor: &mut Cursor<'_>) -> Result<Option<Command>> {
+    if cursor.keywords(&["create", "extension"]) {
+        return super::extensions::create(cursor).map(Some);
+    }
+    if cursor.are_keywords(&["create", "database"]) {
+        cursor.skip_rest();
+        return Ok(Some(Command::Unsupported(
+            Error::unsupported("CREATE DATABASE is not supported")
+                .with_hint("A server has one database, which postgres and template1 are names of, too. Use schemas, or start another server."),
+        )));
+    }
     let mut ahead = Cursor::new(cursor.source, cursor.rest());
     ahead.advance();
     ahead.keywords(&["or", "replace"]);

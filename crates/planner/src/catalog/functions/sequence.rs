@@ -260,15 +260,28 @@ pub fn functions() -> Vec<Function> {
             let missing = |what: String| sql_error(SqlState::UNDEFINED_TABLE, what);
             let name = args[0].as_str();
             let relation = find_relation(facts, name).and_then(|oid| resolve::by_id(facts, TableId(oid)));
-            let Some(Relation::Table(table)) = relation else {
-                return Err(missing(format!("relation \"{name}\" does not exist")));
+            let no_column = |column: &str, relation: &str| {
+                let message = format!("column \"{column}\" of relation \"{relation}\" does not exist");
+                sql_error(SqlState::UNDEFINED_COLUMN, message)
             };
-            let column = table.def.columns.iter().find(|column| column.name == args[1].as_str()).ok_or_else(|| {
-                sql_error(
-                    SqlState::UNDEFINED_COLUMN,
-                    format!("column \"{}\" of relation \"{}\" does not exist", args[1].as_str(), table.def.name),
-                )
-            })?;
+            let wanted = args[1].as_str();
+            let table = match relation {
+                Some(Relation::Table(table)) => table,
+                // Those of others have columns, and no sequences.
+                Some(Relation::View(view)) => {
+                    let is_there = view.columns.iter().any(|column| column.name == wanted);
+                    return if is_there { Ok(None::<String>.into()) } else { Err(no_column(wanted, &view.name)) };
+                }
+                _ => {
+                    let system = find_relation(facts, name)
+                        .and_then(|oid| crate::catalog::relations::all().iter().find(|relation| relation.oid == oid))
+                        .ok_or_else(|| missing(format!("relation \"{name}\" does not exist")))?;
+                    let is_there = system.columns.iter().any(|column| column.name == wanted);
+                    return if is_there { Ok(None::<String>.into()) } else { Err(no_column(wanted, system.name)) };
+                }
+            };
+            let column = table.def.columns.iter().find(|column| column.name == wanted);
+            let column = column.ok_or_else(|| no_column(wanted, &table.def.name))?;
             let mut owned = facts.version.catalog.owned_sequences(table.def.id);
             let sequence = owned.find(|sequence| sequence.def.owner.is_some_and(|owner| owner.column == column.number));
             Ok(sequence

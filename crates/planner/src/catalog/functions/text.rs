@@ -43,6 +43,9 @@ pub fn functions() -> Vec<Function> {
         })
         .nullable()
         .volatile(),
+        // Of the extension uuid-ossp.
+        Function::new("uuid_generate_v4", &[&[]], "uuid", |_, _| Ok(random_uuid().into())).volatile(),
+        Function::new("uuid_nil", &[&[]], "uuid", |_, _| Ok(NIL_UUID.into())),
         Function::new("num_nulls", &[&[Rest]], "int4", |_, args| {
             Ok(args.iter().filter(|arg| arg.is_null()).count().into())
         })
@@ -305,6 +308,8 @@ pub fn quote_literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if text.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
 }
+
+const NIL_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// A version 4 UUID.
 fn random_uuid() -> String {
