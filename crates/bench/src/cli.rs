@@ -354,8 +354,8 @@ pub(crate) fn configuration(near: Option<ByteSize>, far: Option<&str>) -> Result
 /// One line a placement.
 pub(crate) fn print_summary(result: &BenchResult) {
     println!(
-        "{:<28} {:>10} {:>12} {:>10} {:>10} {:>8}",
-        "placement", "total ms", "geo. mean ms", "stalled ms", "slowdown", "paper"
+        "{:<28} {:>10} {:>12} {:>10} {:>18} {:>10} {:>8}",
+        "placement", "total ms", "geo. mean ms", "stalled ms", "slowdown", "modelled", "paper"
     );
     for placement in &result.placements {
         let label = match &placement.profile {
@@ -363,11 +363,15 @@ pub(crate) fn print_summary(result: &BenchResult) {
             None => placement.title.to_owned(),
         };
         println!(
-            "{label:<28} {:>10.0} {:>12.1} {:>10.0} {:>10} {:>8}",
+            "{label:<28} {:>10.0} {:>12.1} {:>10.0} {:>18} {:>10} {:>8}",
             placement.total_ms,
             placement.geometric_mean_ms,
             placement.stall_ms(),
-            percent(placement.slowdown),
+            match placement.slowdown_noise {
+                Some(noise) => format!("{} ± {:.1}", percent(placement.slowdown), noise * 100.0),
+                None => percent(placement.slowdown),
+            },
+            percent(placement.slowdown.and_then(|_| result.slowdown_modelled(placement))),
             percent(placement.paper_slowdown)
         );
         if let Some(throughput) = &placement.throughput {
@@ -380,6 +384,7 @@ pub(crate) fn print_summary(result: &BenchResult) {
             );
         }
     }
+    result.doubts().iter().for_each(|doubt| println!("{doubt}"));
 }
 
 pub(crate) fn percent(ratio: Option<f64>) -> String {

@@ -67,7 +67,7 @@ pub async fn run_demo(args: DemoArgs) -> Result<ExitCode> {
         placements: PLACEMENTS.to_vec(),
         profiles: vec![profile],
         config,
-        repeat: Repeat::Within { limit: TIMED_ROUNDS_LIMIT, rounds_max: 5 },
+        repeat: Repeat::Within { limit: TIMED_ROUNDS_LIMIT, rounds_min: 3, rounds_max: 5 },
         export: None,
         results: None,
         workload,
@@ -111,8 +111,9 @@ fn print(result: &BenchResult) {
         "The paper measured SAP HANA at scale factor 10 on a real FPGA prototype; its times are not this machine's."
     );
     println!(
-        "'stalled' is what pacing charged for far memory; what a slowdown has beyond it is this machine's noise and the work \
-         of keeping the heap's account. Hash tables that fit its last-level cache cost no more far away, so a small scale \
+        "Times are medians of rounds in which the placements take turns; ± is how far single rounds lie apart. 'stalled' is what \
+         pacing charged for far memory, by all threads, and 'modelled' the slowdown that follows from it alone; what a slowdown has \
+         beyond that is this machine's noise and the work of keeping the heap's account. Hash tables that fit its last-level cache cost no more far away, so a small scale \
          factor shows little of the heap's cost."
     );
 }

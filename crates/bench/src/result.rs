@@ -86,6 +86,8 @@ pub struct PlacementResult {
     pub geometric_mean_ms: f64,
     /// Beside the first placement that was run: total time over its total time, less one.
     pub slowdown: Option<f64>,
+    /// Half of what lies between the least and the greatest slowdown of a single round. `None` for fewer than two rounds.
+    pub slowdown_noise: Option<f64>,
     pub paper_slowdown: Option<f64>,
     pub throughput: Option<Throughput>,
 }
@@ -95,6 +97,37 @@ impl PlacementResult {
     pub fn stall_ms(&self) -> f64 {
         let scans = |facts: &StatementFacts| facts.scans.iter().map(|scan| scan.stall_ms).sum::<f64>();
         self.queries.iter().map(|query| query.facts.heap_stall_ms + scans(&query.facts)).sum()
+    }
+}
+
+impl BenchResult {
+    /// The slowdown that a placement would have if pacing's stalls were all that it costs: shared by the threads, beside the first
+    /// placement's time.
+    pub fn slowdown_modelled(&self, placement: &PlacementResult) -> Option<f64> {
+        let first = self.placements.first().filter(|first| first.total_ms > 0.0)?;
+        let stall_ms = placement.stall_ms() - first.stall_ms();
+        Some(stall_ms / self.configuration.threads.max(1) as f64 / first.total_ms)
+    }
+
+    /// In plain words, the placements whose measured slowdown says less than the machine's noise.
+    pub fn doubts(&self) -> Vec<String> {
+        let doubt = |placement: &PlacementResult| {
+            let slowdown = placement.slowdown?;
+            let modelled = self.slowdown_modelled(placement).unwrap_or_default();
+            let (is_noise, noise) = match placement.slowdown_noise {
+                Some(noise) => (noise >= slowdown.abs() || slowdown < -noise / 2.0, format!("{:.0} %", noise * 100.0)),
+                None => (true, "unknown size after one round".to_owned()),
+            };
+            let text = format!(
+                "{}: the measured {:+.0} % says little: this machine's noise (± {noise}) exceeds it. By what pacing charged it \
+                 would be {:+.0} %.",
+                placement.title,
+                slowdown * 100.0,
+                modelled * 100.0
+            );
+            (is_noise && (slowdown.abs() > 0.02 || modelled > 0.02)).then_some(text)
+        };
+        self.placements.iter().filter_map(doubt).collect()
     }
 }
 

@@ -17,9 +17,10 @@ use tidepool_base::{Error, Result};
 #[derive(Clone, Copy, Debug)]
 pub enum Repeat {
     Rounds(usize),
-    /// As many as fit, at least one and at most `rounds_max`.
+    /// As many as fit into `limit`, but `rounds_min` at least and `rounds_max` at most.
     Within {
         limit: Duration,
+        rounds_min: usize,
         rounds_max: usize,
     },
 }
@@ -72,8 +73,9 @@ pub async fn run(plan: &Plan<'_>) -> Result<Vec<PlacementResult>> {
 
     let rounds = match plan.repeat {
         Repeat::Rounds(rounds) => rounds,
-        Repeat::Within { limit, rounds_max } => {
-            ((limit.as_secs_f64() / round_estimate.as_secs_f64().max(1e-3)) as usize).clamp(1, rounds_max)
+        Repeat::Within { limit, rounds_min, rounds_max } => {
+            let fitting = (limit.as_secs_f64() / round_estimate.as_secs_f64().max(1e-3)) as usize;
+            fitting.clamp(rounds_min, rounds_max.max(rounds_min))
         }
     };
     time(plan, &mut connection, rounds, &mut measured).await?;
@@ -322,6 +324,7 @@ fn finish(plan: &Plan<'_>, measured: Vec<Measured>) -> Vec<PlacementResult> {
                 total_ms: medians().sum::<f64>() + 0.0,
                 geometric_mean_ms: geometric_mean(medians()),
                 slowdown: None,
+                slowdown_noise: None,
                 paper_slowdown: arm.placement.paper_single_stream,
                 throughput: measured.throughput,
                 queries: measured.queries,
@@ -339,11 +342,27 @@ fn finish(plan: &Plan<'_>, measured: Vec<Measured>) -> Vec<PlacementResult> {
             }
         }
         result.slowdown = (base > 0.0).then(|| this / base - 1.0);
+        result.slowdown_noise = noise(&first.queries, &result.queries);
         if let (Some(base), Some(this)) = (&first.throughput, &mut result.throughput) {
             this.loss = Some(1.0 - this.queries_per_hour / base.queries_per_hour);
         }
     }
     results
+}
+
+/// How far the slowdowns of single rounds lie apart: half of what is between the least and the greatest. Round by round, as
+/// placements take turns within a round. `None` for fewer than two rounds.
+fn noise(base: &[QueryResult], this: &[QueryResult]) -> Option<f64> {
+    let both = || base.iter().zip(this).filter(|(a, b)| !a.runs_ms.is_empty() && !b.runs_ms.is_empty());
+    let rounds = both().map(|(a, b)| a.runs_ms.len().min(b.runs_ms.len())).min().filter(|rounds| *rounds > 1)?;
+    let slowdown = |round: usize| {
+        let sums = both().map(|(a, b)| (a.runs_ms[round], b.runs_ms[round]));
+        let (base, this) = sums.fold((0.0, 0.0), |(base, this), (a, b)| (base + a, this + b));
+        this / base - 1.0
+    };
+    let slowdowns: Vec<f64> = (0..rounds).map(slowdown).collect();
+    let (least, greatest) = slowdowns.iter().fold((f64::MAX, f64::MIN), |(a, b), it| (a.min(*it), b.max(*it)));
+    Some((greatest - least) / 2.0)
 }
 
 /// Fields quoted where they must be; NULL is `\N`.
@@ -371,4 +390,33 @@ fn write_csv(path: &Path, rows: &ResultSet) -> Result<()> {
         line(&mut row.iter().map(Option::as_deref));
     }
     std::fs::write(path, text).map_err(|error| Error::io(format!("write \"{}\"", path.display()), &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::StatementFacts;
+
+    fn query(runs_ms: &[f64]) -> QueryResult {
+        QueryResult {
+            name: "q1".to_owned(),
+            runs_ms: runs_ms.to_vec(),
+            median_ms: median(runs_ms),
+            rows: 1,
+            answer: Answer::Agrees,
+            facts: StatementFacts::default(),
+        }
+    }
+
+    #[test]
+    fn noise_is_what_rounds_differ_by() {
+        let base = [query(&[10.0, 10.0, 20.0]), query(&[10.0, 10.0, 20.0])];
+        // Both became slower in the last round alike.
+        let steady = [query(&[11.0, 11.0, 22.0]), query(&[11.0, 11.0, 22.0])];
+        assert!(noise(&base, &steady).unwrap() < 1e-9);
+        let noisy = [query(&[8.0, 11.0, 30.0]), query(&[8.0, 11.0, 30.0])];
+        assert!((noise(&base, &noisy).unwrap() - 0.35).abs() < 1e-9);
+        assert_eq!(noise(&base, &[query(&[1.0]), query(&[1.0])]), None);
+        assert_eq!(noise(&base, &[query(&[]), query(&[])]), None);
+    }
 }

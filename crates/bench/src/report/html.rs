@@ -62,13 +62,13 @@ const STYLE: &str = "
 :root {
   --bg: #f6f7f9; --card: #ffffff; --ink: #14202b; --soft: #5b6b79; --line: #dfe5ea; --accent: #0f6e84;
   --s1: #3b6fb6; --s2: #1d9a8a; --s3: #e0992b; --s4: #cf4d5c; --s5: #7b61c4; --s6: #5b8c2a; --s7: #b0578d; --s8: #64748b;
-  --paper: #aab6c1; --good: #197a4b; --bad: #b3261e; --good-bg: #e3f4ea; --bad-bg: #fbe6e4; --stripe: #f9fafb;
+  --modelled: #6d8fb0; --paper: #aab6c1; --good: #197a4b; --bad: #b3261e; --good-bg: #e3f4ea; --bad-bg: #fbe6e4; --stripe: #f9fafb;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --bg: #0e151b; --card: #151e26; --ink: #e4ebf1; --soft: #93a3b1; --line: #273440; --accent: #5cc3d9;
     --s1: #6ea3ea; --s2: #3fc2b0; --s3: #f0b24f; --s4: #ef7886; --s5: #a78bfa; --s6: #8cc152; --s7: #e08bbf; --s8: #94a3b8;
-    --paper: #5a6a78; --good: #6fd39b; --bad: #ff8f86; --good-bg: #15321f; --bad-bg: #3d1a18; --stripe: #18222b;
+    --modelled: #9db7d0; --paper: #5a6a78; --good: #6fd39b; --bad: #ff8f86; --good-bg: #15321f; --bad-bg: #3d1a18; --stripe: #18222b;
   }
 }
 * { box-sizing: border-box; }
@@ -107,7 +107,8 @@ svg .band { fill-opacity: .18; stroke: none; }
 svg polyline.s1 { stroke: var(--s1); } svg polyline.s2 { stroke: var(--s2); } svg polyline.s4 { stroke: var(--s4); }
 svg polyline.s3 { stroke: var(--s3); } svg polyline.s8 { stroke: var(--s8); stroke-dasharray: 4 4; }
 .mark-line { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
-.measured { fill: var(--accent); } .paper { fill: var(--paper); }
+.measured { fill: var(--accent); } .modelled { fill: var(--modelled); } .paper { fill: var(--paper); }
+.doubt { border-left: 3px solid var(--bad); padding-left: .6rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: right; font-weight: 600; color: var(--soft); border-bottom: 1px solid var(--line); padding: 8px 12px; white-space: nowrap; }

@@ -179,6 +179,14 @@ fn degradation(body: &mut String, result: &BenchResult) {
         class: "measured",
         values: far.iter().map(|placement| placement.slowdown.map(|ratio| ratio * 100.0)).collect(),
     }];
+    let paced = far.iter().any(|placement| placement.profile.is_some());
+    if paced {
+        series.push(Series {
+            label: "modelled: stalls alone".into(),
+            class: "modelled",
+            values: far.iter().map(|it| result.slowdown_modelled(it).map(|ratio| ratio * 100.0)).collect(),
+        });
+    }
     if tpch {
         series.push(Series {
             label: "the study".into(),
@@ -214,6 +222,9 @@ fn degradation(body: &mut String, result: &BenchResult) {
         ));
     }
     body.push_str("</div>");
+    for doubt in result.doubts() {
+        let _ = write!(body, "<p class=\"doubt\">{}</p>", escape(&doubt));
+    }
     let mut rows = Vec::new();
     for (placement, label) in result.placements.iter().zip(labels(result)) {
         let throughput = placement.throughput.as_ref();
@@ -222,7 +233,11 @@ fn degradation(body: &mut String, result: &BenchResult) {
             format!("{:.0} ms", placement.total_ms),
             format!("{:.1} ms", placement.geometric_mean_ms),
             format!("{:.0} ms", placement.stall_ms()),
-            percent(placement.slowdown),
+            match placement.slowdown_noise {
+                Some(noise) => format!("{} ± {:.1}", percent(placement.slowdown), noise * 100.0),
+                None => percent(placement.slowdown),
+            },
+            percent(placement.slowdown.and_then(|_| result.slowdown_modelled(placement))),
             percent(placement.paper_slowdown),
             throughput.map_or("–".into(), |throughput| format!("{:.0}", throughput.queries_per_hour)),
             percent(throughput.and_then(|throughput| throughput.loss)),
@@ -235,12 +250,13 @@ fn degradation(body: &mut String, result: &BenchResult) {
         "Geometric mean",
         "Stalled",
         "Slower by",
+        "Modelled",
         "Study",
         "Queries / h",
         "Lost",
         "Study",
     ];
-    let columns = if rows.iter().any(|row| row[6] != "–") { 9 } else { 6 };
+    let columns = if rows.iter().any(|row| row[7] != "–") { 10 } else { 7 };
     let rows: Vec<Vec<String>> = rows.into_iter().map(|row| row.into_iter().take(columns).collect()).collect();
     body.push_str(&table(&head[..columns], &rows));
     body.push_str("</section>");
