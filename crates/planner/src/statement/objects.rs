@@ -161,7 +161,8 @@ pub fn sequence_options(cursor: &mut Cursor<'_>, alter: bool) -> Result<Sequence
     Ok(options)
 }
 
-/// Puts the options of `AS IDENTITY (…)` into the one order in which sqlparser reads them. Those of `ALTER TABLE` are read here.
+/// Puts the options of `AS IDENTITY (…)` into the one order in which sqlparser reads them. Those that begin with a sequence's name it does
+/// not read.
 pub fn order_identity<'a>(source: &Source<'_>, tokens: &'a [TokenWithSpan]) -> Result<Cow<'a, [TokenWithSpan]>> {
     let word = |at: usize, text: &str| {
         matches!(tokens.get(at).map(|token| &token.token), Some(Token::Word(word))
@@ -171,10 +172,8 @@ pub fn order_identity<'a>(source: &Source<'_>, tokens: &'a [TokenWithSpan]) -> R
         word(at, "as")
             && word(at + 1, "identity")
             && matches!(tokens.get(at + 2).map(|token| &token.token), Some(Token::LParen))
+            && !(word(at + 3, "sequence") && word(at + 4, "name"))
     };
-    if word(0, "alter") {
-        return Ok(Cow::Borrowed(tokens));
-    }
     let Some(first) = (0..tokens.len()).find(|at| opens(*at)) else { return Ok(Cow::Borrowed(tokens)) };
     let mut ordered = tokens[..first].to_vec();
     let mut at = first;
