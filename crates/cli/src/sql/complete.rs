@@ -202,7 +202,7 @@ impl Names {
         if !word.is_empty() {
             let is_upper = word.chars().any(char::is_uppercase);
             let keyword = |keyword: &&str| if is_upper { (*keyword).to_owned() } else { keyword.to_lowercase() };
-            let keywords: Vec<String> = KEYWORDS.iter().map(|word| keyword(word)).collect();
+            let keywords: Vec<String> = KEYWORDS.iter().map(keyword).collect();
             found.extend(sorted(keywords.iter().map(String::as_str), word));
         }
         found.truncate(PROPOSALS_MAX);
