@@ -665,7 +665,7 @@ impl Rewriter {
                 let (Some(left), Some(right)) = (left, right) else { return };
                 Expr::Nested(Box::new(Expr::BinaryOp { left, op: BinaryOperator::Modulo, right }))
             }
-            ("regexp_matches", _) => call("unnest", vec![call("pg_set_of", vec![call("regexp_match", args)])]),
+            ("regexp_matches", _) => call("unnest", vec![call(super::functions::ALL_MATCHES, args)]),
             ("regexp_split_to_array", _) if matches!(args.len(), 2 | 3) => split_by_pattern(args, &name),
             ("regexp_split_to_table", _) if matches!(args.len(), 2 | 3) => {
                 call("unnest", vec![split_by_pattern(args, &name)])
@@ -772,10 +772,7 @@ impl Rewriter {
                 super::syntax::flatten(&mut array);
                 array
             }),
-            ("regexp_matches", _) => {
-                let all = super::syntax::matches_of(&exprs.iter().collect::<Vec<_>>());
-                Some(all.unwrap_or_else(|| call("pg_set_of", vec![call("regexp_match", exprs)])))
-            }
+            ("regexp_matches", _) => Some(call(super::functions::ALL_MATCHES, exprs)),
             ("json_array_elements" | "jsonb_array_elements", _) => Some(call("json_items", exprs)),
             ("json_array_elements_text" | "jsonb_array_elements_text", _) => Some(call("json_item_texts", exprs)),
             ("json_object_keys" | "jsonb_object_keys", _) => Some(call("json_keys", exprs)),

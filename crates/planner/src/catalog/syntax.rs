@@ -318,11 +318,6 @@ fn function(expr: &mut Expr) {
             args.insert(0, items);
             *expr = call(&format!("pg_{name}"), args);
         }
-        "regexp_matches" => {
-            if let Some(matches) = all_matches(function) {
-                *expr = call("unnest", vec![matches]);
-            }
-        }
         "regexp_substr" => {
             let Some(args) = args_of(function) else { return };
             let [value, pattern] =
@@ -451,53 +446,4 @@ fn named_arguments(function: &mut Function) {
         }
     }
     list.args = values.into_iter().map(|value| FunctionArg::Unnamed(FunctionArgExpr::Expr(value))).collect();
-}
-
-/// `regexp_matches(value, pattern, 'g')` as an array of arrays: each match is marked where it stands, and the text is
-/// then cut at the marks. `None` without the flag, or where the groups cannot be counted.
-pub fn all_matches(function: &Function) -> Option<Expr> {
-    let FunctionArguments::List(list) = &function.args else { return None };
-    let args: Vec<&Expr> = list
-        .args
-        .iter()
-        .filter_map(|arg| match arg {
-            FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) => Some(arg),
-            _ => None,
-        })
-        .collect();
-    matches_of(&args)
-}
-
-pub fn matches_of(args: &[&Expr]) -> Option<Expr> {
-    let [value, pattern, flags] = args else { return None };
-    let groups = capturing_groups(string_literal(pattern)?);
-    let flags = string_literal(flags).filter(|flags| flags.contains('g'))?;
-    let mut mark = String::from("\u{1}");
-    for group in groups.min(1)..=groups {
-        if group > 1 {
-            mark.push('\u{2}');
-        }
-        mark.push_str(&format!("\\{group}"));
-    }
-    mark.push('\u{3}');
-    let marked = call("regexp_replace", vec![(*value).clone(), (*pattern).clone(), text(mark), text(flags)]);
-    Some(call("pg_marked_parts", vec![marked]))
-}
-
-fn capturing_groups(pattern: &str) -> usize {
-    let mut groups = 0;
-    let mut class = false;
-    let mut characters = pattern.chars().peekable();
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => {
-                characters.next();
-            }
-            '[' => class = true,
-            ']' => class = false,
-            '(' if !class && characters.peek() != Some(&'?') => groups += 1,
-            _ => {}
-        }
-    }
-    groups
 }

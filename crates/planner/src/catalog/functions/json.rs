@@ -109,23 +109,9 @@ pub fn functions() -> Vec<Function> {
             Function::new("jsonb_of_pairs", &[&[List, List]], "json", |_, args| {
                 Ok(binary_form(&of_pairs(&args[0], &args[1]))?.into())
             }),
-            Function::new("pg_marked_parts", &[&[Text]], "_text", |_, args| Ok(marked_parts(args[0].as_str())))
-                .returning(|_| {
-                    let texts = DataType::List(Field::new_list_field(DataType::Utf8, true).into());
-                    Ok(DataType::List(Field::new_list_field(texts, true).into()))
-                }),
         ];
     list.push(Function::new("row_to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())));
     list
-}
-
-/// What `regexp_matches` marked: from each mark on the groups, up to the end of the match.
-fn marked_parts(text: &str) -> Value {
-    let matches = text.split('\u{1}').skip(1).map(|part| {
-        let matched = part.split('\u{3}').next().unwrap_or("");
-        matched.split('\u{2}').map(str::to_owned).collect::<Vec<String>>()
-    });
-    Value::List(matches.map(Value::from).collect())
 }
 
 fn list(value: &Value) -> &[Value] {

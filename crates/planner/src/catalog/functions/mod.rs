@@ -11,6 +11,7 @@ mod encoding;
 mod format;
 mod json;
 mod keywords;
+mod matches;
 mod math;
 mod ordered;
 pub mod procedures;
@@ -376,6 +377,7 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
 }
 
 pub use datetime::add_interval;
+pub use matches::ALL_MATCHES;
 pub use sequence::{SessionSequences, next_value_of};
 pub use system::{find_relation, oid_of, remember_start};
 pub use text::MATCH_MARKS;
@@ -413,6 +415,7 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();
     functions.extend(bounded::functions().into_iter().map(Arc::new));
+    functions.extend(matches::functions().into_iter().map(Arc::new));
     functions.push(Arc::new(sleep::function()));
     functions.push(Arc::new(sequence::next_value()));
     functions.extend(advisory::waiting().into_iter().map(Arc::new));

@@ -165,12 +165,6 @@ pub fn functions() -> Vec<Function> {
             let pair = DataType::Struct(vec![x, Field::new("n", DataType::Int32, true)].into());
             Ok(DataType::List(Arc::new(Field::new_list_field(pair, true))))
         }),
-        // A set of one value, or of none where it is NULL.
-        Function::new("pg_set_of", &[&[List]], "_text", |_, args| {
-            Ok(Value::List(if args[0].is_null() { vec![] } else { vec![args[0].clone()] }))
-        })
-        .nullable()
-        .returning(|types| Ok(DataType::List(Arc::new(Field::new_list_field(list_type(types)?.clone(), true))))),
     ]
 }
 
