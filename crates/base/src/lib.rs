@@ -1,5 +1,5 @@
 //! What every other crate speaks: identifiers, errors with PostgreSQL's codes, SQL types, byte sizes, named crash points, what a
-//! panic comes to, and what tests do that cannot run.
+//! panic comes to, what a misspelt name may have meant, and what tests do that cannot run.
 //!
 //! Owns no other behaviour and depends on nothing of Tidepool's.
 
@@ -8,6 +8,7 @@
 mod crash;
 mod error;
 mod id;
+mod nearest;
 mod numeric;
 mod panics;
 mod size;
@@ -19,6 +20,7 @@ pub use crash::{
 };
 pub use error::{Error, Part, Result, SqlState, Subject};
 pub use id::{CommitTs, RoleId, RowGroupId, RowId, SchemaId, StatementId, StoreId, TableId, TablespaceId};
+pub use nearest::nearest;
 pub use numeric::{NUMERIC_BYTES, NUMERIC_DIGITS, NUMERIC_KEY_BYTES, Numeric};
 pub use panics::{caught, panicked};
 pub use size::ByteSize;

@@ -4,7 +4,7 @@
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::common::{DataFusionError, SchemaError};
-use tidepool_base::{Error, SqlState};
+use tidepool_base::{Error, SqlState, nearest};
 
 /// Carries a Tidepool error through DataFusion and Arrow unharmed.
 pub fn carry(error: Error) -> DataFusionError {
@@ -282,7 +282,13 @@ fn from_plan(message: &str) -> Error {
     let first = first_line(message);
     if let Some((_, rest)) = message.split_once("Invalid function '") {
         let name = rest.split('\'').next().unwrap_or("");
-        return undefined_function(name);
+        let error = undefined_function(name);
+        // DataFusion names the one that is least unlike, however unlike it is.
+        let proposed = rest.split_once("Did you mean '").and_then(|(_, rest)| rest.split('\'').next());
+        return match proposed.and_then(|proposed| nearest(name, [proposed])) {
+            Some(near) if !near.starts_with("tidepool") => error.with_hint(format!("Perhaps you meant \"{near}\".")),
+            _ => error,
+        };
     }
     if let Some((_, rest)) = message.split_once("table function '") {
         let name = rest.split('\'').next().unwrap_or("");

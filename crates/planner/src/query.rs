@@ -72,7 +72,7 @@ impl Names<'_> {
         }
         let Some(relation) = resolve::relation(self.facts, schema, name) else {
             let (schema, name) = (schema.map(str::to_owned), name.to_owned());
-            return Err(resolve::missing(&QualifiedName { schema, name }));
+            return Err(resolve::missing_among(self.facts, &QualifiedName { schema, name }));
         };
         let acting = self.acting();
         if !acting.is_superuser {
@@ -122,7 +122,7 @@ impl Names<'_> {
         }
         let Some(relation) = resolve::relation(self.facts, schema, name) else {
             let (schema, name) = (schema.map(str::to_owned), name.to_owned());
-            return Err(resolve::missing(&QualifiedName { schema, name }));
+            return Err(resolve::missing_among(self.facts, &QualifiedName { schema, name }));
         };
         let acting = self.acting();
         if !acting.is_superuser {

@@ -1,11 +1,11 @@
 //! Names to what they mean: the search path, and the relations of a statement's snapshot.
 
-use crate::catalog;
+use crate::catalog::{self, visible};
 use crate::errors::system_relation;
 use crate::facts::SessionFacts;
 use crate::statement::QualifiedName;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SchemaId, SqlState, TableId};
+use tidepool_base::{Error, Result, SchemaId, SqlState, TableId, nearest};
 use tidepool_database::{RelationName, Sequence, ViewDef};
 use tidepool_table::TableVersion;
 
@@ -136,11 +136,35 @@ pub fn table(facts: &SessionFacts, name: &QualifiedName) -> Result<Arc<TableVers
             Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{}\" is not a table", sequence.def.name)))
         }
         Some(Relation::System(relation)) => Err(system_relation(relation.name)),
-        None => Err(missing(name)),
+        None => Err(missing_among(facts, name)),
     }
 }
 
 /// 42P01.
 pub fn missing(name: &QualifiedName) -> Error {
     Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist"))
+}
+
+/// As `missing`, with the relation that may have been meant: of those that the session's role may see.
+pub fn missing_among(facts: &SessionFacts, name: &QualifiedName) -> Error {
+    let path = match &name.schema {
+        Some(schema) => vec![schema.clone()],
+        None => named_path(facts),
+    };
+    let ids: Vec<SchemaId> =
+        path.iter().filter_map(|schema| facts.version.schema(schema)).map(|schema| schema.id).collect();
+    let tables = facts.version.tables.values().map(|table| (table.def.schema, table.def.id, &table.def.name));
+    let views = facts.version.catalog.views.values().map(|view| (view.schema, view.id, &view.name));
+    let own = tables.chain(views).filter(|(schema, id, _)| ids.contains(schema) && visible::relation(facts, *id));
+    let of_system =
+        catalog::relations::all().iter().filter(|relation| path.iter().any(|schema| schema == relation.schema));
+    let names = own.map(|(_, _, name)| name.as_str()).chain(of_system.map(|relation| relation.name));
+    let error = missing(name);
+    match nearest(&name.name, names) {
+        Some(near) => {
+            let near = QualifiedName { schema: name.schema.clone(), name: near.to_owned() };
+            error.with_hint(format!("Perhaps you meant to reference the relation \"{near}\"."))
+        }
+        None => error,
+    }
 }

@@ -1,7 +1,7 @@
 use crate::{LedgerRow, Tablespace, TablespaceConfig};
 use parking_lot::RwLock;
 use std::sync::Arc;
-use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
+use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId, nearest};
 
 const NEAR: TablespaceId = TablespaceId(0);
 const FAR: TablespaceId = TablespaceId(1);
@@ -57,7 +57,7 @@ impl Tablespaces {
             "far" => Some(self.far()),
             _ => self.created.read().spaces.iter().find(|space| space.name() == name).cloned(),
         };
-        space.ok_or_else(|| missing(name))
+        space.ok_or_else(|| missing(name, &self.list()))
     }
 
     /// `near`, `far`, then the others in the order of their creation.
@@ -103,7 +103,8 @@ impl Tablespaces {
                 .with_detail("It always exists."));
         }
         let mut created = self.created.write();
-        let index = created.spaces.iter().position(|space| space.name() == name).ok_or_else(|| missing(name))?;
+        let found = created.spaces.iter().position(|space| space.name() == name);
+        let index = found.ok_or_else(|| missing(name, &created.spaces))?;
         created.spaces[index].close().map_err(|held| {
             let held: Vec<String> =
                 held.iter().map(|row| format!("{} of {}", ByteSize(row.bytes), row.purpose.name())).collect();
@@ -122,6 +123,10 @@ impl Tablespaces {
     }
 }
 
-fn missing(name: &str) -> Error {
-    Error::new(SqlState::UNDEFINED_OBJECT, format!("tablespace \"{name}\" does not exist"))
+fn missing(name: &str, spaces: &[Arc<Tablespace>]) -> Error {
+    let error = Error::new(SqlState::UNDEFINED_OBJECT, format!("tablespace \"{name}\" does not exist"));
+    match nearest(name, spaces.iter().map(|space| space.name())) {
+        Some(near) => error.with_hint(format!("Perhaps you meant \"{near}\".")),
+        None => error,
+    }
 }

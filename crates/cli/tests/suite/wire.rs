@@ -359,6 +359,31 @@ async fn errors_carry_code_and_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn misspelt_names_are_told_what_is_near() {
+    let (server, client) = TestServer::start_connected().await;
+    client.batch_execute("CREATE TABLE trips (id int); CREATE ROLE guest LOGIN").await.unwrap();
+    let hint = async |client: &tokio_postgres::Client, sql: &str| {
+        let error = client.simple_query(sql).await.unwrap_err();
+        error.as_db_error().unwrap().hint().map(str::to_owned)
+    };
+    for (sql, near) in [
+        ("SELECT * FROM trip", "\"trips\""),
+        ("INSERT INTO tripps VALUES (1)", "\"trips\""),
+        ("DELETE FROM public.trisp", "\"public.trips\""),
+        ("SELECT * FROM tidepool.memori", "\"tidepool.memory\""),
+        ("SELECT date_trunk('day', now())", "\"date_trunc\""),
+        ("CREATE TABLE other (id int) TABLESPACE fra", "\"far\""),
+    ] {
+        let hint = hint(&client, sql).await;
+        assert!(hint.as_ref().is_some_and(|hint| hint.contains(near)), "{sql}: {hint:?}");
+    }
+    assert_eq!(hint(&client, "SELECT * FROM something_else").await, None);
+    // A name that the role may not see is not told to it.
+    let guest = crate::server::connect(server.config().user("guest")).await.unwrap();
+    assert_eq!(hint(&guest, "SELECT * FROM trip").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cancel() {
     let server = TestServer::start().await;
     let client = Arc::new(server.connect().await);

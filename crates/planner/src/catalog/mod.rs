@@ -20,7 +20,7 @@ mod partitions;
 mod patterns;
 mod pg_catalog;
 mod pull_up;
-mod relations;
+pub(crate) mod relations;
 mod rewrite;
 mod roles;
 mod row_subquery;
@@ -31,7 +31,7 @@ mod truth;
 mod types;
 mod unnesting;
 mod value;
-mod visible;
+pub(crate) mod visible;
 
 pub use among::Comparisons;
 pub use apply::applied;

@@ -52,7 +52,7 @@ impl Session {
                         let message = format!("cannot copy from sequence \"{}\"", sequence.def.name);
                         return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, message));
                     }
-                    None => return Err(resolve::missing(name)),
+                    None => return Err(resolve::missing_among(&running.facts, name)),
                 };
                 Some(crate::copy::select(name, columns, &schema)?)
             }
