@@ -96,7 +96,7 @@ impl Database {
             return Err(Error::unsupported("a database without a data folder cannot be backed up"));
         };
         QueryHeap::outside(|| {
-            self.checkpoint()?;
+            self.checkpoint_unless(interrupted)?;
             storage.backup(folder, interrupted)
         })
     }

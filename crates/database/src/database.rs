@@ -141,10 +141,12 @@ impl Database {
 
     /// `lock`: of the folder, where other processes could have it.
     pub(crate) fn open_with(config: Config, files: Arc<dyn Files>, lock: Option<File>) -> Result<Arc<Database>> {
+        tidepool_heap::set_process_limit(config.memory_limit_bytes);
         let (storage, manifest) = match &config.data_dir {
             None => (None, Manifest::new()),
             Some(folder) => {
                 let (storage, manifest) = Storage::open(folder, files, lock)?;
+                tidepool_heap::open_overflow(folder);
                 (Some(storage), manifest)
             }
         };

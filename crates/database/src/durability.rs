@@ -181,18 +181,23 @@ impl Database {
 
     /// A checkpoint: writes all that is committed to the data folder, so that the log need not have it.
     pub(crate) fn save(&self) -> Result<()> {
+        self.save_unless(&|| Ok(()))
+    }
+
+    /// As `save`; the error of `interrupted` ends it, and the folder stays as it was.
+    fn save_unless(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
-        let _saving = storage.saving();
+        let _saving = storage.saving_unless(interrupted)?;
         // Before anything is looked at: a commit from here on sets it again.
         let dirty = self.dirty.swap(false, Ordering::AcqRel);
-        let saved = self.save_all(storage);
+        let saved = self.save_all(storage, interrupted);
         if saved.is_err() {
             self.dirty.fetch_or(dirty, Ordering::AcqRel);
         }
         saved
     }
 
-    fn save_all(&self, storage: &Storage) -> Result<()> {
+    fn save_all(&self, storage: &Storage, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         *self.last_checkpoint.lock() = Instant::now();
         let (version, writes, named) = {
             // No change of what exists comes between the state and the view.
@@ -203,7 +208,7 @@ impl Database {
         let ts = version.view().ts();
         // What is merged from here on is looked for in the tables, and has ids that were drawn later.
         point("checkpoint.view");
-        storage.save(&version, &writes, named, self.manifest(ts), self.tablespaces())?;
+        storage.save(&version, &writes, named, self.manifest(ts), self.tablespaces(), interrupted)?;
         drop(version);
         if let Some(log) = self.log.get() {
             log.recycle_below(ts)?;
@@ -224,8 +229,13 @@ impl Database {
     /// Writes everything committed, and the recorded workload, to the data folder, and makes the log short. A no-op
     /// without one.
     pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_unless(&|| Ok(()))
+    }
+
+    /// As `checkpoint`; the error of `interrupted` ends it, and the folder stays as it was.
+    pub fn checkpoint_unless(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<()> {
         if self.dirty.load(Ordering::Acquire) {
-            self.save()?;
+            self.save_unless(interrupted)?;
         }
         let Some(storage) = &self.storage else { return Ok(()) };
         let version = self.version();

@@ -30,36 +30,55 @@ impl Database {
     /// Returns how many. Others read and write meanwhile; only who changes the table itself is waited for, and waits.
     /// Of a partitioned table, all partitions' rows.
     pub fn merge(self: &Arc<Self>, table: impl Into<RelationName>) -> Result<u64> {
+        self.merge_unless(table, &|| Ok(()))
+    }
+
+    /// As `merge`; the error of `interrupted` ends it, and what is merged by then stays so.
+    pub fn merge_unless(
+        self: &Arc<Self>,
+        table: impl Into<RelationName>,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<u64> {
         let name = table.into();
         let state = self.state();
         let tree = state.table(&name).map(|table| state.partition_tree(&table.def)).transpose()?.flatten();
-        let Some(tree) = tree else { return self.merge_unless(name, Duration::ZERO, &|| Ok(())) };
+        let merge = |name| self.merge_one(name, Duration::ZERO, interrupted, interrupted);
+        let Some(tree) = tree else { return merge(name) };
         let leaves = tree.leaves().iter().filter_map(|leaf| state.table_of_id(*leaf));
-        leaves.map(|leaf| self.merge_unless(RelationName::from(&*leaf.def), Duration::ZERO, &|| Ok(()))).sum()
+        leaves.map(|leaf| merge(RelationName::from(&*leaf.def))).sum()
     }
 
-    /// As `merge`, of ranges that nobody has written to for `cool`; the error of `interrupted` ends the wait for who changes the table.
-    fn merge_unless(
+    /// As `merge`, of ranges that nobody has written to for `cool`; the error of `impatient` ends the wait for who changes the table, that of
+    /// `interrupted` the rest.
+    fn merge_one(
         self: &Arc<Self>,
         name: RelationName,
         cool: Duration,
+        impatient: &dyn Fn() -> Result<()>,
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<u64> {
         let mut transaction = self.begin()?;
-        transaction.lock_rows_of(&name, interrupted)?;
+        transaction.lock_rows_of(&name, impatient)?;
         let state = transaction.state();
         let table = state.table(&name).ok_or_else(|| {
             Error::new(SqlState::UNDEFINED_TABLE, format!("relation \"{}\" does not exist", name.name))
         })?;
         QueryHeap::outside(|| {
             let mut worker = self.transactions().worker()?;
-            let merged = self.merge_rows(&mut worker, table, &state.shown_name(&table.def), cool);
+            let merged = self.merge_rows(&mut worker, table, &state.shown_name(&table.def), cool, interrupted);
             worker.rest();
             merged
         })
     }
 
-    fn merge_rows(&self, worker: &mut Worker, table: &Arc<Table>, shown: &str, cool: Duration) -> Result<u64> {
+    fn merge_rows(
+        &self,
+        worker: &mut Worker,
+        table: &Arc<Table>,
+        shown: &str,
+        cool: Duration,
+        interrupted: &dyn Fn() -> Result<()>,
+    ) -> Result<u64> {
         let version = TableVersion::of(table, &Arc::new(worker.hold_now()));
         let mut headed = version.headed().to_vec();
         if !cool.is_zero() {
@@ -75,14 +94,26 @@ impl Database {
         drop(version);
         table.rows.seal();
         let (mut moved, mut unfinished) = (0, Vec::new());
+        let mut ended = Ok(());
         for (number, rows) in headed {
-            let merged = table.rows.merge_range(worker, number, &mut |batch| {
-                let encode = || RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces());
-                match encode() {
-                    Err(full) if full.code() == SqlState::OUT_OF_MEMORY && self.let_go_of_unused() => encode(),
-                    encoded => encoded,
+            let merge = || {
+                interrupted()?;
+                table.rows.merge_range(worker, number, &mut |batch| {
+                    let encode =
+                        || RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces());
+                    match encode() {
+                        Err(full) if full.code() == SqlState::OUT_OF_MEMORY && self.let_go_of_unused() => encode(),
+                        encoded => encoded,
+                    }
+                })
+            };
+            let merged = match merge() {
+                Ok(merged) => merged,
+                Err(error) => {
+                    ended = Err(error);
+                    break;
                 }
-            })?;
+            };
             if let Merged::Replaced { .. } = merged {
                 moved += rows as u64;
                 unfinished.push((table.rows.clone(), number));
@@ -92,15 +123,16 @@ impl Database {
         if moved > 0 {
             self.rows_changed();
         }
-        for _ in 0..LOOKS {
+        for _ in 0..if ended.is_ok() { LOOKS } else { 0 } {
             unfinished.retain(|(rows, number)| !rows.finish_merge(worker, *number));
             if unfinished.is_empty() {
                 break;
             }
             std::thread::sleep(LOOK_SLICE);
         }
+        // Of a merge that ended early, too: what it replaced is to be taken out.
         self.unfinished.lock().append(&mut unfinished);
-        Ok(moved)
+        ended.map(|()| moved)
     }
 
     /// Lets go of what is held for a restart only and is out of date. Says whether there was anything.
@@ -156,7 +188,7 @@ impl Database {
         // Whoever changes the table may take long, and there is more to tend to: next time, then.
         let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));
         for (name, cool) in large {
-            match self.merge_unless(name.clone(), cool, &busy) {
+            match self.merge_one(name.clone(), cool, &busy, &|| Ok(())) {
                 Err(error) if !matches!(error.code(), SqlState::UNDEFINED_TABLE | SqlState::LOCK_NOT_AVAILABLE) => {
                     tracing::warn!("table \"{}\" could not be merged: {error}", name.name);
                 }

@@ -981,3 +981,56 @@ fn what_exists_and_rows_change_at_the_same_moment() {
     assert_eq!(rows_of(version.table("rows").unwrap()).len(), 0);
     assert!(version.table("before").is_some() && version.table("after").is_none());
 }
+
+/// What ends a checkpoint or a merge from outside leaves the folder, or the rows, as they were or as they are to be; the next one does the rest.
+#[test]
+fn checkpoints_and_merges_can_be_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = in_folder(folder.path());
+    let database = database_with_table(config.clone());
+    database.checkpoint().unwrap();
+    for piece in 0..14 {
+        insert_and_commit(&database, "t", piece * 10_000..(piece + 1) * 10_000);
+    }
+    let manifest = || std::fs::read(folder.path().join("MANIFEST")).unwrap();
+    let files = || std::fs::read_dir(folder.path().join("rows")).unwrap().count();
+    let before = (manifest(), files());
+    // Asked once more each time before the end comes, until it comes too late.
+    type Interruptible<'a> = &'a dyn Fn(&dyn Fn() -> Result<()>) -> Result<()>;
+    let ended_after = |work: Interruptible<'_>| {
+        let mut refused = 0;
+        loop {
+            let asked = std::cell::Cell::new(0);
+            let interrupted = || {
+                asked.set(asked.get() + 1);
+                match asked.get() > refused {
+                    true => Err(Error::new(SqlState::QUERY_CANCELED, "canceling statement due to user request")),
+                    false => Ok(()),
+                }
+            };
+            match work(&interrupted) {
+                Ok(()) => return refused,
+                Err(error) => assert_eq!(error.code(), SqlState::QUERY_CANCELED),
+            }
+            refused += 1;
+        }
+    };
+    let asked = ended_after(&|interrupted| {
+        let saved = database.checkpoint_unless(interrupted);
+        if saved.is_err() {
+            assert!(database.stats().dirty && (manifest(), files()) == before);
+        }
+        saved
+    });
+    assert!(asked >= 2 && manifest() != before.0, "{asked}");
+    let asked = ended_after(&|interrupted| {
+        let merged = database.merge_unless("t", interrupted).map(drop);
+        assert_eq!(rows(&database, "t"), expected(0..140_000));
+        merged
+    });
+    assert!(asked >= 2, "{asked}");
+    assert_eq!(TableSize::of(&database.version().table("t").unwrap()).delta_rows, 0);
+    database.close().unwrap();
+    drop(database);
+    assert_eq!(rows(&Database::open(config).unwrap(), "t"), expected(0..140_000));
+}

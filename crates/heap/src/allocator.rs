@@ -12,6 +12,7 @@ use crate::arena::{self, Arena};
 use crate::blocks::{self, Watch};
 use crate::jemalloc::{self, TCACHE_MASK, layout_flags};
 use crate::machine;
+use crate::spill;
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -77,6 +78,13 @@ pub fn route() -> Route {
 pub fn set_route(route: Route) -> Route {
     ROUTE.replace(route)
 }
+
+/// From this size on a block is worth a look at how much memory there is; and so are this many bytes of smaller ones.
+const OVERDRAFT_LARGE_BYTES: u64 = 1 << 20;
+const OVERDRAFT_STEP: u64 = 8 << 20;
+
+/// The process had no room when it was last looked at.
+static IS_FULL: AtomicBool = AtomicBool::new(false);
 
 static PROBED: AtomicBool = AtomicBool::new(false);
 
@@ -249,10 +257,30 @@ unsafe fn refused(route: Route, layout: Layout, flags: i32, zero: i32) -> *mut u
     }
     let bytes = layout.size() as u64;
     let before = arena.overdraw(bytes);
-    // Reading how much memory there is takes microseconds: only for large blocks and now and then.
-    let step = 64 << 20;
-    if (bytes >= 1 << 20 || before / step != (before + bytes) / step) && !machine::has_room_for(bytes) {
-        return null_mut();
+    // A large block never counts for the process: what of it is not touched yet nobody would see.
+    let is_large = bytes >= OVERDRAFT_LARGE_BYTES;
+    // SAFETY: the caller's promises.
+    let spilled = || unsafe { spill::alloc(layout.size(), layout_flags(layout.align(), layout.size()) | zero) };
+    if is_large {
+        let block = spilled();
+        if !block.is_null() {
+            return block;
+        }
+    }
+    // Reading how much memory there is takes microseconds: only for large blocks and now and then. What was found holds for small ones that follow,
+    // of whichever statement.
+    if is_large || before == 0 || before / OVERDRAFT_STEP != (before + bytes) / OVERDRAFT_STEP {
+        IS_FULL.store(!machine::has_room_for(bytes), Ordering::Relaxed);
+    }
+    if IS_FULL.load(Ordering::Relaxed) {
+        if is_large {
+            return null_mut();
+        }
+        // Little is worth a try: the system ends the process for much.
+        let block = spilled();
+        if !block.is_null() {
+            return block;
+        }
     }
     // SAFETY: the caller's promises.
     unsafe { overdraft_alloc(layout, zero) }

@@ -92,6 +92,7 @@ static ARENA_DIRTY: Mib<4> = Mib::new(c"stats.arenas.0.pdirty");
 static ARENA_PURGE: Mib<3> = Mib::new(c"arena.0.purge");
 static ARENA_DECAY: Mib<3> = Mib::new(c"arena.0.decay");
 static ARENAS_COUNT: Mib<2> = Mib::new(c"arenas.narenas");
+static DEFAULT_DIRTY_DECAY: Mib<2> = Mib::new(c"arenas.dirty_decay_ms");
 static ARENA_DIRTY_DECAY: Mib<3> = Mib::new(c"arena.0.dirty_decay_ms");
 static ARENA_MUZZY_DECAY: Mib<3> = Mib::new(c"arena.0.muzzy_decay_ms");
 static ARENA_OVERSIZE: Mib<3> = Mib::new(c"arena.0.oversize_threshold");
@@ -128,6 +129,12 @@ fn in_arena<const N: usize>(mib: &Mib<N>, index: usize, arena: u32) -> [usize; N
 pub fn set_dirty_decay(arena: u32, milliseconds: isize) -> Result<(), i32> {
     // SAFETY: `ssize_t` in.
     unsafe { ARENA_DIRTY_DECAY.call(in_arena(&ARENA_DIRTY_DECAY, 1, arena), Some(milliseconds)) }
+}
+
+/// The same for the process's arenas that are made from here on.
+pub fn set_default_dirty_decay(milliseconds: isize) -> Result<(), i32> {
+    // SAFETY: `ssize_t` in.
+    unsafe { DEFAULT_DIRTY_DECAY.call(DEFAULT_DIRTY_DECAY.parts(), Some(milliseconds)) }
 }
 
 /// No second state between dirty and given back.

@@ -8,7 +8,8 @@
 //!   Blocks that outlive it stay valid and stay counted under `heap` in the ledger until they are freed.
 //! * When neither budget nor tablespaces have room, the process gives the memory: Rust code aborts on a failed
 //!   allocation, and no statement may end the server. [`QueryHeap::check`] tells from then on, and whoever drives the
-//!   statement ends it. Only a block larger than what the machine has left is refused. So that little is taken that way, a block that
+//!   statement ends it. A large block lies in a file of the data folder instead, and so do others where the process may take no
+//!   more; one is refused, which ends the process, only where there is no such file, no room on the disk, and none in memory. So that little is taken that way, a block that
 //!   may be large is allocated within [`QueryHeap::with_room`].
 //! * Lazily made state that outlives a statement belongs into [`QueryHeap::outside`].
 
@@ -22,12 +23,14 @@ mod lease;
 mod machine;
 mod promise;
 mod query_heap;
+mod spill;
 
 pub use allocator::{TidepoolAllocator, is_installed};
 pub use blocks::{BLOCK_BYTES_MIN, BlockEvent};
 pub use bulk::bulk;
 pub use clients::{ClientAccount, ClientMemory, Held, Reservation};
 pub use query_heap::{HeapGuard, HeapUsage, QueryHeap};
+pub use spill::open as open_overflow;
 
 /// Bytes of the process that no tablespace holds (ordinary allocations), from jemalloc's statistics.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +41,7 @@ pub struct ProcessMemory {
 
 /// Takes some microseconds for each arena ever made.
 pub fn process_memory() -> ProcessMemory {
-    let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers());
+    let (allocated_bytes, resident_bytes) = jemalloc::memory_except(arena::numbers().chain(spill::number()));
     ProcessMemory { allocated_bytes, resident_bytes }
 }
 
@@ -48,6 +51,22 @@ pub fn retained<R>(work: impl FnOnce() -> R) -> (R, u64) {
     let before = jemalloc::thread_balance();
     let made = work();
     (made, jemalloc::thread_balance().wrapping_sub(before).cast_signed().max(0).cast_unsigned())
+}
+
+/// With less than this, free memory is worth more than the time that it takes to give it back.
+const SMALL_LIMIT_BYTES: u64 = 2 << 30;
+
+/// The process may use so much in all: the machine's memory, its control group's, or what the configuration says. Of several databases in one
+/// process, the most.
+pub fn set_process_limit(bytes: u64) {
+    if machine::set_limit(bytes) < SMALL_LIMIT_BYTES {
+        let heaps: Vec<u32> = arena::numbers().chain(spill::number()).collect();
+        for number in (0..jemalloc::arenas_count()).filter(|number| !heaps.contains(number)) {
+            // One that is not made yet is made with the default.
+            let _ = jemalloc::set_dirty_decay(number, 0);
+        }
+        let _ = jemalloc::set_default_dirty_decay(0);
+    }
 }
 
 /// Which of the process's free memory goes back to the system.
@@ -67,7 +86,7 @@ pub fn release_heaps() {
 
 /// Gives free memory of the process's own arenas back to the system. Query heaps' goes to their tablespaces by itself.
 pub fn release(what: Release) {
-    let heaps: Vec<u32> = arena::numbers().collect();
+    let heaps: Vec<u32> = arena::numbers().chain(spill::number()).collect();
     for number in (0..jemalloc::arenas_count()).filter(|number| !heaps.contains(number)) {
         match what {
             Release::Stale => jemalloc::decay(number),

@@ -1,17 +1,35 @@
 //! What machine and process have, asked inside the allocator too: no allocation.
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Kept free for everybody else.
 const RESERVE_BYTES: u64 = 64 << 20;
 
+/// Of a limit, one part in so many is kept free at most.
+const RESERVE_PART: u64 = 8;
+
+/// What the process may use: zero until it is known.
+static LIMIT: AtomicU64 = AtomicU64::new(0);
+
 /// As much as any of the files takes up to the lines that are asked for.
 const TEXT_BYTES: usize = 4096;
 
-/// Whether the machine has so much. True also where it cannot be told.
+/// The process may use so much in all, or as much as was said before if that is more. Returns which.
+pub fn set_limit(bytes: u64) -> u64 {
+    LIMIT.fetch_max(bytes, Ordering::Relaxed).max(bytes)
+}
+
+/// Whether the machine has so much, and the process may take it. True also where it cannot be told.
 pub fn has_room_for(bytes: u64) -> bool {
     let available = read(c"/proc/meminfo", |text| bytes_of(text, b"MemAvailable:"));
     available.is_none_or(|available| bytes.saturating_add(RESERVE_BYTES) <= available)
+        && is_within(bytes, process_bytes(), LIMIT.load(Ordering::Relaxed))
+}
+
+fn is_within(bytes: u64, now: Option<u64>, limit: u64) -> bool {
+    let reserve = RESERVE_BYTES.min(limit / RESERVE_PART);
+    limit == 0 || now.is_none_or(|now| now.saturating_add(bytes).saturating_add(reserve) <= limit)
 }
 
 /// Memory that the process has and that cannot be taken from it: all but pages of files.
@@ -52,6 +70,17 @@ mod tests {
         assert_eq!(bytes_of(b"MemTotal: 9 kB\n", b"MemAvailable:"), None);
         assert!(has_room_for(1));
         assert!(!has_room_for(1 << 60));
+    }
+
+    #[test]
+    fn what_the_process_may_use_is_less_than_the_machine_has() {
+        let limit = 800 << 20;
+        assert!(is_within(100 << 20, Some(600 << 20), limit));
+        assert!(!is_within(150 << 20, Some(600 << 20), limit));
+        assert!(!is_within(u64::MAX, Some(1), limit));
+        // Of a small limit little is kept free.
+        assert!(is_within(10 << 20, Some(40 << 20), 64 << 20));
+        assert!(is_within(u64::MAX, Some(1), 0) && is_within(1, None, limit));
     }
 
     #[test]

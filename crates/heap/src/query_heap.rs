@@ -32,6 +32,10 @@ pub struct QueryHeap {
     watch: OnceLock<Watch>,
 }
 
+/// What a statement may have of the process because no tablespace had room, as small ones need little: where one statement takes all there is, others
+/// are answered.
+const OVERDRAFT_TOLERATED: u64 = 256 << 10;
+
 /// Which heap a thread is in: beside the route, which only the allocator reads.
 #[derive(Clone, Copy)]
 struct Inside {
@@ -168,12 +172,12 @@ impl QueryHeap {
         Scoped { heap: self.clone(), future: ManuallyDrop::new(future) }
     }
 
-    /// 53200 once an allocation found no room in any tablespace or the budget was passed; `Ok` before. What was over
+    /// 53200 once allocations found no room in any tablespace or the budget was passed, by more than a little; `Ok` before. What was over
     /// was taken from the process so that nothing aborts; whoever drives the statement asks here between batches and ends
     /// it. Of a statement that runs for long, free memory is given back here from time to time.
     pub fn check(&self) -> Result<()> {
         let Some(arena) = self.arena else { return Ok(()) };
-        if arena.overdraft_bytes() > 0 {
+        if arena.overdraft_bytes() > OVERDRAFT_TOLERATED {
             return Err(QueryHeap::outside(|| self.exhausted(arena)));
         }
         QueryHeap::outside(|| arena.tidy());

@@ -24,6 +24,10 @@ use tidepool_tablespace::Purpose;
 const ROWS_MAX: u64 = 4 * ROW_GROUP_ROWS as u64;
 const ROWS_FEW: u64 = ROW_GROUP_ROWS as u64 / 2;
 
+/// Bytes of rows that are decoded at once, about, and of the texts that are kept: all of it is memory that no statement's budget counts.
+const DECODED_BYTES_MAX: usize = 8 << 20;
+const TEXT_BYTES_MAX: usize = 4 << 20;
+
 /// One column's values in delta. Some may be of rows that the view does not see.
 #[derive(Clone, Debug, Default)]
 pub struct DeltaColumn {
@@ -31,7 +35,7 @@ pub struct DeltaColumn {
     pub nulls: u64,
     /// Of integers, dates, timestamps and unscaled decimals, NULLs left out.
     pub bounds: Option<(i128, i128)>,
-    /// Of text; `None` if there are more than a dictionary takes.
+    /// Of text; `None` if there are more than a dictionary takes, or longer ones.
     pub texts: Option<BTreeSet<Box<[u8]>>>,
 }
 
@@ -67,6 +71,7 @@ impl DeltaColumn {
 
     fn add_texts<'a>(&mut self, texts: impl Iterator<Item = Option<&'a [u8]>>) {
         let Some(known) = &mut self.texts else { return };
+        let mut bytes: usize = known.iter().map(|text| text.len()).sum();
         let mut last = None;
         for text in texts.flatten() {
             if last == Some(text) {
@@ -74,9 +79,12 @@ impl DeltaColumn {
             }
             last = Some(text);
             if !known.contains(text) {
-                known.insert(text.into());
+                bytes += text.len();
+                if bytes <= TEXT_BYTES_MAX {
+                    known.insert(text.into());
+                }
             }
-            if known.len() > DICTIONARY_VALUES_MAX {
+            if known.len() > DICTIONARY_VALUES_MAX || bytes > TEXT_BYTES_MAX {
                 self.texts = None;
                 return;
             }
@@ -102,6 +110,22 @@ impl DeltaLook {
             && self.ts <= version.view().ts()
             && self.groups.iter().copied().eq(version.groups_live())
     }
+}
+
+/// Rows in parts of neither many rows nor many bytes.
+fn batches<'i, 'r>(images: &'i [&'r [u8]]) -> impl Iterator<Item = &'i [&'r [u8]]> {
+    let mut left = images;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let mut fits = |image: &&[u8]| {
+            bytes += image.len();
+            bytes <= DECODED_BYTES_MAX
+        };
+        let rows = left.iter().take(BATCH_ROWS).take_while(|image| fits(image)).count().max(1).min(left.len());
+        let (part, rest) = left.split_at(rows);
+        left = rest;
+        (rows > 0).then_some(part)
+    })
 }
 
 impl TableVersion {
@@ -136,7 +160,7 @@ impl TableVersion {
             for column in missing {
                 let decode =
                     |images: &[&[u8]]| self.rows().layout().decode(images, &[column]).map(|mut one| one.remove(0));
-                known[column] = Some(Arc::new(DeltaColumn::of(images.chunks(BATCH_ROWS).map(decode))?));
+                known[column] = Some(Arc::new(DeltaColumn::of(batches(&images).map(decode))?));
             }
             if !self.has_own_writes {
                 self.keep_look(&known);
@@ -157,5 +181,26 @@ impl TableVersion {
         if kept.as_ref().is_none_or(|kept| kept.writes <= look.writes) {
             *kept = Some(look);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::StringViewArray;
+
+    #[test]
+    fn long_values_are_neither_decoded_at_once_nor_kept() {
+        let long = vec![0u8; 3 << 20];
+        let images: Vec<&[u8]> = vec![&long, &long, &long, b"a", b"b", &long];
+        let parts: Vec<usize> = batches(&images).map(<[&[u8]]>::len).collect();
+        assert_eq!(parts, [2, 4]);
+        assert_eq!(batches(&[]).count(), 0);
+        let text =
+            |letter: &str| -> Result<ArrayRef> { Ok(Arc::new(StringViewArray::from(vec![letter.repeat(3 << 20)]))) };
+        let few = DeltaColumn::of([text("a"), text("a")].into_iter()).unwrap();
+        assert_eq!((few.rows, few.texts.unwrap().len()), (2, 1));
+        let many = DeltaColumn::of([text("a"), text("b"), text("a")].into_iter()).unwrap();
+        assert_eq!((many.rows, many.texts), (3, None));
     }
 }

@@ -510,14 +510,19 @@ impl TableVersion {
         }
         let rows = f64::round(rows) as u64;
         let all: Vec<usize> = (0..self.def.columns.len()).collect();
-        let columns = self.rows().layout().decode(&images, &all).unwrap_or_default();
-        let scale = if images.is_empty() { 0.0 } else { rows as f64 / images.len() as f64 };
+        let image_bytes: usize = images.iter().map(|image| image.len() + VERSION_HEADER_BYTES).sum();
+        // Of long rows few are decoded, and of very long ones none: it takes memory that nobody counts.
+        let step = image_bytes.div_ceil(DELTA_BYTES_SAMPLED).max(1);
+        let few = images.iter().copied().step_by(step).filter(|image| image.len() <= DELTA_BYTES_SAMPLED / 8);
+        let decoded: Vec<&[u8]> = few.collect();
+        let columns = self.rows().layout().decode(&decoded, &all).unwrap_or_default();
+        let scale = if decoded.is_empty() { 0.0 } else { rows as f64 / decoded.len() as f64 };
         let of = |column: &ArrayRef| {
             let (mut statistics, sketch) = statistics_of(column).unwrap_or_default();
             statistics.null_count = (statistics.null_count as f64 * scale).round() as u64;
             (statistics, sketch)
         };
-        let bytes = images.iter().map(|image| image.len() + VERSION_HEADER_BYTES).sum::<usize>() as f64 * scale;
+        let bytes = image_bytes as f64 * if images.is_empty() { 0.0 } else { rows as f64 / images.len() as f64 };
         let columns = columns.iter().map(of).collect();
         DeltaStatistics { rows, hidden: hidden.round() as u64, bytes: bytes.round() as u64, columns }
     }
@@ -555,6 +560,9 @@ impl TableVersion {
 
 /// Rows of delta that statistics look at.
 const DELTA_ROWS_SAMPLED: usize = 16 * 1024;
+
+/// Bytes of rows of delta that statistics decode, about.
+const DELTA_BYTES_SAMPLED: usize = 8 << 20;
 
 struct DeltaStatistics {
     rows: u64,

@@ -49,12 +49,16 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, RowId, SqlState, StoreId, TableId, crash_point};
 use tidepool_log::files::Files;
 use tidepool_table::rows::RowStore;
 use tidepool_table::{RowGroup, Table, TableDef, TableVersion};
 use tidepool_tablespace::Tablespaces;
 use tidepool_txn::{View, Worker};
+
+/// How often a checkpoint that waits for another one asks whether it is still wanted.
+const SAVING_LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FileKey {
@@ -496,14 +500,17 @@ impl Storage {
         writes: u64,
         written: &mut Vec<FileKey>,
         gathered: &mut Gathered,
+        interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<SavedTable> {
         for group in &table.row_groups {
+            interrupted()?;
             // Of loads they are there; merges make others.
             self.write_group(&table.def, group, written)?;
         }
         let groups = table.row_groups.iter().zip(table.ranges());
         let saved =
             groups.map(|(group, range)| SavedFile { id: group.id().0, rows: group.rows() as u64, range: Some(*range) });
+        interrupted()?;
         let delta = self.write_delta(table, writes, written, gathered)?;
         let delta_place = self.image_places(gathered, &delta)?;
         Ok(SavedTable {
@@ -572,9 +579,19 @@ impl Storage {
         self.saving.lock()
     }
 
+    /// As `saving`; the error of `interrupted` ends the wait for others.
+    pub fn saving_unless(&self, interrupted: &dyn Fn() -> Result<()>) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            interrupted()?;
+            if let Some(saving) = self.saving.try_lock_for(SAVING_LOOK) {
+                return Ok(saving);
+            }
+        }
+    }
+
     /// Makes `version` the one in force: writes row files that are not there yet, then the manifest, then removes files
     /// that it no longer names. The caller holds `saving`. `manifest` has everything but what `version` has; `named` is
-    /// what was, when the version's view was drawn.
+    /// what was, when the version's view was drawn. The error of `interrupted` ends it as long as the manifest is the one before.
     pub fn save(
         &self,
         version: &DatabaseVersion,
@@ -582,17 +599,19 @@ impl Storage {
         named: BTreeSet<FileKey>,
         mut manifest: Manifest,
         spaces: &Tablespaces,
+        interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let (mut written, mut gathered) = (Vec::new(), Gathered::default());
         let tables: Result<Vec<SavedTable>> = version
             .versions()
             .map(|table| {
                 let writes = writes.get(&table.def.id).copied().unwrap_or(0);
-                self.saved_table(&table, writes, &mut written, &mut gathered)
+                self.saved_table(&table, writes, &mut written, &mut gathered, interrupted)
             })
             .collect();
         let tables = tables.inspect_err(|_| self.discard(&written)).and_then(|tables| {
             self.sync_rows(&written)?;
+            interrupted().inspect_err(|_| self.discard(&written))?;
             Ok(tables)
         });
         manifest.tables = tables?;
