@@ -127,6 +127,10 @@ impl ScalarUDFImpl for Arithmetic {
         })
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         Ok(match self.kind {
             Kind::DivideDecimals => {

@@ -1245,11 +1245,16 @@ impl ScalarUDFImpl for ReadText {
         &self.signature
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
         Ok(self.target.clone())
     }
 
     fn return_field_from_args(&self, _args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         let field = crate::types::field(self.name(), self.sql_type);
         Ok(Arc::new(if *field.data_type() == self.target {
             field
@@ -1288,6 +1293,10 @@ impl ScalarUDFImpl for ReadArray {
 
     fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
     }
 
     fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
@@ -1353,6 +1362,10 @@ impl ScalarUDFImpl for WriteText {
         &self.signature
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
         Ok(DataType::Utf8View)
     }
@@ -1389,11 +1402,16 @@ impl ScalarUDFImpl for Cut {
         &self.signature
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
         Ok(DataType::Utf8View)
     }
 
     fn return_field_from_args(&self, _args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         Ok(Arc::new(crate::types::field(self.name(), self.sql_type)))
     }
 
@@ -1436,6 +1454,10 @@ impl ScalarUDFImpl for Divisor {
 
     fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
@@ -1487,11 +1509,16 @@ impl ScalarUDFImpl for Key {
         &self.0
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         only(types)
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         only(args.arg_fields)
     }
 
@@ -1583,6 +1610,10 @@ impl ScalarUDFImpl for Checked {
 
     fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {

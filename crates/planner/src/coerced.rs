@@ -6,6 +6,8 @@
 //! Functions of floating-point numbers are of `double precision` alone in PostgreSQL, so a `real` is made one, and a whole number,
 //! too, where it would not be.
 
+use crate::errors::carry;
+use crate::growth::choices;
 use crate::{float_range, letter_case, numerics};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
@@ -150,6 +152,10 @@ impl ScalarUDFImpl for Coerced {
         }
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         match self.rule == Rule::Choice && types.iter().any(numerics::is_numeric) {
             true if types.iter().any(DataType::is_floating) => Ok(DataType::Float64),
@@ -159,6 +165,7 @@ impl ScalarUDFImpl for Coerced {
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         let types: Vec<DataType> = args.arg_fields.iter().map(|field| field.data_type().clone()).collect();
         if self.rule == Rule::Choice && types.iter().any(numerics::is_numeric) {
             return Ok(Arc::new(Field::new(self.name(), self.return_type(&types)?, true)));
@@ -182,6 +189,11 @@ impl ScalarUDFImpl for Coerced {
     }
 
     fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
+        // One within the other is one of all: else each is written out twice.
+        let args = match self.name() {
+            "coalesce" => choices(&args).into_iter().cloned().collect(),
+            _ => args,
+        };
         self.inner.simplify(args, info)
     }
 

@@ -99,6 +99,10 @@ impl ScalarUDFImpl for Convert {
         &self.signature
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
         Ok(self.to.data_type().clone())
     }

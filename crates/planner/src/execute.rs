@@ -224,6 +224,7 @@ impl Execution {
             };
             let rows = batch.num_rows() as u64;
             let bytes = bytes_of(&batch);
+            crate::catalog::check_batch(&batch, bytes)?;
             ahead.bytes.fetch_add(bytes, Ordering::AcqRel);
             let info = self.query.as_ref().map(|query| query.info.clone());
             let sending = async {

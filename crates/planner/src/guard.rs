@@ -21,6 +21,7 @@ use futures::StreamExt;
 use std::fmt;
 use std::sync::Arc;
 use tidepool_base::Result;
+use tidepool_heap::QueryHeap;
 
 /// Puts guards above a plan's joins, and beneath what takes all its rows before it gives one.
 pub fn wrap(plan: Arc<dyn ExecutionPlan>, interrupt: &Arc<Interrupt>) -> Result<Arc<dyn ExecutionPlan>> {
@@ -73,7 +74,12 @@ impl Passage for Guard {
         let interrupt = self.0.clone();
         let input = input.execute(partition, context)?;
         let schema = input.schema();
-        let guarded = input.map(move |batch| interrupt.check().map_err(carry).and(batch));
+        let asked = move || {
+            interrupt.check()?;
+            // What swallows rows may have come to the end of the statement's memory, too.
+            QueryHeap::current().map_or(Ok(()), |heap| heap.check())
+        };
+        let guarded = input.map(move |batch| asked().map_err(carry).and(batch));
         Ok(Box::pin(cooperative(RecordBatchStreamAdapter::new(schema, guarded))))
     }
 }

@@ -34,6 +34,10 @@ pub fn open(database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> 
     QueryHeap::open(spaces, settings.statement_memory_bytes())
 }
 
+/// What a session's open cursors and portals may hold of the tablespaces, beside the statement that runs, where no budget says it: one part in
+/// so many.
+const WAITING_PART: u64 = 2;
+
 /// The heaps of a session's statements that have begun and are not over: of its cursors and portals, and of the one that runs.
 #[derive(Debug, Default)]
 pub struct SessionHeaps(Mutex<Vec<Weak<QueryHeap>>>);
@@ -48,17 +52,24 @@ impl SessionHeaps {
         Ok(heap)
     }
 
-    /// As [`QueryHeap::check`]; and 53200 where all heaps together hold more than the budget of `heap`, one of them. It is looked at
-    /// between batches only, so one statement may take them to twice the budget before that.
+    /// As [`QueryHeap::check`]; and 53200 where all heaps together hold more than the budget of `heap`, one of them; without a budget, where those
+    /// that wait for their clients hold more than half of its tablespaces. It is looked at between batches only, so one statement may take them
+    /// to twice the budget before that.
     pub fn check(&self, heap: &QueryHeap) -> Result<()> {
         heap.check()?;
-        let Some(budget) = heap.budget_bytes() else { return Ok(()) };
         let heaps = self.0.lock();
         if heaps.len() < 2 {
             return Ok(());
         }
-        let usage = heaps.iter().filter_map(Weak::upgrade).flat_map(|heap| heap.usage());
-        let held: u64 = usage.map(|usage| usage.bytes).sum();
+        let bytes_of = |heap: &QueryHeap| -> u64 { heap.usage().iter().map(|usage| usage.bytes).sum() };
+        let all: u64 = heaps.iter().filter_map(Weak::upgrade).map(|heap| bytes_of(&heap)).sum();
+        let (held, budget) = match heap.budget_bytes() {
+            Some(budget) => (all, budget),
+            None => {
+                let size: u64 = heap.tablespaces().iter().map(|space| space.size_bytes()).sum();
+                (all.saturating_sub(bytes_of(heap)), size / WAITING_PART)
+            }
+        };
         if held <= budget {
             return Ok(());
         }

@@ -32,6 +32,7 @@ mod facts;
 mod float_range;
 mod group_keys;
 mod group_sets;
+mod growth;
 mod guard;
 mod heap;
 mod insert;

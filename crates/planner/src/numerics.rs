@@ -261,6 +261,10 @@ impl ScalarUDFImpl for NumericFunction {
         }
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         Ok(match &self.kind {
             Kind::Open | Kind::Plain | Kind::Negate => match (types, &self.kind) {
@@ -279,6 +283,7 @@ impl ScalarUDFImpl for NumericFunction {
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         if let (Kind::Open, [field]) = (&self.kind, args.arg_fields)
             && !matches!(field.data_type(), DataType::Decimal128(..))
         {
@@ -410,6 +415,10 @@ impl ScalarUDFImpl for WithNumeric {
         Ok(coerced.map(|(field, of)| if is_numeric(of) { NUMERIC } else { field.data_type().clone() }).collect())
     }
 
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        crate::catalog::name_of_call(self.name(), args)
+    }
+
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
         match types.first() {
             Some(of) if is_numeric(of) && self.is_own() => Ok(NUMERIC),
@@ -418,6 +427,7 @@ impl ScalarUDFImpl for WithNumeric {
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         let fields = args.arg_fields;
         if !fields.iter().any(|field| is_numeric(field.data_type())) {
             return self.inner.return_field_from_args(args);

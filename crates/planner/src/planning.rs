@@ -121,6 +121,12 @@ impl OptimizerRule for Checked<dyn OptimizerRule + Send + Sync> {
 
     fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> PlanResult<Transformed<LogicalPlan>> {
         check().map_err(crate::errors::carry)?;
+        // What a filter comes to that is pushed through columns which are made of others, twice at each step.
+        if self.name() == "push_down_filter"
+            && let LogicalPlan::Filter(filter) = &plan
+        {
+            crate::growth::check_filter(filter)?;
+        }
         self.0.rewrite(plan, config)
     }
 }

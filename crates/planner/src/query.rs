@@ -324,7 +324,7 @@ fn planned_by(
     let mut planned = |tables: &BTreeMap<String, Arc<dyn TableProvider>>, query: Box<ast::Query>| {
         planned_apart(&names.with(tables), query, parameters.clone(), None)
     };
-    let tables = crate::with_queries::share(names, &mut query, &mut planned);
+    let tables = crate::with_queries::share(names, &mut query, &mut planned)?;
     if tables.is_empty() {
         return planned_apart(names, query, parameters, table_schema);
     }

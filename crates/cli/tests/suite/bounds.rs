@@ -476,12 +476,90 @@ fn nothing_that_clients_send_ends_a_server_in_a_container() {
     alive("a row that does not end");
     drop(socket);
 
+    // Values that functions and aggregates make. Each statement is answered, those that take too much with the error that says so.
+    let bounded = |statements: &[&str]| {
+        let codes: Vec<Option<String>> = std::thread::scope(|scope| {
+            let ask = |statement: &'static str| ask(start(), statement);
+            let asking: Vec<_> = statements
+                .iter()
+                .map(|statement| {
+                    let statement = statement.to_string();
+                    scope.spawn(move || ask(Box::leak(statement.into_boxed_str())))
+                })
+                .collect();
+            asking.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        for (statement, code) in statements.iter().zip(codes) {
+            let is_well = code.as_deref().is_none_or(|code| ["53200", "54000"].contains(&code));
+            assert!(is_well, "{statement}: {code:?}");
+        }
+        alive(statements[0]);
+    };
+    let texts = "CREATE TABLE texts AS SELECT n, repeat(md5(n::text), 3000) AS t FROM generate_series(1, 300) AS g(n)";
+    let made = sql(&server.url, &["-c", texts], "");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    bounded(&["SELECT length(repeat('x', 500000000))"; 3]);
+    bounded(&["SELECT length(repeat('x', 100000000) || n) FROM generate_series(1, 3) AS g(n)"; 3]);
+    for statement in VALUES {
+        bounded(&[statement]);
+    }
+    bounded(&[VALUES[0], VALUES[1], VALUES[2], VALUES[3]]);
+
     let silent: Vec<TcpStream> = (0..600).map(|_| TcpStream::connect(&address).unwrap()).collect();
     alive("silent sockets");
     drop(silent);
     server.signal(libc::SIGTERM);
     let (is_well, log) = server.wait();
     assert!(is_well, "{log}");
+}
+
+/// Each makes more than there is room for.
+const VALUES: [&str; 24] = [
+    "SELECT a.t || b.t FROM texts a, texts b ORDER BY 1 LIMIT 1",
+    "SELECT length(string_agg(t, ',')) FROM texts, generate_series(1, 20)",
+    "SELECT array_length(array_agg(t), 1) FROM texts, generate_series(1, 20)",
+    "SELECT max(a.t || b.t) FROM texts a, texts b",
+    "SELECT n % 3, length(string_agg(t, ',' ORDER BY n)) FROM texts, generate_series(1, 20) GROUP BY 1",
+    "SELECT count(DISTINCT a.t || b.n) FROM texts a, texts b",
+    "SELECT row_number() OVER (ORDER BY a.t || b.t) FROM texts a, texts b LIMIT 1",
+    "SELECT length(upper(repeat('é', 90000000)))",
+    "SELECT sum(length(repeat('x', 50000000) || n)) FROM generate_series(1, 8192) AS g(n)",
+    "SELECT sum(length(concat(repeat('x', 50000000), n))) FROM generate_series(1, 8192) AS g(n)",
+    "SELECT sum(length(concat_ws(',', repeat('x', 50000000), n))) FROM generate_series(1, 8192) AS g(n)",
+    "SELECT sum(length(format('%s', repeat('x', 50000000) || n))) FROM generate_series(1, 8192) AS g(n)",
+    "SELECT length(format('%500000000s', 'x'))",
+    "SELECT length(regexp_replace(repeat('x', 1000000), 'x', repeat('y', 500), 'g'))",
+    "SELECT array_length(string_to_array(repeat('a,', 30000000), ','), 1)",
+    "SELECT length(json_build_array(repeat('\"', 80000000))::text)",
+    "SELECT length(json_agg(t)::text) FROM texts, generate_series(1, 20)",
+    "SELECT length(encode(repeat('x', 100000000)::bytea, 'hex'))",
+    "SELECT length(quote_literal(repeat('''', 100000000)))",
+    "SELECT length(overlay(repeat('x', 80000000) placing repeat('y', 80000000) from 5))",
+    "SELECT length(initcap(repeat('ab ', 60000000)))",
+    "SELECT length(array_agg(t)::text) FROM texts, generate_series(1, 20)",
+    "SELECT repeat('x', 100000000), n FROM generate_series(1, 8192) AS g(n)",
+    "WITH RECURSIVE r(t) AS (SELECT 'xxxxxxxxxx' UNION ALL SELECT t || t FROM r WHERE length(t) < 2000000000)
+     SELECT max(length(t)) FROM r",
+];
+
+/// The code of the error that a statement comes to, if it comes to one.
+fn ask(mut socket: TcpStream, statement: &str) -> Option<String> {
+    socket.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
+    socket.write_all(&raw::query(statement)).unwrap();
+    let mut reader = BufReader::new(socket);
+    let (mut ready, mut code) = (0, None);
+    while ready < 2 {
+        let mut head = [0; 5];
+        std::io::Read::read_exact(&mut reader, &mut head).unwrap_or_else(|error| panic!("{statement}: {error}"));
+        let mut body = vec![0; u32::from_be_bytes(head[1..].try_into().unwrap()) as usize - 4];
+        std::io::Read::read_exact(&mut reader, &mut body).unwrap_or_else(|error| panic!("{statement}: {error}"));
+        match head[0] {
+            b'Z' => ready += 1,
+            b'E' => code = field(&body, b'C'),
+            _ => {}
+        }
+    }
+    code
 }
 
 /// Reads messages, up to the `count`th ReadyForQuery.

@@ -51,6 +51,32 @@ async fn budgets_hold_within_a_hundredth() {
     assert!(refused >= 10, "{refused} budgets were too small");
 }
 
+/// Without a budget, a session's cursors leave half of the tablespaces to others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cursors_without_a_budget_leave_room() {
+    let config = Config { threads: 2, ..Config::in_memory(192 * MIB, 16 * MIB) };
+    let server = TestServer::with(Setup { config: Some(config), ..Setup::default() }).await;
+    let (client, other) = (server.connect().await, server.connect().await);
+    let rows = "SELECT i AS id, 'the text of row ' || i AS text FROM generate_series(1, 300000) AS g(i)";
+    client.batch_execute(&format!("CREATE TABLE t AS {rows}")).await.unwrap();
+    client.batch_execute("BEGIN").await.unwrap();
+    let mut refused = None;
+    for cursor in 0..200 {
+        let declared =
+            format!("DECLARE c{cursor} CURSOR FOR SELECT * FROM t ORDER BY text DESC; FETCH 1 FROM c{cursor}");
+        if let Err(error) = client.batch_execute(&declared).await {
+            assert_eq!(code(&error), "53200", "{error:?}");
+            refused = Some(error);
+            break;
+        }
+    }
+    let refused = refused.expect("cursors had room without end");
+    assert!(refused.as_db_error().unwrap().detail().unwrap().contains("open cursors"), "{refused:?}");
+    // While they are open: the last one's statement failed, but not what those before it hold.
+    let sorted = other.query_one("SELECT count(*) FROM (SELECT * FROM t ORDER BY text OFFSET 1) AS s", &[]).await;
+    assert_eq!(sorted.unwrap().get::<_, i64>(0), 299_999);
+}
+
 /// A session's cursors have one statement's budget together, and give it back when they are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cursors_share_a_budget() {

@@ -35,11 +35,14 @@ pub(crate) mod visible;
 
 pub use among::Comparisons;
 pub use apply::applied;
-pub use functions::{SessionSequences, add_interval, extract, find_relation, next_value_of};
+pub use functions::{
+    SessionSequences, add_interval, bounded, check_batch, extract, find_relation, name_of_call, next_value_of,
+};
 pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use pull_up::outer_columns;
 pub use relations::Relation as SystemRelation;
 pub use rewrite::{array_items, rewrite, rewrite_expression};
+pub use syntax::parts;
 pub use types::format_type;
 
 use crate::facts::SessionFacts;
@@ -69,6 +72,11 @@ pub fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         .chain(crate::numerics::functions())
         .chain(crate::coerced::functions());
     builder.scalar_functions().get_or_insert_with(Vec::new).extend(functions);
+    let all = builder.scalar_functions().get_or_insert_with(Vec::new);
+    // Of several of one name the last counts.
+    let named: HashMap<&str, &Arc<ScalarUDF>> = all.iter().map(|function| (function.name(), function)).collect();
+    let wrapped: Vec<Arc<ScalarUDF>> = named.into_values().filter_map(functions::wrapped).collect();
+    all.extend(wrapped);
     let aggregates = crate::numerics::aggregates().chain(crate::sliding::aggregates());
     builder.aggregate_functions().get_or_insert_with(Vec::new).extend(aggregates);
     builder.expr_planners().get_or_insert_with(Vec::new).insert(0, Arc::new(crate::operators::Operators));

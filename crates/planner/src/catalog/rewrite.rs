@@ -12,19 +12,28 @@ use datafusion::sql::sqlparser::parser::Parser;
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
+use tidepool_base::{Error, SqlState};
 use tidepool_heap::QueryHeap;
 
 /// Rewrites a statement in place.
-pub fn rewrite(statement: &mut Statement) {
+/// 54001 for one that would come to too much.
+pub fn rewrite(statement: &mut Statement) -> tidepool_base::Result<()> {
+    super::syntax::begin_copies();
     let mut rewriter = Rewriter::default();
     let _ = VisitMut::visit(statement, &mut rewriter);
+    if super::syntax::copied_too_much() {
+        return Err(Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
+            .with_detail("Comparisons of rows, or with all of an array, stand within what is compared."));
+    }
     if let Statement::Query(query) = statement {
         show_registered(&mut query.body);
     }
+    Ok(())
 }
 
 /// Rewrites an expression of its own in place.
 pub fn rewrite_expression(expr: &mut Expr) {
+    super::syntax::begin_copies();
     let _ = VisitMut::visit(expr, &mut Rewriter::default());
 }
 

@@ -3,6 +3,8 @@
 
 use super::rewrite::{args_of, call, literal, names_column, string_literal, take, text};
 use datafusion::sql::sqlparser::ast::*;
+use std::cell::Cell;
+use std::ops::ControlFlow;
 
 /// An expression that PostgreSQL's grammar has and DataFusion's planner does not know; left as it is otherwise.
 pub fn expression(expr: &mut Expr) {
@@ -93,7 +95,10 @@ pub fn expression(expr: &mut Expr) {
                 each_of(expr, fields, Expr::IsNotNull);
             }
         }
-        Expr::InSubquery { .. } | Expr::AnyOp { .. } | Expr::AllOp { .. } => super::row_subquery::value(expr),
+        Expr::InSubquery { .. } | Expr::AnyOp { .. } | Expr::AllOp { .. } => {
+            note_quantifiers(expr);
+            super::row_subquery::value(expr);
+        }
         // DataFusion looks for the columns of an array that is written out in the query itself only, not in those around it.
         Expr::Array(Array { elem, .. }) if elem.iter().any(names_column) => {
             *expr = call("make_array", std::mem::take(elem));
@@ -118,6 +123,9 @@ pub fn expression(expr: &mut Expr) {
         }
         Expr::InList { expr: value, list, negated } => {
             if let Some(lefts) = row_of(value) {
+                if !may_copy(&lefts, list.len()) {
+                    return;
+                }
                 let equal = list.iter().map(|item| compare_rows(&lefts, &BinaryOperator::Eq, &row_of(item)?));
                 let equal: Option<Vec<Expr>> = equal.collect();
                 if let Some(any) = equal.and_then(|equal| joined(equal, BinaryOperator::Or)) {
@@ -151,6 +159,75 @@ fn each_of(expr: &mut Expr, fields: Vec<Expr>, test: impl Fn(Box<Expr>) -> Expr)
     }
 }
 
+/// Parts of an expression that copies may have without being counted.
+const SMALL_PARTS: usize = 16;
+
+/// Parts that the copies made of one statement's expressions may have: of rows in rows, each is twice as large as the one within.
+const COPIED_PARTS_MAX: usize = 100_000;
+
+thread_local! {
+    static COPIED_PARTS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts copies from here on.
+pub fn begin_copies() {
+    COPIED_PARTS.set(0);
+}
+
+/// Whether more copies were asked for than may be made.
+pub fn copied_too_much() -> bool {
+    COPIED_PARTS.get() > COPIED_PARTS_MAX
+}
+
+fn may_copy(exprs: &[Expr], times: usize) -> bool {
+    let parts = exprs.iter().map(parts).filter(|parts| *parts > SMALL_PARTS).sum::<usize>().saturating_mul(times);
+    COPIED_PARTS.set(COPIED_PARTS.get().saturating_add(parts));
+    !copied_too_much()
+}
+
+/// Quantified comparisons within one: DataFusion writes out what each compares several times.
+const QUANTIFIERS_WITHIN_MAX: usize = 5;
+
+fn note_quantifiers(expr: &Expr) {
+    struct Quantifiers(usize);
+
+    impl Visitor for Quantifiers {
+        type Break = ();
+
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            self.0 += usize::from(matches!(expr, Expr::AnyOp { .. } | Expr::AllOp { .. }));
+            ControlFlow::Continue(())
+        }
+    }
+
+    let mut within = Quantifiers(0);
+    let _ = match expr {
+        Expr::AnyOp { left, .. } | Expr::AllOp { left, .. } => left.visit(&mut within),
+        _ => ControlFlow::Continue(()),
+    };
+    if within.0 > QUANTIFIERS_WITHIN_MAX {
+        COPIED_PARTS.set(usize::MAX);
+    }
+}
+
+/// Expressions that an expression consists of.
+pub fn parts(expr: &Expr) -> usize {
+    struct Parts(usize);
+
+    impl Visitor for Parts {
+        type Break = ();
+
+        fn pre_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
+            self.0 += 1;
+            ControlFlow::Continue(())
+        }
+    }
+
+    let mut parts = Parts(0);
+    let _ = expr.visit(&mut parts);
+    parts.0
+}
+
 fn binary(left: Expr, op: BinaryOperator, right: Expr) -> Expr {
     Expr::Nested(Box::new(Expr::BinaryOp { left: Box::new(left), op, right: Box::new(right) }))
 }
@@ -162,7 +239,8 @@ fn joined(parts: Vec<Expr>, op: BinaryOperator) -> Option<Expr> {
 /// Rows compare by their first fields that differ.
 pub fn compare_rows(lefts: &[Expr], op: &BinaryOperator, rights: &[Expr]) -> Option<Expr> {
     use BinaryOperator::{And, Eq, Gt, GtEq, Lt, LtEq, NotEq, Or};
-    if lefts.len() != rights.len() {
+    let is_copied = !matches!(op, Eq | NotEq);
+    if lefts.len() != rights.len() || is_copied && (!may_copy(lefts, 2) || !may_copy(rights, 2)) {
         return None;
     }
     let each = |op: &BinaryOperator| {

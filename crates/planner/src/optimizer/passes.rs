@@ -15,6 +15,11 @@ use tidepool_base::panic_point;
 /// of the time, and a second turn finds something to do only where the first has made other operators of subqueries, unions or outer joins.
 pub fn optimize(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
     panic_point("planner.optimizer");
+    crate::growth::check(plan)?;
+    crate::catalog::bounded(optimized(state, plan)?)
+}
+
+fn optimized(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
     if !is_plain(plan)? {
         let plan = super::disjunctions::factor(super::nesting::flatten(state, plan.clone())?)?;
         return super::recursion::settle(state.optimize(&plan)?);
@@ -28,6 +33,7 @@ pub fn optimize(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan>
 
 /// A plan as it is after analysis: with its final types.
 pub fn analyze(state: &SessionState, plan: LogicalPlan) -> Result<LogicalPlan> {
+    crate::growth::check(&plan)?;
     let plan = super::nesting::flatten(state, plan)?;
     state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})
 }

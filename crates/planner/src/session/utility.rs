@@ -100,8 +100,9 @@ impl Session {
     }
 
     pub(super) async fn checkpoint(&self) -> Result<Outcome> {
-        let database = self.planner.database().clone();
-        joined(self.planner.workers().spawn_blocking(move || database.checkpoint()).await)?;
+        let (database, interrupt) = (self.planner.database().clone(), self.interrupt());
+        let saving = move || database.checkpoint_unless(&|| interrupt.check());
+        joined(self.planner.workers().spawn_blocking(saving).await)?;
         Ok(Outcome::command("CHECKPOINT"))
     }
 
@@ -128,10 +129,10 @@ impl Session {
         }
         // What it sees would be kept.
         drop(facts);
-        let database = self.planner.database().clone();
+        let (database, interrupt) = (self.planner.database().clone(), self.interrupt());
         let vacuuming = self.planner.workers().spawn_blocking(move || {
             for table in tables.iter().filter(|_| full) {
-                match database.merge(table) {
+                match database.merge_unless(table, &|| interrupt.check()) {
                     // Dropped since.
                     Err(error) if error.code() == SqlState::UNDEFINED_TABLE => {}
                     merged => drop(merged?),
@@ -149,7 +150,9 @@ impl Session {
         self.check_writable("CALL tidepool.merge")?;
         let name = RelationName::from(&*crate::resolve::table(&self.facts(Utc::now()), table)?.def);
         let database = self.planner.database().clone();
-        joined(self.planner.workers().spawn_blocking(move || database.merge(&name)).await)?;
+        let interrupt = self.interrupt();
+        let merging = move || database.merge_unless(&name, &|| interrupt.check());
+        joined(self.planner.workers().spawn_blocking(merging).await)?;
         Ok(Outcome::command("CALL"))
     }
 

@@ -50,6 +50,14 @@ fn between(dialect: &Postgres, parser: &mut Parser, expr: &Expr) -> Option<Resul
         parser.expect_keyword_is(Keyword::AND)?;
         Ok((low, parser.parse_subexpr(precedence)?))
     });
+    if is_symmetric && let Ok((low, high)) = &bounds {
+        // What is copied counts as if it had been written.
+        let copied = crate::catalog::parts(expr) + crate::catalog::parts(low) + crate::catalog::parts(high);
+        match dialect.expressions.get().checked_sub(copied) {
+            Some(left) => dialect.expressions.set(left),
+            None => return Some(Err(ParserError::RecursionLimitExceeded)),
+        }
+    }
     Some(bounds.map(|(low, high)| {
         let either = |low: &Expr, high: &Expr| Expr::Between {
             expr: Box::new(Expr::Nested(Box::new(expr.clone()))),

@@ -578,7 +578,7 @@ fn sql_command(source: &Source<'_>, tokens: &[TokenWithSpan]) -> Result<Command>
         return Err(source.syntax_error(&rest));
     }
     check_grouping(&statement)?;
-    crate::catalog::rewrite(&mut statement);
+    crate::catalog::rewrite(&mut statement)?;
     Ok(match statement {
         ast::Statement::Query(mut query) => match *query.body {
             _ if !query.locks.is_empty() || matches!(*query.body, ast::SetExpr::Query(_)) && has_own_locks(&query) => {

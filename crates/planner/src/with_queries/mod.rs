@@ -6,7 +6,7 @@
 //! tables of their own ([`rows`]) before DataFusion sees the statement: in place of their names stands that of a table in schema `pg_oid`.
 //!
 //! As in PostgreSQL, such a query is computed once a statement and no further than it is read. One that names columns of the query around
-//! it is nobody's but that query's, and stays where it is.
+//! it is nobody's but that query's, and stays where it is: as often as it is read, up to a bound.
 
 mod rows;
 
@@ -24,10 +24,13 @@ use datafusion::sql::sqlparser::ast::{
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tidepool_base::Result;
+use tidepool_base::{Error, Result, SqlState};
 
 /// Operators that all places together may have where a `WITH` query is written out, as far as its text tells.
 const WRITTEN_OUT_MAX: usize = 128;
+
+/// As many where it must be written out, as it cannot be a table: a text that doubles it with each line is refused.
+const MUST_BE_WRITTEN_OUT_MAX: usize = 1_000;
 
 /// Views over views that are asked for volatile functions.
 const VIEWS_DEEP_MAX: usize = 16;
@@ -37,19 +40,21 @@ pub(crate) type Planned<'a> =
     dyn FnMut(&BTreeMap<String, Arc<dyn TableProvider>>, Box<Query>) -> Result<LogicalPlan> + 'a;
 
 /// Replaces what names those of a query's `WITH` queries, at whatever depth, that are to be computed once. Gives their tables, by name in
-/// schema `pg_oid`.
+/// schema `pg_oid`. 54001 where what cannot be a table would be written out too often.
 pub(crate) fn share(
     names: &Names<'_>,
     query: &mut Query,
     planned: &mut Planned<'_>,
-) -> BTreeMap<String, Arc<dyn TableProvider>> {
+) -> Result<BTreeMap<String, Arc<dyn TableProvider>>> {
     let tables = BTreeMap::new();
     if Visit::visit(query, &mut HasWith).is_continue() {
-        return tables;
+        return Ok(tables);
     }
     let mut sharing = Sharing { names, planned, tables, scopes: Vec::new(), withs: Vec::new(), views: HashMap::new() };
-    let _ = VisitMut::visit(query, &mut sharing);
-    sharing.tables
+    match VisitMut::visit(query, &mut sharing) {
+        ControlFlow::Continue(()) => Ok(sharing.tables),
+        ControlFlow::Break(error) => Err(error),
+    }
 }
 
 struct HasWith;
@@ -84,25 +89,25 @@ struct Sharing<'n, 'p, 'f> {
 }
 
 impl VisitorMut for Sharing<'_, '_, '_> {
-    type Break = ();
+    type Break = Error;
 
-    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<Error> {
         self.scopes.push(BTreeMap::new());
         let mut with = query.with.take();
         if let Some(with) = &mut with {
-            self.with(with, query);
+            self.with(with, query)?;
         }
         self.withs.push(with.filter(|with| !with.cte_tables.is_empty()));
         ControlFlow::Continue(())
     }
 
-    fn post_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+    fn post_visit_query(&mut self, query: &mut Query) -> ControlFlow<Error> {
         self.scopes.pop();
         query.with = self.withs.pop().flatten();
         ControlFlow::Continue(())
     }
 
-    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<Error> {
         if let TableFactor::Table { name, alias, args: None, .. } = factor
             && let Some(called) = own_name(name)
             && let Some(Meaning::Shared(table)) = self.meaning(&called)
@@ -113,6 +118,14 @@ impl VisitorMut for Sharing<'_, '_, '_> {
         }
         ControlFlow::Continue(())
     }
+}
+
+/// 54001.
+fn too_many(cte: &Cte, operators: usize) -> Error {
+    Error::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded").with_detail(format!(
+        "WITH query \"{}\" would have to be written out where it is read, with {operators} operators in all; the limit is {MUST_BE_WRITTEN_OUT_MAX}.",
+        fold(&cte.alias.name)
+    ))
 }
 
 /// A name without a schema, which a `WITH` query may have.
@@ -129,7 +142,7 @@ impl Sharing<'_, '_, '_> {
     }
 
     /// Settles the queries of a `WITH`, in their order, and leaves those in it that are written out.
-    fn with(&mut self, with: &mut With, around: &Query) {
+    fn with(&mut self, with: &mut With, around: &Query) -> ControlFlow<Error> {
         let recursive = with.recursive;
         let mut waiting: Vec<Cte> = std::mem::take(&mut with.cte_tables);
         waiting.reverse();
@@ -140,7 +153,7 @@ impl Sharing<'_, '_, '_> {
                 let itself = Meaning::Written { cte: Box::new(cte.clone()), recursive, weight: 1 };
                 scope.insert(name.clone(), itself);
             }
-            let _ = VisitMut::visit(&mut cte.query, self);
+            VisitMut::visit(&mut cte.query, self)?;
             let mut counted = Counted { name: &name, times: 0 };
             for later in &waiting {
                 let _ = Visit::visit(&later.query, &mut counted);
@@ -162,6 +175,10 @@ impl Sharing<'_, '_, '_> {
             let meaning = match table {
                 Some(table) => Meaning::Shared(table),
                 None => {
+                    let operators = weight.saturating_mul(times);
+                    if times > 1 && operators > MUST_BE_WRITTEN_OUT_MAX {
+                        return ControlFlow::Break(too_many(&cte, operators));
+                    }
                     with.cte_tables.push(cte.clone());
                     Meaning::Written { cte: Box::new(cte), recursive, weight }
                 }
@@ -170,6 +187,7 @@ impl Sharing<'_, '_, '_> {
                 scope.insert(name, meaning);
             }
         }
+        ControlFlow::Continue(())
     }
 
     /// The table that a query's rows are, unless it cannot be planned by itself.

@@ -13,6 +13,7 @@ mod json;
 mod keywords;
 mod matches;
 mod math;
+mod naming;
 mod ordered;
 pub mod procedures;
 mod sequence;
@@ -26,14 +27,16 @@ pub use keywords::KEYWORD_COLUMNS;
 use super::relations;
 use super::value::{Value, array_of, value_at};
 use crate::conversions::write_texts;
+use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::numerics::is_numeric;
 use crate::types::declared_type;
+use bounded::{Making, bytes_of};
 use datafusion::arrow::array::{ArrayRef, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, TimeUnit};
 use datafusion::common::{DataFusionError, Result, ScalarValue, plan_err};
 use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
@@ -293,6 +296,9 @@ impl ScalarUDFImpl for Function {
     fn signature(&self) -> &Signature {
         &self.signature
     }
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        name_of_call(self.name(), args)
+    }
     fn return_type(&self, arg_types: &[DataType]) -> Result<DataType> {
         match self.returns {
             Returns::Type(name) => Ok(relations::arrow_type(name)),
@@ -300,6 +306,7 @@ impl ScalarUDFImpl for Function {
         }
     }
     fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef> {
+        crate::planning::check().map_err(carry)?;
         Ok(Arc::new(match self.returns {
             Returns::Type(name) => relations::field(self.name, name, true),
             Returns::Computed(compute) => {
@@ -345,6 +352,7 @@ impl ScalarUDFImpl for Function {
                 ColumnarValue::Array(array) => Ok(Source::Column(as_wanted(place, array.clone())?)),
             })
             .collect::<Result<Vec<Source>>>()?;
+        let mut making = Making::new(self.name, &args.config_options);
         let mut values = Vec::with_capacity(rows);
         let mut row_args = Vec::with_capacity(sources.len());
         for row in 0..rows {
@@ -356,9 +364,15 @@ impl ScalarUDFImpl for Function {
                 });
             }
             let unknown = self.strict && row_args.iter().any(Value::is_null);
-            values.push(if unknown { Value::Null } else { (self.body)(&call, &row_args)? });
+            let args_bytes = row_args.iter().map(bytes_of).sum();
+            let value = match unknown {
+                true => Value::Null,
+                false => making.value(args_bytes, || (self.body)(&call, &row_args))?,
+            };
+            making.made(bytes_of(&value))?;
+            values.push(value);
         }
-        let array = array_of(&values, args.return_field.data_type())?;
+        let array = making.column(|| array_of(&values, args.return_field.data_type()))?;
         if constant {
             return Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&array, 0)?));
         }
@@ -376,8 +390,10 @@ pub fn invalid(message: impl Into<String>) -> DataFusionError {
     sql_error(SqlState::INVALID_PARAMETER_VALUE, message)
 }
 
+pub use bounded::{bounded, check_batch, wrapped};
 pub use datetime::add_interval;
 pub use matches::ALL_MATCHES;
+pub use naming::name_of_call;
 pub use sequence::{SessionSequences, next_value_of};
 pub use system::{find_relation, oid_of, remember_start};
 pub use text::MATCH_MARKS;
@@ -414,8 +430,11 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
     ];
     let mut functions: Vec<Arc<ScalarUDF>> =
         lists.into_iter().flatten().map(|function| Arc::new(ScalarUDF::new_from_impl(function))).collect();
-    functions.extend(bounded::functions().into_iter().map(Arc::new));
     functions.extend(matches::functions().into_iter().map(Arc::new));
+    // Asked for by name, too.
+    let texts = [datafusion::functions::string::repeat(), datafusion::functions::string::replace()];
+    let pads = [datafusion::functions::unicode::lpad(), datafusion::functions::unicode::rpad()];
+    functions.extend(texts.iter().chain(&pads).filter_map(wrapped));
     functions.push(Arc::new(sleep::function()));
     functions.push(Arc::new(sequence::next_value()));
     functions.extend(advisory::waiting().into_iter().map(Arc::new));

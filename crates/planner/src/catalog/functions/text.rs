@@ -1,6 +1,7 @@
 //! Quoting, arrays, and odds and ends over text.
 
 use super::Type::*;
+use super::bounded::{self, may_grow};
 use super::{Call, Function, encoding, invalid};
 use crate::catalog::objects::{quote_identifier, split_name};
 use crate::catalog::syntax::{like_escape, similar_pattern};
@@ -352,7 +353,15 @@ pub fn format(call: &Call<'_>, args: &[Value]) -> Result<Value> {
                 Some(other) => break other,
             }
         };
-        let width = width.or_else(|| digits.parse().ok()).unwrap_or(0).min(1 << 20);
+        let width = match width {
+            Some(width) => width,
+            None if digits.is_empty() => 0,
+            // As PostgreSQL reads it, with its numbers.
+            None => match digits.parse::<i32>() {
+                Ok(width) => usize::try_from(width).unwrap_or(0),
+                Err(_) => return Err(super::sql_error(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "number is out of range")),
+            },
+        };
         let text = match conversion {
             '%' => "%".to_owned(),
             's' | 'I' | 'L' => {
@@ -373,7 +382,14 @@ pub fn format(call: &Call<'_>, args: &[Value]) -> Result<Value> {
             }
             other => return Err(invalid(format!("unrecognized format() type specifier \"{other}\""))),
         };
-        let padding = " ".repeat(width.saturating_sub(text.chars().count()));
+        let blanks = width.saturating_sub(text.chars().count());
+        may_grow(out.len().saturating_add(text.len()), blanks)?;
+        // Twice: what is there may be copied to where there is room.
+        let room = if blanks >= 1 << 20 { (out.len() + blanks) * 2 } else { 0 };
+        let padding = bounded::room(room, || {
+            out.reserve(blanks + text.len());
+            " ".repeat(blanks)
+        })?;
         if left {
             out.push_str(&text);
             out.push_str(&padding);
