@@ -111,23 +111,34 @@ impl BenchResult {
 
     /// In plain words, the placements whose measured slowdown says less than the machine's noise.
     pub fn doubts(&self) -> Vec<String> {
-        let doubt = |placement: &PlacementResult| {
-            let slowdown = placement.slowdown?;
+        let of_placement = |placement: &PlacementResult| {
             let modelled = self.slowdown_modelled(placement).unwrap_or_default();
-            let (is_noise, noise) = match placement.slowdown_noise {
-                Some(noise) => (noise >= slowdown.abs() || slowdown < -noise / 2.0, format!("{:.0} %", noise * 100.0)),
-                None => (true, "unknown size after one round".to_owned()),
-            };
-            let text = format!(
-                "{}: the measured {:+.0} % says little: this machine's noise (± {noise}) exceeds it. By what pacing charged it \
-                 would be {:+.0} %.",
-                placement.title,
-                slowdown * 100.0,
-                modelled * 100.0
-            );
-            (is_noise && (slowdown.abs() > 0.02 || modelled > 0.02)).then_some(text)
+            let doubt = doubt(placement.slowdown?, placement.slowdown_noise, modelled)?;
+            let by_pacing = format!("By what pacing charged it would be {:+.0} %.", modelled * 100.0);
+            Some(format!("{}: {doubt} {by_pacing}", placement.title))
         };
-        self.placements.iter().filter_map(doubt).collect()
+        self.placements.iter().filter_map(of_placement).collect()
+    }
+}
+
+/// A slowdown this small, measured and modelled, is none.
+const SLOWDOWN_MIN: f64 = 0.02;
+
+/// Why a slowdown says little; `None` where it says something, or where there is none.
+fn doubt(slowdown: f64, noise: Option<f64>, modelled: f64) -> Option<String> {
+    if slowdown.abs() <= SLOWDOWN_MIN && modelled <= SLOWDOWN_MIN {
+        return None;
+    }
+    let measured = format!("the measured {:+.0} %", slowdown * 100.0);
+    match noise {
+        None => Some(format!("{measured} says little: after one round this machine's noise is not known.")),
+        Some(noise) if noise >= slowdown.abs() => {
+            Some(format!("{measured} says little: this machine's noise (± {:.0} %) exceeds it.", noise * 100.0))
+        }
+        Some(_) if slowdown < -SLOWDOWN_MIN => Some(format!(
+            "{measured} cannot be: far memory makes nothing faster, so the machine was busy with other work."
+        )),
+        Some(_) => None,
     }
 }
 
@@ -219,4 +230,21 @@ pub fn stable_hash(text: &str) -> String {
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubts_say_what_is_wrong_with_a_slowdown() {
+        assert_eq!(doubt(0.12, Some(0.03), 0.10), None);
+        assert_eq!(doubt(0.01, Some(0.05), 0.01), None, "nothing is claimed");
+        let said = |slowdown, noise, modelled| doubt(slowdown, noise, modelled).unwrap();
+        assert!(said(0.12, Some(0.30), 0.10).contains("exceeds it"));
+        assert!(said(-0.30, Some(0.40), 0.10).contains("exceeds it"));
+        assert!(said(-0.30, Some(0.05), 0.10).contains("cannot be"), "less than the effect, and no less wrong");
+        assert!(said(0.12, None, 0.10).contains("not known"));
+        assert!(said(0.0, Some(0.05), 0.10).contains("exceeds it"), "an effect that was not seen");
+    }
 }

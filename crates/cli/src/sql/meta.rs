@@ -46,7 +46,7 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
     match name.trim_end_matches(';') {
         "\\q" | "\\quit" | "\\exit" => Ok(Flow::Quit),
         "\\?" | "\\h" | "\\help" => {
-            help();
+            print!("{HELP}");
             Ok(Flow::Continue)
         }
         "\\x" => {
@@ -119,16 +119,12 @@ pub fn run(shell: &mut Shell<'_>, line: &str) -> Result<Flow> {
     }
 }
 
-pub fn help() {
-    print!("{HELP}");
-}
-
-/// What a newcomer types at an empty prompt who does not know the commands: `help`, or `quit` or `exit` ([`Flow::Quit`]).
-pub fn is_word_of_help(line: &str) -> Option<Flow> {
-    match line.trim().trim_end_matches(';').trim_end().to_ascii_lowercase().as_str() {
-        "help" => Some(Flow::Continue),
-        "quit" | "exit" => Some(Flow::Quit),
-        _ => None,
+/// The backslash command that a line at an empty prompt is: also `help`, `quit` and `exit`, which people try who know none.
+pub fn command_of(line: &str) -> Option<&str> {
+    match line.trim_end_matches(';').trim_end().to_ascii_lowercase().as_str() {
+        "help" => Some("\\?"),
+        "quit" | "exit" => Some("\\q"),
+        _ => line.starts_with('\\').then_some(line),
     }
 }
 

@@ -130,26 +130,20 @@ impl<'a> Shell<'a> {
         let mut pending = String::new();
         loop {
             if let Some(proposer) = editor.helper_mut() {
-                if self.names_are_old && !self.client.transaction_failed {
+                // Not within a block: its first query fixes a snapshot, and that is to be the user's.
+                if self.names_are_old && !self.client.in_transaction {
                     proposer.names = self.runtime.block_on(Names::load(&mut self.client))?;
                     self.names_are_old = false;
                 }
                 pending.clone_into(&mut proposer.pending);
             }
             match editor.readline(&self.prompt(&pending)) {
-                Ok(line) if lex::is_blank(&pending) && meta::is_word_of_help(&line).is_some() => {
-                    let _ = editor.add_history_entry(line.trim());
-                    if let Some(Flow::Quit) = meta::is_word_of_help(&line) {
-                        break;
-                    }
-                    meta::help();
-                }
                 Ok(line) => {
-                    let is_command = lex::is_blank(&pending) && line.trim_start().starts_with('\\');
-                    let flow = if is_command {
+                    let command = if lex::is_blank(&pending) { meta::command_of(line.trim()) } else { None };
+                    let flow = if let Some(command) = command {
                         pending.clear();
                         let _ = editor.add_history_entry(line.trim());
-                        meta::run(self, line.trim())
+                        meta::run(self, command)
                     } else {
                         pending.push_str(&line);
                         pending.push('\n');

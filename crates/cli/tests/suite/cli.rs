@@ -60,6 +60,19 @@ impl Serving {
         Serving::start_or_end(command).map_err(|(_, log)| log)
     }
 
+    /// What a server says that refuses to start. One that serves fails the test, instead of being waited for.
+    pub fn refused(mut command: Command) -> String {
+        let arguments = format!("{:?}", command.get_args().collect::<Vec<_>>());
+        // Of the port that others may use.
+        if !command.get_args().any(|argument| argument == "--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        let Err((code, stderr)) = Serving::start_or_end(command) else { panic!("it serves with {arguments}") };
+        assert_eq!(code, Some(1), "{arguments}: {stderr}");
+        assert!(stderr.contains("error: ") && !stderr.contains("panicked"), "{arguments}: {stderr}");
+        stderr
+    }
+
     /// As `start`, with the status of a server that ends before it is ready.
     fn start_or_end(mut command: Command) -> Result<Serving, (Option<i32>, String)> {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -168,13 +181,9 @@ fn a_server_keeps_its_data_over_a_graceful_stop() {
 fn two_servers_cannot_share_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let server = serve(folder.path(), &[]);
-    let second = tidepool()
-        .args(["serve", "--listen", "127.0.0.1:0", "--near", "64MB", "--far", "64MB", "--data"])
-        .arg(folder.path())
-        .output()
-        .unwrap();
-    assert_eq!(second.status.code(), Some(1));
-    assert!(text(&second.stderr).contains("error: "), "{}", text(&second.stderr));
+    let mut second = tidepool();
+    second.args(["serve", "--near", "64MB", "--far", "64MB", "--data"]).arg(folder.path());
+    Serving::refused(second);
     server.signal(libc::SIGTERM);
     assert!(server.wait().0);
 }
@@ -334,8 +343,9 @@ fn a_profile_of_the_configuration_file_can_be_named_in_sql() {
     server.signal(libc::SIGTERM);
     assert!(server.wait().0);
     std::fs::write(&config, mine.replace("25.5", "60")).unwrap();
-    let output = tidepool().args(["serve", "--data"]).arg(&data).arg("--config").arg(&config).output().unwrap();
-    let stderr = text(&output.stderr);
+    let mut command = tidepool();
+    command.args(["serve", "--data"]).arg(&data).arg("--config").arg(&config);
+    let stderr = Serving::refused(command);
     assert!(stderr.contains("invalid device profile") && stderr.contains("the reads come to 40.0 GB/s"), "{stderr}");
 }
 
@@ -346,13 +356,7 @@ fn configuration_mistakes_are_errors_not_panics() {
         let folder = tempfile::tempdir().unwrap();
         let mut command = tidepool();
         command.args(["serve", "--data"]).arg(folder.path()).args(arguments);
-        if !arguments.contains(&"--listen") {
-            command.args(["--listen", "127.0.0.1:0"]);
-        }
-        let Err((code, stderr)) = Serving::start_or_end(command) else { panic!("it serves with {arguments:?}") };
-        assert_eq!(code, Some(1), "{arguments:?}");
-        assert!(stderr.contains("error: ") && !stderr.contains("panicked"), "{stderr}");
-        stderr
+        Serving::refused(command)
     };
     let small = ["--near", "64MB", "--far", "anon:,size=64MB"];
     let with = |more: &[&'static str]| [small.as_slice(), more].concat();
