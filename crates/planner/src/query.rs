@@ -60,6 +60,20 @@ impl Names<'_> {
         self.state.scalar_functions().get(unqualified(name))
     }
 
+    /// What a name means, and what of it the query may read.
+    fn readable(&self, schema: Option<&str>, name: &str) -> Result<(Relation, privileges::Readable)> {
+        let Some(relation) = resolve::relation(self.facts, schema, name) else {
+            let (schema, name) = (schema.map(str::to_owned), name.to_owned());
+            return Err(resolve::missing_among(self.facts, &QualifiedName { schema, name }));
+        };
+        let acting = self.acting();
+        if !acting.is_superuser {
+            privileges::check_schema(self.facts, &acting, schema)?;
+        }
+        let readable = privileges::check_read(self.facts, &acting, &relation)?;
+        Ok((relation, readable))
+    }
+
     /// A table with its rows' ids in a column more, and the names of its own columns.
     pub(crate) fn sampled(
         &self,
@@ -70,15 +84,7 @@ impl Names<'_> {
         if schema == Some(resolve::BY_ID) && self.rows.contains_key(name) {
             return Err(Error::unsupported("TABLESAMPLE is not supported here"));
         }
-        let Some(relation) = resolve::relation(self.facts, schema, name) else {
-            let (schema, name) = (schema.map(str::to_owned), name.to_owned());
-            return Err(resolve::missing_among(self.facts, &QualifiedName { schema, name }));
-        };
-        let acting = self.acting();
-        if !acting.is_superuser {
-            privileges::check_schema(self.facts, &acting, schema)?;
-        }
-        let readable = privileges::check_read(self.facts, &acting, &relation)?;
+        let (relation, readable) = self.readable(schema, name)?;
         let Relation::Table(version) = &relation else {
             return Err(match relation {
                 Relation::System(_) => Error::unsupported("TABLESAMPLE of system tables is not supported"),
@@ -120,15 +126,7 @@ impl Names<'_> {
         {
             return Ok(rows.clone());
         }
-        let Some(relation) = resolve::relation(self.facts, schema, name) else {
-            let (schema, name) = (schema.map(str::to_owned), name.to_owned());
-            return Err(resolve::missing_among(self.facts, &QualifiedName { schema, name }));
-        };
-        let acting = self.acting();
-        if !acting.is_superuser {
-            privileges::check_schema(self.facts, &acting, schema)?;
-        }
-        let readable = privileges::check_read(self.facts, &acting, &relation)?;
+        let (relation, readable) = self.readable(schema, name)?;
         let provider = match &relation {
             Relation::Table(version) => {
                 crate::scan::TableProvider::readable(&self.facts.version, version.clone(), readable)?

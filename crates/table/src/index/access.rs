@@ -81,12 +81,16 @@ impl IndexAccess {
     /// have these keys are looked up together.
     pub fn choose_by_keys(version: &TableVersion, filters: &[ColumnFilter], reads: &[usize]) -> Option<IndexAccess> {
         let indexes = version.table().indexes();
-        let leads = |column: usize| indexes.iter().any(|index| index.positions().contains(&column));
+        let is_indexed = |column: usize| indexes.iter().any(|index| index.positions().contains(&column));
+        if !filters.iter().any(|filter| matches!(filter, ColumnFilter::Keys { .. }) && is_indexed(filter.column())) {
+            return None;
+        }
+        // More keys cost more than a scan, however few rows they have.
+        let keys_max = ((scan_ns(version, filters) / LOOKUP_NS) as usize).clamp(FEW_ROWS as usize, RANGES_MAX);
         let list = |filter: &ColumnFilter| match filter {
-            ColumnFilter::Keys { column, keys } if leads(*column) => {
-                let most = (scan_ns(version, filters) / LOOKUP_NS) as usize;
+            ColumnFilter::Keys { column, keys } if is_indexed(*column) => {
                 let sql_type = version.def.columns.get(*column)?.sql_type;
-                let keys = keys.listed(most.clamp(FEW_ROWS as usize, RANGES_MAX))?;
+                let keys = keys.listed(keys_max)?;
                 // No row has a key that is none of the type's.
                 let keys = keys.into_iter().map(Datum::Int).filter(|key| key_value(key, sql_type).is_some());
                 Some(ColumnFilter::In { column: *column, values: keys.collect() })
