@@ -104,7 +104,9 @@ pub struct Batches {
     /// Of the batch that was handed out last.
     handed: usize,
     /// Batches in the channel may lie in it.
-    _heap: Arc<QueryHeap>,
+    heap: Arc<QueryHeap>,
+    /// Of the session.
+    heaps: Arc<SessionHeaps>,
     interrupt: Arc<Interrupt>,
     /// As [`Execution::failed`].
     failed: Option<Arc<AtomicBool>>,
@@ -148,10 +150,17 @@ impl Stream for Batches {
         });
         let error = ready!(end.as_mut().poll(context));
         self.is_told = true;
+        self.heaps.end(&self.heap);
         if let Some(failed) = &self.failed {
             failed.store(true, Ordering::Release);
         }
         Poll::Ready(Some(Err(error)))
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        self.heaps.end(&self.heap);
     }
 }
 
@@ -170,7 +179,8 @@ impl Execution {
             receiver,
             ahead: ahead.clone(),
             handed: 0,
-            _heap: self.heap.clone(),
+            heap: self.heap.clone(),
+            heaps: self.heaps.clone(),
             interrupt: self.interrupt.clone(),
             failed: self.failed.clone(),
             end: None,
@@ -382,7 +392,8 @@ mod tests {
             receiver,
             ahead: Arc::default(),
             handed: 0,
-            _heap: QueryHeap::open(vec![near], None).unwrap(),
+            heap: QueryHeap::open(vec![near], None).unwrap(),
+            heaps: Arc::default(),
             interrupt: interrupt.clone(),
             failed: Some(failed.clone()),
             end: None,

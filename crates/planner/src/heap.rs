@@ -38,18 +38,34 @@ pub fn open(database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> 
 /// so many.
 const WAITING_PART: u64 = 2;
 
-/// The heaps of a session's statements that have begun and are not over: of its cursors and portals, and of the one that runs.
+/// The heaps of a session's statements that hold memory: of its cursors and portals, of the one that runs, and of those that have ended whose
+/// workers have yet to notice.
 #[derive(Debug, Default)]
-pub struct SessionHeaps(Mutex<Vec<Weak<QueryHeap>>>);
+pub struct SessionHeaps(Mutex<Vec<StatementHeap>>);
+
+#[derive(Debug)]
+struct StatementHeap {
+    heap: Weak<QueryHeap>,
+    /// Nobody asks for the statement's rows any more.
+    has_ended: bool,
+}
 
 impl SessionHeaps {
     /// As [`open`], for one statement more.
     pub fn open(&self, database: &Database, settings: &Settings) -> Result<Arc<QueryHeap>> {
         let heap = open(database, settings)?;
         let mut heaps = self.0.lock();
-        heaps.retain(|heap| heap.strong_count() > 0);
-        heaps.push(Arc::downgrade(&heap));
+        heaps.retain(|statement| statement.heap.strong_count() > 0);
+        heaps.push(StatementHeap { heap: Arc::downgrade(&heap), has_ended: false });
         Ok(heap)
+    }
+
+    /// The statement whose heap this is has ended, and holds what its workers let go of as soon as they notice.
+    pub fn end(&self, heap: &Arc<QueryHeap>) {
+        let mut heaps = self.0.lock();
+        if let Some(statement) = heaps.iter_mut().find(|statement| statement.heap.as_ptr() == Arc::as_ptr(heap)) {
+            statement.has_ended = true;
+        }
     }
 
     /// As [`QueryHeap::check`]; and 53200 where all heaps together hold more than the budget of `heap`, one of them; without a budget, where those
@@ -62,12 +78,16 @@ impl SessionHeaps {
             return Ok(());
         }
         let bytes_of = |heap: &QueryHeap| -> u64 { heap.usage().iter().map(|usage| usage.bytes).sum() };
-        let all: u64 = heaps.iter().filter_map(Weak::upgrade).map(|heap| bytes_of(&heap)).sum();
+        let held_by = |counts: &dyn Fn(&StatementHeap) -> bool| -> u64 {
+            let counted = heaps.iter().filter(|statement| counts(statement));
+            counted.filter_map(|statement| statement.heap.upgrade()).map(|heap| bytes_of(&heap)).sum()
+        };
         let (held, budget) = match heap.budget_bytes() {
-            Some(budget) => (all, budget),
+            Some(budget) => (held_by(&|_| true), budget),
             None => {
                 let size: u64 = heap.tablespaces().iter().map(|space| space.size_bytes()).sum();
-                (all.saturating_sub(bytes_of(heap)), size / WAITING_PART)
+                let waits = |other: &StatementHeap| !other.has_ended && !std::ptr::eq(other.heap.as_ptr(), heap);
+                (held_by(&waits), size / WAITING_PART)
             }
         };
         if held <= budget {
