@@ -25,4 +25,4 @@ pub use numeric::{NUMERIC_BYTES, NUMERIC_DIGITS, NUMERIC_KEY_BYTES, Numeric};
 pub use panics::{caught, panicked};
 pub use size::ByteSize;
 pub use testing::cannot_test;
-pub use types::SqlType;
+pub use types::{SqlType, TIMESTAMP_DIGITS_MAX, round_microseconds};

@@ -72,7 +72,7 @@ pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
 pub use storage::Copied;
 pub use tidepool_txn::Isolation;
 pub use transaction::{Savepoint, Transaction};
-pub use writer::{ChecksOf, RowChecks, TableWriter};
+pub use writer::{ChecksOf, RowChecks, TableWriter, rounded};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] =

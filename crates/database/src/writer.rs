@@ -6,13 +6,14 @@ use crate::partition::{Membership, Routing};
 use crate::text::numeric::{CastError, cast_array};
 use crate::text::{TextReader, TextSettings, TextWriter, shortened};
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray};
+use arrow_array::types::TimestampMicrosecondType;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringViewArray, TimestampMicrosecondArray};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject, caught, panic_point};
+use tidepool_base::{Error, Part, Result, SqlState, SqlType, Subject, caught, panic_point, round_microseconds};
 use tidepool_heap::QueryHeap;
 use tidepool_table::{Placement, ROW_GROUP_ROWS, RowGroup, Segment, TableDef, TableVersion};
 
@@ -395,6 +396,9 @@ fn fitted(def: &TableDef, schema: &SchemaRef, batch: &RecordBatch) -> Result<Rec
         if let Some(fitted) = fit_texts(column, def.sql_type)? {
             *column = fitted;
         }
+        if let Some(rounded) = rounded(column, def.sql_type) {
+            *column = rounded;
+        }
     }
     let fields: Vec<Field> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -428,6 +432,17 @@ fn fit_texts(column: &ArrayRef, sql_type: SqlType) -> Result<Option<ArrayRef>> {
         }
     }
     Ok(Some(reader.finish()))
+}
+
+/// Timestamps with as many digits of a second's fraction as the type keeps; `None` when they have no more.
+pub fn rounded(column: &ArrayRef, sql_type: SqlType) -> Option<ArrayRef> {
+    let digits = sql_type.rounds_to()?;
+    let times = column.as_primitive_opt::<TimestampMicrosecondType>()?;
+    if times.iter().flatten().all(|us| round_microseconds(us, digits) == us) {
+        return None;
+    }
+    let rounded: TimestampMicrosecondArray = times.unary(|us| round_microseconds(us, digits));
+    Some(Arc::new(rounded.with_data_type(column.data_type().clone())))
 }
 
 /// Bytes of the values themselves, shared buffers counted by what is used of them.

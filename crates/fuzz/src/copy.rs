@@ -11,7 +11,7 @@ fn table() -> TableDef {
         SqlType::Integer,
         SqlType::Text,
         SqlType::Numeric { precision: 10, scale: 2 },
-        SqlType::TimestampTz,
+        SqlType::TIMESTAMPTZ,
         SqlType::Boolean,
         SqlType::DoublePrecision,
         SqlType::Date,

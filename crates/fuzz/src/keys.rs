@@ -15,7 +15,7 @@ const TYPES: [SqlType; 14] = [
     SqlType::Numeric { precision: 38, scale: 10 },
     SqlType::Text,
     SqlType::Date,
-    SqlType::Timestamp,
+    SqlType::TIMESTAMP,
     SqlType::Bytea,
     SqlType::Uuid,
     SqlType::DoublePrecision,
@@ -80,7 +80,7 @@ fn value<'i>(column: &KeyColumn, rest: &mut &'i [u8]) -> Option<KeyValue<'i>> {
             KeyValue::Numeric(i128::from_le_bytes(word(rest)?) % 10_i128.pow(u32::from(precision)))
         }
         SqlType::Date => KeyValue::Date(i32::from_le_bytes(word(rest)?)),
-        SqlType::Timestamp => KeyValue::Timestamp(i64::from_le_bytes(word(rest)?)),
+        SqlType::Timestamp { .. } => KeyValue::Timestamp(i64::from_le_bytes(word(rest)?)),
         SqlType::Uuid => KeyValue::Uuid(word(rest)?),
         SqlType::DoublePrecision => KeyValue::DoublePrecision(f64::from_le_bytes(word(rest)?)),
         SqlType::Interval => KeyValue::Interval {

@@ -11,6 +11,7 @@ use crate::conversions::{conversion, conversion_of, is_string, per_value, read_t
 use crate::errors::carry;
 use crate::numerics;
 use crate::operators::{self, unnamed};
+use crate::rounding;
 use crate::types::{declared_type, type_of};
 use crate::unlike::{self, Side};
 use arrow::array::{Array, AsArray, ListArray, StringViewBuilder};
@@ -1000,6 +1001,9 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
         // An explicit cast cuts; only an assignment complains.
         let plain = Expr::Cast(Cast::new(expr, target));
         return Ok(Transformed::yes(ScalarUDF::new_from_impl(Cut::new(declared)).call(vec![plain])));
+    }
+    if let Some(declared) = declared.filter(|declared| rounding::has_precision(*declared)) {
+        return Ok(Transformed::yes(rounding::rounded(Expr::Cast(Cast::new(expr, target)), declared)));
     }
     if let Some(declared @ (SqlType::Uuid | SqlType::Json)) = declared
         && expr.get_type(schema).is_ok_and(|data_type| is_string(&data_type))

@@ -190,7 +190,7 @@ fn read_times(array: &ArrayRef) -> Result<ArrayRef> {
             let message = format!("invalid input syntax for type time: \"{text}\"");
             carry(Error::new(SqlState::INVALID_DATETIME_FORMAT, message))
         };
-        let mut reader = TextReader::new(SqlType::Timestamp, &TextSettings::default());
+        let mut reader = TextReader::new(SqlType::TIMESTAMP, &TextSettings::default());
         reader.append(&format!("2000-01-01 {clock}")).map_err(|error| match error.code() {
             SqlState::INVALID_DATETIME_FORMAT => invalid(),
             code => carry(Error::new(code, format!("date/time field value out of range: \"{text}\""))),

@@ -6,6 +6,7 @@ use crate::facts::SessionFacts;
 use crate::literal_rows;
 use crate::query::{self, ParameterFields};
 use crate::resolve::{self, Relation};
+use crate::rounding;
 use crate::statement::{Overriding, QualifiedName, fold, parse_expression};
 use crate::types::{declared_type, type_of};
 use crate::upsert::{self, Clause};
@@ -354,7 +355,8 @@ pub fn assigned(source: &LogicalPlan, first: usize, columns: &[usize], def: &Tab
         }
         let target_type = tidepool_table::arrow_type(target.sql_type);
         let same = *source_field.data_type() == target_type;
-        Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) })
+        let value = if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target_type)) };
+        Ok(rounding::assigned(value, source_field, target.sql_type))
     };
     (first..).zip(columns).map(assign).collect()
 }
@@ -395,7 +397,8 @@ pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
                 | SqlType::UnconstrainedNumeric
         )
     };
-    let time = |sql_type: SqlType| matches!(sql_type, SqlType::Date | SqlType::Timestamp | SqlType::TimestampTz);
+    let time =
+        |sql_type: SqlType| matches!(sql_type, SqlType::Date | SqlType::Timestamp { .. } | SqlType::TimestampTz { .. });
     if number(from) && number(target) || time(from) && time(target) {
         return true;
     }
@@ -434,7 +437,8 @@ pub fn default(state: &SessionState, facts: &Arc<SessionFacts>, text: Option<&st
     let expr = default_expression(state, facts, parse_expression(text)?)?;
     let (_, known) = expr.to_field(&DFSchema::empty()).map_err(from_datafusion)?;
     let same = *known.data_type() == target;
-    Ok(if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) })
+    let value = if same { expr } else { Expr::Cast(Cast::new(Box::new(expr), target)) };
+    Ok(rounding::assigned(value, &known, sql_type))
 }
 
 /// Plans an expression that refers to no columns.
@@ -458,32 +462,32 @@ pub fn default_expression(state: &SessionState, facts: &Arc<SessionFacts>, expr:
 /// Makes batches of a plan what a table's writer takes: validates what Arrow's types do not tell apart.
 pub struct Conform {
     schema: SchemaRef,
-    /// Columns whose texts are to be read, with the declared type.
-    read: Vec<(usize, SqlType)>,
+    /// Columns whose texts are read, or whose timestamps are rounded, with the declared type.
+    fitted: Vec<(usize, SqlType)>,
     settings: TextSettings,
 }
 
 impl Conform {
     pub fn new(def: &TableDef, plan_schema: &Schema, settings: TextSettings) -> Conform {
         let columns = def.columns.iter().enumerate().zip(plan_schema.fields());
-        let read = columns
+        let fitted = columns
             .filter(|((_, column), field)| {
                 let checked = match column.sql_type {
                     SqlType::Uuid | SqlType::Json | SqlType::Char { .. } => true,
                     SqlType::Varchar { length_max } => length_max.is_some(),
-                    _ => false,
+                    sql_type => sql_type.rounds_to().is_some(),
                 };
                 checked && declared_type(field) != Some(column.sql_type)
             })
             .map(|((position, column), _)| (position, column.sql_type))
             .collect();
-        Conform { schema: def.arrow_schema(), read, settings }
+        Conform { schema: def.arrow_schema(), fitted, settings }
     }
 
     pub fn apply(&self, batch: &RecordBatch) -> Result<RecordBatch> {
         let mut columns: Vec<ArrayRef> = batch.columns().to_vec();
-        for &(position, sql_type) in &self.read {
-            columns[position] = self.read_texts(&columns[position], sql_type)?;
+        for &(position, sql_type) in &self.fitted {
+            columns[position] = self.fitted(&columns[position], sql_type)?;
         }
         for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
             if column.data_type() != field.data_type() {
@@ -496,7 +500,12 @@ impl Conform {
         RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).map_err(crate::errors::from_arrow)
     }
 
-    fn read_texts(&self, column: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
+    fn fitted(&self, column: &ArrayRef, sql_type: SqlType) -> Result<ArrayRef> {
+        if sql_type.rounds_to().is_some() {
+            let target = tidepool_table::arrow_type(sql_type);
+            let times = crate::numerics::cast(column, &target).map_err(from_datafusion)?;
+            return Ok(tidepool_database::rounded(&times, sql_type).unwrap_or(times));
+        }
         let texts = cast_with_options(column, &DataType::Utf8View, &CastOptions::default())
             .map_err(crate::errors::from_arrow)?;
         let view = texts.as_string_view();

@@ -68,6 +68,7 @@ mod real_sums;
 mod references;
 mod resolve;
 mod room;
+mod rounding;
 mod row_counts;
 mod row_expressions;
 mod row_types;

@@ -383,12 +383,7 @@ impl Clause {
         let assigned = insert::assigned(&read, 0, &positions, def)?;
         let mut values = BTreeMap::new();
         for ((position, expr), assigned) in positions.into_iter().zip(exprs).zip(assigned) {
-            // It is a column of what was read, perhaps cast.
-            let value = match assigned {
-                Expr::Cast(cast) => Expr::Cast(Cast { expr: Box::new(expr), ..cast }),
-                _ => expr,
-            };
-            values.insert(position, value);
+            values.insert(position, in_place(assigned, expr));
         }
         for (position, column) in def.columns.iter().enumerate() {
             let is_kept = self.act == Act::Update || self.act == Act::Delete && whole;
@@ -498,4 +493,18 @@ fn part_of(plan: &LogicalPlan, part: std::ops::Range<usize>) -> Result<LogicalPl
 
 fn project(input: LogicalPlan, outputs: Vec<Expr>) -> Result<LogicalPlan> {
     LogicalPlanBuilder::from(input).project(outputs).and_then(LogicalPlanBuilder::build).map_err(from_datafusion)
+}
+
+/// The value where its column is, within the cast and the rounding of an assignment.
+fn in_place(assigned: Expr, value: Expr) -> Expr {
+    match assigned {
+        Expr::Cast(cast) => Expr::Cast(Cast { expr: Box::new(in_place(*cast.expr, value)), ..cast }),
+        Expr::ScalarFunction(mut function) => {
+            if let Some(argument) = function.args.first_mut() {
+                *argument = in_place(std::mem::take(argument), value);
+            }
+            Expr::ScalarFunction(function)
+        }
+        _ => value,
+    }
 }

@@ -101,8 +101,8 @@ fn settle_text(settings: &TextSettings, expr: &mut Expr, sql_type: SqlType) {
 /// The text of the same moment that means it in every session; `None` for one that does already, or that is none.
 fn settled(settings: &TextSettings, text: &str, sql_type: SqlType) -> Option<String> {
     let depends = match sql_type {
-        SqlType::TimestampTz => true,
-        SqlType::Timestamp | SqlType::Date => {
+        SqlType::TimestampTz { .. } => true,
+        SqlType::Timestamp { .. } | SqlType::Date => {
             let lower = text.to_ascii_lowercase();
             ["now", "today", "tomorrow", "yesterday"].iter().any(|word| lower.contains(word))
         }
@@ -112,6 +112,7 @@ fn settled(settings: &TextSettings, text: &str, sql_type: SqlType) -> Option<Str
         return None;
     }
     let read = || -> Result<Option<String>> {
+        let sql_type = sql_type.without_precision();
         let mut reader = TextReader::new(sql_type, settings);
         reader.append(text)?;
         let mut out = Vec::new();

@@ -325,6 +325,7 @@ pub fn settle(plan: LogicalPlan) -> Result<LogicalPlan> {
 fn without_lengths(mut union: Union) -> Result<Transformed<LogicalPlan>> {
     let length = |field: &FieldRef| match declared_type(field) {
         Some(declared @ (SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. })) => Some(declared),
+        Some(declared) if crate::rounding::has_precision(declared) => Some(declared),
         _ => None,
     };
     let unlike: Vec<usize> = (0..union.schema.fields().len())

@@ -12,7 +12,7 @@ use datafusion::logical_expr::planner::TypePlanner;
 use datafusion::sql::sqlparser::ast::{self, ArrayElemTypeDef, CharacterLength, ExactNumberInfo, TimezoneInfo};
 use std::collections::HashMap;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Result, SqlState, SqlType, TIMESTAMP_DIGITS_MAX};
 use tidepool_table::{NUMERIC_WIDTH, SQL_TYPE_METADATA, arrow_type};
 
 /// Field metadata key that overrides the PostgreSQL type oid a result column is described with, as decimal text. For
@@ -46,13 +46,11 @@ pub fn sql_type(data_type: &ast::DataType) -> Result<SqlType> {
         }
         T::Date => SqlType::Date,
         T::Timestamp(precision, zone) => {
-            if precision.is_some_and(|precision| precision != 6) {
-                return Err(Error::unsupported("timestamps of a chosen precision are not supported")
-                    .with_hint("All timestamps keep microseconds: leave the precision out."));
-            }
+            // PostgreSQL takes what is beyond the most as the most, with a warning.
+            let precision = precision.map(|digits| digits.min(u64::from(TIMESTAMP_DIGITS_MAX)) as u8);
             match zone {
-                TimezoneInfo::None | TimezoneInfo::WithoutTimeZone => SqlType::Timestamp,
-                TimezoneInfo::Tz | TimezoneInfo::WithTimeZone => SqlType::TimestampTz,
+                TimezoneInfo::None | TimezoneInfo::WithoutTimeZone => SqlType::Timestamp { precision },
+                TimezoneInfo::Tz | TimezoneInfo::WithTimeZone => SqlType::TimestampTz { precision },
             }
         }
         T::Interval { fields: None, precision: None } => SqlType::Interval,
@@ -80,6 +78,10 @@ fn custom(name: &ast::ObjectName, modifiers: &[String]) -> Result<SqlType> {
         [schema, name] if schema == "pg_catalog" => name.as_str(),
         _ => "",
     };
+    let digits = || {
+        let digits = modifiers.first().and_then(|modifier| modifier.parse::<u8>().ok());
+        digits.map(|digits| digits.min(TIMESTAMP_DIGITS_MAX))
+    };
     let length = || modifiers.first().and_then(|modifier| modifier.parse::<u32>().ok());
     Ok(match last {
         "bool" => SqlType::Boolean,
@@ -88,8 +90,8 @@ fn custom(name: &ast::ObjectName, modifiers: &[String]) -> Result<SqlType> {
         "int8" => SqlType::BigInt,
         "float4" => SqlType::Real,
         "float8" => SqlType::DoublePrecision,
-        "timestamptz" => SqlType::TimestampTz,
-        "timestamp" => SqlType::Timestamp,
+        "timestamptz" => SqlType::TimestampTz { precision: digits() },
+        "timestamp" => SqlType::Timestamp { precision: digits() },
         "date" => SqlType::Date,
         "interval" => SqlType::Interval,
         "text" => SqlType::Text,
@@ -189,8 +191,8 @@ pub fn type_of(field: &Field) -> Option<SqlType> {
             SqlType::Bytea
         }
         DataType::Date32 | DataType::Date64 => SqlType::Date,
-        DataType::Timestamp(_, None) => SqlType::Timestamp,
-        DataType::Timestamp(_, Some(_)) => SqlType::TimestampTz,
+        DataType::Timestamp(_, None) => SqlType::TIMESTAMP,
+        DataType::Timestamp(_, Some(_)) => SqlType::TIMESTAMPTZ,
         DataType::Interval(_) | DataType::Duration(_) | DataType::Time32(_) | DataType::Time64(_) => SqlType::Interval,
         DataType::Dictionary(_, value) => {
             return type_of(&Field::new(field.name(), value.as_ref().clone(), true));
@@ -213,8 +215,8 @@ fn array_oid(element: SqlType) -> u32 {
         SqlType::Char { .. } => 1014,
         SqlType::Varchar { .. } => 1015,
         SqlType::Date => 1182,
-        SqlType::Timestamp => 1115,
-        SqlType::TimestampTz => 1185,
+        SqlType::Timestamp { .. } => 1115,
+        SqlType::TimestampTz { .. } => 1185,
         SqlType::Interval => 1187,
         SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => 1231,
         SqlType::Uuid => 2951,
@@ -283,9 +285,9 @@ pub fn element_of_oid(oid: u32) -> Option<SqlType> {
         1016 => SqlType::BigInt,
         1021 => SqlType::Real,
         1022 => SqlType::DoublePrecision,
-        1115 => SqlType::Timestamp,
+        1115 => SqlType::TIMESTAMP,
         1182 => SqlType::Date,
-        1185 => SqlType::TimestampTz,
+        1185 => SqlType::TIMESTAMPTZ,
         1187 => SqlType::Interval,
         1231 => SqlType::UnconstrainedNumeric,
         2951 => SqlType::Uuid,
@@ -307,8 +309,8 @@ pub fn sql_type_of_oid(oid: u32) -> Option<SqlType> {
         701 => SqlType::DoublePrecision,
         1042 | 1043 => SqlType::Varchar { length_max: None },
         1082 => SqlType::Date,
-        1114 => SqlType::Timestamp,
-        1184 => SqlType::TimestampTz,
+        1114 => SqlType::TIMESTAMP,
+        1184 => SqlType::TIMESTAMPTZ,
         1186 => SqlType::Interval,
         1700 => SqlType::UnconstrainedNumeric,
         2950 => SqlType::Uuid,
@@ -406,9 +408,12 @@ impl TypePlanner for PostgresTypes {
         match sql_type(data_type) {
             // Forms without a length need no mark.
             Ok(sql_type) => Ok(Some(Arc::new(match sql_type {
-                SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json => {
-                    field("", sql_type)
-                }
+                SqlType::Varchar { length_max: Some(_) }
+                | SqlType::Char { .. }
+                | SqlType::Timestamp { precision: Some(_) }
+                | SqlType::TimestampTz { precision: Some(_) }
+                | SqlType::Uuid
+                | SqlType::Json => field("", sql_type),
                 _ => Field::new("", arrow_type(sql_type), true),
             }))),
             Err(error) => Err(crate::errors::carry(error)),

@@ -322,8 +322,8 @@ fn natural_type(data_type: &DataType) -> SqlType {
         }
         DataType::FixedSizeBinary(NUMERIC_WIDTH) => SqlType::UnconstrainedNumeric,
         DataType::Date32 | DataType::Date64 => SqlType::Date,
-        DataType::Timestamp(_, None) => SqlType::Timestamp,
-        DataType::Timestamp(_, Some(_)) => SqlType::TimestampTz,
+        DataType::Timestamp(_, None) => SqlType::TIMESTAMP,
+        DataType::Timestamp(_, Some(_)) => SqlType::TIMESTAMPTZ,
         DataType::Interval(_) | DataType::Duration(_) => SqlType::Interval,
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
             SqlType::Bytea
@@ -349,8 +349,8 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
             DataType::Utf8View
         }
         SqlType::Date => DataType::Date32,
-        SqlType::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),
-        SqlType::TimestampTz => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        SqlType::Timestamp { .. } => DataType::Timestamp(TimeUnit::Microsecond, None),
+        SqlType::TimestampTz { .. } => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
         SqlType::Interval => DataType::Interval(IntervalUnit::MonthDayNano),
         SqlType::Bytea => DataType::BinaryView,
     }
@@ -360,7 +360,7 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
 mod tests {
     use super::*;
 
-    const ALL: [SqlType; 19] = [
+    const ALL: [SqlType; 21] = [
         SqlType::UnconstrainedNumeric,
         SqlType::Boolean,
         SqlType::SmallInt,
@@ -374,8 +374,10 @@ mod tests {
         SqlType::Varchar { length_max: None },
         SqlType::Char { length: 3 },
         SqlType::Date,
-        SqlType::Timestamp,
-        SqlType::TimestampTz,
+        SqlType::TIMESTAMP,
+        SqlType::TIMESTAMPTZ,
+        SqlType::Timestamp { precision: Some(0) },
+        SqlType::TimestampTz { precision: Some(6) },
         SqlType::Interval,
         SqlType::Bytea,
         SqlType::Uuid,
@@ -388,6 +390,15 @@ mod tests {
             let column = ColumnDef::new("c", sql_type);
             assert_eq!(sql_type_of_field(&column.field()), sql_type);
         }
+    }
+
+    #[test]
+    fn timestamps_without_a_precision_are_written_as_ever() {
+        let read = |json: &str| serde_json::from_str::<SqlType>(json).unwrap();
+        assert_eq!(serde_json::to_string(&SqlType::TIMESTAMP).unwrap(), "\"timestamp\"");
+        assert_eq!(read("\"timestamp\""), SqlType::TIMESTAMP);
+        assert_eq!(read("\"timestamp_tz\""), SqlType::TIMESTAMPTZ);
+        assert_eq!(read("{\"varchar\":{\"length_max\":7}}"), SqlType::Varchar { length_max: Some(7) });
     }
 
     #[test]

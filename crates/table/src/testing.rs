@@ -128,8 +128,8 @@ pub(crate) fn array_of(sql_type: SqlType, rows: usize, mut value: impl FnMut(usi
             Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(numbers, NUMERIC_WIDTH).unwrap())
         }
         SqlType::Date => Arc::new(values.iter().map(|v| v.map(|v| v as i32)).collect::<Date32Array>()),
-        SqlType::Timestamp => Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>()),
-        SqlType::TimestampTz => {
+        SqlType::Timestamp { .. } => Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>()),
+        SqlType::TimestampTz { .. } => {
             Arc::new(values.iter().copied().collect::<TimestampMicrosecondArray>().with_timezone("UTC"))
         }
         SqlType::Interval => Arc::new(

@@ -190,8 +190,8 @@ const ALL_TYPES: &[(&str, SqlType)] = &[
     ("varchar", SqlType::Varchar { length_max: Some(16) }),
     ("char", SqlType::Char { length: 8 }),
     ("date", SqlType::Date),
-    ("ts", SqlType::Timestamp),
-    ("tstz", SqlType::TimestampTz),
+    ("ts", SqlType::TIMESTAMP),
+    ("tstz", SqlType::TIMESTAMPTZ),
     ("interval", SqlType::Interval),
     ("bytea", SqlType::Bytea),
     ("uuid", SqlType::Uuid),
@@ -229,7 +229,7 @@ fn random_value(random: &mut StdRng, sql_type: SqlType) -> String {
                 random.random_range(1..29)
             )
         }
-        SqlType::Timestamp | SqlType::TimestampTz => format!(
+        SqlType::Timestamp { .. } | SqlType::TimestampTz { .. } => format!(
             "{}-05-06 {:02}:{:02}:59.{:06}",
             random.random_range(1000..9999),
             random.random_range(0..24),

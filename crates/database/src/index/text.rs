@@ -66,7 +66,7 @@ pub(crate) fn value_text(value: &KeyValue<'_>, sql_type: SqlType) -> Result<Stri
         KeyValue::Timestamp(value) => {
             let array = TimestampMicrosecondArray::from(vec![*value]);
             match sql_type {
-                SqlType::TimestampTz => Arc::new(array.with_timezone("UTC")),
+                SqlType::TimestampTz { .. } => Arc::new(array.with_timezone("UTC")),
                 _ => Arc::new(array),
             }
         }

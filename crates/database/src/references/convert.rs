@@ -32,9 +32,9 @@ fn is_string(sql_type: SqlType) -> bool {
 /// casts that it makes by itself. What a `timestamptz` is beside a `timestamp` depends on the session, so that is left
 /// out.
 pub fn can_refer(from: SqlType, to: SqlType) -> bool {
-    let is_day = |sql_type| matches!(sql_type, SqlType::Date | SqlType::Timestamp);
+    let is_day = |sql_type| matches!(sql_type, SqlType::Date | SqlType::Timestamp { .. });
     from != SqlType::Json
-        && (from == to
+        && (from.without_precision() == to.without_precision()
             || is_integer(from) && (is_integer(to) || to.is_numeric() || is_float(to))
             || from.is_numeric() && (to.is_numeric() || is_float(to))
             || is_float(from) && is_float(to)
@@ -44,7 +44,7 @@ pub fn can_refer(from: SqlType, to: SqlType) -> bool {
 
 /// The value of type `to` that is equal to one of type `from`. `None` when there is none.
 pub fn convert<'v>(value: KeyValue<'v>, from: SqlType, to: SqlType) -> Option<KeyValue<'v>> {
-    if from == to {
+    if from.without_precision() == to.without_precision() {
         return Some(value);
     }
     let scale = |sql_type: SqlType| match sql_type {
@@ -74,7 +74,7 @@ pub fn convert<'v>(value: KeyValue<'v>, from: SqlType, to: SqlType) -> Option<Ke
             Cow::Owned(text) => Cow::Owned(text.trim_end_matches(' ').to_owned()),
         })),
         KeyValue::Text(text) if is_string(to) => Some(KeyValue::Text(text)),
-        KeyValue::Date(days) if to == SqlType::Timestamp => {
+        KeyValue::Date(days) if to.without_precision() == SqlType::TIMESTAMP => {
             i64::from(days).checked_mul(DAY_US).map(KeyValue::Timestamp)
         }
         KeyValue::Timestamp(value) if to == SqlType::Date && value % DAY_US == 0 => {
@@ -147,8 +147,8 @@ mod tests {
         let wide = SqlType::Numeric { precision: 20, scale: 4 };
         assert_eq!(convert(KeyValue::Numeric(701), NUMERIC, wide), Some(KeyValue::Numeric(70_100)));
         assert_eq!(convert(KeyValue::Numeric(70_101), wide, NUMERIC), None);
-        assert_eq!(convert(KeyValue::Date(-1), SqlType::Date, SqlType::Timestamp), Some(KeyValue::Timestamp(-DAY_US)));
-        assert_eq!(convert(KeyValue::Timestamp(1), SqlType::Timestamp, SqlType::Date), None);
+        assert_eq!(convert(KeyValue::Date(-1), SqlType::Date, SqlType::TIMESTAMP), Some(KeyValue::Timestamp(-DAY_US)));
+        assert_eq!(convert(KeyValue::Timestamp(1), SqlType::TIMESTAMP, SqlType::Date), None);
         let text = |text| KeyValue::from(text);
         assert_eq!(convert(text("a "), SqlType::Text, SqlType::Char { length: 3 }), Some(text("a")));
         let half = KeyValue::DoublePrecision(0.5);
@@ -162,6 +162,6 @@ mod tests {
         assert!(can_refer(SqlType::Integer, NUMERIC) && !can_refer(NUMERIC, SqlType::Integer));
         assert!(can_refer(SqlType::Text, SqlType::Varchar { length_max: Some(3) }));
         assert!(!can_refer(SqlType::Text, SqlType::Integer) && !can_refer(SqlType::Uuid, SqlType::Text));
-        assert!(!can_refer(SqlType::Timestamp, SqlType::TimestampTz) && !can_refer(SqlType::Json, SqlType::Json));
+        assert!(!can_refer(SqlType::TIMESTAMP, SqlType::TIMESTAMPTZ) && !can_refer(SqlType::Json, SqlType::Json));
     }
 }

@@ -13,7 +13,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer};
 use arrow_schema::DataType;
-use tidepool_base::{Error, Numeric, Result, SqlState, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlState, SqlType, round_microseconds};
 use tidepool_table::arrow_type;
 
 /// Days and microseconds from 1970-01-01 to 2000-01-01.
@@ -80,7 +80,7 @@ impl BinaryWriter {
             SqlType::Numeric { scale, .. } => Column::Numeric(array.as_primitive().clone(), i32::from(scale)),
             SqlType::UnconstrainedNumeric => Column::Unconstrained(array.as_fixed_size_binary().clone()),
             SqlType::Date => Column::Date(array.as_primitive().clone()),
-            SqlType::Timestamp | SqlType::TimestampTz => Column::Timestamp(array.as_primitive().clone()),
+            SqlType::Timestamp { .. } | SqlType::TimestampTz { .. } => Column::Timestamp(array.as_primitive().clone()),
             SqlType::Interval => Column::Interval(array.as_primitive().clone()),
             SqlType::Bytea => Column::Bytea(array.as_binary_view().clone()),
             SqlType::Uuid => Column::Uuid(array.as_string_view().clone()),
@@ -341,9 +341,11 @@ impl BinaryReader {
             ColumnBuilder::Timestamp(builder) => {
                 let us = i64::from_be_bytes(fixed(bytes)?);
                 let us = us.checked_add(EPOCH_US).filter(|_| us != i64::MIN);
-                builder.append_value(
-                    us.ok_or_else(|| Error::new(SqlState::DATETIME_FIELD_OVERFLOW, "timestamp out of range"))?,
-                );
+                let us = us.ok_or_else(|| Error::new(SqlState::DATETIME_FIELD_OVERFLOW, "timestamp out of range"))?;
+                builder.append_value(match self.sql_type.rounds_to() {
+                    Some(digits) => round_microseconds(us, digits),
+                    None => us,
+                });
             }
             ColumnBuilder::Interval(builder) => {
                 let all: [u8; 16] = fixed(bytes)?;
@@ -411,8 +413,8 @@ mod tests {
             (SqlType::Varchar { length_max: Some(3) }, vec!["abc"]),
             (SqlType::Char { length: 4 }, vec!["ab  "]),
             (SqlType::Date, vec!["2000-01-01", "0044-03-15 BC"]),
-            (SqlType::Timestamp, vec!["2020-01-05 10:20:30.123456"]),
-            (SqlType::TimestampTz, vec!["1969-12-31 23:59:59.5+00"]),
+            (SqlType::TIMESTAMP, vec!["2020-01-05 10:20:30.123456"]),
+            (SqlType::TIMESTAMPTZ, vec!["1969-12-31 23:59:59.5+00"]),
             (SqlType::Interval, vec!["1 year 2 mons -3 days +04:05:06.5"]),
             (SqlType::Bytea, vec!["\\x00ff"]),
             (SqlType::Uuid, vec!["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
@@ -468,7 +470,7 @@ mod tests {
             SqlType::Boolean,
             SqlType::Integer,
             SqlType::Date,
-            SqlType::Timestamp,
+            SqlType::TIMESTAMP,
             SqlType::Interval,
             SqlType::Uuid,
             SqlType::Text,

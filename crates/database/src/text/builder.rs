@@ -67,8 +67,8 @@ impl ColumnBuilder {
                 ColumnBuilder::Text(StringViewBuilder::with_capacity(capacity))
             }
             SqlType::Date => ColumnBuilder::Date(Date32Builder::with_capacity(capacity)),
-            SqlType::Timestamp => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::with_capacity(capacity)),
-            SqlType::TimestampTz => ColumnBuilder::Timestamp(
+            SqlType::Timestamp { .. } => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::with_capacity(capacity)),
+            SqlType::TimestampTz { .. } => ColumnBuilder::Timestamp(
                 TimestampMicrosecondBuilder::with_capacity(capacity).with_timezone_opt(Some("UTC")),
             ),
             SqlType::Interval => ColumnBuilder::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity)),

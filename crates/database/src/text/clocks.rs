@@ -103,15 +103,16 @@ mod tests {
 
     #[test]
     fn clocks_are_those_of_the_zone() {
-        use SqlType::{Date, Timestamp, TimestampTz};
+        use SqlType::Date;
+        let (zoned, plain) = (SqlType::TIMESTAMPTZ, SqlType::TIMESTAMP);
         let chicago = "America/Chicago";
-        assert_eq!(crossed(chicago, TimestampTz, Timestamp, "2024-07-01 03:00+00"), "2024-06-30 22:00:00");
-        assert_eq!(crossed(chicago, TimestampTz, Date, "2024-07-01 03:00+00"), "2024-06-30");
-        assert_eq!(crossed(chicago, Timestamp, TimestampTz, "2024-01-01 00:00"), "2024-01-01 06:00:00+00");
-        assert_eq!(crossed(chicago, Date, TimestampTz, "2024-07-01"), "2024-07-01 05:00:00+00");
+        assert_eq!(crossed(chicago, zoned, plain, "2024-07-01 03:00+00"), "2024-06-30 22:00:00");
+        assert_eq!(crossed(chicago, zoned, Date, "2024-07-01 03:00+00"), "2024-06-30");
+        assert_eq!(crossed(chicago, plain, zoned, "2024-01-01 00:00"), "2024-01-01 06:00:00+00");
+        assert_eq!(crossed(chicago, Date, zoned, "2024-07-01"), "2024-07-01 05:00:00+00");
         // Twice on that day, and never on that one.
-        assert_eq!(crossed(chicago, Timestamp, TimestampTz, "2024-11-03 01:30"), "2024-11-03 07:30:00+00");
-        assert_eq!(crossed(chicago, Timestamp, TimestampTz, "2024-03-10 02:30"), "2024-03-10 08:30:00+00");
-        assert_eq!(crossed("<+05:30>-05:30", TimestampTz, Timestamp, "1969-12-31 20:00+00"), "1970-01-01 01:30:00");
+        assert_eq!(crossed(chicago, plain, zoned, "2024-11-03 01:30"), "2024-11-03 07:30:00+00");
+        assert_eq!(crossed(chicago, plain, zoned, "2024-03-10 02:30"), "2024-03-10 08:30:00+00");
+        assert_eq!(crossed("<+05:30>-05:30", zoned, plain, "1969-12-31 20:00+00"), "1970-01-01 01:30:00");
     }
 }

@@ -11,7 +11,7 @@ use super::numeric;
 use arrow_array::ArrayRef;
 use arrow_array::builder::FixedSizeBinaryBuilder;
 use serde::de::IgnoredAny;
-use tidepool_base::{Error, Numeric, Result, SqlState, SqlType};
+use tidepool_base::{Error, Numeric, Result, SqlState, SqlType, round_microseconds};
 
 /// Builds one column from texts. Errors are PostgreSQL's: 22P02, 22003, 22007, 22008, 22001. After an error nothing was
 /// appended.
@@ -63,12 +63,15 @@ impl TextReader {
             ColumnBuilder::Unconstrained(builder) => append_number(builder, numeric::parse(text)?)?,
             ColumnBuilder::Date(builder) => builder.append_value(parse_date(text)?),
             ColumnBuilder::Timestamp(builder) => {
-                let target = if self.sql_type == SqlType::Timestamp {
-                    Target::Timestamp
-                } else {
-                    Target::TimestampTz(self.zone)
+                let target = match self.sql_type {
+                    SqlType::Timestamp { .. } => Target::Timestamp,
+                    _ => Target::TimestampTz(self.zone),
                 };
-                builder.append_value(parse_timestamp(text, target)?);
+                let us = parse_timestamp(text, target)?;
+                builder.append_value(match self.sql_type.rounds_to() {
+                    Some(digits) => round_microseconds(us, digits),
+                    None => us,
+                });
             }
             ColumnBuilder::Interval(builder) => builder.append_value(parse_interval(text)?),
             ColumnBuilder::Bytea(builder) => {
@@ -197,8 +200,11 @@ mod tests {
             (SqlType::Char { length: 5 }, "ab   ", "ab   "),
             (SqlType::Char { length: 5 }, "äb", "äb   "),
             (SqlType::Date, "Jan 5 2020", "2020-01-05"),
-            (SqlType::Timestamp, "2020-01-05 1:02", "2020-01-05 01:02:00"),
-            (SqlType::TimestampTz, "2020-01-05 01:02+02", "2020-01-04 23:02:00+00"),
+            (SqlType::TIMESTAMP, "2020-01-05 1:02", "2020-01-05 01:02:00"),
+            (SqlType::TIMESTAMPTZ, "2020-01-05 01:02+02", "2020-01-04 23:02:00+00"),
+            (SqlType::Timestamp { precision: Some(3) }, "2020-01-05 1:02:03.0045", "2020-01-05 01:02:03.005"),
+            (SqlType::TimestampTz { precision: Some(0) }, "1969-12-31 23:59:59.5+00", "1969-12-31 23:59:59+00"),
+            (SqlType::Timestamp { precision: Some(6) }, "1999-12-31 23:59:59.999999", "1999-12-31 23:59:59.999999"),
             (SqlType::Interval, "1 mon 1 hour", "1 mon 01:00:00"),
             (SqlType::Bytea, "\\xDEad", "\\xdead"),
             (SqlType::Uuid, "A0EEBC999C0B4EF8BB6D6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
@@ -239,8 +245,8 @@ mod tests {
             SqlType::Text,
             SqlType::Uuid,
             SqlType::Date,
-            SqlType::Timestamp,
-            SqlType::TimestampTz,
+            SqlType::TIMESTAMP,
+            SqlType::TIMESTAMPTZ,
             SqlType::Interval,
             SqlType::Bytea,
         ] {

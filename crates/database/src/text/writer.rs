@@ -400,11 +400,11 @@ mod tests {
         assert_eq!(texts(&Time64NanosecondArray::from(vec![3_661_500_000_000]), SqlType::Text), text("01:01:01.5"));
         assert_eq!(texts(&Time32SecondArray::from(vec![59]), SqlType::Text), text("00:00:59"));
         assert_eq!(
-            texts(&TimestampNanosecondArray::from(vec![-1]), SqlType::Timestamp),
+            texts(&TimestampNanosecondArray::from(vec![-1]), SqlType::TIMESTAMP),
             text("1969-12-31 23:59:59.999999")
         );
         assert_eq!(
-            texts(&TimestampSecondArray::from(vec![0]).with_timezone("Asia/Tokyo"), SqlType::TimestampTz),
+            texts(&TimestampSecondArray::from(vec![0]).with_timezone("Asia/Tokyo"), SqlType::TIMESTAMPTZ),
             text("1970-01-01 00:00:00+00")
         );
         assert_eq!(texts(&DurationSecondArray::from(vec![90_061]), SqlType::Interval), text("1 day 01:01:01"));

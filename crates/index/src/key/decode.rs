@@ -33,7 +33,7 @@ pub(super) fn pop(column: &KeyColumn, key: &mut &[u8]) -> Result<KeyValue<'stati
         SqlType::Integer => KeyValue::Integer(signed(fixed(4)?, 4) as i32),
         SqlType::Date => KeyValue::Date(signed(fixed(4)?, 4) as i32),
         SqlType::BigInt => KeyValue::BigInt(signed(fixed(8)?, 8) as i64),
-        SqlType::Timestamp | SqlType::TimestampTz => KeyValue::Timestamp(signed(fixed(8)?, 8) as i64),
+        SqlType::Timestamp { .. } | SqlType::TimestampTz { .. } => KeyValue::Timestamp(signed(fixed(8)?, 8) as i64),
         SqlType::Real => {
             let ordered = fixed(4)? as u32;
             KeyValue::Real(f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered }))

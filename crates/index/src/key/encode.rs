@@ -33,7 +33,7 @@ fn push_value(sql_type: SqlType, value: &KeyValue<'_>, key: &mut Vec<u8>) -> Res
             key.extend_from_slice(&(*value as u32 ^ 1 << 31).to_be_bytes());
         }
         (SqlType::BigInt, KeyValue::BigInt(value))
-        | (SqlType::Timestamp | SqlType::TimestampTz, KeyValue::Timestamp(value)) => {
+        | (SqlType::Timestamp { .. } | SqlType::TimestampTz { .. }, KeyValue::Timestamp(value)) => {
             key.extend_from_slice(&(*value as u64 ^ 1 << 63).to_be_bytes());
         }
         (SqlType::Real, KeyValue::Real(value)) => {

@@ -434,6 +434,13 @@ fn push_column(facts: &SessionFacts, rows: &mut Rows, column: &ColumnRow<'_>) {
     };
     let datetime_precision = match column.type_oid {
         1082 => Some(0),
+        1114 | 1184
+            if let Some(
+                SqlType::Timestamp { precision: Some(digits) } | SqlType::TimestampTz { precision: Some(digits) },
+            ) = column.sql_type =>
+        {
+            Some(i64::from(digits))
+        }
         1083 | 1114 | 1184 | 1186 | 1266 => Some(6),
         _ => None,
     };

@@ -528,7 +528,7 @@ const OPERATOR_CLASSES: [(u32, &str, u32, u32); 14] = [
 pub(super) fn operator_class(sql_type: SqlType) -> u32 {
     let input = match sql_type {
         SqlType::Varchar { .. } | SqlType::Json => 25,
-        SqlType::Timestamp => 1184,
+        SqlType::Timestamp { .. } => 1184,
         other => other.oid(),
     };
     OPERATOR_CLASSES.iter().find(|class| class.3 == input).map_or(0, |class| class.0)

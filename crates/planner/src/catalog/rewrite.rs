@@ -651,6 +651,22 @@ impl Rewriter {
         if function.name.0.len() > 1 {
             function.name = ObjectName::from(vec![identifier(&name)]);
         }
+        if let "current_timestamp" | "localtimestamp" = name.as_str()
+            && let Some(digits) = precision_of(function)
+        {
+            let zone =
+                if name == "localtimestamp" { TimezoneInfo::WithoutTimeZone } else { TimezoneInfo::WithTimeZone };
+            function.args = FunctionArguments::None;
+            let now = Expr::Function(function.clone());
+            *expr = Expr::Cast {
+                kind: CastKind::Cast,
+                expr: Box::new(now),
+                data_type: DataType::Timestamp(Some(digits), zone),
+                array: false,
+                format: None,
+            };
+            return;
+        }
         let twin = array_twin(&name);
         let known = matches!(
             name.as_str(),
@@ -1057,6 +1073,18 @@ const AGGREGATES: [&str; 24] = [
     "var_samp",
     "variance",
 ];
+
+/// The precision that is the one argument of a call.
+fn precision_of(function: &Function) -> Option<u64> {
+    let FunctionArguments::List(list) = &function.args else { return None };
+    match list.args.as_slice() {
+        [FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(value)))] => match &value.value {
+            Value::Number(digits, _) => digits.parse().ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
 
 fn cast(expr: &mut Expr) {
     let Expr::Cast { expr: inner, data_type, .. } = expr else { return };

@@ -112,7 +112,7 @@ impl<'a> Datum<'a> {
             (SqlType::Integer, Datum::Int(value)) => KeyValue::Integer(i32::try_from(*value).ok()?),
             (SqlType::BigInt, Datum::Int(value)) => KeyValue::BigInt(*value),
             (SqlType::Date, Datum::Int(value)) => KeyValue::Date(i32::try_from(*value).ok()?),
-            (SqlType::Timestamp | SqlType::TimestampTz, Datum::Int(value)) => KeyValue::Timestamp(*value),
+            (SqlType::Timestamp { .. } | SqlType::TimestampTz { .. }, Datum::Int(value)) => KeyValue::Timestamp(*value),
             (SqlType::Numeric { precision, .. }, Datum::Numeric(value)) => {
                 let fits = value.unsigned_abs() < 10u128.pow(u32::from(precision));
                 if fits { KeyValue::Numeric(*value) } else { return None }

@@ -54,7 +54,7 @@ pub struct Target {
     pub table: Weak<Table>,
     pub def: Arc<TableDef>,
     /// Columns whose texts are to be fitted to their types.
-    pub texts: Vec<(usize, SqlType)>,
+    pub fitted: Vec<(usize, SqlType)>,
     /// Columns that may not be NULL.
     pub required: Vec<usize>,
     /// Over the new row as slots, in the order in which they are checked.

@@ -12,7 +12,7 @@ use arrow::array::{ArrayRef, RecordBatch};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, RowId, SqlType};
+use tidepool_base::{Error, Result, RowId, SqlType, round_microseconds};
 use tidepool_database::text::single;
 use tidepool_database::{
     ChangeWatch, DatabaseVersion, DirectRead, Isolation, LockWait, Locked, RelationName, RowChecks, RowRules,
@@ -810,7 +810,7 @@ impl Run<'_> {
         seen: &Seen,
         transaction: &mut Transaction,
     ) -> Result<()> {
-        for (column, sql_type) in &target.texts {
+        for (column, sql_type) in &target.fitted {
             for values in all.iter_mut() {
                 let value = &mut values[*column];
                 if let Datum::Text(text) = value {
@@ -818,6 +818,8 @@ impl Run<'_> {
                     if *fitted != **text {
                         *value = Datum::Text(fitted.into_owned().into());
                     }
+                } else if let (Datum::Int(us), Some(digits)) = (&mut *value, sql_type.rounds_to()) {
+                    *us = round_microseconds(*us, digits);
                 }
             }
         }

@@ -898,7 +898,7 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
             let mut target = Target {
                 name: RelationName::from(&*def),
                 table: Arc::downgrade(version.table()),
-                texts: texts_of(&def),
+                fitted: fitted_of(&def),
                 required: (0..def.columns.len()).filter(|column| !def.columns[*column].nullable).collect(),
                 checks: checks_of(facts, &compiler, &def, &slots)?,
                 returning,
@@ -925,7 +925,7 @@ fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given
             query.outputs.truncate(target.def.columns.len());
             query.outputs.iter().all(Option::is_some).then_some(())?;
             // What stays is as it was.
-            target.texts.retain(
+            target.fitted.retain(
                 |(text, _)| !matches!(&query.outputs[*text], Some(Expr::Column { column, .. }) if column == text),
             );
             program(Work::Update { query, target }, columns)
@@ -944,12 +944,13 @@ fn is_as_held(def: &TableDef, schema: &DFSchema, first: usize) -> bool {
         })
 }
 
-fn texts_of(def: &TableDef) -> Vec<(usize, SqlType)> {
+/// Columns whose values are made to fit: texts are cut or read, timestamps rounded.
+fn fitted_of(def: &TableDef) -> Vec<(usize, SqlType)> {
     let is_fitted = |sql_type: SqlType| {
         matches!(
             sql_type,
             SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json
-        )
+        ) || sql_type.rounds_to().is_some()
     };
     let columns = def.columns.iter().enumerate();
     columns.filter(|(_, column)| is_fitted(column.sql_type)).map(|(place, column)| (place, column.sql_type)).collect()

@@ -335,7 +335,7 @@ fn key_value(value: &Datum, sql_type: SqlType) -> Option<KeyValue<'static>> {
         (SqlType::Integer, Datum::Int(value)) => KeyValue::Integer(i32::try_from(*value).ok()?),
         (SqlType::BigInt, Datum::Int(value)) => KeyValue::BigInt(*value),
         (SqlType::Date, Datum::Int(value)) => KeyValue::Date(i32::try_from(*value).ok()?),
-        (SqlType::Timestamp | SqlType::TimestampTz, Datum::Int(value)) => KeyValue::Timestamp(*value),
+        (SqlType::Timestamp { .. } | SqlType::TimestampTz { .. }, Datum::Int(value)) => KeyValue::Timestamp(*value),
         (SqlType::Numeric { .. }, Datum::Decimal(value)) => KeyValue::Numeric(*value),
         // What follows the number's key tells a bound from the numbers that are equal to it.
         (SqlType::UnconstrainedNumeric, Datum::Bytes(bytes)) if bytes.len() == NUMERIC_BYTES => {

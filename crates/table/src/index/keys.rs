@@ -160,7 +160,7 @@ fn of_value(sql_type: SqlType, value: Value<'_>) -> Result<KeyValue<'_>> {
         (SqlType::SmallInt, Value::Int(value)) => KeyValue::SmallInt(value as i16),
         (SqlType::Integer, Value::Int(value)) => KeyValue::Integer(value as i32),
         (SqlType::Date, Value::Int(value)) => KeyValue::Date(value as i32),
-        (SqlType::Timestamp | SqlType::TimestampTz, Value::Int(value)) => KeyValue::Timestamp(value),
+        (SqlType::Timestamp { .. } | SqlType::TimestampTz { .. }, Value::Int(value)) => KeyValue::Timestamp(value),
         (_, Value::Int(value)) => KeyValue::BigInt(value),
         (_, Value::Real(value)) => KeyValue::Real(value),
         (_, Value::Double(value)) => KeyValue::DoublePrecision(value),
@@ -197,7 +197,7 @@ pub fn key_value(sql_type: SqlType, array: &ArrayRef, row: usize) -> Result<KeyV
         SqlType::Numeric { .. } => KeyValue::Numeric(array.as_primitive::<Decimal128Type>().value(row)),
         SqlType::UnconstrainedNumeric => KeyValue::Unconstrained(number(array.as_fixed_size_binary().value(row))?),
         SqlType::Date => KeyValue::Date(array.as_primitive::<Date32Type>().value(row)),
-        SqlType::Timestamp | SqlType::TimestampTz => {
+        SqlType::Timestamp { .. } | SqlType::TimestampTz { .. } => {
             KeyValue::Timestamp(array.as_primitive::<TimestampMicrosecondType>().value(row))
         }
         SqlType::Interval => {

@@ -16,7 +16,7 @@ use super::layout::{Column as Slot, Kind, RowLayout, end_at, fixed, put_end};
 use crate::{ColumnDef, TableDef};
 use std::borrow::Cow;
 use std::marker::PhantomData;
-use tidepool_base::{Error, NUMERIC_BYTES, Numeric, Result, SqlState, SqlType};
+use tidepool_base::{Error, NUMERIC_BYTES, Numeric, Result, SqlState, SqlType, round_microseconds};
 use tidepool_index::key::KeyValue;
 
 /// Days since 1970-01-01.
@@ -152,7 +152,7 @@ macro_rules! fixed_type {
                 if !matches!(slot.kind, $kinds) {
                     return Err(writer.mismatch(place));
                 }
-                let value: $bytes = $to(*self);
+                let value: $bytes = $to(*self, writer.def.columns[place].sql_type);
                 writer.put_fixed(place, slot.offset, &value.to_le_bytes());
                 Ok(())
             }
@@ -160,18 +160,18 @@ macro_rules! fixed_type {
     };
 }
 
-fixed_type!(i16, i16, SqlType::SmallInt, |v| v, |v| v, KeyValue::SmallInt, Kind::Int16);
-fixed_type!(i32, i32, SqlType::Integer, |v| v, |v| v, KeyValue::Integer, Kind::Int32);
-fixed_type!(i64, i64, SqlType::BigInt, |v| v, |v| v, KeyValue::BigInt, Kind::Int64);
-fixed_type!(f32, f32, SqlType::Real, |v| v, |v| v, KeyValue::Real, Kind::Float32);
-fixed_type!(f64, f64, SqlType::DoublePrecision, |v| v, |v| v, KeyValue::DoublePrecision, Kind::Float64);
-fixed_type!(Date, i32, SqlType::Date, Date, |v: Date| v.0, |v: Date| KeyValue::Date(v.0), Kind::Date);
+fixed_type!(i16, i16, SqlType::SmallInt, |v| v, |v, _: SqlType| v, KeyValue::SmallInt, Kind::Int16);
+fixed_type!(i32, i32, SqlType::Integer, |v| v, |v, _: SqlType| v, KeyValue::Integer, Kind::Int32);
+fixed_type!(i64, i64, SqlType::BigInt, |v| v, |v, _: SqlType| v, KeyValue::BigInt, Kind::Int64);
+fixed_type!(f32, f32, SqlType::Real, |v| v, |v, _: SqlType| v, KeyValue::Real, Kind::Float32);
+fixed_type!(f64, f64, SqlType::DoublePrecision, |v| v, |v, _: SqlType| v, KeyValue::DoublePrecision, Kind::Float64);
+fixed_type!(Date, i32, SqlType::Date, Date, |v: Date, _: SqlType| v.0, |v: Date| KeyValue::Date(v.0), Kind::Date);
 fixed_type!(
     Timestamp,
     i64,
-    SqlType::Timestamp | SqlType::TimestampTz,
+    SqlType::Timestamp { .. } | SqlType::TimestampTz { .. },
     Timestamp,
-    |v: Timestamp| v.0,
+    |v: Timestamp, to: SqlType| to.rounds_to().map_or(v.0, |digits| round_microseconds(v.0, digits)),
     |v: Timestamp| KeyValue::Timestamp(v.0),
     Kind::Timestamp | Kind::TimestampTz
 );
@@ -863,6 +863,16 @@ mod tests {
         let expected = image(&def, (7i64, "", Some(Decimal(5)), Some("higher"), Some("x"), None::<Date>)).unwrap();
         assert_eq!(changed, expected);
         layout.check(&changed).unwrap();
+    }
+
+    #[test]
+    fn timestamps_are_rounded_to_their_columns_precision() {
+        let sql_type = SqlType::TimestampTz { precision: Some(3) };
+        let def = TableDef::clone(&table(&[("at", sql_type), ("exact", SqlType::TIMESTAMP)]));
+        let layout = RowLayout::new(&def).unwrap();
+        let image = image(&def, (Some(Timestamp(1_600_000_000_001_500)), Some(Timestamp(1_501)))).unwrap();
+        assert_eq!(layout.value(&image, 0), Value::Int(1_600_000_000_002_000));
+        assert_eq!(layout.value(&image, 1), Value::Int(1_501));
     }
 
     #[test]
