@@ -56,15 +56,21 @@ fuzz TARGET SECONDS="3600":
 nightly SECONDS="600":
     tests/nightly {{SECONDS}}
 
-# Every interleaving of the query heap's leases, and many of the page table's, the transactions', the log's, an index's and the
-# row store's. Apart, as the flag would rebuild everything.
+# Every interleaving of the query heap's leases, and many of the page table's, the pool's words', the transactions', the log's, an
+# index's and the row store's. Apart, as the flag would rebuild everything.
 loom:
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-heap --lib --target-dir target/loom lease
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-device --lib --target-dir target/loom interleavings
+    RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-pool --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-txn --lib --target-dir target/loom model
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-log --lib --target-dir target/loom interleavings
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-index --lib --target-dir target/loom model
     RUSTFLAGS="--cfg loom" cargo test --release -p tidepool-table --lib --target-dir target/loom model
+
+# Every interleaving of hosts over the words of a pool, which die, sleep and wake between any two accesses; then with each fence and
+# each swap removed, and with what broke earlier designs put back: how each is found.
+pool-model:
+    TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
 
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:

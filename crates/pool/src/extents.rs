@@ -1,0 +1,179 @@
+//! Extents: who owns which, and how they change hands.
+//!
+//! A byte that a host may still store to is never given to anybody else until that host is known to be dead. So every word
+//! names the incarnation that may store to its extent, and is changed by a swap from the exact word that was read.
+//!
+//! A `Free` word counts nothing: who takes a free extent decides by that word alone, so it does no harm that the same word
+//! comes back. Every other word names an incarnation or the generation in which it was written, and never does.
+
+use crate::layout::HostNumber;
+use crate::memory::{Books, Memory, Outcome};
+use crate::words::{Contents, Database, Extent, Generation, Host, HostState, Kind, Owner, Slot};
+
+impl<M: Memory> Books<M> {
+    /// Takes a free extent for `kind`. What another database left there is zeroed first. False where it is not free, or
+    /// another host was first.
+    pub fn lease(&self, host: Host, database: Database, extent: Extent, kind: Kind) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        let Owner::Free { holds } = owner else { return Ok(false) };
+        if !self.swap(field, owner, Owner::Claimed { by: host })? {
+            return Ok(false);
+        }
+        self.make_ready(host, database, extent, kind, holds)
+    }
+
+    /// An extent that the host has claimed becomes its own.
+    fn make_ready(
+        &self,
+        host: Host,
+        database: Database,
+        extent: Extent,
+        kind: Kind,
+        holds: Contents,
+    ) -> Outcome<bool, M> {
+        if !holds.may_be_shown_to(database) {
+            self.memory.zero(extent)?;
+        }
+        let owned = match kind {
+            Kind::Log => Owner::Log { by: host },
+            kind if kind.is_shared() => Owner::Filling { by: host, kind },
+            kind => Owner::Private { by: host, kind },
+        };
+        self.swap(self.layout.owner(extent), Owner::Claimed { by: host }, owned)
+    }
+
+    /// Says that the host stores to a private extent no more. Until it is [freed](Books::free) it may punch or zero it.
+    pub fn give_back(&self, host: Host, extent: Extent) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        match owner {
+            Owner::Private { by, .. } | Owner::Filling { by, .. } if by == host => {
+                self.swap(field, owner, Owner::Returning { by: host })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The last step of giving back: nobody owns the extent.
+    pub fn free(&self, host: Host, extent: Extent, holds: Contents) -> Outcome<bool, M> {
+        self.swap(self.layout.owner(extent), Owner::Returning { by: host }, Owner::Free { holds })
+    }
+
+    /// Nobody writes to a filled extent again. `generation` is the root's in force.
+    pub fn publish(&self, host: Host, database: Database, extent: Extent, generation: Generation) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        match owner {
+            Owner::Filling { by, kind } if by == host => {
+                self.swap(field, owner, Owner::Shared { database, kind, generation })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Offers a private extent to another host. The giver stores there no more; it has unmapped it.
+    pub fn hand(&self, host: Host, extent: Extent, to: Slot) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        match owner {
+            Owner::Private { by, kind } if by == host => {
+                self.swap(field, owner, Owner::Handed { from: host, to, kind })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes back what was offered and not taken.
+    pub fn take_back(&self, host: Host, extent: Extent) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        match owner {
+            Owner::Handed { from, kind, .. } if from == host => {
+                self.swap(field, owner, Owner::Private { by: host, kind })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes what was offered: with its contents from a host of the same database, zeroed from any other, and where it is not
+    /// known any more whose they were. What it holds now, or `None` where nothing was taken.
+    pub fn take(&self, host: Host, database: Database, extent: Extent) -> Outcome<Option<Contents>, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        let Owner::Handed { from, to, kind } = owner else { return Ok(None) };
+        if to != host.slot {
+            return Ok(None);
+        }
+        let giver = self.load(self.layout.ident(from.slot))?;
+        let is_kept = giver.incarnation == from.incarnation
+            && giver.state != HostState::Free
+            && giver.database == database
+            && database.0 < self.layout.databases;
+        if is_kept {
+            let is_taken = self.swap(field, owner, Owner::Private { by: host, kind })?;
+            return Ok(is_taken.then_some(Contents::Of(database)));
+        }
+        let is_taken = self.swap(field, owner, Owner::Claimed { by: host })?
+            && self.make_ready(host, database, extent, kind, Contents::Unknown)?;
+        Ok(is_taken.then_some(Contents::Zeroes))
+    }
+
+    /// A successor makes what other primaries of its database were writing readable for good and writable for nobody,
+    /// before it runs. How many became orphans.
+    pub fn orphan_others(&self, host: Host, database: Database) -> Outcome<u32, M> {
+        let mut orphaned = 0;
+        for extent in self.layout.all_extents() {
+            let field = self.layout.owner(extent);
+            loop {
+                let owner = self.load(field)?;
+                let (Owner::Log { by } | Owner::Filling { by, .. }) = owner else { break };
+                let ident = self.load(self.layout.ident(by.slot))?;
+                // Of an incarnation that is over, its sweep has taken care.
+                let is_others = by != host && ident.incarnation == by.incarnation && ident.database == database;
+                let Some(kind) = owner.kind().filter(|_| is_others) else { break };
+                if self.swap(field, owner, Owner::Orphan { by, database, kind })? {
+                    orphaned += 1;
+                    break;
+                }
+            }
+        }
+        Ok(orphaned)
+    }
+
+    /// Root `since` of `database` was published, and no host of it may touch what only older ones name. Once true, it stays
+    /// true: roots and holds only grow, and a host that joins holds the root in force. So a primary that finds this out and
+    /// acts on it much later does no harm.
+    pub fn nobody_holds_before(&self, database: Database, since: Generation) -> Outcome<bool, M> {
+        if self.load(self.layout.root(database))?.generation < since {
+            return Ok(false);
+        }
+        for slot in self.layout.all_slots() {
+            let ident = self.load(self.layout.ident(slot))?;
+            if ident.state == HostState::Free || ident.database != database {
+                continue;
+            }
+            if self.load(self.layout.host_number(slot, HostNumber::GenHeld))?.0 < u64::from(since.0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Begins to return an extent that no root from `since` on names, nor a record of the log behind that root's position.
+    /// The caller is the database's primary, or was.
+    pub fn return_shared(&self, host: Host, database: Database, extent: Extent, since: Generation) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        let is_over = match owner {
+            Owner::Shared { database: of, .. } => of == database,
+            // Its writer may still store there as long as it is not dead.
+            Owner::Orphan { by, database: of, .. } => of == database && self.is_gone(by)?,
+            _ => false,
+        };
+        if !is_over || !self.nobody_holds_before(database, since)? {
+            return Ok(false);
+        }
+        self.swap(field, owner, Owner::Returning { by: host })
+    }
+}

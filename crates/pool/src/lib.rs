@@ -1,0 +1,34 @@
+//! The pool: memory that several processes attach to, who of them owns which part of it, and who they are.
+//!
+//! A pool is one or more devices that are divided into extents. A *host* takes a slot for one life, its *incarnation*. An
+//! extent has one owner and one kind, in one word. A database of the pool has one primary, in its `TERM` word, and one
+//! manifest in force, in its `ROOT` word.
+//!
+//! > A byte that a host may still store to is never given to anybody else until that host is known to be dead. A fail-over
+//! > needs none of those bytes.
+//!
+//! So suspicion is enough to take over, and only confirmation frees; no deadline, clock or timeout is part of any proof.
+//! Stores into a mapping cannot be revoked: *where* a late writer can store is of no use to anybody else.
+//!
+//! The transitions of the words ([`hosts`], [`extents`], [`databases`]) are written over the trait [`memory::Memory`]. The model
+//! (`model`) runs them under every interleaving, with hosts that die or sleep between any two accesses, and with each fence
+//! and each swap removed.
+//!
+//! Knows no tables: what a manifest names, what a record means and when a checkpoint is made is others' business.
+
+#![deny(unsafe_code)]
+
+pub mod databases;
+pub mod extents;
+pub mod hosts;
+pub mod layout;
+pub mod liveness;
+pub mod memory;
+pub mod words;
+
+#[cfg(all(test, loom))]
+mod interleavings;
+#[cfg(all(test, not(loom)))]
+mod model;
+#[cfg(all(test, loom))]
+mod sync;

@@ -1,0 +1,116 @@
+//! What the books stand in: 64-bit words of shared memory, and how they are read and changed.
+//!
+//! The transitions of this crate are written once, over [`Memory`]. The model stops them before each access and lets
+//! another host go on, loom explores them on threads, the simulation kills hosts within them, and a mapped pool runs them.
+
+use crate::layout::Layout;
+use crate::words::{Extent, Fault, Word};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// The place of a word: its byte offset in the control area, a multiple of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct At(pub u32);
+
+/// The place of a word of one kind.
+pub struct Field<W> {
+    pub at: At,
+    kind: PhantomData<fn() -> W>,
+}
+
+impl<W> Clone for Field<W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Field<W> {}
+
+impl<W> Field<W> {
+    pub const fn new(at: At) -> Field<W> {
+        Field { at, kind: PhantomData }
+    }
+}
+
+/// Shared words. Loads acquire, stores release, and swaps and fences are sequentially consistent.
+///
+/// `Stop` is why an access was not made: a mapped pool has no reason, a model has many.
+pub trait Memory {
+    type Stop;
+
+    #[track_caller]
+    fn load(&self, at: At) -> Result<u64, Self::Stop>;
+
+    #[track_caller]
+    fn store(&self, at: At, bits: u64) -> Result<(), Self::Stop>;
+
+    /// Puts `to` where `from` is, or says what is there.
+    #[track_caller]
+    fn swap(&self, at: At, from: u64, to: u64) -> Result<Result<(), u64>, Self::Stop>;
+
+    #[track_caller]
+    fn fence(&self) -> Result<(), Self::Stop>;
+
+    /// Fills an extent with zeroes. The caller owns it.
+    #[track_caller]
+    fn zero(&self, extent: Extent) -> Result<(), Self::Stop>;
+}
+
+/// Why a transition did not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble<S> {
+    Stopped(S),
+    /// The books are damaged at this word.
+    Damaged {
+        at: At,
+        fault: Fault,
+    },
+}
+
+impl<S> From<S> for Trouble<S> {
+    fn from(stop: S) -> Trouble<S> {
+        Trouble::Stopped(stop)
+    }
+}
+
+impl<S> fmt::Display for Trouble<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Stopped(_) => f.write_str("stopped"),
+            Trouble::Damaged { at, fault } => write!(f, "the word at byte {} is {fault}", at.0),
+        }
+    }
+}
+
+pub type Outcome<T, M> = Result<T, Trouble<<M as Memory>::Stop>>;
+
+/// The books of a pool in some memory: everything that hosts do to them.
+#[derive(Debug)]
+pub struct Books<M> {
+    pub memory: M,
+    pub layout: Layout,
+}
+
+impl<M: Memory> Books<M> {
+    #[track_caller]
+    pub fn load<W: Word>(&self, field: Field<W>) -> Outcome<W, M> {
+        let bits = self.memory.load(field.at)?;
+        W::read(bits).map_err(|fault| Trouble::Damaged { at: field.at, fault })
+    }
+
+    #[track_caller]
+    pub fn store<W: Word>(&self, field: Field<W>, word: W) -> Outcome<(), M> {
+        Ok(self.memory.store(field.at, word.bits())?)
+    }
+
+    /// Puts `to` where `from` is. False where something else is.
+    #[track_caller]
+    pub fn swap<W: Word>(&self, field: Field<W>, from: W, to: W) -> Outcome<bool, M> {
+        Ok(self.memory.swap(field.at, from.bits(), to.bits())?.is_ok())
+    }
+
+    #[track_caller]
+    pub fn fence(&self) -> Outcome<(), M> {
+        Ok(self.memory.fence()?)
+    }
+}
