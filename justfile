@@ -72,6 +72,14 @@ loom:
 pool-model:
     TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
 
+# Processes over one pool, killed at random moments and at every crash point, and stopped; and a simulated pool whose hosts pause, die
+# and wake between any two accesses.
+pool-kills SECONDS="60" SEED="1":
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-pool --test processes -- --nocapture
+    TIDEPOOL_STRESS_OPERATIONS=1000000 TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_STRESS_FAULTS=10000 \
+        cargo test --release -p tidepool-pool --lib -- simulated each_bit --nocapture
+
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:
     cargo run --release -p tidepool-index --example index_speed -- {{ARGS}}

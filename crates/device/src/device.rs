@@ -5,6 +5,10 @@
 //! up; so [`Device::commit`] reserves the blocks of a range before it is written, and answers with an error where a plain
 //! write would end the process with SIGBUS.
 
+mod shared;
+
+pub use shared::Protection;
+
 use crate::mapping::{
     CACHE_LINE_BYTES, Content, HEADER_BYTES, HUGE_PAGE_BYTES, HeaderCheck, MapOptions, PAGE_BYTES, flush, map,
 };
@@ -64,6 +68,9 @@ pub struct Device {
     huge_pages: AtomicBool,
     /// Every byte behind the header that nobody wrote since the device was opened reads as zero.
     zeroed: AtomicBool,
+    protection: Protection,
+    /// Other processes have it open: its size is nobody's to change.
+    is_shared: bool,
 }
 
 impl Device {
@@ -149,6 +156,9 @@ impl Device {
     /// changed. What is cut off must not be mapped any more.
     pub fn resize(&self, len: usize) -> Result<()> {
         let before = self.len();
+        if self.is_shared {
+            return Err(Error::internal(format!("the size of \"{}\", which is shared, cannot change", self.location)));
+        }
         match &self.source {
             Source::Anonymous { node } => {
                 if len > before {
@@ -230,7 +240,7 @@ impl Device {
                 libc::mmap(
                     address.as_ptr().cast(),
                     len,
-                    libc::PROT_READ | libc::PROT_WRITE,
+                    self.protection.flags(),
                     flags | libc::MAP_FIXED,
                     fd,
                     offset as libc::off_t,
@@ -269,7 +279,8 @@ impl Device {
                 };
                 // Reserved by the first mapping, for all that follow.
                 let tried_len = if *kind == FileSystemKind::Huge { len } else { self.page_size };
-                let flags = file_flags(file, direct, offset, tried_len).map_err(|error| refused(&error))?;
+                let flags =
+                    file_flags(file, direct, self.protection, offset, tried_len).map_err(|error| refused(&error))?;
                 fixed(flags, file.as_raw_fd()).map_err(|error| refused(&error))?;
                 if self.page_size < HUGE_PAGE_BYTES {
                     self.wish_for_huge_pages(address, len);
@@ -488,6 +499,8 @@ fn open_anonymous(location: &Location, size: u64, options: MapOptions, node: Opt
         huge_pages_wanted: options.huge_pages,
         huge_pages: AtomicBool::new(options.huge_pages),
         zeroed: AtomicBool::new(true),
+        protection: Protection::ReadWrite,
+        is_shared: false,
     })
 }
 
@@ -626,6 +639,8 @@ fn prepare_file(
         huge_pages_wanted: options.huge_pages,
         huge_pages: AtomicBool::new(unit >= HUGE_PAGE_BYTES || options.huge_pages),
         zeroed: AtomicBool::new(metadata.len() == 0 || cleared),
+        protection: Protection::ReadWrite,
+        is_shared: false,
     })
 }
 
@@ -686,14 +701,8 @@ fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<De
         .open(path)
         .map_err(|error| Error::io(format_args!("open device \"{shown}\""), &error))?;
     let metadata = device.metadata().map_err(|error| Error::io(format_args!("inspect device \"{shown}\""), &error))?;
-    let sys = format!("/sys/dev/char/{}:{}", libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
-    let attribute = |name: &str| std::fs::read_to_string(format!("{sys}/{name}")).ok()?.trim().parse::<u64>().ok();
-    let Some(device_bytes) = attribute("size").filter(|_| metadata.file_type().is_char_device()) else {
-        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is not a device-DAX device"))
-            .with_hint("For a file on a DAX file system write file:PATH."));
-    };
+    let (device_bytes, unit) = dax_bytes(&metadata, path)?;
     lock(&device, path)?;
-    let unit = attribute("align").map_or(HUGE_PAGE_BYTES, |align| (align as usize).max(HUGE_PAGE_BYTES));
     let len = match size {
         Some(size) => rounded(size, unit)?,
         None => rounded(device_bytes / unit as u64 * unit as u64, unit)?,
@@ -718,7 +727,22 @@ fn open_dax(path: &Path, size: Option<u64>, check: HeaderCheck<'_>) -> Result<De
         huge_pages_wanted: true,
         huge_pages: AtomicBool::new(true),
         zeroed: AtomicBool::new(false),
+        protection: Protection::ReadWrite,
+        is_shared: false,
     })
+}
+
+/// The bytes of a device-DAX device, and its unit.
+fn dax_bytes(metadata: &std::fs::Metadata, path: &Path) -> Result<(u64, usize)> {
+    let sys = format!("/sys/dev/char/{}:{}", libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+    let attribute = |name: &str| std::fs::read_to_string(format!("{sys}/{name}")).ok()?.trim().parse::<u64>().ok();
+    let Some(device_bytes) = attribute("size").filter(|_| metadata.file_type().is_char_device()) else {
+        let shown = path.display();
+        return Err(Error::new(SqlState::WRONG_OBJECT_TYPE, format!("\"{shown}\" is not a device-DAX device"))
+            .with_hint("For a file on a DAX file system write file:PATH."));
+    };
+    let unit = attribute("align").map_or(HUGE_PAGE_BYTES, |align| (align as usize).max(HUGE_PAGE_BYTES));
+    Ok((device_bytes, unit))
 }
 
 /// One process at a time. Released when the file is closed, however the process ends.
@@ -769,16 +793,30 @@ struct FileSystem {
     available_bytes: Option<u64>,
 }
 
+fn stat_of(file: &File) -> io::Result<libc::statfs> {
+    // SAFETY: a plain structure of integers, for which zeroes are valid.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a structure to fill.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(stat)
+}
+
+#[allow(clippy::unnecessary_cast, reason = "the field's type differs between targets")]
+fn magic(stat: &libc::statfs) -> i64 {
+    stat.f_type as i64 & 0xffff_ffff
+}
+
+/// Which kind of file system a file is on.
+fn magic_of(file: &File) -> io::Result<i64> {
+    stat_of(file).map(|stat| magic(&stat))
+}
+
 impl FileSystem {
     fn of(file: &File) -> io::Result<FileSystem> {
-        // SAFETY: a plain structure of integers, for which zeroes are valid.
-        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: an open descriptor and a structure to fill.
-        if unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        #[allow(clippy::unnecessary_cast, reason = "the field's type differs between targets")]
-        let kind = match stat.f_type as i64 & 0xffff_ffff {
+        let stat = stat_of(file)?;
+        let kind = match magic(&stat) {
             TMPFS_MAGIC => FileSystemKind::Memory,
             RAMFS_MAGIC => FileSystemKind::Unlimited,
             HUGETLBFS_MAGIC => FileSystemKind::Huge,
@@ -821,11 +859,17 @@ fn is_unsupported(error: &io::Error) -> bool {
 /// The flags to map the file with. They are tried where the kernel likes: a mapping in place of another that the file system
 /// refuses leaves a hole there, which belongs to any other thread that maps something before the next attempt (ext4 and xfs
 /// refuse MAP_SYNC only once the other mapping is gone).
-fn file_flags(file: &File, direct: &AtomicBool, offset: usize, len: usize) -> io::Result<libc::c_int> {
+fn file_flags(
+    file: &File,
+    direct: &AtomicBool,
+    protection: Protection,
+    offset: usize,
+    len: usize,
+) -> io::Result<libc::c_int> {
     let try_with = |flags: libc::c_int| {
         // SAFETY: a fresh mapping at an address of the kernel's choice, which nobody else knows of and nobody touches.
         unsafe {
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let protection = protection.flags();
             let mapped =
                 libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), offset as libc::off_t);
             if mapped == libc::MAP_FAILED {

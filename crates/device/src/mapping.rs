@@ -4,7 +4,7 @@
 //! addresses agree about huge pages.
 
 use crate::Location;
-use crate::device::Device;
+use crate::device::{Device, Protection};
 use crate::paged::Paged;
 use std::io;
 use std::ops::Range;
@@ -81,6 +81,18 @@ impl Mapping {
         check: HeaderCheck<'_>,
     ) -> Result<Mapping> {
         let device = Device::open(location, size, options, check)?;
+        Mapping::of(device).map_err(|(device, error)| {
+            device.undo_open();
+            error
+        })
+    }
+
+    /// Maps all of a file or DAX device that other processes may have mapped, too ([`Device::open_shared`]).
+    pub fn open_shared(location: &Location, protection: Protection) -> Result<Mapping> {
+        Mapping::of(Device::open_shared(location, protection)?).map_err(|(_, error)| error)
+    }
+
+    fn of(device: Device) -> Result<Mapping, (Device, Error)> {
         let (len, page_size) = (device.len(), device.page_size());
         let mapped = reserve(len, page_size.max(HUGE_PAGE_BYTES))
             .map_err(|error| Error::io(format_args!("reserve addresses for {}", ByteSize(len as u64)), &error))
@@ -97,10 +109,7 @@ impl Mapping {
             });
         match mapped {
             Ok(base) => Ok(Mapping { base, len, page_size, backing: Backing::Device(device) }),
-            Err(error) => {
-                device.undo_open();
-                Err(error)
-            }
+            Err(error) => Err((device, error)),
         }
     }
 
@@ -161,7 +170,8 @@ impl Mapping {
         self.device().is_some_and(Device::needs_commit)
     }
 
-    fn device(&self) -> Option<&Device> {
+    /// What it is mapped of, unless that is the process's own memory.
+    pub fn device(&self) -> Option<&Device> {
         match &self.backing {
             Backing::Device(device) => Some(device),
             Backing::Heap(_) | Backing::Paged(_) => None,
@@ -173,6 +183,15 @@ impl Mapping {
     pub fn commit(&self, range: Range<usize>) -> io::Result<()> {
         match &self.backing {
             Backing::Device(device) => device.commit(range),
+            Backing::Heap(_) | Backing::Paged(_) => Ok(()),
+        }
+    }
+
+    /// Backs all of it with memory. What it holds stays.
+    pub fn populate(&self) -> io::Result<()> {
+        match &self.backing {
+            // SAFETY: all of the mapping is mapped of the device.
+            Backing::Device(device) => unsafe { device.populate(self.base, self.len) },
             Backing::Heap(_) | Backing::Paged(_) => Ok(()),
         }
     }

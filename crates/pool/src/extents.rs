@@ -8,7 +8,8 @@
 
 use crate::layout::HostNumber;
 use crate::memory::{Books, Memory, Outcome};
-use crate::words::{Contents, Database, Extent, Generation, Host, HostState, Kind, Owner, Slot};
+use crate::words::{Contents, Database, Extent, Generation, Host, HostState, Kind, Number, Owner, Slot};
+use tidepool_base::crash_point;
 
 impl<M: Memory> Books<M> {
     /// Takes a free extent for `kind`. What another database left there is zeroed first. False where it is not free, or
@@ -20,6 +21,7 @@ impl<M: Memory> Books<M> {
         if !self.swap(field, owner, Owner::Claimed { by: host })? {
             return Ok(false);
         }
+        crash_point("pool.lease.claimed");
         self.make_ready(host, database, extent, kind, holds)
     }
 
@@ -34,6 +36,7 @@ impl<M: Memory> Books<M> {
     ) -> Outcome<bool, M> {
         if !holds.may_be_shown_to(database) {
             self.memory.zero(extent)?;
+            crash_point("pool.lease.zeroed");
         }
         let owned = match kind {
             Kind::Log => Owner::Log { by: host },
@@ -57,15 +60,25 @@ impl<M: Memory> Books<M> {
 
     /// The last step of giving back: nobody owns the extent.
     pub fn free(&self, host: Host, extent: Extent, holds: Contents) -> Outcome<bool, M> {
+        crash_point("pool.back.returning");
         self.swap(self.layout.owner(extent), Owner::Returning { by: host }, Owner::Free { holds })
     }
 
-    /// Nobody writes to a filled extent again. `generation` is the root's in force.
-    pub fn publish(&self, host: Host, database: Database, extent: Extent, generation: Generation) -> Outcome<bool, M> {
+    /// Nobody writes to a filled extent again. `generation` is the root's in force, `sum` the checksum of its bytes.
+    pub fn publish(
+        &self,
+        host: Host,
+        database: Database,
+        extent: Extent,
+        generation: Generation,
+        sum: Number,
+    ) -> Outcome<bool, M> {
         let field = self.layout.owner(extent);
         let owner = self.load(field)?;
         match owner {
             Owner::Filling { by, kind } if by == host => {
+                self.store(self.layout.sum(extent), sum)?;
+                crash_point("pool.publish.summed");
                 self.swap(field, owner, Owner::Shared { database, kind, generation })
             }
             _ => Ok(false),

@@ -4,12 +4,13 @@
 //! reason: nothing is given to anybody else for that. What an incarnation owned becomes free only when it is `Dead`, which
 //! takes a [`Death`]; and its slot becomes free only after every word that names it was changed.
 
+use crate::death::Death;
 use crate::layout::HostNumber;
-use crate::liveness::Death;
 use crate::memory::{Books, Memory, Outcome};
 use crate::words::{
     Contents, Database, EntryState, Generation, Host, HostState, Ident, Incarnation, Number, Owner, Role, Slot,
 };
+use tidepool_base::crash_point;
 
 /// What was done to the extents of a host that is dead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,6 +132,7 @@ impl<M: Memory> Books<M> {
                         Owner::Orphan { .. } => swept.orphaned += 1,
                         _ => swept.freed += 1,
                     }
+                    crash_point("pool.sweep.one");
                     break;
                 }
             }
@@ -183,6 +185,7 @@ impl<M: Memory> Books<M> {
         if ident.incarnation != host.incarnation || ident.state != HostState::Dead {
             return Ok(false);
         }
+        crash_point("pool.sweep.done");
         self.swap(field, ident, Ident { incarnation: host.incarnation, ..Ident::NEW })
     }
 }

@@ -101,6 +101,7 @@ fn an_extent_goes_from_hand_to_hand_with_what_was_written() {
         let layout = Layout { slots: 2, databases: 1, extents: 1 };
         let books = Ground::default()
             .word(layout.owner(Extent(0)), Owner::Free { holds: Contents::Of(DATA) })
+            .word(layout.sum(Extent(0)), Number(0))
             .content(0)
             .books(layout);
         let other = again(&books);
@@ -110,7 +111,7 @@ fn an_extent_goes_from_hand_to_hand_with_what_was_written() {
                 byte.store(u64::from(slot) + 1, sync::Ordering::Relaxed);
                 assert_eq!(byte.load(sync::Ordering::Relaxed), u64::from(slot) + 1, "two own one extent");
                 if slot == 0 {
-                    assert!(sure(books.publish(host(0), DATA, Extent(0), Generation(1))));
+                    assert!(sure(books.publish(host(0), DATA, Extent(0), Generation(1), Number(1))));
                 } else {
                     assert!(sure(books.give_back(host(1), Extent(0))));
                     assert!(sure(books.free(host(1), Extent(0), Contents::Of(DATA))));

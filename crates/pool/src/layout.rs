@@ -19,6 +19,7 @@
 //! | 860,160 | 4,096 | number of the next event, then zeroes |
 //! | 864,256 | 4,096 × 32 | events: three words each, then 8 bytes of zeroes |
 //! | 995,328 | 8 an extent | `OWNER` words, of every extent of every device that may ever be added |
+//! | behind | 8 an extent | checksums of shared extents, as numbers: the low 60 bits |
 //!
 //! A page of the directory:
 //!
@@ -112,7 +113,7 @@ impl Layout {
 
     /// Bytes of the control area that are used.
     pub fn control_bytes(self) -> usize {
-        OWNERS_AT + self.extents as usize * 8
+        OWNERS_AT + self.extents as usize * 16
     }
 
     /// Extents that the control area takes.
@@ -135,6 +136,11 @@ impl Layout {
     pub fn owner(self, extent: Extent) -> Field<Owner> {
         debug_assert!(extent.0 < self.extents);
         field(OWNERS_AT + extent.0 as usize * 8)
+    }
+
+    /// The checksum of an extent's bytes, from when it was published.
+    pub fn sum(self, extent: Extent) -> Field<Number> {
+        field(OWNERS_AT + (self.extents as usize + extent.0 as usize) * 8)
     }
 
     /// The extent whose owner is at `at`.
@@ -243,7 +249,7 @@ impl Layout {
         for event in 0..EVENTS as u64 {
             words(self.event(event).0.at.0 as usize, 3);
         }
-        words(OWNERS_AT, self.extents as usize);
+        words(OWNERS_AT, 2 * self.extents as usize);
         used.extend((0..DEVICES).map(|device| text(self.device_text(device))));
         used.extend((0..DATABASES as u8).map(|database| text(self.database_text(Database(database)))));
         used.extend((0..SLOTS as u8).map(|slot| text(self.host_text(Slot(slot)))));
@@ -299,7 +305,7 @@ impl HostNumber {
 }
 
 fn at(offset: usize) -> At {
-    // Owners of 2^24 extents end below 2^28.
+    // What is kept of 2^24 extents ends below 2^29.
     At(offset as u32)
 }
 
@@ -317,7 +323,7 @@ mod tests {
         let gaps = layout.gaps();
         assert!(gaps.windows(2).all(|pair| pair[0].end < pair[1].start));
         assert!(gaps.iter().all(|gap| gap.start.is_multiple_of(8) && gap.end.is_multiple_of(8)));
-        assert_eq!(layout.control_bytes(), 995_328 + 81_920);
+        assert_eq!(layout.control_bytes(), 995_328 + 2 * 81_920);
         assert_eq!(layout.control_extents(EXTENT_BYTES_MIN), 1);
         assert_eq!(layout.extent_of(layout.owner(Extent(77)).at), Some(Extent(77)));
         assert_eq!(layout.extent_of(layout.ident(Slot(0)).at), None);

@@ -18,17 +18,46 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(not(loom))]
+pub mod check;
 pub mod databases;
+pub mod death;
+pub mod events;
 pub mod extents;
 pub mod hosts;
 pub mod layout;
+#[cfg(not(loom))]
 pub mod liveness;
+#[cfg(not(loom))]
+pub mod mapped;
+#[cfg(not(loom))]
+pub mod member;
 pub mod memory;
+#[cfg(not(loom))]
+pub mod pool;
+#[cfg(not(loom))]
+pub mod superblock;
 pub mod words;
 
 #[cfg(all(test, loom))]
 mod interleavings;
 #[cfg(all(test, not(loom)))]
 mod model;
-#[cfg(all(test, loom))]
+#[cfg(all(test, not(loom)))]
+mod simulated;
 mod sync;
+#[cfg(not(loom))]
+mod system;
+
+/// Where a test may end the process ([`tidepool_base::crash_point`]).
+pub const CRASH_POINTS: &[&str] = &[
+    "pool.joined",
+    "pool.lease.claimed",
+    "pool.lease.zeroed",
+    "pool.back.returning",
+    "pool.handed",
+    "pool.publish.summed",
+    "pool.sweep.one",
+    "pool.sweep.done",
+    "pool.database.creating",
+];

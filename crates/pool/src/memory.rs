@@ -3,10 +3,11 @@
 //! The transitions of this crate are written once, over [`Memory`]. The model stops them before each access and lets
 //! another host go on, loom explores them on threads, the simulation kills hosts within them, and a mapped pool runs them.
 
-use crate::layout::Layout;
+use crate::layout::{Layout, Text};
 use crate::words::{Extent, Fault, Word};
 use std::fmt;
 use std::marker::PhantomData;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The place of a word: its byte offset in the control area, a multiple of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,7 +52,7 @@ pub trait Memory {
     #[track_caller]
     fn fence(&self) -> Result<(), Self::Stop>;
 
-    /// Fills an extent with zeroes. The caller owns it.
+    /// Fills an extent with zeroes. The caller owns it. What is there stays where the extent's device is away.
     #[track_caller]
     fn zero(&self, extent: Extent) -> Result<(), Self::Stop>;
 }
@@ -112,5 +113,28 @@ impl<M: Memory> Books<M> {
     #[track_caller]
     pub fn fence(&self) -> Outcome<(), M> {
         Ok(self.memory.fence()?)
+    }
+
+    /// Writes a text that is its host's own, and then its checksum.
+    pub fn write_text(&self, text: Text, value: &[u8]) -> Outcome<(), M> {
+        debug_assert!(value.len() <= text.bytes && text.bytes.is_multiple_of(8));
+        let mut bytes = value.to_vec();
+        bytes.resize(text.bytes, 0);
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(word);
+            self.memory.store(At(text.at.0 + index as u32 * 8), u64::from_le_bytes(eight))?;
+        }
+        Ok(self.memory.store(text.checksum(), xxh3_64(&bytes))?)
+    }
+
+    /// The bytes of a text, with the zeroes behind it. `None` where its checksum is wrong: it is damaged, or being written.
+    pub fn read_text(&self, text: Text) -> Outcome<Option<Vec<u8>>, M> {
+        let mut bytes = Vec::with_capacity(text.bytes);
+        for offset in (0..text.bytes as u32).step_by(8) {
+            bytes.extend_from_slice(&self.memory.load(At(text.at.0 + offset))?.to_le_bytes());
+        }
+        let checksum = self.memory.load(text.checksum())?;
+        Ok((xxh3_64(&bytes) == checksum).then_some(bytes))
     }
 }

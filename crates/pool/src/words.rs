@@ -99,39 +99,65 @@ pub trait Word: Copy + Eq + fmt::Debug {
     fn read(bits: u64) -> Result<Self, Fault>;
 }
 
-/// The remainder of `bits`, whose check is zero, by the polynomial `polynomial` of `width` bits without its first. It starts
-/// from ones, so that a word of zeroes is no valid word.
-const fn crc(bits: u64, width: u32, polynomial: u64) -> u64 {
-    let mask = (1 << width) - 1;
-    let mut remainder: u64 = mask;
-    let mut bit = 64;
-    while bit > 0 {
-        bit -= 1;
-        let leads = ((remainder >> (width - 1)) ^ (bits >> bit)) & 1;
-        remainder = (remainder << 1) & mask;
-        if leads == 1 {
-            remainder ^= polynomial;
-        }
-    }
-    remainder
+/// A check: the remainder of a word, its own bits zero, by a polynomial. It starts from ones, so that a word of zeroes is no
+/// valid word.
+struct Crc {
+    width: u32,
+    /// The remainders of each first byte, aligned to the left.
+    table: [u16; 256],
 }
+
+impl Crc {
+    /// `polynomial`: without its first term.
+    const fn new(width: u32, polynomial: u16) -> Crc {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let mut remainder = (byte as u16) << 8;
+            let mut bit = 0;
+            while bit < 8 {
+                let leads = remainder >> 15 == 1;
+                remainder <<= 1;
+                if leads {
+                    remainder ^= polynomial << (16 - width);
+                }
+                bit += 1;
+            }
+            table[byte] = remainder;
+            byte += 1;
+        }
+        Crc { width, table }
+    }
+
+    fn of(&self, bits: u64) -> u64 {
+        let mut remainder = u16::MAX << (16 - self.width);
+        for byte in bits.to_be_bytes() {
+            remainder = remainder << 8 ^ self.table[usize::from((remainder >> 8) as u8 ^ byte)];
+        }
+        u64::from(remainder >> (16 - self.width))
+    }
+}
+
+static CRC_16: Crc = Crc::new(16, 0x1021);
+static CRC_8: Crc = Crc::new(8, 0x2f);
+static CRC_4: Crc = Crc::new(4, 0x3);
 
 const OWNER_CHECK_SHIFT: u32 = 32;
 
 /// CRC-16 of the 48 bits around it.
-const fn owner_check(bits: u64) -> u64 {
-    crc(bits & !(0xffff << OWNER_CHECK_SHIFT), 16, 0x1021) << OWNER_CHECK_SHIFT
+fn owner_check(bits: u64) -> u64 {
+    CRC_16.of(bits & !(0xffff << OWNER_CHECK_SHIFT)) << OWNER_CHECK_SHIFT
 }
 
-const fn check8(bits: u64) -> u64 {
-    crc(bits & !0xff, 8, 0x2f)
+fn check8(bits: u64) -> u64 {
+    CRC_8.of(bits & !0xff)
 }
 
-const fn checked8(bits: u64) -> u64 {
+fn checked8(bits: u64) -> u64 {
     bits | check8(bits)
 }
 
-const fn valid8(bits: u64) -> Result<u64, Fault> {
+fn valid8(bits: u64) -> Result<u64, Fault> {
     if bits & 0xff == check8(bits) { Ok(bits) } else { Err(Fault { bits }) }
 }
 
@@ -758,7 +784,7 @@ impl Number {
 impl Word for Number {
     fn bits(self) -> u64 {
         let bits = self.0.min(Number::MAX.0) << 4;
-        bits | crc(bits, 4, 0x3)
+        bits | CRC_4.of(bits)
     }
 
     fn read(bits: u64) -> Result<Number, Fault> {

@@ -12,8 +12,8 @@
 //! A fence or a swap can be removed where the code has it: a fence then does nothing, and a swap becomes a load, a
 //! comparison and a plain store.
 
+use crate::death::{Death, Evidence};
 use crate::layout::Layout;
-use crate::liveness::{Death, Evidence};
 use crate::memory::{At, Books, Field, Memory, Trouble};
 use crate::words::{Extent, Word};
 use std::cell::{Cell, RefCell};

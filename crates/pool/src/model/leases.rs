@@ -2,8 +2,8 @@
 
 use super::Subject;
 use super::engine::{Next, Run, Scenario, Step, content};
+use crate::death::verdict_of_lock;
 use crate::layout::{HostNumber, Layout};
-use crate::liveness::verdict_of_lock;
 use crate::memory::{At, Memory};
 use crate::words::{
     Contents, Database, Entry, EntryState, Extent, Host, HostState, Ident, Incarnation, Kind, Number, Owner, Role, Slot,
@@ -226,7 +226,7 @@ fn join(_: Option<()>) -> Scenario {
                 }
                 // It has unmapped all and knows that of itself.
                 _ => {
-                    books.confirm(me, &crate::liveness::Death::by(crate::liveness::Evidence::Itself))?;
+                    books.confirm(me, &crate::death::Death::by(crate::death::Evidence::Itself))?;
                     Ok(Next::End)
                 }
             }
@@ -256,7 +256,7 @@ fn join(_: Option<()>) -> Scenario {
                     Ok(if is_dead == [true, true] { Next::Goto(3) } else { Next::End })
                 }
                 3 => {
-                    books.confirm(life, &crate::liveness::Death::by(crate::liveness::Evidence::ProcessEnded))?;
+                    books.confirm(life, &crate::death::Death::by(crate::death::Evidence::ProcessEnded))?;
                     Ok(Next::Goto(4))
                 }
                 4 => {
@@ -512,7 +512,7 @@ fn forgotten(_: Option<()>) -> Scenario {
         let books = run.books();
         match procedure {
             0 => {
-                books.confirm(host(0), &crate::liveness::Death::by(crate::liveness::Evidence::Operator))?;
+                books.confirm(host(0), &crate::death::Death::by(crate::death::Evidence::Operator))?;
                 Ok(Next::Goto(1))
             }
             1 => {

@@ -25,6 +25,9 @@ fn ground(name: &'static str, hosts: &[crate::words::Database]) -> Scenario {
     slots(&mut scenario, hosts);
     scenario.word("ROOT", scenario.layout.root(DATA), root(1, 1));
     scenario.word("OWNER 0", scenario.layout.owner(Extent(0)), Owner::Control);
+    for extent in [1, 2] {
+        scenario.word(format!("sum of extent {extent}"), scenario.layout.sum(Extent(extent)), Number(0));
+    }
     scenario
 }
 
@@ -120,7 +123,7 @@ fn reclaim(mutant: Option<Reclaim>, has_zombie: bool) -> Scenario {
                 Ok(Next::Goto(7))
             }
             7 => {
-                let is_there = books.publish(me, DATA, Extent(1), since)?;
+                let is_there = books.publish(me, DATA, Extent(1), since, Number(7))?;
                 Ok(if is_there { Next::Goto(8) } else { Next::End })
             }
             _ => {
@@ -436,7 +439,7 @@ fn orphans(mutant: Option<Orphans>) -> Scenario {
             books.memory.store(content(2, 0), 7)?;
             return Ok(Next::Goto(1));
         }
-        books.publish(host(0), DATA, Extent(2), Generation(1))?;
+        books.publish(host(0), DATA, Extent(2), Generation(1), Number(7))?;
         Ok(Next::End)
     });
     scenario.actor("successor", false, move |run, procedure, locals| {

@@ -1,0 +1,165 @@
+//! The memory of a pool as this process has it mapped.
+
+#![allow(unsafe_code, reason = "words and extents of mappings, whose proofs are here")]
+
+use crate::layout::{DEVICES, PAGE_BYTES};
+use crate::memory::{At, Memory};
+use crate::sync;
+use crate::words::Extent;
+use std::convert::Infallible;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use tidepool_base::Result;
+use tidepool_device::{Device, Mapping};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// One device, and which extents it has.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub mapping: Mapping,
+    pub first: Extent,
+    pub extents: u32,
+}
+
+/// The first page of a device, a word at a time, as others may be writing it.
+pub(crate) fn first_page(mapping: &Mapping) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    for (index, eight) in page.chunks_exact_mut(8).enumerate() {
+        eight.copy_from_slice(&sync::load(first_word(mapping, index)).to_le_bytes());
+    }
+    page
+}
+
+pub(crate) fn write_first_page(mapping: &Mapping, page: &[u8; PAGE_BYTES]) -> Result<()> {
+    for (index, bytes) in page.chunks_exact(8).enumerate() {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(bytes);
+        sync::store(first_word(mapping, index), u64::from_le_bytes(eight));
+    }
+    mapping.persist(0..PAGE_BYTES)
+}
+
+fn first_word(mapping: &Mapping, index: usize) -> &AtomicU64 {
+    assert!(index < PAGE_BYTES / 8 && mapping.len() >= PAGE_BYTES);
+    // SAFETY: inside the first page of a mapping that lives as long as what is returned, and aligned. All use it as atomic
+    // words alone.
+    unsafe { AtomicU64::from_ptr(mapping.base().as_ptr().add(index * 8).cast()) }
+}
+
+/// All devices that are there. Device 0 always is.
+#[derive(Debug)]
+pub struct Mapped {
+    parts: [OnceLock<Part>; DEVICES],
+    control_bytes: usize,
+    extent_bytes: usize,
+    /// A word is flushed from the processor's cache as it is changed.
+    is_flushed: bool,
+}
+
+impl Mapped {
+    /// The caller says how much of device 0 is the control area, which is not more than is mapped.
+    pub(crate) fn new(first: Part, control_bytes: usize, extent_bytes: usize) -> Mapped {
+        assert!(control_bytes <= first.mapping.len(), "the books are on device 0");
+        assert!(first.mapping.base().addr().get().is_multiple_of(8), "a mapping begins with a page");
+        let is_flushed = first.mapping.device().is_some_and(Device::outlives_machine);
+        let mapped = Mapped { parts: [const { OnceLock::new() }; DEVICES], control_bytes, extent_bytes, is_flushed };
+        mapped.add(0, first);
+        mapped
+    }
+
+    /// A device that was mapped later. It stays mapped as long as the pool is open.
+    pub(crate) fn add(&self, device: usize, part: Part) {
+        assert!(
+            part.extents as usize <= part.mapping.len() / self.extent_bytes,
+            "a device has the extents that it says"
+        );
+        assert!(self.parts[device].set(part).is_ok(), "a device is mapped once");
+    }
+
+    pub(crate) fn part(&self, device: usize) -> Option<&Part> {
+        self.parts[device].get()
+    }
+
+    pub(crate) fn first_device(&self) -> &Device {
+        let first = self.parts[0].get().expect("device 0 is always there");
+        first.mapping.device().expect("a pool is mapped of devices")
+    }
+
+    fn part_of(&self, extent: Extent) -> Option<(&Part, usize)> {
+        self.parts.iter().filter_map(OnceLock::get).find_map(|part| {
+            let index = extent.0.checked_sub(part.first.0).filter(|index| *index < part.extents)?;
+            Some((part, index as usize * self.extent_bytes))
+        })
+    }
+
+    /// Where an extent is in this process, and how long. `None` where its device is away.
+    pub fn extent(&self, extent: Extent) -> Option<(NonNull<u8>, usize)> {
+        let (part, offset) = self.part_of(extent)?;
+        // SAFETY: `add` has compared the extents with what is mapped.
+        Some((unsafe { part.mapping.base().add(offset) }, self.extent_bytes))
+    }
+
+    /// The checksum of an extent's bytes, as the books keep it.
+    ///
+    /// # Safety
+    /// Nobody stores to the extent meanwhile: it is shared, or the caller's own.
+    pub(crate) unsafe fn sum(&self, extent: Extent) -> Option<u64> {
+        let (base, len) = self.extent(extent)?;
+        // SAFETY: mapped as long as `self` is, and constant by the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts(base.as_ptr(), len) };
+        Some(xxh3_64(bytes) & crate::words::Number::MAX.0)
+    }
+
+    fn word(&self, at: At) -> &AtomicU64 {
+        let offset = at.0 as usize;
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.control_bytes, "{at:?} is no word of the books");
+        let first = self.parts[0].get().expect("device 0 is always there");
+        // SAFETY: inside the mapping, as `new` has compared, and aligned. All of this process and of others use these words
+        // as atomic ones alone; the mapping lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(first.mapping.base().as_ptr().add(offset).cast()) }
+    }
+
+    /// On memory that outlives the machine, a word is durable before anything is done that rests on it.
+    fn flush(&self, at: At) {
+        if self.is_flushed {
+            let first = self.parts[0].get().expect("device 0 is always there");
+            let offset = at.0 as usize;
+            // Cache lines of a live mapping: nothing of it can fail.
+            first.mapping.persist(offset..offset + 8).expect("cache lines are flushed");
+        }
+    }
+}
+
+impl Memory for Mapped {
+    type Stop = Infallible;
+
+    fn load(&self, at: At) -> std::result::Result<u64, Infallible> {
+        Ok(sync::load(self.word(at)))
+    }
+
+    fn store(&self, at: At, bits: u64) -> std::result::Result<(), Infallible> {
+        sync::store(self.word(at), bits);
+        self.flush(at);
+        Ok(())
+    }
+
+    fn swap(&self, at: At, from: u64, to: u64) -> std::result::Result<std::result::Result<(), u64>, Infallible> {
+        let swapped = sync::swap(self.word(at), from, to);
+        self.flush(at);
+        Ok(swapped)
+    }
+
+    fn fence(&self) -> std::result::Result<(), Infallible> {
+        sync::full_fence();
+        Ok(())
+    }
+
+    fn zero(&self, extent: Extent) -> std::result::Result<(), Infallible> {
+        if let Some((part, offset)) = self.part_of(extent) {
+            // SAFETY: inside the mapping, and the caller owns the extent: nobody else stores there or reads it.
+            unsafe { part.mapping.base().add(offset).write_bytes(0, self.extent_bytes) };
+        }
+        Ok(())
+    }
+}

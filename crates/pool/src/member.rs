@@ -1,0 +1,423 @@
+//! A host of this process: it joins, beats, leases and leaves.
+//!
+//! The lock on the byte of its slot, of the first device as this process has it open, is taken before the slot is, and is
+//! released by the kernel however the process ends. A thread of its own beats.
+
+use crate::death::{Death, Evidence};
+use crate::layout::HostNumber;
+use crate::pool::{HostText, Pool, check_name};
+use crate::system;
+use crate::words::{
+    Contents, Database, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner, Role,
+    Slot,
+};
+use parking_lot::{Condvar, Mutex};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tidepool_base::{Error, Result, SqlState, crash_point};
+
+/// How often a host beats by default: a watcher that waits for 200 ms then suspects nobody falsely under load.
+pub const BEAT: Duration = Duration::from_millis(5);
+
+/// Who joins.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    pub name: String,
+    pub version: String,
+    pub role: Role,
+    /// By name; none for tools.
+    pub database: Option<String>,
+    pub address: String,
+    pub control_socket: String,
+    pub beat: Duration,
+}
+
+impl JoinOptions {
+    pub fn tool(name: &str) -> JoinOptions {
+        JoinOptions {
+            name: name.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            role: Role::Tool,
+            database: None,
+            address: String::new(),
+            control_socket: String::new(),
+            beat: BEAT,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stop {
+    is_asked: Mutex<bool>,
+    asked: Condvar,
+}
+
+/// One life of a host. Leaves when it is dropped.
+#[derive(Debug)]
+pub struct Member {
+    pool: Arc<Pool>,
+    host: Host,
+    database: Database,
+    /// Where the last lease was found.
+    hint: AtomicU32,
+    stop: Arc<Stop>,
+    beats: Option<JoinHandle<()>>,
+    has_left: bool,
+}
+
+impl Member {
+    /// Takes a free slot. 53300 where there is none, 3D000 where the database does not exist.
+    pub fn join(pool: Arc<Pool>, options: &JoinOptions) -> Result<Member> {
+        check_name("host name", &options.name, 63)?;
+        let database = match &options.database {
+            Some(name) => pool.database(name)?,
+            None => Database::NONE,
+        };
+        let Some(host) = take_slot(&pool, options, database)? else {
+            return Err(Error::new(
+                SqlState::TOO_MANY_CONNECTIONS,
+                format!("pool \"{}\" has no free slot for a host", pool.location()),
+            )
+            .with_hint("Stop a host, or forget one that is dead: tidepool pool forget."));
+        };
+        let stop = Arc::new(Stop::default());
+        let beats = {
+            let (pool, stop, period) = (Arc::clone(&pool), Arc::clone(&stop), options.beat);
+            std::thread::Builder::new()
+                .name("tidepool-beat".to_owned())
+                .spawn(move || beat(&pool, host, &stop, period))
+                .map_err(|error| Error::io("start a thread", &error))
+        };
+        let hint = AtomicU32::new(0);
+        let mut member = Member { pool, host, database, hint, stop, beats: None, has_left: false };
+        member.beats = Some(beats?);
+        member.attach()?;
+        Ok(member)
+    }
+
+    fn attach(&self) -> Result<()> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        if self.database != Database::NONE {
+            // Looked at again, now that whoever drops it sees this host.
+            let entry = pool.told(books.load(books.layout.entry(self.database)))?;
+            if entry.state != EntryState::Live {
+                return Err(Error::new(SqlState::INVALID_CATALOG_NAME, "the database is being dropped"));
+            }
+            pool.told(books.hold_root(self.host, self.database))?;
+        }
+        if !pool.told(books.advance(self.host, HostState::Attached))? {
+            return Err(self.fenced());
+        }
+        pool.record(EventKind::Joined, self.host.slot, self.host.incarnation.0.into())
+    }
+
+    fn fenced(&self) -> Error {
+        Error::new(SqlState::ADMIN_SHUTDOWN, format!("{} was taken for dead by another host", self.host))
+            .with_hint("It must stop, and may join again.")
+    }
+
+    pub fn host(&self) -> Host {
+        self.host
+    }
+
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    pub fn database(&self) -> Database {
+        self.database
+    }
+
+    /// Nobody took the host for dead.
+    pub fn is_current(&self) -> Result<bool> {
+        self.pool.told(self.pool.books().is_current(self.host))
+    }
+
+    /// Takes `count` free extents for `kind`: all, or none (53200). What another database left there reads as zeroes.
+    pub fn lease(&self, kind: Kind, count: usize) -> Result<Vec<Extent>> {
+        if !self.is_current()? {
+            return Err(self.fenced());
+        }
+        let (pool, books) = (&self.pool, self.pool.books());
+        let extents = books.layout.extents;
+        let start = self.hint.load(Ordering::Relaxed);
+        let mut leased = Vec::with_capacity(count);
+        for extent in (start..extents).chain(0..start.min(extents)).map(Extent) {
+            if leased.len() == count {
+                break;
+            }
+            if pool.is_there(extent) && pool.told(books.lease(self.host, self.database, extent, kind))? {
+                leased.push(extent);
+                self.hint.store(extent.0 + 1, Ordering::Relaxed);
+            }
+        }
+        if leased.len() < count {
+            let found = leased.len();
+            leased.into_iter().try_for_each(|extent| self.give_back(extent))?;
+            return Err(Error::new(SqlState::OUT_OF_MEMORY, format!("pool \"{}\" is full", pool.location()))
+                .with_detail(format!("{count} extents are wanted and {found} are free."))
+                .with_hint("Stop a host or add a device."));
+        }
+        Ok(leased)
+    }
+
+    /// Where an extent of its own, or one that it may read, is in this process.
+    pub fn extent(&self, extent: Extent) -> Result<(NonNull<u8>, usize)> {
+        self.pool.extent(extent)
+    }
+
+    fn done(&self, is_done: bool, extent: Extent) -> Result<()> {
+        if is_done {
+            return Ok(());
+        }
+        if !self.is_current()? {
+            return Err(self.fenced());
+        }
+        let owner = self.pool.told(self.pool.books().load(self.pool.layout().owner(extent)))?;
+        Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("extent {} is not the host's to change: it is {}", extent.0, owner.text()),
+        ))
+    }
+
+    /// Gives an extent of its own back. Nothing of this process stores there any more.
+    pub fn give_back(&self, extent: Extent) -> Result<()> {
+        let books = self.pool.books();
+        let is_done = self.pool.told(books.give_back(self.host, extent))?
+            && self.pool.told(books.free(self.host, extent, books.contents_of(self.database)))?;
+        self.done(is_done, extent)
+    }
+
+    /// Offers a private extent to another host, with what it holds.
+    pub fn hand(&self, extent: Extent, to: Slot) -> Result<()> {
+        let is_done = self.pool.told(self.pool.books().hand(self.host, extent, to))?;
+        crash_point("pool.handed");
+        self.done(is_done, extent)
+    }
+
+    pub fn take_back(&self, extent: Extent) -> Result<()> {
+        let is_done = self.pool.told(self.pool.books().take_back(self.host, extent))?;
+        self.done(is_done, extent)
+    }
+
+    /// Takes what another host offered. What it holds now: bytes of the database, or zeroes.
+    pub fn take(&self, extent: Extent) -> Result<Contents> {
+        // Refused where it could not be zeroed.
+        self.pool.extent(extent)?;
+        let taken = self.pool.told(self.pool.books().take(self.host, self.database, extent))?;
+        self.done(taken.is_some(), extent)?;
+        Ok(taken.unwrap_or(Contents::Unknown))
+    }
+
+    /// What was offered to this host and can be taken.
+    pub fn offered(&self) -> Result<Vec<Extent>> {
+        let books = self.pool.books();
+        let mut offered = Vec::new();
+        for extent in books.layout.all_extents() {
+            let owner = self.pool.told(books.load(books.layout.owner(extent)))?;
+            if matches!(owner, Owner::Handed { to, .. } if to == self.host.slot) {
+                offered.push(extent);
+            }
+        }
+        Ok(offered)
+    }
+
+    /// Nobody writes to an extent that this host was filling any more; its checksum is kept.
+    pub fn publish(&self, extent: Extent, generation: Generation) -> Result<()> {
+        let books = self.pool.books();
+        let owner = self.pool.told(books.load(books.layout.owner(extent)))?;
+        let is_filling = matches!(owner, Owner::Filling { by, .. } if by == self.host);
+        self.done(is_filling, extent)?;
+        let sum = Number(self.sum_of_own(extent)?);
+        let is_done = self.pool.told(books.publish(self.host, self.database, extent, generation, sum))?;
+        self.done(is_done, extent)
+    }
+
+    #[allow(unsafe_code, reason = "the extent is this host's own")]
+    fn sum_of_own(&self, extent: Extent) -> Result<u64> {
+        self.pool.extent(extent)?;
+        // SAFETY: the word says that this incarnation alone stores there, and it stores no more, as it publishes.
+        Ok(unsafe { self.pool.books().memory.sum(extent) }.unwrap_or(0))
+    }
+
+    /// Makes a database. 42P04 where there is one of this name, 53000 where the directory is full.
+    pub fn create_database(&self, name: &str, quota_extents: u64) -> Result<Database> {
+        check_name("database name", name, 63)?;
+        let (pool, books) = (&self.pool, self.pool.books());
+        if name.is_empty() || pool.databases()?.iter().any(|view| view.name == name) {
+            return Err(Error::new(
+                SqlState::DUPLICATE_DATABASE,
+                format!("database \"{name}\" already exists in pool \"{}\"", pool.location()),
+            ));
+        }
+        for database in books.layout.all_databases() {
+            let field = books.layout.entry(database);
+            let entry = pool.told(books.load(field))?;
+            let making = Entry { life: entry.life + 1, state: EntryState::Creating, by: self.host.slot };
+            if entry.state != EntryState::Free || !pool.told(books.swap(field, entry, making))? {
+                continue;
+            }
+            crash_point("pool.database.creating");
+            let mut text = [0; crate::layout::NAME_BYTES + 16];
+            text[..name.len()].copy_from_slice(name.as_bytes());
+            let identity = system::random_identity().map_err(|error| Error::io("get random bytes", &error))?;
+            text[crate::layout::NAME_BYTES..].copy_from_slice(&identity);
+            pool.told(books.write_text(books.layout.database_text(database), &text))?;
+            pool.told(books.store(books.layout.quota(database), Number(quota_extents)))?;
+            let is_made = pool.told(books.swap(field, making, Entry { state: EntryState::Live, ..making }))?;
+            if !is_made {
+                return Err(self.fenced());
+            }
+            pool.record(EventKind::DatabaseMade, self.host.slot, database.0.into())?;
+            return Ok(database);
+        }
+        Err(Error::new(
+            SqlState::INSUFFICIENT_RESOURCES,
+            format!("pool \"{}\" has no room for a database", pool.location()),
+        )
+        .with_detail(format!("It has {} places.", crate::words::DATABASES)))
+    }
+
+    /// Drops a database that no host is attached to: its shared extents and orphans are free. 55006 otherwise.
+    pub fn drop_database(&self, name: &str) -> Result<u32> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let database = pool.database(name)?;
+        let field = books.layout.entry(database);
+        let entry = pool.told(books.load(field))?;
+        let dropping = Entry { state: EntryState::Dropping, by: self.host.slot, ..entry };
+        if entry.state != EntryState::Live || !pool.told(books.swap(field, entry, dropping))? {
+            return Err(Error::new(SqlState::OBJECT_IN_USE, format!("database \"{name}\" is being changed")));
+        }
+        // Hosts that join look at the entry after they can be seen.
+        pool.told(books.fence())?;
+        if let Some(host) = pool.hosts()?.into_iter().find(|view| view.ident.database == database) {
+            pool.told(books.swap(field, dropping, entry))?;
+            return Err(Error::new(SqlState::OBJECT_IN_USE, format!("database \"{name}\" is being accessed"))
+                .with_detail(format!("{} is {}.", host.host, host.ident.state.text())));
+        }
+        let mut freed = 0;
+        for extent in books.layout.all_extents() {
+            let owner_field = books.layout.owner(extent);
+            let owner = pool.told(books.load(owner_field))?;
+            let is_its = match owner {
+                Owner::Shared { database: of, .. } => of == database,
+                Owner::Orphan { database: of, by, .. } => of == database && pool.told(books.is_gone(by))?,
+                _ => false,
+            };
+            if is_its && pool.told(books.swap(owner_field, owner, Owner::Returning { by: self.host }))? {
+                pool.told(books.free(self.host, extent, Contents::Of(database)))?;
+                freed += 1;
+            }
+        }
+        pool.told(books.swap(field, dropping, Entry { state: EntryState::Free, ..dropping }))?;
+        pool.record(EventKind::DatabaseDropped, self.host.slot, database.0.into())?;
+        Ok(freed)
+    }
+
+    /// Leaves, as dropping it does, and says what went wrong with that.
+    pub fn leave(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.has_left, true) {
+            return Ok(());
+        }
+        *self.stop.is_asked.lock() = true;
+        self.stop.asked.notify_all();
+        if let Some(beats) = self.beats.take() {
+            // It panics at nothing.
+            let _ = beats.join();
+        }
+        let pool = &self.pool;
+        // Whoever took it for dead: nothing of it stores to the pool from here on.
+        pool.told(pool.books().advance(self.host, HostState::Leaving))?;
+        let result = bury(pool, self.host, &Death::by(Evidence::Itself), EventKind::Left);
+        let _ = pool.books().memory.first_device().unlock_byte(self.host.slot.0.into());
+        pool.own().lock().remove(&self.host.slot);
+        result.map(drop)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // What is left of it is found and freed as if it had been killed.
+        let _ = self.end();
+    }
+}
+
+/// Confirms a death, frees what is free then, and gives the slot away. False when another host did all of it.
+pub(crate) fn bury(pool: &Pool, host: Host, death: &Death, kind: EventKind) -> Result<bool> {
+    let books = pool.books();
+    if pool.told(books.confirm(host, death))? {
+        pool.record(kind, host.slot, host.incarnation.0.into())?;
+    }
+    let Some(swept) = pool.told(books.sweep(host))? else { return Ok(false) };
+    if swept.freed + swept.orphaned > 0 {
+        pool.record(EventKind::Swept, host.slot, u64::from(swept.freed))?;
+    }
+    pool.told(books.free_slot(host))
+}
+
+fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Result<Option<Host>> {
+    let books = pool.books();
+    let mut own = pool.own().lock();
+    for slot in books.layout.all_slots().filter(|slot| !own.contains(slot)).collect::<Vec<_>>() {
+        let ident = pool.told(books.load(books.layout.ident(slot)))?;
+        if ident.state != HostState::Free {
+            continue;
+        }
+        let device = books.memory.first_device();
+        let locked = device.lock_byte(slot.0.into()).map_err(|error| Error::io("lock a byte of the pool", &error))?;
+        if !locked {
+            continue;
+        }
+        let Some(host) = pool.told(books.join(slot, options.role, database))? else {
+            let _ = device.unlock_byte(slot.0.into());
+            continue;
+        };
+        own.insert(slot);
+        crash_point("pool.joined");
+        let pid = std::process::id();
+        let (device_number, inode) = device.kernel_identity()?;
+        let text = HostText {
+            name: options.name.clone(),
+            version: options.version.clone(),
+            boot_id: system::boot_id(),
+            pid,
+            start: system::started(pid).unwrap_or(0),
+            process_namespace: system::process_namespace(),
+            lock_on: format!("{device_number}:{inode}"),
+            address: options.address.clone(),
+            control_socket: options.control_socket.clone(),
+        };
+        pool.told(books.write_text(books.layout.host_text(slot), &text.to_bytes()))?;
+        beat_once(pool, host, 1)?;
+        return Ok(Some(host));
+    }
+    Ok(None)
+}
+
+fn beat_once(pool: &Pool, host: Host, beats: u64) -> Result<()> {
+    let books = pool.books();
+    let store = |which, value| pool.told(books.store(books.layout.host_number(host.slot, which), Number(value)));
+    store(HostNumber::MonotonicUs, system::monotonic_us())?;
+    store(HostNumber::WallUs, system::wall_us())?;
+    store(HostNumber::Beats, beats)
+}
+
+fn beat(pool: &Pool, host: Host, stop: &Stop, period: Duration) {
+    system::come_first();
+    let mut is_asked = stop.is_asked.lock();
+    for beats in 2.. {
+        if *is_asked {
+            return;
+        }
+        // A damaged word is told by those that need it.
+        let _ = beat_once(pool, host, beats);
+        stop.asked.wait_for(&mut is_asked, period);
+    }
+}

@@ -1,0 +1,580 @@
+//! A pool on its devices: made, opened, looked at and destroyed.
+//!
+//! Nothing of a pool's size or place changes after it was made, and no hole is ever punched: what is dealt out is memory
+//! that is there. So devices that can neither grow nor shrink (device DAX, famfs) serve as well as tmpfs, hugetlbfs, files and
+//! fsdax.
+
+use crate::layout::{
+    DEVICES, EVENTS, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, HostNumber, Layout, NAME_BYTES, PAGE_BYTES, SEGMENTS, TERMS,
+};
+use crate::mapped::{Mapped, Part, first_page, write_first_page};
+use crate::memory::{Books, Memory, Outcome, Trouble};
+use crate::superblock::{FirstPage, LABEL_BYTES, Superblock};
+use crate::system;
+use crate::words::{
+    Contents, Database, DeviceState, DeviceWord, End, Entry, EntryState, EventHead, EventKind, EventPart, Extent,
+    First, Host, HostState, Ident, Number, Owner, Reign, Root, Seal, Segment, Slot, Term,
+};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::ptr::NonNull;
+use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_device::{Content, Location, MapOptions, Mapping, Protection};
+
+/// From here on extents are larger by default: what is kept of each of them stays small.
+const LARGE_POOL_BYTES: u64 = 1 << 40;
+const LARGE_EXTENT_BYTES: u64 = 16 << 20;
+
+/// What a pool is made of.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// The first has the books. Without a size, all of an existing file or DAX device.
+    pub devices: Vec<(Location, Option<u64>)>,
+    pub extent_bytes: Option<u64>,
+    /// Bytes for which the books have room, with devices that are added later. By default four times as much as there is.
+    pub bytes_max: Option<u64>,
+    pub label: String,
+    /// Back all of it with memory now.
+    pub populates: bool,
+}
+
+/// A device that could not be opened.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    pub device: usize,
+    pub location: String,
+    pub first: Extent,
+    pub extents: u32,
+    pub error: Error,
+}
+
+/// What the books say of a host.
+#[derive(Clone, Debug)]
+pub struct HostView {
+    pub host: Host,
+    pub ident: Ident,
+    pub text: Option<HostText>,
+    pub beats: Number,
+    pub wall_us: Number,
+    pub gen_held: Number,
+}
+
+/// The lines of a host's page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostText {
+    pub name: String,
+    pub version: String,
+    pub boot_id: String,
+    pub pid: u32,
+    pub start: u64,
+    pub process_namespace: u64,
+    /// The file or device that its lock is on.
+    pub lock_on: String,
+    pub address: String,
+    pub control_socket: String,
+}
+
+impl HostText {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let one = |text: &str| text.chars().filter(|letter| !letter.is_control()).take(120).collect::<String>();
+        let lines = [
+            one(&self.name),
+            one(&self.version),
+            one(&self.boot_id),
+            self.pid.to_string(),
+            self.start.to_string(),
+            self.process_namespace.to_string(),
+            one(&self.lock_on),
+            one(&self.address),
+            one(&self.control_socket),
+        ];
+        let mut bytes = lines.join("\n").into_bytes();
+        bytes.truncate(crate::layout::HOST_TEXT_BYTES);
+        bytes
+    }
+
+    fn of_bytes(bytes: &[u8]) -> HostText {
+        let text = String::from_utf8_lossy(bytes);
+        let mut lines = text.trim_end_matches('\0').split('\n').map(str::to_owned);
+        let mut next = || lines.next().unwrap_or_default();
+        HostText {
+            name: next(),
+            version: next(),
+            boot_id: next(),
+            pid: next().parse().unwrap_or(0),
+            start: next().parse().unwrap_or(0),
+            process_namespace: next().parse().unwrap_or(0),
+            lock_on: next(),
+            address: next(),
+            control_socket: next(),
+        }
+    }
+}
+
+/// What the books say of a database.
+#[derive(Clone, Debug)]
+pub struct DatabaseView {
+    pub database: Database,
+    pub name: String,
+    pub identity: [u8; 16],
+    pub entry: Entry,
+    pub reign: Reign,
+    pub root: Root,
+    pub quota: Number,
+}
+
+/// An open pool.
+#[derive(Debug)]
+pub struct Pool {
+    books: Books<Mapped>,
+    superblock: Superblock,
+    location: Location,
+    missing: Vec<Missing>,
+    /// Slots of hosts of this process. Locks are of the open device, so that it does not see its own.
+    own: Mutex<BTreeSet<Slot>>,
+}
+
+impl<M: Memory> Books<M> {
+    /// Writes all words anew. What is not a word is zero already. `zeroed`: of each device, whether all of it is.
+    pub fn format(&self, devices: &[DeviceWord], zeroed: &[bool], control_extents: u32) -> Outcome<(), M> {
+        let layout = self.layout;
+        for device in 0..DEVICES {
+            self.store(layout.device(device), devices.get(device).copied().unwrap_or(DeviceWord::NONE))?;
+            self.write_text(layout.device_text(device), &[])?;
+        }
+        for database in layout.all_databases() {
+            self.store(layout.entry(database), Entry::NEW)?;
+            self.store(layout.term(database), Reign::NEW)?;
+            self.store(layout.root(database), Root::NEW)?;
+            self.store(layout.quota(database), Number(0))?;
+            self.write_text(layout.database_text(database), &[])?;
+            for line in 0..TERMS as u32 {
+                // As if the term 32 before had used the line.
+                let before = Term(line.wrapping_sub(TERMS as u32));
+                self.store(layout.first(database, Term(line)), First::new(before, 0))?;
+                self.store(layout.seal(database, Term(line)), Seal::new(before, End::Empty))?;
+            }
+            for number in 0..SEGMENTS as u64 {
+                self.store(layout.segment(database, number), Segment::NONE)?;
+            }
+        }
+        for slot in layout.all_slots() {
+            self.store(layout.ident(slot), Ident::NEW)?;
+            for number in HostNumber::ALL {
+                self.store(layout.host_number(slot, *number), Number(0))?;
+            }
+            self.write_text(layout.host_text(slot), &[])?;
+        }
+        self.store(layout.event_next(), Number(0))?;
+        for event in 0..EVENTS as u64 {
+            let (head, time, about) = layout.event(event);
+            self.store(head, EventHead::NONE)?;
+            self.store(time, EventPart::NONE)?;
+            self.store(about, EventPart::NONE)?;
+        }
+        for extent in layout.all_extents() {
+            let device =
+                devices.iter().position(|device| (device.first.0..device.first.0 + device.extents).contains(&extent.0));
+            let owner = match device {
+                None => Owner::Absent,
+                Some(device) if extent == devices[device].first || extent.0 < control_extents => Owner::Control,
+                Some(device) if zeroed[device] => Owner::Free { holds: Contents::Zeroes },
+                Some(_) => Owner::Free { holds: Contents::Unknown },
+            };
+            self.store(layout.owner(extent), owner)?;
+            self.store(layout.sum(extent), Number(0))?;
+        }
+        Ok(())
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(SqlState::INVALID_PARAMETER_VALUE, message)
+}
+
+/// What a name or label may be: it stands in a page of the books, and in lines of text.
+pub(crate) fn check_name(what: &str, name: &str, bytes_max: usize) -> Result<()> {
+    if name.len() > bytes_max || name.chars().any(char::is_control) {
+        return Err(invalid(format!("{what} \"{name}\" is not valid"))
+            .with_detail(format!("It is longer than {bytes_max} bytes, or has a control character.")));
+    }
+    Ok(())
+}
+
+/// A device while a pool is made of it.
+struct Made {
+    location: Location,
+    mapping: Mapping,
+    /// The file was there before.
+    was_there: bool,
+}
+
+impl Pool {
+    /// Makes a pool of devices that hold nothing.
+    pub fn create(options: &CreateOptions) -> Result<Pool> {
+        check_name("label", &options.label, LABEL_BYTES)?;
+        if options.devices.is_empty() || options.devices.len() > DEVICES {
+            return Err(invalid(format!("a pool has 1 to {DEVICES} devices")));
+        }
+        let mut made = Vec::new();
+        let result = Pool::make(options, &mut made);
+        if result.is_err() {
+            for device in made.iter().filter(|device| !device.was_there) {
+                if let Location::File(path) = &device.location {
+                    // Made a moment ago by this call and of no use. That it stays when this fails too harms nobody.
+                    let _ = std::fs::remove_file(path);
+                }
+            }
+        }
+        let extent_bytes = result?;
+        // The locks of making it go, and it is open as for everybody.
+        let location = made[0].location.clone();
+        drop(made);
+        let pool = Pool::open(&location)?;
+        debug_assert_eq!(pool.superblock.extent_bytes, extent_bytes);
+        pool.record(EventKind::Created, Slot(0), 0)?;
+        Ok(pool)
+    }
+
+    fn make(options: &CreateOptions, made: &mut Vec<Made>) -> Result<u64> {
+        let asked: u64 = options.devices.iter().filter_map(|(_, size)| *size).sum();
+        let extent_bytes = options.extent_bytes.unwrap_or(match asked {
+            LARGE_POOL_BYTES.. => LARGE_EXTENT_BYTES,
+            _ => EXTENT_BYTES_MIN,
+        });
+        if !extent_bytes.is_power_of_two() || !(EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&extent_bytes) {
+            return Err(invalid(format!("extents of {} are not possible", ByteSize(extent_bytes))).with_hint(format!(
+                "Write a power of two from {} to {}.",
+                ByteSize(EXTENT_BYTES_MIN),
+                ByteSize(EXTENT_BYTES_MAX)
+            )));
+        }
+        for (location, size) in &options.devices {
+            let (Location::File(path) | Location::Dax(path)) = location else {
+                return Err(invalid(format!("several processes cannot share \"{location}\""))
+                    .with_hint("Name a file: or dax: location."));
+            };
+            let was_there = path.exists();
+            let check = |page: &[u8]| match Superblock::read(page, &location.to_string())? {
+                FirstPage::New => Ok(Content::Stays),
+                FirstPage::Pool(superblock) => Err(Error::new(
+                    SqlState::DUPLICATE_OBJECT,
+                    format!("\"{location}\" is device {} of a pool already", superblock.device),
+                )
+                .with_hint("Open it, or destroy it first: tidepool pool destroy.")),
+            };
+            let size = size.map(|size| size.next_multiple_of(extent_bytes));
+            let mapping = Mapping::open_checked(location, size, MapOptions { huge_pages: true }, &check)?;
+            made.push(Made { location: location.clone(), mapping, was_there });
+        }
+        // Which extents are whose, and that there are some.
+        let mut first = 0;
+        let mut words = Vec::new();
+        for device in made.iter() {
+            let extents = device.mapping.len() as u64 / extent_bytes;
+            let extents = u32::try_from(extents).ok().filter(|extents| first + extents <= Extent::MAX.0);
+            let Some(extents) = extents else {
+                return Err(invalid("the pool has too many extents").with_hint("Make extents larger: --extent."));
+            };
+            words.push(DeviceWord { first: Extent(first), extents, state: DeviceState::Present });
+            first += extents;
+        }
+        let wanted = options.bytes_max.map_or(u64::from(first) * 4, |bytes| bytes / extent_bytes);
+        let extents_max = wanted.clamp(u64::from(first), u64::from(Extent::MAX.0)) as u32;
+        let layout = Layout::new(extents_max);
+        let control = layout.control_extents(extent_bytes);
+        for (index, (device, word)) in made.iter().zip(&words).enumerate() {
+            let least = if index == 0 { control + 1 } else { 2 };
+            if word.extents < least {
+                return Err(Error::new(
+                    SqlState::DISK_FULL,
+                    format!("\"{}\" is too small for a pool", device.location),
+                )
+                .with_detail(format!(
+                    "It has {}, and needs {} at least.",
+                    ByteSize(device.mapping.len() as u64),
+                    ByteSize(u64::from(least) * extent_bytes)
+                )));
+            }
+            let failed =
+                |error: &std::io::Error| Error::io(format_args!("reserve room for \"{}\"", device.location), error);
+            device.mapping.commit(0..word.extents as usize * extent_bytes as usize).map_err(|error| failed(&error))?;
+            if options.populates {
+                device.mapping.populate().map_err(|error| failed(&error))?;
+            }
+        }
+        let identity = system::random_identity().map_err(|error| Error::io("get random bytes", &error))?;
+        let superblock = |device: usize| Superblock {
+            identity,
+            epoch: 2,
+            size_bytes: u64::from(words[device].extents) * extent_bytes,
+            device: device as u32,
+            first: words[device].first,
+            extents: words[device].extents,
+            extents_max,
+            extent_bytes,
+            must_know: 0,
+            must_know_to_write: 0,
+            may_ignore: 0,
+            made_us: system::wall_us(),
+            is_coherent: true,
+            label: options.label.clone(),
+            boot_id: system::boot_id(),
+        };
+        let zeroed: Vec<bool> = made.iter().map(|device| device.mapping.is_zeroed()).collect();
+        // The books, by the mapping that nobody else can have: the device is locked while it is made.
+        let books = {
+            let first = Mapping::open_shared(&made[0].location, Protection::ReadWrite)?;
+            let part = Part { mapping: first, first: Extent(0), extents: words[0].extents };
+            Books { memory: Mapped::new(part, layout.control_bytes(), extent_bytes as usize), layout }
+        };
+        let Ok(()) = (0..control).try_for_each(|extent| books.memory.zero(Extent(extent)));
+        let told = |outcome| told(&made[0].location, outcome);
+        told(books.format(&words, &zeroed, control))?;
+        for (device, of) in made.iter().enumerate() {
+            told(books.write_text(layout.device_text(device), of.location.to_string().as_bytes()))?;
+        }
+        // With the superblock of device 0, last, there is a pool.
+        for device in (0..made.len()).rev() {
+            write_first_page(&made[device].mapping, &page_of(&superblock(device)))?;
+        }
+        Ok(extent_bytes)
+    }
+
+    /// Opens a pool by its first device. Devices that cannot be opened are missing, which is no error until they are needed.
+    pub fn open(location: &Location) -> Result<Pool> {
+        let (mapping, superblock) = open_device(location)?;
+        if superblock.device != 0 {
+            return Err(Error::new(
+                SqlState::WRONG_OBJECT_TYPE,
+                format!("\"{location}\" is device {} of a pool", superblock.device),
+            )
+            .with_hint("Name its first device."));
+        }
+        let layout = Layout::new(superblock.extents_max);
+        if (layout.control_bytes() as u64) > superblock.size_bytes {
+            return Err(Error::corrupted(format!("the superblock of device \"{location}\" contradicts itself")));
+        }
+        let part = Part { mapping, first: superblock.first, extents: superblock.extents };
+        let memory = Mapped::new(part, layout.control_bytes(), superblock.extent_bytes as usize);
+        let books = Books { memory, layout };
+        let mut missing = Vec::new();
+        for device in 1..DEVICES {
+            let word = told(location, books.load(layout.device(device)))?;
+            if word.state == DeviceState::Absent {
+                continue;
+            }
+            let text = told(location, books.read_text(layout.device_text(device)))?.unwrap_or_default();
+            let shown = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
+            match other_device(&shown, device, word, &superblock) {
+                Ok(part) => books.memory.add(device, part),
+                Err(error) => {
+                    let (first, extents) = (word.first, word.extents);
+                    missing.push(Missing { device, location: shown, first, extents, error });
+                }
+            }
+        }
+        Ok(Pool { books, superblock, location: location.clone(), missing, own: Mutex::default() })
+    }
+
+    pub fn books(&self) -> &Books<Mapped> {
+        &self.books
+    }
+
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    pub fn label(&self) -> &str {
+        &self.superblock.label
+    }
+
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.books.layout
+    }
+
+    pub fn extent_bytes(&self) -> u64 {
+        self.superblock.extent_bytes
+    }
+
+    /// Devices that the books name and that could not be opened.
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
+    pub(crate) fn own(&self) -> &Mutex<BTreeSet<Slot>> {
+        &self.own
+    }
+
+    /// What a transition came to, or that the books are damaged (XX001).
+    pub fn told<T>(&self, outcome: Result<T, Trouble<Infallible>>) -> Result<T> {
+        told(&self.location, outcome)
+    }
+
+    /// Where an extent is in this process, and how long. 58030 where its device is missing.
+    pub fn extent(&self, extent: Extent) -> Result<(NonNull<u8>, usize)> {
+        self.books.memory.extent(extent).ok_or_else(|| {
+            let of = |missing: &&Missing| (missing.first.0..missing.first.0 + missing.extents).contains(&extent.0);
+            match self.missing.iter().find(of) {
+                Some(missing) => Error::new(
+                    SqlState::IO_ERROR,
+                    format!("device \"{}\" of pool \"{}\" is missing", missing.location, self.location),
+                )
+                .with_detail(format!("Extent {} is on it. {}.", extent.0, missing.error.message()))
+                .with_hint("Make the device available and open the pool again."),
+                None => Error::internal(format!("pool \"{}\" has no extent {}", self.location, extent.0)),
+            }
+        })
+    }
+
+    /// Its device is there.
+    pub fn is_there(&self, extent: Extent) -> bool {
+        self.books.memory.extent(extent).is_some()
+    }
+
+    pub fn record(&self, kind: EventKind, slot: Slot, detail: u64) -> Result<()> {
+        self.told(self.books.append_event(kind, slot, system::wall_us() / 1000, detail))
+    }
+
+    /// What the books say of the hosts whose slots are not free.
+    pub fn hosts(&self) -> Result<Vec<HostView>> {
+        let mut hosts = Vec::new();
+        for slot in self.layout().all_slots() {
+            let ident = self.told(self.books.load(self.layout().ident(slot)))?;
+            if ident.state != HostState::Free {
+                hosts.push(self.host_view(slot, ident)?);
+            }
+        }
+        Ok(hosts)
+    }
+
+    pub(crate) fn host_view(&self, slot: Slot, ident: Ident) -> Result<HostView> {
+        let number = |which| self.told(self.books.load(self.layout().host_number(slot, which)));
+        let text = self.told(self.books.read_text(self.layout().host_text(slot)))?;
+        Ok(HostView {
+            host: Host { slot, incarnation: ident.incarnation },
+            ident,
+            text: text.map(|bytes| HostText::of_bytes(&bytes)),
+            beats: number(HostNumber::Beats)?,
+            wall_us: number(HostNumber::WallUs)?,
+            gen_held: number(HostNumber::GenHeld)?,
+        })
+    }
+
+    /// The databases that are made.
+    pub fn databases(&self) -> Result<Vec<DatabaseView>> {
+        let mut databases = Vec::new();
+        let layout = self.layout();
+        for database in layout.all_databases() {
+            let entry = self.told(self.books.load(layout.entry(database)))?;
+            if entry.state == EntryState::Free {
+                continue;
+            }
+            let text = self.told(self.books.read_text(layout.database_text(database)))?.unwrap_or_default();
+            let (name, rest) = text.split_at_checked(NAME_BYTES).unwrap_or_default();
+            let mut identity = [0; 16];
+            identity.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+            databases.push(DatabaseView {
+                database,
+                name: String::from_utf8_lossy(name).trim_end_matches('\0').to_owned(),
+                identity,
+                entry,
+                reign: self.told(self.books.reign(database))?,
+                root: self.told(self.books.load(layout.root(database)))?,
+                quota: self.told(self.books.load(layout.quota(database)))?,
+            });
+        }
+        Ok(databases)
+    }
+
+    /// The database of this name. 3D000 where there is none.
+    pub fn database(&self, name: &str) -> Result<Database> {
+        let databases = self.databases()?;
+        let found = databases.iter().find(|view| view.name == name && view.entry.state == EntryState::Live);
+        found.map(|view| view.database).ok_or_else(|| {
+            Error::new(
+                SqlState::INVALID_CATALOG_NAME,
+                format!("database \"{name}\" does not exist in pool \"{}\"", self.location),
+            )
+        })
+    }
+
+    /// Gives up whatever is in the pool: no device of it is one any more. 55006 while a host is alive, or may be.
+    pub fn destroy(self, even_if_used: bool) -> Result<Vec<Location>> {
+        if !even_if_used && let Some(host) = self.hosts()?.first() {
+            let name = host.text.as_ref().map_or("", |text| text.name.as_str());
+            return Err(Error::new(SqlState::OBJECT_IN_USE, format!("pool \"{}\" is in use", self.location))
+                .with_detail(format!("{} \"{name}\" is {}.", host.host, host.ident.state.text()))
+                .with_hint("Stop its hosts, or forget those that are dead: tidepool pool forget."));
+        }
+        let mut locations = Vec::new();
+        // Device 0 first: without it nobody opens the others.
+        for device in 0..DEVICES {
+            if let Some(part) = self.books.memory.part(device) {
+                write_first_page(&part.mapping, &[0; PAGE_BYTES])?;
+                locations.extend(part.mapping.device().map(|device| device.location().clone()));
+            }
+        }
+        Ok(locations)
+    }
+}
+
+fn page_of(superblock: &Superblock) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    // Both copies, so that one may be lost from the first day on.
+    Superblock { epoch: superblock.epoch - 1, ..superblock.clone() }.write(&mut page);
+    superblock.write(&mut page);
+    page
+}
+
+fn told<T>(location: &Location, outcome: Result<T, Trouble<Infallible>>) -> Result<T> {
+    outcome.map_err(|trouble| {
+        let Trouble::Damaged { .. } = trouble;
+        Error::corrupted(format!("the books of pool \"{location}\" are damaged"))
+            .with_detail(format!("In them, {trouble}."))
+            .with_hint("Run tidepool pool check.")
+    })
+}
+
+fn open_device(location: &Location) -> Result<(Mapping, Superblock)> {
+    let mapping = Mapping::open_shared(location, Protection::ReadWrite)?;
+    let FirstPage::Pool(superblock) = Superblock::read(&first_page(&mapping), &location.to_string())? else {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("there is no pool in \"{location}\""),
+        )
+        .with_hint("Make one: tidepool pool create."));
+    };
+    if (mapping.len() as u64) < superblock.size_bytes {
+        return Err(Error::corrupted(format!("device \"{location}\" was shortened")).with_detail(format!(
+            "It has {} of {}.",
+            ByteSize(mapping.len() as u64),
+            ByteSize(superblock.size_bytes)
+        )));
+    }
+    Ok((mapping, *superblock))
+}
+
+fn other_device(shown: &str, device: usize, word: DeviceWord, of: &Superblock) -> Result<Part> {
+    let location: Location = shown.parse()?;
+    let (mapping, superblock) = open_device(&location)?;
+    let is_right = superblock.identity == of.identity
+        && superblock.device as usize == device
+        && (superblock.first, superblock.extents) == (word.first, word.extents);
+    if !is_right {
+        return Err(Error::new(
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("\"{location}\" is not device {device} of the pool"),
+        ));
+    }
+    Ok(Part { mapping, first: word.first, extents: word.extents })
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

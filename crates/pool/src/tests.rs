@@ -1,0 +1,386 @@
+//! Pools on files: made, opened, joined, checked and destroyed, in one process.
+
+use super::*;
+use crate::check::{check, usage};
+use crate::death::Evidence;
+use crate::liveness::{Finding, Watcher, forget};
+use crate::member::{JoinOptions, Member};
+use crate::memory::At;
+use crate::simulated::Random;
+use crate::words::{Generation, Kind, Role, SLOTS, Word};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Place {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+/// Memory of this kernel where there is some, as pools are there.
+fn place() -> Place {
+    let shm = PathBuf::from("/dev/shm");
+    let parent = if shm.is_dir() { shm } else { std::env::temp_dir() };
+    let folder = tempfile::Builder::new().prefix("tidepool-pool-").tempdir_in(parent).unwrap();
+    let path = folder.path().join("pool");
+    Place { _folder: folder, path }
+}
+
+impl Place {
+    fn location(&self) -> Location {
+        Location::File(self.path.clone())
+    }
+
+    fn second(&self) -> Location {
+        Location::File(self.path.with_extension("second"))
+    }
+
+    fn options(&self, extents: u64) -> CreateOptions {
+        CreateOptions {
+            devices: vec![(self.location(), Some(extents * EXTENT_BYTES_MIN))],
+            extent_bytes: None,
+            bytes_max: None,
+            label: "test".to_owned(),
+            populates: false,
+        }
+    }
+
+    /// A pool of `extents` extents, one of which has the books, with database `a`.
+    fn pool(&self, extents: u64) -> Arc<Pool> {
+        let pool = Arc::new(Pool::create(&self.options(extents)).unwrap());
+        let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("test")).unwrap();
+        tool.create_database("a", 0).unwrap();
+        tool.leave().unwrap();
+        pool
+    }
+}
+
+fn join(pool: &Arc<Pool>, name: &str, database: &str) -> Member {
+    let options = JoinOptions { role: Role::Standby, database: Some(database.to_owned()), ..JoinOptions::tool(name) };
+    Member::join(Arc::clone(pool), &options).unwrap()
+}
+
+fn owner(pool: &Pool, extent: Extent) -> Owner {
+    pool.told(pool.books().load(pool.layout().owner(extent))).unwrap()
+}
+
+#[allow(unsafe_code, reason = "tests write to extents of their own")]
+fn fill(pool: &Pool, extent: Extent, byte: u8) {
+    let (base, len) = pool.extent(extent).unwrap();
+    // SAFETY: mapped as long as the pool is open, and the test's own.
+    unsafe { base.as_ptr().write_bytes(byte, len) };
+}
+
+#[allow(unsafe_code, reason = "tests read extents of their own")]
+fn first_byte(pool: &Pool, extent: Extent) -> u8 {
+    let (base, len) = pool.extent(extent).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        let (first, last) = (base.as_ptr().read(), base.as_ptr().add(len - 1).read());
+        assert_eq!(first, last);
+        first
+    }
+}
+
+fn free(pool: &Pool) -> u64 {
+    usage(pool).unwrap().iter().filter(|((state, ..), _)| *state == "free").map(|(_, count)| *count).sum()
+}
+
+#[test]
+fn a_pool_is_made_once_and_opened_by_many() {
+    let place = place();
+    let pool = place.pool(8);
+    assert_eq!(std::fs::metadata(&place.path).unwrap().len(), 16 << 20);
+    assert_eq!(Pool::create(&place.options(8)).unwrap_err().code(), SqlState::DUPLICATE_OBJECT);
+    let other = Pool::open(&place.location()).unwrap();
+    assert_eq!((other.label(), other.superblock().identity), ("test", pool.superblock().identity));
+    assert_eq!(other.database("a").unwrap(), Database(0));
+    assert_eq!(other.database("b").unwrap_err().code(), SqlState::INVALID_CATALOG_NAME);
+    assert_eq!(free(&other), 7);
+    let report = check(&other, true).unwrap();
+    assert!(report.is_clean() && report.remarks.is_empty(), "{report:?}");
+}
+
+#[test]
+fn what_cannot_be_a_pool_is_said() {
+    let place = place();
+    let error = Pool::open(&place.location()).unwrap_err();
+    assert_eq!(error.code(), SqlState::UNDEFINED_FILE);
+    std::fs::write(&place.path, vec![0; 1 << 20]).unwrap();
+    assert!(Pool::open(&place.location()).unwrap_err().message().contains("there is no pool in"));
+    std::fs::write(&place.path, vec![1; 1 << 20]).unwrap();
+    assert!(Pool::open(&place.location()).unwrap_err().message().contains("not Tidepool's"));
+    assert!(Pool::create(&place.options(8)).unwrap_err().message().contains("not Tidepool's"));
+    assert_eq!(std::fs::read(&place.path).unwrap(), vec![1; 1 << 20], "nothing was changed");
+    std::fs::remove_file(&place.path).unwrap();
+    let code = |options: CreateOptions| Pool::create(&options).unwrap_err().code();
+    assert_eq!(code(place.options(1)), SqlState::DISK_FULL);
+    assert!(!place.path.exists(), "a file that was made in vain is removed");
+    assert_eq!(
+        code(CreateOptions { extent_bytes: Some(3 << 20), ..place.options(8) }),
+        SqlState::INVALID_PARAMETER_VALUE
+    );
+    assert_eq!(code(CreateOptions { label: "a\nb".into(), ..place.options(8) }), SqlState::INVALID_PARAMETER_VALUE);
+    assert_eq!(code(CreateOptions { devices: vec![], ..place.options(8) }), SqlState::INVALID_PARAMETER_VALUE);
+    let anonymous = vec![(Location::Anon, Some(16 << 20))];
+    assert_eq!(code(CreateOptions { devices: anonymous, ..place.options(8) }), SqlState::INVALID_PARAMETER_VALUE);
+    let file = std::fs::File::create(&place.path).unwrap();
+    file.set_len(16 << 20).unwrap();
+    // A file of fixed size is taken as it is.
+    let fixed = CreateOptions { devices: vec![(place.location(), None)], ..place.options(0) };
+    assert_eq!(Pool::create(&fixed).unwrap().superblock().extents, 8);
+    file.set_len(8 << 20).unwrap();
+    let error = Pool::open(&place.location()).unwrap_err();
+    assert!(error.message().contains("was shortened"), "{error}");
+}
+
+#[test]
+fn extents_go_from_host_to_host_and_are_zeroed_between_databases() {
+    let place = place();
+    let pool = place.pool(5);
+    let (one, two) = (join(&pool, "one", "a"), join(&pool, "two", "a"));
+    two.create_database("b", 3).unwrap();
+    let other = join(&pool, "other", "b");
+    assert_eq!(one.create_database("b", 0).unwrap_err().code(), SqlState::DUPLICATE_DATABASE);
+
+    let leased = one.lease(Kind::Heap, 4).unwrap();
+    assert_eq!(two.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    leased.iter().for_each(|extent| fill(&pool, *extent, 7));
+    // Within a database what it holds is kept.
+    one.hand(leased[0], two.host().slot).unwrap();
+    assert_eq!(one.give_back(leased[0]).unwrap_err().code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert_eq!(two.offered().unwrap(), [leased[0]]);
+    assert_eq!(two.take(leased[0]).unwrap(), Contents::Of(Database(0)));
+    assert_eq!(first_byte(&pool, leased[0]), 7);
+    assert!(one.take_back(leased[0]).is_err());
+    // Between databases it is not.
+    one.hand(leased[1], other.host().slot).unwrap();
+    assert_eq!(other.take(leased[1]).unwrap(), Contents::Zeroes);
+    assert_eq!(first_byte(&pool, leased[1]), 0);
+    one.give_back(leased[2]).unwrap();
+    let again = other.lease(Kind::Near, 1).unwrap();
+    assert_eq!((again[0], first_byte(&pool, again[0])), (leased[2], 0));
+    other.give_back(again[0]).unwrap();
+    // Nor is it shown to the database that had it, as others did meanwhile.
+    assert_eq!(two.lease(Kind::Delta, 1).unwrap(), [leased[2]]);
+    assert_eq!(first_byte(&pool, leased[2]), 0);
+
+    assert!(check(&pool, false).unwrap().is_clean());
+    for member in [one, two, other] {
+        member.leave().unwrap();
+    }
+    assert_eq!((free(&pool), pool.hosts().unwrap().len()), (4, 0));
+    let kinds: Vec<_> = pool.told(pool.books().events()).unwrap().iter().map(|event| event.kind).collect();
+    assert!(kinds.starts_with(&[EventKind::Created, EventKind::Joined, EventKind::DatabaseMade]), "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| **kind == EventKind::Left).count(), 4);
+}
+
+#[test]
+fn what_is_published_is_compared_and_goes_with_its_database() {
+    let place = place();
+    let pool = place.pool(6);
+    let member = join(&pool, "one", "a");
+    let leased = member.lease(Kind::Main, 2).unwrap();
+    leased.iter().for_each(|extent| fill(&pool, *extent, 9));
+    leased.iter().for_each(|extent| member.publish(*extent, Generation(0)).unwrap());
+    assert!(member.publish(leased[0], Generation(0)).is_err(), "it is published already");
+    let report = check(&pool, true).unwrap();
+    assert!(report.is_clean() && report.compared == 2, "{report:?}");
+    let file = std::fs::OpenOptions::new().write(true).open(&place.path).unwrap();
+    file.write_at(&[8], u64::from(leased[1].0) * EXTENT_BYTES_MIN + 12345).unwrap();
+    let report = check(&pool, true).unwrap();
+    assert_eq!(report.faults, [format!("extent {}: its contents do not have their checksum", leased[1].0)]);
+    assert!(check(&pool, false).unwrap().is_clean(), "contents are read when that is asked for");
+
+    assert_eq!(member.drop_database("a").unwrap_err().code(), SqlState::OBJECT_IN_USE);
+    member.leave().unwrap();
+    assert_eq!(free(&pool), 3);
+    let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("tool")).unwrap();
+    assert_eq!(tool.drop_database("a").unwrap(), 2);
+    assert_eq!(tool.drop_database("a").unwrap_err().code(), SqlState::INVALID_CATALOG_NAME);
+    assert_eq!(free(&pool), 5);
+    // Its place is used again, by a database that is shown nothing of it.
+    tool.create_database("c", 0).unwrap();
+    assert_eq!(pool.database("c").unwrap(), Database(0));
+}
+
+#[test]
+fn a_device_that_is_missing_is_named_where_it_is_needed() {
+    let place = place();
+    let mut options = place.options(4);
+    options.devices.push((place.second(), Some(4 * EXTENT_BYTES_MIN)));
+    let pool = Arc::new(Pool::create(&options).unwrap());
+    assert_eq!(free(&pool), 6);
+    assert_eq!(Pool::open(&place.second()).unwrap_err().code(), SqlState::WRONG_OBJECT_TYPE);
+    drop(pool);
+    let away = place.path.with_extension("away");
+    std::fs::rename(place.path.with_extension("second"), &away).unwrap();
+
+    let pool = Arc::new(Pool::open(&place.location()).unwrap());
+    assert_eq!(pool.missing().len(), 1);
+    let error = pool.extent(Extent(5)).unwrap_err();
+    assert_eq!(error.code(), SqlState::IO_ERROR);
+    assert!(error.message().contains(&place.second().to_string()), "{error}");
+    // What does not need it goes on.
+    let member = Member::join(Arc::clone(&pool), &JoinOptions::tool("one")).unwrap();
+    assert_eq!(member.lease(Kind::Heap, 3).unwrap(), [Extent(1), Extent(2), Extent(3)]);
+    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    let report = check(&pool, true).unwrap();
+    assert!(matches!(report.faults.as_slice(), [fault] if fault.contains("is missing")), "{report:?}");
+    member.leave().unwrap();
+
+    // Another device in its place is not taken for it.
+    std::fs::copy(&place.path, place.path.with_extension("second")).unwrap();
+    let wrong = Pool::open(&place.location()).unwrap();
+    assert!(wrong.missing()[0].error.message().contains("is not device 1"), "{:?}", wrong.missing());
+    std::fs::rename(&away, place.path.with_extension("second")).unwrap();
+    let whole = Pool::open(&place.location()).unwrap();
+    assert!(whole.missing().is_empty() && whole.is_there(Extent(5)));
+}
+
+#[test]
+fn a_slot_is_free_again_and_its_next_life_is_another() {
+    let place = place();
+    let pool = place.pool(4);
+    let first = join(&pool, "one", "a");
+    let host = first.host();
+    first.leave().unwrap();
+    let second = join(&pool, "two", "a");
+    assert_eq!((second.host().slot, second.host().incarnation.0), (host.slot, host.incarnation.0 + 1));
+    let all: Vec<_> = (1..SLOTS).map(|_| join(&pool, "more", "a")).collect();
+    let error = Member::join(Arc::clone(&pool), &JoinOptions::tool("too many")).unwrap_err();
+    assert_eq!(error.code(), SqlState::TOO_MANY_CONNECTIONS);
+    let names: Vec<_> = pool.hosts().unwrap().into_iter().filter_map(|view| view.text.map(|text| text.name)).collect();
+    assert_eq!((names.len(), names[0].as_str()), (SLOTS, "two"));
+    drop(all);
+    assert_eq!(pool.hosts().unwrap().len(), 1);
+}
+
+#[test]
+fn a_host_that_was_taken_for_dead_does_nothing_more() {
+    let place = place();
+    let pool = place.pool(4);
+    let (sleeper, other) = (join(&pool, "sleeper", "a"), join(&pool, "other", "a"));
+    let leased = sleeper.lease(Kind::Heap, 1).unwrap();
+    assert!(pool.told(pool.books().suspect(sleeper.host())).unwrap());
+    // Suspicion frees nothing, and the host is told.
+    assert_eq!(owner(&pool, leased[0]).writer(), Some(sleeper.host()));
+    assert_eq!(check(&pool, false).unwrap().quarantined, 1);
+    assert_eq!(sleeper.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
+    // An operator's word does.
+    assert!(forget(&pool, sleeper.host()).unwrap());
+    assert_eq!(other.lease(Kind::Heap, 3).unwrap().len(), 3);
+    assert_eq!(sleeper.give_back(leased[0]).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
+    assert!(check(&pool, false).unwrap().is_clean());
+}
+
+#[test]
+fn a_command_confirms_what_nobody_can_see() {
+    let place = place();
+    let pool = place.pool(4);
+    let host = join(&pool, "one", "a");
+    let watcher = Watcher::new(Arc::new(Pool::open(&place.location()).unwrap()));
+    let error = watcher.fence(host.host(), "exit 3").unwrap_err();
+    assert!(error.message().contains("exit status: 3"), "{error}");
+    let told = place.path.with_extension("told");
+    let command = format!("echo $TIDEPOOL_HOST_NAME $TIDEPOOL_HOST_SLOT > {}", told.display());
+    let death = watcher.fence(host.host(), &command).unwrap();
+    assert_eq!(death.evidence, Evidence::FenceCommand);
+    assert_eq!(std::fs::read_to_string(told).unwrap(), format!("one {}\n", host.host().slot.0));
+    assert!(watcher.bury(host.host(), &death).unwrap());
+    assert!(!host.is_current().unwrap());
+}
+
+#[test]
+fn a_watcher_hears_beats_and_sees_locks() {
+    let place = place();
+    let pool = place.pool(4);
+    let host = join(&pool, "one", "a");
+    let silent = JoinOptions { beat: Duration::from_secs(3600), ..JoinOptions::tool("silent") };
+    let silent = Member::join(Arc::clone(&pool), &silent).unwrap();
+    let mut watcher = Watcher::new(Arc::new(Pool::open(&place.location()).unwrap()));
+    let mut found = std::collections::HashMap::new();
+    // Until the one is silent; the other beats, however late.
+    let patience = Duration::from_millis(200);
+    while found.get(&silent.host()) != Some(&Finding::Silent) {
+        found = watcher.look(patience).unwrap().into_iter().collect();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(found.contains_key(&host.host()));
+    assert!(!found.values().any(|finding| matches!(finding, Finding::Dead(_))));
+    // This process's own hosts are none of its business, nor are their locks seen.
+    let mut own = Watcher::new(Arc::clone(&pool));
+    assert!(own.look(patience).unwrap().is_empty());
+    assert_eq!(own.bury_the_dead().unwrap(), 0);
+}
+
+/// Every bit of the books that turns is found. `TIDEPOOL_STRESS_FAULTS`: how many.
+#[test]
+fn each_bit_that_turns_is_found() {
+    let place = place();
+    let pool = place.pool(16);
+    let member = join(&pool, "one", "a");
+    let extents = member.lease(Kind::Main, 3).unwrap();
+    member.publish(extents[0], Generation(0)).unwrap();
+    member.hand(member.lease(Kind::Heap, 1).unwrap()[0], Slot(9)).unwrap();
+    // It beats no more, so that only what is seeded changes.
+    let host = member.host();
+    std::mem::forget(member);
+    let faults = std::env::var("TIDEPOOL_STRESS_FAULTS").map_or(200, |text| text.parse().unwrap());
+    let books = pool.layout().control_bytes() as u64;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&place.path).unwrap();
+    let before = check(&pool, false).unwrap();
+    assert!(before.is_clean() && before.remarks.is_empty(), "{before:?}");
+    let beats = crate::layout::HostNumber::Beats as u64..crate::layout::HostNumber::WallUs as u64 + 8;
+    let page = u64::from(pool.layout().ident(host.slot).at.0);
+    let mut random = Random::new(1);
+    for _ in 0..faults {
+        let bit = random.below(books * 8);
+        let (offset, mask) = (bit / 8, 1u8 << (bit % 8));
+        if (page + beats.start..page + beats.end).contains(&offset) {
+            continue;
+        }
+        let mut byte = [0];
+        file.read_at(&mut byte, offset).unwrap();
+        file.write_at(&[byte[0] ^ mask], offset).unwrap();
+        let report = check(&pool, false).unwrap();
+        assert!(!report.is_clean() || !report.remarks.is_empty(), "bit {bit} at byte {offset} is not found");
+        file.write_at(&byte, offset).unwrap();
+    }
+    let after = check(&pool, false).unwrap();
+    assert!(after.is_clean() && after.remarks.is_empty(), "{after:?}");
+}
+
+#[test]
+fn damaged_words_are_errors_and_never_decisions() {
+    let place = place();
+    let pool = place.pool(4);
+    let at = pool.layout().owner(Extent(2)).at;
+    let Ok(bits) = pool.books().memory.load(at);
+    let Ok(()) = pool.books().memory.store(at, bits ^ 1 << 60);
+    let member = join(&pool, "one", "a");
+    let error = member.lease(Kind::Heap, 3).unwrap_err();
+    assert_eq!(error.code(), SqlState::DATA_CORRUPTED);
+    assert!(error.to_string().contains("tidepool pool check"), "{error}");
+    let report = check(&pool, false).unwrap();
+    assert!(matches!(report.faults.as_slice(), [fault] if fault.contains("extent 2")), "{report:?}");
+    let Ok(()) = pool.books().memory.store(at, bits);
+    let Ok(()) = pool.books().memory.store(At(pool.layout().owner(Extent(3)).at.0), Owner::Control.bits());
+    assert!(member.lease(Kind::Heap, 1).is_ok());
+}
+
+#[test]
+fn what_is_in_use_is_not_destroyed() {
+    let place = place();
+    let pool = place.pool(4);
+    let member = join(&pool, "one", "a");
+    let error = Pool::open(&place.location()).unwrap().destroy(false).unwrap_err();
+    assert_eq!(error.code(), SqlState::OBJECT_IN_USE);
+    assert!(error.detail().unwrap_or_default().contains("\"one\" is attached"), "{error}");
+    member.leave().unwrap();
+    assert_eq!(Pool::open(&place.location()).unwrap().destroy(false).unwrap(), [place.location()]);
+    assert!(Pool::open(&place.location()).unwrap_err().message().contains("there is no pool in"));
+    // The file can be a pool again.
+    Pool::create(&CreateOptions { devices: vec![(place.location(), None)], ..place.options(0) }).unwrap();
+}
