@@ -2,6 +2,8 @@
 //!
 //! DataFusion tells most errors apart by their text only, so this reads text; what it does not know keeps its message.
 
+mod words;
+
 use datafusion::arrow::error::ArrowError;
 use datafusion::common::{DataFusionError, SchemaError};
 use tidepool_base::{Error, SqlState, nearest};
@@ -39,7 +41,9 @@ pub fn from_datafusion(error: DataFusionError) -> Error {
             Error::new(SqlState::OUT_OF_MEMORY, "out of memory").with_detail(sentence(first_line(&message)))
         }
         DataFusionError::NotImplemented(message) if message.contains("WHERE") => from_plan(&message),
-        DataFusionError::NotImplemented(message) => Error::unsupported(lower(first_line(&message))),
+        DataFusionError::NotImplemented(message) => {
+            words::known(first_line(&message)).unwrap_or_else(|| Error::unsupported(lower(first_line(&message))))
+        }
         DataFusionError::Plan(message) => from_plan(&message),
         DataFusionError::Configuration(message) => {
             Error::new(SqlState::INVALID_PARAMETER_VALUE, lower(first_line(&message)))
@@ -215,6 +219,9 @@ pub fn type_name(arrow: &str) -> &'static str {
         "Timestamp" => "timestamp",
         "Interval" | "Duration" => "interval",
         "Binary" | "LargeBinary" | "BinaryView" => "bytea",
+        "FixedSizeBinary" => "numeric",
+        "Struct" => "record",
+        "List" | "LargeList" | "FixedSizeList" => "array",
         "Null" => "unknown",
         _ => "value",
     }
@@ -280,6 +287,9 @@ fn near(left: &str, right: &str) -> bool {
 
 fn from_plan(message: &str) -> Error {
     let first = first_line(message);
+    if let Some(error) = words::known(first) {
+        return error;
+    }
     if let Some((_, rest)) = message.split_once("Invalid function '") {
         let name = rest.split('\'').next().unwrap_or("");
         let error = undefined_function(name);
@@ -332,6 +342,15 @@ fn from_plan(message: &str) -> Error {
                     .iter()
                     .find(|word| word.len() <= 4 && !word.ends_with(')'))
                     .unwrap_or(&"=");
+                // What joins conditions is no operator.
+                if matches!(*operator, "AND" | "OR") {
+                    let found = [left, right].into_iter().find(|side| **side != "Boolean").unwrap_or(right);
+                    let found = type_name(found.trim_end_matches('.'));
+                    return Error::new(
+                        SqlState::DATATYPE_MISMATCH,
+                        format!("argument of {operator} must be type boolean, not type {found}"),
+                    );
+                }
                 return Error::new(
                     SqlState::UNDEFINED_FUNCTION,
                     format!(
@@ -351,8 +370,8 @@ fn from_plan(message: &str) -> Error {
     }
     if let Some((_, rest)) = message.split_once("No function matches the given name and argument types '") {
         let call = rest.split('\'').next().unwrap_or("");
-        let name = call.split('(').next().unwrap_or(call);
-        return undefined_function(name).with_hint(
+        let (name, types) = call.split_once('(').unwrap_or((call, ""));
+        return undefined_call(name, types.strip_suffix(')').unwrap_or(types)).with_hint(
             "No function matches the given name and argument types. You might need to add explicit type casts.",
         );
     }
@@ -404,6 +423,19 @@ pub fn system_relation(name: &str) -> Error {
 }
 
 fn undefined_function(name: &str) -> Error {
+    let unmatched = match name {
+        "make_array" => Some("ARRAY"),
+        "coalesce" => Some("COALESCE"),
+        "greatest" => Some("GREATEST"),
+        "least" => Some("LEAST"),
+        _ => None,
+    };
+    if let Some(what) = unmatched {
+        return Error::new(SqlState::DATATYPE_MISMATCH, format!("{what} types cannot be matched"));
+    }
+    if name == "array_element" {
+        return Error::new(SqlState::DATATYPE_MISMATCH, "cannot subscript a value of this type: it is no array");
+    }
     Error::new(SqlState::UNDEFINED_FUNCTION, format!("function {name} does not exist"))
 }
 
@@ -413,6 +445,12 @@ fn undefined_function_types(rest: &str) -> Error {
         .split_once("coercion from ")
         .and_then(|(_, rest)| rest.split_once(" to the signature"))
         .map_or("", |(types, _)| types);
+    undefined_call(name, types)
+        .with_hint("No function matches the given name and argument types. You might need to add explicit type casts.")
+}
+
+/// For a call of arguments of these types, in Arrow's words.
+fn undefined_call(name: &str, types: &str) -> Error {
     let mut depth = 0;
     let types: Vec<&str> = types
         .split(|c| {
@@ -425,12 +463,21 @@ fn undefined_function_types(rest: &str) -> Error {
         })
         .map(|name| type_name(name.trim()))
         .collect();
-    Error::new(SqlState::UNDEFINED_FUNCTION, format!("function {name}({}) does not exist", types.join(", ")))
-        .with_hint("No function matches the given name and argument types. You might need to add explicit type casts.")
+    let types = types.join(", ");
+    let error = undefined_function(name);
+    match name {
+        "tidepool_negate" => Error::new(SqlState::UNDEFINED_FUNCTION, format!("operator does not exist: - {types}")),
+        _ if error.code() != SqlState::UNDEFINED_FUNCTION => error,
+        _ if types.is_empty() || types == "value" => error,
+        _ => Error::new(SqlState::UNDEFINED_FUNCTION, format!("function {name}({types}) does not exist")),
+    }
 }
 
 fn cannot_cast(message: &str) -> Error {
-    for (before, between) in [("convert ", " to "), ("CAST from ", " to "), ("Cannot cast ", " to ")] {
+    let message = message.strip_suffix(" not supported").unwrap_or(message);
+    for (before, between) in
+        [("convert ", " to "), ("CAST from ", " to "), ("asting from ", " to "), ("Cannot cast ", " to ")]
+    {
         if let Some((_, rest)) = message.split_once(before)
             && let Some((from, to)) = rest.split_once(between)
         {
@@ -445,6 +492,9 @@ fn cannot_cast(message: &str) -> Error {
 
 fn from_execution(message: &str) -> Error {
     let first = first_line(message);
+    if let Some(error) = words::known(first) {
+        return error;
+    }
     let lowered = message.to_ascii_lowercase();
     if lowered.contains("divide by zero") || lowered.contains("division by zero") {
         Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")

@@ -4,11 +4,15 @@
 //! time inside the operator itself, added up over its threads. Below follow the memory it held and, for a scan, what it
 //! read from each tablespace and how long pacing stalled it there.
 
+pub mod format;
+mod words;
+
 use crate::charge::OperatorAccount;
 use crate::engine::EngineExec;
 use crate::pass::PassExec;
+use crate::plain;
 use crate::scan::{TidepoolScanExec, paced, scan_metrics};
-use crate::statement::ExplainOptions;
+use crate::statement::{ExplainFormat, ExplainOptions};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::metrics::MetricValue;
@@ -41,31 +45,130 @@ impl Node {
     }
 }
 
-/// The lines of a plan, under a node that takes its rows, if there is one. Once it has `ran`, with what its operators
-/// measured; then it is how long that took, and what number of rows came of it.
+/// An operator of a plan as it is shown, and those below it.
+pub struct Shown {
+    pub label: String,
+    /// Rows, and bytes of one, where they are known.
+    pub expected: Option<(u64, Option<u64>)>,
+    pub actual: Actual,
+    pub details: Vec<String>,
+    /// Names of the plan's columns, of the topmost operator.
+    pub output: Vec<String>,
+    pub children: Vec<Shown>,
+}
+
+#[derive(Clone, Copy)]
+pub enum Actual {
+    Ran {
+        ms: Option<f64>,
+        rows: Option<u64>,
+    },
+    Never,
+    /// It was not run, or measures nothing of the kind.
+    Unknown,
+}
+
+impl Shown {
+    fn new(label: String) -> Shown {
+        Shown {
+            label,
+            expected: None,
+            actual: Actual::Unknown,
+            details: Vec::new(),
+            output: Vec::new(),
+            children: Vec::new(),
+        }
+    }
+
+    /// As text, laid out as PostgreSQL lays its own out.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        self.write(0, &mut lines);
+        lines
+    }
+
+    fn write(&self, depth: usize, lines: &mut Vec<String>) {
+        let line = match depth {
+            0 => self.line(),
+            _ => format!("{}->  {}", " ".repeat(depth * INDENT - 4), self.line()),
+        };
+        lines.push(line);
+        let margin = " ".repeat(depth * INDENT + 2);
+        lines.extend(self.details.iter().map(|detail| format!("{margin}{detail}")));
+        for child in &self.children {
+            child.write(depth + 1, lines);
+        }
+    }
+
+    /// What is below, drawn with branches.
+    fn branches(&self, margin: &str, lines: &mut Vec<String>) {
+        let trunk = if self.children.is_empty() { "  " } else { "│ " };
+        lines.extend(self.details.iter().map(|detail| format!("{margin}{trunk}{detail}")));
+        for (place, child) in self.children.iter().enumerate() {
+            let (branch, below) =
+                if place + 1 == self.children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+            lines.push(format!("{margin}{branch}{}", child.line()));
+            child.branches(&format!("{margin}{below}"), lines);
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut line = self.label.clone();
+        match self.expected {
+            Some((rows, Some(width))) => line += &format!("  (rows={rows} width={width})"),
+            Some((rows, None)) => line += &format!("  (rows={rows})"),
+            None => {}
+        }
+        line += &match self.actual {
+            Actual::Ran { ms: Some(ms), rows: Some(rows) } => format!(" (actual time={ms:.3} ms rows={rows})"),
+            Actual::Ran { ms: None, rows: Some(rows) } => format!(" (actual rows={rows})"),
+            Actual::Ran { ms: Some(ms), rows: None } => format!(" (actual time={ms:.3} ms)"),
+            Actual::Never => " (never executed)".to_owned(),
+            _ => String::new(),
+        };
+        line
+    }
+}
+
+/// A plan, under a node that takes its rows, if there is one. Once it has `ran`, with what its operators measured; then it is how long
+/// that took, and what number of rows came of it.
+pub fn shown(
+    plan: &Arc<dyn ExecutionPlan>,
+    node: Option<&Node>,
+    ran: Option<(Duration, u64)>,
+    options: ExplainOptions,
+) -> Shown {
+    let explain = Explain { analyze: ran.is_some(), options, statistics: StatisticsContext::new() };
+    let mut shown = explain.node(plan.as_ref(), Vec::new());
+    if let Some(node) = node {
+        let mut above = Shown::new(node.what.clone());
+        if let Some((elapsed, rows)) = ran {
+            let ms = (!options.hides_timing).then_some(elapsed.as_secs_f64() * 1e3);
+            above.actual = Actual::Ran { ms, rows: Some(rows) };
+        }
+        above.details.clone_from(&node.details);
+        above.children.push(shown);
+        shown = above;
+    } else if options.verbose {
+        shown.output = plan.schema().fields().iter().map(|field| plain_text(field.name())).collect();
+    }
+    shown
+}
+
+/// The lines of a plan as text.
 pub fn lines(
     plan: &Arc<dyn ExecutionPlan>,
     node: Option<&Node>,
     ran: Option<(Duration, u64)>,
     options: ExplainOptions,
 ) -> Vec<String> {
-    let mut lines = Vec::new();
-    if let Some(node) = node {
-        let actual = ran.map(|(elapsed, rows)| match options.hides_timing {
-            true => format!(" (actual rows={rows})"),
-            false => format!(" (actual time={:.3} ms rows={rows})", elapsed.as_secs_f64() * 1e3),
-        });
-        lines.push(format!("{}{}", node.what, actual.unwrap_or_default()));
-        lines.extend(node.details.iter().map(|detail| format!("  {detail}")));
-    }
-    if options.tree && ran.is_none() {
-        let text = shown(DisplayableExecutionPlan::new(plan.as_ref()).tree_render());
-        lines.extend(text.lines().map(str::to_owned));
+    let shown = shown(plan, node, ran, options);
+    if options.format == ExplainFormat::Tree {
+        let mut lines = vec![shown.line()];
+        shown.branches("", &mut lines);
         return lines;
     }
-    let explain = Explain { analyze: ran.is_some(), options, statistics: StatisticsContext::new() };
-    explain.node(plan.as_ref(), usize::from(node.is_some()), Vec::new(), &mut lines);
-    lines
+    shown.lines()
 }
 
 struct Explain {
@@ -76,45 +179,36 @@ struct Explain {
 
 impl Explain {
     /// `known`: details that nodes which are left out have of this one.
-    fn node(&self, plan: &dyn ExecutionPlan, depth: usize, known: Vec<String>, lines: &mut Vec<String>) {
-        if let Some(pass) = plan.downcast_ref::<PassExec>().filter(|pass| pass.is_hidden()) {
+    fn node(&self, plan: &dyn ExecutionPlan, known: Vec<String>) -> Shown {
+        if let Some(pass) = plan.downcast_ref::<PassExec>().filter(|pass| pass.is_hidden())
+            && let [child] = plan.children().as_slice()
+        {
             let known = known.into_iter().chain(pass.details(self.options.verbose)).collect::<Vec<_>>();
-            for child in plan.children() {
-                self.node(child.as_ref(), depth, known.clone(), lines);
-            }
-            return;
+            return self.node(child.as_ref(), known);
         }
-        let text = shown(DisplayableExecutionPlan::new(plan).one_line());
-        let mut line = match depth {
-            0 => text.trim_end().to_owned(),
-            _ => format!("{}->  {}", " ".repeat(depth * INDENT - 4), text.trim_end()),
-        };
-        if let Some(expected) = self.expected(plan).filter(|_| !self.options.hides_costs) {
-            line += &expected;
-        }
+        let line = DisplayableExecutionPlan::new(plan).one_line().to_string();
+        let mut shown = Shown::new(words::label(plan.name(), line.trim_end()));
+        shown.expected = self.expected(plan).filter(|_| !self.options.hides_costs);
         if self.analyze {
-            line += &actual(plan, self.options.hides_timing);
-        }
-        lines.push(line);
-        if self.analyze {
-            let margin = " ".repeat(depth * INDENT + 2);
-            let details = match plan.downcast_ref::<TidepoolScanExec>() {
+            shown.actual = actual(plan, self.options.hides_timing);
+            shown.details = match plan.downcast_ref::<TidepoolScanExec>() {
                 Some(scan) => scan_details(&scan.scans(), self.options.verbose),
                 None => self.details(plan),
             };
-            lines.extend(details.into_iter().chain(known).map(|detail| format!("{margin}{detail}")));
+            shown.details.extend(known);
         }
-        if let Some(engine) = plan.downcast_ref::<EngineExec>() {
-            self.engine(engine, depth + 1, lines);
-            return;
+        match plan.downcast_ref::<EngineExec>() {
+            Some(engine) => self.engine(engine, &mut shown),
+            None => {
+                let children = plan.children().into_iter();
+                shown.children = children.map(|child| self.node(child.as_ref(), Vec::new())).collect();
+            }
         }
-        for child in plan.children() {
-            self.node(child.as_ref(), depth + 1, Vec::new(), lines);
-        }
+        shown
     }
 
     /// The engine's plan, and what goes into it.
-    fn engine(&self, engine: &EngineExec, depth: usize, lines: &mut Vec<String>) {
+    fn engine(&self, engine: &EngineExec, shown: &mut Shown) {
         let nodes = engine.plan().nodes();
         let account = |node: &Plan| {
             let number = nodes.iter().position(|other| std::ptr::eq(*other, node))?;
@@ -123,11 +217,9 @@ impl Explain {
         if self.analyze
             && let Some(account) = engine.account()
         {
-            let margin = " ".repeat((depth - 1) * INDENT + 2);
-            let details = crate::charge::details(account.way(), self.options.verbose);
-            lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+            shown.details.extend(crate::charge::details(account.way(), self.options.verbose));
         }
-        self.engine_node(engine.plan(), &engine.children(), &account, depth, lines);
+        shown.children = self.engine_node(engine.plan(), &engine.children(), &account).into_iter().collect();
     }
 
     /// An operator of the engine's, and those below it, down to streams of other operators'.
@@ -136,50 +228,37 @@ impl Explain {
         plan: &Plan,
         inputs: &[&Arc<dyn ExecutionPlan>],
         account: &dyn Fn(&Plan) -> Option<&'e OperatorAccount>,
-        depth: usize,
-        lines: &mut Vec<String>,
-    ) {
+    ) -> Option<Shown> {
         if let Op::Input(number) = plan.op {
-            if let Some(input) = inputs.get(number) {
-                self.node(input.as_ref(), depth, Vec::new(), lines);
-            }
-            return;
+            return inputs.get(number).map(|input| self.node(input.as_ref(), Vec::new()));
         }
-        let mut line = format!("{}->  {}", " ".repeat(depth * INDENT - 4), shown(plan.label()));
-        if let Some(rows) = plan.rows_estimated.filter(|_| !self.options.hides_costs) {
-            line += &format!("  (rows={})", rows.ceil() as u64);
-        }
+        let mut shown = Shown::new(plain_text(plan.label()));
+        shown.expected =
+            plan.rows_estimated.filter(|_| !self.options.hides_costs).map(|rows| (rows.ceil() as u64, None));
         if self.analyze {
             let did = plan.counters.get();
-            line += &match self.options.hides_timing {
-                true => format!(" (actual rows={})", did.rows_out),
-                false => format!(" (actual time={:.3} ms rows={})", did.ns as f64 / 1e6, did.rows_out),
-            };
+            let ms = (!self.options.hides_timing).then_some(did.ns as f64 / 1e6);
+            shown.actual = Actual::Ran { ms, rows: Some(did.rows_out) };
         }
-        lines.push(line);
-        let margin = " ".repeat(depth * INDENT + 2);
-        lines.extend(self.keys(plan).into_iter().map(|detail| format!("{margin}{detail}")));
+        shown.details = self.keys(plan);
         if self.analyze {
             if let Op::Filter(_) = &plan.op {
                 let did = plan.counters.get();
-                lines.push(format!("{margin}Rows Removed by Filter: {}", did.rows_in - did.rows_out));
+                shown.details.push(format!("Rows Removed by Filter: {}", did.rows_in - did.rows_out));
             }
             if let Op::Scan(scan) = &plan.op {
-                let details = scan_details(&scan.history(), self.options.verbose);
-                lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+                shown.details.extend(scan_details(&scan.history(), self.options.verbose));
             }
             if let Some(observed) = plan.counters.observed() {
                 let details = observed_details(observed, self.options.verbose);
-                lines.extend(details.into_iter().map(|detail| format!("{margin}{}", shown(detail))));
+                shown.details.extend(details.into_iter().map(plain_text));
             }
             if let Some(account) = account(plan) {
-                let details = crate::charge::details(account, self.options.verbose);
-                lines.extend(details.into_iter().map(|detail| format!("{margin}{detail}")));
+                shown.details.extend(crate::charge::details(account, self.options.verbose));
             }
         }
-        for input in &plan.inputs {
-            self.engine_node(input, inputs, account, depth + 1, lines);
-        }
+        shown.children = plan.inputs.iter().filter_map(|input| self.engine_node(input, inputs, account)).collect();
+        Some(shown)
     }
 
     /// What an operator of the engine's joins or groups by, and what its sides were chosen by.
@@ -190,7 +269,7 @@ impl Explain {
             _ => "",
         };
         let keys = plan.name.as_ref().and_then(|known| known.split_once(": ")).filter(|_| !name.is_empty());
-        let mut details: Vec<String> = keys.iter().map(|(_, keys)| format!("{name}: {}", shown(keys))).collect();
+        let mut details: Vec<String> = keys.iter().map(|(_, keys)| format!("{name}: {}", plain_text(keys))).collect();
         if let (Op::Join(_), [probe, build]) = (&plan.op, plan.inputs.as_slice())
             && let Some((probe, build)) = probe.rows_estimated.zip(build.rows_estimated)
             && !self.options.hides_costs
@@ -201,14 +280,14 @@ impl Explain {
         details
     }
 
-    fn expected(&self, plan: &dyn ExecutionPlan) -> Option<String> {
+    fn expected(&self, plan: &dyn ExecutionPlan) -> Option<(u64, Option<u64>)> {
         let statistics = self.statistics.compute(plan, &StatisticsArgs::new()).ok()?;
-        let rows = *statistics.num_rows.get_value()?;
+        let rows = *statistics.num_rows.get_value()? as u64;
         let width = match statistics.total_byte_size.get_value() {
-            Some(bytes) if rows > 0 => format!(" width={}", bytes / rows),
-            _ => String::new(),
+            Some(bytes) if rows > 0 => Some(*bytes as u64 / rows),
+            _ => None,
         };
-        Some(format!("  (rows={rows}{width})"))
+        Some((rows, width))
     }
 
     /// Memory always, everything else an operator measures with `VERBOSE`.
@@ -246,15 +325,15 @@ pub fn counters(spent: &PacingCounters) -> String {
     )
 }
 
-fn actual(plan: &dyn ExecutionPlan, hides_timing: bool) -> String {
-    let Some(metrics) = plan.metrics() else { return String::new() };
-    match (metrics.output_rows(), metrics.elapsed_compute().filter(|_| !hides_timing)) {
-        (Some(rows), Some(ns)) => format!(" (actual time={:.3} ms rows={rows})", ns as f64 / 1e6),
-        (Some(rows), None) => format!(" (actual rows={rows})"),
-        (None, Some(ns)) => format!(" (actual time={:.3} ms)", ns as f64 / 1e6),
+fn actual(plan: &dyn ExecutionPlan, hides_timing: bool) -> Actual {
+    let Some(metrics) = plan.metrics() else { return Actual::Unknown };
+    let rows = metrics.output_rows().map(|rows| rows as u64);
+    let ms = metrics.elapsed_compute().filter(|_| !hides_timing).map(|ns| ns as f64 / 1e6);
+    match (rows, ms) {
         // What it measures follows on lines of its own.
-        (None, None) if metrics.iter().next().is_some() => String::new(),
-        (None, None) => " (never executed)".to_owned(),
+        (None, None) if metrics.iter().next().is_some() => Actual::Unknown,
+        (None, None) => Actual::Never,
+        (rows, ms) => Actual::Ran { ms, rows },
     }
 }
 
@@ -304,7 +383,7 @@ fn observed_details(observed: &Observed, verbose: bool) -> Vec<String> {
     details
 }
 
-/// Names of Tidepool's own begin with a character that no terminal shows.
-fn shown(text: impl std::fmt::Display) -> String {
-    text.to_string().replace('\u{1}', "")
+/// In SQL's words. Names of Tidepool's own columns begin with a character that no terminal shows, and its functions' with its name.
+fn plain_text(text: impl std::fmt::Display) -> String {
+    plain::text(&text.to_string()).replace('\u{1}', "").replace("tidepool_", "")
 }

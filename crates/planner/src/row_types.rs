@@ -3,6 +3,7 @@
 //! As in PostgreSQL, numbers of unlike kinds become the larger kind, and a declared length is kept only where all agree on it. DataFusion
 //! takes the first one's, which cuts the others, and refuses what differs in metadata alone.
 
+use crate::errors::carry;
 use crate::numerics::{self, NUMERIC};
 use crate::types::{TYPE_OID_METADATA, declared_type};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
@@ -19,7 +20,7 @@ use datafusion::sql::sqlparser::ast::{
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tidepool_base::SqlType;
+use tidepool_base::{Error, SqlState, SqlType};
 
 /// Has all `VALUES` lists of a query planned by [`ValuesLists`], but the rows of an `INSERT`; and the numbers of recursive queries be ones
 /// that each have a scale.
@@ -328,6 +329,14 @@ fn without_lengths(mut union: Union) -> Result<Transformed<LogicalPlan>> {
         Some(declared) if crate::rounding::has_precision(declared) => Some(declared),
         _ => None,
     };
+    // A key of `ORDER BY` that only the first part has: its outputs are named, and not what they are of.
+    let missing = (0..union.schema.fields().len())
+        .find(|column| union.inputs.iter().any(|input| input.schema().fields().len() <= *column));
+    if let Some(column) = missing {
+        let name = union.schema.field(column).name();
+        let message = format!("column \"{name}\" does not exist");
+        return Err(carry(Error::new(SqlState::UNDEFINED_COLUMN, message)));
+    }
     let unlike: Vec<usize> = (0..union.schema.fields().len())
         .filter(|column| {
             let mut lengths = union.inputs.iter().map(|input| length(&input.schema().fields()[*column]));

@@ -208,6 +208,8 @@ pub struct Session {
     settings_reported: Arc<Settings>,
     block: Option<Block>,
     prepared: HashMap<String, Prepared>,
+    /// Those of the protocol. Its statements are held, and accounted, where the protocol is spoken.
+    by_protocol: HashMap<String, Weak<PreparedStatement>>,
     sequences: Arc<Mutex<SessionSequences>>,
     cursors: HashMap<String, Cursor>,
     next_cursor: u64,
@@ -316,6 +318,7 @@ impl Session {
             settings,
             block: None,
             prepared: HashMap::new(),
+            by_protocol: HashMap::new(),
             sequences: Arc::default(),
             cursors: HashMap::new(),
             next_cursor: 0,

@@ -26,7 +26,7 @@ use tidepool_base::{Error, Result, SqlState, caught, panic_point, panicked};
 use tidepool_heap::{ClientAccount, Held, Reservation};
 use tidepool_planner::{
     CancelHandle, CopyIn, CopyOut, Datum, DirectDone, DirectStatement, Outcome, ResultColumn, Session, Statement,
-    TransactionStatus,
+    TransactionStatus, plain_error,
 };
 use tokio::sync::watch;
 
@@ -274,12 +274,12 @@ impl Connection {
         tracing::debug!(connection = self.registration.process_id, "{error:?}");
         self.session.fail();
         self.send_notices();
-        backend::error_response(&mut self.wire.output, "ERROR", error);
+        backend::error_response(&mut self.wire.output, "ERROR", &plain_error(error));
     }
 
     fn send_notices(&mut self) {
         for notice in self.session.take_notices() {
-            backend::notice_response(&mut self.wire.output, notice.severity, &notice.error);
+            backend::notice_response(&mut self.wire.output, notice.severity, &plain_error(&notice.error));
         }
     }
 
@@ -549,6 +549,7 @@ impl Connection {
         if self.session.transaction_status() == TransactionStatus::Failed {
             return None;
         }
+        self.session.forget_statement(&name);
         self.statements.remove(&name).map(|_| "DEALLOCATE")
     }
 
@@ -654,7 +655,10 @@ impl Connection {
             Message::Execute { portal, rows_max } => self.execute_portal(&portal, rows_max).await,
             Message::Close { target, name } => {
                 match target {
-                    Target::Statement => drop(self.statements.remove(&name)),
+                    Target::Statement => {
+                        self.session.forget_statement(&name);
+                        self.statements.remove(&name);
+                    }
                     Target::Portal => drop(self.portals.remove(&name)),
                 }
                 backend::close_complete(&mut self.wire.output);
@@ -681,6 +685,9 @@ impl Connection {
             true => None,
             false => Some(self.account.reserve(Held::Sessions, bytes)?),
         };
+        if !name.is_empty() {
+            self.session.name_statement(&name, &of);
+        }
         let prepared = Prepared { name: name.clone(), of, _held: held };
         self.statements.insert(name, Arc::new(prepared));
         backend::parse_complete(&mut self.wire.output);

@@ -36,6 +36,7 @@ mod transactions;
 mod upkeep;
 mod wire;
 mod witness;
+mod words;
 mod workload;
 
 #[global_allocator]

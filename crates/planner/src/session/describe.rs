@@ -21,6 +21,7 @@ impl Session {
     /// Parameter types (those the client gave, the rest inferred) and result columns.
     pub async fn describe(&mut self, statement: &Statement, parameter_oids: &[u32]) -> Result<Description> {
         let described = self.describe_inner(statement, parameter_oids).await;
+        let described = described.map_err(|error| crate::misplaced::explained(error, statement.command()));
         described.map_err(|error| {
             self.fail();
             statement.place(error)
@@ -37,7 +38,7 @@ impl Session {
             | Command::Update { .. }
             | Command::Delete { .. }
             | Command::MergeInto { .. } => {}
-            Command::Explain { .. } => return none(Some(vec![ResultColumn::text("QUERY PLAN")])),
+            Command::Explain { options, .. } => return none(Some(vec![super::explain::plan_column(options.format)])),
             Command::Advise(_) => return none(Some(crate::placement::advice_columns())),
             Command::Check => return none(Some(super::upkeep::check_columns())),
             Command::Backup { .. } => return none(Some(super::upkeep::backup_columns())),

@@ -72,7 +72,7 @@ impl Session {
             if outcome.is_ok() || !footing.is_overtaken() {
                 // What runs on has it too.
                 self.place = None;
-                return outcome;
+                return outcome.map_err(|error| crate::misplaced::explained(error, statement.command()));
             }
             self.notices.truncate(told);
             self.undone().await?;

@@ -6,16 +6,17 @@ use super::query::query_of;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
 use crate::explain::Node;
+use crate::explain::format::{Item, Notation};
 use crate::queries::QueryInfo;
 use crate::query;
-use crate::statement::{Command, ExplainOptions, Statement};
+use crate::statement::{Command, ExplainFormat, ExplainOptions, Statement};
 use arrow::array::{ArrayRef, RecordBatch, StringViewArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::physical_plan::ExecutionPlan;
 use futures::StreamExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidepool_base::{ByteSize, Error, Result};
+use tidepool_base::{ByteSize, Error, Result, SqlType};
 use tidepool_database::Database;
 use tidepool_device::paged::{Paged, PagingCounters};
 use tidepool_table::TablespaceRead;
@@ -79,6 +80,9 @@ impl Session {
         let Some(explained) = explained else { return plan_lines(Vec::new()) };
         let node = explained.node.as_ref();
         let ran = explained.ran.as_ref().map(|ran| (ran.elapsed, ran.rows));
+        if let ExplainFormat::Document(notation) = options.format {
+            return self.plan_document(&explained, direct, &paging, options, notation);
+        }
         let mut lines = crate::explain::lines(&explained.plan, node, ran, options);
         for (number, part) in explained.parts.iter().enumerate() {
             lines.push(format!("Part {} (locks rows first)", number + 1));
@@ -87,22 +91,44 @@ impl Session {
         }
         lines.extend(direct);
         if let Some(Ran { elapsed, rows, info }) = explained.ran.filter(|_| !options.hides_summary) {
-            for (tablespace, _, peak) in info.heap_bytes() {
-                lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
-            }
-            let stall = info.heap_stall_ns();
-            if stall > 0 {
-                lines.push(format!("Heap stalled by pacing (estimate): {:.3} ms", stall as f64 / 1e6));
-            }
-            for TablespaceRead { tablespace, bytes, stall_ns, .. } in info.scan_bytes() {
-                let (bytes, stall_ms) = (ByteSize(bytes), stall_ns as f64 / 1e6);
-                lines.push(format!("Read from {tablespace}: {bytes}, stalled {stall_ms:.3} ms"));
-            }
+            lines.extend(summary(&info));
             lines.extend(paging.lines());
             lines.push(format!("Planning Time: {:.3} ms", explained.planning.as_secs_f64() * 1e3));
             lines.push(format!("Execution Time: {:.3} ms ({rows} rows)", elapsed.as_secs_f64() * 1e3));
         }
         plan_lines(lines)
+    }
+
+    /// A plan as a document in one row.
+    fn plan_document(
+        &self,
+        explained: &Explained,
+        direct: Vec<String>,
+        paging: &PagingBefore,
+        options: ExplainOptions,
+        notation: Notation,
+    ) -> Result<Outcome> {
+        let ran = explained.ran.as_ref();
+        let totals = ran.map(|ran| (ran.elapsed, ran.rows));
+        let mut shown = crate::explain::shown(&explained.plan, explained.node.as_ref(), totals, options);
+        for part in &explained.parts {
+            let part = crate::explain::shown(part, Some(&Node::new("LockRows")), None, options);
+            shown.children.push(part);
+        }
+        let mut whole = Vec::new();
+        let mut notes = direct;
+        if let Some(ran) = ran.filter(|_| !options.hides_summary) {
+            let planning = explained.planning.as_secs_f64() * 1e3;
+            whole.push(("Planning Time".to_owned(), Item::ms(planning)));
+            whole.push(("Execution Time".to_owned(), Item::ms(ran.elapsed.as_secs_f64() * 1e3)));
+            notes.extend(summary(&ran.info));
+            notes.extend(paging.lines());
+        }
+        if !notes.is_empty() {
+            whole.push(("Notes".to_owned(), Item::List("Note", notes.into_iter().map(Item::Text).collect())));
+        }
+        let text = crate::explain::format::document(&shown, whole, notation);
+        plan_rows(vec![text], plan_column(options.format))
     }
 
     /// The plan of the query in a statement.
@@ -238,13 +264,42 @@ impl PagingBefore {
     }
 }
 
+/// What a statement that ran held and read, by tablespace.
+fn summary(info: &QueryInfo) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (tablespace, _, peak) in info.heap_bytes() {
+        lines.push(format!("Heap in {tablespace}: {} at most", ByteSize(peak)));
+    }
+    let stall = info.heap_stall_ns();
+    if stall > 0 {
+        lines.push(format!("Heap stalled by pacing (estimate): {:.3} ms", stall as f64 / 1e6));
+    }
+    for TablespaceRead { tablespace, bytes, stall_ns, .. } in info.scan_bytes() {
+        let (bytes, stall_ms) = (ByteSize(bytes), stall_ns as f64 / 1e6);
+        lines.push(format!("Read from {tablespace}: {bytes}, stalled {stall_ms:.3} ms"));
+    }
+    lines
+}
+
+/// The column of an `EXPLAIN`.
+pub(super) fn plan_column(format: ExplainFormat) -> ResultColumn {
+    let oid = match format {
+        ExplainFormat::Document(Notation::Json) => SqlType::Json.oid(),
+        ExplainFormat::Document(Notation::Xml) => XML_OID,
+        _ => SqlType::Text.oid(),
+    };
+    ResultColumn { type_oid: oid, ..ResultColumn::text("QUERY PLAN") }
+}
+
+const XML_OID: u32 = 142;
+
 fn plan_lines(lines: Vec<String>) -> Result<Outcome> {
+    plan_rows(lines, plan_column(ExplainFormat::Text))
+}
+
+fn plan_rows(lines: Vec<String>, column: ResultColumn) -> Result<Outcome> {
     let schema = Arc::new(Schema::new(vec![Field::new("QUERY PLAN", DataType::Utf8View, true)]));
     let lines = StringViewArray::from_iter_values(lines);
     let batch = RecordBatch::try_new(schema, vec![Arc::new(lines)]).map_err(crate::errors::from_arrow)?;
-    Ok(Outcome::Rows {
-        columns: vec![ResultColumn::text("QUERY PLAN")],
-        batches: Box::pin(futures::stream::iter([Ok(batch)])),
-        tag: "EXPLAIN",
-    })
+    Ok(Outcome::Rows { columns: vec![column], batches: Box::pin(futures::stream::iter([Ok(batch)])), tag: "EXPLAIN" })
 }

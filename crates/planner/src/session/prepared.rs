@@ -1,7 +1,7 @@
 //! `PREPARE`, `EXECUTE` and `DEALLOCATE`.
 
 use super::query::query_of;
-use super::{Outcome, Session};
+use super::{Outcome, PreparedStatement, Session};
 use crate::statement::{self, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
@@ -21,9 +21,28 @@ pub(super) struct Prepared {
 
 impl Session {
     pub(super) fn prepared(&self, name: &str) -> Result<Prepared> {
-        self.prepared.get(name).cloned().ok_or_else(|| {
+        let by_protocol = || {
+            let known = self.by_protocol.get(name)?.upgrade()?;
+            let statement = known.statement.clone()?;
+            Some(Prepared { statement, types: known.description.parameters.clone(), _held: None })
+        };
+        self.prepared.get(name).cloned().or_else(by_protocol).ok_or_else(|| {
             Error::new(SqlState::INVALID_SQL_STATEMENT_NAME, format!("prepared statement \"{name}\" does not exist"))
         })
+    }
+
+    /// Names a statement that the protocol prepared: `EXECUTE` and `EXPLAIN EXECUTE` find it, too.
+    pub fn name_statement(&mut self, name: &str, statement: &Arc<PreparedStatement>) {
+        self.by_protocol.insert(name.to_owned(), Arc::downgrade(statement));
+    }
+
+    /// Forgets a statement that the protocol prepared.
+    pub fn forget_statement(&mut self, name: &str) {
+        self.by_protocol.remove(name);
+    }
+
+    fn is_prepared_by_protocol(&self, name: &str) -> bool {
+        self.by_protocol.get(name).is_some_and(|statement| statement.strong_count() > 0)
     }
 
     pub(super) async fn prepare(
@@ -32,7 +51,7 @@ impl Session {
         types: &[ast::DataType],
         statement: &Statement,
     ) -> Result<Outcome> {
-        if self.prepared.contains_key(name) {
+        if self.prepared.contains_key(name) || self.is_prepared_by_protocol(name) {
             return Err(Error::new(
                 SqlState::DUPLICATE_PREPARED_STATEMENT,
                 format!("prepared statement \"{name}\" already exists"),
@@ -112,10 +131,12 @@ impl Session {
             Some(name) => {
                 self.prepared(name)?;
                 self.prepared.remove(name);
+                self.by_protocol.remove(name);
                 Ok(Outcome::command("DEALLOCATE"))
             }
             None => {
                 self.prepared.clear();
+                self.by_protocol.clear();
                 Ok(Outcome::command("DEALLOCATE ALL"))
             }
         }

@@ -177,6 +177,7 @@ impl Session {
         self.refuse_in_block("DISCARD ALL")?;
         self.planner.advisory.unlock_all(self.shared.id);
         self.prepared.clear();
+        self.by_protocol.clear();
         *self.sequences.lock() = Default::default();
         self.cursors.clear();
         self.reset_all()?;

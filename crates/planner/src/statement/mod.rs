@@ -40,8 +40,8 @@ pub use locking::LockClause;
 pub use partitions::{BoundClause, BoundValue, PartitionBy, PartitionClauses};
 pub use roles::{GrantClause, GrantTargets, MemberChange, OwnedKind, RoleCommand, RoleName, RoleOptions};
 pub use utility::{
-    AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainOptions,
-    FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
+    AdviseArguments, AlterAction, AlterTablespaceAction, CopyEndpoint, CopySource, CopyStatement, ExplainFormat,
+    ExplainOptions, FetchCount, Overriding, QualifiedName, SetValue, TransactionMode,
 };
 
 /// Nested brackets, or operators chained without brackets, of one statement. Beyond: 54001. A level of the recursive

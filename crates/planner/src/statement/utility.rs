@@ -2,6 +2,7 @@
 
 use super::cursor::{Cursor, Source};
 use super::{Command, Statement};
+use crate::explain::format::Notation;
 use crate::sequences::SequenceOptions;
 use arrow::array::AsArray;
 use arrow::datatypes::IntervalMonthDayNanoType;
@@ -171,14 +172,22 @@ pub enum FetchCount {
 pub struct ExplainOptions {
     pub analyze: bool,
     pub verbose: bool,
-    /// `FORMAT TREE`.
-    pub tree: bool,
+    pub format: ExplainFormat,
     /// What was expected, what took how long, and the lines about the whole.
     pub hides_costs: bool,
     pub hides_timing: bool,
     pub hides_summary: bool,
     /// What the query would cost with tables and heap elsewhere.
     pub placement: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExplainFormat {
+    #[default]
+    Text,
+    Tree,
+    /// A document in one row.
+    Document(Notation),
 }
 
 /// Of `CALL tidepool.advise`.
@@ -1113,14 +1122,21 @@ fn explain(cursor: &mut Cursor<'_>) -> Result<Command> {
                 "analyze" => options.analyze = on(cursor)?,
                 "verbose" => options.verbose = on(cursor)?,
                 "placement" => options.placement = on(cursor)?,
-                "format" => match cursor.ident()?.as_str() {
-                    "text" => options.tree = false,
-                    "tree" => options.tree = true,
-                    other => {
-                        return Err(Error::unsupported(format!("EXPLAIN format {other} is not supported"))
-                            .with_hint("Use TEXT or TREE."));
+                "format" => {
+                    options.format = match set_value(cursor)?.to_lowercase().as_str() {
+                        "text" => ExplainFormat::Text,
+                        "tree" => ExplainFormat::Tree,
+                        "json" => ExplainFormat::Document(Notation::Json),
+                        "yaml" => ExplainFormat::Document(Notation::Yaml),
+                        "xml" => ExplainFormat::Document(Notation::Xml),
+                        other => {
+                            let message = format!("unrecognized value for EXPLAIN option \"format\": \"{other}\"");
+                            return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, message));
+                        }
                     }
-                },
+                }
+                // There is nothing of the kind to be shown.
+                "buffers" | "wal" | "settings" => drop(on(cursor)?),
                 "costs" => options.hides_costs = !on(cursor)?,
                 "timing" => options.hides_timing = !on(cursor)?,
                 "summary" => options.hides_summary = !on(cursor)?,
