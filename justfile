@@ -80,6 +80,10 @@ pool-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_OPERATIONS=1000000 TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_STRESS_FAULTS=10000 \
         cargo test --release -p tidepool-pool --lib -- simulated each_bit --nocapture
 
+# What leasing, handing over, zeroing, publishing and checking cost, in a pool of GIGABYTES that is made at PATH and removed.
+pool-speed PATH="/dev/shm/tidepool-pool-speed" GIGABYTES="1":
+    cargo run --release -p tidepool-pool --example pool_speed -- {{PATH}} {{GIGABYTES}}
+
 # What an index costs, in millions of entries: `just index-speed 10`, `just index-speed 1 cxl-asic integer`.
 index-speed *ARGS:
     cargo run --release -p tidepool-index --example index_speed -- {{ARGS}}

@@ -4,6 +4,7 @@ mod advise;
 mod config;
 mod device;
 mod log;
+mod pool;
 mod rows;
 mod serve;
 mod sql;
@@ -60,6 +61,8 @@ enum Command {
     Demo(tidepool_bench::cli::DemoArgs),
     /// Show what memory there is, or measure what it costs
     Device(device::DeviceArgs),
+    /// Make, show, check and destroy memory that several processes attach to
+    Pool(pool::PoolArgs),
     /// Generate, load, run and check a benchmark
     Bench(Box<tidepool_bench::cli::BenchArgs>),
     #[command(hide = true)]
@@ -104,6 +107,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Demo(args) => runtime.block_on(tidepool_bench::cli::run_demo(args)),
         Command::Observe(args) => runtime.block_on(tidepool_bench::cli::run_observe(args)),
         Command::Device(args) => device::run(args),
+        Command::Pool(args) => pool::run(args),
         Command::Bench(args) => runtime.block_on(tidepool_bench::cli::run_bench(*args)),
     }
 }

@@ -8,7 +8,7 @@ use crate::death::Death;
 use crate::layout::HostNumber;
 use crate::memory::{Books, Memory, Outcome};
 use crate::words::{
-    Contents, Database, EntryState, Generation, Host, HostState, Ident, Incarnation, Number, Owner, Role, Slot,
+    Contents, Database, Entry, EntryState, Generation, Host, HostState, Ident, Incarnation, Number, Owner, Role, Slot,
 };
 use tidepool_base::crash_point;
 
@@ -142,7 +142,7 @@ impl<M: Memory> Books<M> {
             let entry = self.load(field)?;
             if entry.by == host.slot && matches!(entry.state, EntryState::Creating | EntryState::Dropping) {
                 // Half made or half gone: its extents name the database, and its next life begins with an empty page.
-                self.swap(field, entry, crate::words::Entry { state: EntryState::Free, ..entry })?;
+                self.swap(field, entry, Entry { state: EntryState::Free, ..entry })?;
             }
         }
         Ok(Some(swept))

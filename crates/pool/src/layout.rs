@@ -41,6 +41,7 @@
 //! | 192 | 2 × 8 | others, by swap | mailbox: `asked_gen`, `kick` |
 //! | 256 | 8 | itself | checksum of the 760 bytes that follow |
 //! | 264 | 760 | itself | lines of text: name, version, boot id, process, its start time, address, control socket |
+//! | 1,024 | 8 | the kernel | the thread that beats, as a robust futex; it is marked when that thread ends. No check: the kernel knows none |
 //!
 //! Checksums are XXH3-64. Whatever has no meaning here is zero.
 
@@ -165,6 +166,11 @@ impl Layout {
         Text { at: at(Layout::host(slot) + 264), bytes: HOST_TEXT_BYTES }
     }
 
+    /// The word that the kernel marks when the thread that beats has ended. Its low four bytes are a futex.
+    pub fn thread_word(self, slot: Slot) -> At {
+        at(Layout::host(slot) + 1024)
+    }
+
     fn database(database: Database) -> usize {
         DIRECTORY_AT + usize::from(database.0) * PAGE_BYTES
     }
@@ -244,6 +250,7 @@ impl Layout {
             for which in HostNumber::ALL {
                 words(self.host_number(slot, *which).at.0 as usize, 1);
             }
+            words(self.thread_word(slot).0 as usize, 1);
         }
         words(EVENT_NEXT_AT, 1);
         for event in 0..EVENTS as u64 {

@@ -36,6 +36,10 @@ pub mod memory;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+mod reign;
+#[cfg(not(loom))]
+pub mod show;
+#[cfg(not(loom))]
 pub mod superblock;
 pub mod words;
 
@@ -60,4 +64,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "pool.sweep.one",
     "pool.sweep.done",
     "pool.database.creating",
+    "pool.device.adding",
+    "pool.reign.taken",
+    "pool.reign.sealed",
+    "pool.reign.orphaned",
 ];

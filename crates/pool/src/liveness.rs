@@ -15,6 +15,7 @@ use crate::system;
 use crate::words::{EventKind, Host, HostState};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidepool_base::{Error, Result, SqlState};
 
@@ -23,7 +24,8 @@ use tidepool_base::{Error, Result, SqlState};
 pub enum Finding {
     /// It beats, or has not been silent for long.
     Alive,
-    /// Nothing was heard of it for as long as was asked. It may be dead, stopped, or on another machine that is.
+    /// Nothing was heard of it for as long as was asked, or the thread that beats has ended. It may be dead, stopped, or on
+    /// another machine that is.
     Silent,
     Dead(Death),
 }
@@ -59,7 +61,8 @@ impl Watcher {
                     if *beats != view.beats.0 || own_gap >= silence / 2 {
                         (*beats, *since) = (view.beats.0, now);
                     }
-                    if now.duration_since(*since) >= silence { Finding::Silent } else { Finding::Alive }
+                    let is_silent = now.duration_since(*since) >= silence || self.has_thread_ended(view.host)?;
+                    if is_silent { Finding::Silent } else { Finding::Alive }
                 }
             };
             findings.push((view.host, finding));
@@ -67,6 +70,41 @@ impl Watcher {
         self.seen_held.retain(|host| findings.iter().any(|(there, _)| there == host));
         self.beats.retain(|host, _| findings.iter().any(|(there, _)| there == host));
         Ok(findings)
+    }
+
+    /// The thread that beats for a host has ended, says the kernel: a reason to suspect, as its process is being killed, and
+    /// no more than that.
+    fn has_thread_ended(&self, host: Host) -> Result<bool> {
+        let books = self.pool.books();
+        let word = books.memory.thread_word(books.layout.thread_word(host.slot)).load(Ordering::SeqCst);
+        let ident = self.pool.told(books.load(books.layout.ident(host.slot)))?;
+        Ok(word & system::OWNER_DIED != 0 && ident.incarnation == host.incarnation)
+    }
+
+    /// Sleeps until the thread that beats for a host has ended, or its life has, or for so long. True where it has: a reason
+    /// to suspect it, some milliseconds after a kill however much memory its process has.
+    pub fn wait_for_end(&self, host: Host, time: Duration) -> Result<bool> {
+        let books = self.pool.books();
+        let word = books.memory.thread_word(books.layout.thread_word(host.slot));
+        let end = Instant::now() + time;
+        loop {
+            let value = word.load(Ordering::SeqCst);
+            if self.has_thread_ended(host)? {
+                // The kernel wakes one.
+                system::wake_all(word);
+                return Ok(true);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.pool.told(books.is_current(host))? {
+                return Ok(false);
+            }
+            if value == 0 {
+                // It has not begun to beat, or is leaving: nobody will wake this.
+                std::thread::sleep(left.min(Duration::from_millis(1)));
+            } else {
+                system::wait(word, value, left);
+            }
+        }
     }
 
     /// Whether this kernel says that a host is dead. Without having seen its lock held, only where no other kernel can have
@@ -99,6 +137,16 @@ impl Watcher {
         Ok(view.text.as_ref().is_some_and(is_same))
     }
 
+    /// Says that a host may be dead. It is told when it wakes, and nothing that it owns is given to anybody.
+    pub fn suspect(&self, host: Host) -> Result<bool> {
+        self.pool.check_writable()?;
+        let is_new = self.pool.told(self.pool.books().suspect(host))?;
+        if is_new {
+            self.pool.record(EventKind::Suspected, host.slot, host.incarnation.0.into())?;
+        }
+        Ok(is_new)
+    }
+
     /// Ends a host of this kernel that may only sleep, memory and all, and so confirms its death. `None` where it cannot:
     /// its process is another kernel's or namespace's, or was never seen alive.
     pub fn kill(&self, host: Host, wait: Duration) -> Result<Option<Death>> {
@@ -119,6 +167,7 @@ impl Watcher {
     /// Runs the command that makes sure that a host is dead, such as one that destroys its virtual machine. It is told who
     /// in `TIDEPOOL_HOST_NAME`, `TIDEPOOL_HOST_SLOT` and `TIDEPOOL_HOST_INCARNATION`, and ends with success only if it is.
     pub fn fence(&self, host: Host, command: &str) -> Result<Death> {
+        self.pool.check_writable()?;
         self.pool.told(self.pool.books().mark_fenced(host))?;
         let ident = self.pool.told(self.pool.books().load(self.pool.layout().ident(host.slot)))?;
         let view = self.pool.host_view(host.slot, ident)?;
@@ -154,7 +203,22 @@ impl Watcher {
     }
 }
 
-/// An operator says that a host is dead: what it owned is free. It must be true.
-pub fn forget(pool: &Pool, host: Host) -> Result<bool> {
+/// Another process of this kernel, or this one, holds the lock of a host's slot.
+pub fn is_lock_held(pool: &Pool, host: Host) -> Result<bool> {
+    if pool.own().lock().contains(&host.slot) {
+        return Ok(true);
+    }
+    let held = pool.books().memory.first_device().is_byte_locked(host.slot.0.into());
+    held.map_err(|error| Error::io("look at a lock of the pool", &error))
+}
+
+/// An operator says that a host is dead: what it owned is free. It must be true. 55006 where this kernel knows better,
+/// unless the operator insists.
+pub fn forget(pool: &Pool, host: Host, insists: bool) -> Result<bool> {
+    if !insists && is_lock_held(pool, host)? {
+        return Err(Error::new(SqlState::OBJECT_IN_USE, format!("{host} is alive: its lock is held on this machine"))
+            .with_detail("If it were forgotten, it would go on storing to memory that is given to others.")
+            .with_hint("End its process, with SIGKILL if it does not answer."));
+    }
     bury(pool, host, &Death::by(Evidence::Operator), EventKind::Forgotten)
 }

@@ -9,9 +9,9 @@ use crate::words::Extent;
 use std::convert::Infallible;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use tidepool_base::Result;
-use tidepool_device::{Device, Mapping};
+use tidepool_device::{Device, Mapping, Protection};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// One device, and which extents it has.
@@ -55,15 +55,19 @@ pub struct Mapped {
     extent_bytes: usize,
     /// A word is flushed from the processor's cache as it is changed.
     is_flushed: bool,
+    /// It is mapped to be read alone.
+    is_read_only: bool,
 }
 
 impl Mapped {
     /// The caller says how much of device 0 is the control area, which is not more than is mapped.
-    pub(crate) fn new(first: Part, control_bytes: usize, extent_bytes: usize) -> Mapped {
+    pub(crate) fn new(first: Part, control_bytes: usize, extent_bytes: usize, protection: Protection) -> Mapped {
         assert!(control_bytes <= first.mapping.len(), "the books are on device 0");
         assert!(first.mapping.base().addr().get().is_multiple_of(8), "a mapping begins with a page");
         let is_flushed = first.mapping.device().is_some_and(Device::outlives_machine);
-        let mapped = Mapped { parts: [const { OnceLock::new() }; DEVICES], control_bytes, extent_bytes, is_flushed };
+        let is_read_only = protection == Protection::Read;
+        let parts = [const { OnceLock::new() }; DEVICES];
+        let mapped = Mapped { parts, control_bytes, extent_bytes, is_flushed, is_read_only };
         mapped.add(0, first);
         mapped
     }
@@ -120,6 +124,24 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(first.mapping.base().as_ptr().add(offset).cast()) }
     }
 
+    /// # Panics
+    /// Where a store would end the process: callers that may not store say so as an error first.
+    fn word_to_change(&self, at: At) -> &AtomicU64 {
+        assert!(!self.is_read_only, "the pool was opened to be read");
+        self.word(at)
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// The futex of the thread that beats for the host of a slot.
+    pub(crate) fn thread_word(&self, at: At) -> &AtomicU32 {
+        let word = self.word(at);
+        // SAFETY: the first half of an aligned word that lives as long as `self`. It is used as this alone.
+        unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+    }
+
     /// On memory that outlives the machine, a word is durable before anything is done that rests on it.
     fn flush(&self, at: At) {
         if self.is_flushed {
@@ -139,13 +161,13 @@ impl Memory for Mapped {
     }
 
     fn store(&self, at: At, bits: u64) -> std::result::Result<(), Infallible> {
-        sync::store(self.word(at), bits);
+        sync::store(self.word_to_change(at), bits);
         self.flush(at);
         Ok(())
     }
 
     fn swap(&self, at: At, from: u64, to: u64) -> std::result::Result<std::result::Result<(), u64>, Infallible> {
-        let swapped = sync::swap(self.word(at), from, to);
+        let swapped = sync::swap(self.word_to_change(at), from, to);
         self.flush(at);
         Ok(swapped)
     }
@@ -156,6 +178,7 @@ impl Memory for Mapped {
     }
 
     fn zero(&self, extent: Extent) -> std::result::Result<(), Infallible> {
+        assert!(!self.is_read_only, "the pool was opened to be read");
         if let Some((part, offset)) = self.part_of(extent) {
             // SAFETY: inside the mapping, and the caller owns the extent: nobody else stores there or reads it.
             unsafe { part.mapping.base().add(offset).write_bytes(0, self.extent_bytes) };

@@ -1,15 +1,17 @@
 //! A host of this process: it joins, beats, leases and leaves.
 //!
 //! The lock on the byte of its slot, of the first device as this process has it open, is taken before the slot is, and is
-//! released by the kernel however the process ends. A thread of its own beats.
+//! released by the kernel however the process ends. A thread of its own beats, and holds a word that the kernel marks when
+//! that thread ends: much earlier than the lock is released where the process has much memory, but no proof of anything.
 
+use crate::check::usage;
 use crate::death::{Death, Evidence};
-use crate::layout::HostNumber;
+use crate::layout::{HostNumber, SEGMENTS};
 use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
     Contents, Database, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner, Role,
-    Slot,
+    Root, Segment, Slot,
 };
 use parking_lot::{Condvar, Mutex};
 use std::ptr::NonNull;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tidepool_base::{Error, Result, SqlState, crash_point};
+use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 
 /// How often a host beats by default: a watcher that waits for 200 ms then suspects nobody falsely under load.
 pub const BEAT: Duration = Duration::from_millis(5);
@@ -71,6 +73,7 @@ pub struct Member {
 impl Member {
     /// Takes a free slot. 53300 where there is none, 3D000 where the database does not exist.
     pub fn join(pool: Arc<Pool>, options: &JoinOptions) -> Result<Member> {
+        pool.check_writable()?;
         check_name("host name", &options.name, 63)?;
         let database = match &options.database {
             Some(name) => pool.database(name)?,
@@ -114,7 +117,7 @@ impl Member {
         pool.record(EventKind::Joined, self.host.slot, self.host.incarnation.0.into())
     }
 
-    fn fenced(&self) -> Error {
+    pub(crate) fn fenced(&self) -> Error {
         Error::new(SqlState::ADMIN_SHUTDOWN, format!("{} was taken for dead by another host", self.host))
             .with_hint("It must stop, and may join again.")
     }
@@ -141,17 +144,24 @@ impl Member {
         if !self.is_current()? {
             return Err(self.fenced());
         }
+        self.check_quota(count)?;
         let (pool, books) = (&self.pool, self.pool.books());
         let extents = books.layout.extents;
-        let start = self.hint.load(Ordering::Relaxed);
         let mut leased = Vec::with_capacity(count);
-        for extent in (start..extents).chain(0..start.min(extents)).map(Extent) {
-            if leased.len() == count {
-                break;
+        for is_last in [false, true] {
+            let start = self.hint.load(Ordering::Relaxed);
+            for extent in (start..extents).chain(0..start.min(extents)).map(Extent) {
+                if leased.len() == count {
+                    return Ok(leased);
+                }
+                if pool.is_there(extent) && pool.told(books.lease(self.host, self.database, extent, kind))? {
+                    leased.push(extent);
+                    self.hint.store(extent.0 + 1, Ordering::Relaxed);
+                }
             }
-            if pool.is_there(extent) && pool.told(books.lease(self.host, self.database, extent, kind))? {
-                leased.push(extent);
-                self.hint.store(extent.0 + 1, Ordering::Relaxed);
+            if leased.len() < count && !is_last {
+                // Others may have added a device.
+                pool.refresh()?;
             }
         }
         if leased.len() < count {
@@ -162,6 +172,33 @@ impl Member {
                 .with_hint("Stop a host or add a device."));
         }
         Ok(leased)
+    }
+
+    /// The database may have so many more. Hosts that lease at the same moment may go beyond it, by what they lease then.
+    fn check_quota(&self, count: usize) -> Result<()> {
+        if self.database == Database::NONE {
+            return Ok(());
+        }
+        let (pool, books) = (&self.pool, self.pool.books());
+        let quota = pool.told(books.load(books.layout.quota(self.database)))?.0;
+        if quota == 0 {
+            return Ok(());
+        }
+        let used: u64 = usage(pool)?
+            .into_iter()
+            .filter(|((_, _, database), _)| *database == Some(self.database.0))
+            .map(|(_, count)| count)
+            .sum();
+        if used + count as u64 <= quota {
+            return Ok(());
+        }
+        let bytes = |extents: u64| ByteSize(extents * pool.extent_bytes());
+        Err(Error::new(SqlState::OUT_OF_MEMORY, "the database has reached its quota of the pool").with_detail(format!(
+            "It may have {}, has {}, and {} more are wanted.",
+            bytes(quota),
+            bytes(used),
+            bytes(count as u64)
+        )))
     }
 
     /// Where an extent of its own, or one that it may read, is in this process.
@@ -267,6 +304,7 @@ impl Member {
             text[crate::layout::NAME_BYTES..].copy_from_slice(&identity);
             pool.told(books.write_text(books.layout.database_text(database), &text))?;
             pool.told(books.store(books.layout.quota(database), Number(quota_extents)))?;
+            self.clear_directory(database)?;
             let is_made = pool.told(books.swap(field, making, Entry { state: EntryState::Live, ..making }))?;
             if !is_made {
                 return Err(self.fenced());
@@ -279,6 +317,27 @@ impl Member {
             format!("pool \"{}\" has no room for a database", pool.location()),
         )
         .with_detail(format!("It has {} places.", crate::words::DATABASES)))
+    }
+
+    /// Takes out of a place of the directory what a database before left there: no host is attached to that any more. Terms and
+    /// generations go on, so that no word comes back.
+    fn clear_directory(&self, database: Database) -> Result<()> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let (root, term) = (books.layout.root(database), books.layout.term(database));
+        let (found, reign) = (pool.told(books.load(root))?, pool.told(books.load(term))?);
+        if found.place != Root::NEW.place {
+            let generation = Generation(found.generation.0 + 1);
+            pool.told(books.swap(root, found, Root { place: Root::NEW.place, generation }))?;
+        }
+        pool.told(books.end_reign(database, reign))?;
+        for number in 0..SEGMENTS as u64 {
+            let field = books.layout.segment(database, number);
+            let segment = pool.told(books.load(field))?;
+            if segment != Segment::NONE {
+                pool.told(books.swap(field, segment, Segment::NONE))?;
+            }
+        }
+        Ok(())
     }
 
     /// Drops a database that no host is attached to: its shared extents and orphans are free. 55006 otherwise.
@@ -351,6 +410,7 @@ impl Drop for Member {
 
 /// Confirms a death, frees what is free then, and gives the slot away. False when another host did all of it.
 pub(crate) fn bury(pool: &Pool, host: Host, death: &Death, kind: EventKind) -> Result<bool> {
+    pool.check_writable()?;
     let books = pool.books();
     if pool.told(books.confirm(host, death))? {
         pool.record(kind, host.slot, host.incarnation.0.into())?;
@@ -364,6 +424,19 @@ pub(crate) fn bury(pool: &Pool, host: Host, death: &Death, kind: EventKind) -> R
 
 fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Result<Option<Host>> {
     let books = pool.books();
+    let pid = std::process::id();
+    let (device_number, inode) = books.memory.first_device().kernel_identity()?;
+    let text = HostText {
+        name: options.name.clone(),
+        version: options.version.clone(),
+        boot_id: system::boot_id(),
+        pid,
+        start: system::started(pid).unwrap_or(0),
+        process_namespace: system::process_namespace(),
+        lock_on: format!("{device_number}:{inode}"),
+        address: options.address.clone(),
+        control_socket: options.control_socket.clone(),
+    };
     let mut own = pool.own().lock();
     for slot in books.layout.all_slots().filter(|slot| !own.contains(slot)).collect::<Vec<_>>() {
         let ident = pool.told(books.load(books.layout.ident(slot)))?;
@@ -375,25 +448,14 @@ fn take_slot(pool: &Arc<Pool>, options: &JoinOptions, database: Database) -> Res
         if !locked {
             continue;
         }
+        // What the kernel marked for the life before is not held against this one.
+        books.memory.thread_word(books.layout.thread_word(slot)).store(0, Ordering::SeqCst);
         let Some(host) = pool.told(books.join(slot, options.role, database))? else {
             let _ = device.unlock_byte(slot.0.into());
             continue;
         };
         own.insert(slot);
         crash_point("pool.joined");
-        let pid = std::process::id();
-        let (device_number, inode) = device.kernel_identity()?;
-        let text = HostText {
-            name: options.name.clone(),
-            version: options.version.clone(),
-            boot_id: system::boot_id(),
-            pid,
-            start: system::started(pid).unwrap_or(0),
-            process_namespace: system::process_namespace(),
-            lock_on: format!("{device_number}:{inode}"),
-            address: options.address.clone(),
-            control_socket: options.control_socket.clone(),
-        };
         pool.told(books.write_text(books.layout.host_text(slot), &text.to_bytes()))?;
         beat_once(pool, host, 1)?;
         return Ok(Some(host));
@@ -411,6 +473,9 @@ fn beat_once(pool: &Pool, host: Host, beats: u64) -> Result<()> {
 
 fn beat(pool: &Pool, host: Host, stop: &Stop, period: Duration) {
     system::come_first();
+    let books = pool.books();
+    // Where the kernel has no such word, a kill is noticed later.
+    let _held = system::HeldWord::hold(books.memory.thread_word(books.layout.thread_word(host.slot)));
     let mut is_asked = stop.is_asked.lock();
     for beats in 2.. {
         if *is_asked {

@@ -9,7 +9,7 @@ use crate::layout::{
 };
 use crate::mapped::{Mapped, Part, first_page, write_first_page};
 use crate::memory::{Books, Memory, Outcome, Trouble};
-use crate::superblock::{FirstPage, LABEL_BYTES, Superblock};
+use crate::superblock::{self, FirstPage, LABEL_BYTES, Superblock};
 use crate::system;
 use crate::words::{
     Contents, Database, DeviceState, DeviceWord, End, Entry, EntryState, EventHead, EventKind, EventPart, Extent,
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::ptr::NonNull;
-use tidepool_base::{ByteSize, Error, Result, SqlState};
+use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 use tidepool_device::{Content, Location, MapOptions, Mapping, Protection};
 
 /// From here on extents are larger by default: what is kept of each of them stays small.
@@ -130,7 +130,7 @@ pub struct Pool {
     books: Books<Mapped>,
     superblock: Superblock,
     location: Location,
-    missing: Vec<Missing>,
+    missing: Mutex<Vec<Missing>>,
     /// Slots of hosts of this process. Locks are of the open device, so that it does not see its own.
     own: Mutex<BTreeSet<Slot>>,
 }
@@ -220,12 +220,7 @@ impl Pool {
         let mut made = Vec::new();
         let result = Pool::make(options, &mut made);
         if result.is_err() {
-            for device in made.iter().filter(|device| !device.was_there) {
-                if let Location::File(path) = &device.location {
-                    // Made a moment ago by this call and of no use. That it stays when this fails too harms nobody.
-                    let _ = std::fs::remove_file(path);
-                }
-            }
+            forget_files(&made);
         }
         let extent_bytes = result?;
         // The locks of making it go, and it is open as for everybody.
@@ -251,22 +246,7 @@ impl Pool {
             )));
         }
         for (location, size) in &options.devices {
-            let (Location::File(path) | Location::Dax(path)) = location else {
-                return Err(invalid(format!("several processes cannot share \"{location}\""))
-                    .with_hint("Name a file: or dax: location."));
-            };
-            let was_there = path.exists();
-            let check = |page: &[u8]| match Superblock::read(page, &location.to_string())? {
-                FirstPage::New => Ok(Content::Stays),
-                FirstPage::Pool(superblock) => Err(Error::new(
-                    SqlState::DUPLICATE_OBJECT,
-                    format!("\"{location}\" is device {} of a pool already", superblock.device),
-                )
-                .with_hint("Open it, or destroy it first: tidepool pool destroy.")),
-            };
-            let size = size.map(|size| size.next_multiple_of(extent_bytes));
-            let mapping = Mapping::open_checked(location, size, MapOptions { huge_pages: true }, &check)?;
-            made.push(Made { location: location.clone(), mapping, was_there });
+            made.push(open_new(location, *size, extent_bytes)?);
         }
         // Which extents are whose, and that there are some.
         let mut first = 0;
@@ -287,22 +267,9 @@ impl Pool {
         for (index, (device, word)) in made.iter().zip(&words).enumerate() {
             let least = if index == 0 { control + 1 } else { 2 };
             if word.extents < least {
-                return Err(Error::new(
-                    SqlState::DISK_FULL,
-                    format!("\"{}\" is too small for a pool", device.location),
-                )
-                .with_detail(format!(
-                    "It has {}, and needs {} at least.",
-                    ByteSize(device.mapping.len() as u64),
-                    ByteSize(u64::from(least) * extent_bytes)
-                )));
+                return Err(too_small(&device.location, &device.mapping, u64::from(least) * extent_bytes));
             }
-            let failed =
-                |error: &std::io::Error| Error::io(format_args!("reserve room for \"{}\"", device.location), error);
-            device.mapping.commit(0..word.extents as usize * extent_bytes as usize).map_err(|error| failed(&error))?;
-            if options.populates {
-                device.mapping.populate().map_err(|error| failed(&error))?;
-            }
+            reserve(device, word.extents, extent_bytes, options.populates)?;
         }
         let identity = system::random_identity().map_err(|error| Error::io("get random bytes", &error))?;
         let superblock = |device: usize| Superblock {
@@ -327,7 +294,8 @@ impl Pool {
         let books = {
             let first = Mapping::open_shared(&made[0].location, Protection::ReadWrite)?;
             let part = Part { mapping: first, first: Extent(0), extents: words[0].extents };
-            Books { memory: Mapped::new(part, layout.control_bytes(), extent_bytes as usize), layout }
+            let memory = Mapped::new(part, layout.control_bytes(), extent_bytes as usize, Protection::ReadWrite);
+            Books { memory, layout }
         };
         let Ok(()) = (0..control).try_for_each(|extent| books.memory.zero(Extent(extent)));
         let told = |outcome| told(&made[0].location, outcome);
@@ -344,7 +312,16 @@ impl Pool {
 
     /// Opens a pool by its first device. Devices that cannot be opened are missing, which is no error until they are needed.
     pub fn open(location: &Location) -> Result<Pool> {
-        let (mapping, superblock) = open_device(location)?;
+        Pool::open_as(location, Protection::ReadWrite)
+    }
+
+    /// Opens a pool to look at it. Nothing of it can be changed by this process.
+    pub fn open_to_read(location: &Location) -> Result<Pool> {
+        Pool::open_as(location, Protection::Read)
+    }
+
+    fn open_as(location: &Location, protection: Protection) -> Result<Pool> {
+        let (mapping, superblock) = open_device(location, protection)?;
         if superblock.device != 0 {
             return Err(Error::new(
                 SqlState::WRONG_OBJECT_TYPE,
@@ -357,25 +334,132 @@ impl Pool {
             return Err(Error::corrupted(format!("the superblock of device \"{location}\" contradicts itself")));
         }
         let part = Part { mapping, first: superblock.first, extents: superblock.extents };
-        let memory = Mapped::new(part, layout.control_bytes(), superblock.extent_bytes as usize);
+        let memory = Mapped::new(part, layout.control_bytes(), superblock.extent_bytes as usize, protection);
         let books = Books { memory, layout };
-        let mut missing = Vec::new();
+        let missing = Mutex::default();
+        let pool = Pool { books, superblock, location: location.clone(), missing, own: Mutex::default() };
+        pool.refresh()?;
+        Ok(pool)
+    }
+
+    /// Opens devices that were added by others meanwhile, or that were missing and are there again.
+    pub fn refresh(&self) -> Result<()> {
+        let protection = if self.books.memory.is_read_only() { Protection::Read } else { Protection::ReadWrite };
+        let mut missing = self.missing.lock();
+        missing.clear();
         for device in 1..DEVICES {
-            let word = told(location, books.load(layout.device(device)))?;
-            if word.state == DeviceState::Absent {
+            let word = self.told(self.books.load(self.layout().device(device)))?;
+            if word.state != DeviceState::Present || self.books.memory.part(device).is_some() {
                 continue;
             }
-            let text = told(location, books.read_text(layout.device_text(device)))?.unwrap_or_default();
+            let text = self.told(self.books.read_text(self.layout().device_text(device)))?.unwrap_or_default();
             let shown = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
-            match other_device(&shown, device, word, &superblock) {
-                Ok(part) => books.memory.add(device, part),
+            match other_device(&shown, device, word, &self.superblock, protection) {
+                Ok(part) => self.books.memory.add(device, part),
                 Err(error) => {
                     let (first, extents) = (word.first, word.extents);
                     missing.push(Missing { device, location: shown, first, extents, error });
                 }
             }
         }
-        Ok(Pool { books, superblock, location: location.clone(), missing, own: Mutex::default() })
+        Ok(())
+    }
+
+    /// Adds a device that holds nothing to a pool that is in use. Hosts that run out of extents, or meet one that is on it,
+    /// open it then. Without a size, all of an existing file or DAX device.
+    pub fn add_device(&self, location: &Location, size: Option<u64>) -> Result<()> {
+        self.check_writable()?;
+        let mut made = Vec::new();
+        let result = self.add(location, size, &mut made);
+        if result.is_err() {
+            forget_files(&made);
+        }
+        result
+    }
+
+    fn add(&self, location: &Location, size: Option<u64>, made: &mut Vec<Made>) -> Result<()> {
+        let extent_bytes = self.extent_bytes();
+        let device = open_new(location, size, extent_bytes)?;
+        let is_zeroed = device.mapping.is_zeroed();
+        let extents = device.mapping.len() as u64 / extent_bytes;
+        made.push(device);
+        let (layout, mapping) = (self.layout(), &made[0].mapping);
+        // Behind all that there are, at a number that nobody has.
+        let claimed = loop {
+            let mut first = 0;
+            let mut free = None;
+            for device in 0..DEVICES {
+                let word = self.told(self.books.load(layout.device(device)))?;
+                match word.state {
+                    DeviceState::Absent => _ = free.get_or_insert(device),
+                    _ => first = first.max(word.first.0 + word.extents),
+                }
+            }
+            let Some(device) = free else {
+                return Err(Error::new(
+                    SqlState::PROGRAM_LIMIT_EXCEEDED,
+                    format!("pool \"{}\" has {DEVICES} devices", self.location),
+                ));
+            };
+            if extents < 2 {
+                return Err(too_small(location, mapping, 2 * extent_bytes));
+            }
+            let end = u64::from(first) + extents;
+            if end > u64::from(layout.extents) {
+                return Err(Error::new(
+                    SqlState::PROGRAM_LIMIT_EXCEEDED,
+                    format!("pool \"{}\" cannot grow so far", self.location),
+                )
+                .with_detail(format!(
+                    "Its books have room for {}, and {} are wanted.",
+                    ByteSize(u64::from(layout.extents) * extent_bytes),
+                    ByteSize(end * extent_bytes)
+                ))
+                .with_hint("Make a pool with a larger --max-size."));
+            }
+            let word = DeviceWord { first: Extent(first), extents: extents as u32, state: DeviceState::Adding };
+            if self.told(self.books.swap(layout.device(device), DeviceWord::NONE, word))? {
+                break (device, word);
+            }
+        };
+        let (number, word) = claimed;
+        crash_point("pool.device.adding");
+        reserve(&made[0], word.extents, extent_bytes, false)?;
+        let shown = location.to_string();
+        self.told(self.books.write_text(layout.device_text(number), shown.as_bytes()))?;
+        let superblock = Superblock {
+            epoch: 2,
+            size_bytes: u64::from(word.extents) * extent_bytes,
+            device: number as u32,
+            first: word.first,
+            extents: word.extents,
+            made_us: system::wall_us(),
+            boot_id: system::boot_id(),
+            ..self.superblock.clone()
+        };
+        write_first_page(&made[0].mapping, &page_of(&superblock))?;
+        for extent in word.first.0..word.first.0 + word.extents {
+            let holds = if is_zeroed { Contents::Zeroes } else { Contents::Unknown };
+            let owner = if extent == word.first.0 { Owner::Control } else { Owner::Free { holds } };
+            self.told(self.books.swap(layout.owner(Extent(extent)), Owner::Absent, owner))?;
+        }
+        let present = DeviceWord { state: DeviceState::Present, ..word };
+        self.told(self.books.swap(layout.device(number), word, present))?;
+        self.record(EventKind::DeviceAdded, Slot(0), number as u64)?;
+        // The lock of making it goes before it is opened as by everybody.
+        made.clear();
+        self.refresh()
+    }
+
+    /// 42501 where the pool was opened to be read.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.books.memory.is_read_only() {
+            return Err(Error::new(
+                SqlState::INSUFFICIENT_PRIVILEGE,
+                format!("pool \"{}\" was opened to be read", self.location),
+            ));
+        }
+        Ok(())
     }
 
     pub fn books(&self) -> &Books<Mapped> {
@@ -403,8 +487,8 @@ impl Pool {
     }
 
     /// Devices that the books name and that could not be opened.
-    pub fn missing(&self) -> &[Missing] {
-        &self.missing
+    pub fn missing(&self) -> Vec<Missing> {
+        self.missing.lock().clone()
     }
 
     pub(crate) fn own(&self) -> &Mutex<BTreeSet<Slot>> {
@@ -418,15 +502,19 @@ impl Pool {
 
     /// Where an extent is in this process, and how long. 58030 where its device is missing.
     pub fn extent(&self, extent: Extent) -> Result<(NonNull<u8>, usize)> {
+        if let Some(found) = self.books.memory.extent(extent) {
+            return Ok(found);
+        }
+        self.refresh()?;
         self.books.memory.extent(extent).ok_or_else(|| {
             let of = |missing: &&Missing| (missing.first.0..missing.first.0 + missing.extents).contains(&extent.0);
-            match self.missing.iter().find(of) {
+            match self.missing.lock().iter().find(of) {
                 Some(missing) => Error::new(
                     SqlState::IO_ERROR,
                     format!("device \"{}\" of pool \"{}\" is missing", missing.location, self.location),
                 )
                 .with_detail(format!("Extent {} is on it. {}.", extent.0, missing.error.message()))
-                .with_hint("Make the device available and open the pool again."),
+                .with_hint("Make the device available."),
                 None => Error::internal(format!("pool \"{}\" has no extent {}", self.location, extent.0)),
             }
         })
@@ -438,6 +526,7 @@ impl Pool {
     }
 
     pub fn record(&self, kind: EventKind, slot: Slot, detail: u64) -> Result<()> {
+        self.check_writable()?;
         self.told(self.books.append_event(kind, slot, system::wall_us() / 1000, detail))
     }
 
@@ -504,8 +593,48 @@ impl Pool {
         })
     }
 
+    /// Lets this release write what the one before does not know. Until then both can use the pool. False where there is
+    /// nothing to let.
+    pub fn finalize(&self) -> Result<bool> {
+        let (must_know, must_know_to_write, may_ignore) = superblock::FEATURES_WRITTEN;
+        self.raise_features(must_know, must_know_to_write, may_ignore)
+    }
+
+    /// Adds features to the superblocks of all devices. The first one's last, as it is read first.
+    pub(crate) fn raise_features(&self, must_know: u64, must_know_to_write: u64, may_ignore: u64) -> Result<bool> {
+        self.check_writable()?;
+        if let Some(missing) = self.missing().first() {
+            return Err(missing.error.clone().with_hint("All devices of the pool must be there."));
+        }
+        let mut is_changed = false;
+        for device in (0..DEVICES).rev() {
+            let Some(part) = self.books.memory.part(device) else { continue };
+            let mut page = first_page(&part.mapping);
+            let FirstPage::Pool(found) = Superblock::read(&page, &self.location.to_string())? else { continue };
+            let next = Superblock {
+                epoch: found.epoch + 1,
+                must_know: found.must_know | must_know,
+                must_know_to_write: found.must_know_to_write | must_know_to_write,
+                may_ignore: found.may_ignore | may_ignore,
+                ..(*found).clone()
+            };
+            let has_all = (next.must_know, next.must_know_to_write, next.may_ignore)
+                == (found.must_know, found.must_know_to_write, found.may_ignore);
+            if !has_all {
+                next.write(&mut page);
+                write_first_page(&part.mapping, &page)?;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            self.record(EventKind::Finalized, Slot(0), 0)?;
+        }
+        Ok(is_changed)
+    }
+
     /// Gives up whatever is in the pool: no device of it is one any more. 55006 while a host is alive, or may be.
     pub fn destroy(self, even_if_used: bool) -> Result<Vec<Location>> {
+        self.check_writable()?;
         if !even_if_used && let Some(host) = self.hosts()?.first() {
             let name = host.text.as_ref().map_or("", |text| text.name.as_str());
             return Err(Error::new(SqlState::OBJECT_IN_USE, format!("pool \"{}\" is in use", self.location))
@@ -522,6 +651,54 @@ impl Pool {
         }
         Ok(locations)
     }
+}
+
+/// Opens a device for a pool that is made of it: it is locked, and holds nothing.
+fn open_new(location: &Location, size: Option<u64>, extent_bytes: u64) -> Result<Made> {
+    let (Location::File(path) | Location::Dax(path)) = location else {
+        return Err(invalid(format!("several processes cannot share \"{location}\""))
+            .with_hint("Name a file: or dax: location."));
+    };
+    let was_there = path.exists();
+    let check = |page: &[u8]| match Superblock::read(page, &location.to_string())? {
+        FirstPage::New => Ok(Content::Stays),
+        FirstPage::Pool(superblock) => Err(Error::new(
+            SqlState::DUPLICATE_OBJECT,
+            format!("\"{location}\" is device {} of a pool already", superblock.device),
+        )
+        .with_hint("Open it, or destroy it first: tidepool pool destroy.")),
+    };
+    let size = size.map(|size| size.next_multiple_of(extent_bytes));
+    let mapping = Mapping::open_checked(location, size, MapOptions { huge_pages: true }, &check)?;
+    Ok(Made { location: location.clone(), mapping, was_there })
+}
+
+/// Sees to it that no store to the extents can fail.
+fn reserve(device: &Made, extents: u32, extent_bytes: u64, populates: bool) -> Result<()> {
+    let failed = |error: &std::io::Error| Error::io(format_args!("reserve room for \"{}\"", device.location), error);
+    device.mapping.commit(0..extents as usize * extent_bytes as usize).map_err(|error| failed(&error))?;
+    if populates {
+        device.mapping.populate().map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Removes files that were made a moment ago and are of no use.
+fn forget_files(made: &[Made]) {
+    for device in made.iter().filter(|device| !device.was_there) {
+        if let Location::File(path) = &device.location {
+            // That it stays when this fails too harms nobody.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn too_small(location: &Location, mapping: &Mapping, least: u64) -> Error {
+    Error::new(SqlState::DISK_FULL, format!("\"{location}\" is too small for a pool")).with_detail(format!(
+        "It has {}, and needs {} at least.",
+        ByteSize(mapping.len() as u64),
+        ByteSize(least)
+    ))
 }
 
 fn page_of(superblock: &Superblock) -> [u8; PAGE_BYTES] {
@@ -541,8 +718,8 @@ fn told<T>(location: &Location, outcome: Result<T, Trouble<Infallible>>) -> Resu
     })
 }
 
-fn open_device(location: &Location) -> Result<(Mapping, Superblock)> {
-    let mapping = Mapping::open_shared(location, Protection::ReadWrite)?;
+fn open_device(location: &Location, protection: Protection) -> Result<(Mapping, Superblock)> {
+    let mapping = Mapping::open_shared(location, protection)?;
     let FirstPage::Pool(superblock) = Superblock::read(&first_page(&mapping), &location.to_string())? else {
         return Err(Error::new(
             SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -560,9 +737,9 @@ fn open_device(location: &Location) -> Result<(Mapping, Superblock)> {
     Ok((mapping, *superblock))
 }
 
-fn other_device(shown: &str, device: usize, word: DeviceWord, of: &Superblock) -> Result<Part> {
+fn other_device(shown: &str, device: usize, word: DeviceWord, of: &Superblock, protection: Protection) -> Result<Part> {
     let location: Location = shown.parse()?;
-    let (mapping, superblock) = open_device(&location)?;
+    let (mapping, superblock) = open_device(&location, protection)?;
     let is_right = superblock.identity == of.identity
         && superblock.device as usize == device
         && (superblock.first, superblock.extents) == (word.first, word.extents);

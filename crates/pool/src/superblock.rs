@@ -44,6 +44,9 @@ pub const LABEL_BYTES: usize = 64;
 /// What this release knows. The first has no features.
 const FEATURES_KNOWN: u64 = 0;
 
+/// What a pool has once it is finalized: features that must be known, that must be known to write, and others.
+pub(crate) const FEATURES_WRITTEN: (u64, u64, u64) = (0, 0, 0);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     pub identity: [u8; 16],

@@ -3,7 +3,10 @@
 #![allow(unsafe_code, reason = "each block is one system call on values that live")]
 
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The machine's monotonic clock, in microseconds.
 pub(crate) fn monotonic_us() -> u64 {
@@ -79,4 +82,81 @@ impl Process {
         // SAFETY: one live structure.
         unsafe { libc::poll(&raw mut poll, 1, wait_ms) == 1 }
     }
+}
+
+/// What the kernel sets in a robust futex when the thread that holds it ends.
+pub(crate) const OWNER_DIED: u32 = libc::FUTEX_OWNER_DIED;
+
+#[repr(C)]
+struct Node {
+    next: *mut Node,
+}
+
+/// What the kernel reads when a thread ends: a ring of nodes, and where the futex of each is from there.
+#[repr(C)]
+struct Head {
+    first: Node,
+    futex_offset: libc::c_long,
+    pending: *mut Node,
+}
+
+/// A robust futex that the calling thread holds: the kernel marks it when the thread ends, before the process's memory is
+/// freed. The thread holds no other: it does nothing else.
+pub(crate) struct HeldWord<'a> {
+    word: &'a AtomicU32,
+    /// Kept where it is while the kernel may read it.
+    _ring: Box<(Head, Node)>,
+    before: *mut libc::c_void,
+    /// The kernel's list is a thread's own.
+    _stays: PhantomData<*const ()>,
+}
+
+impl<'a> HeldWord<'a> {
+    /// `None` where the kernel has no such lists.
+    pub fn hold(word: &'a AtomicU32) -> Option<HeldWord<'a>> {
+        let mut before: *mut libc::c_void = std::ptr::null_mut();
+        let mut len: libc::size_t = 0;
+        // SAFETY: two live places to fill, of the calling thread's own list.
+        let rc = unsafe { libc::syscall(libc::SYS_get_robust_list, 0, &raw mut before, &raw mut len) };
+        if rc != 0 || len != size_of::<Head>() {
+            return None;
+        }
+        let none = || Node { next: std::ptr::null_mut() };
+        let head = Head { first: none(), futex_offset: 0, pending: std::ptr::null_mut() };
+        let mut ring = Box::new((head, none()));
+        let node: *mut Node = &raw mut ring.1;
+        ring.1.next = &raw mut ring.0.first;
+        ring.0.first.next = node;
+        ring.0.futex_offset = (word.as_ptr().addr() as libc::c_long).wrapping_sub(node.addr() as libc::c_long);
+        // SAFETY: a plain call.
+        let thread = unsafe { libc::gettid() } as u32;
+        // As if somebody waited, so that the kernel wakes.
+        word.store(thread | libc::FUTEX_WAITERS, Ordering::SeqCst);
+        // SAFETY: the ring is well formed, and stays where it is until another list is set in its place (`drop`) or the
+        // thread has ended. The word is mapped as long as this lives.
+        let rc = unsafe { libc::syscall(libc::SYS_set_robust_list, &raw const ring.0, size_of::<Head>()) };
+        (rc == 0).then_some(HeldWord { word, _ring: ring, before, _stays: PhantomData })
+    }
+}
+
+impl Drop for HeldWord<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the list that the thread had, which its runtime keeps until the thread ends.
+        unsafe { libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>()) };
+        self.word.store(0, Ordering::SeqCst);
+        wake_all(self.word);
+    }
+}
+
+pub(crate) fn wake_all(word: &AtomicU32) {
+    // SAFETY: a live word, which is not changed.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Sleeps until somebody wakes those who wait for `word`, if it is still `value`, or for so long. It may wake for nothing.
+pub(crate) fn wait(word: &AtomicU32, value: u32, time: Duration) {
+    let seconds = libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX);
+    let time = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: a live word, which is not changed, and a structure that lives.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
 }

@@ -6,8 +6,9 @@ use crate::death::Evidence;
 use crate::liveness::{Finding, Watcher, forget};
 use crate::member::{JoinOptions, Member};
 use crate::memory::At;
+use crate::show::{self, find_host};
 use crate::simulated::Random;
-use crate::words::{Generation, Kind, Role, SLOTS, Word};
+use crate::words::{Generation, Kind, Role, SLOTS, Segment, TermState, Word};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -233,7 +234,8 @@ fn a_device_that_is_missing_is_named_where_it_is_needed() {
     // Another device in its place is not taken for it.
     std::fs::copy(&place.path, place.path.with_extension("second")).unwrap();
     let wrong = Pool::open(&place.location()).unwrap();
-    assert!(wrong.missing()[0].error.message().contains("is not device 1"), "{:?}", wrong.missing());
+    let missing = wrong.missing();
+    assert!(missing[0].error.message().contains("is not device 1"), "{missing:?}");
     std::fs::rename(&away, place.path.with_extension("second")).unwrap();
     let whole = Pool::open(&place.location()).unwrap();
     assert!(whole.missing().is_empty() && whole.is_there(Extent(5)));
@@ -268,8 +270,12 @@ fn a_host_that_was_taken_for_dead_does_nothing_more() {
     assert_eq!(owner(&pool, leased[0]).writer(), Some(sleeper.host()));
     assert_eq!(check(&pool, false).unwrap().quarantined, 1);
     assert_eq!(sleeper.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
-    // An operator's word does.
-    assert!(forget(&pool, sleeper.host()).unwrap());
+    // An operator's word does, who has to insist where the host is plainly alive.
+    let by_name = find_host(&pool, "sleeper").unwrap();
+    assert_eq!(by_name.host, find_host(&pool, &sleeper.host().slot.0.to_string()).unwrap().host);
+    assert_eq!(find_host(&pool, "nobody").unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+    assert_eq!(forget(&pool, sleeper.host(), false).unwrap_err().code(), SqlState::OBJECT_IN_USE);
+    assert!(forget(&pool, by_name.host, true).unwrap());
     assert_eq!(other.lease(Kind::Heap, 3).unwrap().len(), 3);
     assert_eq!(sleeper.give_back(leased[0]).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
     assert!(check(&pool, false).unwrap().is_clean());
@@ -383,4 +389,197 @@ fn what_is_in_use_is_not_destroyed() {
     assert!(Pool::open(&place.location()).unwrap_err().message().contains("there is no pool in"));
     // The file can be a pool again.
     Pool::create(&CreateOptions { devices: vec![(place.location(), None)], ..place.options(0) }).unwrap();
+}
+
+#[test]
+fn a_pool_is_shown_in_words() {
+    let place = place();
+    let mut options = place.options(4);
+    options.devices.push((place.second(), Some(4 * EXTENT_BYTES_MIN)));
+    let pool = Arc::new(Pool::create(&options).unwrap());
+    let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("maker")).unwrap();
+    tool.create_database("orders", 3).unwrap();
+    let member = join(&pool, "h1", "orders");
+    let leased = member.lease(Kind::Main, 1).unwrap();
+    member.publish(leased[0], Generation(0)).unwrap();
+    member.lease(Kind::Delta, 2).unwrap();
+    std::fs::remove_file(place.path.with_extension("second")).unwrap();
+    let other = Pool::open(&place.location()).unwrap();
+    let text = show::list(&other).unwrap();
+    let rows: Vec<String> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for expected in [
+        "0 orders live 0 0 6 MB",
+        "private delta orders 2 4 MB",
+        "shared main orders 1 2 MB",
+        "free 3 6 MB",
+        "control 2 4 MB",
+    ] {
+        assert!(rows.iter().any(|row| row == expected), "{expected:?} is missing from {text}");
+    }
+    assert!(
+        rows.iter().any(|row| row.starts_with("1 h1 standby attached 1 orders ") && row.contains(" held ")),
+        "{text}"
+    );
+    assert!(text.contains("missing: could not open"), "{text}");
+    let events = show::events(&other, 2).unwrap();
+    assert_eq!(events.lines().count(), 3, "{events}");
+    assert!(events.lines().last().unwrap().contains("host joined"), "{events}");
+}
+
+#[test]
+fn features_are_written_when_they_are_asked_for() {
+    let place = place();
+    let pool = place.pool(4);
+    assert!(!pool.finalize().unwrap(), "the first format has no later features");
+    assert!(pool.raise_features(0, 0, 6).unwrap());
+    assert!(!pool.raise_features(0, 0, 2).unwrap());
+    let again = Pool::open(&place.location()).unwrap();
+    assert_eq!((again.superblock().may_ignore, again.superblock().epoch), (6, 3));
+    assert!(check(&again, false).unwrap().is_clean());
+    // A later release's, which this one must not touch.
+    assert!(pool.raise_features(1, 0, 0).unwrap());
+    assert_eq!(Pool::open(&place.location()).unwrap_err().code(), SqlState::FEATURE_NOT_SUPPORTED);
+}
+
+#[test]
+fn a_device_is_added_while_hosts_are_at_work() {
+    let place = place();
+    let pool = place.pool(4);
+    let member = join(&pool, "one", "a");
+    member.lease(Kind::Heap, 3).unwrap();
+    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    let other = Pool::open(&place.location()).unwrap();
+    let refused = |size| other.add_device(&place.second(), Some(size)).unwrap_err().code();
+    assert_eq!(refused(EXTENT_BYTES_MIN), SqlState::DISK_FULL);
+    assert_eq!(refused(16 * EXTENT_BYTES_MIN), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    assert!(!place.path.with_extension("second").exists(), "a file that was made in vain is removed");
+    other.add_device(&place.second(), Some(3 * EXTENT_BYTES_MIN)).unwrap();
+    assert_eq!(other.add_device(&place.location(), None).unwrap_err().code(), SqlState::DUPLICATE_OBJECT);
+    assert_eq!(free(&other), 2);
+    // The host finds it when it runs out.
+    let leased = member.lease(Kind::Heap, 2).unwrap();
+    assert_eq!(leased, [Extent(5), Extent(6)]);
+    fill(&pool, leased[1], 3);
+    assert_eq!(first_byte(&other, leased[1]), 3);
+    assert!(check(&other, true).unwrap().is_clean());
+    assert!(Pool::open(&place.location()).unwrap().missing().is_empty());
+}
+
+#[test]
+fn a_database_has_no_more_than_its_quota() {
+    let place = place();
+    let pool = place.pool(8);
+    let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("tool")).unwrap();
+    tool.create_database("small", 3).unwrap();
+    let (one, two) = (join(&pool, "one", "small"), join(&pool, "two", "small"));
+    let leased = one.lease(Kind::Heap, 2).unwrap();
+    let error = two.lease(Kind::Main, 2).unwrap_err();
+    assert!(
+        error.message().contains("quota") && error.detail().unwrap().contains("may have 6 MB, has 4 MB"),
+        "{error}"
+    );
+    let filled = two.lease(Kind::Main, 1).unwrap();
+    two.publish(filled[0], Generation(0)).unwrap();
+    assert!(one.lease(Kind::Heap, 1).is_err(), "what is shared counts, too");
+    one.give_back(leased[0]).unwrap();
+    assert!(two.lease(Kind::Heap, 1).is_ok());
+    assert!(join(&pool, "other", "a").lease(Kind::Heap, 4).is_ok(), "others have what is left");
+}
+
+#[test]
+fn a_pool_that_was_opened_to_be_read_is_not_changed() {
+    let place = place();
+    let pool = place.pool(4);
+    let member = join(&pool, "one", "a");
+    let reader = Arc::new(Pool::open_to_read(&place.location()).unwrap());
+    assert!(check(&reader, true).unwrap().is_clean());
+    assert!(show::list(&reader).unwrap().contains("one"));
+    let mut watcher = Watcher::new(Arc::clone(&reader));
+    assert_eq!(watcher.look(Duration::MAX).unwrap().len(), 1);
+    let refused = [
+        Member::join(Arc::clone(&reader), &JoinOptions::tool("tool")).err(),
+        watcher.fence(member.host(), "true").err(),
+        forget(&reader, member.host(), true).err(),
+        reader.add_device(&place.second(), Some(16 << 20)).err(),
+        reader.finalize().err(),
+        Pool::open_to_read(&place.location()).unwrap().destroy(true).err(),
+    ];
+    for error in refused {
+        assert_eq!(error.map(|error| error.code()), Some(SqlState::INSUFFICIENT_PRIVILEGE));
+    }
+    assert!(member.is_current().unwrap());
+}
+
+#[test]
+fn a_standby_takes_over_from_a_primary_that_sleeps() {
+    let place = place();
+    let pool = place.pool(12);
+    let (old, new) = (join(&pool, "old", "a"), join(&pool, "new", "a"));
+    let database = old.database();
+    let books = pool.books();
+    // The first term.
+    let begun = old.take_over(old.reign().unwrap()).unwrap().unwrap();
+    let root = old.adopt().unwrap();
+    assert!(old.open_log(begun, 1).unwrap());
+    let reign = old.run(begun).unwrap().unwrap();
+    assert_eq!((reign.term, reign.state), (Term(1), TermState::Running));
+    let log = old.lease(Kind::Log, 1).unwrap()[0];
+    let segment = Segment { term: reign.term, extent: log };
+    assert!(pool.told(books.enter_segment(database, 1, segment)).unwrap());
+    let main = old.lease(Kind::Main, 2).unwrap();
+    old.publish(main[0], root.generation).unwrap();
+    let root = old.publish_root(root, main[0]).unwrap().unwrap();
+    assert!(old.is_settled(Term(1)).unwrap());
+    new.raise_hold(root.generation).unwrap();
+
+    // It sleeps, and another takes over.
+    let mut watcher = Watcher::new(Arc::new(Pool::open(&place.location()).unwrap()));
+    assert!(watcher.suspect(old.host()).unwrap() && !watcher.suspect(old.host()).unwrap());
+    let taken = new.take_over(new.reign().unwrap()).unwrap().unwrap();
+    assert!(new.take_over(reign).unwrap().is_none(), "that term is over");
+    assert_eq!(pool.told(books.segment(database, 1, Term(1))).unwrap(), Some(log));
+    let end = End::at(1, 8192);
+    assert_eq!(new.seal(Term(1), end).unwrap(), Some(end));
+    assert_eq!(new.seal(Term(1), End::at(1, 64)).unwrap(), Some(end), "a term is sealed once");
+    let stamped = new.adopt().unwrap();
+    assert_eq!((stamped.place, stamped.generation.0), (main[0], root.generation.0 + 1));
+    assert!(new.open_log(taken, 2).unwrap());
+    let running = new.run(taken).unwrap().unwrap();
+    for extent in [log, main[1]] {
+        assert!(matches!(owner(&pool, extent), Owner::Orphan { by, .. } if by == old.host()));
+    }
+
+    // It wakes, and nothing of what it does comes to anything.
+    assert!(!old.is_settled(Term(1)).unwrap());
+    assert!(old.publish_root(root, main[1]).unwrap().is_none());
+    assert!(old.publish(main[1], root.generation).is_err());
+    assert!(old.take_over(running).is_err());
+    assert!(!old.end_reign(reign).unwrap());
+
+    // A root without what it left: free once it is dead and nobody holds an older one.
+    let next = new.publish_root(stamped, main[0]).unwrap().unwrap();
+    assert!(!new.reclaim(log, next.generation).unwrap());
+    drop(old);
+    assert!(!new.reclaim(log, next.generation).unwrap(), "the successor itself holds an older root");
+    new.raise_hold(next.generation).unwrap();
+    assert!(new.reclaim(log, next.generation).unwrap() && new.reclaim(main[1], next.generation).unwrap());
+    assert!(!new.reclaim(log, next.generation).unwrap());
+    assert!(new.end_reign(running).unwrap());
+    assert_eq!(watcher.bury_the_dead().unwrap(), 0);
+    let report = check(&pool, true).unwrap();
+    assert!(report.is_clean() && report.compared == 1, "{report:?}");
+    // What comes after it in its place begins with nothing, and later.
+    drop(new);
+    let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("tool")).unwrap();
+    tool.drop_database("a").unwrap();
+    tool.create_database("next", 0).unwrap();
+    let next = join(&pool, "next", "next");
+    let root = pool.databases().unwrap()[0].root;
+    assert_eq!((next.database(), root.place.0, root.generation.0), (database, 0, stamped.generation.0 + 2));
+    assert_eq!((next.reign().unwrap().term, next.reign().unwrap().state), (running.term, TermState::Ended));
+    assert_eq!(pool.told(books.segment(database, 1, Term(1))).unwrap(), None);
+    let kinds: Vec<_> = pool.told(books.events()).unwrap().iter().map(|event| event.kind).collect();
+    for kind in [EventKind::TookOver, EventKind::Suspected, EventKind::Sealed] {
+        assert!(kinds.contains(&kind), "{kind:?} is missing from {kinds:?}");
+    }
 }

@@ -743,6 +743,8 @@ codes! {
     DeviceState {
         Absent = 1 "absent",
         Present = 2 "present",
+        /// Being added. If its host ends within that, the number stays unused.
+        Adding = 3 "being added",
     }
 }
 

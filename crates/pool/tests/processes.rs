@@ -17,7 +17,7 @@ use tidepool_pool::check::{check, usage};
 use tidepool_pool::liveness::{Finding, Watcher};
 use tidepool_pool::member::{JoinOptions, Member};
 use tidepool_pool::pool::{CreateOptions, Pool};
-use tidepool_pool::words::{Contents, Database, Extent, Generation, Kind, Owner, Role};
+use tidepool_pool::words::{Contents, Database, End, Extent, Generation, Kind, Owner, Role};
 
 const POOL_VARIABLE: &str = "TIDEPOOL_TEST_POOL";
 const MODE_VARIABLE: &str = "TIDEPOOL_TEST_MODE";
@@ -130,11 +130,24 @@ fn once(pool: &Arc<Pool>, say: &dyn Fn(&str)) -> Result<()> {
     let filled = member.lease(Kind::Main, 1)?[0];
     Ends::of(&member, filled)?.write(5);
     member.publish(filled, Generation(0))?;
+    member.lease(Kind::Log, 1)?;
+    let seen = member.reign()?;
+    if let Some(taken) = member.take_over(seen)? {
+        member.seal(seen.term, End::at(1, 64))?;
+        member.adopt()?;
+        member.open_log(taken, 1)?;
+        member.run(taken)?;
+    }
     let leased = member.lease(Kind::Heap, 3)?;
     member.hand(leased[0], other.host().slot)?;
     other.take(leased[0])?;
     member.give_back(leased[1])?;
     member.create_database("c", 0)?;
+    // At the end, as what is added stays.
+    if std::env::var(CRASH_POINT_VARIABLE).is_ok_and(|point| point == "pool.device.adding") {
+        let Location::File(path) = pool.location() else { unreachable!("the test's own file") };
+        pool.add_device(&Location::File(path.with_extension("added")), Some(4 << 21))?;
+    }
     member.leave()?;
     other.leave()
 }
@@ -368,7 +381,7 @@ fn a_stopped_process_is_in_quarantine_until_it_is_killed() {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    assert!(pool.told(pool.books().suspect(host)).unwrap());
+    assert!(watcher.suspect(host).unwrap());
     assert_eq!(watcher.bury_the_dead().unwrap(), 0);
     assert_eq!(check(&pool, false).unwrap().quarantined, 2);
     let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("test")).unwrap();
@@ -411,4 +424,29 @@ fn a_lock_is_seen_by_processes_and_released_by_death() {
     assert!(matches!(watcher.look(Duration::MAX).unwrap().as_slice(), [(_, Finding::Dead(_))]));
     assert_eq!(watcher.bury_the_dead().unwrap(), 1);
     all_is_free(&place.path);
+}
+
+#[test]
+fn a_kill_wakes_all_that_wait_for_it() {
+    let place = place();
+    let pool = open(&place.path);
+    let mut started = Started::new(&place.path, "hold", None);
+    assert!(started.says("joined"));
+    let host = pool.hosts().unwrap()[0].host;
+    let watch = || Watcher::new(open(&place.path)).wait_for_end(host, Duration::from_secs(60)).unwrap();
+    assert!(!Watcher::new(Arc::clone(&pool)).wait_for_end(host, Duration::from_millis(1)).unwrap(), "it is alive");
+    std::thread::scope(|scope| {
+        let watchers = [scope.spawn(watch), scope.spawn(watch), scope.spawn(watch)];
+        started.kill();
+        assert!(watchers.into_iter().all(|watcher| watcher.join().unwrap()));
+    });
+    all_is_free(&place.path);
+    // One that leaves is no suspect.
+    let member = join(&pool, "leaves", "a").unwrap();
+    let host = member.host();
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| Watcher::new(open(&place.path)).wait_for_end(host, Duration::from_secs(60)));
+        member.leave().unwrap();
+        assert!(!watcher.join().unwrap().unwrap());
+    });
 }

@@ -24,6 +24,7 @@ mod paged;
 mod panics;
 mod partitions;
 mod pgbench;
+mod pool;
 mod procedures;
 mod raw;
 mod references;
