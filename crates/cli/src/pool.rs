@@ -28,7 +28,7 @@ enum Action {
     Add(AddArgs),
     /// Read the books of a pool through and say what is damaged or lost
     Check(CheckArgs),
-    /// Show what happened to a pool
+    /// Show the last events of a pool
     Events(EventsArgs),
     /// Free what a host owned that is dead and that no other host could confirm to be
     Forget(ForgetArgs),
@@ -203,7 +203,7 @@ fn look(args: &CheckArgs) -> Result<ExitCode> {
     }
     let compared =
         if args.deep { format!(", {} of contents compared", ByteSize(report.compared_bytes)) } else { String::new() };
-    println!("{} words read{compared}, {} faults, {seconds:.2} s", report.words, report.faults.len());
+    println!("{} words read{compared}, {} faults, {seconds:.3} s", report.words, report.faults.len());
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
