@@ -2,7 +2,7 @@
 //!
 //! A place calls [`crash_point`] with its name. Nothing happens there, at the cost of one load and a branch, unless
 //! `TIDEPOOL_CRASH_POINT` names it: `NAME` ends the process when it is first reached, `NAME:COUNT` when it is reached for
-//! the COUNT-th time. A crate lists the names of its own in a constant `CRASH_POINTS`, for harnesses that visit them all.
+//! the COUNT-th time; `stop:NAME` and `stop:NAME:COUNT` stop it there instead, until it is told to go on. A crate lists the names of its own in a constant `CRASH_POINTS`, for harnesses that visit them all.
 //!
 //! A [`panic_point`] panics instead, once, if `TIDEPOOL_PANIC_POINT` names it: so tests see that a defect at that place ends its
 //! statement and nothing else. [`without_unwinding`] marks the places where nothing may go on after a panic.
@@ -25,6 +25,8 @@ struct Target {
     name: String,
     /// Times that it is still to be reached, this one included.
     left: u64,
+    /// The process is stopped there, and not ended.
+    stops: bool,
 }
 
 /// Points of one kind, of which one at most is armed.
@@ -34,24 +36,30 @@ struct Points {
     target: Mutex<Option<Target>>,
 }
 
-/// Ends the process here if that was asked for.
+/// Ends the process here, or stops it, if that was asked for.
 #[inline]
 pub fn crash_point(name: &str) {
-    if CRASHES.are_on() && CRASHES.reached(name) {
-        // No destructor runs and nothing is flushed.
-        std::process::abort();
+    if CRASHES.are_on()
+        && let Some(target) = CRASHES.reached(name)
+    {
+        if !target.stops {
+            // No destructor runs and nothing is flushed.
+            std::process::abort();
+        }
+        // All threads of the process stop, as for a signal from anybody, before this call returns.
+        let _ = std::process::Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status();
     }
 }
 
 /// Panics here if that was asked for.
 #[inline]
 pub fn panic_point(name: &str) {
-    if PANICS.are_on() && PANICS.reached(name) {
+    if PANICS.are_on() && PANICS.reached(name).is_some() {
         panic!("panic point {name}");
     }
 }
 
-/// Arms a crash point as the environment variable would: `NAME` or `NAME:COUNT`.
+/// Arms a crash point as the environment variable would: `NAME`, `NAME:COUNT`, `stop:NAME` or `stop:NAME:COUNT`.
 pub fn arm_crash_point(text: &str) {
     CRASHES.arm(text);
 }
@@ -88,11 +96,12 @@ impl Points {
     }
 
     fn arm(&self, text: &str) {
+        let (text, stops) = text.strip_prefix("stop:").map_or((text, false), |text| (text, true));
         let (name, left) = match text.rsplit_once(':').and_then(|(name, count)| Some((name, count.parse().ok()?))) {
             Some((name, count)) => (name, count),
             None => (text, 1),
         };
-        *self.lock() = Some(Target { name: name.to_owned(), left });
+        *self.lock() = Some(Target { name: name.to_owned(), left, stops });
         self.state.store(ARMED, Ordering::Relaxed);
     }
 
@@ -100,9 +109,9 @@ impl Points {
         self.target.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whether the armed point was reached as often as it was to be: once.
+    /// The armed point, if it was reached as often as it was to be: once.
     #[cold]
-    fn reached(&self, name: &str) -> bool {
+    fn reached(&self, name: &str) -> Option<Target> {
         if self.state.load(Ordering::Relaxed) == UNKNOWN {
             match std::env::var(self.variable) {
                 Ok(text) if !text.is_empty() => self.arm(&text),
@@ -111,13 +120,9 @@ impl Points {
             }
         }
         let mut armed = self.lock();
-        let Some(target) = armed.as_mut().filter(|target| target.name == name) else { return false };
+        let target = armed.as_mut().filter(|target| target.name == name)?;
         target.left = target.left.saturating_sub(1);
-        let is_due = target.left == 0;
-        if is_due {
-            *armed = None;
-        }
-        is_due
+        if target.left == 0 { armed.take() } else { None }
     }
 }
 
@@ -133,6 +138,10 @@ mod tests {
         assert_eq!(CRASHES.lock().as_ref().map(|target| target.left), Some(1));
         *CRASHES.lock() = None;
         crash_point("base.test");
+        arm_crash_point("stop:base.test:3");
+        crash_point("base.test");
+        assert!(CRASHES.lock().as_ref().is_some_and(|target| target.stops && target.left == 2));
+        *CRASHES.lock() = None;
     }
 
     #[test]

@@ -152,26 +152,45 @@ impl Member {
             let start = self.hint.load(Ordering::Relaxed);
             for extent in (start..extents).chain(0..start.min(extents)).map(Extent) {
                 if leased.len() == count {
-                    return Ok(leased);
+                    break;
                 }
                 if pool.is_there(extent) && pool.told(books.lease(self.host, self.database, extent, kind))? {
                     leased.push(extent);
                     self.hint.store(extent.0 + 1, Ordering::Relaxed);
                 }
             }
-            if leased.len() < count && !is_last {
+            if leased.len() == count {
+                break;
+            }
+            if !is_last {
                 // Others may have added a device.
                 pool.refresh()?;
             }
         }
-        if leased.len() < count {
+        // One that was taken for dead meanwhile may have been swept before it took these.
+        let is_current = self.is_current()?;
+        if leased.len() < count || !is_current {
             let found = leased.len();
-            leased.into_iter().try_for_each(|extent| self.give_back(extent))?;
+            leased.into_iter().try_for_each(|extent| self.return_at_once(extent))?;
+            if !is_current {
+                return Err(self.fenced());
+            }
             return Err(Error::new(SqlState::OUT_OF_MEMORY, format!("pool \"{}\" is full", pool.location()))
                 .with_detail(format!("{count} extents are wanted and {found} are free."))
                 .with_hint("Stop a host or add a device."));
         }
         Ok(leased)
+    }
+
+    /// Gives an extent back that nothing was done with, whatever its kind.
+    fn return_at_once(&self, extent: Extent) -> Result<()> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let field = books.layout.owner(extent);
+        let owner = pool.told(books.load(field))?;
+        if owner.writer() == Some(self.host) {
+            pool.told(books.swap(field, owner, Owner::Free { holds: books.contents_of(self.database) }))?;
+        }
+        Ok(())
     }
 
     /// The database may have so many more. Hosts that lease at the same moment may go beyond it, by what they lease then.

@@ -269,6 +269,18 @@ impl Started {
         assert!(status.success());
     }
 
+    /// Waits until the process is stopped.
+    fn stops(&self) {
+        loop {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+            match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+                Some('T') => return,
+                Some('Z' | 'X') => panic!("it ended"),
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -449,4 +461,49 @@ fn a_kill_wakes_all_that_wait_for_it() {
         member.leave().unwrap();
         assert!(!watcher.join().unwrap().unwrap());
     });
+}
+
+/// At every crash point a process is stopped and taken for dead, another works on, and then the first is woken, or killed.
+#[test]
+fn a_process_that_is_stopped_at_any_crash_point_harms_nobody() {
+    let place = place();
+    // A device whose addition goes on stays.
+    for point in CRASH_POINTS.iter().filter(|point| !point.contains("device")) {
+        for wakes in [true, false] {
+            let mut started = Started::new(&place.path, "once", Some(&format!("stop:{point}")));
+            started.stops();
+            let pool = open(&place.path);
+            let mut watcher = Watcher::new(Arc::clone(&pool));
+            for (host, finding) in watcher.look(Duration::MAX).unwrap() {
+                assert!(!matches!(finding, Finding::Dead(_)) || point.contains("sweep"), "{point}: it is only stopped");
+                watcher.suspect(host).unwrap();
+            }
+            let owned: Vec<_> = (0..EXTENTS as u32)
+                .map(|extent| pool.told(pool.books().load(pool.layout().owner(Extent(extent)))).unwrap())
+                .collect();
+            // Whatever the other takes was nobody's.
+            let other = join(&pool, "other", "b").unwrap();
+            let free = owned.iter().filter(|owner| matches!(owner, Owner::Free { .. })).count();
+            for (mark, extent) in (1..).zip(other.lease(Kind::Heap, free).unwrap()) {
+                assert!(matches!(owned[extent.0 as usize], Owner::Free { .. }));
+                Ends::of(&other, extent).unwrap().write(mark);
+            }
+            if wakes {
+                started.signal("-CONT");
+                // It is told, unless it is about to leave.
+                assert!(started.lines.by_ref().any(|line| line.is_ok_and(|line| line == "fenced" || line == "ended")));
+                started.child.wait().unwrap();
+            } else {
+                started.kill();
+            }
+            for (mark, extent) in (1..).zip((0..EXTENTS as u32).map(Extent).filter(|extent| {
+                let owner = pool.told(pool.books().load(pool.layout().owner(*extent))).unwrap();
+                owner.writer() == Some(other.host())
+            })) {
+                assert_eq!(Ends::of(&other, extent).unwrap().read(), (mark, mark), "{point}: extent {}", extent.0);
+            }
+            other.leave().unwrap();
+            all_is_free(&place.path);
+        }
+    }
 }
