@@ -378,6 +378,7 @@ fn assignable(plan: &LogicalPlan, index: usize, source: &Field, target: SqlType)
     *source.data_type() == DataType::Null
         || assignable_types(from, target)
         || from.is_text() && untyped_output(plan, index)
+        || from == SqlType::Text && matches!(target, SqlType::Json | SqlType::Uuid) && is_item(plan, index)
 }
 
 /// Whether PostgreSQL casts values of one type to another by itself in an assignment.
@@ -406,6 +407,25 @@ pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
         return from == target;
     }
     std::mem::discriminant(&from) == std::mem::discriminant(&target)
+}
+
+/// Whether an output is an item of an array. Items of `json[]` and `uuid[]` lose their type on the way; they are read again when they are
+/// written.
+fn is_item(plan: &LogicalPlan, index: usize) -> bool {
+    match plan {
+        LogicalPlan::Unnest(_) => true,
+        LogicalPlan::Projection(projection) => match projection.expr.get(index).map(|expr| expr.clone().unalias()) {
+            Some(Expr::Column(column)) => {
+                let place = projection.input.schema().maybe_index_of_column(&column);
+                place.is_some_and(|place| is_item(&projection.input, place))
+            }
+            _ => false,
+        },
+        LogicalPlan::Sort(_) | LogicalPlan::Limit(_) | LogicalPlan::Filter(_) | LogicalPlan::SubqueryAlias(_) => {
+            plan.inputs().first().is_some_and(|input| is_item(input, index))
+        }
+        _ => false,
+    }
 }
 
 /// Whether an output is a literal or parameter that nothing has given a type.

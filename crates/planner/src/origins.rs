@@ -8,20 +8,25 @@ use crate::facts::SessionFacts;
 use crate::resolve::{self, Relation};
 use crate::scan;
 use crate::session::ResultColumn;
+use crate::types::{declared_type, marked_oid};
+use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::{DFSchema, JoinType, TableReference};
 use datafusion::datasource::source_as_provider;
-use datafusion::logical_expr::{Distinct, Expr, Join, LogicalPlan, TableScan, Unnest};
-use tidepool_base::TableId;
+use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Join, LogicalPlan, TableScan, Unnest};
+use tidepool_base::{SqlType, TableId};
 use tidepool_table::TableDef;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
+    /// 0 for what is computed.
     pub relation: u32,
     /// From 1, as `pg_attribute.attnum`.
     pub attribute: i16,
+    /// The type, where it is one that a plan's fields forget: `json`, `uuid`, `name`, and arrays of these. Else 0.
+    pub type_oid: u32,
 }
 
-/// One an output; `None` for what is computed.
+/// One an output; `None` for what is computed, and of a type that its field tells.
 pub type Origins = Vec<Option<Origin>>;
 
 /// The name that the plan of a view's query has below those that a query calls the view.
@@ -39,7 +44,7 @@ pub fn of_table(def: &TableDef) -> Origins {
 }
 
 fn origin(relation: u32, attribute: usize) -> Option<Origin> {
-    i16::try_from(attribute).ok().map(|attribute| Origin { relation, attribute })
+    i16::try_from(attribute).ok().map(|attribute| Origin { relation, attribute, type_oid: 0 })
 }
 
 /// The origins of a plan's outputs, before anything was optimised.
@@ -49,7 +54,12 @@ pub fn of_plan(facts: &SessionFacts, plan: &LogicalPlan) -> Origins {
             of_exprs(&projection.expr, &of_plan(facts, &projection.input), projection.input.schema())
         }
         LogicalPlan::Aggregate(aggregate) => {
-            of_exprs(&aggregate.group_expr, &of_plan(facts, &aggregate.input), aggregate.input.schema())
+            let (input, schema) = (of_plan(facts, &aggregate.input), aggregate.input.schema());
+            let mut origins = of_exprs(&aggregate.group_expr, &input, schema);
+            if origins.len() + aggregate.aggr_expr.len() == plan.schema().fields().len() {
+                origins.extend(of_exprs(&aggregate.aggr_expr, &input, schema));
+            }
+            origins
         }
         LogicalPlan::Distinct(Distinct::On(distinct)) => {
             of_exprs(&distinct.select_expr, &of_plan(facts, &distinct.input), distinct.input.schema())
@@ -81,8 +91,102 @@ pub fn of_expr(expr: &Expr, input: &[Option<Origin>], schema: &DFSchema) -> Opti
     match expr {
         Expr::Alias(alias) => of_expr(&alias.expr, input, schema),
         Expr::Column(column) => input.get(schema.maybe_index_of_column(column)?).copied().flatten(),
+        _ => computed(type_oid(expr, input, schema)?),
+    }
+}
+
+fn computed(type_oid: u32) -> Option<Origin> {
+    Some(Origin { relation: 0, attribute: 0, type_oid })
+}
+
+/// The type of an expression, if it is one that fields forget.
+fn type_oid(expr: &Expr, input: &[Option<Origin>], schema: &DFSchema) -> Option<u32> {
+    let of = |expr: &Expr| type_oid(expr, input, schema);
+    match expr {
+        Expr::Alias(alias) => of(&alias.expr),
+        Expr::Column(column) => {
+            let known = input.get(schema.maybe_index_of_column(column)?).copied().flatten();
+            known.map(|origin| origin.type_oid).filter(|oid| *oid != 0).or_else(|| forgotten(expr, schema))
+        }
+        // It keeps what its operand's field says.
+        Expr::Cast(cast) => of_field(&cast.field),
+        Expr::ScalarSubquery(query) => type_of_query(&query.subquery),
+        Expr::Case(case) => {
+            let branches = case.when_then_expr.iter().map(|(_, then)| then.as_ref()).chain(case.else_expr.as_deref());
+            common(branches, &of)
+        }
+        Expr::ScalarFunction(function) => match function.func.name() {
+            "coalesce" | "greatest" | "least" => common(function.args.iter(), &of),
+            "nullif" => of(function.args.first()?),
+            "make_array" => array_of(common(function.args.iter(), &of)?),
+            "array_element" => element_of(of(function.args.first()?)?),
+            _ => forgotten(expr, schema),
+        },
+        Expr::AggregateFunction(function) => match (function.func.name(), function.params.args.as_slice()) {
+            ("array_agg", [argument]) => array_of(of(argument)?),
+            ("first_value" | "last_value" | "min" | "max", [argument, ..]) => of(argument),
+            _ => None,
+        },
+        _ => forgotten(expr, schema),
+    }
+}
+
+/// The type of a query's one output.
+fn type_of_query(plan: &LogicalPlan) -> Option<u32> {
+    match plan {
+        LogicalPlan::Projection(projection) => type_oid(projection.expr.first()?, &[], projection.input.schema()),
+        LogicalPlan::Sort(_) | LogicalPlan::Limit(_) | LogicalPlan::Distinct(_) | LogicalPlan::SubqueryAlias(_) => {
+            type_of_query(plan.inputs().first()?)
+        }
         _ => None,
     }
+}
+
+/// What an expression's own field says.
+fn forgotten(expr: &Expr, schema: &DFSchema) -> Option<u32> {
+    of_field(&expr.to_field(schema).ok()?.1)
+}
+
+fn of_field(field: &Field) -> Option<u32> {
+    let said = |field: &Field| match declared_type(field) {
+        Some(declared @ (SqlType::Json | SqlType::Uuid)) => Some(declared.oid()),
+        _ => marked_oid(field).filter(|oid| array_of(*oid).is_some()),
+    };
+    match field.data_type() {
+        DataType::List(item) => said(item).and_then(array_of),
+        _ => said(field),
+    }
+}
+
+/// The type of all of these that have one. Literals take that of the others.
+fn common<'e>(exprs: impl Iterator<Item = &'e Expr>, of: &dyn Fn(&Expr) -> Option<u32>) -> Option<u32> {
+    let mut found = None;
+    for expr in exprs {
+        if matches!(expr, Expr::Literal(_, None)) {
+            continue;
+        }
+        let oid = of(expr)?;
+        if found.is_some_and(|found| found != oid) {
+            return None;
+        }
+        found = Some(oid);
+    }
+    found
+}
+
+const NAME: u32 = 19;
+
+const TEXT_ARRAY: u32 = 1009;
+
+/// Types and the types of arrays of them.
+const ARRAYS: [(u32, u32); 3] = [(NAME, 1003), (114, 199), (2950, 2951)];
+
+fn array_of(oid: u32) -> Option<u32> {
+    ARRAYS.iter().find(|(item, _)| *item == oid).map(|(_, array)| *array)
+}
+
+fn element_of(oid: u32) -> Option<u32> {
+    ARRAYS.iter().find(|(_, array)| *array == oid).map(|(item, _)| *item)
 }
 
 fn of_join(facts: &SessionFacts, join: &Join) -> Origins {
@@ -102,7 +206,10 @@ fn of_unnest(facts: &SessionFacts, unnest: &Unnest) -> Origins {
     let is_spread = |index: &usize| {
         unnest.struct_type_columns.contains(index) || unnest.list_type_columns.iter().any(|(list, _)| list == index)
     };
-    let of = |index: &usize| if is_spread(index) { None } else { input.get(*index).copied().flatten() };
+    let of = |index: &usize| {
+        let known = input.get(*index).copied().flatten();
+        if is_spread(index) { computed(element_of(known?.type_oid)?) } else { known }
+    };
     unnest.dependency_indices.iter().map(of).collect()
 }
 
@@ -137,8 +244,21 @@ fn of_view(facts: &SessionFacts, view: TableId) -> Origins {
 /// Writes them into the columns that a statement describes.
 pub fn mark(columns: &mut [ResultColumn], origins: &[Option<Origin>]) {
     for (column, origin) in columns.iter_mut().zip(origins) {
-        if let Some(origin) = origin {
-            (column.table_oid, column.attribute) = (origin.relation, origin.attribute);
+        let Some(origin) = origin else { continue };
+        (column.table_oid, column.attribute) = (origin.relation, origin.attribute);
+        // What is described as text already is held as one.
+        let described = match origin.type_oid {
+            0 => continue,
+            114 | 2950 | NAME => column.type_oid == SqlType::Text.oid(),
+            _ => column.type_oid == TEXT_ARRAY,
+        };
+        if described {
+            column.type_oid = origin.type_oid;
+            match origin.type_oid {
+                114 => column.sql_type = SqlType::Json,
+                2950 => column.sql_type = SqlType::Uuid,
+                _ => {}
+            }
         }
     }
 }

@@ -87,7 +87,7 @@ static DEFINITIONS: &[Definition] = &[
         "The least severe messages that are sent to the client.",
     ),
     report("DateStyle", Kind::Only(&["ISO, MDY"]), "ISO, MDY", "The text form of dates and times."),
-    define("default_table_access_method", Kind::Fixed, "tidepool", "How tables are held."),
+    define("default_table_access_method", Kind::Only(&["heap"]), "heap", "How tables are held."),
     define("default_tablespace", Kind::Tablespace, "", "Where new tables go."),
     define(
         "default_transaction_deferrable",

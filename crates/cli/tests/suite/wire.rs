@@ -955,6 +955,46 @@ async fn origins(client: &tokio_postgres::Client, described: &[u8]) -> String {
     columns.join(" ")
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn columns_say_what_documents_and_ids_they_are_of() {
+    let (_server, client) = TestServer::start_connected().await;
+    client
+        .batch_execute(
+            "CREATE TABLE d (id int, body json, token uuid); INSERT INTO d VALUES (1, '{}', gen_random_uuid())",
+        )
+        .await
+        .unwrap();
+    for (sql, wanted) in [
+        ("SELECT CASE WHEN id > 0 THEN body END, CASE id WHEN 1 THEN NULL ELSE token END FROM d", "json uuid"),
+        ("SELECT coalesce(body, '{}'), coalesce(token, NULL), nullif(token, token) FROM d", "json uuid uuid"),
+        (
+            "SELECT CASE WHEN id > 0 THEN (SELECT json_build_object('x', o.id) FROM d o WHERE o.id = d.id) END FROM d",
+            "json",
+        ),
+        (
+            "SELECT array_agg(body), array_agg(token), array_agg(relname ORDER BY oid) FROM d, pg_class",
+            "_json _uuid _name",
+        ),
+        ("SELECT x FROM (SELECT array_agg(token) AS x FROM d) q", "_uuid"),
+        ("SELECT unnest(ARRAY[body]), ARRAY[token], (ARRAY[token])[1] FROM d", "json _uuid uuid"),
+        (
+            "SELECT CASE WHEN id > 0 THEN body::text END, array_agg(relname::text) FROM d, pg_class GROUP BY 1",
+            "text _text",
+        ),
+    ] {
+        let statement = client.prepare(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        let types: Vec<&str> = statement.columns().iter().map(|column| column.type_().name()).collect();
+        assert_eq!(types.join(" "), wanted, "{sql}");
+        // In the binary form, which is each type's own.
+        client.query(&statement, &[]).await.unwrap();
+    }
+    // COPY's binary form has arrays, too.
+    let copied = client.copy_out("COPY (SELECT ARRAY[1, 2]) TO STDOUT (FORMAT binary)").await.unwrap();
+    let pieces: Vec<Bytes> = copied.try_collect().await.unwrap();
+    // After the header, the count of columns and the length: one dimension, no NULLs, of int4.
+    assert_eq!(pieces.concat()[25..37], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 23]);
+}
+
 /// The expected ones are PostgreSQL's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn columns_say_where_they_come_from() {

@@ -265,7 +265,7 @@ impl BinaryRowWriter {
         }
         let columns = batch.columns().iter().zip(&self.types);
         let writers = columns
-            .map(|(array, sql_type)| BinaryWriter::new(array, *sql_type, &self.settings))
+            .map(|(array, sql_type)| BinaryWriter::of_copy(array, *sql_type, &self.settings))
             .collect::<Result<Vec<_>>>()?;
         for row in 0..batch.num_rows() {
             let bytes = &mut out.bytes;

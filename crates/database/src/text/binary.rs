@@ -14,7 +14,7 @@ use arrow_array::*;
 use arrow_buffer::{IntervalMonthDayNano, NullBuffer};
 use arrow_schema::DataType;
 use tidepool_base::{Error, Numeric, Result, SqlState, SqlType, round_microseconds};
-use tidepool_table::arrow_type;
+use tidepool_table::{arrow_type, sql_type_of_field};
 
 /// Days and microseconds from 1970-01-01 to 2000-01-01.
 const EPOCH_DAYS: i32 = 10_957;
@@ -89,6 +89,19 @@ impl BinaryWriter {
             }
         };
         Ok(BinaryWriter { nulls: array.logical_nulls(), column })
+    }
+
+    /// As `COPY` writes it: an array is one of the type that its items naturally have.
+    pub fn of_copy(array: &dyn Array, sql_type: SqlType, settings: &TextSettings) -> Result<BinaryWriter> {
+        match array.data_type() {
+            DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _)
+                if !item.data_type().is_nested() =>
+            {
+                let element = sql_type_of_field(item);
+                BinaryWriter::array(array, element, element.oid(), settings)
+            }
+            _ => BinaryWriter::new(array, sql_type, settings),
+        }
     }
 
     /// A list column as a PostgreSQL array of `element`s, which clients know as `oid`, for result columns whose type is an array

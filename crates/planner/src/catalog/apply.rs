@@ -22,7 +22,7 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::buffer::OffsetBuffer;
 use datafusion::arrow::compute::concat;
-use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, DFSchemaRef, DataFusionError, JoinType, Result, ScalarValue, internal_err};
@@ -32,8 +32,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
 use datafusion::logical_expr::utils::{conjunction, merge_schema, split_conjunction_owned};
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, ExprSchemable, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator, ScalarFunctionArgs,
-    ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature, Volatility, binary_expr,
+    ColumnarValue, Expr, ExprSchemable, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs,
+    ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature, Volatility, binary_expr,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_plan::{ExecutionPlan, collect};
@@ -413,6 +413,16 @@ impl ScalarUDFImpl for Apply {
     }
     fn return_type(&self, _arg_types: &[DataType]) -> Result<DataType> {
         Ok(self.return_type.clone())
+    }
+    fn return_field_from_args(&self, _args: ReturnFieldArgs) -> Result<FieldRef> {
+        let answer = Field::new(self.name(), self.return_type.clone(), true);
+        // A scalar is of the type that the query says, and not only held as one.
+        Ok(Arc::new(match (self.kind, self.plan.schema().fields().first()) {
+            (Kind::Scalar, Some(output)) if *output.data_type() == self.return_type => {
+                answer.with_metadata(output.metadata().clone())
+            }
+            _ => answer,
+        }))
     }
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let Some(facts) = SessionFacts::of(&args.config_options) else {

@@ -172,6 +172,8 @@ pub fn split_name(text: &str) -> Vec<String> {
             }
             '"' => quoted = !quoted,
             '.' if !quoted => parts.push(String::new()),
+            // Blanks may stand around the dots.
+            blank if !quoted && blank.is_whitespace() => {}
             other if quoted => parts[last].push(other),
             other => parts[last].extend(other.to_lowercase()),
         }

@@ -480,6 +480,7 @@ impl VisitorMut for Rewriter {
                 self.note_alias(&join.relation);
             }
         }
+        name_whole_relations(select);
         if let Some(condition) = &mut select.selection {
             super::row_subquery::conditions(condition);
         }
@@ -1073,6 +1074,37 @@ const AGGREGATES: [&str; 24] = [
     "var_samp",
     "variance",
 ];
+
+/// Writes `t.*` out as `s.t.*` where `s.t` has no other name: planning knows the relation by both parts.
+fn name_whole_relations(select: &mut Select) {
+    let of_items = |item: &SelectItem| matches!(item, SelectItem::QualifiedWildcard(..));
+    if !select.projection.iter().any(of_items) {
+        return;
+    }
+    let mut full: HashMap<String, ObjectName> = HashMap::new();
+    let relations = select
+        .from
+        .iter()
+        .flat_map(|from| std::iter::once(&from.relation).chain(from.joins.iter().map(|join| &join.relation)));
+    for relation in relations {
+        match relation {
+            TableFactor::Table { name, alias: None, args: None, .. } if name.0.len() > 1 => {
+                if let Some(last) = name.0.last().and_then(|part| part.as_ident()) {
+                    full.insert(fold(last), name.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+    for item in &mut select.projection {
+        if let SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(name), _) = item
+            && let [only] = name.0.as_slice()
+            && let Some(known) = only.as_ident().and_then(|only| full.get(&fold(only)))
+        {
+            *name = known.clone();
+        }
+    }
+}
 
 /// The precision that is the one argument of a call.
 fn precision_of(function: &Function) -> Option<u64> {

@@ -84,8 +84,8 @@ pub fn by_name(name: &str) -> Option<&'static TypeEntry> {
 
 /// By any name SQL knows it under (`int`, `character varying`, `pg_catalog.int4`, `text[]`), without a modifier.
 pub fn by_sql_name(name: &str) -> Option<&'static TypeEntry> {
-    let name = name.trim().to_ascii_lowercase();
-    let name = name.strip_prefix("pg_catalog.").unwrap_or(&name).replace('"', "");
+    let name = name.trim().to_ascii_lowercase().replace('"', "");
+    let name = name.strip_prefix("pg_catalog.").unwrap_or(&name).to_owned();
     if let Some(item) = name.strip_suffix("[]") {
         return by_sql_name(item).and_then(|entry| by_oid(entry.array));
     }
