@@ -28,6 +28,7 @@ lint:
 # The pointer code under Miri, over a heap-backed device.
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-base -p tidepool-simd -p tidepool-tablespace -p tidepool-txn
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-pool --lib -- mapped::
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-index --lib
     MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tidepool-log --lib
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" cargo +nightly miri test -p tidepool-table --lib -- bits:: packing:: uuid:: rows::

@@ -186,3 +186,56 @@ impl Memory for Mapped {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Layout;
+    use crate::memory::Books;
+    use crate::words::{Contents, Database, Generation, Host, Incarnation, Kind, Number, Owner, Slot};
+
+    /// Small extents, over memory of the process: Miri looks at every access.
+    #[test]
+    fn words_and_extents_are_in_their_places() {
+        const EXTENT: usize = PAGE_BYTES;
+        let layout = Layout { slots: 2, databases: 2, extents: 256 };
+        let part = Part { mapping: Mapping::heap(256 * EXTENT), first: Extent(0), extents: 256 };
+        let memory = Mapped::new(part, layout.control_bytes(), EXTENT, Protection::ReadWrite);
+        let books = Books { memory, layout };
+        let other = Part { mapping: Mapping::heap(2 * EXTENT), first: Extent(256), extents: 2 };
+        books.memory.add(3, other);
+        let host = |slot| Host { slot: Slot(slot), incarnation: Incarnation(1) };
+        let (extent, data) = (Extent(255), Database(1));
+        let Ok(()) = books.store(layout.owner(extent), Owner::Free { holds: Contents::Unknown }) else { panic!() };
+        let (base, len) = books.memory.extent(extent).unwrap();
+        assert_eq!(len, EXTENT);
+        // SAFETY: the test's own.
+        unsafe { base.as_ptr().write_bytes(7, len) };
+        std::thread::scope(|scope| {
+            let books = &books;
+            let lease = |slot| {
+                let Ok(leased) = books.lease(host(slot), data, extent, Kind::Main) else { panic!() };
+                // SAFETY: the host that leased it owns it, and the memory is there.
+                leased.then(|| unsafe {
+                    let (base, len) = books.memory.extent(extent).unwrap();
+                    (base.as_ptr().read(), base.as_ptr().add(len - 1).read())
+                })
+            };
+            let (one, two) = (scope.spawn(move || lease(0)), scope.spawn(move || lease(1)));
+            let found = [one.join().unwrap(), two.join().unwrap()];
+            assert_eq!(found.iter().flatten().collect::<Vec<_>>(), [&(0, 0)], "one of them has it, zeroed");
+        });
+        let Ok(Owner::Filling { by, .. }) = books.load(layout.owner(extent)) else { panic!() };
+        // SAFETY: nobody stores to it any more.
+        let sum = unsafe { books.memory.sum(extent) }.unwrap();
+        assert_eq!(sum, xxh3_64(&[0; EXTENT]) & Number::MAX.0);
+        let Ok(true) = books.publish(by, data, extent, Generation(4), Number(sum)) else { panic!() };
+        assert!(books.memory.extent(Extent(257)).is_some() && books.memory.extent(Extent(258)).is_none());
+        let word = books.memory.thread_word(layout.thread_word(Slot(1)));
+        word.store(5, std::sync::atomic::Ordering::SeqCst);
+        let page = first_page(&books.memory.part(0).unwrap().mapping);
+        assert!(page.iter().all(|byte| *byte == 0));
+        write_first_page(&books.memory.part(3).unwrap().mapping, &[9; PAGE_BYTES]).unwrap();
+        assert_eq!(first_page(&books.memory.part(3).unwrap().mapping), [9; PAGE_BYTES]);
+    }
+}
