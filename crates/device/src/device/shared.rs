@@ -6,7 +6,7 @@
 use super::{Device, FileSystem, FileSystemKind, Found, Source, dax_bytes, rounded};
 use crate::Location;
 use crate::mapping::HUGE_PAGE_BYTES;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -87,8 +87,9 @@ impl Device {
     pub fn is_of_one_kernel(&self) -> bool {
         match &self.source {
             Source::Anonymous { .. } => true,
-            Source::File { direct, kind, .. } => {
-                *kind != FileSystemKind::Blocks || self.is_on_local_disk() && !direct.load(Ordering::Relaxed)
+            Source::File { file, direct, kind, .. } => {
+                *kind != FileSystemKind::Blocks
+                    || self.is_on_local_disk() && !direct.load(Ordering::Relaxed) && is_cached(file)
             }
             Source::Dax { .. } => false,
         }
@@ -154,6 +155,17 @@ impl Device {
     }
 }
 
+/// What is mapped of a file is this kernel's cache, and not the device's own memory. That may be so without `MAP_SYNC`, too
+/// (virtio-pmem). False where the kernel does not tell.
+fn is_cached(file: &File) -> bool {
+    const DAX: u64 = libc::STATX_ATTR_DAX as u64;
+    // SAFETY: a plain structure of integers, for which zeroes are valid.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor, an empty path and a structure to fill.
+    let rc = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, 0, &raw mut stat) };
+    rc == 0 && stat.stx_attributes_mask & DAX != 0 && stat.stx_attributes & DAX == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +206,11 @@ mod tests {
         assert!(two.is_byte_locked(3).unwrap() && !two.is_byte_locked(4).unwrap());
         assert!(!one.is_byte_locked(3).unwrap(), "nobody else has it");
         assert_eq!(one.kernel_identity().unwrap(), two.kernel_identity().unwrap());
+        // Of a directory for temporary files: whether the kernel tells or not.
+        let mapped = Mapping::open_shared(&location, Protection::ReadWrite).unwrap();
+        let magic = super::super::magic_of(&std::fs::File::open(&path).unwrap()).unwrap();
+        let is_memory = matches!(magic, 0x0102_1994 | 0x8584_58f6);
+        assert!(!is_memory || mapped.device().unwrap().is_of_one_kernel());
         drop(one);
         assert!(!two.is_byte_locked(3).unwrap() && two.lock_byte(3).unwrap());
         two.unlock_byte(3).unwrap();
