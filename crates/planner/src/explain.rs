@@ -351,7 +351,14 @@ fn scan_details(scans: &[Arc<TableScan>], verbose: bool) -> Vec<String> {
             ByteSize(used.touched.bytes_read())
         ));
     }
-    for TablespaceRead { tablespace, bytes, decoded_bytes, stall_ns } in &metrics.tablespaces {
+    for TablespaceRead { tablespace, delta_rows, .. } in &metrics.tablespaces {
+        if *delta_rows > 0 {
+            details.push(format!(
+                "Rows Not Yet Merged: {delta_rows}, in delta in {tablespace}; columns are where they were placed after a merge"
+            ));
+        }
+    }
+    for TablespaceRead { tablespace, bytes, decoded_bytes, stall_ns, .. } in &metrics.tablespaces {
         let stall_ms = *stall_ns as f64 / 1e6;
         let (read, decoded) = (size(*bytes, verbose), size(*decoded_bytes, verbose));
         details.push(format!("Tablespace {tablespace}: read {read}, decoded {decoded}, stalled {stall_ms:.3} ms"));

@@ -84,6 +84,8 @@ pub struct TablespaceRead {
     pub bytes: u64,
     /// Of the values that were made of them: those of main that left the scan, and those of versions that it looked at.
     pub decoded_bytes: u64,
+    /// Rows of delta that it looked at: they lie where delta does, whatever the placement of their columns.
+    pub delta_rows: u64,
     /// For which pacing stalled its threads.
     pub stall_ns: u64,
 }
@@ -95,6 +97,7 @@ impl TablespaceRead {
             Some(read) => {
                 read.bytes += self.bytes;
                 read.decoded_bytes += self.decoded_bytes;
+                read.delta_rows += self.delta_rows;
                 read.stall_ns += self.stall_ns;
             }
             None => reads.push(self),
@@ -392,7 +395,7 @@ impl TableScan {
         let mut metrics = self.metrics.lock();
         metrics.index = Some((index, found.used));
         let (tablespace, stall_ns) = (space.name().to_owned(), found.paced.stall_ns);
-        let read = TablespaceRead { tablespace, bytes, decoded_bytes: 0, stall_ns };
+        let read = TablespaceRead { tablespace, bytes, stall_ns, ..TablespaceRead::default() };
         read.add_to(&mut metrics.tablespaces);
     }
 
@@ -783,6 +786,7 @@ impl ScanReader {
         wanted.dedup();
         let tablespace = scan.version.rows().memory().tablespace();
         self.tally.versions(tablespace, &images, &wanted);
+        self.tally.read(tablespace).delta_rows += images.len() as u64;
         if !images.is_empty() {
             let value_bytes = |column: &usize| -> Result<f64> {
                 Ok(Logical::of(&crate::arrow_type(scan.version.def.columns[*column].sql_type))?.value_bytes())

@@ -330,3 +330,28 @@ async fn a_function_of_a_part_of_a_text_is_expected_to_have_few_values() {
     // Each customer has a nation.
     assert!(rows.is_some_and(|rows| (4_500..=18_000).contains(&rows)), "{lines:#?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scans_tell_what_is_still_in_delta() {
+    let (_server, client) = TestServer::start_connected().await;
+    client
+        .batch_execute(
+            "CREATE TABLESPACE slow LOCATION 'anon:' WITH (size = '64MB', profile = 'cxl-asic');
+             CREATE TABLE parts (id int PRIMARY KEY, weight int);
+             ALTER TABLE parts ALTER COLUMN weight SET TABLESPACE slow;
+             INSERT INTO parts SELECT n, n FROM generate_series(1, 5) AS s(n)",
+        )
+        .await
+        .unwrap();
+    let note = async |query: &str| {
+        let plan = analyzed(&client, query).await;
+        plan.iter().find_map(|line| line.trim().strip_prefix("Rows Not Yet Merged: ")).map(str::to_owned)
+    };
+    let of_all = note("SELECT sum(weight) FROM parts").await.unwrap();
+    assert!(of_all.starts_with("5, in delta in near;"), "{of_all}");
+    client.batch_execute("CALL tidepool.merge('parts')").await.unwrap();
+    assert_eq!(note("SELECT sum(weight) FROM parts").await, None);
+    client.batch_execute("UPDATE parts SET weight = 0 WHERE id = 3").await.unwrap();
+    let of_one = note("SELECT sum(weight) FROM parts").await.unwrap();
+    assert!(of_one.starts_with("1, in delta in near;"), "{of_one}");
+}
