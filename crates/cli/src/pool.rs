@@ -199,7 +199,7 @@ fn look(args: &CheckArgs) -> Result<ExitCode> {
     report.remarks.iter().for_each(|remark| println!("note: {remark}"));
     report.faults.iter().for_each(|fault| println!("fault: {fault}"));
     if report.quarantined > 0 {
-        println!("note: {} extents are in quarantine: their hosts may be dead, and nobody knows", report.quarantined);
+        println!("note: {} extents are in quarantine: their hosts may be dead, and no host knows", report.quarantined);
     }
     let compared =
         if args.deep { format!(", {} of contents compared", ByteSize(report.compared_bytes)) } else { String::new() };

@@ -23,7 +23,7 @@ pub struct Report {
     /// Extents whose contents were compared, and their bytes.
     pub compared: u64,
     pub compared_bytes: u64,
-    /// Extents that may be stored to by hosts of which nobody knows whether they are dead.
+    /// Extents that hosts may store to of which no host knows whether they are dead.
     pub quarantined: u64,
 }
 
@@ -198,10 +198,10 @@ fn look_at(reader: &mut Reader<'_>, extent: Extent, owner: Owner, live: &[bool],
     }
 }
 
-#[allow(unsafe_code, reason = "the word says that nobody stores to the extent")]
+#[allow(unsafe_code, reason = "the word says that no host stores to the extent")]
 fn compare(reader: &mut Reader<'_>, extent: Extent, owner: Owner, expected: u64) {
     let pool = reader.pool;
-    // SAFETY: it is shared, so nobody stores there until a root is without it and it is returned; what is read while that
+    // SAFETY: it is shared, so no host stores there until a root is without it and it is returned; what is read while that
     // happens is not used.
     let Some(found) = (unsafe { pool.books().memory.sum(extent) }) else { return };
     let is_still = pool.told(pool.books().load(pool.layout().owner(extent))).is_ok_and(|now| now == owner);

@@ -1,4 +1,4 @@
-//! Databases: who reigns, where a reign ended, which root is in force, and where the log is.
+//! Databases: which host reigns, where a reign ended, which root is in force, and where the log is.
 //!
 //! * *Acknowledging.* The primary stores its block; then, after a fence, it looks whether `TERM` is still its own. The
 //!   successor changes `TERM`; then it reads the log to its end, and that is the seal. At least one of the two sees the
@@ -23,7 +23,7 @@ impl<M: Memory> Books<M> {
         Ok(self.swap(self.layout.term(database), seen, next)?.then_some(next))
     }
 
-    /// The log of `term` ends at `end`, or where somebody else found it to end before: that is returned. `None`: the term is
+    /// The log of `term` ends at `end`, or where another host found it to end before: that is returned. `None`: the term is
     /// so long over that its line of the ring is a later one's.
     pub fn seal(&self, database: Database, term: Term, end: End) -> Outcome<Option<End>, M> {
         let field = self.layout.seal(database, term);
@@ -93,7 +93,7 @@ impl<M: Memory> Books<M> {
         Ok(self.reign(database)?.term == term)
     }
 
-    /// Nobody has begun another term. A statement asks after it drew its snapshot, which was then the newest.
+    /// No host has begun another term. A statement asks after it drew its snapshot, which was then the newest.
     pub fn reigns(&self, database: Database, reign: Reign) -> Outcome<bool, M> {
         Ok(self.reign(database)? == reign)
     }
@@ -128,7 +128,7 @@ impl<M: Memory> Books<M> {
         Ok((segment.term == term && term.0 > 0).then_some(segment.extent))
     }
 
-    /// Takes a segment that nobody needs out of the table.
+    /// Takes a segment that no host needs out of the table.
     pub fn forget_segment(&self, database: Database, number: u64, segment: Segment) -> Outcome<bool, M> {
         self.swap(self.layout.segment(database, number), segment, Segment::NONE)
     }

@@ -1,9 +1,9 @@
-//! Extents: who owns which, and how they change hands.
+//! Extents: which host owns which, and how they change hands.
 //!
-//! A byte that a host may still store to is never given to anybody else until that host is known to be dead. So every word
+//! A byte that a host may still store to is never given to another host until the first is known to be dead. So every word
 //! names the incarnation that may store to its extent, and is changed by a swap from the exact word that was read.
 //!
-//! A `Free` word counts nothing: who takes a free extent decides by that word alone, so it does no harm that the same word
+//! A `Free` word counts nothing: a host that takes a free extent decides by that word alone, so it does no harm that the same word
 //! comes back. Every other word names an incarnation or the generation in which it was written, and never does.
 
 use crate::layout::HostNumber;
@@ -58,13 +58,13 @@ impl<M: Memory> Books<M> {
         }
     }
 
-    /// The last step of giving back: nobody owns the extent.
+    /// The last step of giving back: no host owns the extent.
     pub fn free(&self, host: Host, extent: Extent, holds: Contents) -> Outcome<bool, M> {
         crash_point("pool.back.returning");
         self.swap(self.layout.owner(extent), Owner::Returning { by: host }, Owner::Free { holds })
     }
 
-    /// Nobody writes to a filled extent again. `generation` is the root's in force, `sum` the checksum of its bytes.
+    /// No host writes to a filled extent again. `generation` is the root's in force, `sum` the checksum of its bytes.
     pub fn publish(
         &self,
         host: Host,
@@ -132,7 +132,7 @@ impl<M: Memory> Books<M> {
         Ok(is_taken.then_some(Contents::Zeroes))
     }
 
-    /// A successor makes what other primaries of its database were writing readable for good and writable for nobody,
+    /// A successor makes what other primaries of its database were writing readable for good and writable for no host,
     /// before it runs. How many became orphans.
     pub fn orphan_others(&self, host: Host, database: Database) -> Outcome<u32, M> {
         let mut orphaned = 0;

@@ -1,7 +1,7 @@
 //! Hosts: slots that processes take for one life each, and how the others come to know that a life is over.
 //!
-//! `Free(n) → Joining(n+1) → Attached → … → Leaving → Dead → Free(n+1)`. Anybody may suspect a host, at any time and for no
-//! reason: nothing is given to anybody else for that. What an incarnation owned becomes free only when it is `Dead`, which
+//! `Free(n) → Joining(n+1) → Attached → … → Leaving → Dead → Free(n+1)`. Any host may suspect another, at any time and for no
+//! reason: nothing is given away for that. What an incarnation owned becomes free only when it is `Dead`, which
 //! takes a [`Death`]; and its slot becomes free only after every word that names it was changed.
 
 use crate::death::Death;
@@ -37,7 +37,7 @@ impl<M: Memory> Books<M> {
     /// Holds the root in force of the host's database, and what it names with it.
     ///
     /// A root that is published meanwhile may have its predecessor's extents freed without waiting for this host: so the
-    /// root is looked at again, *after* a fence. Whoever frees looks at holds after it published.
+    /// root is looked at again, *after* a fence. The primary, which frees, looks at holds after it published.
     pub fn hold_root(&self, host: Host, database: Database) -> Outcome<Generation, M> {
         loop {
             let root = self.load(self.layout.root(database))?;
@@ -69,7 +69,7 @@ impl<M: Memory> Books<M> {
         }
     }
 
-    /// Nobody took the host's life for over. It looks after each snapshot that it draws.
+    /// No other host took this one's life for over. It looks after each snapshot that it draws.
     pub fn is_current(&self, host: Host) -> Outcome<bool, M> {
         let ident = self.load(self.layout.ident(host.slot))?;
         Ok(ident.incarnation == host.incarnation && ident.state.is_live())
@@ -85,7 +85,7 @@ impl<M: Memory> Books<M> {
         self.mark(host, HostState::Fenced, |state| state.is_live() || state == HostState::Suspect)
     }
 
-    /// Says that a host is dead. True if nobody had said it before.
+    /// Says that a host is dead. True if no host had said it before.
     pub fn confirm(&self, host: Host, _: &Death) -> Outcome<bool, M> {
         self.mark(host, HostState::Dead, |state| !matches!(state, HostState::Free | HostState::Dead))
     }

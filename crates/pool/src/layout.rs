@@ -5,7 +5,7 @@
 //! # A device
 //!
 //! An extent is 2 MiB, or more in pools from 1 TB on. Extents of all devices are numbered together, each device's in one run.
-//! The first page of a device is its superblock (`superblock.rs`); the extent that it is in is nobody's.
+//! The first page of a device is its superblock (`superblock.rs`); the extent that it is in belongs to no host.
 //!
 //! # The control area: the first extents of device 0
 //!
@@ -35,7 +35,7 @@
 //!
 //! | offset | bytes | writer | what |
 //! | --- | --- | --- | --- |
-//! | 0 | 8 | anybody, by swap | `IDENT` |
+//! | 0 | 8 | any host, by swap | `IDENT` |
 //! | 64 | 3 × 8 | itself | beats so far; its monotonic clock and its wall clock then, in microseconds |
 //! | 128 | 6 × 8 | itself | `gen_held`, `log_needed`, `applied_ts`, `applied_pos`, `floor`, detail of its state |
 //! | 192 | 2 × 8 | others, by swap | mailbox: `asked_gen`, `kick` |

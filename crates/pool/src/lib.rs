@@ -1,14 +1,14 @@
-//! The pool: memory that several processes attach to, who of them owns which part of it, and who they are.
+//! The pool: memory that several processes attach to, which of them owns which part of it, and which are alive.
 //!
 //! A pool is one or more devices that are divided into extents. A *host* takes a slot for one life, its *incarnation*. An
 //! extent has one owner and one kind, in one word. A database of the pool has one primary, in its `TERM` word, and one
 //! manifest in force, in its `ROOT` word.
 //!
-//! > A byte that a host may still store to is never given to anybody else until that host is known to be dead. A fail-over
+//! > A byte that a host may still store to is never given to another host until the first is known to be dead. A fail-over
 //! > needs none of those bytes.
 //!
 //! So suspicion is enough to take over, and only confirmation frees; no deadline, clock or timeout is part of any proof.
-//! Stores into a mapping cannot be revoked: *where* a late writer can store is of no use to anybody else.
+//! Stores into a mapping cannot be revoked: *where* a late writer can store is of no use to other hosts.
 //!
 //! The transitions of the words ([`hosts`], [`extents`], [`databases`]) are written over the trait [`memory::Memory`]. The model
 //! (`model`) runs them under every interleaving, with hosts that die or sleep between any two accesses, and with each fence

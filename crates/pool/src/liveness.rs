@@ -99,7 +99,7 @@ impl Watcher {
                 return Ok(false);
             }
             if value == 0 {
-                // It has not begun to beat, or is leaving: nobody will wake this.
+                // It has not begun to beat, or is leaving: nothing will wake this.
                 std::thread::sleep(left.min(Duration::from_millis(1)));
             } else {
                 system::wait(word, value, left);
@@ -111,7 +111,7 @@ impl Watcher {
     /// the memory mapped: a host takes its lock before its slot.
     fn death_of(&mut self, view: &HostView) -> Result<Option<Death>> {
         if view.ident.state == HostState::Dead {
-            // Somebody confirmed it, and may have been cut short within freeing what it owned.
+            // Another host confirmed it, and may have been cut short within freeing what it owned.
             return Ok(Some(Death::by(Evidence::ProcessEnded)));
         }
         let device = self.pool.books().memory.first_device();
@@ -137,7 +137,7 @@ impl Watcher {
         Ok(view.text.as_ref().is_some_and(is_same))
     }
 
-    /// Says that a host may be dead. It is told when it wakes, and nothing that it owns is given to anybody.
+    /// Says that a host may be dead. It is told when it wakes, and nothing that it owns is given away.
     pub fn suspect(&self, host: Host) -> Result<bool> {
         self.pool.check_writable()?;
         let is_new = self.pool.told(self.pool.books().suspect(host))?;
@@ -164,7 +164,7 @@ impl Watcher {
         Ok(process.has_ended(wait_ms).then(|| Death::by(Evidence::ProcessEnded)))
     }
 
-    /// Runs the command that makes sure that a host is dead, such as one that destroys its virtual machine. It is told who
+    /// Runs the command that makes sure that a host is dead, such as one that destroys its virtual machine. The command finds the host
     /// in `TIDEPOOL_HOST_NAME`, `TIDEPOOL_HOST_SLOT` and `TIDEPOOL_HOST_INCARNATION`, and ends with success only if it is.
     pub fn fence(&self, host: Host, command: &str) -> Result<Death> {
         self.pool.check_writable()?;

@@ -107,7 +107,7 @@ impl Mapped {
     /// The checksum of an extent's bytes, as the books keep it.
     ///
     /// # Safety
-    /// Nobody stores to the extent meanwhile: it is shared, or the caller's own.
+    /// No host stores to the extent meanwhile: it is shared, or the caller's own.
     pub(crate) unsafe fn sum(&self, extent: Extent) -> Option<u64> {
         let (base, len) = self.extent(extent)?;
         // SAFETY: mapped as long as `self` is, and constant by the caller's promise.
@@ -180,7 +180,7 @@ impl Memory for Mapped {
     fn zero(&self, extent: Extent) -> std::result::Result<(), Infallible> {
         assert!(!self.is_read_only, "the pool was opened to be read");
         if let Some((part, offset)) = self.part_of(extent) {
-            // SAFETY: inside the mapping, and the caller owns the extent: nobody else stores there or reads it.
+            // SAFETY: inside the mapping, and the caller owns the extent: no other host stores there or reads it.
             unsafe { part.mapping.base().add(offset).write_bytes(0, self.extent_bytes) };
         }
         Ok(())
@@ -226,7 +226,7 @@ mod tests {
             assert_eq!(found.iter().flatten().collect::<Vec<_>>(), [&(0, 0)], "one of them has it, zeroed");
         });
         let Ok(Owner::Filling { by, .. }) = books.load(layout.owner(extent)) else { panic!() };
-        // SAFETY: nobody stores to it any more.
+        // SAFETY: no host stores to it any more.
         let sum = unsafe { books.memory.sum(extent) }.unwrap();
         assert_eq!(sum, xxh3_64(&[0; EXTENT]) & Number::MAX.0);
         let Ok(true) = books.publish(by, data, extent, Generation(4), Number(sum)) else { panic!() };

@@ -21,10 +21,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 
-/// How often a host beats by default: a watcher that waits for 200 ms then suspects nobody falsely under load.
+/// How often a host beats by default: a watcher that waits for 200 ms then suspects no live host under load.
 pub const BEAT: Duration = Duration::from_millis(5);
 
-/// Who joins.
+/// What a host says of itself when it joins.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
     pub name: String,
@@ -104,7 +104,7 @@ impl Member {
     fn attach(&self) -> Result<()> {
         let (pool, books) = (&self.pool, self.pool.books());
         if self.database != Database::NONE {
-            // Looked at again, now that whoever drops it sees this host.
+            // Looked at again, now that a host that drops it sees this one.
             let entry = pool.told(books.load(books.layout.entry(self.database)))?;
             if entry.state != EntryState::Live {
                 return Err(Error::new(SqlState::INVALID_CATALOG_NAME, "the database is being dropped"));
@@ -134,7 +134,7 @@ impl Member {
         self.database
     }
 
-    /// Nobody took the host for dead.
+    /// No other host took this one for dead.
     pub fn is_current(&self) -> Result<bool> {
         self.pool.told(self.pool.books().is_current(self.host))
     }
@@ -281,7 +281,7 @@ impl Member {
         Ok(offered)
     }
 
-    /// Nobody writes to an extent that this host was filling any more; its checksum is kept.
+    /// No host writes to an extent that this one was filling any more; its checksum is kept.
     pub fn publish(&self, extent: Extent, generation: Generation) -> Result<()> {
         let books = self.pool.books();
         let owner = self.pool.told(books.load(books.layout.owner(extent)))?;
@@ -411,7 +411,7 @@ impl Member {
             let _ = beats.join();
         }
         let pool = &self.pool;
-        // Whoever took it for dead: nothing of it stores to the pool from here on.
+        // Even if another host took it for dead: nothing of it stores to the pool from here on.
         pool.told(pool.books().advance(self.host, HostState::Leaving))?;
         let result = bury(pool, self.host, &Death::by(Evidence::Itself), EventKind::Left);
         let _ = pool.books().memory.first_device().unlock_byte(self.host.slot.0.into());

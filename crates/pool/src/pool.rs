@@ -223,7 +223,7 @@ impl Pool {
             forget_files(&made);
         }
         let extent_bytes = result?;
-        // The locks of making it go, and it is open as for everybody.
+        // The locks of making it go, and it is opened as by every host.
         let location = made[0].location.clone();
         drop(made);
         let pool = Pool::open(&location)?;
@@ -290,7 +290,7 @@ impl Pool {
             boot_id: system::boot_id(),
         };
         let zeroed: Vec<bool> = made.iter().map(|device| device.mapping.is_zeroed()).collect();
-        // The books, by the mapping that nobody else can have: the device is locked while it is made.
+        // The books, by a mapping that no other process can have: the device is locked while it is made.
         let books = {
             let first = Mapping::open_shared(&made[0].location, Protection::ReadWrite)?;
             let part = Part { mapping: first, first: Extent(0), extents: words[0].extents };
@@ -384,7 +384,7 @@ impl Pool {
         let extents = device.mapping.len() as u64 / extent_bytes;
         made.push(device);
         let (layout, mapping) = (self.layout(), &made[0].mapping);
-        // Behind all that there are, at a number that nobody has.
+        // Behind all that there are, at a number that no device has.
         let claimed = loop {
             let mut first = 0;
             let mut free = None;
@@ -446,7 +446,7 @@ impl Pool {
         let present = DeviceWord { state: DeviceState::Present, ..word };
         self.told(self.books.swap(layout.device(number), word, present))?;
         self.record(EventKind::DeviceAdded, Slot(0), number as u64)?;
-        // The lock of making it goes before it is opened as by everybody.
+        // The lock of making it goes before it is opened as by every host.
         made.clear();
         self.refresh()
     }
@@ -642,7 +642,7 @@ impl Pool {
                 .with_hint("Stop its hosts, or forget those that are dead: tidepool pool forget."));
         }
         let mut locations = Vec::new();
-        // Device 0 first: without it nobody opens the others.
+        // Device 0 first: without it no host opens the others.
         for device in 0..DEVICES {
             if let Some(part) = self.books.memory.part(device) {
                 write_first_page(&part.mapping, &[0; PAGE_BYTES])?;
@@ -687,7 +687,7 @@ fn reserve(device: &Made, extents: u32, extent_bytes: u64, populates: bool) -> R
 fn forget_files(made: &[Made]) {
     for device in made.iter().filter(|device| !device.was_there) {
         if let Location::File(path) = &device.location {
-            // That it stays when this fails too harms nobody.
+            // A file that stays when this fails does no harm.
             let _ = std::fs::remove_file(path);
         }
     }

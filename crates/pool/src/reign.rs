@@ -9,7 +9,7 @@ use crate::words::{Contents, End, EventKind, Extent, Generation, HostState, Reig
 use tidepool_base::{Result, crash_point};
 
 impl Member {
-    /// Who reigns over the host's database, as far as anybody does.
+    /// Which host reigns over this one's database, if one does.
     pub fn reign(&self) -> Result<Reign> {
         self.pool().told(self.pool().books().reign(self.database()))
     }
@@ -30,7 +30,7 @@ impl Member {
     }
 
     /// The log of `term` ends at `end`, or where another host found it to end before: that is returned. `None`: the term is
-    /// so long over that nobody knows.
+    /// so long over that the books do not say it any more.
     pub fn seal(&self, term: Term, end: End) -> Result<Option<End>> {
         let sealed = self.pool().told(self.pool().books().seal(self.database(), term, end))?;
         crash_point("pool.reign.sealed");
@@ -38,7 +38,7 @@ impl Member {
         Ok(sealed)
     }
 
-    /// Makes what other primaries of the database were writing readable for good and writable for nobody, and the root in
+    /// Makes what other primaries of the database were writing readable for good and writable for no host, and the root in
     /// force this host's. It starts from that root.
     pub fn adopt(&self) -> Result<Root> {
         let (pool, books) = (self.pool(), self.pool().books());

@@ -1,4 +1,4 @@
-//! What is asked of the kernel: clocks, random bytes, who a process is, and whether it has ended. One system call each.
+//! What is asked of the kernel: clocks, random bytes, which process is which, and whether it has ended. One system call each.
 
 #![allow(unsafe_code, reason = "each block is one system call on values that live")]
 
@@ -59,7 +59,7 @@ pub(crate) struct Process(OwnedFd);
 impl Process {
     /// Process `pid`, if it is there and started then.
     pub fn open(pid: u32, start: u64) -> Option<Process> {
-        // SAFETY: plain numbers; the descriptor that comes back is nobody else's.
+        // SAFETY: plain numbers; no other code has the descriptor that comes back.
         let process = unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
             (fd >= 0).then(|| Process(OwnedFd::from_raw_fd(fd as i32)))
@@ -130,7 +130,7 @@ impl<'a> HeldWord<'a> {
         ring.0.futex_offset = (word.as_ptr().addr() as libc::c_long).wrapping_sub(node.addr() as libc::c_long);
         // SAFETY: a plain call.
         let thread = unsafe { libc::gettid() } as u32;
-        // As if somebody waited, so that the kernel wakes.
+        // As if a thread waited, so that the kernel wakes.
         word.store(thread | libc::FUTEX_WAITERS, Ordering::SeqCst);
         // SAFETY: the ring is well formed, and stays where it is until another list is set in its place (`drop`) or the
         // thread has ended. The word is mapped as long as this lives.
@@ -153,7 +153,7 @@ pub(crate) fn wake_all(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Sleeps until somebody wakes those who wait for `word`, if it is still `value`, or for so long. It may wake for nothing.
+/// Sleeps until a thread or the kernel wakes those that wait for `word`, if it is still `value`, or for so long. It may wake for nothing.
 pub(crate) fn wait(word: &AtomicU32, value: u32, time: Duration) {
     let seconds = libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX);
     let time = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };

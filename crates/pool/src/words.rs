@@ -281,13 +281,13 @@ pub enum Owner {
         by: Host,
         kind: Kind,
     },
-    /// Written once, by an incarnation that publishes it; nobody writes here again. `generation` was the root in force then.
+    /// Written once, by an incarnation that publishes it; no host writes here again. `generation` was the root in force then.
     Shared {
         database: Database,
         kind: Kind,
         generation: Generation,
     },
-    /// On its way back. Nobody else stores here.
+    /// On its way back. No other host stores here.
     Returning {
         by: Host,
     },
@@ -428,7 +428,7 @@ codes! {
         Promoting = 5 "promoting",
         Primary = 6 "primary",
         Leaving = 7 "leaving",
-        /// Somebody heard nothing of it for too long. It may still be alive: what it owns is in quarantine.
+        /// Another host heard nothing of it for too long. It may still be alive: what it owns is in quarantine.
         Suspect = 8 "suspect",
         /// It will be dead: a command was given.
         Fenced = 9 "fenced",
@@ -467,7 +467,7 @@ pub struct Ident {
 }
 
 impl Ident {
-    /// A slot that nobody had.
+    /// A slot that no host had yet.
     pub const NEW: Ident =
         Ident { incarnation: Incarnation(0), state: HostState::Free, role: Role::None, database: Database::NONE };
 }
@@ -509,7 +509,7 @@ codes! {
     }
 }
 
-/// Who reigns over a database.
+/// Which host reigns over a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reign {
     pub term: Term,
@@ -591,7 +591,7 @@ pub struct Entry {
     /// How many databases this place has had.
     pub life: u32,
     pub state: EntryState,
-    /// Who makes or drops it.
+    /// The host that makes or drops it.
     pub by: Slot,
 }
 
