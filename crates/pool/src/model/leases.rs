@@ -448,6 +448,149 @@ const LOCK: Subject<Lock> = Subject {
     mutants: &[("H8: a lock that looks free is a death, though nobody saw it held", Lock::FreeIsDead)],
 };
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Watch {
+    /// A host takes its slot before its lock.
+    SlotFirst,
+    /// The watcher looks at the lock before it looks at the slot.
+    LockFirst,
+    /// A host releases its lock before it is done.
+    ReleasedEarly,
+}
+
+/// The lock of a slot on memory of one kernel: two lives of a slot, the kernel, which releases the lock of the dead, and a
+/// watcher that never saw the lock held.
+fn watch(mutant: Option<Watch>) -> Scenario {
+    const LOCK: crate::memory::Field<Number> = crate::memory::Field::new(At(1 << 30));
+    let mut scenario = Scenario::new("locks", Layout { slots: 2, databases: 1, extents: 1 });
+    entries(&mut scenario);
+    scenario.word("IDENT 0", scenario.layout.ident(Slot(0)), Ident::NEW);
+    scenario.word("IDENT 1", scenario.layout.ident(Slot(1)), ident(HostState::Attached, DATA));
+    owner(&mut scenario, 0, Owner::Free { holds: Contents::Of(DATA) });
+    scenario.content(0, 0, 0);
+    scenario.word("the lock", LOCK, Number(0));
+    scenario.deaths = 2;
+    for (name, mark) in [("first", 1u64), ("second", 2)] {
+        scenario.actor(name, true, move |run, procedure, locals| {
+            let books = run.books();
+            let me = Host { slot: Slot(0), incarnation: Incarnation(locals[0] as u32) };
+            match procedure {
+                0 if mutant == Some(Watch::SlotFirst) => match books.join(Slot(0), Role::Reader, DATA)? {
+                    None => Ok(Next::End),
+                    Some(joined) => {
+                        locals[0] = u64::from(joined.incarnation.0);
+                        Ok(Next::Goto(1))
+                    }
+                },
+                0 | 1 => {
+                    let is_mine = books.swap(LOCK, Number(0), Number(mark))?;
+                    let next = if procedure == 1 { 3 } else { 2 };
+                    Ok(if is_mine { Next::Goto(next) } else { Next::End })
+                }
+                2 => match books.join(Slot(0), Role::Reader, DATA)? {
+                    None => Ok(Next::Goto(8)),
+                    Some(joined) => {
+                        locals[0] = u64::from(joined.incarnation.0);
+                        Ok(Next::Goto(3))
+                    }
+                },
+                3 => {
+                    let is_mine = books.lease(me, DATA, Extent(0), Kind::Heap)?;
+                    Ok(match (is_mine, mutant) {
+                        (false, _) => Next::Goto(5),
+                        (true, Some(Watch::ReleasedEarly)) => Next::Goto(9),
+                        (true, _) => Next::Goto(4),
+                    })
+                }
+                4 => {
+                    store_and_look(run, 0, mark)?;
+                    Ok(Next::Goto(5))
+                }
+                // It leaves.
+                5 => {
+                    books.confirm(me, &crate::death::Death::by(crate::death::Evidence::Itself))?;
+                    Ok(Next::Goto(6))
+                }
+                6 => {
+                    books.sweep(me)?;
+                    Ok(Next::Goto(7))
+                }
+                7 => {
+                    books.free_slot(me)?;
+                    Ok(Next::Goto(8))
+                }
+                8 => {
+                    books.swap(LOCK, Number(mark), Number(0))?;
+                    Ok(Next::End)
+                }
+                _ => {
+                    books.swap(LOCK, Number(mark), Number(0))?;
+                    Ok(Next::Goto(4))
+                }
+            }
+        });
+    }
+    for (name, whose) in [("kernel", 0usize), ("kernel again", 1)] {
+        scenario.actor(name, false, move |run, procedure, _| {
+            if procedure == 0 {
+                run.death_of(whose)?;
+                return Ok(Next::Goto(1));
+            }
+            run.books().swap(LOCK, Number(whose as u64 + 1), Number(0))?;
+            Ok(Next::End)
+        });
+    }
+    scenario.actor("watcher", false, move |run, procedure, locals| {
+        let books = run.books();
+        let watched = Host { slot: Slot(0), incarnation: Incarnation(locals[0] as u32) };
+        match procedure {
+            0 => {
+                let early = match mutant {
+                    Some(Watch::LockFirst) => Some(books.load(LOCK)?),
+                    _ => None,
+                };
+                let ident = books.load(books.layout.ident(Slot(0)))?;
+                if !ident.state.is_live() {
+                    return Ok(Next::End);
+                }
+                let lock = match early {
+                    Some(lock) => lock,
+                    None => books.load(LOCK)?,
+                };
+                locals[0] = u64::from(ident.incarnation.0);
+                Ok(if verdict_of_lock(true, lock.0 != 0).is_some() { Next::Goto(1) } else { Next::End })
+            }
+            1 => {
+                books.confirm(watched, &crate::death::Death::by(crate::death::Evidence::LockReleased))?;
+                Ok(Next::Goto(2))
+            }
+            2 => {
+                books.sweep(watched)?;
+                Ok(Next::Goto(3))
+            }
+            3 => {
+                books.free_slot(watched)?;
+                Ok(Next::Goto(4))
+            }
+            4 => Ok(if books.lease(host(1), DATA, Extent(0), Kind::Heap)? { Next::Goto(5) } else { Next::End }),
+            _ => {
+                store_and_look(run, 0, 3)?;
+                Ok(Next::End)
+            }
+        }
+    });
+    scenario
+}
+
+const WATCH: Subject<Watch> = Subject {
+    build: watch,
+    mutants: &[
+        ("a host takes its slot before its lock", Watch::SlotFirst),
+        ("a watcher looks at the lock before the slot", Watch::LockFirst),
+        ("a host releases its lock before it is done", Watch::ReleasedEarly),
+    ],
+};
+
 /// A maker of a database dies; its entry is free again, once.
 fn entry(_: Option<()>) -> Scenario {
     let mut scenario = Scenario::new("entries", Layout { slots: 2, databases: 1, extents: 0 });
@@ -548,6 +691,7 @@ fn an_extent_has_one_writer() {
     HAND.hold();
     HAND_BETWEEN.hold();
     LOCK.hold();
+    WATCH.hold();
     Subject { build: forgotten, mutants: &[] }.hold();
 }
 
