@@ -19,10 +19,16 @@ struct Place {
     path: PathBuf,
 }
 
-/// Memory of this kernel where there is some, as pools are there.
+/// Memory of this kernel where there is a gigabyte of it, as containers may have very little.
 fn place() -> Place {
-    let shm = PathBuf::from("/dev/shm");
-    let parent = if shm.is_dir() { shm } else { std::env::temp_dir() };
+    let shm = "/dev/shm";
+    let room = std::process::Command::new("df").args(["--block-size=1", "--output=avail", shm]).output();
+    let bytes =
+        room.ok().and_then(|room| String::from_utf8(room.stdout).ok()?.lines().last()?.trim().parse::<u64>().ok());
+    let parent = match bytes {
+        Some(bytes) if bytes >= 1 << 30 => PathBuf::from(shm),
+        _ => std::env::temp_dir(),
+    };
     let folder = tempfile::Builder::new().prefix("tidepool-pool-").tempdir_in(parent).unwrap();
     let path = folder.path().join("pool");
     Place { _folder: folder, path }
