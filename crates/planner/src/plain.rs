@@ -31,7 +31,7 @@ pub fn text(text: &str) -> Cow<'_, str> {
         out.push_str(&rest[..len]);
         rest = &rest[len..];
     }
-    Cow::Owned(out)
+    if out == text { Cow::Borrowed(text) } else { Cow::Owned(out) }
 }
 
 /// An error in plain words. What has none is a statement of a form that is not supported (0A000): its own words are for the log.
