@@ -1285,7 +1285,7 @@ impl ReadArray {
     /// `None` for what is no array of values.
     fn of(target: &DataType) -> Option<ReadArray> {
         let DataType::List(item) = target else { return None };
-        let of_items = type_of(item).filter(|sql_type| arrow_type(*sql_type) == *item.data_type())?;
+        let of_items = type_of(item).filter(|_| !item.data_type().is_nested())?;
         Some(ReadArray { item: item.clone(), of_items, signature: Signature::any(1, Volatility::Stable) })
     }
 }
@@ -1324,7 +1324,17 @@ impl ScalarUDFImpl for ReadArray {
                 }
             }
             let offsets = OffsetBuffer::from_lengths(lengths);
-            let list = ListArray::try_new(self.item.clone(), offsets, reader.finish(), texts.nulls().cloned())?;
+            let items = reader.finish();
+            // Oids and names are held in types of their own.
+            let items = match items.data_type() == self.item.data_type() {
+                true => items,
+                false => cast_with_options(
+                    &items,
+                    self.item.data_type(),
+                    &CastOptions { safe: false, ..Default::default() },
+                )?,
+            };
+            let list = ListArray::try_new(self.item.clone(), offsets, items, texts.nulls().cloned())?;
             Ok(Arc::new(list))
         })
     }

@@ -109,12 +109,18 @@ fn choice(types: &[DataType], function: &ScalarUDF) -> Result<Vec<DataType>> {
             return Ok(types.to_vec());
         }
     }
+    let is_open = |data_type: &DataType| {
+        matches!(data_type, DataType::Null | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
+    };
+    // A literal beside an array is one: DataFusion would read it as an item.
+    if let Some(array) = types.iter().find(|data_type| data_type.is_list())
+        && types.iter().all(|data_type| is_open(data_type) || data_type == array)
+    {
+        return Ok(vec![array.clone(); types.len()]);
+    }
     let refused = match coerced(types, function) {
         Ok(types) => return Ok(types),
         Err(refused) => refused,
-    };
-    let is_open = |data_type: &DataType| {
-        matches!(data_type, DataType::Null | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
     };
     let Some(known) = types.iter().find(|data_type| !is_open(data_type)) else { return Err(refused) };
     let read: Vec<DataType> =

@@ -131,6 +131,7 @@ static DEFINITIONS: &[Definition] = &[
     define("max_connections", Kind::OfServer, "", "Connections at once."),
     define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
     define("max_index_keys", Kind::ReadOnly, "32", "Columns of an index."),
+    define("max_prepared_transactions", Kind::ReadOnly, "0", "Transactions that can be prepared: none."),
     define("role", Kind::Fixed, "none", "The role that statements work for, if not the session's user."),
     report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
     report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),
