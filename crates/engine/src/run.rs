@@ -88,7 +88,8 @@ enum Outcome {
 }
 
 impl Run {
-    /// Starts. `wakers` are told whom to wake. `over` is called on a worker, at the end.
+    /// Starts. `wakers` are told whom to wake. `over` is called on a worker, at the end. `here`: the caller is the first one to work, for a slice.
+    #[expect(clippy::too_many_arguments, reason = "what a run is made of")]
     pub fn start(
         pipelines: Vec<Pipeline>,
         heap: Option<Arc<QueryHeap>>,
@@ -96,6 +97,7 @@ impl Run {
         tickets: Tickets,
         threads: usize,
         wakers: &[Waker],
+        here: bool,
         over: impl FnOnce(Result<()>) + Send + 'static,
     ) -> Arc<Run> {
         let run = Arc::new(Run {
@@ -117,8 +119,12 @@ impl Run {
         if run.state.lock().is_over {
             run.tell_over(Ok(()));
         } else {
-            let job: Arc<dyn Job> = run.clone();
-            run.tickets.hand_in(&job, threads.max(1));
+            let mut tickets = threads.max(1);
+            if here && let Worked::Kept = run.clone().work(&|| false) {
+                // Its ticket waits to be woken for, or nobody needs one any more.
+                tickets = if run.state.lock().is_over { 0 } else { tickets - 1 };
+            }
+            run.hand_in(tickets);
         }
         run
     }

@@ -189,9 +189,10 @@ fn pipelines_run_in_order_and_whole() {
                 sums.push((chunks * ROWS, sum));
             }
             let threads = 1 + (next() % 6) as usize;
-            let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), threads, &[], move |result| {
-                sender.send(result).unwrap();
-            });
+            let run =
+                Run::start(pipelines, None, Arc::new(Always), workers.tickets(), threads, &[], false, move |result| {
+                    sender.send(result).unwrap();
+                });
             runs.push((run, over, sums));
         }
         for (run, over, sums) in runs {
@@ -227,7 +228,7 @@ fn errors_and_panics_end_a_run_once() {
             pipeline(numbers(chunks, 4), vec![Arc::new(Tripwire { fails_at, panics })], Arc::new(Sum::default())),
             pipeline(numbers(50, 4), vec![], later.clone()),
         ];
-        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], move |result| {
+        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], false, move |result| {
             sender.send(result).unwrap();
         });
         let error = over.recv_timeout(PATIENCE).expect("the run ends").unwrap_err();
@@ -272,7 +273,7 @@ fn streams_go_in_and_come_out_however_slow_either_end_is() {
         let pipelines = vec![pipeline(Arc::new(InletSource(inlet.clone())), vec![], sink)];
         let threads = 1 + (next() % 3) as usize;
         let (wakers, tickets) = ([waker], workers.tickets());
-        let run = Run::start(pipelines, None, Arc::new(Always), tickets, threads, &wakers, move |r| end.end(r));
+        let run = Run::start(pipelines, None, Arc::new(Always), tickets, threads, &wakers, false, move |r| end.end(r));
         let (batches, is_stopped) = (next() % 200, seed % 4 == 3);
         let (writer_pauses, reader_pauses) = (next().is_multiple_of(3), next().is_multiple_of(3));
         let writer = std::thread::spawn(move || {
@@ -352,7 +353,7 @@ fn what_a_run_held_is_gone_when_its_end_is_told() {
         let pipelines =
             vec![pipeline(numbers(20, 3), vec![], sink()), pipeline(numbers(20, 3), vec![tripwire], sink())];
         let left = held.clone();
-        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], move |result| {
+        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], false, move |result| {
             sender.send((result.is_err(), left.load(Ordering::SeqCst))).unwrap();
         });
         let failed = over.recv_timeout(PATIENCE).expect("the run ends");

@@ -22,7 +22,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use tidepool_base::{Error, Result, RowId, panic_point};
 use tidepool_heap::QueryHeap;
 use tidepool_table::TableVersion;
@@ -95,6 +95,8 @@ pub struct Execution {
     pub interrupt: Arc<Interrupt>,
     /// Set when the statement fails after its first row, which also fails the transaction block.
     pub failed: Option<Arc<AtomicBool>>,
+    /// It takes no longer than to wake somebody for it, or not much.
+    pub is_small: bool,
 }
 
 /// A running plan's batches. Dropping it ends the plan.
@@ -166,8 +168,18 @@ impl Drop for Batches {
 
 impl Execution {
     pub fn start(self, workers: &Handle) -> Batches {
+        let is_small = self.is_small;
         let (batches, work) = self.begin();
-        workers.spawn(work);
+        if !is_small {
+            workers.spawn(work);
+            return batches;
+        }
+        let mut work = Box::pin(work);
+        let _runtime = workers.enter();
+        // It catches its panics.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            workers.spawn(work);
+        }
         batches
     }
 
@@ -206,6 +218,7 @@ impl Execution {
         }
         panic_point("planner.execution");
         let mut stream = {
+            crate::heap::prepare_thread();
             let _guard = self.heap.enter();
             execute_stream(self.plan.clone(), self.context.clone()).map_err(from_datafusion)?
         };
@@ -327,6 +340,7 @@ impl Reevaluation {
             query: None,
             interrupt: self.interrupt.clone(),
             failed: None,
+            is_small: false,
         };
         let mut batches = execution.start(&self.workers);
         let mut rows = Vec::new();

@@ -127,7 +127,7 @@ const HASHED_ROWS_MAX: usize = 32_768;
 
 /// Grows what libraries keep for each thread before the thread enters its first heap. Grown inside, it would be taken from
 /// that statement's heap and outlive it: a page that is not given back, a tablespace that cannot be dropped.
-fn prepare_thread() {
+pub fn prepare_thread() {
     thread_local! {
         static PREPARED: Cell<bool> = const { Cell::new(false) };
     }

@@ -30,6 +30,7 @@ mod execute;
 mod explain;
 mod facts;
 mod float_range;
+mod generic;
 mod group_keys;
 mod group_sets;
 mod growth;

@@ -4,17 +4,19 @@
 //! far fewer. What depends on the data itself (how operators work, what scans read, keys' ranges) is found out after this, anew for each
 //! statement and its snapshot; and results are never kept.
 //!
-//! A plan is used again for the same syntax, under the same settings, for the same role, while nothing was created, changed, dropped or granted. Queries with
-//! parameters, views, functions that ask for time or session, and words such as `today` in their literals are planned each time.
+//! A plan is used again for the same syntax, or for the same but for the values in it ([`crate::generic`]), under the same settings, for the same role,
+//! while nothing was created, changed, dropped or granted. Queries with views, functions that ask for time or session, and words such as `today` in
+//! their literals are planned each time.
 
 use crate::facts::SessionFacts;
+use crate::generic::Template;
 use crate::origins::Origins;
 use crate::privileges::Readable;
 use crate::scan::{TableProvider, Trials};
 use crate::settings::Settings;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Result as PlanResult, internal_err};
+use datafusion::common::{Result as PlanResult, ScalarValue, internal_err};
 use datafusion::datasource::{provider_as_source, source_as_provider};
 use datafusion::logical_expr::{Expr, LogicalPlan, TableSource, Volatility};
 use datafusion::sql::sqlparser::ast;
@@ -26,8 +28,11 @@ use tidepool_base::{RoleId, TableId};
 use tidepool_database::StateMark;
 use tidepool_heap::Held;
 
-/// Plans that are kept.
-const PLANS_MAX: usize = 512;
+/// Plans that are kept, and what is known of templates.
+const ENTRIES_MAX: usize = 2048;
+
+/// What an entry takes beside its plan and its text.
+const ENTRY_BYTES: u64 = 256;
 
 /// Nodes and expressions of a plan that is kept.
 const PARTS_MAX: usize = 4096;
@@ -44,15 +49,48 @@ pub struct PlanCache(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
-    /// By the hash of the query, the role and the settings; and when each was used last.
-    plans: HashMap<u64, (Arc<KeptPlan>, u64)>,
+    /// By the hash of what it is of, the role and the settings; and when each was used last.
+    entries: HashMap<u64, (Entry, u64)>,
     clock: u64,
     /// Of all of them, about.
     bytes: u64,
 }
 
-struct KeptPlan {
-    query: ast::Query,
+#[derive(Clone)]
+enum Entry {
+    Plan(Arc<KeptPlan>),
+    Template(Arc<KeptTemplate>),
+}
+
+struct KeptTemplate {
+    key: String,
+    role: RoleId,
+    settings: Arc<Settings>,
+    state: StateMark,
+    known: TemplateState,
+}
+
+/// What is known of statements that differ in values only.
+#[derive(Clone)]
+pub(crate) enum TemplateState {
+    /// Nothing; it is known from now on that there was one.
+    Unseen,
+    Seen,
+    /// Each is planned by itself.
+    Refused,
+    Serves(Arc<Template>),
+}
+
+/// What a plan is of.
+#[derive(PartialEq, Hash)]
+enum Subject {
+    Query(Box<ast::Query>),
+    /// A template, and the values of its pinned parameters.
+    Template(String, Vec<ScalarValue>),
+}
+
+pub(crate) struct KeptPlan {
+    subject: Subject,
     role: RoleId,
     settings: Arc<Settings>,
     state: StateMark,
@@ -61,6 +99,8 @@ struct KeptPlan {
     origins: Arc<Origins>,
     /// Those that it reads, when it was made.
     tables: TableRows,
+    /// What each scan of a template's plan was expected to give back.
+    pub rows: Vec<f64>,
     /// What it takes of memory, about.
     bytes: u64,
 }
@@ -83,8 +123,60 @@ impl TableSource for Unbound {
     }
 }
 
+impl Entry {
+    fn bytes(&self) -> u64 {
+        match self {
+            Entry::Plan(plan) => plan.bytes,
+            Entry::Template(template) => ENTRY_BYTES + template.key.len() as u64,
+        }
+    }
+}
+
+impl KeptTemplate {
+    fn is_for(&self, facts: &SessionFacts, key: &str) -> bool {
+        self.role == facts.role.id
+            && facts.version.is_of(&self.state)
+            && self.settings.are_the_same(&facts.settings)
+            && self.key == key
+    }
+}
+
 impl KeptPlan {
-    fn is_for(&self, facts: &SessionFacts, query: &ast::Query) -> bool {
+    fn new(
+        facts: &SessionFacts,
+        subject: Subject,
+        optimized: &LogicalPlan,
+        origins: Arc<Origins>,
+        rows: Vec<f64>,
+    ) -> Option<KeptPlan> {
+        let (plan, tables) = unbound(optimized, facts).ok().flatten()?;
+        let bytes = PLAN_BYTES + PART_BYTES * parts_of(&plan);
+        Some(KeptPlan {
+            subject,
+            role: facts.role.id,
+            settings: facts.settings.clone(),
+            state: facts.version.mark(),
+            plan,
+            origins,
+            tables,
+            rows,
+            bytes,
+        })
+    }
+
+    /// The plan of a template for these values of its pinned parameters. `None` for one that reads more than tables.
+    pub(crate) fn of_template(
+        facts: &SessionFacts,
+        key: &str,
+        pinned: Vec<ScalarValue>,
+        optimized: &LogicalPlan,
+        origins: Arc<Origins>,
+        rows: Vec<f64>,
+    ) -> Option<KeptPlan> {
+        KeptPlan::new(facts, Subject::Template(key.to_owned(), pinned), optimized, origins, rows)
+    }
+
+    fn is_for(&self, facts: &SessionFacts) -> bool {
         let same_size = |(id, rows): &(TableId, u64)| {
             let now = facts.version.table_by_id(*id).map(|table| table.rows_max());
             now.is_some_and(|now| now.abs_diff(*rows) <= ROWS_FEW.max(rows / 8))
@@ -92,11 +184,11 @@ impl KeptPlan {
         self.role == facts.role.id
             && facts.version.is_of(&self.state)
             && self.settings.are_the_same(&facts.settings)
-            && self.query == *query
             && self.tables.iter().all(same_size)
     }
 
-    fn bound(&self, facts: &SessionFacts) -> PlanResult<LogicalPlan> {
+    /// The plan over the statement's snapshot, and where its outputs come from.
+    pub(crate) fn bound(&self, facts: &SessionFacts) -> PlanResult<(LogicalPlan, Arc<Origins>)> {
         let bind = |node: LogicalPlan| {
             let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
             let source: &dyn std::any::Any = scan.source.as_ref();
@@ -107,58 +199,115 @@ impl KeptPlan {
             let Some(version) = facts.version.table_by_id(unbound.id) else {
                 return internal_err!("a kept plan's table is gone");
             };
-            let (readable, trials) = (unbound.readable.clone(), unbound.trials.clone());
-            let provider = TableProvider::known(&facts.version, version, readable, trials);
+            // Conditions with other values each time are not worth keeping what became of them.
+            let trials = match self.subject {
+                Subject::Query(_) => unbound.trials.clone(),
+                Subject::Template(..) => Arc::default(),
+            };
+            let provider = TableProvider::known(&facts.version, version, unbound.readable.clone(), trials);
             let provider = provider.map_err(crate::errors::carry)?;
             scan.source = provider_as_source(provider);
             Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
         };
-        Ok(self.plan.clone().transform_down_with_subqueries(bind)?.data)
+        Ok((self.plan.clone().transform_down_with_subqueries(bind)?.data, self.origins.clone()))
     }
 }
 
 impl PlanCache {
     /// The optimised plan of a query without parameters, and where its outputs come from.
     pub fn find(&self, facts: &SessionFacts, query: &ast::Query) -> Option<(LogicalPlan, Arc<Origins>)> {
-        let hash = hash_of(facts, query);
-        let known = {
-            let mut kept = self.0.lock();
-            kept.clock += 1;
-            let now = kept.clock;
-            let (known, used) = kept.plans.get_mut(&hash)?;
-            *used = now;
-            known.clone()
-        };
-        if !known.is_for(facts, query) {
+        let Entry::Plan(known) = self.entry(hash_of(facts, query))? else { return None };
+        if !matches!(&known.subject, Subject::Query(of) if **of == *query) || !known.is_for(facts) {
             return None;
         }
-        Some((known.bound(facts).ok()?, known.origins.clone()))
+        known.bound(facts).ok()
     }
 
     /// Keeps what became of a plan that `may_keep`.
     pub fn keep(&self, facts: &SessionFacts, query: ast::Query, optimized: &LogicalPlan, origins: Arc<Origins>) {
-        let Ok(Some((plan, tables))) = unbound(optimized, facts) else { return };
-        let memory = facts.planner.database().client_memory();
-        let bytes = PLAN_BYTES + PART_BYTES * parts_of(&plan);
-        if bytes > memory.cache_bytes_max() {
-            return;
-        }
         let hash = hash_of(facts, &query);
-        let entry = KeptPlan {
-            query,
+        let plan = KeptPlan::new(facts, Subject::Query(Box::new(query)), optimized, origins, Vec::new());
+        if let Some(plan) = plan {
+            self.insert(facts, hash, Entry::Plan(Arc::new(plan)));
+        }
+    }
+
+    /// What is known of the statements with this key.
+    pub(crate) fn template(&self, facts: &SessionFacts, key: &str) -> TemplateState {
+        let hash = hash_of(facts, key);
+        if let Some(Entry::Template(known)) = self.entry(hash)
+            && known.is_for(facts, key)
+        {
+            return known.known.clone();
+        }
+        self.insert_template(facts, key, TemplateState::Seen);
+        TemplateState::Unseen
+    }
+
+    /// The template of the statements with this key, if its plans serve them.
+    pub(crate) fn serving(&self, facts: &SessionFacts, key: &str) -> Option<Arc<Template>> {
+        let Entry::Template(kept) = self.entry(hash_of(facts, key))? else { return None };
+        match &kept.known {
+            TemplateState::Serves(template) if kept.is_for(facts, key) => Some(template.clone()),
+            _ => None,
+        }
+    }
+
+    /// `None`: each statement of it is to be planned by itself.
+    pub(crate) fn keep_template(&self, facts: &SessionFacts, key: &str, template: Option<Arc<Template>>) {
+        self.insert_template(facts, key, template.map_or(TemplateState::Refused, TemplateState::Serves));
+    }
+
+    fn insert_template(&self, facts: &SessionFacts, key: &str, known: TemplateState) {
+        let template = KeptTemplate {
+            key: key.to_owned(),
             role: facts.role.id,
             settings: facts.settings.clone(),
             state: facts.version.mark(),
-            plan,
-            origins,
-            tables,
-            bytes,
+            known,
         };
+        self.insert(facts, hash_of(facts, key), Entry::Template(Arc::new(template)));
+    }
+
+    /// The plan of a template for these values of its pinned parameters.
+    pub(crate) fn find_variant(
+        &self,
+        facts: &SessionFacts,
+        key: &str,
+        pinned: &[ScalarValue],
+    ) -> Option<Arc<KeptPlan>> {
+        let Entry::Plan(known) = self.entry(hash_of(facts, &(key, pinned)))? else { return None };
+        let is_it = matches!(&known.subject, Subject::Template(of, values) if of == key && values == pinned);
+        (is_it && known.is_for(facts)).then_some(known)
+    }
+
+    pub(crate) fn keep_variant(&self, facts: &SessionFacts, plan: Arc<KeptPlan>) {
+        if let Subject::Template(key, pinned) = &plan.subject {
+            let hash = hash_of(facts, &(key.as_str(), pinned.as_slice()));
+            self.insert(facts, hash, Entry::Plan(plan.clone()));
+        }
+    }
+
+    fn entry(&self, hash: u64) -> Option<Entry> {
+        let mut kept = self.0.lock();
+        kept.clock += 1;
+        let now = kept.clock;
+        let (known, used) = kept.entries.get_mut(&hash)?;
+        *used = now;
+        Some(known.clone())
+    }
+
+    fn insert(&self, facts: &SessionFacts, hash: u64, entry: Entry) {
+        let memory = facts.planner.database().client_memory();
+        let bytes = entry.bytes();
+        if bytes > memory.cache_bytes_max() {
+            return;
+        }
         let mut kept = self.0.lock();
         let before = kept.bytes;
         kept.remove(hash);
-        while kept.plans.len() >= PLANS_MAX || kept.bytes + bytes > memory.cache_bytes_max() {
-            let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(hash, _)| *hash);
+        while kept.entries.len() >= ENTRIES_MAX || kept.bytes + bytes > memory.cache_bytes_max() {
+            let oldest = kept.entries.iter().min_by_key(|(_, (_, used))| *used).map(|(hash, _)| *hash);
             match oldest {
                 Some(oldest) => kept.remove(oldest),
                 None => break,
@@ -167,15 +316,15 @@ impl PlanCache {
         kept.clock += 1;
         kept.bytes += bytes;
         let now = kept.clock;
-        kept.plans.insert(hash, (Arc::new(entry), now));
+        kept.entries.insert(hash, (entry, now));
         memory.note(Held::Plans, kept.bytes.saturating_sub(before), before.saturating_sub(kept.bytes));
     }
 }
 
 impl Kept {
     fn remove(&mut self, hash: u64) {
-        if let Some((removed, _)) = self.plans.remove(&hash) {
-            self.bytes -= removed.bytes;
+        if let Some((removed, _)) = self.entries.remove(&hash) {
+            self.bytes -= removed.bytes();
         }
     }
 }
@@ -196,9 +345,9 @@ fn parts_of(plan: &LogicalPlan) -> u64 {
     parts
 }
 
-fn hash_of(facts: &SessionFacts, query: &ast::Query) -> u64 {
+fn hash_of<S: Hash + ?Sized>(facts: &SessionFacts, subject: &S) -> u64 {
     let mut hasher = DefaultHasher::new();
-    query.hash(&mut hasher);
+    subject.hash(&mut hasher);
     facts.role.id.hash(&mut hasher);
     facts.settings.values().hash(&mut hasher);
     hasher.finish()
@@ -262,7 +411,7 @@ pub fn may_keep(plan: &LogicalPlan) -> PlanResult<bool> {
 fn is_lasting(expr: &Expr) -> bool {
     match expr {
         Expr::ScalarFunction(function) => function.func.signature().volatility == Volatility::Immutable,
-        Expr::Placeholder(_) | Expr::ScalarVariable(..) => false,
+        Expr::ScalarVariable(..) => false,
         Expr::Literal(value, _) => value.try_as_str().flatten().is_none_or(|text| {
             let text = text.to_ascii_lowercase();
             !["now", "today", "tomorrow", "yesterday"].iter().any(|word| text.contains(word))

@@ -3,12 +3,15 @@
 use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
+use crate::generic::{self, Request};
 use crate::names::OutputNames;
 use crate::origins::{self, Origins};
+use crate::plan_cache::TemplateState;
 use crate::planner::State;
 use crate::privileges::{self, Acting};
 use crate::resolve::{self, Relation};
 use crate::session::ResultColumn;
+use crate::settings::PlanSharing;
 use crate::statement::QualifiedName;
 use crate::types::{canonical_schema, describe, scalar};
 use arrow::array::ArrayRef;
@@ -594,15 +597,16 @@ async fn physical_plan_of(state: &SessionState, mut optimized: LogicalPlan) -> R
     planner.create_physical_plan(&optimized, state).await.map_err(from_datafusion)
 }
 
-/// Plans a query to be run.
+/// Plans a query to be run. `request`: other statements may be served by its plan, or it by theirs.
 pub(crate) async fn plan(
     facts: Arc<SessionFacts>,
     query: Box<ast::Query>,
     parameters: Vec<ArrayRef>,
+    request: Option<&Request>,
 ) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
-    let (optimized, origins) = optimized_plan(&state, &facts, query, &parameters)?;
+    let (optimized, origins) = optimized_plan(&state, &facts, query, &parameters, request)?;
     let plan = physical_plan_of(&state, optimized).await?;
     let mut planned = planned(state, plan, &names);
     origins::mark(&mut planned.columns, &origins);
@@ -614,9 +618,24 @@ fn optimized_plan(
     facts: &Arc<SessionFacts>,
     query: Box<ast::Query>,
     parameters: &[ArrayRef],
+    request: Option<&Request>,
 ) -> Result<(LogicalPlan, Arc<Origins>)> {
-    let plans = (parameters.is_empty() && facts.parts.is_empty() && facts.settings.keeps_plans())
-        .then_some(&facts.planner.plans);
+    let plans = (facts.parts.is_empty() && facts.settings.keeps_plans()).then_some(&facts.planner.plans);
+    if let Some(request) = request.filter(|_| plans.is_some()) {
+        let planned =
+            request.planned(state, facts).or_else(|| match facts.planner.plans.template(facts, &request.key) {
+                TemplateState::Serves(template) => generic::vary(state, facts, request, &template),
+                TemplateState::Seen => generic::begin(state, facts, request, &query),
+                TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
+                    generic::begin(state, facts, request, &query)
+                }
+                TemplateState::Unseen | TemplateState::Refused => None,
+            });
+        if let Some(planned) = planned {
+            return Ok(planned);
+        }
+    }
+    let plans = plans.filter(|_| parameters.is_empty());
     if let Some(known) = plans.and_then(|plans| plans.find(facts, &query)) {
         return Ok(known);
     }
@@ -667,6 +686,8 @@ pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
             *slot = match crate::types::declared_type(&field) {
                 // Compared without regard to blanks at its end, and so with values that lose them on the way.
                 Some(declared @ SqlType::Char { .. }) => declared.oid(),
+                // Its values have several texts.
+                Some(SqlType::Uuid) => SqlType::Uuid.oid(),
                 // A column's bound says nothing about the values it is compared with: text and numeric go unbounded.
                 _ => describe(&Field::new("", field.data_type().clone(), true)).1,
             };

@@ -40,6 +40,7 @@ mod utility;
 mod views;
 
 pub use crate::copy::CopyIn;
+pub(crate) use describe::{describe, describe_query};
 pub use direct::{DirectDone, DirectStatement, PreparedStatement};
 pub use durable::share_commits;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};

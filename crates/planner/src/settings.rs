@@ -58,6 +58,15 @@ enum Kind {
     Isolation,
 }
 
+/// Which statements are run by plans that serve others with other values, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanSharing {
+    Never,
+    /// Those that come a second time.
+    Repeated,
+    Always,
+}
+
 struct Definition {
     name: &'static str,
     kind: Kind,
@@ -132,6 +141,12 @@ static DEFINITIONS: &[Definition] = &[
     define("max_identifier_length", Kind::ReadOnly, "63", "Bytes of a name."),
     define("max_index_keys", Kind::ReadOnly, "32", "Columns of an index."),
     define("max_prepared_transactions", Kind::ReadOnly, "0", "Transactions that can be prepared: none."),
+    define(
+        "plan_cache_mode",
+        Kind::OneOf(&["auto", "force_generic_plan", "force_custom_plan"]),
+        "auto",
+        "Whether statements that differ in values share a plan: from the second one on, from the first, or never.",
+    ),
     define("role", Kind::Fixed, "none", "The role that statements work for, if not the session's user."),
     report("scram_iterations", Kind::ReadOnly, "4096", "Rounds of the SCRAM hash."),
     report("search_path", Kind::Names, "\"$user\", public", "Schemas in which names without one are looked up."),
@@ -555,6 +570,16 @@ impl Settings {
     /// Whether plans are used again.
     pub fn keeps_plans(&self) -> bool {
         self.value("tidepool.plan_cache") == "on"
+    }
+
+    /// Which statements may be run by plans that serve others with other values.
+    pub fn plan_sharing(&self) -> PlanSharing {
+        match self.value("plan_cache_mode") {
+            _ if !self.keeps_plans() => PlanSharing::Never,
+            "force_custom_plan" => PlanSharing::Never,
+            "force_generic_plan" => PlanSharing::Always,
+            _ => PlanSharing::Repeated,
+        }
     }
 
     /// By position in `DEFINITIONS`, without the transaction's.

@@ -108,7 +108,8 @@ enum Placement {
     Striped,
     /// Far memory is held remotely, with a cache far smaller than it.
     Paged,
-    /// As `AllNear`, and every statement goes the general way: none reads or writes rows by key without being planned.
+    /// As `AllNear`, and every statement goes the general way: none reads or writes rows by key without being planned. Plans are made
+    /// without the values in the statements, where that can be.
     Planned,
 }
 
@@ -127,7 +128,10 @@ impl Placement {
 
     /// What each connection begins with.
     fn settings(self) -> &'static str {
-        if self == Placement::Planned { "SET tidepool.direct = off" } else { "" }
+        match self {
+            Placement::Planned => "SET tidepool.direct = off; SET plan_cache_mode = force_generic_plan",
+            _ => "",
+        }
     }
 
     fn config(self, scratch: &Path) -> Config {

@@ -609,7 +609,7 @@ fn run(aggregate: &Aggregate, chunks: Vec<Chunk>, threads: usize) -> Vec<Chunk> 
     ];
     let workers = Workers::start(threads, 1 << 20, || ()).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
-    let run = Run::start(pipelines, None, Arc::new(Never), workers.tickets(), threads, &[], move |result| {
+    let run = Run::start(pipelines, None, Arc::new(Never), workers.tickets(), threads, &[], false, move |result| {
         let _ = tell.send(result);
     });
     told.recv().unwrap().unwrap();

@@ -24,6 +24,20 @@ pub struct Template {
     pub kinds: String,
 }
 
+impl Template {
+    /// What a statement of this template is known by, whose own parameters are of these types.
+    pub fn key(&self, given: &[u32]) -> String {
+        let mut key = String::with_capacity(self.text.len() + self.kinds.len() + 1 + 6 * given.len());
+        key.push_str(&self.text);
+        key.push('\0');
+        key.push_str(&self.kinds);
+        for oid in given {
+            _ = write!(key, ",{oid}");
+        }
+        key
+    }
+}
+
 /// Texts longer than this are not looked at.
 const BYTES_MAX: usize = 16 << 10;
 const LITERALS_MAX: usize = 512;
@@ -60,14 +74,15 @@ pub fn of(sql: &str) -> Option<Template> {
     let is = |start: usize, end: usize, word: &str| sql[start..end].eq_ignore_ascii_case(word);
     let first = bytes.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let first_end = word_at(first);
-    let is_select = is(first, first_end, "select");
+    let is_select = is(first, first_end, "select") || is(first, first_end, "with");
     if !is_select && !["insert", "update", "delete"].iter().any(|word| is(first, first_end, word)) {
         return None;
     }
     let mut given = 0;
     // A query's literals before FROM are columns of its own; behind ORDER BY and GROUP BY, and in RETURNING, too.
     let mut pinned = is_select;
-    let mut brackets: Vec<bool> = Vec::new();
+    // Whether their literals are plain values, and what comes after them.
+    let mut brackets: Vec<(bool, bool)> = Vec::new();
     let mut before = Token::None;
     let mut at = first;
     let mut out = String::with_capacity(bytes.len() + 16);
@@ -114,7 +129,7 @@ pub fn of(sql: &str) -> Option<Template> {
                     Token::Other(byte) => matches!(byte, b'=' | b'<' | b'>' | b','),
                     Token::None => false,
                 };
-                if plain && !pinned && brackets.iter().all(|plain| *plain) && !is_cast(bytes, end) {
+                if plain && !pinned && brackets.iter().all(|(plain, _)| *plain) && !is_cast(bytes, end) {
                     out.push_str(&sql[copied..at]);
                     places.push((out.len(), literals.len() as u32));
                     literals.push(Literal::Text(text));
@@ -141,7 +156,7 @@ pub fn of(sql: &str) -> Option<Template> {
                 if let Some(value) = value
                     && plain
                     && !pinned
-                    && brackets.iter().all(|plain| *plain)
+                    && brackets.iter().all(|(plain, _)| *plain)
                     && !is_cast(bytes, end)
                 {
                     out.push_str(&sql[copied..at]);
@@ -176,12 +191,16 @@ pub fn of(sql: &str) -> Option<Template> {
                     Token::Other(byte) => !matches!(byte, b'"' | b'\'' | b'$' | b')'),
                     Token::None => false,
                 };
-                brackets.push(plain);
+                // A query of its own says by itself which of its literals are.
+                let rest = bytes[at + 1..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+                let next = at + 1 + rest;
+                let is_query = ["select", "with"].iter().any(|word| is(next, word_at(next), word));
+                brackets.push((plain || is_query, pinned));
                 before = Token::Open { plain };
                 at += 1;
             }
             b')' => {
-                brackets.pop()?;
+                pinned = brackets.pop()?.1;
                 before = Token::Other(b')');
                 at += 1;
             }

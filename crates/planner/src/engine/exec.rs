@@ -3,6 +3,7 @@
 use crate::QueryInfo;
 use crate::charge::EngineAccount;
 use crate::facts::SessionFacts;
+use crate::interrupt::Interrupt;
 use datafusion::arrow::array::{RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::runtime::SpawnedTask;
@@ -35,6 +36,7 @@ pub struct EngineExec {
     inputs: Vec<Arc<dyn ExecutionPlan>>,
     properties: Arc<PlanProperties>,
     account: Option<Arc<EngineAccount>>,
+    is_small: bool,
 }
 
 impl EngineExec {
@@ -43,6 +45,7 @@ impl EngineExec {
         types: Vec<ColumnType>,
         schema: SchemaRef,
         inputs: Vec<Arc<dyn ExecutionPlan>>,
+        is_small: bool,
     ) -> EngineExec {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema),
@@ -50,7 +53,7 @@ impl EngineExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        EngineExec { plan, types, inputs, properties: Arc::new(properties), account: None }
+        EngineExec { plan, types, inputs, properties: Arc::new(properties), account: None, is_small }
     }
 
     /// The same, over other inputs, and with an account of what it does in the query heap.
@@ -65,7 +68,13 @@ impl EngineExec {
             inputs,
             properties: self.properties.clone(),
             account: self.account.clone(),
+            is_small: self.is_small,
         }
+    }
+
+    /// Whether whoever executes it runs it, at least for a while.
+    pub fn is_small(&self) -> bool {
+        self.is_small
     }
 
     pub fn account(&self) -> Option<&EngineAccount> {
@@ -90,13 +99,19 @@ impl DisplayAs for EngineExec {
     }
 }
 
-/// The run ends when its stream is dropped. A worker that is within a chunk, which may be paired with millions of rows, sees it here.
-#[derive(Default)]
-struct UntilDropped(AtomicBool);
+/// The run ends when its stream is dropped, or its statement is to end. A worker that is within a chunk, which may be paired with millions of rows,
+/// sees it here.
+struct UntilDropped {
+    is_dropped: AtomicBool,
+    interrupt: Option<Arc<Interrupt>>,
+}
 
 impl Interruption for UntilDropped {
     fn check(&self) -> tidepool_base::Result<()> {
-        if self.0.load(Ordering::Acquire) { Err(crate::errors::canceled()) } else { Ok(()) }
+        if self.is_dropped.load(Ordering::Acquire) {
+            return Err(crate::errors::canceled());
+        }
+        self.interrupt.as_ref().map_or(Ok(()), |interrupt| interrupt.check())
     }
 }
 
@@ -158,7 +173,8 @@ impl ExecutionPlan for EngineExec {
         let outlet = Outlet::new(self.types.clone(), waker.clone());
         let sink = Arc::new(OutletSink(outlet.clone()));
         let account = self.account.clone().map(|account| account as Arc<dyn Account>);
-        let until_dropped = Arc::new(UntilDropped::default());
+        let interrupt = config.get_extension::<Interrupt>();
+        let until_dropped = Arc::new(UntilDropped { is_dropped: AtomicBool::new(false), interrupt });
         let pipelines = plan::compile(&self.plan, &inlets, opened, account, observes, until_dropped.clone(), sink)
             .map_err(crate::errors::carry)?;
         let end = outlet.clone();
@@ -169,6 +185,7 @@ impl ExecutionPlan for EngineExec {
             facts.planner.engine_tickets(),
             facts.settings.threads(),
             &[waker],
+            self.is_small,
             move |result| end.end(result),
         );
         Ok(Box::pin(Results { schema: self.schema(), outlet, run, until_dropped, _pumps: pumps }))
@@ -206,7 +223,7 @@ struct Results {
 
 impl Drop for Results {
     fn drop(&mut self) {
-        self.until_dropped.0.store(true, Ordering::Release);
+        self.until_dropped.is_dropped.store(true, Ordering::Release);
         self.run.stop();
     }
 }

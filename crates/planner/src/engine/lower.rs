@@ -26,6 +26,9 @@ use tidepool_engine::scan::{ScanColumn, ScanPart, ScanSource};
 use tidepool_engine::sort::SortKey;
 use tidepool_engine::types::ColumnType;
 
+/// Rows that a thread reads and makes in the time that it takes to wake another, or not much longer.
+const SMALL_ROWS: f64 = 50_000.0;
+
 /// Replaces what the engine covers.
 pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
     if has_targets(plan) || !has_tables_or_work(plan)? {
@@ -38,10 +41,22 @@ pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan
 fn has_tables_or_work(plan: &LogicalPlan) -> PlanResult<bool> {
     let mut found = false;
     plan.apply_with_subqueries(|node| {
-        found |= matches!(node, LogicalPlan::TableScan(_)) || is_work(node);
+        found |= matches!(node, LogicalPlan::TableScan(_)) || is_work(node) || is_constant_row(node);
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     Ok(found)
+}
+
+/// One row of constants, or what is easily worked out from them: what clients ask for to see whether somebody is there.
+fn is_constant_row(node: &LogicalPlan) -> bool {
+    let LogicalPlan::Projection(projection) = node else { return false };
+    let is_easy = |expr: &Expr| {
+        let of_these =
+            |expr: &Expr| Ok(!matches!(expr, Expr::Literal(..) | Expr::Alias(_) | Expr::Cast(_) | Expr::BinaryExpr(_)));
+        !expr.exists(of_these).unwrap_or(true)
+    };
+    matches!(&*projection.input, LogicalPlan::EmptyRelation(empty) if empty.produce_one_row)
+        && projection.expr.iter().all(is_easy)
 }
 
 /// An operator that is worth the way into the engine and out of it for rows that are others'.
@@ -66,7 +81,7 @@ fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
 }
 
 fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, works: 0, subqueries: Vec::new() };
+    let mut lowering = Lowering { state, inputs: Vec::new(), scans: 0, works: 0, rows: 0.0, subqueries: Vec::new() };
     if let Ok(lowered) = lowering.node(plan)
         && (lowering.scans > 0 || lowering.works > 0)
         && let Some(types) = promised(&lowered.plan, plan.schema())
@@ -74,7 +89,9 @@ fn rewrite(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> 
         let subqueries = lowering.subqueries.into_iter().map(|it| (SubqueryUse::Value, it.lowered)).collect();
         let whole = lowered.plan.with_subqueries(subqueries);
         let inputs = lowering.inputs.iter().map(|input| rewrite_children(state, input)).collect::<PlanResult<_>>()?;
-        let node = EngineNode::new(whole.pruned_wholly().with_common(), types, plan.schema().clone(), inputs);
+        let is_small = lowering.rows <= SMALL_ROWS;
+        let whole = whole.pruned_wholly().with_common();
+        let node = EngineNode::new(whole, types, plan.schema().clone(), inputs, is_small);
         return Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }));
     }
     rewrite_children(state, plan)
@@ -102,6 +119,8 @@ pub(super) struct Lowering<'a> {
     scans: usize,
     /// Operators that are [work](is_work).
     works: usize,
+    /// That scans read and operators make, about.
+    rows: f64,
     /// What its expressions refer to by number.
     subqueries: Vec<Subquery>,
 }
@@ -202,6 +221,7 @@ impl Lowering<'_> {
                 Lowered { plan: below.plan.filter(condition), estimate }
             }
             LogicalPlan::Projection(projection) => {
+                self.works += usize::from(is_constant_row(plan));
                 let below = self.input(&projection.input)?;
                 let scope = self.scope(projection.input.schema(), &below.plan.types);
                 let outputs = projection.expr.iter().map(|expr| scope.expr(expr)).collect::<PlanResult<Vec<_>>>()?;
@@ -220,6 +240,7 @@ impl Lowering<'_> {
         };
         self.works += usize::from(is_work(plan));
         lowered.plan.rows_estimated = Some(lowered.estimate.rows);
+        self.rows += lowered.estimate.rows;
         Ok(lowered)
     }
 
@@ -249,6 +270,11 @@ impl Lowering<'_> {
         // What comes through an index is mostly few rows.
         let looks = read.parts().iter().all(|part| part.access.is_none());
         let columns = own(ScanColumn::of(&versions, projection.iter().map(column).collect(), looks))?;
+        let rows = |part: &Part| match &part.access {
+            Some(access) => access.rows_estimated(),
+            None => part.version.rows_max() as f64,
+        };
+        self.rows += read.parts().iter().map(rows).sum::<f64>();
         let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
         let parts = read.parts().iter().map(part).collect();
         let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);

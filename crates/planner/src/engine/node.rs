@@ -22,17 +22,25 @@ pub struct EngineNode {
     types: Vec<ColumnType>,
     schema: DFSchemaRef,
     inputs: Vec<LogicalPlan>,
+    is_small: bool,
 }
 
 impl EngineNode {
-    /// `types`: what the plan's columns leave as.
-    pub fn new(plan: Plan, types: Vec<ColumnType>, schema: DFSchemaRef, inputs: Vec<LogicalPlan>) -> EngineNode {
-        EngineNode { plan: Arc::new(plan), types, schema, inputs }
+    /// `types`: what the plan's columns leave as. `is_small`: a thread does it in the time that it takes to wake another.
+    pub fn new(
+        plan: Plan,
+        types: Vec<ColumnType>,
+        schema: DFSchemaRef,
+        inputs: Vec<LogicalPlan>,
+        is_small: bool,
+    ) -> EngineNode {
+        EngineNode { plan: Arc::new(plan), types, schema, inputs, is_small }
     }
 
     fn exec(&self, inputs: Vec<Arc<dyn ExecutionPlan>>) -> Arc<dyn ExecutionPlan> {
         let schema = self.schema.inner().clone();
-        Arc::new(EngineExec::new(self.plan.clone(), self.types.clone(), schema, inputs))
+        let is_small = self.is_small && inputs.is_empty();
+        Arc::new(EngineExec::new(self.plan.clone(), self.types.clone(), schema, inputs, is_small))
     }
 }
 

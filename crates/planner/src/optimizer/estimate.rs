@@ -10,6 +10,7 @@ use datafusion::common::{Column, DFSchema, JoinType, ScalarValue, Statistics};
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{Distinct, Expr, FetchType, LogicalPlan, Operator};
+use std::borrow::Cow;
 use tidepool_table::{TableDef, TableStatistics};
 
 /// Rows of something that nothing is known about.
@@ -126,9 +127,11 @@ pub fn as_column(expr: &Expr) -> Option<&Column> {
     }
 }
 
-fn as_literal(expr: &Expr) -> Option<&ScalarValue> {
+/// The value of a literal, or the one that a parameter is taken for.
+fn as_literal(expr: &Expr) -> Option<Cow<'_, ScalarValue>> {
     match expr {
-        Expr::Literal(value, _) => Some(value),
+        Expr::Literal(value, _) => Some(Cow::Borrowed(value)),
+        Expr::Placeholder(placeholder) => crate::generic::value_for_estimates(&placeholder.id).map(Cow::Owned),
         Expr::Alias(alias) => as_literal(&alias.expr),
         Expr::Cast(cast) => as_literal(&cast.expr),
         _ => None,
@@ -191,7 +194,8 @@ impl Estimate {
             Expr::ScalarFunction(function) => {
                 if function.name() == "date_part"
                     && let [part, source] = &function.args[..]
-                    && let Some(Some(part)) = as_literal(part).map(|part| part.try_as_str().flatten())
+                    && let Some(part) = as_literal(part)
+                    && let Some(Some(part)) = part.try_as_str()
                 {
                     let days = source
                         .column_refs()
@@ -334,8 +338,8 @@ impl Estimate {
         match expr {
             Expr::Between(between) if !between.negated => {
                 let index = bounded(&between.expr)?;
-                let low = scalar_f64(as_literal(&between.low)?)?;
-                let high = scalar_f64(as_literal(&between.high)?)?;
+                let low = scalar_f64(&*as_literal(&between.low)?)?;
+                let high = scalar_f64(&*as_literal(&between.high)?)?;
                 Some(vec![(index, Range { low: Some(low), high: Some(high) })])
             }
             Expr::BinaryExpr(binary) => {
@@ -343,7 +347,7 @@ impl Estimate {
                     Some(value) => (&binary.left, value, false),
                     None => (&binary.right, as_literal(&binary.left)?, true),
                 };
-                let value = scalar_f64(value)?;
+                let value = scalar_f64(&value)?;
                 let index = bounded(column)?;
                 let range = match (binary.op, flipped) {
                     (Operator::Lt | Operator::LtEq, false) | (Operator::Gt | Operator::GtEq, true) => {
@@ -382,7 +386,8 @@ impl Estimate {
             }
             Expr::Like(like) => {
                 let distinct = self.distinct(&like.expr, schema);
-                let pass = match as_literal(&like.pattern).and_then(|pattern| pattern.try_as_str().flatten()) {
+                let pattern = as_literal(&like.pattern);
+                let pass = match pattern.as_ref().and_then(|pattern| pattern.try_as_str().flatten()) {
                     Some(pattern) => like_pass(pattern, distinct),
                     None => PASS_CONTAINS,
                 };
@@ -441,7 +446,7 @@ impl Estimate {
             Some(value) => (left, value),
             None => (right, as_literal(left)?),
         };
-        let value = scalar_f64(value)?;
+        let value = scalar_f64(&value)?;
         let (_, column) = self.column(schema, as_column(column)?)?;
         Some(value < column.min? || value > column.max?)
     }

@@ -13,7 +13,7 @@ mod join_order;
 mod lists;
 mod multisets;
 mod nesting;
-mod nulls;
+pub mod nulls;
 mod outer;
 mod passes;
 mod recursion;

@@ -126,6 +126,11 @@ fn unmarked(expr: Expr) -> Expr {
     }
 }
 
+/// What is to be simplified next, such that NULL is not forgotten.
+pub(crate) fn seen_to(expr: Expr, simplifier: &ExprSimplifier) -> Result<Expr> {
+    Ok(expr.transform_up(|expr| remembered(expr, simplifier))?.data)
+}
+
 fn remembered(expr: Expr, simplifier: &ExprSimplifier) -> Result<Transformed<Expr>> {
     if lists::may_meet(&expr) {
         return lists::put_together(expr, &|part| simplifier.simplify(part));

@@ -17,7 +17,8 @@ use tidepool_engine::types::ColumnType;
 use tidepool_engine::vector::{Chunk, Vector};
 use tidepool_table::{ColumnFilter, CompareOp, Datum};
 
-/// True when the storage's scan can evaluate a predicate by itself: it reads one column and always answers the same.
+/// True when the storage's scan can evaluate a predicate by itself, once its parameters have their values: it reads one column and always answers
+/// the same.
 pub fn storage_evaluates(expr: &Expr) -> bool {
     if expr.column_refs().len() != 1 || expr.is_volatile() || expr.contains_outer() {
         return false;
@@ -30,7 +31,6 @@ pub fn storage_evaluates(expr: &Expr) -> bool {
                 | Expr::Exists(_)
                 | Expr::InSubquery(_)
                 | Expr::SetComparison(_)
-                | Expr::Placeholder(_)
                 | Expr::ScalarVariable(..)
                 | Expr::AggregateFunction(_)
                 | Expr::WindowFunction(_)

@@ -45,6 +45,7 @@ impl TableProvider {
 
     fn try_on_sample(&self, conditions: &[Expr]) -> Result<Option<Tried>> {
         let Some(all) = conjunction(conditions.iter().cloned().map(unnormalize_col)) else { return Ok(None) };
+        let all = crate::generic::with_values(all)?;
         if all.is_volatile() {
             return Ok(None);
         }

@@ -67,7 +67,7 @@ impl Session {
         };
         let settings = running.facts.settings.text_settings();
         let options = crate::copy::options(&copy.options, &copy.endpoint)?;
-        let (columns, schema, batches) = self.start(running, query, parameters).await?;
+        let (columns, schema, batches) = self.start(running, query, parameters, None).await?;
         let unload = crate::copy::Unload::new(&columns, &schema, &options, &settings)?;
         match &copy.endpoint {
             CopyEndpoint::Client => unload.into_client(batches).map(Outcome::CopyOut),

@@ -119,7 +119,7 @@ impl Session {
                     }
                     None => {
                         let query = move || query_of(&rest);
-                        let (columns, _, batches) = self.start(begun.running, query, parameters).await?;
+                        let (columns, _, batches) = self.start(begun.running, query, parameters, None).await?;
                         (columns, Box::pin(batches))
                     }
                 }

@@ -14,6 +14,7 @@ use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use chrono::Utc;
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::LogicalPlan;
+use datafusion::sql::sqlparser::ast;
 use std::sync::Arc;
 use tidepool_base::Result;
 
@@ -80,37 +81,10 @@ impl Session {
     }
 }
 
-pub(super) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
+pub(crate) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
     let state = facts.planner.state(facts);
     match statement.command() {
-        Command::Query(ast_query) | Command::Locking { query: ast_query, .. } => {
-            let mut given = crate::parameters::settled(ast_query, given);
-            if let Some((probe, arrays)) = crate::parameters::element_probe(ast_query, &given) {
-                let plan = query::logical_plan(&state, facts, probe, query::fields_of_oids(&given), None)?;
-                let elements = query::parameter_oids(&plan, &given)?;
-                given.resize(elements.len(), 0);
-                for index in arrays {
-                    given[index - 1] = types::array_of_oid(elements[index - 1]);
-                }
-            }
-            let given = given.as_slice();
-            let fields = query::fields_of_oids(given);
-            let names = OutputNames::of(ast_query);
-            let plan = query::logical_plan(&state, facts, ast_query.clone(), fields, None)?;
-            let parameters = query::parameter_oids(&plan, given)?;
-            // Types are only final after coercion, and with the parameters' types known.
-            let plan = if parameters.as_slice() == given {
-                plan
-            } else {
-                query::logical_plan(&state, facts, ast_query.clone(), query::fields_of_oids(&parameters), None)?
-            };
-            let plan = query::bind(plan, &nulls_of(&parameters))?;
-            let origins = origins::of_plan(facts, &plan);
-            let schema = analyzed_schema(&state, plan)?;
-            let mut columns = query::columns(&schema, &names);
-            origins::mark(&mut columns, &origins);
-            Ok(Description { parameters, columns: Some(columns) })
-        }
+        Command::Query(query) | Command::Locking { query, .. } => describe_query_by(&state, facts, query, given),
         command @ (Command::Insert(..)
         | Command::Update { .. }
         | Command::Delete { .. }
@@ -136,6 +110,45 @@ pub(super) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: 
         }
         _ => Ok(Description { parameters: given.to_vec(), columns: None }),
     }
+}
+
+/// A query's parameters and columns.
+pub(crate) fn describe_query(facts: &Arc<SessionFacts>, query: &ast::Query, given: &[u32]) -> Result<Description> {
+    describe_query_by(&facts.planner.state(facts), facts, query, given)
+}
+
+fn describe_query_by(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    ast_query: &ast::Query,
+    given: &[u32],
+) -> Result<Description> {
+    let mut given = crate::parameters::settled(ast_query, given);
+    if let Some((probe, arrays)) = crate::parameters::element_probe(ast_query, &given) {
+        let plan = query::logical_plan(state, facts, probe, query::fields_of_oids(&given), None)?;
+        let elements = query::parameter_oids(&plan, &given)?;
+        given.resize(elements.len(), 0);
+        for index in arrays {
+            given[index - 1] = types::array_of_oid(elements[index - 1]);
+        }
+    }
+    let given = given.as_slice();
+    let fields = query::fields_of_oids(given);
+    let names = OutputNames::of(ast_query);
+    let plan = query::logical_plan(state, facts, Box::new(ast_query.clone()), fields, None)?;
+    let parameters = query::parameter_oids(&plan, given)?;
+    // Types are only final after coercion, and with the parameters' types known.
+    let plan = if parameters.as_slice() == given {
+        plan
+    } else {
+        query::logical_plan(state, facts, Box::new(ast_query.clone()), query::fields_of_oids(&parameters), None)?
+    };
+    let plan = query::bind(plan, &nulls_of(&parameters))?;
+    let origins = origins::of_plan(facts, &plan);
+    let schema = analyzed_schema(state, plan)?;
+    let mut columns = query::columns(&schema, &names);
+    origins::mark(&mut columns, &origins);
+    Ok(Description { parameters, columns: Some(columns) })
 }
 
 fn nulls_of(parameters: &[u32]) -> Vec<ArrayRef> {

@@ -275,14 +275,7 @@ impl Session {
     }
 
     async fn program_of(&mut self, template: &Template, given: &[u32]) -> Option<Arc<Program>> {
-        let mut key = String::with_capacity(template.text.len() + template.kinds.len() + 1 + 6 * given.len());
-        key.push_str(&template.text);
-        key.push('\0');
-        key.push_str(&template.kinds);
-        for oid in given {
-            key.push(',');
-            key.push_str(&oid.to_string());
-        }
+        let key = template.key(given);
         let state = self.planner.database().state();
         if let Some(known) = self.programs.get(key.as_str())
             && known.state.is_of(&state)

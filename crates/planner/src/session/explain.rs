@@ -143,7 +143,7 @@ impl Session {
         let facts = running.facts.clone();
         let parameters = parameters.to_vec();
         let start = Instant::now();
-        let planning = async move { query::plan(facts, query_of(&statement)?, parameters).await };
+        let planning = async move { query::plan(facts, query_of(&statement)?, parameters, None).await };
         let planned = self.plan_apart(text, planning).await?;
         Ok((running, planned, start.elapsed(), plans))
     }

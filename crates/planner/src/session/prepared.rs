@@ -117,7 +117,7 @@ impl Session {
                 return Err(Error::internal("arguments make no query"));
             };
             let running = self.running("EXECUTE");
-            let (_, _, mut batches) = self.start(running, move || query_of(&statement), parameters).await?;
+            let (_, _, mut batches) = self.start(running, move || query_of(&statement), parameters, None).await?;
             while let Some(batch) = batches.next().await {
                 values.extend(batch?.columns().iter().cloned());
             }

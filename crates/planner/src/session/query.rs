@@ -3,36 +3,45 @@
 use super::parts::Begun;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
-use crate::execute::{Batches, Execution, Reevaluation, joined, task_context};
+use crate::engine::EngineExec;
+use crate::execute::{Batches, Execution, Reevaluation, joined, panicked, task_context};
+use crate::generic::Request;
 use crate::query;
+use crate::settings::PlanSharing;
 use crate::statement::{Command, Statement};
 use arrow::array::ArrayRef;
 use arrow::datatypes::SchemaRef;
 use datafusion::sql::sqlparser::ast;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::task::{Context, Poll, Waker};
 use tidepool_base::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 impl Session {
-    /// Plans and starts a query. `query` is called where it is planned: copying a deep one takes a deep stack.
+    /// Plans and starts a query. `query` is called where it is planned: copying a deep one takes a deep stack. With `request`, of a statement as it
+    /// was written, its plan may be that of others.
     pub(super) async fn start(
         &self,
         running: Running,
         query: impl FnOnce() -> Result<Box<ast::Query>> + Send + 'static,
         parameters: &[ArrayRef],
+        mut request: Option<Request>,
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
         let (facts, interrupt) = (running.facts.clone(), running.interrupt.clone());
+        let is_known = request.as_mut().is_some_and(|request| request.find(&facts));
         let (parameters, failed) = (parameters.to_vec(), self.block_failed());
         let (sender, started) = oneshot::channel();
         let workers = self.planner.workers();
-        // Not on a worker, which nothing interrupts: see `planning`.
-        let task = plan_aside(&workers.clone(), async move {
+        let started_from = workers.clone();
+        let task = async move {
             let planner = facts.planner.clone();
-            let planning = async { query::plan(facts, query()?, parameters).await };
+            let planning = async { query::plan(facts, query()?, parameters, request.as_ref()).await };
             let planned = planner.places.plan(&running.interrupt, &running.query.info.text, planning).await?;
             let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
             let mut execution = execution(&running, planned, None, failed)?;
@@ -40,13 +49,22 @@ impl Session {
             // Whoever has the last batch goes on as if nothing of the statement were there: neither what its facts keep from being dropped, nor
             // what would end it.
             drop((running.facts, running.interrupt));
-            let (batches, work) = execution.begin();
             // Nobody listens any more: it was to end before it began.
-            if sender.send((columns, schema, batches)).is_ok() {
-                workers.spawn(work);
-            }
+            let _ = sender.send((columns, schema, execution.start(&workers)));
             Ok(())
-        });
+        };
+        // Not on a worker, which nothing interrupts: see `planning`. What is planned already, and reads little, runs here: whoever would be
+        // woken for it would take longer to wake than to run it.
+        let workers = started_from;
+        let task = match is_known {
+            true => match begun_here(&workers, task)? {
+                Some(task) => plan_aside(&workers, task),
+                None => {
+                    return started.await.map_err(|_| Error::internal("a query ended before it began"));
+                }
+            },
+            false => plan_aside(&workers, task),
+        };
         tokio::select! {
             biased;
             error = interrupt.wait() => Err(error),
@@ -125,8 +143,25 @@ impl Session {
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
         let Begun { running, statement, .. } = self.begin_statement(text, statement, parameters, true).await?;
-        let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters).await?;
+        let shares = self.settings.plan_sharing() != PlanSharing::Never;
+        let request = shares.then(|| Request::of(statement.text(), parameters)).flatten();
+        let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters, request).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
+    }
+}
+
+/// Does what can be done without waiting, and gives back the rest.
+fn begun_here<F: Future<Output = Result<()>> + Send + 'static>(
+    workers: &Handle,
+    task: F,
+) -> Result<Option<Pin<Box<F>>>> {
+    let mut task = Box::pin(task);
+    let _runtime = workers.enter();
+    let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
+    match polled {
+        Ok(Poll::Ready(done)) => done.map(|()| None),
+        Ok(Poll::Pending) => Ok(Some(task)),
+        Err(panic) => Err(panicked(panic.as_ref())),
     }
 }
 
@@ -148,7 +183,9 @@ fn execution(
     let heaps = running.facts.heaps.clone();
     let heap = heaps.open(running.facts.planner.database(), &running.facts.settings)?;
     let runtime = crate::heap::runtime(planned.state.runtime_env(), &heap);
-    let config = planned.state.config().clone().with_extension(running.query.info.clone());
+    let config = planned.state.config().clone();
+    let config = config.with_extension(running.query.info.clone()).with_extension(running.interrupt.clone());
+    let is_small = planned.plan.downcast_ref::<EngineExec>().is_some_and(EngineExec::is_small);
     let plan = crate::guard::wrap(planned.plan, &running.interrupt)?;
     Ok(Execution {
         plan: crate::charge::wrap(plan, &heap, &running.query.info, counts)?,
@@ -159,6 +196,7 @@ fn execution(
         query: None,
         interrupt: running.interrupt.clone(),
         failed,
+        is_small,
     })
 }
 

@@ -53,7 +53,7 @@ impl Session {
             if exists && table.if_not_exists {
                 return Ok((table, None));
             }
-            let planned = query::plan(facts, query, parameters).await?;
+            let planned = query::plan(facts, query, parameters, None).await?;
             table.columns = created_columns(&planned, names)?;
             Ok((table, Some(planned)))
         });

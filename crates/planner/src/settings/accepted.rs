@@ -145,7 +145,6 @@ pub(super) static DEFINITIONS: &[Definition] = &[
     define("parallel_setup_cost", Real, "1000", WEIGHT),
     define("parallel_tuple_cost", Real, "0.1", WEIGHT),
     define("password_encryption", OneOf(&["scram-sha-256"]), "scram-sha-256", "How passwords are kept."),
-    define("plan_cache_mode", OneOf(&["auto", "force_generic_plan", "force_custom_plan"]), "auto", WEIGHT),
     define("quote_all_identifiers", OneOf(&["off"]), "off", NO_EFFECT),
     define("random_page_cost", Real, "4", WEIGHT),
     define("recursive_worktable_factor", Real, "10", WEIGHT),

@@ -398,7 +398,7 @@ fn by_run(workers: &Workers, table: &Arc<JoinTable>, build: Vec<Chunk>, probe: V
         pipelines.push(pipeline(Arc::new(BuildRows::new(table)), vec![], collect.clone()));
     }
     let (over, result) = mpsc::channel();
-    let run = Run::start(pipelines, None, Arc::new(Never), workers.tickets(), 2, &[], move |result| {
+    let run = Run::start(pipelines, None, Arc::new(Never), workers.tickets(), 2, &[], false, move |result| {
         over.send(result).unwrap();
     });
     result.recv().unwrap().unwrap();

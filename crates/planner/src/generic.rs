@@ -1,0 +1,453 @@
+//! Plans that serve whatever the values of their parameters are.
+//!
+//! A statement that comes again with other values is planned once: its literals are taken for parameters as `direct::template` says, and its plan is
+//! optimised and kept with placeholders in it. To run it the values take the placeholders' places, and what they stand in is simplified, so that the engine
+//! finds the conditions that it would have found in a plan of its own; which index a scan uses, which side of a join is built, and how much of a table is
+//! read is found out after that in any case. Estimates that choose the order of joins look at the values that the plan was made for.
+//!
+//! A plan is of no use to all values, and each statement is planned by itself, where
+//! * a value says how many rows are wanted (`LIMIT`, `OFFSET`): there are plans for each of them ([`Template::pinned`]),
+//! * a value is NULL: what is known never to be true makes another plan,
+//! * the statement reads so much that planning is not what takes time ([`ROWS_MAX`]): its plan may be the better for each value's sake,
+//! * its outputs would be of other types than those of the statement as it was written.
+//!
+//! The first time that a text is seen nothing of this is tried: most texts never come again.
+
+use crate::direct::datum::Datum;
+use crate::direct::expr;
+use crate::direct::template::{self, Literal};
+use crate::facts::SessionFacts;
+use crate::optimizer::{estimate, nulls};
+use crate::origins::{self, Origins};
+use crate::plan_cache::{self, KeptPlan};
+use crate::session::{describe, describe_query};
+use crate::statement::{Command, Statement};
+use crate::types;
+use arrow::array::ArrayRef;
+use arrow::datatypes::{Field, FieldRef};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchema, Result as PlanResult, ScalarValue};
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+use datafusion::sql::sqlparser::ast;
+use std::cell::RefCell;
+use std::sync::Arc;
+use tidepool_base::SqlType;
+
+/// The type `char(n)`, whatever its length.
+const BPCHAR: u32 = 1042;
+
+/// Rows that all scans of a plan are expected to give back, at most.
+const ROWS_MAX: f64 = 100_000.0;
+
+/// By how much the rows of a scan may differ from what the order of joins was chosen for, and from how many rows on that matters.
+const ROWS_RATIO: f64 = 8.0;
+const ROWS_FEW: f64 = 2_000.0;
+
+/// A statement whose plan may serve others, too.
+pub(crate) struct Request {
+    template: template::Template,
+    pub key: String,
+    /// Types of the parameters that the client gave, and their values.
+    given: Vec<u32>,
+    values: Vec<ScalarValue>,
+    /// What was found for it.
+    found: Option<Found>,
+}
+
+/// A plan for a statement's pinned values, and all its values.
+#[derive(Clone)]
+struct Found {
+    plan: Arc<KeptPlan>,
+    values: Vec<ScalarValue>,
+}
+
+/// What is known of statements that differ in values only.
+#[derive(Debug)]
+pub(crate) struct Template {
+    /// Of all parameters, those that stand for literals last.
+    fields: Vec<FieldRef>,
+    /// Of those that stand for literals.
+    literals: Vec<SqlType>,
+    /// Parameters whose values the plan depends on.
+    pub pinned: Vec<usize>,
+}
+
+/// An optimised plan, and where its outputs come from.
+pub(crate) type Planned = (LogicalPlan, Arc<Origins>);
+
+impl Template {
+    fn pinned_of(&self, values: &[ScalarValue]) -> Vec<ScalarValue> {
+        self.pinned.iter().map(|index| values[*index].clone()).collect()
+    }
+}
+
+impl Request {
+    /// `None` for a statement that none of this is for.
+    pub fn of(text: &str, parameters: &[ArrayRef]) -> Option<Request> {
+        let template = template::of(text)?;
+        if template.given != parameters.len() {
+            return None;
+        }
+        let oid = |array: &ArrayRef| types::describe(&Field::new("", array.data_type().clone(), true)).1;
+        let given: Vec<u32> = parameters.iter().map(oid).collect();
+        let values: Vec<ScalarValue> =
+            parameters.iter().map(|array| types::scalar(array.as_ref())).collect::<Result<_, _>>().ok()?;
+        if values.iter().any(ScalarValue::is_null) {
+            return None;
+        }
+        let key = template.key(&given);
+        Some(Request { template, key, given, values, found: None })
+    }
+
+    /// Whether there is a plan for it already.
+    pub fn find(&mut self, facts: &SessionFacts) -> bool {
+        let plans = &facts.planner.plans;
+        self.found = plans.serving(facts, &self.key).and_then(|template| {
+            let values = self.all_values(&template, facts)?;
+            let plan = plans.find_variant(facts, &self.key, &template.pinned_of(&values))?;
+            Some(Found { plan, values })
+        });
+        self.found.is_some()
+    }
+
+    /// What was found, if anything, with its values in it.
+    pub fn planned(&self, state: &SessionState, facts: &SessionFacts) -> Option<Planned> {
+        let Found { plan, values } = self.found.as_ref()?;
+        bind(state, facts, plan, values).ok().flatten()
+    }
+
+    /// Values of all parameters; `None` where a literal is no value of its parameter's type.
+    fn all_values(&self, template: &Template, facts: &SessionFacts) -> Option<Vec<ScalarValue>> {
+        let settings = facts.settings.shared_text_settings();
+        let (given, literals) = template.fields.split_at_checked(self.given.len())?;
+        let mut values = self.values.clone();
+        if values.iter().zip(given).any(|(value, field)| value.data_type() != *field.data_type()) {
+            return None;
+        }
+        for ((literal, of), field) in self.template.literals.iter().zip(&template.literals).zip(literals) {
+            let datum = match literal {
+                Literal::Int(value) => Datum::Int(*value),
+                // A bad one is for the statement's own plan to complain about.
+                Literal::Text(text) => expr::read(text, *of, settings).ok()?,
+            };
+            values.push(datum.to_scalar(field.data_type()).ok()?);
+        }
+        Some(values)
+    }
+
+    fn oids(&self) -> Vec<u32> {
+        let literals = self.template.kinds.bytes().map(|kind| match kind {
+            b'i' => SqlType::Integer.oid(),
+            b'l' => SqlType::BigInt.oid(),
+            _ => 0,
+        });
+        self.given.iter().copied().chain(literals).collect()
+    }
+}
+
+/// The statement's optimised plan from that of its template for its pinned values, which is made now. `None`: the statement is to be planned by itself.
+pub(crate) fn vary(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    request: &Request,
+    template: &Template,
+) -> Option<Planned> {
+    let values = request.all_values(template, facts)?;
+    let statement = statement_of(request)?;
+    let (kept, planned) = begin_variant(state, facts, request, template, query_of(&statement)?, &values)?;
+    facts.planner.plans.keep_variant(facts, kept);
+    Some(planned)
+}
+
+/// As `vary`, of a template that nothing is known of; from now on something is.
+pub(crate) fn begin(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    request: &Request,
+    query: &ast::Query,
+) -> Option<Planned> {
+    let begun = || {
+        let statement = statement_of(request)?;
+        let of_template = query_of(&statement)?;
+        let template = template_of(state, facts, request, query, &statement, of_template)?;
+        let values = request.all_values(&template, facts)?;
+        let (kept, planned) = begin_variant(state, facts, request, &template, of_template, &values)?;
+        Some((template, kept, planned))
+    };
+    let plans = &facts.planner.plans;
+    match begun() {
+        Some((template, kept, planned)) => {
+            plans.keep_template(facts, &request.key, Some(Arc::new(template)));
+            plans.keep_variant(facts, kept);
+            Some(planned)
+        }
+        None => {
+            plans.keep_template(facts, &request.key, None);
+            None
+        }
+    }
+}
+
+/// A plan that the statement's pinned values need; and the statement's own.
+fn begin_variant(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    request: &Request,
+    template: &Template,
+    of_template: &ast::Query,
+    values: &[ScalarValue],
+) -> Option<(Arc<KeptPlan>, Planned)> {
+    let kept = optimized(state, facts, request, template, of_template, values)?;
+    let planned = bind(state, facts, &kept, values).ok().flatten()?;
+    let rows: f64 = rows_of_scans(&planned.0).iter().sum();
+    (rows <= ROWS_MAX).then_some((kept, planned))
+}
+
+fn statement_of(request: &Request) -> Option<Statement> {
+    let mut statements = crate::statement::parse(&request.template.text).ok()?;
+    let statement = statements.pop()?;
+    (statements.is_empty() && !statement.locks_rows()).then_some(statement)
+}
+
+fn query_of(statement: &Statement) -> Option<&ast::Query> {
+    match statement.command() {
+        Command::Query(query) => Some(query),
+        _ => None,
+    }
+}
+
+/// `query` is the statement as it was written, `of_template` with parameters for its literals.
+fn template_of(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    request: &Request,
+    query: &ast::Query,
+    statement: &Statement,
+    of_template: &ast::Query,
+) -> Option<Template> {
+    let oids = request.oids();
+    let described = describe(facts, statement, &oids).ok()?;
+    if described.parameters.len() != oids.len() {
+        return None;
+    }
+    let given = request.given.len();
+    let types = described.parameters[given..].iter().map(|oid| types::sql_type_of_oid(*oid));
+    let literals: Vec<SqlType> = types.collect::<Option<_>>()?;
+    // A numeric literal has the digits that it is written with, a parameter those of its type; and blanks at a text's end count, unless they
+    // are compared with those of a char.
+    let is_exact = |(oid, of): (&u32, &SqlType)| *oid != 0 || !matches!(of, SqlType::Numeric { .. });
+    if !oids[given..].iter().zip(&literals).all(is_exact) || described.parameters[given..].contains(&BPCHAR) {
+        return None;
+    }
+    if !literals.is_empty() && describe_query(facts, query, &request.given).ok()?.columns != described.columns {
+        return None;
+    }
+    let fields: Vec<FieldRef> =
+        crate::query::fields_of_oids(&described.parameters).into_iter().collect::<Option<_>>()?;
+    let logical = logical_plan(state, facts, of_template, &fields)?;
+    if !plan_cache::may_keep(&logical).ok()? {
+        return None;
+    }
+    let (mut pinned, mut serves) = (Vec::new(), true);
+    let visited = logical.apply_with_subqueries(|node| {
+        match node {
+            LogicalPlan::Limit(_) => node.expressions().iter().for_each(|expr| pinned.extend(placeholders(expr))),
+            // All values together settle the types of its columns.
+            LogicalPlan::Values(_) => serves &= node.expressions().iter().all(|expr| placeholders(expr).is_empty()),
+            _ => {}
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    visited.ok()?;
+    pinned.sort_unstable();
+    pinned.dedup();
+    serves &= pinned.last().is_none_or(|last| *last < fields.len());
+    serves.then_some(Template { fields, literals, pinned })
+}
+
+fn logical_plan(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    of_template: &ast::Query,
+    fields: &[FieldRef],
+) -> Option<LogicalPlan> {
+    let fields = fields.iter().cloned().map(Some).collect();
+    crate::query::logical_plan(state, facts, Box::new(of_template.clone()), fields, None).ok()
+}
+
+/// Parameters in an expression, from 0.
+fn placeholders(expr: &Expr) -> Vec<usize> {
+    let mut found = Vec::new();
+    // It never fails: nothing in it does.
+    let _ = expr.apply(|expr| {
+        if let Expr::Placeholder(placeholder) = expr {
+            found.extend(index_of(&placeholder.id));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    found
+}
+
+fn index_of(id: &str) -> Option<usize> {
+    id.strip_prefix('$')?.parse::<usize>().ok()?.checked_sub(1)
+}
+
+/// The plan of a template for pinned values, to be kept; estimates look at all values.
+fn optimized(
+    state: &SessionState,
+    facts: &Arc<SessionFacts>,
+    request: &Request,
+    template: &Template,
+    of_template: &ast::Query,
+    values: &[ScalarValue],
+) -> Option<Arc<KeptPlan>> {
+    let logical = logical_plan(state, facts, of_template, &template.fields)?;
+    let pinned = |index: usize| template.pinned.contains(&index).then(|| values[index].clone());
+    let logical = replaced(logical, &pinned, None).ok()?;
+    let origins = Arc::new(origins::of_plan(facts, &logical));
+    let optimized = looking_at(values, || crate::optimizer::optimize(state, &logical)).ok()?;
+    let rows = looking_at(values, || rows_of_scans(&optimized));
+    KeptPlan::of_template(facts, &request.key, template.pinned_of(values), &optimized, origins, rows).map(Arc::new)
+}
+
+/// The plan with all values in it. `None` where its order of joins was chosen for quite others.
+fn bind(
+    state: &SessionState,
+    facts: &SessionFacts,
+    kept: &KeptPlan,
+    values: &[ScalarValue],
+) -> PlanResult<Option<Planned>> {
+    let (plan, origins) = kept.bound(facts)?;
+    let plan = replaced(plan, &|index| values.get(index).cloned(), Some(state))?;
+    if kept.rows.len() > 2 {
+        let now = rows_of_scans(&plan);
+        let differs = |(then, now): (&f64, &f64)| {
+            let (less, more) = if then < now { (then, now) } else { (now, then) };
+            *more > ROWS_FEW && *more > less * ROWS_RATIO
+        };
+        if now.len() != kept.rows.len() || kept.rows.iter().zip(&now).any(differs) {
+            return Ok(None);
+        }
+    }
+    Ok(Some((plan, origins)))
+}
+
+/// The plan with values in the places of parameters; with a session, the conditions that they stand in are simplified.
+fn replaced(
+    plan: LogicalPlan,
+    value_of: &dyn Fn(usize) -> Option<ScalarValue>,
+    simplify: Option<&SessionState>,
+) -> PlanResult<LogicalPlan> {
+    let replace = |node: LogicalPlan| {
+        let mut any = false;
+        node.apply_expressions(|expr| {
+            any |= expr.exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))?;
+            Ok(if any { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+        })?;
+        if !any {
+            return Ok(Transformed::no(node));
+        }
+        let simplifier = match simplify {
+            Some(state) if is_condition(&node) => {
+                let context = SimplifyContext::builder()
+                    .with_schema(schema_below(&node)?)
+                    .with_config_options(Arc::clone(state.config_options()))
+                    .with_query_execution_start_time(state.execution_props().query_execution_start_time);
+                Some(ExprSimplifier::new(context.build()))
+            }
+            _ => None,
+        };
+        let names = NamePreserver::new(&node);
+        node.map_expressions(|expr| {
+            if !expr.exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))? {
+                return Ok(Transformed::no(expr));
+            }
+            let name = names.save(&expr);
+            let expr = expr
+                .transform_up(|expr| {
+                    let Expr::Placeholder(placeholder) = &expr else { return Ok(Transformed::no(expr)) };
+                    Ok(match index_of(&placeholder.id).and_then(value_of) {
+                        Some(value) => Transformed::yes(Expr::Literal(value, None)),
+                        None => Transformed::no(expr),
+                    })
+                })?
+                .data;
+            let expr = match &simplifier {
+                Some(simplifier) => simplifier.simplify(nulls::seen_to(expr, simplifier)?)?,
+                None => expr,
+            };
+            Ok(Transformed::yes(name.restore(expr)))
+        })
+    };
+    Ok(plan.transform_down_with_subqueries(replace)?.data)
+}
+
+/// Whether its expressions are conditions, whose names nobody refers to.
+fn is_condition(node: &LogicalPlan) -> bool {
+    matches!(node, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_))
+}
+
+/// Of what a node's expressions refer to.
+fn schema_below(node: &LogicalPlan) -> PlanResult<Arc<DFSchema>> {
+    match node {
+        LogicalPlan::TableScan(scan) => {
+            let schema = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?;
+            Ok(Arc::new(schema))
+        }
+        LogicalPlan::Join(join) => Ok(Arc::new(join.left.schema().join(join.right.schema())?)),
+        node => Ok(node.inputs().first().map_or_else(|| node.schema().clone(), |input| input.schema().clone())),
+    }
+}
+
+/// Rows that each scan is expected to give back, in the plan's order.
+fn rows_of_scans(plan: &LogicalPlan) -> Vec<f64> {
+    let mut rows = Vec::new();
+    // It never fails: nothing in it does.
+    let _ = plan.apply_with_subqueries(|node| {
+        if matches!(node, LogicalPlan::TableScan(_)) {
+            rows.push(estimate::estimated_rows(node));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    rows
+}
+
+thread_local! {
+    /// Values of the parameters of the plan that this thread optimises.
+    static VALUES: RefCell<Vec<ScalarValue>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Optimises with estimates that look at these values.
+fn looking_at<T>(values: &[ScalarValue], optimize: impl FnOnce() -> T) -> T {
+    struct Before(Vec<ScalarValue>);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            VALUES.replace(std::mem::take(&mut self.0));
+        }
+    }
+
+    let _before = Before(VALUES.replace(values.to_vec()));
+    optimize()
+}
+
+/// The value that estimates take a parameter for.
+pub(crate) fn value_for_estimates(id: &str) -> Option<ScalarValue> {
+    VALUES.with_borrow(|values| values.get(index_of(id)?).cloned())
+}
+
+/// A condition with the values that estimates take its parameters for.
+pub(crate) fn with_values(condition: Expr) -> PlanResult<Expr> {
+    let replace = |expr: Expr| {
+        let Expr::Placeholder(placeholder) = &expr else { return Ok(Transformed::no(expr)) };
+        Ok(match value_for_estimates(&placeholder.id) {
+            Some(value) => Transformed::yes(Expr::Literal(value, None)),
+            None => Transformed::no(expr),
+        })
+    };
+    Ok(condition.transform_up(replace)?.data)
+}
