@@ -149,6 +149,10 @@ compare *ARGS: peers
 compare-tpch *ARGS: peers
     target/peers/bin/python bench/compare_tpch.py {{ARGS}}
 
+# Small statements of ordinary applications beside PostgreSQL, by three protocols: docs/results/latency.md.
+latency *ARGS: peers
+    target/peers/bin/python bench/latency.py {{ARGS}}
+
 # Every TPC-DS answer beside DuckDB's.
 compare-tpcds *ARGS: peers
     target/peers/bin/python bench/compare_tpcds.py {{ARGS}}

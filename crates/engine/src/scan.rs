@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tidepool_base::Result;
 use tidepool_table::{
-    ColumnFilter, Datum, DeltaColumn, Form, IndexAccess, KeyTest, ROW_GROUP_ROWS, ScanReader, ScanRequest, TableScan,
-    TableVersion,
+    ColumnDictionary, ColumnFilter, Datum, DeltaColumn, Form, IndexAccess, KeyTest, ROW_GROUP_ROWS, ScanReader,
+    ScanRequest, TableScan, TableVersion,
 };
 
 /// What a column of some versions of tables has, and what scans hand it out as. Versions are of one definition's columns.
@@ -104,17 +104,7 @@ impl ScanColumn {
         } else if let ([version], Some([delta]), Class::Text) = (versions, deltas, of.class())
             && let Some(dictionary) = version.dictionary(column, delta)?
         {
-            let mut bytes = Vec::with_capacity(dictionary.values().iter().map(|value| value.len()).sum());
-            dictionary.values().iter().for_each(|value| bytes.extend_from_slice(value));
-            let buffer = Buffer::from_vec(bytes);
-            let mut start = 0;
-            let texts = dictionary.values().iter().map(|value| {
-                start += value.len();
-                // SAFETY: the buffer becomes the values' owner just below.
-                unsafe { Text::new(&buffer[start - value.len()..start]) }
-            });
-            let texts = texts.collect();
-            of = of.in_dictionary(Arc::new(Dictionary::new(texts, Owners::of(vec![buffer.clone()]))));
+            of = of.in_dictionary(dictionary.derived(|| engine_dictionary(&dictionary))?);
             of.bounds = Some((0, (dictionary.values().len() as i128 - 1).max(0)));
             forms = vec![Form::Codes(dictionary)];
         }
@@ -125,6 +115,21 @@ impl ScanColumn {
     fn form(&self, part: usize) -> Form {
         self.forms.get(part).cloned().unwrap_or_default()
     }
+}
+
+/// The engine's form of a column's dictionary.
+fn engine_dictionary(dictionary: &ColumnDictionary) -> Dictionary {
+    let mut bytes = Vec::with_capacity(dictionary.values().iter().map(|value| value.len()).sum());
+    dictionary.values().iter().for_each(|value| bytes.extend_from_slice(value));
+    let buffer = Buffer::from_vec(bytes);
+    let mut start = 0;
+    let texts = dictionary.values().iter().map(|value| {
+        start += value.len();
+        // SAFETY: the buffer becomes the values' owner just below.
+        unsafe { Text::new(&buffer[start - value.len()..start]) }
+    });
+    let texts = texts.collect();
+    Dictionary::new(texts, Owners::of(vec![buffer.clone()]))
 }
 
 /// A table, or a partition of one, and how its rows are reached.

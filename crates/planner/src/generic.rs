@@ -186,6 +186,7 @@ pub(crate) fn begin(
             Some(planned)
         }
         None => {
+            tracing::debug!(template = request.template.text, "planned by itself each time");
             plans.keep_template(facts, &request.key, None);
             None
         }

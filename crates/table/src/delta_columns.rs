@@ -6,7 +6,7 @@
 //! same main, and for which no transaction began to commit since: what such a view sees of a row lies in between. What
 //! a view's own transaction wrote may lie above, so a transaction that wrote rows looks for itself.
 
-use crate::dictionary::DICTIONARY_VALUES_MAX;
+use crate::dictionary::{ColumnDictionary, DICTIONARY_VALUES_MAX};
 use crate::encoding::ints_of;
 use crate::logical::Logical;
 use crate::tally::read_of_versions;
@@ -15,6 +15,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Decimal128Type, Int64Type};
 use arrow_array::{Array, ArrayRef, ArrowPrimitiveType, PrimitiveArray};
 use arrow_schema::DataType;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Result, RowGroupId};
@@ -29,7 +30,7 @@ const DECODED_BYTES_MAX: usize = 8 << 20;
 const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// One column's values in delta. Some may be of rows that the view does not see.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct DeltaColumn {
     pub rows: u64,
     pub nulls: u64,
@@ -37,7 +38,12 @@ pub struct DeltaColumn {
     pub bounds: Option<(i128, i128)>,
     /// Of text; `None` if there are more than a dictionary takes, or longer ones.
     pub texts: Option<BTreeSet<Box<[u8]>>>,
+    /// The dictionary of some main, and what it and `texts` make together.
+    pub(crate) joined: Mutex<Option<Joined>>,
 }
+
+/// `None`: too much for a dictionary.
+pub(crate) type Joined = (Arc<ColumnDictionary>, Option<Arc<ColumnDictionary>>);
 
 impl DeltaColumn {
     fn of(batches: impl Iterator<Item = Result<ArrayRef>>) -> Result<DeltaColumn> {

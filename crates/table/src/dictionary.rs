@@ -9,6 +9,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use hashbrown::{HashMap, HashTable};
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use tidepool_base::{Error, Result, RowGroupId};
@@ -26,6 +27,8 @@ pub struct ColumnDictionary {
     maps: Vec<Arc<[i64]>>,
     /// Codes by the hash of their values: made when somebody asks for the code of a text.
     places: OnceLock<HashTable<u32>>,
+    /// What its readers have made of it.
+    derived: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What was made last of a column's main, and of which row groups.
@@ -45,12 +48,17 @@ impl TableVersion {
             return Ok(Some(main));
         }
         let Some(texts) = &delta.texts else { return Ok(None) };
+        let mut joined = delta.joined.lock();
+        if let Some((of, known)) = &*joined
+            && Arc::ptr_eq(of, &main)
+        {
+            return Ok(known.clone());
+        }
         let is_new = |text: &&[u8]| main.values.binary_search_by(|value| (**value).cmp(text)).is_err();
         let new: Vec<&[u8]> = texts.iter().map(|text| &**text).filter(is_new).collect();
-        if new.is_empty() {
-            return Ok(Some(main));
-        }
-        Ok(main.with(new).map(Arc::new))
+        let both = if new.is_empty() { Some(main.clone()) } else { main.with(new).map(Arc::new) };
+        *joined = Some((main, both.clone()));
+        Ok(both)
     }
 
     /// Whether all of a column's main has dictionaries of few values.
@@ -114,7 +122,7 @@ impl ColumnDictionary {
             maps.push(map);
         }
         let values = all.into_iter().map(Arc::from).collect();
-        Ok(Some(ColumnDictionary { values, maps, places: OnceLock::new() }))
+        Ok(Some(ColumnDictionary { values, maps, places: OnceLock::new(), derived: OnceLock::new() }))
     }
 
     /// With values that it does not have, ascending. `None` if they are too many together.
@@ -138,7 +146,13 @@ impl ColumnDictionary {
                 _ => map.iter().map(|code| moved[*code as usize]).collect(),
             });
         }
-        Some(ColumnDictionary { values, maps, places: OnceLock::new() })
+        Some(ColumnDictionary { values, maps, places: OnceLock::new(), derived: OnceLock::new() })
+    }
+
+    /// What `derive` makes of it: once, as all of its readers make the same.
+    pub fn derived<T: Send + Sync + 'static>(&self, derive: impl FnOnce() -> T) -> Result<Arc<T>> {
+        let derived = self.derived.get_or_init(|| Arc::new(derive()));
+        derived.clone().downcast().map_err(|_| Error::internal("two readers make different things of a dictionary"))
     }
 
     /// By code.

@@ -31,6 +31,7 @@ mod references;
 mod robustness;
 mod serializable;
 mod server;
+mod shared_plans;
 mod slt;
 mod tpcc_client;
 mod transactions;

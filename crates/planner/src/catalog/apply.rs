@@ -54,20 +54,26 @@ impl AnalyzerRule for ApplySubqueries {
     }
 
     fn analyze(&self, plan: LogicalPlan, _config: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_down_with_subqueries(|node| {
-            let listed = match node {
-                LogicalPlan::Join(join) => lateral::as_lists(join)?,
-                node => Transformed::no(node),
-            };
-            if listed.transformed {
-                return Ok(listed);
-            }
+        plan.transform_down_with_subqueries(settled).data()
+    }
+}
+
+/// An operator without the correlated subqueries of its own.
+fn settled(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    match node {
+        LogicalPlan::Join(join) => {
+            let listed = lateral::as_lists(join)?;
             match listed.data {
-                LogicalPlan::Join(join) => rewrite_node(raised(join)?),
-                node => rewrite_node(node),
+                LogicalPlan::Join(join) if !listed.transformed => rewrite_node(raised(join)?),
+                _ => Ok(listed),
             }
-        })
-        .data()
+        }
+        LogicalPlan::Filter(filter) => match lateral::filtered_before(filter)? {
+            // Nothing is left of the filter.
+            join @ LogicalPlan::Join(_) => settled(join),
+            node => rewrite_node(node),
+        },
+        node => rewrite_node(node),
     }
 }
 

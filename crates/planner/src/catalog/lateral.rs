@@ -10,7 +10,8 @@ use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{Column, DFSchema, ExprSchema, NullHandling, Result, ScalarValue, UnnestOptions};
 use datafusion::functions::core::expr_fn::get_field;
-use datafusion::logical_expr::{Expr, Join, JoinType, LogicalPlan, LogicalPlanBuilder, SubqueryAlias};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
+use datafusion::logical_expr::{Expr, Filter, Join, JoinType, LogicalPlan, LogicalPlanBuilder, SubqueryAlias};
 use std::sync::Arc;
 
 /// A join with such a subquery, as lists of rows that are unnested; others as they are.
@@ -81,6 +82,36 @@ pub fn as_lists(join: Join) -> Result<Transformed<LogicalPlan>> {
         .project(outputs)?
         .build()?;
     Ok(Transformed::yes(plan))
+}
+
+/// A filter over a join with such a subquery: what it asks of the rows before the subquery is asked of them before the subquery is, which is then
+/// asked for no others.
+pub fn filtered_before(mut filter: Filter) -> Result<LogicalPlan> {
+    let LogicalPlan::Join(join) = filter.input.as_ref() else { return Ok(LogicalPlan::Filter(filter)) };
+    if lateral(&join.right).is_none() || !matches!(join.join_type, JoinType::Inner | JoinType::Left) {
+        return Ok(LogicalPlan::Filter(filter));
+    }
+    let schema = join.left.schema();
+    let is_before = |condition: &Expr| {
+        let columns = condition.column_refs();
+        !columns.is_empty()
+            && columns.iter().all(|column| schema.has_column(column))
+            && !has_query(condition)
+            && !condition.contains_outer()
+            && !condition.is_volatile()
+    };
+    let conditions = split_conjunction_owned(filter.predicate.clone());
+    let (before, after): (Vec<Expr>, Vec<Expr>) = conditions.into_iter().partition(is_before);
+    let Some(before) = conjunction(before) else { return Ok(LogicalPlan::Filter(filter)) };
+    let left = Arc::new(LogicalPlan::Filter(Filter::try_new(before, join.left.clone())?));
+    let joined = LogicalPlan::Join(Join { left, ..join.clone() });
+    match conjunction(after) {
+        Some(after) => {
+            filter = Filter::try_new(after, Arc::new(joined))?;
+            Ok(LogicalPlan::Filter(filter))
+        }
+        None => Ok(joined),
+    }
 }
 
 /// A subquery that reads nothing, as what it computes of each row, or unnests: `LATERAL (SELECT t.a + 1)`, `unnest(t.list)`.

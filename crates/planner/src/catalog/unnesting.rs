@@ -28,9 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::SqlState;
 
-/// For as few outer rows it is cheaper to ask for each: an index may have what it wants.
-const ROWS_MIN: f64 = 64.0;
-
 /// Pairs of rows of the domain and of the subquery that are looked at in one go. Of more it is better to ask for each, which ends sooner
 /// when nobody waits for it any more, and keeps nothing.
 const PAIRS_MAX: f64 = 1e10;
@@ -48,9 +45,6 @@ pub fn unnest(outer: &LogicalPlan, subquery: &LogicalPlan) -> Result<Option<Unne
     let columns: Vec<Column> = outer_columns(subquery)?.into_iter().map(|(column, _)| column).collect();
     let is_own = |column: &Column| outer.schema().has_column(column);
     if columns.is_empty() || !columns.iter().all(is_own) || is_volatile(outer)? || is_volatile(subquery)? {
-        return Ok(None);
-    }
-    if estimated_rows(outer) < ROWS_MIN {
         return Ok(None);
     }
     let domain = Domain { outer, columns: &columns };

@@ -234,7 +234,7 @@ impl Relation {
             .into_iter()
             .filter_map(|order| self.tried(&order))
             .min_by(|(left, ..), (right, ..)| left.total_cmp(right));
-        let (_, order, accesses) = order?;
+        let (_, order, accesses) = order.or_else(|| self.first_in_order())?;
         // From a table's number in the plan to its turn.
         let turn = |table: usize| order.iter().position(|of| *of == table).unwrap_or(table);
         let mut all: Vec<&mut Expr> = self.conditions.iter_mut().collect();
@@ -282,6 +282,26 @@ impl Relation {
         }
         query.note_reads();
         Some(query)
+    }
+
+    /// The way through all of an index in whose order the rows of a table are wanted, and only the first ones.
+    fn first_in_order(&self) -> Option<(f64, Vec<usize>, Vec<Access>)> {
+        let [Reading { version }] = self.tables.as_slice() else { return None };
+        let is_short = self.fetch.is_some() && self.conditions.is_empty() && self.aggregate.is_none();
+        if !is_short || self.sort.is_empty() {
+            return None;
+        }
+        let mut whole = version.table().indexes().iter().map(|index| Access {
+            index: index.id(),
+            equal: Vec::new(),
+            any: Vec::new(),
+            bounds: Bounds::default(),
+            types: index.codec().columns().iter().map(|column| column.sql_type()).collect(),
+            is_point: false,
+            backward: false,
+        });
+        let access = whole.find(|access| access.gives(version, &self.sort).is_some())?;
+        Some((0.0, vec![0], vec![access]))
     }
 
     /// The ways to tables that come one after the other, and what they cost together.

@@ -145,6 +145,10 @@ pub fn of(sql: &str) -> Option<Template> {
                     && bytes.get(end) != Some(&b'.')
                     && !matches!(before, Token::Other(b'.'));
                 let plain = match before {
+                    // How many rows a query within another gives decides what becomes of it.
+                    Token::Word(start, end) if !brackets.is_empty() => {
+                        BEFORE_VALUE.iter().any(|word| is(start, end, word) && !["limit", "offset"].contains(word))
+                    }
                     Token::Word(start, end) => BEFORE_VALUE.iter().any(|word| is(start, end, word)),
                     Token::Open { plain } => plain,
                     Token::Other(byte) => {

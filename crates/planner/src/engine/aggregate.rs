@@ -135,7 +135,7 @@ impl Lowering<'_> {
         let name = Some(crate::charge::named("grouping", &names(aggregate)));
         if let Some(sets) = sets {
             let id = ColumnType::new(plan.schema().field(keys.len()).data_type().clone(), false);
-            return Ok(Lowered { plan: by_sets(input, keys, sets, id, functions)?.called(name), estimate });
+            return Ok(Lowered::new(by_sets(input, keys, sets, id, functions)?.called(name), estimate));
         }
         // Keys that follow from others come with the groups that those make.
         let is_carried = |key: &usize| is_determined[*key];
@@ -153,7 +153,7 @@ impl Lowering<'_> {
         own(AggregateTable::new(&spec))?;
         let grouped = input.aggregate(spec).called(name);
         if sums.is_empty() && !has_carried {
-            return Ok(Lowered { plan: grouped, estimate });
+            return Ok(Lowered::new(grouped, estimate));
         }
         let column = |index: usize| EngineExpr::column(index, grouped.types[index].clone());
         let made = results.iter().map(|result| match result {
@@ -169,7 +169,7 @@ impl Lowering<'_> {
         });
         let made = own(made.collect::<tidepool_base::Result<Vec<_>>>())?;
         let outputs = place_of_key.into_iter().map(column).chain(made).collect();
-        Ok(Lowered { plan: grouped.project(outputs), estimate })
+        Ok(Lowered::new(grouped.project(outputs), estimate))
     }
 }
 

@@ -29,6 +29,9 @@ use tidepool_engine::types::ColumnType;
 /// Rows that a thread reads and makes in the time that it takes to wake another, or not much longer.
 const SMALL_ROWS: f64 = 50_000.0;
 
+/// Rows of one side of a join whose keys the other's index is asked for, for certain.
+const KEYS_FEW: f64 = 256.0;
+
 /// Replaces what the engine covers.
 pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
     if has_targets(plan) || !has_tables_or_work(plan)? {
@@ -109,6 +112,21 @@ fn rewrite_children(state: &SessionState, plan: &LogicalPlan) -> PlanResult<Logi
 pub(super) struct Lowered {
     pub plan: Plan,
     pub estimate: Estimate,
+    /// Of a scan that a join may narrow to rows with few keys: rows that it reads otherwise, and what the tables' indexes begin with.
+    pub narrows: Option<Narrows>,
+}
+
+#[derive(Clone)]
+pub(super) struct Narrows {
+    rows: f64,
+    /// By output column: an index of each of the scan's tables has it.
+    indexed: Vec<bool>,
+}
+
+impl Lowered {
+    pub fn new(plan: Plan, estimate: Estimate) -> Lowered {
+        Lowered { plan, estimate, narrows: None }
+    }
 }
 
 pub(super) struct Lowering<'a> {
@@ -164,7 +182,7 @@ impl Lowering<'_> {
         }
         self.inputs.push(plan.clone());
         let estimate = estimate::of_node(plan, &below);
-        Ok(Lowered { plan: Plan::input(self.inputs.len() - 1, types), estimate })
+        Ok(Lowered::new(Plan::input(self.inputs.len() - 1, types), estimate))
     }
 
     fn estimate(&self, plan: &LogicalPlan) -> Estimate {
@@ -210,15 +228,16 @@ impl Lowering<'_> {
         let mut lowered = match plan {
             LogicalPlan::TableScan(scan) => self.scan(scan, plan)?,
             LogicalPlan::SubqueryAlias(alias) => {
-                let Lowered { plan: below, estimate } = self.node(&alias.input)?;
-                return Ok(Lowered { plan: below, estimate: estimate::of_node(plan, &[estimate]) });
+                let Lowered { plan: below, estimate, narrows } = self.node(&alias.input)?;
+                let estimate = estimate::of_node(plan, &[estimate]);
+                return Ok(Lowered { plan: below, estimate, narrows });
             }
             LogicalPlan::Filter(filter) => {
                 let below = self.input(&filter.input)?;
                 let scope = self.scope(filter.input.schema(), &below.plan.types);
                 let condition = scope.expr(&filter.predicate)?;
                 let estimate = estimate::of_node(plan, &[below.estimate]);
-                Lowered { plan: below.plan.filter(condition), estimate }
+                Lowered::new(below.plan.filter(condition), estimate)
             }
             LogicalPlan::Projection(projection) => {
                 self.works += usize::from(is_constant_row(plan));
@@ -226,7 +245,7 @@ impl Lowering<'_> {
                 let scope = self.scope(projection.input.schema(), &below.plan.types);
                 let outputs = projection.expr.iter().map(|expr| scope.expr(expr)).collect::<PlanResult<Vec<_>>>()?;
                 let estimate = estimate::of_node(plan, &[below.estimate]);
-                Lowered { plan: below.plan.project(outputs), estimate }
+                Lowered::new(below.plan.project(outputs), estimate)
             }
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate, plan)?,
             LogicalPlan::Window(window) => self.window(window, plan)?,
@@ -274,13 +293,24 @@ impl Lowering<'_> {
             Some(access) => access.rows_estimated(),
             None => part.version.rows_max() as f64,
         };
-        self.rows += read.parts().iter().map(rows).sum::<f64>();
+        let rows = read.parts().iter().map(rows).sum::<f64>();
+        self.rows += rows;
+        let is_indexed = |column: &usize| {
+            let mut indexes = versions.iter().map(|version| version.table().indexes());
+            indexes.all(|indexes| indexes.iter().any(|index| index.positions().first() == Some(column)))
+        };
+        let indexed = if looks { projection.iter().map(is_indexed).collect() } else { Vec::new() };
         let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
         let parts = read.parts().iter().map(part).collect();
         let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);
         self.scans += 1;
-        let estimate = estimate::of_node(plan, &[]);
-        Ok(Lowered { plan: Plan::scan(source), estimate })
+        // What an index says of few rows is better than what a sample says of them, and known already.
+        let estimate = match looks {
+            true => estimate::of_node(plan, &[]),
+            false => estimate::of_few(scan, rows),
+        };
+        let narrows = indexed.contains(&true).then(|| Narrows { rows: rows + estimate.rows, indexed });
+        Ok(Lowered { plan: Plan::scan(source), estimate, narrows })
     }
 
     fn join(&mut self, join: &Join, plan: &LogicalPlan) -> PlanResult<Lowered> {
@@ -308,6 +338,23 @@ impl Lowering<'_> {
             JoinType::LeftMark => (Kind::LeftMark, false),
             JoinType::RightMark => (Kind::LeftMark, true),
         };
+        // Few keys of one side are looked up by the other's index.
+        let (few, many) = if left_builds { (&left, &right) } else { (&right, &left) };
+        if let Some(narrows) = &many.narrows
+            && few.estimate.rows <= KEYS_FEW
+        {
+            let key = |(of_left, of_right): &(Expr, Expr)| {
+                let (key, schema) = match left_builds {
+                    true => (of_right, join.right.schema()),
+                    false => (of_left, join.left.schema()),
+                };
+                let column = estimate::as_column(key).and_then(|column| schema.maybe_index_of_column(column));
+                column.and_then(|column| narrows.indexed.get(column)).copied().unwrap_or(false)
+            };
+            if join.on.iter().any(key) {
+                self.rows -= narrows.rows;
+            }
+        }
         let (left_len, right_len) = (left.plan.types.len(), right.plan.types.len());
         let mut sides = [(left.plan, join.left.schema()), (right.plan, join.right.schema())];
         let mut keys: Vec<[EngineExpr; 2]> = Vec::new();
@@ -390,7 +437,7 @@ impl Lowering<'_> {
         if joined.types.len() != plan.schema().fields().len() {
             return Err(refused("such join"));
         }
-        Ok(Lowered { plan: joined, estimate })
+        Ok(Lowered::new(joined, estimate))
     }
 
     fn sort(&mut self, sort: &Sort, plan: &LogicalPlan) -> PlanResult<Lowered> {
@@ -418,7 +465,7 @@ impl Lowering<'_> {
         let input = if has_more { below.plan.project(outputs) } else { below.plan };
         let sorted = input.sort(keys, sort.fetch);
         let columns: Vec<usize> = (0..width).collect();
-        Ok(Lowered { plan: sorted.columns(&columns), estimate })
+        Ok(Lowered::new(sorted.columns(&columns), estimate))
     }
 
     fn limit(&mut self, limit: &Limit, plan: &LogicalPlan) -> PlanResult<Lowered> {
@@ -428,14 +475,14 @@ impl Lowering<'_> {
         };
         let below = self.input(&limit.input)?;
         let estimate = estimate::of_node(plan, &[below.estimate]);
-        Ok(Lowered { plan: below.plan.limit(skip, fetch), estimate })
+        Ok(Lowered::new(below.plan.limit(skip, fetch), estimate))
     }
 
     fn union(&mut self, union: &Union, plan: &LogicalPlan) -> PlanResult<Lowered> {
         let mut inputs = Vec::new();
         let mut estimates = Vec::new();
         for input in &union.inputs {
-            let Lowered { plan, estimate } = self.input(input)?;
+            let Lowered { plan, estimate, .. } = self.input(input)?;
             let columns = plan.types.iter().enumerate();
             let outputs: Vec<EngineExpr> =
                 columns.map(|(index, of)| EngineExpr::column(index, of.clone()).decoded()).collect();
@@ -462,7 +509,7 @@ impl Lowering<'_> {
         }
         let inputs = inputs.into_iter().map(|(plan, outputs)| plan.project(outputs)).collect();
         let estimate = estimate::of_node(plan, &estimates);
-        Ok(Lowered { plan: Plan::union(inputs, types), estimate })
+        Ok(Lowered::new(Plan::union(inputs, types), estimate))
     }
 }
 

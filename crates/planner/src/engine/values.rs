@@ -33,7 +33,7 @@ impl Lowering<'_> {
             chunks.push(Chunk::new(rows.len(), columns));
         }
         let estimate = estimate::of_node(plan, &[]);
-        Ok(Lowered { plan: Plan::chunks(chunks, types), estimate })
+        Ok(Lowered::new(Plan::chunks(chunks, types), estimate))
     }
 
     /// No row, or one.
@@ -42,7 +42,7 @@ impl Lowering<'_> {
             plan.schema().fields().iter().map(|field| ColumnType::new(field.data_type().clone(), true)).collect();
         let columns = types.iter().map(|of| Vector::nulls(of, 1)).collect();
         let chunks = if empty.produce_one_row { vec![Chunk::new(1, columns)] } else { Vec::new() };
-        Lowered { plan: Plan::chunks(chunks, types), estimate: estimate::of_node(plan, &[]) }
+        Lowered::new(Plan::chunks(chunks, types), estimate::of_node(plan, &[]))
     }
 
     /// The value of an expression that reads no column.

@@ -118,7 +118,7 @@ impl Lowering<'_> {
                 }
             });
         }
-        Ok(Lowered { plan: lowered.project(all), estimate })
+        Ok(Lowered::new(lowered.project(all), estimate))
     }
 }
 

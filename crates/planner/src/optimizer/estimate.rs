@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::{Column, DFSchema, JoinType, ScalarValue, Statistics};
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::utils::split_conjunction;
-use datafusion::logical_expr::{Distinct, Expr, FetchType, LogicalPlan, Operator};
+use datafusion::logical_expr::{Distinct, Expr, FetchType, LogicalPlan, Operator, TableScan};
 use std::borrow::Cow;
 use tidepool_table::{TableDef, TableStatistics};
 
@@ -527,30 +527,7 @@ pub fn of_node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
 
 fn node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
     match plan {
-        LogicalPlan::TableScan(scan) => {
-            let provider = source_as_provider(&scan.source).ok();
-            let schema = scan.source.schema();
-            let table = provider.as_ref().and_then(|provider| provider.downcast_ref::<TableProvider>());
-            let mut estimate = match table {
-                Some(table) => table.estimate(),
-                None => {
-                    of_provider(provider.as_ref().and_then(|provider| provider.statistics()), schema.fields().len())
-                }
-            };
-            if !scan.filters.is_empty()
-                && let Ok(schema) = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &schema)
-            {
-                let tried = || table.and_then(|table| table.tried(&scan.filters));
-                estimate.filter_tried(&scan.filters, &schema, tried);
-            }
-            if let Some(projection) = &scan.projection {
-                estimate.columns = projection.iter().map(|&index| estimate.columns[index].clone()).collect();
-            }
-            if let Some(fetch) = scan.fetch {
-                estimate.cap(fetch as f64);
-            }
-            estimate
-        }
+        LogicalPlan::TableScan(scan) => of_scan(scan, true),
         LogicalPlan::Projection(projection) => {
             let input = &inputs[0];
             let schema = projection.input.schema();
@@ -666,6 +643,40 @@ fn node(plan: &LogicalPlan, inputs: &[Estimate]) -> Estimate {
             _ => unknown(plan),
         },
     }
+}
+
+/// A scan of a table, or of something else. `tries`: its conditions are tried on a sample.
+fn of_scan(scan: &TableScan, tries: bool) -> Estimate {
+    let provider = source_as_provider(&scan.source).ok();
+    let schema = scan.source.schema();
+    let table = provider.as_ref().and_then(|provider| provider.downcast_ref::<TableProvider>());
+    let mut estimate = match table {
+        Some(table) => table.estimate(),
+        None => of_provider(provider.as_ref().and_then(|provider| provider.statistics()), schema.fields().len()),
+    };
+    if !scan.filters.is_empty()
+        && let Ok(schema) = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &schema)
+    {
+        let tried = || table.filter(|_| tries).and_then(|table| table.tried(&scan.filters));
+        estimate.filter_tried(&scan.filters, &schema, tried);
+    }
+    if let Some(projection) = &scan.projection {
+        estimate.columns = projection.iter().map(|&index| estimate.columns[index].clone()).collect();
+    }
+    if let Some(fetch) = scan.fetch {
+        estimate.cap(fetch as f64);
+    }
+    estimate
+}
+
+/// A scan that is known to give about so many rows.
+pub fn of_few(scan: &TableScan, rows: f64) -> Estimate {
+    let mut estimate = of_scan(scan, false);
+    estimate.cap(rows.max(1.0));
+    estimate.rows = rows;
+    let columns = scan.projected_schema.fields().len();
+    estimate.columns.resize_with(columns, || ColumnEstimate::unknown(rows));
+    estimate
 }
 
 fn unknown(plan: &LogicalPlan) -> Estimate {

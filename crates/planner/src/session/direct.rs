@@ -750,7 +750,7 @@ fn is_candidate(command: &Command) -> bool {
         };
         query.with.is_none()
             && (1..=3).contains(&tables)
-            && select.selection.is_some()
+            && (select.selection.is_some() || query.order_by.is_some() && query.limit_clause.is_some())
             && select.distinct.is_none()
             && select.having.is_none()
             && select.into.is_none()
