@@ -88,7 +88,7 @@ enum Outcome {
 }
 
 impl Run {
-    /// Starts. `wakers` are told whom to wake. `over` is called on a worker, at the end. `here`: the caller is the first one to work, for a slice.
+    /// Starts. `wakers` are told whom to wake. `over` is called at the end, on the thread that notices it. `here`: the caller is the first one to work, for a slice.
     #[expect(clippy::too_many_arguments, reason = "what a run is made of")]
     pub fn start(
         pipelines: Vec<Pipeline>,

@@ -228,7 +228,9 @@ fn errors_and_panics_end_a_run_once() {
             pipeline(numbers(chunks, 4), vec![Arc::new(Tripwire { fails_at, panics })], Arc::new(Sum::default())),
             pipeline(numbers(50, 4), vec![], later.clone()),
         ];
-        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], false, move |result| {
+        // Half of them begin on this thread.
+        let here = round % 2 == 1;
+        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], here, move |result| {
             sender.send(result).unwrap();
         });
         let error = over.recv_timeout(PATIENCE).expect("the run ends").unwrap_err();
@@ -273,7 +275,8 @@ fn streams_go_in_and_come_out_however_slow_either_end_is() {
         let pipelines = vec![pipeline(Arc::new(InletSource(inlet.clone())), vec![], sink)];
         let threads = 1 + (next() % 3) as usize;
         let (wakers, tickets) = ([waker], workers.tickets());
-        let run = Run::start(pipelines, None, Arc::new(Always), tickets, threads, &wakers, false, move |r| end.end(r));
+        let here = seed % 2 == 1;
+        let run = Run::start(pipelines, None, Arc::new(Always), tickets, threads, &wakers, here, move |r| end.end(r));
         let (batches, is_stopped) = (next() % 200, seed % 4 == 3);
         let (writer_pauses, reader_pauses) = (next().is_multiple_of(3), next().is_multiple_of(3));
         let writer = std::thread::spawn(move || {
@@ -353,7 +356,8 @@ fn what_a_run_held_is_gone_when_its_end_is_told() {
         let pipelines =
             vec![pipeline(numbers(20, 3), vec![], sink()), pipeline(numbers(20, 3), vec![tripwire], sink())];
         let left = held.clone();
-        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], false, move |result| {
+        let here = round % 2 == 1;
+        let run = Run::start(pipelines, None, Arc::new(Always), workers.tickets(), 3, &[], here, move |result| {
             sender.send((result.is_err(), left.load(Ordering::SeqCst))).unwrap();
         });
         let failed = over.recv_timeout(PATIENCE).expect("the run ends");
@@ -363,10 +367,27 @@ fn what_a_run_held_is_gone_when_its_end_is_told() {
 }
 
 #[test]
+fn a_small_run_is_over_when_it_has_started() {
+    // Its workers are not asked: none is left.
+    let tickets = Workers::start(1, 1 << 20, || {}).unwrap().tickets();
+    let (sender, over) = told();
+    let sum = Arc::new(Sum::default());
+    let pipelines =
+        vec![pipeline(numbers(1, 4), vec![], Arc::new(Sum::default())), pipeline(numbers(1, 4), vec![], sum.clone())];
+    let run = Run::start(pipelines, None, Arc::new(Always), tickets, 4, &[], true, move |result| {
+        sender.send(result).unwrap();
+    });
+    over.try_recv().expect("the run is over").unwrap();
+    assert!(sum.finished.load(Ordering::SeqCst));
+    drop(run);
+    assert!(over.try_recv().is_err(), "its end is told once");
+}
+
+#[test]
 fn a_run_that_is_stopped_ends() {
     let workers = Workers::start(2, 1 << 20, || {}).unwrap();
     let mut next = noise(4);
-    for _ in 0..100 {
+    for round in 0..100 {
         let (sender, over) = told();
         let sum = Arc::new(Sum::default());
         let source = numbers(usize::MAX / 2, 3);
@@ -377,6 +398,7 @@ fn a_run_that_is_stopped_ends() {
             workers.tickets(),
             3,
             &[],
+            round % 2 == 1,
             move |r| {
                 sender.send(r).unwrap();
             },

@@ -95,7 +95,7 @@ pub struct Execution {
     pub interrupt: Arc<Interrupt>,
     /// Set when the statement fails after its first row, which also fails the transaction block.
     pub failed: Option<Arc<AtomicBool>>,
-    /// It takes no longer than to wake somebody for it, or not much.
+    /// It takes no longer than to wake a thread for it, or not much.
     pub is_small: bool,
 }
 
@@ -168,12 +168,17 @@ impl Drop for Batches {
 
 impl Execution {
     pub fn start(self, workers: &Handle) -> Batches {
-        let is_small = self.is_small;
         let (batches, work) = self.begin();
-        if !is_small {
-            workers.spawn(work);
-            return batches;
+        workers.spawn(work);
+        batches
+    }
+
+    /// As `start`, where what is small is done by this thread: one that nothing else waits for, or not for long.
+    pub fn start_here(self, workers: &Handle) -> Batches {
+        if !self.is_small {
+            return self.start(workers);
         }
+        let (batches, work) = self.begin();
         let mut work = Box::pin(work);
         let _runtime = workers.enter();
         // It catches its panics.

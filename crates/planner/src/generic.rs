@@ -5,10 +5,9 @@
 //! finds the conditions that it would have found in a plan of its own; which index a scan uses, which side of a join is built, and how much of a table is
 //! read is found out after that in any case. Estimates that choose the order of joins look at the values that the plan was made for.
 //!
-//! A plan is of no use to all values, and each statement is planned by itself, where
-//! * a value says how many rows are wanted (`LIMIT`, `OFFSET`): there are plans for each of them ([`Template::pinned`]),
-//! * a value is NULL: what is known never to be true makes another plan,
-//! * the statement reads so much that planning is not what takes time ([`ROWS_MAX`]): its plan may be the better for each value's sake,
+//! Values that say how many rows are wanted (`LIMIT`, `OFFSET`) have plans of their own ([`Template::pinned`]). Each statement is planned by itself where
+//! * a parameter is NULL: what is known never to be true makes another plan,
+//! * the values that a plan would be made for read so much that planning is not what takes time ([`ROWS_MAX`]),
 //! * its outputs would be of other types than those of the statement as it was written.
 //!
 //! The first time that a text is seen nothing of this is tried: most texts never come again.
@@ -19,7 +18,7 @@ use crate::direct::template::{self, Literal};
 use crate::facts::SessionFacts;
 use crate::optimizer::{estimate, nulls};
 use crate::origins::{self, Origins};
-use crate::plan_cache::{self, KeptPlan};
+use crate::plan_cache::{self, KeptPlan, TemplateState};
 use crate::session::{describe, describe_query};
 use crate::statement::{Command, Statement};
 use crate::types;
@@ -34,6 +33,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::sql::sqlparser::ast;
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tidepool_base::SqlType;
 
@@ -42,6 +42,12 @@ const BPCHAR: u32 = 1042;
 
 /// Rows that all scans of a plan are expected to give back, at most.
 const ROWS_MAX: f64 = 100_000.0;
+
+/// Nodes and expressions of a plan that connections' threads, whose stacks are small, bind and lower: it cannot be nested deeper.
+const PARTS_FEW: u64 = 512;
+
+/// Statements of a template that cannot be served, after which none is tried any more.
+const FAILURES_MAX: u8 = 3;
 
 /// By how much the rows of a scan may differ from what the order of joins was chosen for, and from how many rows on that matters.
 const ROWS_RATIO: f64 = 8.0;
@@ -54,15 +60,8 @@ pub(crate) struct Request {
     /// Types of the parameters that the client gave, and their values.
     given: Vec<u32>,
     values: Vec<ScalarValue>,
-    /// What was found for it.
-    found: Option<Found>,
-}
-
-/// A plan for a statement's pinned values, and all its values.
-#[derive(Clone)]
-struct Found {
-    plan: Arc<KeptPlan>,
-    values: Vec<ScalarValue>,
+    /// The plan that was found for it, with its values in it.
+    found: Option<Planned>,
 }
 
 /// What is known of statements that differ in values only.
@@ -80,6 +79,11 @@ pub(crate) struct Template {
 pub(crate) type Planned = (LogicalPlan, Arc<Origins>);
 
 impl Template {
+    /// What it takes of memory, about.
+    pub fn bytes(&self) -> u64 {
+        (self.fields.len() * 2 * size_of::<Field>() + self.literals.len() * size_of::<SqlType>()) as u64
+    }
+
     fn pinned_of(&self, values: &[ScalarValue]) -> Vec<ScalarValue> {
         self.pinned.iter().map(|index| values[*index].clone()).collect()
     }
@@ -103,21 +107,23 @@ impl Request {
         Some(Request { template, key, given, values, found: None })
     }
 
-    /// Whether there is a plan for it already.
-    pub fn find(&mut self, facts: &SessionFacts) -> bool {
-        let plans = &facts.planner.plans;
-        self.found = plans.serving(facts, &self.key).and_then(|template| {
+    /// Whether there is a plan for it already, which has its values then. It is shallow enough for any thread's stack.
+    pub fn find(&mut self, facts: &Arc<SessionFacts>) -> bool {
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            let plans = &facts.planner.plans;
+            let template = plans.serving(facts, &self.key)?;
             let values = self.all_values(&template, facts)?;
-            let plan = plans.find_variant(facts, &self.key, &template.pinned_of(&values))?;
-            Some(Found { plan, values })
-        });
+            let kept = plans.find_variant(facts, &self.key, &template.pinned_of(&values))?;
+            (kept.parts <= PARTS_FEW).then_some(())?;
+            bind(&facts.planner.state(facts), facts, &kept, &values).ok().flatten()
+        }));
+        // What panicked here is planned anew, and panics where it is told.
+        self.found = found.ok().flatten();
         self.found.is_some()
     }
 
-    /// What was found, if anything, with its values in it.
-    pub fn planned(&self, state: &SessionState, facts: &SessionFacts) -> Option<Planned> {
-        let Found { plan, values } = self.found.as_ref()?;
-        bind(state, facts, plan, values).ok().flatten()
+    pub fn take_found(&mut self) -> Option<Planned> {
+        self.found.take()
     }
 
     /// Values of all parameters; `None` where a literal is no value of its parameter's type.
@@ -149,45 +155,59 @@ impl Request {
     }
 }
 
-/// The statement's optimised plan from that of its template for its pinned values, which is made now. `None`: the statement is to be planned by itself.
-pub(crate) fn vary(
+/// The statement's optimised plan from that of its template, which is made now if there is none for its pinned values. `None`: the statement is to be
+/// planned by itself.
+pub(crate) fn serve(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     request: &Request,
     template: &Template,
 ) -> Option<Planned> {
     let values = request.all_values(template, facts)?;
+    if let Some(kept) = facts.planner.plans.find_variant(facts, &request.key, &template.pinned_of(&values)) {
+        return bind(state, facts, &kept, &values).ok().flatten();
+    }
     let statement = statement_of(request)?;
     let (kept, planned) = begin_variant(state, facts, request, template, query_of(&statement)?, &values)?;
     facts.planner.plans.keep_variant(facts, kept);
     Some(planned)
 }
 
-/// As `vary`, of a template that nothing is known of; from now on something is.
+/// As `serve`, of a template that nothing is known of but that it failed so often before.
 pub(crate) fn begin(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     request: &Request,
     query: &ast::Query,
+    failures: u8,
 ) -> Option<Planned> {
-    let begun = || {
-        let statement = statement_of(request)?;
-        let of_template = query_of(&statement)?;
-        let template = template_of(state, facts, request, query, &statement, of_template)?;
-        let values = request.all_values(&template, facts)?;
-        let (kept, planned) = begin_variant(state, facts, request, &template, of_template, &values)?;
-        Some((template, kept, planned))
-    };
     let plans = &facts.planner.plans;
-    match begun() {
-        Some((template, kept, planned)) => {
-            plans.keep_template(facts, &request.key, Some(Arc::new(template)));
+    let template = statement_of(request).and_then(|statement| {
+        let of_template = query_of(&statement)?.clone();
+        Some((template_of(state, facts, request, query, &statement, &of_template)?, of_template))
+    });
+    // Then it says nothing of the template that there is none.
+    crate::planning::check().ok()?;
+    let Some((template, of_template)) = template else {
+        tracing::debug!(template = request.template.text, "planned by itself each time");
+        plans.keep_template(facts, &request.key, TemplateState::Refused);
+        return None;
+    };
+    let begun = request
+        .all_values(&template, facts)
+        .and_then(|values| begin_variant(state, facts, request, &template, &of_template, &values));
+    crate::planning::check().ok()?;
+    match begun {
+        Some((kept, planned)) => {
+            plans.keep_template(facts, &request.key, TemplateState::Serves(Arc::new(template)));
             plans.keep_variant(facts, kept);
             Some(planned)
         }
+        // With other values it may be another matter.
         None => {
-            tracing::debug!(template = request.template.text, "planned by itself each time");
-            plans.keep_template(facts, &request.key, None);
+            let failures = failures + 1;
+            let known = if failures < FAILURES_MAX { TemplateState::Seen { failures } } else { TemplateState::Refused };
+            plans.keep_template(facts, &request.key, known);
             None
         }
     }

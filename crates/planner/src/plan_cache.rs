@@ -75,7 +75,10 @@ struct KeptTemplate {
 pub(crate) enum TemplateState {
     /// Nothing; it is known from now on that there was one.
     Unseen,
-    Seen,
+    /// One was seen; and so many could not be served.
+    Seen {
+        failures: u8,
+    },
     /// Each is planned by itself.
     Refused,
     Serves(Arc<Template>),
@@ -101,6 +104,8 @@ pub(crate) struct KeptPlan {
     tables: TableRows,
     /// What each scan of a template's plan was expected to give back.
     pub rows: Vec<f64>,
+    /// Nodes and expressions.
+    pub parts: u64,
     /// What it takes of memory, about.
     bytes: u64,
 }
@@ -127,7 +132,13 @@ impl Entry {
     fn bytes(&self) -> u64 {
         match self {
             Entry::Plan(plan) => plan.bytes,
-            Entry::Template(template) => ENTRY_BYTES + template.key.len() as u64,
+            Entry::Template(template) => {
+                let of_template = match &template.known {
+                    TemplateState::Serves(template) => template.bytes(),
+                    _ => 0,
+                };
+                ENTRY_BYTES + template.key.len() as u64 + of_template
+            }
         }
     }
 }
@@ -150,7 +161,8 @@ impl KeptPlan {
         rows: Vec<f64>,
     ) -> Option<KeptPlan> {
         let (plan, tables) = unbound(optimized, facts).ok().flatten()?;
-        let bytes = PLAN_BYTES + PART_BYTES * parts_of(&plan);
+        let parts = parts_of(&plan);
+        let bytes = PLAN_BYTES + PART_BYTES * parts;
         Some(KeptPlan {
             subject,
             role: facts.role.id,
@@ -160,6 +172,7 @@ impl KeptPlan {
             origins,
             tables,
             rows,
+            parts,
             bytes,
         })
     }
@@ -199,7 +212,7 @@ impl KeptPlan {
             let Some(version) = facts.version.table_by_id(unbound.id) else {
                 return internal_err!("a kept plan's table is gone");
             };
-            // Conditions with other values each time are not worth keeping what became of them.
+            // What became of conditions is not worth keeping where they have other values each time.
             let trials = match self.subject {
                 Subject::Query(_) => unbound.trials.clone(),
                 Subject::Template(..) => Arc::default(),
@@ -240,7 +253,7 @@ impl PlanCache {
         {
             return known.known.clone();
         }
-        self.insert_template(facts, key, TemplateState::Seen);
+        self.keep_template(facts, key, TemplateState::Seen { failures: 0 });
         TemplateState::Unseen
     }
 
@@ -253,12 +266,7 @@ impl PlanCache {
         }
     }
 
-    /// `None`: each statement of it is to be planned by itself.
-    pub(crate) fn keep_template(&self, facts: &SessionFacts, key: &str, template: Option<Arc<Template>>) {
-        self.insert_template(facts, key, template.map_or(TemplateState::Refused, TemplateState::Serves));
-    }
-
-    fn insert_template(&self, facts: &SessionFacts, key: &str, known: TemplateState) {
+    pub(crate) fn keep_template(&self, facts: &SessionFacts, key: &str, known: TemplateState) {
         let template = KeptTemplate {
             key: key.to_owned(),
             role: facts.role.id,

@@ -602,7 +602,7 @@ pub(crate) async fn plan(
     facts: Arc<SessionFacts>,
     query: Box<ast::Query>,
     parameters: Vec<ArrayRef>,
-    request: Option<&Request>,
+    request: Option<Request>,
 ) -> Result<Planned> {
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
@@ -618,19 +618,22 @@ fn optimized_plan(
     facts: &Arc<SessionFacts>,
     query: Box<ast::Query>,
     parameters: &[ArrayRef],
-    request: Option<&Request>,
+    request: Option<Request>,
 ) -> Result<(LogicalPlan, Arc<Origins>)> {
     let plans = (facts.parts.is_empty() && facts.settings.keeps_plans()).then_some(&facts.planner.plans);
-    if let Some(request) = request.filter(|_| plans.is_some()) {
-        let planned =
-            request.planned(state, facts).or_else(|| match facts.planner.plans.template(facts, &request.key) {
-                TemplateState::Serves(template) => generic::vary(state, facts, request, &template),
-                TemplateState::Seen => generic::begin(state, facts, request, &query),
-                TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
-                    generic::begin(state, facts, request, &query)
-                }
-                TemplateState::Unseen | TemplateState::Refused => None,
-            });
+    if let Some(mut request) = request.filter(|_| plans.is_some()) {
+        if let Some(found) = request.take_found() {
+            return Ok(found);
+        }
+        let planned = match facts.planner.plans.template(facts, &request.key) {
+            TemplateState::Serves(template) => generic::serve(state, facts, &request, &template),
+            TemplateState::Seen { failures } => generic::begin(state, facts, &request, &query, failures),
+            TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
+                generic::begin(state, facts, &request, &query, 0)
+            }
+            TemplateState::Unseen | TemplateState::Refused => None,
+        };
+        crate::planning::check()?;
         if let Some(planned) = planned {
             return Ok(planned);
         }

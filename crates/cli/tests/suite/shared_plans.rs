@@ -263,3 +263,20 @@ async fn they_follow_what_tables_and_roles_become() {
     owner.batch_execute("REVOKE SELECT ON sale FROM reader").await.unwrap();
     assert_eq!(answer(&client, &of(1)).await, Err("42501".to_owned()));
 }
+
+/// Threads of connections have small stacks, and what is planned already is lowered there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn deep_statements_run_as_often_as_they_come() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE deep (a bigint); INSERT INTO deep VALUES (1), (2)").await.unwrap();
+    client.batch_execute("SET tidepool.direct = off").await.unwrap();
+    for nested in [" + a".repeat(900), format!("{}{}", " + (a".repeat(400), ")".repeat(400))] {
+        for value in 1..6 {
+            let sql = format!("SELECT count(*) FROM deep WHERE a{nested} > {value}");
+            assert_eq!(answer(&client, &sql).await, Ok(vec!["2".to_owned()]), "{value}");
+            let explained = answer(&client, &format!("EXPLAIN (ANALYZE) {sql}")).await;
+            assert!(explained.is_ok(), "{explained:?}");
+        }
+    }
+}

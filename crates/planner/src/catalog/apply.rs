@@ -30,7 +30,7 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::expr::{Exists, InSubquery, ScalarFunction, SetComparison, SetQuantifier};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::check_subquery_expr;
-use datafusion::logical_expr::utils::{conjunction, merge_schema, split_conjunction_owned};
+use datafusion::logical_expr::utils::{conjunction, merge_schema, split_conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ExprSchemable, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs,
     ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Subquery, TypeSignature, Volatility, binary_expr,
@@ -92,6 +92,16 @@ fn raised(mut join: Join) -> Result<LogicalPlan> {
     }
 }
 
+/// Whether not all of its parts are evaluated for each row.
+fn is_lazy(expr: &Expr) -> bool {
+    match expr {
+        Expr::Case(_) => true,
+        Expr::ScalarFunction(function) => function.name() == "coalesce",
+        Expr::BinaryExpr(binary) => binary.op == Operator::Or,
+        _ => false,
+    }
+}
+
 fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let mut found = false;
     node.apply_expressions(|expr| {
@@ -103,7 +113,14 @@ fn rewrite_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     }
     let inputs: Vec<LogicalPlan> = node.inputs().into_iter().cloned().collect();
     let (outer, place) = (node.clone(), Place::within(&node));
-    let mut settled = Settled { outer: &outer, schema: merge_schema(&node.inputs()), joined: inputs };
+    let mut is_asked = true;
+    node.apply_expressions(|expr| {
+        for part in split_conjunction(expr) {
+            is_asked &= !part.exists(|expr| Ok(is_lazy(expr) && has_query(expr)))?;
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    let mut settled = Settled { outer: &outer, schema: merge_schema(&node.inputs()), joined: inputs, is_asked };
     let rewritten = map_expressions(node, |expr| {
         transform(expr, place, &mut |expr, place| {
             Ok(match settled.query(&expr, place)? {
@@ -137,6 +154,8 @@ struct Settled<'a> {
     joined: Vec<LogicalPlan>,
     /// That of all of them.
     schema: DFSchema,
+    /// None stands where a row may go by without asking it.
+    is_asked: bool,
 }
 
 impl Settled<'_> {
@@ -259,7 +278,7 @@ impl Settled<'_> {
         for (place, (input, joined)) in self.outer.inputs().into_iter().zip(&self.joined).enumerate() {
             // With answers beside it, which grow with each, only for what names one of them.
             let names_own = columns.iter().all(|(column, _)| input.schema().has_column(column));
-            if let Some(unnested) = unnest(if names_own { input } else { joined }, &subquery.subquery)? {
+            if let Some(unnested) = unnest(if names_own { input } else { joined }, &subquery.subquery, self.is_asked)? {
                 return Ok(Some((place, unnested)));
             }
         }

@@ -45,7 +45,7 @@ pub fn as_lists(join: Join) -> Result<Transformed<LogicalPlan>> {
         }
         None => rows,
     };
-    if let Some(unnested) = unnest(&join.left, &rows)? {
+    if let Some(unnested) = unnest(&join.left, &rows, true)? {
         let outputs = left.columns().into_iter().chain(shown.columns()).map(Expr::Column);
         let joined = unnested.join(join.left.as_ref().clone(), join.join_type)?;
         return LogicalPlanBuilder::from(joined).project(outputs)?.build().map(Transformed::yes);
@@ -84,8 +84,8 @@ pub fn as_lists(join: Join) -> Result<Transformed<LogicalPlan>> {
     Ok(Transformed::yes(plan))
 }
 
-/// A filter over a join with such a subquery: what it asks of the rows before the subquery is asked of them before the subquery is, which is then
-/// asked for no others.
+/// A filter over a join with such a subquery: its conditions on the left side alone go below the join, so that the subquery is asked for the rows that
+/// pass. As in PostgreSQL, one that fails then fails for rows that the subquery would have left out, too.
 pub fn filtered_before(mut filter: Filter) -> Result<LogicalPlan> {
     let LogicalPlan::Join(join) = filter.input.as_ref() else { return Ok(LogicalPlan::Filter(filter)) };
     if lateral(&join.right).is_none() || !matches!(join.join_type, JoinType::Inner | JoinType::Left) {

@@ -28,6 +28,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::SqlState;
 
+/// For fewer outer rows it is cheaper to ask for each, unless what a join looks up are keys; and where it may be that none is to be asked for, an
+/// answer that fails is not to be worked out.
+const ROWS_MIN: f64 = 64.0;
+
 /// Pairs of rows of the domain and of the subquery that are looked at in one go. Of more it is better to ask for each, which ends sooner
 /// when nobody waits for it any more, and keeps nothing.
 const PAIRS_MAX: f64 = 1e10;
@@ -40,16 +44,42 @@ pub struct Unnested {
     pub pairs: Vec<(Column, Column)>,
 }
 
-/// The rows of a subquery for all rows of `outer`. `None`: it cannot be done, or would not pay.
-pub fn unnest(outer: &LogicalPlan, subquery: &LogicalPlan) -> Result<Option<Unnested>> {
+/// The rows of a subquery for all rows of `outer`. `None`: it cannot be done, or would not pay. `is_asked`: each row asks for them, whatever is in
+/// it.
+pub fn unnest(outer: &LogicalPlan, subquery: &LogicalPlan, is_asked: bool) -> Result<Option<Unnested>> {
     let columns: Vec<Column> = outer_columns(subquery)?.into_iter().map(|(column, _)| column).collect();
     let is_own = |column: &Column| outer.schema().has_column(column);
     if columns.is_empty() || !columns.iter().all(is_own) || is_volatile(outer)? || is_volatile(subquery)? {
         return Ok(None);
     }
+    if !(is_asked && is_by_keys(subquery)?) && estimated_rows(outer) < ROWS_MIN {
+        return Ok(None);
+    }
     let domain = Domain { outer, columns: &columns };
     let Some(Beside { plan, domain }) = domain.beside(subquery)? else { return Ok(None) };
     Ok(Some(Unnested { plan, pairs: columns.iter().cloned().zip(domain).collect() }))
+}
+
+/// Whether all that a subquery asks of the rows around it is which ones equal its own columns.
+fn is_by_keys(subquery: &LogicalPlan) -> Result<bool> {
+    let mut is = true;
+    subquery.apply_with_subqueries(|node| {
+        node.apply_expressions(|expr| {
+            let is_filter = matches!(node, LogicalPlan::Filter(_));
+            is &= split_conjunction(expr).into_iter().filter(|part| part.contains_outer()).all(|part| match part {
+                Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) if is_filter => {
+                    matches!(
+                        (left.as_ref(), right.as_ref()),
+                        (Expr::Column(_), Expr::OuterReferenceColumn(..))
+                            | (Expr::OuterReferenceColumn(..), Expr::Column(_))
+                    )
+                }
+                _ => false,
+            });
+            Ok(TreeNodeRecursion::Continue)
+        })
+    })?;
+    Ok(is)
 }
 
 impl Unnested {

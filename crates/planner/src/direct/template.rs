@@ -262,3 +262,54 @@ fn quoted(sql: &str, start: usize) -> Option<(String, usize)> {
         at = end + 2;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn becomes(sql: &str, text: &str) {
+        assert_eq!(of(sql).map(|template| template.text).as_deref(), Some(text), "{sql}");
+    }
+
+    #[test]
+    fn values_become_parameters() {
+        becomes("SELECT a FROM t WHERE b = 7 AND c IN ('x', 'y')", "SELECT a FROM t WHERE b = $1 AND c IN ($2, $3)");
+        becomes("SELECT 1, 'x' FROM t ORDER BY 2 LIMIT 5", "SELECT 1, 'x' FROM t ORDER BY 2 LIMIT $1");
+        becomes("SELECT a FROM t WHERE b = $1 AND c = 3", "SELECT a FROM t WHERE b = $1 AND c = $2");
+        becomes(
+            "SELECT a FROM t WHERE d > date '2026-01-01' AND e = '5'::int",
+            "SELECT a FROM t WHERE d > date '2026-01-01' AND e = '5'::int",
+        );
+    }
+
+    #[test]
+    fn a_query_within_another_says_which_of_its_literals_are_values() {
+        becomes(
+            "WITH m AS (SELECT 1 AS one FROM t WHERE a = 4) SELECT 2, one FROM m WHERE one < 9",
+            "WITH m AS (SELECT 1 AS one FROM t WHERE a = $1) SELECT 2, one FROM m WHERE one < $2",
+        );
+        becomes(
+            "SELECT (SELECT max(b) FROM u WHERE c = 3), 7 FROM t WHERE EXISTS (SELECT 1 FROM v WHERE d = 8)",
+            "SELECT (SELECT max(b) FROM u WHERE c = $1), 7 FROM t WHERE EXISTS (SELECT 1 FROM v WHERE d = $2)",
+        );
+        // How many of its rows are wanted decides what becomes of it.
+        becomes(
+            "SELECT x FROM t, LATERAL (SELECT x FROM u WHERE a = 5 ORDER BY x LIMIT 2) AS f LIMIT 3",
+            "SELECT x FROM t, LATERAL (SELECT x FROM u WHERE a = $1 ORDER BY x LIMIT 2) AS f LIMIT $2",
+        );
+        becomes(
+            "SELECT a FROM generate_series(1, 10) AS g(a) WHERE a = 2",
+            "SELECT a FROM generate_series(1, 10) AS g(a) WHERE a = $1",
+        );
+    }
+
+    #[test]
+    fn what_is_not_read_here_has_none() {
+        for sql in
+            ["CREATE TABLE t (a int)", "SELECT E'a\\n' FROM t", "SELECT 1; SELECT 2", "SELECT a FROM t WHERE b = 'open"]
+        {
+            assert_eq!(of(sql), None, "{sql}");
+        }
+    }
+}

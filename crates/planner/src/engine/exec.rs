@@ -72,7 +72,7 @@ impl EngineExec {
         }
     }
 
-    /// Whether whoever executes it runs it, at least for a while.
+    /// Whether the thread that executes it runs it, at least for a while.
     pub fn is_small(&self) -> bool {
         self.is_small
     }

@@ -29,6 +29,9 @@ use tidepool_engine::types::ColumnType;
 /// Rows that a thread reads and makes in the time that it takes to wake another, or not much longer.
 const SMALL_ROWS: f64 = 50_000.0;
 
+/// Rows of the smaller side of a join that a thread makes by itself.
+const PARTNERS_MAX: f64 = 2_000.0;
+
 /// Rows of one side of a join whose keys the other's index is asked for, for certain.
 const KEYS_FEW: f64 = 256.0;
 
@@ -50,7 +53,7 @@ fn has_tables_or_work(plan: &LogicalPlan) -> PlanResult<bool> {
     Ok(found)
 }
 
-/// One row of constants, or what is easily worked out from them: what clients ask for to see whether somebody is there.
+/// One row of constants, or what is easily worked out from them: what clients ask for to see whether the server answers.
 fn is_constant_row(node: &LogicalPlan) -> bool {
     let LogicalPlan::Projection(projection) = node else { return false };
     let is_easy = |expr: &Expr| {
@@ -309,7 +312,7 @@ impl Lowering<'_> {
             true => estimate::of_node(plan, &[]),
             false => estimate::of_few(scan, rows),
         };
-        let narrows = indexed.contains(&true).then(|| Narrows { rows: rows + estimate.rows, indexed });
+        let narrows = indexed.contains(&true).then_some(Narrows { rows: rows + estimate.rows, indexed });
         Ok(Lowered { plan: Plan::scan(source), estimate, narrows })
     }
 
@@ -338,6 +341,10 @@ impl Lowering<'_> {
             JoinType::LeftMark => (Kind::LeftMark, false),
             JoinType::RightMark => (Kind::LeftMark, true),
         };
+        // Estimates know little of how many partners a row has; of few rows they are few in any case.
+        if left.estimate.rows.min(right.estimate.rows) > PARTNERS_MAX {
+            self.rows = f64::INFINITY;
+        }
         // Few keys of one side are looked up by the other's index.
         let (few, many) = if left_builds { (&left, &right) } else { (&right, &left) };
         if let Some(narrows) = &many.narrows

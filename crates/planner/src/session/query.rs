@@ -34,14 +34,16 @@ impl Session {
         mut request: Option<Request>,
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
         let (facts, interrupt) = (running.facts.clone(), running.interrupt.clone());
-        let is_known = request.as_mut().is_some_and(|request| request.find(&facts));
+        // Where analytics have processors of their own, they keep to them.
+        let may_stay = self.planner.database().config().workload.analytics.cores.is_empty();
+        let is_known = may_stay && request.as_mut().is_some_and(|request| request.find(&facts));
         let (parameters, failed) = (parameters.to_vec(), self.block_failed());
         let (sender, started) = oneshot::channel();
         let workers = self.planner.workers();
         let started_from = workers.clone();
         let task = async move {
             let planner = facts.planner.clone();
-            let planning = async { query::plan(facts, query()?, parameters, request.as_ref()).await };
+            let planning = async { query::plan(facts, query()?, parameters, request).await };
             let planned = planner.places.plan(&running.interrupt, &running.query.info.text, planning).await?;
             let (columns, schema) = (planned.columns.clone(), planned.schema.clone());
             let mut execution = execution(&running, planned, None, failed)?;
@@ -49,12 +51,14 @@ impl Session {
             // Whoever has the last batch goes on as if nothing of the statement were there: neither what its facts keep from being dropped, nor
             // what would end it.
             drop((running.facts, running.interrupt));
-            // Nobody listens any more: it was to end before it began.
-            let _ = sender.send((columns, schema, execution.start(&workers)));
+            // The statement was ended before it began.
+            if !sender.is_closed() {
+                let _ = sender.send((columns, schema, execution.start_here(&workers)));
+            }
             Ok(())
         };
-        // Not on a worker, which nothing interrupts: see `planning`. What is planned already, and reads little, runs here: whoever would be
-        // woken for it would take longer to wake than to run it.
+        // Not on a worker, which nothing interrupts: see `planning`. A statement that is planned already is lowered here, and runs here if it is
+        // small: another thread would take longer to wake than to run it.
         let workers = started_from;
         let task = match is_known {
             true => match begun_here(&workers, task)? {
