@@ -16,7 +16,7 @@ from peers import MEASUREMENT_LIMIT_S, machine, results
 
 
 def version(binary):
-    return subprocess.run([str(binary), "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+    return subprocess.run([str(binary), "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip().removeprefix("tidepool ")
 
 
 def free_port():
