@@ -1,5 +1,5 @@
-//! A physical plan into a stream of batches: on the planner's workers, inside the statement's heap, to be canceled at
-//! any time.
+//! A physical plan into a stream of batches: on the planner's workers, or what is small on the thread that asks, inside the
+//! statement's heap, to be canceled at any time.
 
 use crate::errors::from_datafusion;
 use crate::heap::SessionHeaps;
@@ -189,7 +189,7 @@ impl Execution {
     }
 
     /// The batches, and what makes them, for one of the planner's workers.
-    pub fn begin(self) -> (Batches, impl Future<Output = ()> + Send + use<>) {
+    fn begin(self) -> (Batches, impl Future<Output = ()> + Send + use<>) {
         let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
         let ahead = Arc::new(Ahead::default());
         let batches = Batches {

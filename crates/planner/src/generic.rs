@@ -12,9 +12,7 @@
 //!
 //! The first time that a text is seen nothing of this is tried: most texts never come again.
 
-use crate::direct::datum::Datum;
-use crate::direct::expr;
-use crate::direct::template::{self, Literal};
+use crate::direct::template;
 use crate::facts::SessionFacts;
 use crate::optimizer::{estimate, nulls};
 use crate::origins::{self, Origins};
@@ -25,20 +23,15 @@ use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::{Field, FieldRef};
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchema, Result as PlanResult, ScalarValue};
+use datafusion::common::{Result as PlanResult, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
-use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::sql::sqlparser::ast;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tidepool_base::SqlType;
-
-/// The type `char(n)`, whatever its length.
-const BPCHAR: u32 = 1042;
 
 /// Rows that all scans of a plan are expected to give back, at most.
 const ROWS_MAX: f64 = 100_000.0;
@@ -135,23 +128,11 @@ impl Request {
             return None;
         }
         for ((literal, of), field) in self.template.literals.iter().zip(&template.literals).zip(literals) {
-            let datum = match literal {
-                Literal::Int(value) => Datum::Int(*value),
-                // A bad one is for the statement's own plan to complain about.
-                Literal::Text(text) => expr::read(text, *of, settings).ok()?,
-            };
+            // A bad one is for the statement's own plan to complain about.
+            let datum = literal.read(*of, settings).ok()?;
             values.push(datum.to_scalar(field.data_type()).ok()?);
         }
         Some(values)
-    }
-
-    fn oids(&self) -> Vec<u32> {
-        let literals = self.template.kinds.bytes().map(|kind| match kind {
-            b'i' => SqlType::Integer.oid(),
-            b'l' => SqlType::BigInt.oid(),
-            _ => 0,
-        });
-        self.given.iter().copied().chain(literals).collect()
     }
 }
 
@@ -168,7 +149,8 @@ pub(crate) fn serve(
         return bind(state, facts, &kept, &values).ok().flatten();
     }
     let statement = statement_of(request)?;
-    let (kept, planned) = begin_variant(state, facts, request, template, query_of(&statement)?, &values)?;
+    let logical = logical_plan(state, facts, query_of(&statement)?, &template.fields)?;
+    let (kept, planned) = begin_variant(state, facts, request, template, logical, &values)?;
     facts.planner.plans.keep_variant(facts, kept);
     Some(planned)
 }
@@ -182,20 +164,17 @@ pub(crate) fn begin(
     failures: u8,
 ) -> Option<Planned> {
     let plans = &facts.planner.plans;
-    let template = statement_of(request).and_then(|statement| {
-        let of_template = query_of(&statement)?.clone();
-        Some((template_of(state, facts, request, query, &statement, &of_template)?, of_template))
-    });
+    let template = template_of(state, facts, request, query);
     // Then it says nothing of the template that there is none.
     crate::planning::check().ok()?;
-    let Some((template, of_template)) = template else {
+    let Some((template, logical)) = template else {
         tracing::debug!(template = request.template.text, "planned by itself each time");
         plans.keep_template(facts, &request.key, TemplateState::Refused);
         return None;
     };
     let begun = request
         .all_values(&template, facts)
-        .and_then(|values| begin_variant(state, facts, request, &template, &of_template, &values));
+        .and_then(|values| begin_variant(state, facts, request, &template, logical, &values));
     crate::planning::check().ok()?;
     match begun {
         Some((kept, planned)) => {
@@ -219,10 +198,10 @@ fn begin_variant(
     facts: &Arc<SessionFacts>,
     request: &Request,
     template: &Template,
-    of_template: &ast::Query,
+    logical: LogicalPlan,
     values: &[ScalarValue],
 ) -> Option<(Arc<KeptPlan>, Planned)> {
-    let kept = optimized(state, facts, request, template, of_template, values)?;
+    let kept = optimized(state, facts, request, template, logical, values)?;
     let planned = bind(state, facts, &kept, values).ok().flatten()?;
     let rows: f64 = rows_of_scans(&planned.0).iter().sum();
     (rows <= ROWS_MAX).then_some((kept, planned))
@@ -241,27 +220,26 @@ fn query_of(statement: &Statement) -> Option<&ast::Query> {
     }
 }
 
-/// `query` is the statement as it was written, `of_template` with parameters for its literals.
+/// The template, and its plan as it is written. `query` is the statement with its literals in it.
 fn template_of(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     request: &Request,
     query: &ast::Query,
-    statement: &Statement,
-    of_template: &ast::Query,
-) -> Option<Template> {
-    let oids = request.oids();
-    let described = describe(facts, statement, &oids).ok()?;
+) -> Option<(Template, LogicalPlan)> {
+    let statement = statement_of(request)?;
+    let of_template = query_of(&statement)?;
+    let oids = request.template.oids(&request.given);
+    let described = describe(facts, &statement, &oids).ok()?;
     if described.parameters.len() != oids.len() {
         return None;
     }
     let given = request.given.len();
     let types = described.parameters[given..].iter().map(|oid| types::sql_type_of_oid(*oid));
     let literals: Vec<SqlType> = types.collect::<Option<_>>()?;
-    // A numeric literal has the digits that it is written with, a parameter those of its type; and blanks at a text's end count, unless they
-    // are compared with those of a char.
-    let is_exact = |(oid, of): (&u32, &SqlType)| *oid != 0 || !matches!(of, SqlType::Numeric { .. });
-    if !oids[given..].iter().zip(&literals).all(is_exact) || described.parameters[given..].contains(&BPCHAR) {
+    // Blanks at a text's end count, unless they are compared with those of a char.
+    let of_char = SqlType::Char { length: 1 }.oid();
+    if !request.template.is_exact(&literals) || described.parameters[given..].contains(&of_char) {
         return None;
     }
     if !literals.is_empty() && describe_query(facts, query, &request.given).ok()?.columns != described.columns {
@@ -287,7 +265,7 @@ fn template_of(
     pinned.sort_unstable();
     pinned.dedup();
     serves &= pinned.last().is_none_or(|last| *last < fields.len());
-    serves.then_some(Template { fields, literals, pinned })
+    serves.then_some((Template { fields, literals, pinned }, logical))
 }
 
 fn logical_plan(
@@ -323,10 +301,9 @@ fn optimized(
     facts: &Arc<SessionFacts>,
     request: &Request,
     template: &Template,
-    of_template: &ast::Query,
+    logical: LogicalPlan,
     values: &[ScalarValue],
 ) -> Option<Arc<KeptPlan>> {
-    let logical = logical_plan(state, facts, of_template, &template.fields)?;
     let pinned = |index: usize| template.pinned.contains(&index).then(|| values[index].clone());
     let logical = replaced(logical, &pinned, None).ok()?;
     let origins = Arc::new(origins::of_plan(facts, &logical));
@@ -374,11 +351,8 @@ fn replaced(
         }
         let simplifier = match simplify {
             Some(state) if is_condition(&node) => {
-                let context = SimplifyContext::builder()
-                    .with_schema(schema_below(&node)?)
-                    .with_config_options(Arc::clone(state.config_options()))
-                    .with_query_execution_start_time(state.execution_props().query_execution_start_time);
-                Some(ExprSimplifier::new(context.build()))
+                let now = state.execution_props().query_execution_start_time;
+                Some(nulls::simplifier(&node, Arc::clone(state.config_options()), now)?)
             }
             _ => None,
         };
@@ -410,18 +384,6 @@ fn replaced(
 /// Whether its expressions are conditions, whose names nobody refers to.
 fn is_condition(node: &LogicalPlan) -> bool {
     matches!(node, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_) | LogicalPlan::Join(_))
-}
-
-/// Of what a node's expressions refer to.
-fn schema_below(node: &LogicalPlan) -> PlanResult<Arc<DFSchema>> {
-    match node {
-        LogicalPlan::TableScan(scan) => {
-            let schema = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?;
-            Ok(Arc::new(schema))
-        }
-        LogicalPlan::Join(join) => Ok(Arc::new(join.left.schema().join(join.right.schema())?)),
-        node => Ok(node.inputs().first().map_or_else(|| node.schema().clone(), |input| input.schema().clone())),
-    }
 }
 
 /// Rows that each scan is expected to give back, in the plan's order.

@@ -41,8 +41,8 @@ const STATES_MAX: usize = 64;
 /// One a process.
 pub struct Planner {
     database: Arc<Database>,
-    /// Plans and executes, apart from the threads that serve the protocol: an operator (or a paced access) may hold a
-    /// thread for long. `None` only while dropping.
+    /// Plans and executes what is not small and planned already, apart from the threads that serve the protocol: an operator (or
+    /// a paced access) may hold a thread for long. `None` only while dropping.
     workers: Option<Runtime>,
     /// Run what the engine has of statements.
     engine: Workers,

@@ -2,7 +2,7 @@
 //!
 //! A message that comes is answered by the thread that its socket woke, and no other thread hears of it: nothing is handed
 //! over, and nobody is woken to look for work. What takes long is done elsewhere (the planner's workers and the engine's), so
-//! a thread has a connection's turn for microseconds.
+//! a thread has a connection's turn for microseconds; for some milliseconds at most where a small query is planned already.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -5,7 +5,11 @@
 //! might be anything but a plain value stays as it is. The statement that is then parsed is the template, so a
 //! literal in the wrong place does no harm but to be an error of the template's, which sends the text on the general path.
 
+use super::datum::Datum;
+use super::expr;
 use std::fmt::Write;
+use tidepool_base::{Result, SqlType};
+use tidepool_database::text::TextSettings;
 
 /// A literal that a template has a parameter for.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +18,7 @@ pub enum Literal {
     Text(String),
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     /// The text with parameters, of which the first `given` are the text's own.
     pub text: String,
@@ -24,7 +28,34 @@ pub struct Template {
     pub kinds: String,
 }
 
+impl Literal {
+    /// Its value as one of a type. 22P02, 22003, 22007, 22008 for a text that is none.
+    pub fn read(&self, of: SqlType, settings: &TextSettings) -> Result<Datum<'static>> {
+        match self {
+            Literal::Int(value) => Ok(Datum::Int(*value)),
+            Literal::Text(text) => expr::read(text, of, settings),
+        }
+    }
+}
+
 impl Template {
+    /// Type oids of all parameters, where the statement's own are of these: 0 for a text, whose type the statement says.
+    pub fn oids(&self, given: &[u32]) -> Vec<u32> {
+        let literals = self.kinds.bytes().map(|kind| match kind {
+            b'i' => SqlType::Integer.oid(),
+            b'l' => SqlType::BigInt.oid(),
+            _ => 0,
+        });
+        given.iter().copied().chain(literals).collect()
+    }
+
+    /// Whether literals that become parameters of these types keep their values: a numeric literal has the digits that it is written with, a parameter
+    /// those of its type.
+    pub fn is_exact(&self, types: &[SqlType]) -> bool {
+        let mut texts = self.kinds.bytes().zip(types).filter(|(kind, _)| *kind == b's');
+        texts.all(|(_, of)| !matches!(of, SqlType::Numeric { .. }))
+    }
+
     /// What a statement of this template is known by, whose own parameters are of these types.
     pub fn key(&self, given: &[u32]) -> String {
         let mut key = String::with_capacity(self.text.len() + self.kinds.len() + 1 + 6 * given.len());

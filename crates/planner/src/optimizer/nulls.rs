@@ -4,6 +4,8 @@
 //! and every text matches `.*`. What they would take wrongly is written so that NULL is seen to before they come.
 
 use super::lists;
+use chrono::{DateTime, Utc};
+use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, DFSchemaRef, Result, ScalarValue};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -40,18 +42,23 @@ impl OptimizerRule for Nulls {
             return Ok(Transformed::no(plan));
         }
         let names = NamePreserver::new(&plan);
-        let context = SimplifyContext::builder()
-            .with_schema(schema_beneath(&plan)?)
-            .with_config_options(config.options())
-            .with_query_execution_start_time(config.query_execution_start_time())
-            .build();
-        let simplifier = ExprSimplifier::new(context);
+        let simplifier = simplifier(&plan, config.options(), config.query_execution_start_time())?;
         plan.map_expressions(|expr| {
             let name = names.save(&expr);
             let expr = expr.transform_up(|expr| remembered(expr, &simplifier))?;
             Ok(expr.update_data(|expr| name.restore(expr)))
         })
     }
+}
+
+/// Simplifies a node's expressions, of a statement that began at `now`.
+pub(crate) fn simplifier(
+    plan: &LogicalPlan,
+    options: Arc<ConfigOptions>,
+    now: Option<DateTime<Utc>>,
+) -> Result<ExprSimplifier> {
+    let context = SimplifyContext::builder().with_schema(schema_beneath(plan)?).with_config_options(options);
+    Ok(ExprSimplifier::new(context.with_query_execution_start_time(now).build()))
 }
 
 /// What the names in a node's expressions stand for.

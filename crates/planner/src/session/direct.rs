@@ -8,7 +8,7 @@ use crate::catalog::SessionSequences;
 use crate::direct::cache::{Known, OWN_MAX, OfText};
 use crate::direct::compile::output_types;
 use crate::direct::datum::{Datum, is_text};
-use crate::direct::expr::{self, Compiler, Context, Expr};
+use crate::direct::expr::{Compiler, Context, Expr};
 use crate::direct::run::{Ran, Run, Statement as Running, Told};
 use crate::direct::template::{self, Literal, Template};
 use crate::direct::{Program, RowSink, Target, Work};
@@ -266,11 +266,8 @@ impl Session {
 
     fn literals(&self, template: &Template, program: &Program) -> Result<Arc<[Datum<'static>]>> {
         let settings = self.settings.shared_text_settings();
-        let value = |(literal, sql_type): (&Literal, &SqlType)| match literal {
-            Literal::Int(value) => Ok(Datum::Int(*value)),
-            // A bad one is the general path's to complain about.
-            Literal::Text(text) => expr::read(text, *sql_type, settings),
-        };
+        // A bad one is the general path's to complain about.
+        let value = |(literal, sql_type): (&Literal, &SqlType)| literal.read(*sql_type, settings);
         template.literals.iter().zip(&program.parameters[template.given..]).map(value).collect()
     }
 
@@ -315,15 +312,9 @@ impl Session {
         if !is_candidate(statement.command()) || !matches!(self.current_of(statement.command()), Ok(None)) {
             return known(None);
         }
-        let literals = template.kinds.bytes().map(|kind| match kind {
-            b'i' => SqlType::Integer.oid(),
-            b'l' => SqlType::BigInt.oid(),
-            _ => 0,
-        });
-        let oids: Vec<u32> = given.iter().copied().chain(literals).collect();
-        let (of, statement, count) = (facts.clone(), statement.clone(), given.len());
+        let (of, statement, template, given) = (facts.clone(), statement.clone(), template.clone(), given.to_vec());
         let compiling = self.planner.workers().spawn(async move {
-            let (program, bytes) = tidepool_heap::retained(|| compile(&of, &statement, &oids, count));
+            let (program, bytes) = tidepool_heap::retained(|| compile(&of, &statement, &template, &given));
             Ok(program.map(|mut program| {
                 program.bytes = bytes;
                 program
@@ -781,26 +772,25 @@ fn analyzed(state: &SessionState, plan: LogicalPlan) -> Option<LogicalPlan> {
     crate::optimizer::analyze(state, plan).ok()
 }
 
-/// The program of a statement whose first `given` parameters are the client's. `None` for one that there is none for, or that is wrong:
+/// The program of a statement of a template, whose first parameters are the client's, of types `given`. `None` for one that there is none for, or that is wrong:
 /// then the general path says what is.
-fn compile(facts: &Arc<SessionFacts>, statement: &Statement, oids: &[u32], given: usize) -> Option<Program> {
+fn compile(facts: &Arc<SessionFacts>, statement: &Statement, template: &Template, given: &[u32]) -> Option<Program> {
+    let oids = template.oids(given);
     crate::privileges::check(facts, statement.command()).ok()?;
     let is_locking = matches!(statement.command(), Command::Locking { .. });
     if statement.locks_rows() && !is_locking {
         return None;
     }
     let described = match is_locking {
-        true => describe(facts, &parts::without_locks(statement), oids).ok()?,
-        false => describe(facts, statement, oids).ok()?,
+        true => describe(facts, &parts::without_locks(statement), &oids).ok()?,
+        false => describe(facts, statement, &oids).ok()?,
     };
     if described.parameters.len() != oids.len() {
         return None;
     }
     let parameters: Vec<SqlType> =
         described.parameters.iter().map(|oid| types::sql_type_of_oid(*oid)).collect::<Option<_>>()?;
-    // A numeric literal has the digits that it is written with, a parameter those of its type.
-    let is_exact = |(oid, sql_type): (&u32, &SqlType)| *oid != 0 || !matches!(sql_type, SqlType::Numeric { .. });
-    if !oids[given..].iter().zip(&parameters[given..]).all(is_exact) {
+    if !template.is_exact(&parameters[given.len()..]) {
         return None;
     }
     let fields = query::fields_of_oids(&described.parameters);

@@ -147,7 +147,8 @@ impl Session {
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
         let Begun { running, statement, .. } = self.begin_statement(text, statement, parameters, true).await?;
-        let shares = self.settings.plan_sharing() != PlanSharing::Never;
+        // What copies, lowers and drops a deep one needs a deep stack, however little is left of it in its plan.
+        let shares = self.settings.plan_sharing() != PlanSharing::Never && !statement.is_deep();
         let request = shares.then(|| Request::of(statement.text(), parameters)).flatten();
         let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters, request).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })

@@ -93,8 +93,19 @@ fn difference(mut found: Found, expected: &Rows, columns: &[Column]) -> Option<S
     ))
 }
 
-/// The columns that the server says a table has, and its partitions.
-async fn shape(client: &Client, name: &str) -> (Vec<String>, u32) {
+/// What the server says of a table: all that definitions change of it, and that is to be seen.
+#[derive(Debug)]
+struct Shape {
+    /// Of its columns but the key.
+    names: Vec<String>,
+    /// Partitions.
+    leaves: u32,
+    indexed: bool,
+    /// To the clerk.
+    granted: bool,
+}
+
+async fn shape(client: &Client, name: &str) -> Shape {
     let columns = format!(
         "SELECT attname::text FROM pg_attribute WHERE attrelid = '{name}'::regclass AND attnum > 0 AND NOT attisdropped
          ORDER BY attnum"
@@ -102,7 +113,16 @@ async fn shape(client: &Client, name: &str) -> (Vec<String>, u32) {
     let columns = client.query(&columns, &[]).await.unwrap_or_else(|error| panic!("{columns}: {error:?}"));
     let leaves = format!("SELECT count(*) FROM pg_inherits WHERE inhparent = '{name}'::regclass");
     let leaves: i64 = client.query_one(&leaves, &[]).await.unwrap().get(0);
-    (columns.iter().skip(1).map(|row| row.get(0)).collect(), leaves as u32)
+    let index = format!("SELECT count(*) FROM pg_class WHERE relname = '{name}_by_g'");
+    let index: i64 = client.query_one(&index, &[]).await.unwrap().get(0);
+    let granted = format!("SELECT has_table_privilege('clerk', '{name}', 'SELECT')");
+    let granted = client.query_one(&granted, &[]).await.unwrap().get(0);
+    Shape {
+        names: columns.iter().skip(1).map(|row| row.get(0)).collect(),
+        leaves: leaves as u32,
+        indexed: index > 0,
+        granted,
+    }
 }
 
 /// Compares everything, takes what was in doubt for what it has become, and looks at all ways to the rows.
@@ -112,16 +132,28 @@ pub async fn compare(world: &World, url: &str, random: &mut StdRng) {
     let mut found = Vec::new();
     for (at, table) in world.tables.iter().enumerate() {
         let mut table = table.write().await;
-        let (names, leaves) = shape(&client, &table.name).await;
+        let found_shape = shape(&client, &table.name).await;
+        let Shape { names, leaves, indexed, granted } = &found_shape;
         let states = definition.as_ref().filter(|doubt| doubt.table == at).map(|doubt| &doubt.states);
-        let of_shape = |state: &Table| state.names() == names && state.partitions == leaves;
+        let of_shape = |state: &Table| {
+            state.names() == *names
+                && state.partitions == *leaves
+                && state.indexed == *indexed
+                && state.granted == *granted
+        };
         let possible: Vec<&Table> = match states {
             Some(states) => states.iter().filter(|state| of_shape(state)).collect(),
             None => [&*table].into_iter().filter(|state| of_shape(state)).collect(),
         };
         let Some(first) = possible.first() else {
-            let known = states.map_or(table.names(), |states| states[0].names());
-            let what = format!("{} has columns {names:?} and {leaves} partitions, not {known:?}", table.name);
+            let known = states.map_or(&*table, |states| &states[0]);
+            let known = Shape {
+                names: known.names(),
+                leaves: known.partitions,
+                indexed: known.indexed,
+                granted: known.granted,
+            };
+            let what = format!("{} is {found_shape:?}, not {known:?}", table.name);
             panic!("{}", world.failure(&what));
         };
         let columns = first.columns.clone();

@@ -142,7 +142,7 @@ async fn history(seed: u64, work: Work) -> u64 {
             () = world.until(enough) => tokio::time::sleep(later).await,
             () = gone => {}
         }
-        world.note(format!("-- {}", if gently { "told to stop" } else { "killed" }));
+        world.end_next(gently);
         server.signal(if gently { libc::SIGTERM } else { libc::SIGKILL });
         world.set_over(true);
         for client in clients {

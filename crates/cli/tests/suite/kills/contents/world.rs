@@ -39,6 +39,8 @@ pub struct World {
     /// The server was killed: nobody waits for another step.
     over: AtomicBool,
     failed: AtomicBool,
+    /// The server was told to stop, and undoes what has not committed by then.
+    stops: AtomicBool,
     /// What was done in the history, to be shown when something is wrong.
     notes: Mutex<Vec<String>>,
 }
@@ -82,8 +84,20 @@ impl World {
             stepped: Notify::new(),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
             notes: Mutex::default(),
         }
+    }
+
+    /// The server ends next, and may do so in its own way.
+    pub fn end_next(&self, gently: bool) {
+        self.stops.store(gently, Ordering::SeqCst);
+        self.note(format!("-- {}", if gently { "told to stop" } else { "killed" }));
+    }
+
+    /// Whether the server was told to stop.
+    pub fn stops(&self) -> bool {
+        self.stops.load(Ordering::SeqCst)
     }
 
     /// The first of so many keys that a writer has not used in a table.
