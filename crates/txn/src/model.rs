@@ -311,3 +311,142 @@ fn a_waiter_is_not_forgotten() {
         assert_eq!(waits, told);
     });
 }
+
+/// A row that an applier changes at 10, of two versions: the older one's memory is freed when the horizon is past that.
+struct Applied {
+    memory: [UnsafeCell<u64>; 2],
+    head: AtomicUsize,
+    begin: AtomicU64,
+}
+
+/// What is applied is seen from its publication on, and nobody looks at what it replaced once that is freed.
+#[test]
+fn what_is_applied_is_seen_when_it_is_published_and_what_it_replaced_stays_for_older_snapshots() {
+    model(3, || {
+        let all = Transactions::following(CommitTs(5));
+        let reader = all.worker().unwrap();
+        let row = Applied {
+            memory: [UnsafeCell::new(1), UnsafeCell::new(0)],
+            head: AtomicUsize::new(0),
+            begin: AtomicU64::new(5),
+        };
+        let row = Arc::new(row);
+        let other = {
+            let row = Arc::clone(&row);
+            thread::spawn(move || {
+                // Twice, as the second may come after the first one let the horizon pass.
+                for _ in 0..2 {
+                    let snapshot = reader.snapshot();
+                    let s = snapshot.ts().0;
+                    let is_new = match row.head.load(Ordering::Acquire) {
+                        0 => false,
+                        _ => row.begin.load(Ordering::Acquire) <= s,
+                    };
+                    assert_eq!(is_new, s >= 10, "as of {s}");
+                    // SAFETY: loom tells if anybody writes here meanwhile.
+                    row.memory[usize::from(is_new)]
+                        .with(|value| unsafe { assert_eq!(*value, if is_new { 2 } else { 1 }) });
+                    drop(snapshot);
+                }
+            })
+        };
+        // SAFETY: loom tells if anybody reads it before it is published.
+        row.memory[1].with_mut(|value| unsafe { *value = 2 });
+        row.begin.store(10, Ordering::Relaxed);
+        row.head.store(1, Ordering::Release);
+        all.follow(CommitTs(10));
+        all.follow(CommitTs(11));
+        if all.advance_horizon() > CommitTs(10) {
+            // SAFETY: as above.
+            row.memory[0].with_mut(|value| unsafe { *value = 0 });
+        }
+        other.join().unwrap();
+    });
+}
+
+/// Rows and what is beside them, each in a place of its own, that is written without an order: the publication gives it one.
+#[test]
+fn a_batch_is_seen_whole_or_not_at_all() {
+    model(3, || {
+        let all = Transactions::following(CommitTs(5));
+        let readers = [all.worker().unwrap(), all.worker().unwrap()];
+        let versions = Versions::new(2);
+        let others: Vec<_> = readers
+            .into_iter()
+            .map(|reader| {
+                let (all, versions) = (All::clone(&all), Arc::clone(&versions));
+                thread::spawn(move || {
+                    let snapshot = reader.snapshot();
+                    let first = snapshot.sees(&all, &versions.0[0], 0);
+                    let second = snapshot.sees(&all, &versions.0[1], 0);
+                    assert_eq!((first, second), (snapshot.ts().0 >= 10, snapshot.ts().0 >= 10));
+                })
+            })
+            .collect();
+        versions.0[0].store(9, Ordering::Relaxed);
+        versions.0[1].store(10, Ordering::Relaxed);
+        all.follow(CommitTs(10));
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
+/// What is taken out of reach without a timestamp of its own (a main, a page of heads) is retired as of what is applied.
+#[test]
+fn nothing_is_freed_under_a_snapshot_of_one_who_follows() {
+    model(3, || {
+        let all = Transactions::following(CommitTs(5));
+        let (writer, reader) = (all.worker().unwrap(), all.worker().unwrap());
+        let memory: Arc<[UnsafeCell<u64>; 2]> = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+        let current = Arc::new(AtomicUsize::new(0));
+        let other = {
+            let (memory, current) = (Arc::clone(&memory), Arc::clone(&current));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let snapshot = reader.snapshot();
+                    let at = current.load(Ordering::Acquire);
+                    // SAFETY: loom tells if anybody writes here meanwhile.
+                    memory[at].with(|value| unsafe { assert_eq!(*value, 0) });
+                    drop(snapshot);
+                }
+            })
+        };
+        all.follow(CommitTs(6));
+        current.store(1, Ordering::Release);
+        let retired = writer.retirement_ts();
+        all.follow(CommitTs(7));
+        if all.advance_horizon() > retired {
+            // SAFETY: as above.
+            memory[0].with_mut(|value| unsafe { *value = 1 });
+        }
+        other.join().unwrap();
+    });
+}
+
+/// Who is promoted commits above all that was applied, beside readers that drew their snapshots before or after.
+#[test]
+fn a_commit_after_the_promotion_is_seen_whole_and_after_all_that_was_applied() {
+    model(2, || {
+        let all = Transactions::following(CommitTs(5));
+        let (mut writer, reader) = (all.worker().unwrap(), all.worker().unwrap());
+        let versions = Versions::new(3);
+        let other = {
+            let (all, versions) = (All::clone(&all), Arc::clone(&versions));
+            thread::spawn(move || {
+                let snapshot = reader.snapshot();
+                let seen = [0, 1, 2].map(|index| snapshot.sees(&all, &versions.0[index], 0));
+                assert_eq!(seen[0], seen[1], "half of a transaction");
+                assert!(seen[2] || !seen[0], "a commit without what was applied before");
+                drop(snapshot);
+                all.advance_horizon();
+            })
+        };
+        versions.0[2].store(20, Ordering::Relaxed);
+        all.follow(CommitTs(20));
+        all.promote(CommitTs(10));
+        let c = write_two(&all, &mut writer, &versions);
+        assert!(c > CommitTs(20));
+        other.join().unwrap();
+    });
+}

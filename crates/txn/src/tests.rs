@@ -396,3 +396,34 @@ fn snapshots_are_consistent_while_threads_write() {
         writer.join().unwrap();
     }
 }
+
+#[test]
+fn who_follows_shows_what_is_applied_and_writes_nothing_until_promoted() {
+    let all = Transactions::following(CommitTs(50));
+    let (mut writer, reader) = (all.worker().unwrap(), all.worker().unwrap());
+    let begin = AtomicU64::new(60);
+    let early = reader.hold();
+    assert_eq!((early.ts(), all.horizon()), (CommitTs(50), CommitTs(50)));
+    assert!(!early.sees(&all, &begin, 0));
+    all.follow(CommitTs(70));
+    assert!(reader.snapshot().sees(&all, &begin, 0));
+    assert_eq!(all.advance_horizon(), CommitTs(50), "an old statement holds the horizon back");
+    drop(early);
+    assert_eq!(all.advance_horizon(), CommitTs(70));
+    let word = AtomicU64::new(0);
+    writer.begin(Isolation::ReadCommitted).unwrap();
+    let mut work = One::write(&word, &writer);
+    let refused = writer.commit(&mut work).unwrap_err();
+    assert_eq!(refused.code(), SqlState::READ_ONLY_SQL_TRANSACTION);
+    writer.abort(undo(&word));
+    writer.begin(Isolation::RepeatableRead).unwrap();
+    assert!(writer.snapshot().sees(&all, &begin, 0));
+    all.promote(CommitTs(1000));
+    let mut work = One::write(&word, &writer);
+    let c = writer.commit(&mut work).unwrap().unwrap();
+    assert!(c > CommitTs(1000));
+    assert!(reader.snapshot().ts() >= c);
+    assert!(all.advance_horizon() >= c);
+    all.follow(CommitTs(1 << 60));
+    assert!(all.clock().now() < CommitTs(1 << 60), "what comes late is not followed");
+}

@@ -24,6 +24,14 @@ struct Line<T>(T);
 /// `advance_horizon` publishes the candidate, then looks at the snapshots; each with a full fence between. So of a snapshot
 /// and a candidate above it at least one side sees the other: the snapshot holds the horizon back, or it is refused and
 /// drawn again, above the candidate, which was the clock's once.
+///
+/// # Following
+///
+/// Where another process's log is followed, the clock stands at the timestamp up to which all of it is applied
+/// ([`Transactions::follow`]). So a snapshot is a state that the other process had, whole, and the horizon is one of those
+/// snapshots, or the newest. What is above says nothing of how the clock comes by its time, but that it does not go back.
+/// Versions are put there with their timestamps, which are above all snapshots by then; what they replace is retired at
+/// these. Nobody commits before [`Transactions::promote`].
 #[derive(Debug)]
 pub struct Transactions {
     clock: Clock,
@@ -43,7 +51,15 @@ pub struct Transactions {
 impl Transactions {
     /// `last` is the highest timestamp that was ever used; zero for a new database.
     pub fn starting_after(last: CommitTs) -> Arc<Transactions> {
-        let clock = Clock::starting_after(last);
+        Transactions::with_clock(Clock::starting_after(last))
+    }
+
+    /// Of who follows another process's log, all of which is applied up to `applied`.
+    pub fn following(applied: CommitTs) -> Arc<Transactions> {
+        Transactions::with_clock(Clock::following(applied))
+    }
+
+    fn with_clock(clock: Clock) -> Arc<Transactions> {
         let now = clock.now().0;
         Arc::new(Transactions {
             clock,
@@ -60,6 +76,24 @@ impl Transactions {
 
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Whether it is another process that commits.
+    #[inline]
+    pub fn is_following(&self) -> bool {
+        self.clock.is_following()
+    }
+
+    /// Everything with a timestamp up to `ts` is applied: snapshots from now on show it. Nothing that is applied later has
+    /// such a timestamp. Never goes back; of no effect after [`Transactions::promote`].
+    pub fn follow(&self, ts: CommitTs) {
+        self.clock.follow(ts);
+    }
+
+    /// From now on this process commits, with timestamps above `after` and all that was applied. All that was applied is
+    /// seen.
+    pub fn promote(&self, after: CommitTs) {
+        self.clock.run_after(after);
     }
 
     /// A slot, for a session or a thread to keep. 53300 when there are `SLOTS_MAX`.

@@ -250,7 +250,8 @@ impl Worker {
         let slot = self.slot();
         loop {
             let ts = clock.now().0;
-            slot.snapshot.store(ts, Ordering::Relaxed);
+            // Release: whoever finds this one instead of the end of the one before it comes after what was read under that.
+            slot.snapshot.store(ts, Ordering::Release);
             // Between drawing and looking, and between publishing and looking at the candidate.
             fence(Ordering::SeqCst);
             if ts >= self.transactions.candidate() {
@@ -361,7 +362,7 @@ impl Worker {
         Error::new(SqlState::LOCK_NOT_AVAILABLE, "another transaction is to be waited for")
     }
 
-    /// Commits. On an error (of `reserve`: no room in the log; of `validate`: 40001) the transaction is running as
+    /// Commits. On an error (of `reserve`: no room in the log; of `validate`: 40001; 25006 where another process commits) the transaction is running as
     /// before, and is to be aborted. A transaction that wrote nothing has no timestamp of its own: everything in it was
     /// as of its snapshot.
     pub fn commit(&mut self, work: &mut impl Commit) -> Result<Option<CommitTs>> {
@@ -370,6 +371,9 @@ impl Worker {
             work.end_reading();
             self.end();
             return Ok(None);
+        }
+        if self.transactions.is_following() {
+            return Err(Error::new(SqlState::READ_ONLY_SQL_TRANSACTION, "cannot write during recovery"));
         }
         // Until the versions are stamped.
         self.draw();
