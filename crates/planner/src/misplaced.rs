@@ -1,5 +1,6 @@
 //! Window functions and aggregates in clauses that take none. Planning such a statement fails in words of its own; these say what is wrong.
 
+use crate::catalog::is_aggregate;
 use crate::statement::Command;
 use datafusion::sql::sqlparser::ast::{self, Expr, JoinConstraint, JoinOperator, SelectItem, SetExpr, Visit, Visitor};
 use std::ops::ControlFlow;
@@ -149,37 +150,10 @@ impl Visitor for Calls {
         let Expr::Function(function) = expr else { return ControlFlow::Continue(()) };
         if self.depth == 0 {
             let name = function.name.0.last().and_then(|part| part.as_ident());
-            let is_aggregate = name.is_some_and(|name| AGGREGATES.contains(&name.value.to_lowercase().as_str()));
+            let is_aggregate = name.is_some_and(|name| is_aggregate(&name.value.to_lowercase()));
             self.window |= function.over.is_some();
             self.aggregate |= is_aggregate && function.over.is_none();
         }
         ControlFlow::Continue(())
     }
 }
-
-const AGGREGATES: [&str; 24] = [
-    "array_agg",
-    "avg",
-    "bit_and",
-    "bit_or",
-    "bit_xor",
-    "bool_and",
-    "bool_or",
-    "corr",
-    "count",
-    "every",
-    "json_agg",
-    "json_object_agg",
-    "jsonb_agg",
-    "jsonb_object_agg",
-    "max",
-    "min",
-    "mode",
-    "percentile_cont",
-    "percentile_disc",
-    "stddev",
-    "string_agg",
-    "sum",
-    "var_pop",
-    "variance",
-];

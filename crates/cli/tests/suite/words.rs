@@ -40,7 +40,7 @@ fn internal(text: &str) -> Option<&'static str> {
 }
 
 /// With SQLSTATE and message where they are PostgreSQL's.
-const REFUSED: [(&str, &str, &str); 46] = [
+const REFUSED: [(&str, &str, &str); 47] = [
     ("SELECT a COLLATE \"de_DE\" FROM t", "0A000", ""),
     ("SELECT b FROM t ORDER BY b COLLATE \"en_US\"", "0A000", ""),
     ("SELECT ROW(1,2)::int", "42846", "cannot cast type record to integer"),
@@ -77,6 +77,7 @@ const REFUSED: [(&str, &str, &str); 46] = [
         "window functions are not allowed in JOIN conditions",
     ),
     ("SELECT * FROM t JOIN s ON sum(a) > 1", "42803", "aggregate functions are not allowed in JOIN conditions"),
+    ("SELECT * FROM t JOIN s ON stddev_pop(a) > 1", "42803", "aggregate functions are not allowed in JOIN conditions"),
     ("INSERT INTO t(a) VALUES (sum(1))", "42803", "aggregate functions are not allowed in VALUES"),
     ("INSERT INTO t(a) VALUES (row_number() OVER ())", "42P20", "window functions are not allowed in VALUES"),
     ("DELETE FROM t RETURNING sum(a)", "42803", "aggregate functions are not allowed in RETURNING"),

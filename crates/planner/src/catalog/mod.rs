@@ -42,7 +42,7 @@ pub use objects::{is_visible, quote_identifier, relation_text, schema_oid};
 pub use pull_up::outer_columns;
 pub use relations::Relation as SystemRelation;
 pub use rewrite::{array_items, rewrite, rewrite_expression};
-pub use syntax::parts;
+pub use syntax::{is_aggregate, parts};
 pub use types::format_type;
 
 use crate::facts::SessionFacts;

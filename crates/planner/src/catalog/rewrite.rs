@@ -1033,7 +1033,7 @@ fn has_set_function(projection: &[SelectItem]) -> bool {
         fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
             if let Expr::Function(function) = expr
                 && let Some(name) = function_name(&function.name)
-                && (AGGREGATES.contains(&name.as_str()) || name == "unnest" || function.over.is_some())
+                && (super::syntax::is_aggregate(&name) || name == "unnest" || function.over.is_some())
             {
                 self.0 = true;
                 return ControlFlow::Break(());
@@ -1047,33 +1047,6 @@ fn has_set_function(projection: &[SelectItem]) -> bool {
     }
     find.0
 }
-
-const AGGREGATES: [&str; 24] = [
-    "array_agg",
-    "avg",
-    "bit_and",
-    "bit_or",
-    "bit_xor",
-    "bool_and",
-    "bool_or",
-    "corr",
-    "count",
-    "covar_pop",
-    "covar_samp",
-    "every",
-    "max",
-    "median",
-    "min",
-    "mode",
-    "percentile_cont",
-    "percentile_disc",
-    "stddev",
-    "string_agg",
-    "sum",
-    "var_pop",
-    "var_samp",
-    "variance",
-];
 
 /// Writes `t.*` out as `s.t.*` where `s.t` has no other name: planning knows the relation by both parts.
 fn name_whole_relations(select: &mut Select) {

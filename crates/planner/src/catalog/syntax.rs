@@ -525,3 +525,51 @@ fn named_arguments(function: &mut Function) {
     }
     list.args = values.into_iter().map(|value| FunctionArg::Unnamed(FunctionArgExpr::Expr(value))).collect();
 }
+
+/// In order.
+const AGGREGATES: [&str; 39] = [
+    "array_agg",
+    "avg",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "bool_and",
+    "bool_or",
+    "corr",
+    "count",
+    "covar_pop",
+    "covar_samp",
+    "every",
+    "json_agg",
+    "json_object_agg",
+    "jsonb_agg",
+    "jsonb_object_agg",
+    "max",
+    "median",
+    "min",
+    "mode",
+    "percentile_cont",
+    "percentile_disc",
+    "regr_avgx",
+    "regr_avgy",
+    "regr_count",
+    "regr_intercept",
+    "regr_r2",
+    "regr_slope",
+    "regr_sxx",
+    "regr_sxy",
+    "regr_syy",
+    "stddev",
+    "stddev_pop",
+    "stddev_samp",
+    "string_agg",
+    "sum",
+    "var_pop",
+    "var_samp",
+    "variance",
+];
+
+/// Whether a function of this name, in lower case, is an aggregate, where only syntax is looked at.
+pub fn is_aggregate(name: &str) -> bool {
+    AGGREGATES.binary_search(&name).is_ok()
+}
