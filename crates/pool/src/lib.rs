@@ -55,6 +55,7 @@ mod system;
 
 /// Where a test may end the process ([`tidepool_base::crash_point`]).
 pub const CRASH_POINTS: &[&str] = &[
+    "pool.beat.begins",
     "pool.joined",
     "pool.lease.claimed",
     "pool.lease.zeroed",

@@ -99,7 +99,11 @@ impl Watcher {
                 return Ok(false);
             }
             if value == 0 {
-                // It has not begun to beat, or is leaving: nothing will wake this.
+                // It has not begun to beat, or is leaving, or was killed within that: nothing will wake this. A host has its
+                // lock before its slot and until after it.
+                if self.pool.books().memory.first_device().is_of_one_kernel() && !is_lock_held(&self.pool, host)? {
+                    return self.pool.told(books.is_current(host));
+                }
                 std::thread::sleep(left.min(Duration::from_millis(1)));
             } else {
                 system::wait(word, value, left);

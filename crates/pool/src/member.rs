@@ -492,6 +492,7 @@ fn beat_once(pool: &Pool, host: Host, beats: u64) -> Result<()> {
 
 fn beat(pool: &Pool, host: Host, stop: &Stop, period: Duration) {
     system::come_first();
+    crash_point("pool.beat.begins");
     let books = pool.books();
     // Where the kernel has no such word, a kill is noticed later.
     let _held = system::HeldWord::hold(books.memory.thread_word(books.layout.thread_word(host.slot)));

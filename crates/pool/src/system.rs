@@ -130,21 +130,26 @@ impl<'a> HeldWord<'a> {
         ring.0.futex_offset = (word.as_ptr().addr() as libc::c_long).wrapping_sub(node.addr() as libc::c_long);
         // SAFETY: a plain call.
         let thread = unsafe { libc::gettid() } as u32;
-        // As if a thread waited, so that the kernel wakes.
-        word.store(thread | libc::FUTEX_WAITERS, Ordering::SeqCst);
         // SAFETY: the ring is well formed, and stays where it is until another list is set in its place (`drop`) or the
         // thread has ended. The word is mapped as long as this lives.
         let rc = unsafe { libc::syscall(libc::SYS_set_robust_list, &raw const ring.0, size_of::<Head>()) };
-        (rc == 0).then_some(HeldWord { word, _ring: ring, before, _stays: PhantomData })
+        if rc != 0 {
+            return None;
+        }
+        // After the list, which says nothing about a word that names no thread: whoever finds the thread's number here may
+        // sleep, as the kernel will mark it. As if a thread waited, so that the kernel wakes.
+        word.store(thread | libc::FUTEX_WAITERS, Ordering::SeqCst);
+        Some(HeldWord { word, _ring: ring, before, _stays: PhantomData })
     }
 }
 
 impl Drop for HeldWord<'_> {
     fn drop(&mut self) {
-        // SAFETY: the list that the thread had, which its runtime keeps until the thread ends.
-        unsafe { libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>()) };
+        // Before the list goes, for the same reason.
         self.word.store(0, Ordering::SeqCst);
         wake_all(self.word);
+        // SAFETY: the list that the thread had, which its runtime keeps until the thread ends.
+        unsafe { libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>()) };
     }
 }
 

@@ -466,6 +466,16 @@ fn a_kill_wakes_all_that_wait_for_it() {
         assert!(watchers.into_iter().all(|watcher| watcher.join().unwrap()));
     });
     all_is_free(&place.path);
+    // One that is killed before its thread has the futex, so that the kernel wakes nobody.
+    let started = Started::new(&place.path, "hold", Some("stop:pool.beat.begins"));
+    started.stops();
+    let host = pool.hosts().unwrap()[0].host;
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| Watcher::new(open(&place.path)).wait_for_end(host, Duration::from_secs(60)));
+        started.kill();
+        assert!(watcher.join().unwrap().unwrap());
+    });
+    all_is_free(&place.path);
     // One that leaves is no suspect.
     let member = join(&pool, "leaves", "a").unwrap();
     let host = member.host();
