@@ -32,7 +32,7 @@ pub struct BenchArgs {
     /// local cache. Or transactions by the embedded API:
     /// tpcc, and mot, TPC-C by what of it is far, with its log on a file or in memory, and single accesses. Or both: ch, the
     /// CH-benCHmark, TPC-C's transactions beside analytical queries over the same tables. Or a server: overload, asked by many
-    /// connections for a multiple of the transactions that it can do
+    /// connections for a multiple of the transactions that it can do. Or TPC-C and TPC-DS: expander, the study of memory expanders
     pub name: String,
     /// Scale factor: 1 is about a gigabyte of text
     #[arg(long, default_value_t = 1.0)]
@@ -50,6 +50,10 @@ pub struct BenchArgs {
     /// [default: fpga-prototype; disaggregation: rdma-56g-paging,infiniswap; mot: optane,cxl-asic,fpga-prototype]
     #[arg(long)]
     pub profile: Option<String>,
+    /// Bandwidth of the profiles' links as a part of what the device has, such as 2/56: this machine's processors of as many as the
+    /// device was measured with, so that each has as much of the link as there
+    #[arg(long, value_name = "PART", value_parser = link_scale)]
+    pub scale_link: Option<f64>,
     /// Queries, such as 1,6,10-14 [default: all]
     #[arg(long)]
     pub queries: Option<String>,
@@ -109,12 +113,37 @@ pub struct BenchArgs {
     /// Write each query's rows as CSV into this folder
     #[arg(long)]
     pub results: Option<PathBuf>,
+    /// placement: be one of the study's two instances, which another process tells what to run
+    #[arg(long, hide = true)]
+    pub instance: bool,
 }
 
 impl BenchArgs {
     /// Of everything but the study of disaggregation.
     pub(crate) fn profile(&self) -> &str {
         self.profile.as_deref().unwrap_or("fpga-prototype")
+    }
+
+    /// Of that list, each with what `--scale-link` leaves of its link.
+    pub(crate) fn far_profiles(&self, list: &str) -> Result<Vec<Option<Profile>>> {
+        let scaled = |profile: Profile| match self.scale_link {
+            Some(factor) => profile.with_link_scaled(factor),
+            None => profile,
+        };
+        Ok(profiles(list)?.into_iter().map(|profile| profile.map(scaled)).collect())
+    }
+}
+
+/// `2/56` or `0.04`: above zero, and at most 1,000.
+fn link_scale(text: &str) -> Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("\"{text}\" is no part such as 2/56"));
+    let scale = match text.split_once('/') {
+        Some((part, whole)) => number(part)? / number(whole)?,
+        None => number(text)?,
+    };
+    match scale > 0.0 && scale <= 1000.0 {
+        true => Ok(scale),
+        false => Err(format!("\"{text}\" is not above zero and at most 1000")),
     }
 }
 
@@ -137,7 +166,9 @@ pub(crate) struct Request {
 /// Fails when an answer is wrong or a query cannot run.
 pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
     match args.name.as_str() {
+        "placement" if args.instance => return crate::instance::run_instance(args).await,
         "placement" => return crate::study::run_study(args).await,
+        "expander" => return crate::expander::run_expander(&args).await,
         "advise" => return crate::advise::run(&args).await,
         "disaggregation" => return crate::disaggregation::run(&args).await,
         "mot" => return tokio::task::block_in_place(|| crate::mot::run_mot(&args)),
@@ -155,7 +186,7 @@ pub async fn run_bench(args: BenchArgs) -> Result<ExitCode> {
         threads: threads(args.threads)?,
         streams: args.streams,
         placements: Placement::parse_list(&args.placement)?,
-        profiles: profiles(args.profile())?,
+        profiles: args.far_profiles(args.profile())?,
         config: configuration(args.near, args.far.as_deref())?,
         repeat: Repeat::Rounds(args.repeat),
         export: args.export,
@@ -324,7 +355,7 @@ pub(crate) fn terminals(args: &BenchArgs, default: usize) -> Result<usize> {
     }
 }
 
-pub(crate) fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
+fn profiles(list: &str) -> Result<Vec<Option<Profile>>> {
     let config = surroundings()?.build()?;
     list.split(',')
         .map(|name| match name.trim() {

@@ -160,7 +160,7 @@ pub async fn run(args: &BenchArgs) -> Result<ExitCode> {
             .with_detail("Far memory is paged, as large as need be, over the networks that --profile lists."));
     }
     let profiles: Vec<Profile> =
-        cli::profiles(args.profile.as_deref().unwrap_or(PROFILES))?.into_iter().flatten().collect();
+        args.far_profiles(args.profile.as_deref().unwrap_or(PROFILES))?.into_iter().flatten().collect();
     if profiles.is_empty() {
         return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the study needs a network")
             .with_hint("Give --profile a list such as rdma-56g-paging,infiniswap."));

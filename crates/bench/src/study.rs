@@ -1,33 +1,36 @@
 //! `bench placement`: the far-memory study's experiments (paper 000, sections 5.2.2 and 5.3), over any profiles.
 //!
 //! * I-config: one instance, its data and heap near or far, with 1 to 8 streams of TPC-H (the study's figures 6 and 7).
-//! * Y-config: two instances that share one device's bandwidth, the one with its heap far and the other with its main, each
-//!   alone and both at once (figure 8). The study gave each a socket of its own; here each has half of the threads, also when
-//!   it runs alone, so that what they take from each other is the device.
+//! * Y-config: two instances, each a process of its own, that share one device's bandwidth, the one with its heap far and the
+//!   other with its main, each alone and both at once (figure 8). The study gave each a socket of its own; here each has half of
+//!   the threads, also when it runs alone, so that what they take from each other is the device.
+//! * TPC-C in the same placements by number of connections, with the traffic over the link (figure 5).
 
 use crate::cli::{self, BenchArgs};
-use crate::engine::{Engine, EngineKind};
-use crate::load;
+use crate::engine::EngineKind;
+use crate::instance::{Instance, InstancePlan, InstanceProcess, Point};
 use crate::machine::{self, Machine};
+use crate::oltp::{self, OltpLine, OltpPlan};
 use crate::placement::{PLACEMENTS, Placement};
 use crate::progress::say;
 use crate::report::study_page;
-use crate::result::median;
-use crate::run::{self, Arm, Plan, Repeat};
 use crate::workload::{QuerySpec, Workload};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tidepool_base::{Error, Result, SqlState};
-use tidepool_database::Database;
-use tidepool_device::{PacingCounters, Profile};
-use tidepool_planner::Planner;
+use tidepool_device::Profile;
+use tidepool_tpcc::Tablespaces;
 
 /// Streams at a time, as in the study.
 const STREAMS: [usize; 4] = [1, 2, 4, 8];
+
+/// Terminals of a thread: the study's 1 to 16 client processes of 28 connections, of 56 logical processors.
+const TERMINALS: [usize; 4] = [1, 2, 4, 8];
+
+/// Of each run of TPC-C.
+const SECONDS: f64 = 3.0;
 
 #[derive(Debug, Serialize)]
 pub struct StudyResult {
@@ -40,6 +43,8 @@ pub struct StudyResult {
     pub queries: Vec<String>,
     pub i_config: Vec<IConfig>,
     pub y_config: Vec<YConfig>,
+    /// Empty where queries were chosen.
+    pub oltp: Vec<OltpConfig>,
 }
 
 impl StudyResult {
@@ -64,6 +69,14 @@ pub struct PlacementPoints {
     pub points: Vec<Point>,
 }
 
+/// TPC-C on one instance.
+#[derive(Debug, Serialize)]
+pub struct OltpConfig {
+    pub profile: String,
+    pub warehouses: u32,
+    pub lines: Vec<OltpLine>,
+}
+
 /// Two instances.
 #[derive(Debug, Serialize)]
 pub struct YConfig {
@@ -74,24 +87,6 @@ pub struct YConfig {
     pub main_far_separate: Vec<Point>,
     pub heap_far_concurrent: Vec<Point>,
     pub main_far_concurrent: Vec<Point>,
-}
-
-/// What some streams did: the median of the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct Point {
-    pub streams: usize,
-    pub queries_per_hour: f64,
-    /// What the model takes to have crossed the device's link, bytes per second.
-    pub link_read: f64,
-    pub link_written: f64,
-    /// Over all threads, ms per query.
-    pub stall_ms: f64,
-}
-
-/// An instance with its tables loaded.
-struct Instance {
-    database: Arc<Database>,
-    engine: Engine,
 }
 
 struct Study<'a> {
@@ -114,7 +109,9 @@ pub async fn run_study(args: BenchArgs) -> Result<ExitCode> {
     }
     let started_at_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let study = Study { args: &args, workload, queries, threads, streams };
-    let profiles = cli::profiles(args.profile())?.into_iter().flatten().collect::<Vec<_>>();
+    // Who names queries wants those.
+    let with_oltp = args.queries.is_none();
+    let profiles = args.far_profiles(args.profile())?.into_iter().flatten().collect::<Vec<_>>();
     if profiles.is_empty() {
         return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the study needs a profile for far memory")
             .with_hint("Give --profile a list of names; tidepool.profiles has them."));
@@ -129,10 +126,14 @@ pub async fn run_study(args: BenchArgs) -> Result<ExitCode> {
         queries: study.queries.iter().map(|query| query.name.clone()).collect(),
         i_config: Vec::new(),
         y_config: Vec::new(),
+        oltp: Vec::new(),
     };
     for profile in &profiles {
         result.i_config.push(study.i_config(profile).await?);
-        result.y_config.push(study.y_config(profile).await?);
+        if with_oltp {
+            result.oltp.push(tokio::task::block_in_place(|| study.oltp(profile))?);
+        }
+        result.y_config.push(tokio::task::block_in_place(|| study.y_config(profile))?);
     }
     print(&result);
     if let Some(path) = &args.json {
@@ -154,29 +155,10 @@ fn write_report(dir: &Path, result: &StudyResult) -> Result<String> {
 }
 
 impl Study<'_> {
-    async fn instance(&self, profile: Profile, threads: usize) -> Result<Instance> {
-        let mut config = cli::configuration(self.args.near, self.args.far.as_deref())?;
-        config.far.profile = Some(profile);
-        config.far.profiles.clear();
-        config.threads = threads;
-        let database = Database::open(config)?;
-        let planner = Planner::new(database.clone())?;
-        let datafusion_only = self.args.engine == EngineKind::Datafusion;
-        let engine = Engine::Tidepool { database: database.clone(), planner, datafusion_only };
-        load::load(&engine, &self.workload, self.threads).await?;
-        Ok(Instance { database, engine })
-    }
-
-    fn plan<'a>(&'a self, instance: &'a Instance, streams: usize) -> Plan<'a> {
-        Plan {
-            engine: &instance.engine,
-            workload: &self.workload,
-            queries: self.queries.clone(),
-            arms: Vec::new(),
-            repeat: Repeat::Rounds(0),
-            streams,
-            results_dir: None,
-        }
+    async fn instance(&self, profile: Profile, threads: usize) -> Result<Instance<'_>> {
+        let plan = InstancePlan { args: self.args, workload: &self.workload, queries: &self.queries };
+        let config = plan.config(profile, threads)?;
+        Instance::open(plan, config).await
     }
 
     async fn i_config(&self, profile: &Profile) -> Result<IConfig> {
@@ -201,32 +183,34 @@ impl Study<'_> {
         })
     }
 
-    async fn y_config(&self, profile: &Profile) -> Result<YConfig> {
-        let shared = Profile { link: Some(format!("{} of the study", profile.name)), ..profile.clone() };
+    fn y_config(&self, profile: &Profile) -> Result<YConfig> {
+        let link = format!("{} of the study {}", profile.name, std::process::id());
+        let shared = Profile { link: Some(link), ..profile.clone() };
         let threads = (self.threads / 2).max(1);
-        let first = self.instance(shared.clone(), threads).await?;
-        let second = self.instance(shared, threads).await?;
+        say(format!("{}: Y-config, two processes", profile.name));
+        let mut first = InstanceProcess::start(self.args, shared.clone(), threads)?;
+        let mut second = InstanceProcess::start(self.args, shared, threads)?;
         let [both_near, main_far, heap_far, _] = PLACEMENTS;
         say(format!("{}: Y-config, each alone", profile.name));
-        let near = self.points(&first, both_near).await?;
-        let heap_far_separate = self.points(&first, heap_far).await?;
-        let main_far_separate = self.points(&second, main_far).await?;
+        let near = self.points_of_process(&mut first, both_near)?;
+        let heap_far_separate = self.points_of_process(&mut first, heap_far)?;
+        let main_far_separate = self.points_of_process(&mut second, main_far)?;
         say(format!("{}: Y-config, both at once", profile.name));
         let (mut heap_far_concurrent, mut main_far_concurrent) = (Vec::new(), Vec::new());
         for &streams in &self.streams {
             let mut rounds = [Vec::new(), Vec::new()];
             for _ in 0..self.args.repeat.max(1) {
-                let measuring = AtomicUsize::new(2);
-                let (heap, main) = tokio::join!(
-                    self.beside(&first, heap_far, streams, &measuring),
-                    self.beside(&second, main_far, streams, &measuring)
-                );
-                rounds[0].push(heap?);
-                rounds[1].push(main?);
+                // Who has measured goes on until the other has, so that each is measured beside the other.
+                first.go_on(heap_far, streams)?;
+                second.go_on(main_far, streams)?;
+                rounds[0].push(first.point()?);
+                rounds[1].push(second.point()?);
+                first.rest()?;
+                second.rest()?;
             }
             let [heap, main] = rounds;
-            heap_far_concurrent.push(middle(streams, &heap));
-            main_far_concurrent.push(middle(streams, &main));
+            heap_far_concurrent.push(Point::middle(streams, &heap));
+            main_far_concurrent.push(Point::middle(streams, &main));
         }
         Ok(YConfig {
             profile: profile.name.clone(),
@@ -238,76 +222,56 @@ impl Study<'_> {
         })
     }
 
-    async fn points(&self, instance: &Instance, placement: Placement) -> Result<Vec<Point>> {
-        self.place(instance, placement).await?;
+    fn points_of_process(&self, instance: &mut InstanceProcess, placement: Placement) -> Result<Vec<Point>> {
+        instance.place(placement)?;
         // Warm, as the study's instances were.
-        self.streams(instance, placement, 1).await?;
+        instance.streams(placement, 1)?;
         let mut points = Vec::new();
         for &streams in &self.streams {
-            let mut rounds = Vec::new();
-            for _ in 0..self.args.repeat.max(1) {
-                rounds.push(self.streams(instance, placement, streams).await?);
-            }
-            points.push(middle(streams, &rounds));
+            let rounds = (0..self.args.repeat.max(1)).map(|_| instance.streams(placement, streams));
+            points.push(Point::middle(streams, &rounds.collect::<Result<Vec<_>>>()?));
         }
         Ok(points)
     }
 
-    async fn place(&self, instance: &Instance, placement: Placement) -> Result<()> {
-        let mut connection = instance.engine.connect().await?;
-        placement.place_tables(&mut connection, &self.workload, "far").await
-    }
-
-    /// Every stream runs every query once.
-    async fn streams(&self, instance: &Instance, placement: Placement, streams: usize) -> Result<Point> {
-        let arm = Arm { placement, far: "far".to_owned(), profile: None };
-        let before = counters(&instance.database)?;
-        let start = Instant::now();
-        let throughput = run::streams(&self.plan(instance, streams), &arm).await?;
-        let seconds = start.elapsed().as_secs_f64();
-        if let Some(error) = throughput.errors.first() {
-            return Err(Error::internal(format!("a query of the study failed: {error}")));
+    /// Figure 5. The study's heap has no part in transactions by key; what is far is rows, in delta and in main, and indexes.
+    fn oltp(&self, profile: &Profile) -> Result<OltpConfig> {
+        let plan = OltpPlan {
+            warehouses: self.args.warehouses.unwrap_or(self.threads as u32),
+            threads: self.threads,
+            terminals: TERMINALS.to_vec(),
+            seconds: self.args.seconds.unwrap_or(SECONDS),
+            rounds: self.args.repeat,
+        };
+        let mut lines = Vec::new();
+        for (title, rows, indexes) in [
+            ("Both DRAM", "near", "near"),
+            ("Rows FAR", "far", "near"),
+            ("Indexes FAR", "near", "far"),
+            ("Both FAR", "far", "far"),
+        ] {
+            let mut config = cli::configuration(self.args.near, self.args.far.as_deref())?;
+            config.far.profile = Some(profile.clone());
+            config.far.profiles.clear();
+            let spaces = Tablespaces { rows: rows.to_owned(), indexes: indexes.to_owned() };
+            lines.push(oltp::measure(&plan, &format!("{}: {title}", profile.name), config, &spaces)?);
         }
-        let after = counters(&instance.database)?;
-        Ok(Point {
-            streams,
-            queries_per_hour: throughput.queries_per_hour,
-            link_read: (after.link_bytes_read - before.link_bytes_read) as f64 / seconds,
-            link_written: (after.link_bytes_written - before.link_bytes_written) as f64 / seconds,
-            stall_ms: (after.stall_ns - before.stall_ns) as f64 / 1e6 / (streams * self.queries.len()) as f64,
-        })
+        Ok(OltpConfig { profile: profile.name.clone(), warehouses: plan.warehouses, lines })
     }
 
-    /// As `streams`, and goes on with them until the other instance has measured too.
-    async fn beside(
-        &self,
-        instance: &Instance,
-        placement: Placement,
-        streams: usize,
-        measuring: &AtomicUsize,
-    ) -> Result<Point> {
-        let point = self.streams(instance, placement, streams).await;
-        measuring.fetch_sub(1, Ordering::AcqRel);
-        while measuring.load(Ordering::Acquire) > 0 && point.is_ok() {
-            self.streams(instance, placement, streams).await?;
+    async fn points(&self, instance: &Instance<'_>, placement: Placement) -> Result<Vec<Point>> {
+        instance.place(placement).await?;
+        // Warm, as the study's instances were.
+        instance.streams(placement, 1).await?;
+        let mut points = Vec::new();
+        for &streams in &self.streams {
+            let mut rounds = Vec::new();
+            for _ in 0..self.args.repeat.max(1) {
+                rounds.push(instance.streams(placement, streams).await?);
+            }
+            points.push(Point::middle(streams, &rounds));
         }
-        point
-    }
-}
-
-fn counters(database: &Database) -> Result<PacingCounters> {
-    let far = database.tablespaces().get("far")?;
-    Ok(far.pacer().map(|pacer| pacer.counters()).unwrap_or_default())
-}
-
-fn middle(streams: usize, rounds: &[Point]) -> Point {
-    let of = |figure: fn(&Point) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0);
-    Point {
-        streams,
-        queries_per_hour: of(|point| point.queries_per_hour),
-        link_read: of(|point| point.link_read),
-        link_written: of(|point| point.link_written),
-        stall_ms: of(|point| point.stall_ms),
+        Ok(points)
     }
 }
 
@@ -332,6 +296,13 @@ fn print(result: &StudyResult) {
         for far in &config.far {
             line(far.title, &far.points, base);
         }
+    }
+    for config in &result.oltp {
+        println!(
+            "TPC-C, {}: {} warehouses, throughput beside the most, and traffic",
+            config.profile, config.warehouses
+        );
+        oltp::print(&config.lines);
     }
     for config in &result.y_config {
         println!("Y-config, {}: the same, two instances", config.profile);

@@ -1,6 +1,6 @@
 //! TPC-C by the embedded API: `tidepool bench tpcc`.
 
-use crate::cli::{BenchArgs, configuration, profiles, terminals, threads};
+use crate::cli::{BenchArgs, configuration, terminals, threads};
 use crate::machine::{self, Machine};
 use crate::progress::say;
 use serde::Serialize;
@@ -102,7 +102,7 @@ pub fn run_tpcc(args: &BenchArgs) -> Result<ExitCode> {
     };
     let mut config = configuration(args.near, args.far.as_deref())?;
     let is_far = spaces.rows == "far" || spaces.indexes == "far";
-    config.far.profile = if is_far { profiles(args.profile())?.into_iter().next().flatten() } else { None };
+    config.far.profile = if is_far { args.far_profiles(args.profile())?.into_iter().next().flatten() } else { None };
     config.far.profiles.clear();
     config.threads = plan.threads;
     config.data_dir = args.durable.clone();

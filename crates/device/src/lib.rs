@@ -6,6 +6,7 @@
 mod affinity;
 mod cost;
 mod device;
+mod links;
 mod location;
 mod mapping;
 mod pacing;

@@ -2,7 +2,8 @@
 //!
 //! What a charge owes is what the device would have cost *beyond* local memory:
 //!
-//! * Bandwidth is the link's. One clock, `busy_until`, is shared by all threads: a transfer starts when the link is free,
+//! * Bandwidth is the link's. One clock is shared by all threads, of all processes where the link has a name
+//!   ([`crate::links`]): a transfer starts when the link is free,
 //!   but no earlier than the thread's previous charge (at most [`OVERLAP_NS_MAX`] ago), because the time a thread spent
 //!   computing since then is time in which a real device's prefetched transfer would have run. A thread that consumes
 //!   less than the device delivers is therefore never held up by bandwidth, and idle time of the link is not saved up.
@@ -18,12 +19,11 @@
 //! *accounted* stall depends on no scheduler's mood once the clock readings are given, which is what the tests rely on.
 
 use crate::cost::Traffic;
+use crate::links::{LinkClock, monotonic_ns};
 use crate::{Access, CostModel, Pattern, Profile};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
 
 /// Shortest wait worth spinning for. Reading the clock costs 30 to 50 ns, so this is off by well under one percent.
 const DEBT_NS_MIN: i64 = 20_000;
@@ -104,28 +104,6 @@ impl PacingTotals {
     }
 }
 
-/// What tablespaces on one device share.
-#[derive(Debug, Default)]
-struct Link {
-    /// When it is free, ns since the process's epoch.
-    busy_until: AtomicU64,
-}
-
-impl Link {
-    /// The link of that name, for as long as anyone has it.
-    fn named(name: &str) -> Arc<Link> {
-        static LINKS: Mutex<BTreeMap<String, Weak<Link>>> = Mutex::new(BTreeMap::new());
-        let mut links = LINKS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        links.retain(|_, link| link.strong_count() > 0);
-        if let Some(link) = links.get(name).and_then(Weak::upgrade) {
-            return link;
-        }
-        let link = Arc::new(Link::default());
-        links.insert(name.to_owned(), Arc::downgrade(&link));
-        link
-    }
-}
-
 /// One device's pacer: bandwidth is shared by all threads, latency is each thread's own. Of memory that is striped over
 /// several devices, each has a link of its own.
 #[derive(Debug)]
@@ -136,7 +114,7 @@ pub struct Pacer {
     /// Finds this pacer's state in a thread. Never zero.
     id: usize,
     /// Of the model's devices, in their order. `None`: local memory, which takes its own time.
-    links: Vec<Option<Arc<Link>>>,
+    links: Vec<Option<Arc<LinkClock>>>,
     totals: Arc<PacingTotals>,
 }
 
@@ -144,7 +122,7 @@ pub struct Pacer {
 #[derive(Clone, Copy, Debug, Default)]
 struct ThreadAccount {
     pacer_id: usize,
-    /// Virtual time of the last charge, ns since the process's epoch.
+    /// Virtual time of the last charge, ns of `now_ns`.
     last_ns: u64,
     /// Owed (positive) or credited (negative).
     debt_ns: i64,
@@ -236,10 +214,9 @@ impl Gathered {
     }
 }
 
+/// Starts at `OVERLAP_NS_MAX`, so that looking back stays above zero even right after the machine has started.
 fn now_ns() -> u64 {
-    static EPOCH: OnceLock<Instant> = OnceLock::new();
-    // Starts at `OVERLAP_NS_MAX`, so that looking back from the first charge stays above zero.
-    EPOCH.get_or_init(Instant::now).elapsed().as_nanos() as u64 + OVERLAP_NS_MAX
+    monotonic_ns() + OVERLAP_NS_MAX
 }
 
 impl Pacer {
@@ -249,7 +226,7 @@ impl Pacer {
 
     fn shared_by(model: CostModel, processors: usize) -> Pacer {
         static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
-        let link = |profile: &Profile| profile.link.as_deref().map_or_else(Arc::default, Link::named);
+        let link = |profile: &Profile| profile.link.as_deref().map_or_else(LinkClock::own, LinkClock::named);
         let links = model.shares().iter().map(|share| share.profile.as_ref().map(link)).collect();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Pacer { model, processors: processors as u64, id, links, totals: Arc::default() }
@@ -427,15 +404,11 @@ impl Pacer {
                 // What the caches hold waits for no link.
                 continue;
             }
-            // Relaxed: the clock is a number, and orders no other memory.
-            let busy = link
-                .busy_until
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |busy| Some(busy.max(earliest) + transfer_ns))
-                .unwrap_or_else(|busy| busy);
+            let begins = link.take(earliest, transfer_ns);
             // Another thread's virtual time may be ahead of this one's by what it owes and this one is credited, and its
             // transfer may be a long one. Neither holds this thread up for longer than the rest of the link being busy all
             // the time would. No more is given away by this than there is: n threads have an n-th each.
-            let in_turn = busy.max(earliest) + transfer_ns;
+            let in_turn = begins + transfer_ns;
             let shared = earliest.saturating_add(self.processors.saturating_mul(transfer_ns));
             bandwidth_stall = bandwidth_stall.max(in_turn.min(shared).saturating_sub(virtual_now));
         }
@@ -466,6 +439,7 @@ impl GatheredSlot {
 mod tests {
     use super::*;
     use crate::Profile;
+    use std::time::Instant;
 
     const MIB: u64 = 1 << 20;
     const START: u64 = 1_000_000_000;
@@ -564,8 +538,10 @@ mod tests {
         };
         // A MiB takes 98 us of the link.
         assert!(elapsed(on(None), on(None)) < 102_000_000);
-        assert!(elapsed(on(Some("one")), on(Some("other"))) < 102_000_000);
-        assert!(elapsed(on(Some("same")), on(Some("same"))) > 195_000_000);
+        // Other runs of this test, at once or before, have links of their own.
+        let [one, other, same] = ["one", "other", "same"].map(|name| format!("{name} of test {}", std::process::id()));
+        assert!(elapsed(on(Some(&one)), on(Some(&other))) < 102_000_000);
+        assert!(elapsed(on(Some(&same)), on(Some(&same))) > 195_000_000);
     }
 
     /// Threads whose virtual times are apart by what one owes and another is credited, each using a hundredth of the link.

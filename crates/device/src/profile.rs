@@ -27,7 +27,8 @@ pub struct Profile {
     /// Bytes that the device moves at least.
     #[serde(default = "cache_line")]
     pub granularity_bytes: u32,
-    /// Tablespaces whose profiles name the same link share its bandwidth, as several on one device do (in one process).
+    /// Tablespaces whose profiles name the same link share its bandwidth, as several on one device do, in all processes
+    /// of one user on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
     /// Where the figures come from.
@@ -317,6 +318,19 @@ impl Profile {
             Error::new(SqlState::UNDEFINED_OBJECT, format!("device profile \"{name}\" does not exist"))
                 .with_hint(format!("Profiles are: {}.", names.join(", ")))
         })
+    }
+
+    /// The same device with a link of `factor` times the bandwidth, latencies as they are: what a machine with fewer
+    /// processors than the one that the profile comes from can use of it, if each is to have as much.
+    pub fn with_link_scaled(&self, factor: f64) -> Profile {
+        let mixes = self.mixed_gb_per_s.iter().map(|mix| Mix { gb_per_s: mix.gb_per_s * factor, ..*mix });
+        Profile {
+            name: format!("{} with {factor:.3} of its link", self.name),
+            read_gb_per_s: self.read_gb_per_s * factor,
+            write_gb_per_s: self.write_gb_per_s * factor,
+            mixed_gb_per_s: Mixes::new(mixes.collect()),
+            ..self.clone()
+        }
     }
 
     /// Refuses nonsense: 22023.

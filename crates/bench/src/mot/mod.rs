@@ -9,7 +9,7 @@ mod log;
 mod matrix;
 mod report;
 
-use crate::cli::{BenchArgs, configuration, profiles, terminals, threads};
+use crate::cli::{BenchArgs, configuration, terminals, threads};
 use crate::machine::{self, Machine};
 use crate::progress::say;
 use serde::Serialize;
@@ -56,7 +56,7 @@ struct Plan {
 }
 
 /// Far memory over one or two locations, each paced as `profile`.
-fn devices(config: &Config, profile: &Profile, count: usize) -> Config {
+pub(crate) fn devices(config: &Config, profile: &Profile, count: usize) -> Config {
     let mut config = config.clone();
     if count > 1 {
         let stripe = |_| Stripe { location: Location::Anon, weight: 1 };
@@ -70,7 +70,7 @@ fn devices(config: &Config, profile: &Profile, count: usize) -> Config {
 /// Measures, reports, and fails where a consistency condition does not hold.
 pub fn run_mot(args: &BenchArgs) -> Result<ExitCode> {
     let wanted = args.profile.as_deref().unwrap_or(PROFILES);
-    let paced = profiles(wanted)?.into_iter().collect::<Option<Vec<_>>>();
+    let paced = args.far_profiles(wanted)?.into_iter().collect::<Option<Vec<_>>>();
     let Some(profiles) = paced else {
         return Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "the study of placements needs devices")
             .with_hint("Name profiles, such as --profile cxl-asic."));

@@ -1,9 +1,11 @@
-//! The page of `bench placement`: the study's figures 6, 7 and 8, ours beside what it prints.
+//! The page of `bench placement`: the study's figures 5 to 8, ours beside what it prints.
 
 use super::chart::{BarChart, Series};
 use super::html::{self, escape, table};
+use crate::instance::Point;
+use crate::oltp::{self, OltpLine, OltpPoint};
 use crate::placement::PLACEMENTS;
-use crate::study::{IConfig, Point, StudyResult, YConfig};
+use crate::study::{IConfig, OltpConfig, StudyResult, YConfig};
 use std::fmt::Write;
 use tidepool_base::ByteSize;
 
@@ -26,6 +28,9 @@ pub fn study_page(result: &StudyResult) -> String {
         html::utc(result.started_at_unix),
     );
     let streams = result.streams();
+    for config in &result.oltp {
+        oltp_config(&mut body, config);
+    }
     for config in &result.i_config {
         i_config(&mut body, config, &streams);
     }
@@ -149,13 +154,48 @@ fn figures(body: &mut String, profile: &str, streams: &[usize], rows: Vec<Vec<St
     );
 }
 
+fn oltp_config(body: &mut String, config: &OltpConfig) {
+    const CLASSES: [&str; 4] = ["s1", "s2", "s3", "s4"];
+    let groups = || {
+        let points = config.lines.first().map_or(&[][..], |line| &line.points);
+        points.iter().map(|point| format!("{} connections", point.connections)).collect()
+    };
+    let of = |lines: &[OltpLine], value: &dyn Fn(&OltpPoint) -> f64| {
+        let series = lines.iter().zip(CLASSES).map(|(line, class)| Series {
+            label: line.title.clone(),
+            class,
+            values: line.points.iter().map(|point| Some(value(point))).collect(),
+        });
+        series.collect::<Vec<_>>()
+    };
+    let chart = |series: Vec<Series>, unit| {
+        BarChart { groups: groups(), series, unit, width: 1100.0, height: 300.0, value_labels: true }.svg()
+    };
+    let most = oltp::most(&config.lines);
+    section(
+        body,
+        &format!("TPC-C, {} (figure 5)", config.profile),
+        &format!(
+            "Transactions a second of {} warehouses, beside the most of all; the study found no loss with its main or heap far.",
+            config.warehouses
+        ),
+        &chart(of(&config.lines, &|point| point.transactions_per_second / most), ""),
+    );
+    section(
+        body,
+        &format!("Traffic of TPC-C, {} (figure 5)", config.profile),
+        "What crossed the emulated device’s link, read and written, GB/s.",
+        &chart(of(config.lines.get(1..).unwrap_or(&[]), &|point| (point.link_read + point.link_written) / 1e9), "GB/s"),
+    );
+}
+
 fn y_config(body: &mut String, config: &YConfig, streams: &[usize]) {
     let base = last(&config.near);
     let of = |label: &str, class, points: &[Point]| series(label, class, points, |point| point.queries_per_hour / base);
     section(
         body,
         &format!("Throughput, Y-config, {} (figure 8)", config.profile),
-        "Two instances on one device’s bandwidth, each on half of the threads; beside Both DRAM with most streams on as many.",
+        "Two instances, processes of their own, on one device’s bandwidth, each on half of the threads; beside Both DRAM with most streams on as many.",
         &by_streams(
             streams,
             vec![

@@ -1,9 +1,8 @@
 //! The network between this machine and the remote node.
 
+use crate::links::LinkClock;
 use crate::{PAGE_BYTES, Profile};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
 /// A page takes what the cost model says of one sequential read of 4 KiB: a latency, its requester's own, and a transfer
 /// over the link, which all share. A page that is written back takes the transfer alone: nobody waits for it to arrive,
@@ -17,21 +16,8 @@ pub(super) struct Link {
     write_ns: u64,
     /// One page each way.
     exchange_ns: u64,
-    /// When the link is free, in nanoseconds of the clock that `charge` is given. Shared by all that name the same link.
-    busy_until_ns: Arc<AtomicU64>,
-}
-
-/// The clock of the link of that name, for as long as anyone has it.
-fn named(name: &str) -> Arc<AtomicU64> {
-    static LINKS: Mutex<BTreeMap<String, Weak<AtomicU64>>> = Mutex::new(BTreeMap::new());
-    let mut links = LINKS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    links.retain(|_, link| link.strong_count() > 0);
-    if let Some(link) = links.get(name).and_then(Weak::upgrade) {
-        return link;
-    }
-    let link = Arc::default();
-    links.insert(name.to_owned(), Arc::downgrade(&link));
-    link
+    /// Of the clock that `charge` is given. Shared by all that name the same link.
+    busy_until: Arc<LinkClock>,
 }
 
 impl Link {
@@ -43,7 +29,10 @@ impl Link {
             read_ns: ns(bytes, 0.0),
             write_ns: ns(0.0, bytes),
             exchange_ns: ns(bytes, bytes),
-            busy_until_ns: profile.link.as_deref().map_or_else(Arc::default, named),
+            busy_until: profile
+                .link
+                .as_deref()
+                .map_or_else(LinkClock::own, |name| LinkClock::named(&format!("paging {name}"))),
         }
     }
 
@@ -55,12 +44,9 @@ impl Link {
             (true, written) => self.exchange_ns + (written - 1) * self.write_ns,
             (false, written) => written * self.write_ns,
         };
-        // Relaxed: the clock is a number, and orders no other memory.
-        let busy = self
-            .busy_until_ns
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |busy| Some(busy.max(now_ns) + transfer_ns))
-            .unwrap_or_else(|busy| busy);
-        busy.max(now_ns) - now_ns + transfer_ns + if fetched { self.read_latency_ns } else { 0 }
+        self.busy_until.take(now_ns, transfer_ns) - now_ns
+            + transfer_ns
+            + if fetched { self.read_latency_ns } else { 0 }
     }
 }
 
@@ -97,7 +83,9 @@ mod tests {
     fn links_of_one_name_are_one() {
         let profile = Profile::preset("rdma-56g-paging").unwrap();
         let on = |name: &str| Link::new(&Profile { link: Some(name.to_owned()), ..profile.clone() });
-        let (first, second, other) = (on("a"), on("a"), on("b"));
+        // Other runs of this test, at once or before, have links of their own.
+        let [a, b] = ["a", "b"].map(|name| format!("{name} of test {}", std::process::id()));
+        let (first, second, other) = (on(&a), on(&a), on(&b));
         first.charge(1_000_000, false, 100);
         assert_eq!(second.charge(1_000_000, false, 1), 101 * 585);
         assert_eq!(other.charge(1_000_000, false, 1), 585);

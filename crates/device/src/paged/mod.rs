@@ -34,11 +34,12 @@ mod threads;
 pub use kernel::Handling;
 pub use table::{OWNERS_MAX, Places};
 
+use crate::links::monotonic_ns as now_ns;
 use crate::{Location, PAGE_BYTES, Profile};
 use backing::Backing;
 use kernel::Userfault;
 use link::Link;
-use space::{Counters, Space, now_ns, process_for_advice};
+use space::{Counters, Space, process_for_advice};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;

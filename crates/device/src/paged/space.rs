@@ -4,19 +4,13 @@ use super::kernel::{Handling, Userfault};
 use super::link::Link;
 use super::table::{self, Memory, Resolution, Table, Touch};
 use super::{CREDIT_NS_MAX, Mechanism, SPINS};
+use crate::links::monotonic_ns as now_ns;
 use crate::{PAGE_BYTES, stop};
 use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-pub(super) fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a structure to fill. Usable in a signal handler; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
