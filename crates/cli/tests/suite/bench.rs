@@ -208,3 +208,50 @@ fn overload_is_bounded_and_loses_nothing() {
     assert!(overload["refused"].as_u64().unwrap() > 0, "{overload}");
     assert!(output.status.success(), "{told}");
 }
+
+/// The far-memory study, with two instances that are processes of their own, and the expander study.
+#[test]
+fn the_studies_of_far_memory_are_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| -> serde_json::Value {
+        let json = dir.path().join("result.json");
+        let output = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+            .args(arguments)
+            .args(["--repeat", "1", "--streams", "2", "--seconds", "0.2", "--warehouses", "1", "--scale-link", "2/56"])
+            .args(["--near", "1GB", "--far", "anon:,size=1GB", "--json"])
+            .arg(&json)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
+    };
+    let traffic =
+        |point: &serde_json::Value| point["link_read"].as_f64().unwrap() + point["link_written"].as_f64().unwrap();
+    let lines = |lines: &serde_json::Value, points: usize| -> Vec<(String, f64)> {
+        let lines = lines.as_array().unwrap().iter().map(|line| {
+            let all = line["points"].as_array().unwrap();
+            assert_eq!(all.len(), points, "{line}");
+            (line["title"].as_str().unwrap().to_owned(), all.iter().map(traffic).sum())
+        });
+        lines.collect()
+    };
+
+    let study = run(&["bench", "placement", "--sf", "0.01", "--profile", "fpga-prototype"]);
+    let oltp = lines(&study["oltp"][0]["lines"], 4);
+    assert_eq!(oltp.len(), 4);
+    for (title, traffic) in &oltp {
+        assert_eq!(title.ends_with("Both DRAM"), *traffic == 0.0, "{title}: {traffic}");
+    }
+    assert!(study["i_config"][0]["profile"].as_str().unwrap().contains("of its link"), "{}", study["i_config"]);
+    let y_config = &study["y_config"][0];
+    for part in ["heap_far_separate", "main_far_separate", "heap_far_concurrent", "main_far_concurrent"] {
+        let points = y_config[part].as_array().unwrap();
+        assert_eq!(points.len(), 2, "{part}");
+        assert!(points.iter().all(|point| point["queries_per_hour"].as_f64().unwrap() > 0.0 && traffic(point) > 0.0));
+    }
+
+    let study = run(&["bench", "expander", "--sf", "0.01", "--queries", "3,7,42"]);
+    assert_eq!(lines(&study["tpcc"], 3).len(), 4);
+    let tpcds = lines(&study["tpcds"], 2);
+    assert!(tpcds[0].1 == 0.0 && tpcds[1..].iter().all(|(_, traffic)| *traffic > 0.0), "{tpcds:?}");
+}
