@@ -5,7 +5,6 @@
 //! planners touch of an index is counted there (`TableIndex::take_use`), and taken in when somebody looks, and before the
 //! index goes. All is kept over a restart by `CHECKPOINT` and a graceful stop.
 
-use crate::{Database, DirectRead};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -129,6 +128,20 @@ pub struct Workload {
     pub tables: BTreeMap<TableId, TableRecord>,
 }
 
+/// What a statement read of one table, row by row, for the recorded workload.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectRead<'a> {
+    pub table: TableId,
+    /// Positions of the columns that it read.
+    pub columns: &'a [usize],
+    /// Rows read from main, and from delta with the bytes of their versions.
+    pub main_rows: u64,
+    pub delta_rows: u64,
+    pub delta_bytes: u64,
+    pub index: TableId,
+    pub used: IndexUse,
+}
+
 impl Workload {
     /// One statement's scans alone.
     pub fn of_scans<'a>(scans: impl IntoIterator<Item = &'a Arc<TableScan>>) -> Workload {
@@ -213,45 +226,28 @@ impl AccessLog {
         });
     }
 
+    pub(crate) fn workload(&self) -> Workload {
+        self.0.lock().clone()
+    }
+
+    /// Forgets everything: the record begins now.
+    pub(crate) fn reset(&self) {
+        *self.0.lock() = Workload { since_us: now_us(), ..Workload::default() };
+    }
+
+    /// What an index was used for since it was last asked.
+    pub(crate) fn add_index_use(&self, table: TableId, index: TableId, used: IndexUse) {
+        let mut workload = self.0.lock();
+        let record = workload.tables.entry(table).or_default();
+        record.indexes.entry(index).or_default().used += used;
+    }
+
     /// Forgets tables and indexes that `def` does not know.
     pub(crate) fn forget_missing(&self, def: impl Fn(TableId) -> Option<Arc<TableDef>>) {
         self.0.lock().tables.retain(|table, record| {
             let Some(def) = def(*table) else { return false };
             record.indexes.retain(|id, _| def.indexes.iter().any(|index| index.id == *id));
             true
-        });
-    }
-}
-
-impl Database {
-    /// What statements have read since the record began.
-    pub fn workload(&self) -> Workload {
-        self.take_index_uses();
-        self.access_log().0.lock().clone()
-    }
-
-    /// Forgets everything: the record begins now.
-    pub fn reset_workload(&self) {
-        self.take_index_uses();
-        QueryHeap::outside(|| {
-            *self.access_log().0.lock() = Workload { since_us: now_us(), ..Workload::default() };
-        });
-    }
-
-    /// To be called before indexes are made anew.
-    pub(crate) fn take_index_uses(&self) {
-        QueryHeap::outside(|| {
-            let state = self.state();
-            for table in state.tables.values() {
-                for index in table.indexes() {
-                    let used = index.take_use();
-                    if !used.is_empty() {
-                        let mut workload = self.access_log().0.lock();
-                        let record = workload.tables.entry(table.def.id).or_default();
-                        record.indexes.entry(index.id()).or_default().used += used;
-                    }
-                }
-            }
         });
     }
 }

@@ -1,19 +1,21 @@
 //! The database: its current state, how the next one is published, and what runs in the background.
 
 use crate::access::AccessLog;
-use crate::by_key::Procedures;
-use crate::catalog::{Catalog, Coming, Current};
-use crate::durability::LogWriter;
-use crate::elastic::{SavedAlteration, SpaceConfigs};
+use crate::background::Background;
+use crate::catalog::sequence::KeptPositions;
+use crate::catalog::state::{Catalog, Coming, Current};
+use crate::durability::ids::Ids;
+use crate::durability::log_home::{advised, open_log};
+use crate::durability::log_writer::LogWriter;
+use crate::durability::redo::Redo;
+use crate::durability::space_configs::SpaceConfigs;
+use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder};
 use crate::encode_pool::EncodePool;
-use crate::ids::Ids;
-use crate::locks::{LockInfo, LockManager};
-use crate::log_home::{advised, open_log};
 use crate::progress::{Progress, ProgressRegistry};
-use crate::redo::Redo;
-use crate::storage::{Finds, Manifest, SavedTablespace, Storage, lock_folder};
-use crate::{Config, DatabaseState, DatabaseVersion, Sequence, Transaction};
-use parking_lot::{Condvar, Mutex, RwLock};
+use crate::write::locks::{LockInfo, LockManager};
+use crate::{Config, DatabaseState, DatabaseVersion, Sequence};
+use parking_lot::{Mutex, RwLock};
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,7 +74,8 @@ pub struct Database {
     /// By tablespace, where versions of rows are.
     pub(crate) memories: Mutex<HashMap<TablespaceId, Arc<VersionMemory>>>,
     pub(crate) locks: LockManager,
-    pub(crate) procedures: Procedures,
+    /// The program's procedures, which are of a room above (`by_key`).
+    pub(crate) procedures: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) ids: Arc<Ids>,
     next_transaction_id: AtomicU64,
     /// Tablespaces as `ALTER TABLESPACE` made them, or is about to.
@@ -104,21 +107,6 @@ pub(crate) struct Seat {
     pub worker: Worker,
     /// Without a log none.
     pub redo: Option<Redo>,
-}
-
-#[derive(Default)]
-pub(crate) struct Background {
-    state: Mutex<BackgroundState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct BackgroundState {
-    stopped: bool,
-    /// The thread is at work, and holds the database.
-    busy: bool,
-    /// There is work before the next interval.
-    is_called: bool,
 }
 
 /// What goes on in a database, for views.
@@ -185,7 +173,7 @@ impl Database {
             }),
             commit: Mutex::new(()),
             locks: LockManager::new(transactions.clone()),
-            procedures: Procedures::default(),
+            procedures: OnceLock::new(),
             seats: Mutex::default(),
             log: OnceLock::new(),
             log_writer: OnceLock::new(),
@@ -221,7 +209,7 @@ impl Database {
                 if let Err(error) = tidepool_device::confine(&cores) {
                     tracing::warn!(%error, "the background thread runs on any processor");
                 }
-                background.run(&weak);
+                tend(&weak, &background);
             })
             .map_err(|error| Error::io("start the background thread", &error))?;
         Ok(database)
@@ -279,19 +267,6 @@ impl Database {
     pub(crate) fn announce(&self, coming: Arc<Coming>) -> Announced<'_> {
         self.current.write().coming = Some(coming);
         Announced(self)
-    }
-
-    /// 53300 when there are too many at a time.
-    pub fn begin(self: &Arc<Self>) -> Result<Transaction> {
-        self.begin_at(Isolation::ReadCommitted)
-    }
-
-    pub fn begin_at(self: &Arc<Self>, isolation: Isolation) -> Result<Transaction> {
-        QueryHeap::outside(|| {
-            let mut seat = self.take_seat()?;
-            seat.worker.begin(isolation)?;
-            Ok(Transaction::new(self.clone(), self.take_transaction_id(), seat))
-        })
     }
 
     pub(crate) fn take_transaction_id(&self) -> u64 {
@@ -495,12 +470,16 @@ impl Database {
     /// Gives out the next `count` values of a sequence, whatever becomes of the transaction that asks. With `partial`
     /// fewer where the sequence ends, but one at least. 2200H when there are no more.
     pub fn next_values(&self, sequence: &Sequence, count: u64, partial: bool) -> Result<Vec<i64>> {
-        QueryHeap::outside(|| sequence.take(self.storage.as_ref(), count, partial))
+        QueryHeap::outside(|| sequence.take(self.kept_positions(), count, partial))
+    }
+
+    fn kept_positions(&self) -> Option<&dyn KeptPositions> {
+        self.storage.as_ref().map(|storage| storage as _)
     }
 
     /// Sets where a sequence stands, at once and for all. 22003 when the value is not within its bounds.
     pub fn set_sequence(&self, sequence: &Sequence, value: i64, called: bool) -> Result<()> {
-        QueryHeap::outside(|| sequence.set(self.storage.as_ref(), value, called))
+        QueryHeap::outside(|| sequence.set(self.kept_positions(), value, called))
     }
 
     pub fn next_table_id(&self) -> TableId {
@@ -566,65 +545,29 @@ impl Drop for Database {
     }
 }
 
-impl Background {
-    fn stop(&self) {
-        self.state.lock().stopped = true;
-        self.changed.notify_all();
-    }
-
-    pub fn is_stopped(&self) -> bool {
-        self.state.lock().stopped
-    }
-
-    /// Has the thread work at once.
-    pub fn call(&self) {
-        self.state.lock().is_called = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for work under way to end.
-    fn wait(&self) {
-        let mut state = self.state.lock();
-        while state.busy {
-            self.changed.wait(&mut state);
+/// What the background thread does, until it is stopped or the database is gone.
+fn tend(database: &Weak<Database>, background: &Background) {
+    let mut failing = false;
+    background.run(BACKGROUND_INTERVAL, || {
+        let Some(database) = database.upgrade() else { return false };
+        // A round that panics is over; the next one comes all the same.
+        let tended = caught(|| {
+            database.tend_rows();
+            database.trim();
+            Ok(())
+        });
+        if let Err(error) = tended {
+            tracing::error!("the background thread: {error}");
         }
-    }
-
-    fn run(&self, database: &Weak<Database>) {
-        let mut state = self.state.lock();
-        let mut failing = false;
-        while !state.stopped && database.strong_count() > 0 {
-            if !state.is_called {
-                self.changed.wait_for(&mut state, BACKGROUND_INTERVAL);
+        match caught(|| database.checkpoint_if_due()) {
+            Ok(()) => failing = false,
+            // Once until it works again: a full disk would fill the server's messages.
+            Err(error) if !failing => {
+                tracing::error!("could not write to the data folder: {error}");
+                failing = true;
             }
-            if state.stopped {
-                return;
-            }
-            state.is_called = false;
-            state.busy = true;
-            parking_lot::MutexGuard::unlocked(&mut state, || {
-                let Some(database) = database.upgrade() else { return };
-                // A round that panics is over; the next one comes all the same.
-                let tended = caught(|| {
-                    database.tend_rows();
-                    database.trim();
-                    Ok(())
-                });
-                if let Err(error) = tended {
-                    tracing::error!("the background thread: {error}");
-                }
-                match caught(|| database.checkpoint_if_due()) {
-                    Ok(()) => failing = false,
-                    // Once until it works again: a full disk would fill the server's messages.
-                    Err(error) if !failing => {
-                        tracing::error!("could not write to the data folder: {error}");
-                        failing = true;
-                    }
-                    Err(_) => {}
-                }
-            });
-            state.busy = false;
-            self.changed.notify_all();
+            Err(_) => {}
         }
-    }
+        true
+    });
 }

@@ -1,7 +1,7 @@
 //! Ids that are drawn: after kills, beside merges, and where something names one twice.
 
-use crate::redo::AT_POINT;
-use crate::storage::Manifest;
+use crate::durability::redo::AT_POINT;
+use crate::durability::storage::Manifest;
 use crate::tests::{columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
 use crate::{Database, RelationName, SequenceDef, check_folder, reset_sequences};
 use std::collections::BTreeSet;

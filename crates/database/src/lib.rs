@@ -8,8 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod advice;
-mod comment;
 pub mod config;
 pub mod copy;
 pub mod progress;
@@ -17,62 +15,47 @@ pub mod scram;
 pub mod text;
 
 mod access;
-mod alter;
-pub mod by_key;
+mod background;
 mod catalog;
-mod check;
 mod database;
 mod ddl;
-mod direct;
 mod durability;
-mod elastic;
 mod encode_pool;
-mod footing;
-mod ids;
-mod index;
-mod loading;
-mod locks;
-mod log_home;
-mod merge;
-mod partition;
+mod patience;
 mod process_memory;
-mod recovery;
-mod redo;
-mod references;
-mod roles;
-mod rows;
-mod sequence;
-mod storage;
-mod transaction;
-mod writer;
+mod upkeep;
+mod write;
 
-pub use access::{AccessLog, ColumnRecord, IndexRecord, TableRecord, Workload};
-pub use alter::{ColumnSource, Compute};
-pub use catalog::{
-    Catalog, ColumnSize, DatabaseState, DatabaseVersion, RelationName, SchemaDef, StateMark, TableSize, ViewColumn,
-    ViewDef, ViewRelation, ViewSource,
+pub use access::{AccessLog, ColumnRecord, DirectRead, IndexRecord, TableRecord, Workload};
+pub use catalog::comment::{Commented, Comments};
+pub use catalog::relation::{RelationName, SchemaDef, ViewColumn, ViewDef, ViewRelation, ViewSource};
+pub use catalog::roles::{
+    Access, AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, grant, predefined, revoke,
 };
-pub use check::{Checked, check_folder, reset_sequences, restore};
-pub use comment::{Commented, Comments};
+pub use catalog::sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
+pub use catalog::state::{Catalog, ColumnSize, DatabaseState, DatabaseVersion, StateMark, TableSize};
 pub use config::{Config, ConfigBuilder};
 pub use database::{Database, DatabaseStats};
-pub use direct::{ChangeWatch, DirectRead, StatementMark};
-pub use elastic::{Patience, TablespaceChange};
-pub use footing::Footing;
-pub use index::{NewIndex, OnConflict, Upserted};
-pub use locks::{LockInfo, LockMode};
-pub use log_home::reset_log;
-pub use partition::{
+pub use ddl::alter::{ColumnSource, Compute};
+pub use durability::check::{Checked, check_folder, reset_sequences, restore};
+pub use durability::reset_log::reset_log;
+pub use durability::storage::Copied;
+pub use patience::Patience;
+pub use tidepool_txn::Isolation;
+pub use upkeep::advice;
+pub use upkeep::elastic::TablespaceChange;
+pub use write::by_key;
+pub use write::direct::{ChangeWatch, StatementMark};
+pub use write::footing::Footing;
+pub use write::index::{NewIndex, OnConflict, Upserted};
+pub use write::locks::{LockInfo, LockMode};
+pub use write::partition::{
     ChangedRows, NewPartition, PARTITIONS_MAX, PartitionTree, bound_literal, bound_text, ordinal_bits, split_id,
 };
-pub use references::{NewForeignKey, Referring, RowRules};
-pub use roles::{Access, AccessKind, AccessObject, Grant, Membership, Privileges, RoleDef, grant, predefined, revoke};
-pub use rows::{Changed, LockWait, Locked};
-pub use sequence::{Sequence, SequenceDef, SequenceOwner, SequencePosition};
-pub use storage::Copied;
-pub use tidepool_txn::Isolation;
-pub use transaction::{Savepoint, Transaction};
-pub use writer::{ChecksOf, RowChecks, TableWriter, rounded};
+pub use write::references::{NewForeignKey, Referring, RowRules};
+pub use write::rows::{Changed, LockWait, Locked};
+pub use write::transaction::{Savepoint, Transaction};
+pub use write::writer::{ChecksOf, RowChecks, TableWriter, rounded};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] =

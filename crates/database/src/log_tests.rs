@@ -3,7 +3,7 @@
 mod partitioned;
 
 use crate::tests::{batch_of, columns, database_with_table, in_folder, insert, insert_and_commit, placement, rows};
-use crate::writer::SHORT_ROW_GROUP_ROWS;
+use crate::write::writer::SHORT_ROW_GROUP_ROWS;
 use crate::{Changed, Config, Database, Isolation, Transaction};
 use arrow_array::RecordBatch;
 use rand::rngs::StdRng;

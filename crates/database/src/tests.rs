@@ -962,9 +962,9 @@ fn what_exists_and_rows_change_at_the_same_moment() {
     insert(&mut transaction, "rows", 0..10).unwrap();
     transaction.drop_table("before").unwrap();
     create(&mut transaction, "after");
-    crate::redo::AT_POINT.set(Some(Box::new(look.clone())));
+    crate::durability::redo::AT_POINT.set(Some(Box::new(look.clone())));
     transaction.commit().unwrap();
-    crate::redo::AT_POINT.set(None);
+    crate::durability::redo::AT_POINT.set(None);
     look("committed");
 
     let seen = seen.lock().unwrap();

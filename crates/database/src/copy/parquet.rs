@@ -305,7 +305,11 @@ fn convert(array: &ArrayRef, sql_type: SqlType, settings: &TextSettings) -> Resu
             let mut text = Vec::new();
             for row in 0..source.len() {
                 text.clear();
-                if writer.write(row, &mut text) { reader.append(super::utf8(&text)?)? } else { reader.append_null() }
+                if writer.write(row, &mut text) {
+                    reader.append(crate::text::utf8(&text)?)?
+                } else {
+                    reader.append_null()
+                }
             }
             Ok(reader.finish())
         }
@@ -335,7 +339,7 @@ fn check_texts(array: &ArrayRef) -> Result<()> {
         DataType::LargeUtf8 => array.as_string::<i64>().iter().any(zero_in),
         _ => array.as_string_view().iter().any(zero_in),
     };
-    if has_zero { super::utf8(&[0]).map(drop) } else { Ok(()) }
+    if has_zero { crate::text::utf8(&[0]).map(drop) } else { Ok(()) }
 }
 
 fn cast(array: &ArrayRef, target: &DataType, sql_type: SqlType) -> Result<ArrayRef> {
@@ -428,7 +432,11 @@ impl ParquetWriter {
                 let mut text = Vec::new();
                 for row in 0..array.len() {
                     text.clear();
-                    if writer.write(row, &mut text) { texts.append(super::utf8(&text)?)? } else { texts.append_null() }
+                    if writer.write(row, &mut text) {
+                        texts.append(crate::text::utf8(&text)?)?
+                    } else {
+                        texts.append_null()
+                    }
                 }
                 texts.finish()
             } else {

@@ -3,8 +3,9 @@
 use super::lines::{Line, LineSplitter};
 use super::{
     BATCH_BYTES, Columns, CopyFormat, CopyHeader, CopyOnError, CopyOptions, ROW_BYTES_MAX, read_batch, read_on,
-    row_too_long, utf8,
+    row_too_long,
 };
+use crate::text::utf8;
 use crate::text::{TextReader, TextSettings, shortened};
 use arrow_array::{BooleanArray, RecordBatch};
 use arrow_schema::SchemaRef;

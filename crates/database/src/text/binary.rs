@@ -377,7 +377,7 @@ impl BinaryReader {
                     builder.append_value(std::str::from_utf8(&canonical).map_err(|_| malformed())?);
                     return Ok(());
                 }
-                let text = crate::copy::utf8(bytes)?;
+                let text = super::utf8(bytes)?;
                 match self.sql_type {
                     SqlType::Varchar { length_max: Some(length) } => builder.append_value(fit_varchar(text, length)?),
                     SqlType::Char { length } => builder.append_value(fit_char(text, length)?),

@@ -15,6 +15,7 @@ mod number;
 pub mod numeric;
 mod reader;
 pub mod single;
+mod utf8;
 mod writer;
 
 pub use binary::{BinaryReader, BinaryWriter};
@@ -24,9 +25,13 @@ pub use reader::TextReader;
 pub use writer::TextWriter;
 
 pub(crate) use bytes::shortened;
+pub(crate) use utf8::utf8;
 
 /// The name of items in lists that are PostgreSQL's `int2vector` or `oidvector`: written without braces, counted from 0.
 pub const VECTOR_ITEM: &str = "of_vector";
+
+/// Characters of a value that messages about a row show.
+pub(crate) const ROW_VALUE_CHARACTERS_MAX: usize = 64;
 
 /// Settings that change text forms.
 #[derive(Clone, Debug, PartialEq, Eq)]
