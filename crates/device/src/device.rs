@@ -88,6 +88,7 @@ impl Device {
             Location::Dax(path) => open_dax(path, size, check),
             Location::Striped(_) => Err(Error::internal(format!("\"{location}\" is not one device"))),
             Location::Paged { .. } => Err(Error::internal(format!("\"{location}\" is mapped page by page"))),
+            Location::Pool => Err(Error::internal(format!("\"{location}\" is leased extent by extent"))),
         }
     }
 
@@ -366,7 +367,8 @@ impl Device {
     pub unsafe fn release(&self, address: NonNull<u8>, range: Range<usize>) -> Result<bool> {
         let start = range.start.next_multiple_of(self.page_size);
         let end = range.end / self.page_size * self.page_size;
-        if start >= end {
+        // No hole is punched into what other processes have open: what they lease is memory that is there.
+        if start >= end || self.is_shared {
             return Ok(false);
         }
         match &self.source {
@@ -394,7 +396,7 @@ impl Device {
     pub fn clear(&self) -> Result<()> {
         let rest = HEADER_BYTES.next_multiple_of(self.page_size)..self.len();
         match &self.source {
-            Source::File { file, .. } if !rest.is_empty() => {
+            Source::File { file, .. } if !rest.is_empty() && !self.is_shared => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 match allocate_blocks(file, mode, &rest) {
                     Err(error) if !is_unsupported(&error) => Err(Error::io("give a file's blocks back", &error)),

@@ -26,7 +26,9 @@ pub enum Location {
     /// Pages that a remote node holds, with a bounded local cache. `remote` is this machine's memory that stands for the
     /// remote node's: `Anon` or `Numa`.
     Paged { cache: CacheSize, remote: Box<Location> },
-    /// Several of the others, at least two, none of them paged: stripes of memory go to each by its weight.
+    /// Extents of the pool that the process is a host of, leased as they are needed.
+    Pool,
+    /// Several of the others, at least two, none of them paged or of a pool: stripes of memory go to each by its weight.
     Striped(Vec<Stripe>),
 }
 
@@ -48,7 +50,8 @@ impl Location {
     /// machine. Of several locations, whether any is.
     pub fn is_far(&self) -> bool {
         match self {
-            Location::Anon | Location::File(_) => false,
+            // Of a pool, its devices say it.
+            Location::Anon | Location::File(_) | Location::Pool => false,
             Location::Numa(node) => topology::is_memory_alone(*node),
             Location::Dax(_) | Location::Paged { .. } => true,
             Location::Striped(stripes) => stripes.iter().any(|stripe| stripe.location.is_far()),
@@ -59,7 +62,7 @@ impl Location {
     pub fn is_anonymous(&self) -> bool {
         match self {
             Location::Anon | Location::Numa(_) | Location::Paged { .. } => true,
-            Location::File(_) | Location::Dax(_) => false,
+            Location::File(_) | Location::Dax(_) | Location::Pool => false,
             Location::Striped(stripes) => stripes.iter().all(|stripe| stripe.location.is_anonymous()),
         }
     }
@@ -80,7 +83,7 @@ impl Location {
         }
     }
 
-    /// What `stripes` shows. 22023 when there is none, 0A000 for paged memory among several.
+    /// What `stripes` shows. 22023 when there is none, 0A000 for paged memory or a pool among several.
     pub fn of_stripes(mut stripes: Vec<Stripe>) -> Result<Location> {
         if let Some(stripe) = stripes.iter().find(|stripe| !(1..=Stripe::WEIGHT_MAX).contains(&stripe.weight)) {
             return Err(invalid_weight(&stripe.location.to_string()));
@@ -88,12 +91,15 @@ impl Location {
         match stripes.len() {
             0 => Err(Error::new(SqlState::INVALID_PARAMETER_VALUE, "a location is missing")),
             1 => Ok(stripes.remove(0).location),
-            _ => match stripes.iter().find(|stripe| matches!(stripe.location, Location::Paged { .. })) {
-                Some(paged) => {
-                    Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", paged.location)))
+            _ => {
+                let is_alone = |location: &Location| matches!(location, Location::Paged { .. } | Location::Pool);
+                match stripes.iter().find(|stripe| is_alone(&stripe.location)) {
+                    Some(alone) => {
+                        Err(Error::unsupported(format!("\"{}\" cannot be one of several locations", alone.location)))
+                    }
+                    None => Ok(Location::Striped(stripes)),
                 }
-                None => Ok(Location::Striped(stripes)),
-            },
+            }
         }
     }
 }
@@ -149,7 +155,7 @@ impl fmt::Display for CacheSize {
     }
 }
 
-const KINDS: [&str; 5] = ["anon:", "file:", "numa:", "dax:", "paged:"];
+const KINDS: [&str; 6] = ["anon:", "file:", "numa:", "dax:", "paged:", "pool:"];
 
 fn starts_location(text: &str) -> bool {
     let text = text.trim_start();
@@ -240,7 +246,7 @@ fn one(text: &str) -> Result<Location> {
     let invalid = |detail: String| {
         Error::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid device location: \"{text}\""))
             .with_detail(detail)
-            .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH or paged:CACHE:anon:.")
+            .with_hint("Write anon:, file:PATH, numa:NODE, dax:PATH, paged:CACHE:anon: or pool:.")
     };
     let path = |rest: &str| {
         if rest.is_empty() {
@@ -257,6 +263,8 @@ fn one(text: &str) -> Result<Location> {
     match kind {
         "anon" if rest.is_empty() => Ok(Location::Anon),
         "anon" => Err(invalid("Nothing follows \"anon:\".".into())),
+        "pool" if rest.is_empty() => Ok(Location::Pool),
+        "pool" => Err(invalid("Nothing follows \"pool:\": the server's configuration names the pool.".into())),
         "file" => Ok(Location::File(path(rest)?)),
         "dax" => Ok(Location::Dax(path(rest)?)),
         "numa" => match rest.parse::<u32>() {
@@ -287,6 +295,7 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Location::Anon => f.write_str("anon:"),
+            Location::Pool => f.write_str("pool:"),
             Location::File(path) => write!(f, "file:{}", path.display()),
             Location::Numa(node) => write!(f, "numa:{node}"),
             Location::Dax(path) => write!(f, "dax:{}", path.display()),
@@ -324,6 +333,7 @@ mod tests {
             ("anon:", Location::Anon),
             ("file:/dev/shm/far:1", Location::File("/dev/shm/far:1".into())),
             ("numa:2", Location::Numa(2)),
+            ("pool:", Location::Pool),
             ("dax:/dev/dax0.0", Location::Dax("/dev/dax0.0".into())),
             ("paged:256MB:anon:", paged(CacheSize::Bytes(256 << 20), Location::Anon)),
             ("paged:1048577B:numa:1", paged(CacheSize::Bytes((1 << 20) + 1), Location::Numa(1))),
@@ -366,6 +376,8 @@ mod tests {
         }
         let paged = "anon:, paged:64MB:anon:".parse::<Location>().unwrap_err();
         assert_eq!(paged.code(), SqlState::FEATURE_NOT_SUPPORTED);
+        let pool = "pool:*2, anon:".parse::<Location>().unwrap_err();
+        assert_eq!(pool.code(), SqlState::FEATURE_NOT_SUPPORTED);
     }
 
     #[test]
@@ -374,6 +386,7 @@ mod tests {
             "",
             "anon",
             "anon:x",
+            "pool:x",
             "file:",
             "dax:",
             "numa:",

@@ -15,7 +15,7 @@
 
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping, reserve_some, unmap};
 use crate::paged::Paged;
-use crate::{Device, stop};
+use crate::{Device, Protection, stop};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -222,6 +222,24 @@ impl Window {
         }
         table.places[stripe] = Some(place);
         self.note_traits(&table);
+        Ok(())
+    }
+
+    /// Makes room for all places: from here on mapping a stripe allocates nothing.
+    pub fn reserve_places(&self) {
+        self.write().places.reserve_exact(self.len / self.stripe_bytes);
+    }
+
+    /// Changes what may be done to the bytes of a stripe, which is mapped wholly.
+    ///
+    /// # Safety
+    /// Nobody does anything else there than `protection` allows.
+    pub unsafe fn protect(&self, stripe: usize, protection: Protection) -> Result<()> {
+        let address = self.at(stripe * self.stripe_bytes).as_ptr();
+        // SAFETY: inside the reservation, and the caller's promise.
+        if unsafe { libc::mprotect(address.cast(), self.stripe_bytes, protection.flags()) } != 0 {
+            return Err(Error::io("protect a tablespace's memory", &io::Error::last_os_error()));
+        }
         Ok(())
     }
 

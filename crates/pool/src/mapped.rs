@@ -90,6 +90,15 @@ impl Mapped {
         first.mapping.device().expect("a pool is mapped of devices")
     }
 
+    /// The device of an extent, and its first byte there. `None` where the device is away.
+    pub(crate) fn place(&self, extent: Extent) -> Option<(usize, usize)> {
+        self.parts.iter().enumerate().find_map(|(device, part)| {
+            let part = part.get()?;
+            let index = extent.0.checked_sub(part.first.0).filter(|index| *index < part.extents)?;
+            Some((device, index as usize * self.extent_bytes))
+        })
+    }
+
     fn part_of(&self, extent: Extent) -> Option<(&Part, usize)> {
         self.parts.iter().filter_map(OnceLock::get).find_map(|part| {
             let index = extent.0.checked_sub(part.first.0).filter(|index| *index < part.extents)?;

@@ -11,7 +11,7 @@ use crate::pool::{HostText, Pool, check_name};
 use crate::system;
 use crate::words::{
     Contents, Database, Entry, EntryState, EventKind, Extent, Generation, Host, HostState, Kind, Number, Owner, Role,
-    Root, Segment, Slot,
+    Root, SLOTS, Segment, Slot,
 };
 use parking_lot::{Condvar, Mutex};
 use std::ptr::NonNull;
@@ -23,6 +23,19 @@ use tidepool_base::{ByteSize, Error, Result, SqlState, crash_point};
 
 /// How often a host beats by default: a watcher that waits for 200 ms then suspects no live host under load.
 pub const BEAT: Duration = Duration::from_millis(5);
+
+/// Why a host gets no extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No extent of the pool is free.
+    Full,
+    /// The database has as much of the pool as it may have.
+    Quota,
+    /// Another host took this one for dead.
+    Fenced,
+    /// A word of the books is damaged.
+    Damaged,
+}
 
 /// What a host says of itself when it joins.
 #[derive(Clone, Debug)]
@@ -175,11 +188,107 @@ impl Member {
             if !is_current {
                 return Err(self.fenced());
             }
-            return Err(Error::new(SqlState::OUT_OF_MEMORY, format!("pool \"{}\" is full", pool.location()))
-                .with_detail(format!("{count} extents are wanted and {found} are free."))
-                .with_hint("Stop a host or add a device."));
+            return Err(pool.full(count as u64, found as u64));
         }
         Ok(leased)
+    }
+
+    /// As `lease`, of one extent, for callers inside the process's allocator: nothing is allocated but for what is damaged,
+    /// and devices that others added meanwhile are not looked for.
+    pub fn lease_one(&self, kind: Kind) -> std::result::Result<Extent, Refusal> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let is_current = || books.is_current(self.host).map_err(|_| Refusal::Damaged);
+        if !is_current()? {
+            return Err(Refusal::Fenced);
+        }
+        if self.is_at_quota()? {
+            return Err(Refusal::Quota);
+        }
+        let extents = books.layout.extents;
+        let start = self.hint.load(Ordering::Relaxed).min(extents);
+        for extent in (start..extents).chain(0..start).map(Extent) {
+            let is_leased = pool.is_there(extent)
+                && books.lease(self.host, self.database, extent, kind).map_err(|_| Refusal::Damaged)?;
+            if !is_leased {
+                continue;
+            }
+            self.hint.store(extent.0 + 1, Ordering::Relaxed);
+            // One that was taken for dead meanwhile may have been swept before it took this.
+            if is_current()? {
+                return Ok(extent);
+            }
+            let _ = self.return_at_once(extent);
+            return Err(Refusal::Fenced);
+        }
+        Err(Refusal::Full)
+    }
+
+    /// As `check_quota`, for one more.
+    fn is_at_quota(&self) -> std::result::Result<bool, Refusal> {
+        if self.database == Database::NONE {
+            return Ok(false);
+        }
+        let books = self.pool.books();
+        let quota = books.load(books.layout.quota(self.database)).map_err(|_| Refusal::Damaged)?.0;
+        if quota == 0 {
+            return Ok(false);
+        }
+        Ok(self.used_by_database()? >= quota)
+    }
+
+    /// Extents that hosts of this one's database own, and that are its own.
+    fn used_by_database(&self) -> std::result::Result<u64, Refusal> {
+        let books = self.pool.books();
+        let mut is_of_database = [false; SLOTS];
+        for slot in books.layout.all_slots() {
+            let ident = books.load(books.layout.ident(slot)).map_err(|_| Refusal::Damaged)?;
+            is_of_database[usize::from(slot.0)] = ident.state != HostState::Free && ident.database == self.database;
+        }
+        let mut used = 0;
+        for extent in books.layout.all_extents() {
+            let owner = books.load(books.layout.owner(extent)).map_err(|_| Refusal::Damaged)?;
+            used += u64::from(match owner {
+                Owner::Shared { database, .. } | Owner::Orphan { database, .. } => database == self.database,
+                _ => owner.writer().is_some_and(|host| is_of_database[usize::from(host.slot.0)]),
+            });
+        }
+        Ok(used)
+    }
+
+    /// Why so many extents are not to be had now.
+    pub fn why_refused(&self, count: usize) -> Refusal {
+        match (self.is_current(), self.check_quota(count)) {
+            (Ok(false), _) => Refusal::Fenced,
+            (Err(_), _) => Refusal::Damaged,
+            (Ok(true), Err(error)) if error.code() == SqlState::OUT_OF_MEMORY => Refusal::Quota,
+            (Ok(true), Err(_)) => Refusal::Damaged,
+            (Ok(true), Ok(())) => Refusal::Full,
+        }
+    }
+
+    /// The root of its database that is in force.
+    pub fn root(&self) -> Result<Root> {
+        self.pool.told(self.pool.books().load(self.pool.layout().root(self.database)))
+    }
+
+    /// Why an extent was refused, in words.
+    pub fn refused(&self, refusal: Refusal, count: usize) -> Error {
+        let error = || -> Result<Error> {
+            Ok(match refusal {
+                Refusal::Fenced => self.fenced(),
+                Refusal::Full => self.pool.full(count as u64, self.pool.free_extents()?),
+                Refusal::Quota => match self.check_quota(count) {
+                    Err(error) => error,
+                    // Others have freed some meanwhile.
+                    Ok(()) => Error::new(SqlState::OUT_OF_MEMORY, "the database has reached its quota of the pool"),
+                },
+                Refusal::Damaged => {
+                    Error::corrupted(format!("the books of pool \"{}\" are damaged", self.pool.location()))
+                        .with_hint("Run tidepool pool check.")
+                }
+            })
+        };
+        error().unwrap_or_else(|error| error)
     }
 
     /// Gives an extent back that nothing was done with, whatever its kind.
@@ -218,6 +327,31 @@ impl Member {
             bytes(used),
             bytes(count as u64)
         )))
+    }
+
+    /// Frees the shared extents and the orphans of its database, but for those of a log, while the database has no manifest:
+    /// then no host finds what is in them. The caller is the database's primary. How many.
+    pub fn reclaim_unnamed(&self) -> Result<u32> {
+        let (pool, books) = (&self.pool, self.pool.books());
+        let root = pool.told(books.load(books.layout.root(self.database)))?;
+        if root.place != Root::NEW.place {
+            return Ok(0);
+        }
+        let mut freed = 0;
+        for extent in books.layout.all_extents() {
+            let kind = match pool.told(books.load(books.layout.owner(extent)))? {
+                Owner::Shared { database, kind, .. } | Owner::Orphan { database, kind, .. }
+                    if database == self.database =>
+                {
+                    kind
+                }
+                _ => continue,
+            };
+            if kind != Kind::Log && self.reclaim(extent, root.generation)? {
+                freed += 1;
+            }
+        }
+        Ok(freed)
     }
 
     /// Where an extent of its own, or one that it may read, is in this process.

@@ -520,6 +520,42 @@ impl Pool {
         })
     }
 
+    /// On which device an extent is, and from which byte on. `None` where the device is away.
+    pub fn place(&self, extent: Extent) -> Option<(usize, usize)> {
+        self.books.memory.place(extent)
+    }
+
+    /// The location of a device that is there.
+    pub fn device_location(&self, device: usize) -> Option<Location> {
+        Some(self.books.memory.part(device)?.mapping.device()?.location().clone())
+    }
+
+    /// Extents that any host can lease.
+    pub fn free_extents(&self) -> Result<u64> {
+        Ok(self.room()?.1)
+    }
+
+    /// Extents that hosts can own, and those of them that are free.
+    pub fn room(&self) -> Result<(u64, u64)> {
+        let (mut all, mut free) = (0, 0);
+        for extent in self.layout().all_extents().filter(|extent| self.is_there(*extent)) {
+            match self.told(self.books.load(self.layout().owner(extent)))? {
+                Owner::Absent | Owner::Control => {}
+                Owner::Free { .. } => (all, free) = (all + 1, free + 1),
+                _ => all += 1,
+            }
+        }
+        Ok((all, free))
+    }
+
+    /// 53100: it has not so many free extents.
+    pub(crate) fn full(&self, wanted: u64, free: u64) -> Error {
+        let bytes = |extents: u64| ByteSize(extents * self.extent_bytes());
+        Error::new(SqlState::DISK_FULL, format!("pool \"{}\" is full", self.location))
+            .with_detail(format!("{} are wanted and {} are free.", bytes(wanted), bytes(free)))
+            .with_hint("Free memory, stop a host or add a device: tidepool pool add.")
+    }
+
     /// Its device is there.
     pub fn is_there(&self, extent: Extent) -> bool {
         self.books.memory.extent(extent).is_some()

@@ -152,7 +152,7 @@ fn extents_go_from_host_to_host_and_are_zeroed_between_databases() {
     assert_eq!(one.create_database("b", 0).unwrap_err().code(), SqlState::DUPLICATE_DATABASE);
 
     let leased = one.lease(Kind::Heap, 4).unwrap();
-    assert_eq!(two.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    assert_eq!(two.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::DISK_FULL);
     leased.iter().for_each(|extent| fill(&pool, *extent, 7));
     // Within a database what it holds is kept.
     one.hand(leased[0], two.host().slot).unwrap();
@@ -232,7 +232,7 @@ fn a_device_that_is_missing_is_named_where_it_is_needed() {
     // What does not need it goes on.
     let member = Member::join(Arc::clone(&pool), &JoinOptions::tool("one")).unwrap();
     assert_eq!(member.lease(Kind::Heap, 3).unwrap(), [Extent(1), Extent(2), Extent(3)]);
-    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::DISK_FULL);
     let report = check(&pool, true).unwrap();
     assert!(matches!(report.faults.as_slice(), [fault] if fault.contains("is missing")), "{report:?}");
     member.leave().unwrap();
@@ -453,7 +453,7 @@ fn a_device_is_added_while_hosts_are_at_work() {
     let pool = place.pool(4);
     let member = join(&pool, "one", "a");
     member.lease(Kind::Heap, 3).unwrap();
-    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+    assert_eq!(member.lease(Kind::Heap, 1).unwrap_err().code(), SqlState::DISK_FULL);
     let other = Pool::open(&place.location()).unwrap();
     let refused = |size| other.add_device(&place.second(), Some(size)).unwrap_err().code();
     assert_eq!(refused(EXTENT_BYTES_MIN), SqlState::DISK_FULL);

@@ -187,7 +187,7 @@ fn work(pool: &Arc<Pool>, seed: u64, say: &dyn Fn(&str)) -> Result<()> {
     say("joined");
     let mut own: BTreeMap<Extent, u64> = BTreeMap::new();
     let mut mark = seed << 32;
-    let is_full = |error: &Error| error.code() == SqlState::OUT_OF_MEMORY;
+    let is_full = |error: &Error| error.code() == SqlState::DISK_FULL;
     let is_others = |error: &Error| error.code() == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE;
     for round in 0u64.. {
         if round.is_multiple_of(64) {

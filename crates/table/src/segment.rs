@@ -184,6 +184,7 @@ impl Segment {
     fn store(bytes: &[u8], tablespace: &Arc<Tablespace>) -> Result<Segment> {
         let mut region = tablespace.allocate(bytes.len(), Purpose::Main)?;
         region[..bytes.len()].copy_from_slice(bytes);
+        region.publish();
         tablespace.charge(Purpose::Main, &[Access::write_sequential(bytes.len() as u64)]);
         Segment::open(Blob::new(region, bytes.len())?)
     }

@@ -99,6 +99,23 @@ impl Extents {
         self.update_tree(run);
     }
 
+    /// Keeps those pages of a run from being taken that are open.
+    pub fn close_open(&mut self, run: Range<usize>) {
+        let open = count_bits(&self.open, run.clone());
+        if open == 0 {
+            return;
+        }
+        self.open_pages -= open;
+        self.free_pages -= self.free_in(run.clone());
+        set_bits(&mut self.open, run.clone(), false);
+        self.update_tree(run);
+    }
+
+    /// Pages of a run that can be taken.
+    pub fn free_in(&self, run: Range<usize>) -> usize {
+        masks(run).map(|(word, mask)| (self.open[word] & !self.used[word] & mask).count_ones() as usize).sum()
+    }
+
     /// Says that there is nothing from page `end` on: no page there is open, used or touched.
     pub fn cut(&mut self, end: usize) {
         debug_assert!(count_bits(&self.open, end..self.end.max(end)) == 0);

@@ -173,6 +173,9 @@ impl Tablespace {
 
     /// When it is closed: gives back what is not kept.
     pub(crate) fn leave(&self) {
+        if let Some(leased) = &self.leased {
+            return self.leave_pool(leased);
+        }
         let kept = std::mem::take(&mut *self.lock_kept());
         let mut kept = [kept.places, kept.always].concat();
         kept.sort_unstable_by_key(|run| run.start);

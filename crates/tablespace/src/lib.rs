@@ -4,12 +4,18 @@
 //! [`Region`]s (main, delta) and to the query heap's extent hooks alike. The latter run inside the global allocator, so
 //! taking and giving back pages never allocates, and waits for nothing but the tablespace's own mutex.
 //!
-//! Leaves to others: mapping a device and what it costs (`tidepool-device`), dividing pages into objects
+//! The memory of a tablespace is its own, or that of a pool which several processes share: then it leases extents as it needs
+//! them (`leased.rs`).
+//!
+//! Leaves to others: mapping a device and what it costs (`tidepool-device`), which
+//! process owns which extent of a pool (`tidepool-pool`), dividing pages into objects
 //! (`tidepool-heap`), and when to give idle memory back ([`Tablespace::trim`] is the database's to call).
 
+mod backing;
 mod extents;
 mod found;
 mod layout;
+mod leased;
 mod ledger;
 mod owners;
 mod pacers;
@@ -25,6 +31,7 @@ mod superblock;
 mod tests;
 
 pub use found::{Contents, Left};
+pub use leased::LeaseOptions;
 pub use ledger::{LedgerRow, Purpose};
 pub use owners::{TABLESPACES_MAX, TAG_MAX, page_tag};
 pub use region::Region;

@@ -9,6 +9,8 @@ pub struct Region {
     address: NonNull<u8>,
     len: usize,
     purpose: Purpose,
+    /// Of main: nothing is written there any more.
+    is_published: bool,
 }
 
 // SAFETY: owns its bytes, as a boxed slice does.
@@ -21,7 +23,20 @@ impl Region {
     /// The pages that `[address, address + len)` touches came from `space.allocate_pages` under `purpose` and become this
     /// region's. With `len` zero there are none.
     pub(crate) unsafe fn new(space: Arc<Tablespace>, address: NonNull<u8>, len: usize, purpose: Purpose) -> Region {
-        Region { space, address, len, purpose }
+        Region { space, address, len, purpose, is_published: false }
+    }
+
+    /// Says that its bytes, of main, are never written again: then other hosts may come to read them.
+    pub fn publish(&mut self) {
+        if !std::mem::replace(&mut self.is_published, true) {
+            self.note_written();
+        }
+    }
+
+    fn note_written(&self) {
+        if self.purpose == Purpose::Main && self.len > 0 && self.space.is_leased() {
+            self.space.note_written(&self.space.pages_of(self.address, crate::space::page_bytes(self.len)));
+        }
     }
 
     pub fn tablespace(&self) -> &Arc<Tablespace> {
@@ -74,6 +89,9 @@ impl std::ops::DerefMut for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.len > 0 {
+            if !self.is_published {
+                self.note_written();
+            }
             // SAFETY: `new` was given these pages, and nothing borrows from a region that is dropped.
             unsafe {
                 self.space.free_pages(self.address, crate::space::page_bytes(self.len), self.purpose);

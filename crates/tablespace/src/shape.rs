@@ -16,6 +16,7 @@
 //! shrinks.
 
 use crate::layout;
+use crate::leased::Leasing;
 use crate::paged::Paging;
 use crate::space::bytes_of;
 use crate::superblock::Superblock;
@@ -52,6 +53,8 @@ pub(crate) enum Kind {
     Plain,
     Striped,
     Paged,
+    /// Over a pool (`leased.rs`).
+    Leased,
 }
 
 #[derive(Debug, Default)]
@@ -414,6 +417,7 @@ impl Tablespace {
         match shape.kind {
             Kind::Striped => return self.resize_striped(shape, size_bytes),
             Kind::Paged => return self.resize_paged(shape, Some(size_bytes), None),
+            Kind::Leased => return self.resize_leased(shape, size_bytes),
             Kind::Plain | Kind::Fixed => {}
         }
         let device = self.device_of(&shape.parts[0])?;
@@ -484,10 +488,10 @@ impl Tablespace {
         ))
     }
 
-    /// Of memory that can have several locations; 0A000 for paged memory.
+    /// Of memory that can have several locations; 0A000 for paged memory and that of a pool.
     fn divisible_shape(&self) -> Result<MutexGuard<'_, Shape>> {
         let shape = self.changeable_shape()?;
-        if shape.kind == Kind::Paged {
+        if matches!(shape.kind, Kind::Paged | Kind::Leased) {
             return Err(Error::unsupported(format!(
                 "\"{}\" of tablespace \"{}\" cannot be one of several locations",
                 self.config().location,
@@ -572,6 +576,10 @@ pub(crate) fn too_many_stripes(name: &str, stripe: usize) -> Error {
     .with_hint("A restart chooses stripes for its present size anew.")
 }
 
+pub(crate) const fn pages_max() -> u64 {
+    PAGES_MAX
+}
+
 pub(crate) const fn stripes_max() -> usize {
     STRIPES_MAX
 }
@@ -605,6 +613,7 @@ pub(crate) enum Step {
         to: usize,
     },
     Paging(Paging),
+    Lease(Leasing),
     /// Of a striped one, or one that is about to be. Boxed: a rare step, larger than the others.
     Grow(Box<Growth>),
     Shrink(Box<Shrinking>),
@@ -645,6 +654,7 @@ impl Reshape<'_> {
                 self.space.used_bytes_in(paging.to / PAGE_BYTES..paging.from / PAGE_BYTES)
             }
             Step::Shrink(shrinking) => self.left_in_stripes(shrinking),
+            Step::Lease(_) => self.space.left_in_leases(),
             Step::Done | Step::GrowEnd { .. } | Step::Paging(_) | Step::Grow(_) => 0,
         }
     }
@@ -674,6 +684,7 @@ impl Reshape<'_> {
                 back_to(&*space.device_of(&self.shape.parts[0])?, to);
             }
             Step::Paging(paging) => space.finish_paging(&mut self.shape, &paging),
+            Step::Lease(leasing) => space.finish_leasing(&leasing),
             Step::Grow(growth) => self.finish_growth(*growth)?,
             Step::Shrink(shrinking) => self.finish_shrinking(*shrinking),
         }
@@ -699,6 +710,7 @@ impl Drop for Reshape<'_> {
                 space.open_pages(to / PAGE_BYTES..from / PAGE_BYTES);
             }
             Step::Paging(paging) => space.undo_paging(&paging),
+            Step::Lease(_) => space.undo_leasing(),
             Step::Grow(growth) => self.undo_growth(*growth),
             Step::Shrink(shrinking) => self.undo_shrinking(*shrinking),
         }

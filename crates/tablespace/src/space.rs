@@ -1,11 +1,11 @@
 use crate::extents::{CHUNK_PAGES, Extents};
 use crate::found::Kept;
+use crate::leased::{Class, Leased};
 use crate::ledger::Ledger;
 use crate::owners::OwnerTable;
 use crate::pacers::Pacers;
 use crate::shape::{Kind, Shape};
 use crate::{Contents, LedgerRow, Left, Purpose, Region};
-use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,17 +18,12 @@ use tidepool_device::{
 
 const _: () = assert!(Purpose::ALL.len() <= OWNERS_MAX);
 
-/// Most that one system call gives back, so that a trim never holds much that others could use.
-const TRIM_PAGES_MAX: usize = (64 << 20) / PAGE_BYTES;
-
-/// What a thread populates at a time.
-const POPULATE_PAGES: usize = (64 << 20) / PAGE_BYTES;
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct TablespaceConfig {
     pub name: String,
     pub location: Location,
-    /// Of all locations together. `None`: all of devices of fixed size; otherwise required.
+    /// Of all locations together; in a pool, the most that it leases. `None`: all of devices of fixed size, or whatever a pool
+    /// has; otherwise required.
     pub size_bytes: Option<u64>,
     /// Pace accesses as this device; for paged memory: the network that pages come over. `None`: the real thing.
     pub profile: Option<Profile>,
@@ -53,6 +48,13 @@ impl TablespaceConfig {
                 format!("tablespace \"{}\" is paged and cannot be populated", self.name),
             )
             .with_hint("Its pages come when they are used; what stays is said by the size of its cache."));
+        }
+        if self.location == Location::Pool {
+            return Err(Error::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("tablespace \"{}\" is in a pool and cannot be populated", self.name),
+            )
+            .with_hint("A pool is populated when it is made: tidepool pool create --populate."));
         }
         match self.size_bytes {
             Some(size) if self.populate_bytes > size => Err(Error::new(
@@ -153,7 +155,7 @@ pub struct Tablespace {
     paced: [PacingTotals; Purpose::ALL.len()],
     ledger: Ledger,
     /// Stay backed, though nobody uses them.
-    pages_kept: AtomicUsize,
+    pub(crate) pages_kept: AtomicUsize,
     /// Dropped from the registry: takes no more.
     closed: AtomicBool,
     /// It is memory in place of what its configuration names.
@@ -169,6 +171,8 @@ pub struct Tablespace {
     /// A mutex of the standard library: a futex, so that waiting for it never allocates. It is locked inside the global
     /// allocator. Innermost of all locks: nothing is called under it but the mapping's system calls.
     extents: Mutex<Extents>,
+    /// Of one over a pool.
+    pub(crate) leased: Option<Box<Leased>>,
     // Last, and in this order: the address range leaves the table of owners before it is unmapped.
     owners: OwnerTable,
     pub(crate) window: Window,
@@ -214,6 +218,13 @@ impl Tablespace {
     }
 
     fn try_open(id: TablespaceId, config: TablespaceConfig, left: Option<&Left>) -> Result<Arc<Tablespace>> {
+        if config.location == Location::Pool {
+            return Err(Error::new(
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+                "this process is not attached to a pool",
+            )
+            .with_hint("Name one: tidepool serve --pool LOCATION, or [pool] location in tidepool.toml."));
+        }
         if let Location::Paged { .. } = config.location {
             return match left.filter(|left| left.is_needed) {
                 Some(left) => Err(left.missing(&config.location)),
@@ -246,10 +257,22 @@ impl Tablespace {
         window: Window,
         shape: Shape,
     ) -> Result<Arc<Tablespace>> {
+        Tablespace::with_leases(id, config, window, shape, None)
+    }
+
+    pub(crate) fn with_leases(
+        id: TablespaceId,
+        config: TablespaceConfig,
+        window: Window,
+        shape: Shape,
+        leased: Option<Box<Leased>>,
+    ) -> Result<Arc<Tablespace>> {
         let pacers = Pacers::new(match &config.profile {
             // A fault waits for the network by itself: nothing may be charged twice.
             Some(_) if window.paged().is_some() => None,
-            Some(profile) if shape.kind == Kind::Fixed => Some(CostModel::on_this_machine(profile.clone())?),
+            Some(profile) if matches!(shape.kind, Kind::Fixed | Kind::Leased) => {
+                Some(CostModel::on_this_machine(profile.clone())?)
+            }
             _ => shape.cost_model()?,
         });
         let extents = Extents::new(window.len() / PAGE_BYTES)?;
@@ -257,7 +280,7 @@ impl Tablespace {
         Ok(Arc::new(Tablespace {
             id,
             name: config.name.clone(),
-            lies_far: AtomicBool::new(config.location.is_far()),
+            lies_far: AtomicBool::new(lies_far(&config, leased.as_deref())),
             config: RwLock::new(Arc::new(config)),
             shape: Mutex::new(shape),
             size_bytes: AtomicU64::new(0),
@@ -273,6 +296,7 @@ impl Tablespace {
             kept: Mutex::default(),
             is_shrinking: AtomicBool::new(false),
             extents: Mutex::new(extents),
+            leased,
             owners,
             window,
         }))
@@ -306,7 +330,7 @@ impl Tablespace {
 
     pub(crate) fn set_config(&self, config: TablespaceConfig) {
         // Relaxed: what is decided by it is right for either.
-        self.lies_far.store(config.location.is_far(), Ordering::Relaxed);
+        self.lies_far.store(lies_far(&config, self.leased.as_deref()), Ordering::Relaxed);
         *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(config);
     }
 
@@ -425,9 +449,13 @@ impl Tablespace {
         Ok(unsafe { Region::new(self.clone(), address, len, purpose) })
     }
 
-    fn full(&self, len: usize) -> Error {
+    /// Why `len` bytes were not to be had: 53200 naming the tablespace, or 53100 naming the pool that it leases from.
+    pub fn full(&self, len: usize) -> Error {
         if self.closed.load(Ordering::Relaxed) {
             return Error::new(SqlState::UNDEFINED_OBJECT, format!("tablespace \"{}\" does not exist", self.name));
+        }
+        if let Some(leased) = &self.leased {
+            return self.full_of_leases(leased, len);
         }
         let (free, longest) = {
             let extents = self.lock();
@@ -474,17 +502,25 @@ impl Tablespace {
         debug_assert!(len.is_multiple_of(PAGE_BYTES) && align.is_power_of_two());
         let count = len / PAGE_BYTES;
         let alignment = (align / PAGE_BYTES).max(1);
-        let mut extents = self.lock();
+        let mut extents = self.lock_book_of(purpose);
         if count == 0 || self.closed.load(Ordering::Relaxed) {
             return None;
         }
-        // What comes in whole huge pages is laid over them, if there is such a place.
-        let chunked = count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES;
-        let mut run = if chunked { self.place(&mut extents, count, CHUNK_PAGES, tag) } else { None };
-        if run.is_none() {
-            run = self.place(&mut extents, count, alignment, tag);
+        let run = match self.place(&mut extents, count, alignment, tag) {
+            Some(run) => run,
+            None => {
+                drop(extents);
+                let leased = self.leased.as_deref()?;
+                let taken = self.lease_and_take(leased, Class::of(purpose), count, alignment, tag)?;
+                extents = taken.0;
+                taken.1
+            }
+        };
+        if let Some(leased) = self.leased.as_deref()
+            && leased.is_written_once(Class::of(purpose))
+        {
+            leased.note_taken(&run);
         }
-        let run = run?;
         // Under the lock, so that `close` sees all that is taken.
         self.ledger.add(purpose, len as u64);
         let touched = extents.touched_in(run.clone());
@@ -515,8 +551,20 @@ impl Tablespace {
         }
     }
 
-    /// Takes `count` pages where `tag` may have them.
-    fn place(&self, extents: &mut Extents, count: usize, alignment: usize, tag: u16) -> Option<Range<usize>> {
+    /// Takes `count` pages where `tag` may have them. What comes in whole huge pages is laid over them, if there is such a place.
+    pub(crate) fn place(
+        &self,
+        extents: &mut Extents,
+        count: usize,
+        alignment: usize,
+        tag: u16,
+    ) -> Option<Range<usize>> {
+        let chunked = count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES;
+        let run = if chunked { self.place_at(extents, count, CHUNK_PAGES, tag) } else { None };
+        if run.is_some() { run } else { self.place_at(extents, count, alignment, tag) }
+    }
+
+    fn place_at(&self, extents: &mut Extents, count: usize, alignment: usize, tag: u16) -> Option<Range<usize>> {
         // Alignment is a matter of addresses, and page 0 lies where the mapping does.
         let origin = self.window.base().as_ptr().addr() / PAGE_BYTES % alignment;
         let run = extents.take(count, alignment, origin)?;
@@ -568,7 +616,10 @@ impl Tablespace {
         self.note_free(&extents);
     }
 
-    fn note_free(&self, extents: &Extents) {
+    pub(crate) fn note_free(&self, extents: &Extents) {
+        if let Some(leased) = self.leased.as_deref() {
+            return self.note_leases(leased);
+        }
         // A used page may be untouched for the moment between being taken and being committed.
         let free = extents.touched_pages().saturating_sub(extents.used_pages());
         self.ledger.set(Purpose::Free, (free * PAGE_BYTES) as u64);
@@ -579,118 +630,15 @@ impl Tablespace {
     /// longer used.
     pub unsafe fn free_pages(&self, address: NonNull<u8>, len: usize, purpose: Purpose) {
         let run = self.pages_of(address, len);
+        if let Some(leased) = self.leased.as_deref() {
+            let returns = purpose == Purpose::Main || (purpose == Purpose::Delta && run.len() >= CHUNK_PAGES);
+            return self.give_back_leased(leased, run, purpose, returns);
+        }
         self.give_back(run.clone(), purpose);
         // Main comes and goes with tables. Delta is rewritten all the time, as heaps are: small pieces of both stay for
         // the next use, until they are trimmed.
         if purpose == Purpose::Main || (purpose == Purpose::Delta && run.len() >= CHUNK_PAGES) {
             self.release_chunks(&run);
-        }
-    }
-
-    /// Takes memory from the system until `populate_bytes` of the configuration are backed, as far as these are free whole
-    /// huge pages. Later `trim`s leave so much. Where several processors are there, they share the work: most of it is the
-    /// system's, which zeroes what it gives.
-    ///
-    /// 53200 when the machine has not so much memory to give; else what the system answers.
-    pub fn populate(&self) -> Result<()> {
-        if self.paged().is_some() {
-            return Ok(());
-        }
-        let config = self.config();
-        let wanted = config.populate_bytes.min(self.size_bytes()) as usize / PAGE_BYTES;
-        self.pages_kept.store(wanted, Ordering::Relaxed);
-        let missing = wanted.saturating_sub(self.lock().touched_pages());
-        if missing == 0 {
-            return Ok(());
-        }
-        let bytes = ByteSize((missing * PAGE_BYTES) as u64);
-        if config.location.is_anonymous() {
-            self.check_available(bytes, tidepool_device::memory_available_bytes())?;
-        }
-        let chunks_left = AtomicUsize::new(missing.div_ceil(CHUNK_PAGES));
-        let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = workers.min(missing.div_ceil(POPULATE_PAGES));
-        let populated = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(|| self.populate_some(&chunks_left))).collect();
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        });
-        populated.map_err(|error| Error::io(format_args!("populate {bytes} of tablespace \"{}\"", self.name), &error))
-    }
-
-    /// The system would rather end a process than refuse to back its pages.
-    pub(crate) fn check_available(&self, wanted: ByteSize, available: Option<u64>) -> Result<()> {
-        match available {
-            Some(available) if available < wanted.0 => Err(Error::new(
-                SqlState::OUT_OF_MEMORY,
-                format!("could not populate {wanted} of tablespace \"{}\"", self.name),
-            )
-            .with_detail(format!("The machine has {} left.", ByteSize(available)))),
-            _ => Ok(()),
-        }
-    }
-
-    fn populate_some(&self, chunks_left: &AtomicUsize) -> io::Result<()> {
-        let mut from = 0;
-        loop {
-            let step = |left: usize| (left > 0).then(|| left.saturating_sub(POPULATE_PAGES / CHUNK_PAGES));
-            let Ok(left) = chunks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) else { return Ok(()) };
-            let mut pages = left.min(POPULATE_PAGES / CHUNK_PAGES) * CHUNK_PAGES;
-            while pages > 0 {
-                let Some(run) = self.lock().take_untouched_chunks(from, pages) else { return Ok(()) };
-                from = run.end;
-                pages -= run.len();
-                // The run is this thread's, and others may go on.
-                let populated = self.window.commit(bytes_of(&run)).and_then(|()| self.window.populate(bytes_of(&run)));
-                let mut extents = self.lock();
-                // On failure, too: some of it may be backed.
-                extents.set_touched(run.clone(), true);
-                extents.give_back(run);
-                self.note_free(&extents);
-                drop(extents);
-                populated?;
-            }
-        }
-    }
-
-    /// Of the pages that are backed, so many may be given back as whole huge pages without what is to stay populated; or all.
-    fn spare_pages(&self, extents: &Extents) -> usize {
-        match self.pages_kept.load(Ordering::Relaxed) {
-            kept if kept > 0 && !self.closed.load(Ordering::Relaxed) => {
-                extents.touched_pages().saturating_sub(kept) / CHUNK_PAGES * CHUNK_PAGES
-            }
-            _ => extents.touched_pages(),
-        }
-    }
-
-    /// Gives the chunks that `run` lies in back to the system, as far as they are wholly free.
-    fn release_chunks(&self, run: &Range<usize>) {
-        loop {
-            let mut extents = self.lock();
-            let spare = self.spare_pages(&extents);
-            if spare == 0 {
-                return;
-            }
-            let Some(chunks) = extents.take_free_chunks(run, spare.min(TRIM_PAGES_MAX)) else { return };
-            drop(extents);
-            if self.keeps_some_of(&chunks) {
-                // It is being closed.
-                self.lock().give_back(chunks);
-                return;
-            }
-            let released = self.window.release(bytes_of(&chunks));
-            let mut extents = self.lock();
-            let given = matches!(released, Ok(true));
-            if given {
-                extents.set_touched(chunks.clone(), false);
-            }
-            extents.give_back(chunks);
-            self.note_free(&extents);
-            if !given {
-                // A device that cannot. If it only failed, the next trim says so.
-                return;
-            }
         }
     }
 
@@ -701,10 +649,13 @@ impl Tablespace {
         let run = self.pages_of(address, len);
         // First: from the moment they are given back the pages may be another's.
         self.owners.clear(run.clone(), tag);
+        if let Some(leased) = self.leased.as_deref() {
+            return self.give_back_leased(leased, run, Purpose::Heap, false);
+        }
         self.give_back(run, Purpose::Heap);
     }
 
-    fn pages_of(&self, address: NonNull<u8>, len: usize) -> Range<usize> {
+    pub(crate) fn pages_of(&self, address: NonNull<u8>, len: usize) -> Range<usize> {
         let offset = address.as_ptr().addr().wrapping_sub(self.window.base().as_ptr().addr());
         if offset >= self.window.len() || len > self.window.len() - offset {
             stop(format_args!("{len} bytes at {address:p} are given back to a tablespace that does not hold them"));
@@ -749,10 +700,13 @@ impl Tablespace {
 
     /// Bytes that can still be taken, in pieces. Takes no lock.
     pub fn available_bytes(&self) -> u64 {
-        self.size_bytes().saturating_sub(self.used_bytes())
+        match &self.leased {
+            Some(leased) => leased.available_bytes(self.used_bytes()),
+            None => self.size_bytes().saturating_sub(self.used_bytes()),
+        }
     }
 
-    fn used_bytes(&self) -> u64 {
+    pub(crate) fn used_bytes(&self) -> u64 {
         Purpose::ALL
             .into_iter()
             .filter(|purpose| *purpose != Purpose::Free)
@@ -774,52 +728,6 @@ impl Tablespace {
     /// One row for each purpose, whether it holds anything or not.
     pub fn ledger(&self) -> Vec<LedgerRow> {
         self.ledger.rows(&self.name)
-    }
-
-    /// Gives free pages back to the system until at most `keep_bytes` of free memory stay resident, or what is to stay
-    /// populated. Returns the bytes given back.
-    ///
-    /// From the top down, whole huge pages first. What is being given back cannot be taken meanwhile.
-    pub fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let keep = usize::try_from(keep_bytes / PAGE_BYTES as u64).unwrap_or(usize::MAX);
-        let mut given = 0;
-        for whole_chunks in [true, false] {
-            let mut below = usize::MAX;
-            loop {
-                let mut extents = self.lock();
-                let free = extents.touched_pages().saturating_sub(extents.used_pages());
-                // Whole chunks may go further than asked, as half a huge page cannot be given back.
-                let unit = if whole_chunks { CHUNK_PAGES } else { 1 };
-                let asked = free.saturating_sub(keep).next_multiple_of(unit);
-                let most = asked.min(self.spare_pages(&extents)).min(TRIM_PAGES_MAX);
-                if most == 0 {
-                    break;
-                }
-                let Some(run) = extents.take_touched_below(below, whole_chunks, most) else {
-                    break;
-                };
-                // One device at a time, as one may give back and another not.
-                let start = self.window.last_piece_start(bytes_of(&run)) / PAGE_BYTES;
-                if start > run.start {
-                    extents.give_back(run.start..start);
-                }
-                let run = start..run.end;
-                drop(extents);
-                let result = self.window.release(bytes_of(&run));
-                below = run.start;
-                let mut extents = self.lock();
-                if matches!(result, Ok(true)) {
-                    given += (extents.touched_in(run.clone()) * PAGE_BYTES) as u64;
-                    extents.set_touched(run.clone(), false);
-                }
-                extents.give_back(run);
-                self.note_free(&extents);
-                drop(extents);
-                // False: a device that cannot give back, or pages smaller than its unit.
-                result?;
-            }
-        }
-        Ok(given)
     }
 
     /// Lets pages be taken that were just mapped.
@@ -946,12 +854,20 @@ impl Tablespace {
             return false;
         }
         let end = (start + len).min(self.window.len());
+        if let Some(leased) = &self.leased {
+            return self.is_lease_closing(leased, &(start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)));
+        }
         self.lock().closed_in(start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) > 0
     }
 
     /// Refuses all further allocations, if nothing is held but headers. Otherwise the purposes that hold something.
     pub(crate) fn close(&self) -> Result<(), Vec<LedgerRow>> {
         let _extents = self.lock();
+        let books = self
+            .leased
+            .iter()
+            .flat_map(|leased| [Class::Delta, Class::Index, Class::Main].map(|class| leased.book(class)));
+        let _books: Vec<_> = books.flatten().map(lock_book).collect();
         let held: Vec<LedgerRow> = self
             .ledger()
             .into_iter()
@@ -972,9 +888,49 @@ impl Tablespace {
         unsafe { self.window.base().add(page * PAGE_BYTES) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Extents> {
-        // Nothing under this lock panics: what contradicts the books ends the process.
-        self.extents.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Extents> {
+        lock_book(&self.extents)
+    }
+
+    /// The book of pages for a purpose.
+    fn lock_book_of(&self, purpose: Purpose) -> MutexGuard<'_, Extents> {
+        match &self.leased {
+            None => self.lock(),
+            Some(leased) => lock_book(leased.book(Class::of(purpose)).unwrap_or(&self.extents)),
+        }
+    }
+
+    /// That of the heap's pages, of a tablespace over a pool; of others, of all pages.
+    pub(crate) fn heap_book(&self) -> &Mutex<Extents> {
+        &self.extents
+    }
+
+    pub(crate) fn owners(&self) -> &OwnerTable {
+        &self.owners
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_shrinking(&self) -> bool {
+        self.is_shrinking.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_shrinking(&self, is_shrinking: bool) {
+        self.is_shrinking.store(is_shrinking, Ordering::Release);
+    }
+
+    pub(crate) fn set_size_bytes(&self, bytes: u64) {
+        self.size_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_free(&self, bytes: u64) {
+        self.ledger.set(Purpose::Free, bytes);
+    }
+
+    pub(crate) fn subtract(&self, purpose: Purpose, bytes: u64) {
+        self.ledger.subtract(purpose, bytes);
     }
 }
 
@@ -983,6 +939,15 @@ impl Drop for Tablespace {
         // Of what is not kept a file would hold memory for nobody.
         self.leave();
     }
+}
+
+fn lock_book(book: &Mutex<Extents>) -> MutexGuard<'_, Extents> {
+    // Nothing under this lock panics: what contradicts the books ends the process.
+    book.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn lies_far(config: &TablespaceConfig, leased: Option<&Leased>) -> bool {
+    leased.map_or_else(|| config.location.is_far(), Leased::is_far)
 }
 
 /// Byte offsets of pages.

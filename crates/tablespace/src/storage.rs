@@ -22,6 +22,8 @@ pub(crate) unsafe trait Zeroable {}
 unsafe impl Zeroable for u64 {}
 // SAFETY: an integer.
 unsafe impl Zeroable for std::sync::atomic::AtomicU16 {}
+// SAFETY: an integer.
+unsafe impl Zeroable for std::sync::atomic::AtomicU32 {}
 
 /// A zeroed array of fixed length.
 #[derive(Debug)]

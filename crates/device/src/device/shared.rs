@@ -21,7 +21,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    pub(super) fn flags(self) -> libc::c_int {
+    pub(crate) fn flags(self) -> libc::c_int {
         match self {
             Protection::Read => libc::PROT_READ,
             Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
@@ -193,6 +193,11 @@ mod tests {
         }
         let device = Device::open_shared(&location, Protection::ReadWrite).unwrap();
         assert!(device.resize(8 << 20).is_err(), "others have it mapped");
+        device.clear().unwrap();
+        // SAFETY: nobody uses what is mapped there.
+        assert!(!unsafe { device.release(one.base(), 0..4 << 20) }.unwrap(), "no hole is punched");
+        // SAFETY: mapped.
+        assert_eq!(unsafe { two.base().add(12345).read() }, 8);
         assert!(std::fs::metadata(&path).unwrap().len() == 4 << 20);
         std::fs::remove_file(path).unwrap();
     }

@@ -1,0 +1,430 @@
+//! Tablespaces over a pool: over one that only counts, which Miri can follow, and over pools of files.
+
+use super::*;
+use crate::Region;
+use crate::tests::{Random, check, config, runs_of_two_owners, take_and_give_back_from_many_threads};
+use tidepool_device::{Location, Mapping};
+
+/// Extents as numbers, and what a pool's books would say of each.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    states: Mutex<Vec<&'static str>>,
+}
+
+impl Counted {
+    fn states(&self) -> MutexGuard<'_, Vec<&'static str>> {
+        self.states.lock().unwrap()
+    }
+
+    pub fn lease(&self, kind: Kind) -> Result<Extent, Refusal> {
+        let mut states = self.states();
+        let free = states.iter().position(|state| *state == "free").ok_or(Refusal::Full)?;
+        states[free] = if kind.is_shared() { "filling" } else { "private" };
+        Ok(Extent(free as u32))
+    }
+
+    pub fn give_back(&self, extent: Extent, is_shared: bool) {
+        let state = std::mem::replace(&mut self.states()[extent.0 as usize], "free");
+        assert_eq!(state == "shared", is_shared);
+        assert_ne!(state, "free");
+    }
+
+    pub fn publish(&self, extent: Extent) -> Result<()> {
+        let state = std::mem::replace(&mut self.states()[extent.0 as usize], "shared");
+        assert_eq!(state, "filling");
+        Ok(())
+    }
+}
+
+const STRIPE: usize = 64 * PAGE_BYTES;
+
+/// A tablespace of so many stripes of addresses, over so many extents.
+fn counted(stripes: usize, extents: usize, publishes: bool) -> Arc<Tablespace> {
+    let window = Window::fixed(Mapping::heap(stripes * STRIPE));
+    let lessor = Counted { states: Mutex::new(vec!["free"; extents]) };
+    let leased =
+        Leased::new(Lessor::Counted(lessor), &window, STRIPE, LeaseOptions { publishes, guards: true }).unwrap();
+    let config = TablespaceConfig { location: Location::Pool, size_bytes: None, ..config("t", 0) };
+    let space = Tablespace::new_leased(TablespaceId(9), config, window, leased).unwrap();
+    space.set_bound(None).unwrap();
+    space
+}
+
+fn states(space: &Tablespace) -> Vec<&'static str> {
+    let Some(Lessor::Counted(counted)) = space.leased.as_deref().map(|leased| &leased.lessor) else { panic!() };
+    counted.states().clone()
+}
+
+/// What the pool's books say and what the tablespace's say is the same.
+fn agree(space: &Tablespace) {
+    check(space);
+    let states = states(space);
+    let leases = space.leases();
+    for state in ["private", "filling", "shared"] {
+        let of_books: u64 = leases.iter().filter(|lease| lease.0 == state).map(|lease| lease.2).sum();
+        assert_eq!(of_books as usize, states.iter().filter(|found| **found == state).count(), "{state} {leases:?}");
+    }
+    let leased = space.leased.as_deref().unwrap();
+    assert_eq!(leased.held_bytes() as usize, states.iter().filter(|state| **state != "free").count() * STRIPE);
+    let (used, free): (u64, u64) = (space.used_bytes(), space.bytes(Purpose::Free));
+    assert_eq!(used + free, leased.held_bytes());
+    assert_eq!(leases.iter().map(|lease| lease.3).sum::<u64>(), used);
+}
+
+#[test]
+fn a_leased_tablespace_is_as_any_to_threads_and_arenas() {
+    let space = counted(32, 24, false);
+    take_and_give_back_from_many_threads(&space);
+    agree(&space);
+    space.trim(0).unwrap();
+    assert!(states(&space).iter().all(|state| *state == "free"));
+    // All of it is leased: the addresses are those of the extents.
+    runs_of_two_owners(&counted(4, 4, false), 256);
+}
+
+#[test]
+fn extents_come_and_go_by_what_they_are_for() {
+    let space = counted(16, 8, true);
+    agree(&space);
+    let heap = space.allocate(PAGE_BYTES, Purpose::Heap).unwrap();
+    let delta = space.allocate(PAGE_BYTES, Purpose::Delta).unwrap();
+    let index = space.allocate(PAGE_BYTES, Purpose::Index).unwrap();
+    let main = space.allocate(PAGE_BYTES, Purpose::Main).unwrap();
+    assert_eq!(states(&space)[..4], ["private", "private", "private", "filling"]);
+    agree(&space);
+    let kinds: Vec<_> = space.leases().iter().map(|lease| (lease.0, lease.1)).collect();
+    let expected = [("private", "heap"), ("private", "delta"), ("private", "index"), ("filling", "main")];
+    assert_eq!(kinds, expected);
+    // Of the heap's, for the next statement; of main's, at once.
+    drop((heap, main));
+    assert_eq!(states(&space)[..4], ["private", "private", "private", "free"]);
+    assert_eq!(space.trim(u64::MAX).unwrap(), 0);
+    assert_eq!(space.trim(0).unwrap(), STRIPE as u64);
+    assert_eq!(states(&space)[..4], ["free", "private", "private", "free"]);
+    // A run of several extents, which are side by side whichever they are.
+    let mut wide = space.allocate(3 * STRIPE + 5, Purpose::Index).unwrap();
+    wide.fill(9);
+    agree(&space);
+    assert_eq!(space.allocate(3 * STRIPE, Purpose::Delta).unwrap_err().code(), SqlState::DISK_FULL);
+    agree(&space);
+    drop((delta, index, wide));
+    // What is idle of one class is given back for another.
+    let main = space.allocate(8 * STRIPE, Purpose::Main).unwrap();
+    assert!(states(&space).iter().all(|state| *state == "filling"));
+    drop(main);
+    assert!(states(&space).iter().all(|state| *state == "free"));
+}
+
+#[test]
+fn main_is_published_when_it_is_full_and_written() {
+    let space = counted(64, 40, true);
+    let half = STRIPE / 2;
+    let mut first = space.allocate(half, Purpose::Main).unwrap();
+    let mut second = space.allocate(half, Purpose::Main).unwrap();
+    first.publish();
+    assert_eq!(states(&space)[0], "filling");
+    second.fill(3);
+    second.publish();
+    second.publish();
+    assert_eq!(states(&space)[0], "shared");
+    // What is given back there is not taken again.
+    drop(first);
+    agree(&space);
+    let third = space.allocate(PAGE_BYTES, Purpose::Main).unwrap();
+    assert_eq!(states(&space)[..2], ["shared", "filling"]);
+    drop(second);
+    assert_eq!(states(&space)[..2], ["free", "filling"]);
+    // Nor in one that is being filled.
+    let fourth = space.allocate(STRIPE - PAGE_BYTES, Purpose::Main).unwrap();
+    drop(fourth);
+    let fifth = space.allocate(PAGE_BYTES, Purpose::Main).unwrap();
+    assert_eq!(states(&space).iter().filter(|state| **state != "free").count(), 2);
+    drop((third, fifth));
+    assert!(states(&space).iter().all(|state| *state == "free"));
+
+    // Never more than so many that are being filled, whatever comes.
+    let mut held: Vec<Region> = Vec::new();
+    for _ in 0..20 {
+        let mut region = space.allocate(STRIPE / 2 + PAGE_BYTES, Purpose::Main).unwrap();
+        region.publish();
+        held.push(region);
+        let filling = states(&space).iter().filter(|state| **state == "filling").count();
+        assert!(filling <= FILLING_MAX, "{filling}");
+        agree(&space);
+    }
+    assert_eq!(states(&space).iter().filter(|state| **state == "shared").count(), 20 - FILLING_MAX);
+    // One that is full and not written yet is not published.
+    let unwritten = space.allocate(2 * STRIPE, Purpose::Main).unwrap();
+    assert_eq!(states(&space).iter().filter(|state| **state == "filling").count(), FILLING_MAX + 2);
+    drop(unwritten);
+    agree(&space);
+    drop(held);
+    assert!(states(&space).iter().all(|state| *state == "free"));
+}
+
+/// Whatever is taken, written, given back, and however the bound changes: no byte is lost, and the books agree.
+#[test]
+fn contents_survive_any_sequence_of_leases() {
+    let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (8, 1500) };
+    let mut shrunk = 0;
+    for seed in 1..=seeds {
+        for publishes in [false, true] {
+            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
+            let space = counted(64, 32, publishes);
+            let mut owned: Vec<(Region, u8)> = Vec::new();
+            for step in 0..steps {
+                let purpose = [Purpose::Main, Purpose::Delta, Purpose::Index][random.below(3)];
+                match random.below(8) {
+                    0..=3 => {
+                        let most = [STRIPE / 8, 3 * STRIPE][random.below(2)];
+                        let len = 1 + random.below(most);
+                        if let Ok(mut region) = space.allocate(len, purpose) {
+                            (region[0], region[len / 2], region[len - 1]) = (step as u8, step as u8, step as u8);
+                            if random.below(10) > 0 {
+                                region.publish();
+                            }
+                            owned.push((region, step as u8));
+                        }
+                    }
+                    4 | 5 if !owned.is_empty() => drop(owned.swap_remove(random.below(owned.len()))),
+                    6 => drop(space.trim(random.below(8 * STRIPE) as u64)),
+                    _ => {
+                        let bytes = ((4 + random.below(28)) * STRIPE) as u64;
+                        let Ok(change) = space.resize(bytes) else { continue };
+                        for (region, _) in &mut owned {
+                            if region.is_closing()
+                                && let Ok(mut copy) = space.allocate(region.len(), region.purpose())
+                            {
+                                copy.copy_from_slice(region);
+                                copy.publish();
+                                *region = copy;
+                            }
+                        }
+                        if change.left_bytes() == 0 && random.below(4) > 0 {
+                            change.finish().unwrap();
+                            assert_eq!(space.size_bytes(), bytes);
+                            shrunk += usize::from(space.usage().resident_bytes <= bytes);
+                        }
+                    }
+                }
+                agree(&space);
+                for (region, fill) in &owned {
+                    let found = (region[0], region[region.len() / 2], region[region.len() - 1]);
+                    assert_eq!(found, (*fill, *fill, *fill), "{seed} {step}");
+                }
+            }
+            owned.clear();
+            space.trim(0).unwrap();
+            agree(&space);
+            assert!(states(&space).iter().all(|state| *state == "free"), "{:?}", states(&space));
+        }
+    }
+    assert!(shrunk > 0);
+}
+
+#[cfg(not(miri))]
+mod over_files {
+    use super::*;
+    use std::path::PathBuf;
+    use tidepool_pool::check::{check as check_pool, usage};
+    use tidepool_pool::liveness::forget;
+    use tidepool_pool::member::JoinOptions;
+    use tidepool_pool::pool::{CreateOptions, Pool};
+    use tidepool_pool::words::Role;
+
+    const MIB: usize = 1 << 20;
+
+    struct Place {
+        _folder: tempfile::TempDir,
+        path: PathBuf,
+    }
+
+    /// A pool of so many extents of 2 MB, with databases `a` and `b`, the latter of at most 4 extents.
+    fn place(extents: u64) -> (Place, Arc<Pool>) {
+        let shm = std::path::Path::new("/dev/shm");
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let folder = tempfile::Builder::new().prefix("tidepool-leased-").tempdir_in(parent).unwrap();
+        let path = folder.path().join("pool");
+        let options = CreateOptions {
+            devices: vec![(Location::File(path.clone()), Some(extents * 2 * MIB as u64))],
+            extent_bytes: None,
+            bytes_max: None,
+            label: String::new(),
+            populates: false,
+        };
+        let pool = Arc::new(Pool::create(&options).unwrap());
+        let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("test")).unwrap();
+        tool.create_database("a", 0).unwrap();
+        tool.create_database("b", 4).unwrap();
+        (Place { _folder: folder, path }, pool)
+    }
+
+    fn join(pool: &Arc<Pool>, database: &str) -> Arc<Member> {
+        let options =
+            JoinOptions { role: Role::Primary, database: Some(database.to_owned()), ..JoinOptions::tool(database) };
+        Arc::new(Member::join(Arc::clone(pool), &options).unwrap())
+    }
+
+    fn over(member: &Arc<Member>, size: Option<usize>, publishes: bool) -> Arc<Tablespace> {
+        let config =
+            TablespaceConfig { location: Location::Pool, size_bytes: size.map(|size| size as u64), ..config("t", 0) };
+        Tablespace::open_leased(TablespaceId(3), config, member, LeaseOptions { publishes, guards: true }).unwrap()
+    }
+
+    fn count(pool: &Pool, state: &str) -> u64 {
+        usage(pool).unwrap().into_iter().filter(|(key, _)| key.0 == state).map(|(_, count)| count).sum()
+    }
+
+    #[test]
+    fn several_hosts_lease_from_one_pool() {
+        let (place, pool) = place(17);
+        let other = Arc::new(Pool::open(&Location::File(place.path.clone())).unwrap());
+        let (one, two) = (join(&pool, "a"), join(&other, "b"));
+        let (first, second) = (over(&one, None, true), over(&two, None, true));
+        assert_eq!((first.size_bytes(), second.available_bytes()), (32 * MIB as u64, 32 * MIB as u64));
+        let mut held: Vec<Region> = Vec::new();
+        for _ in 0..3 {
+            let mut region = first.allocate(2 * MIB, Purpose::Main).unwrap();
+            region.fill(7);
+            region.publish();
+            held.push(region);
+            let mut heap = first.allocate(3 * MIB, Purpose::Heap).unwrap();
+            heap.fill(8);
+            held.push(heap);
+        }
+        assert_eq!((count(&pool, "shared"), count(&pool, "private")), (3, 6));
+        assert!(check_pool(&pool, true).unwrap().is_clean());
+        // The other one's quota, its own bound, then the pool's end.
+        let of_second = second.allocate(8 * MIB, Purpose::Index).unwrap();
+        let error = second.allocate(MIB, Purpose::Heap).unwrap_err();
+        assert_eq!(error.code(), SqlState::OUT_OF_MEMORY);
+        assert!(error.message().contains("quota"), "{error}");
+        drop(of_second);
+        second.trim(0).unwrap();
+        let bounded = over(&one, Some(4 * MIB), false);
+        let error = bounded.allocate(5 * MIB, Purpose::Main).unwrap_err();
+        assert_eq!((error.code(), error.message()), (SqlState::OUT_OF_MEMORY, "tablespace \"t\" is full"));
+        let error = first.allocate(15 * MIB, Purpose::Delta).unwrap_err();
+        assert_eq!(error.code(), SqlState::DISK_FULL);
+        assert_eq!(error.message(), format!("pool \"file:{}\" is full", place.path.display()));
+        assert_eq!(error.detail(), Some("16 MB are wanted and 14 MB are free."));
+        // What it holds is what it held, and other databases see nothing of it.
+        assert!(
+            held.iter()
+                .all(|region| region.iter().all(|byte| *byte == if region.purpose() == Purpose::Main { 7 } else { 8 }))
+        );
+        drop(held);
+        first.trim(0).unwrap();
+        assert_eq!(count(&pool, "free"), 16);
+        let seen = second.allocate(8 * MIB, Purpose::Heap).unwrap();
+        assert!(seen.iter().all(|byte| *byte == 0));
+        drop(seen);
+        drop((first, second, bounded));
+        assert_eq!(count(&pool, "free"), 16);
+        assert!(check_pool(&pool, true).unwrap().is_clean());
+    }
+
+    #[test]
+    fn a_store_that_comes_late_meets_no_memory_and_alignment_holds() {
+        let (_place, pool) = place(33);
+        let member = join(&pool, "a");
+        let space = over(&member, None, true);
+        let aligned = space.allocate_pages(PAGE_BYTES, 16 * MIB, Purpose::Heap).unwrap();
+        assert_eq!(aligned.as_ptr().addr() % (16 * MIB), 0);
+        // SAFETY: taken above and of no use.
+        unsafe { space.free_pages(aligned, PAGE_BYTES, Purpose::Heap) };
+        let mut region = space.allocate(2 * MIB, Purpose::Main).unwrap();
+        region.fill(1);
+        region.publish();
+        let at = region.as_ptr().addr();
+        let protection = |address: usize| {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let of = |line: &str| {
+                let (range, rest) = line.split_once(' ')?;
+                let (from, to) = range.split_once('-')?;
+                let bounds = usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?;
+                bounds.contains(&address).then(|| rest[..4].to_owned())
+            };
+            maps.lines().find_map(of).unwrap_or_default()
+        };
+        assert_eq!(protection(at), "r--s");
+        drop(region);
+        assert_eq!(protection(at), "---p");
+        let fresh = space.allocate(2 * MIB, Purpose::Main).unwrap();
+        assert_eq!(protection(fresh.as_ptr().addr()), "rw-s");
+    }
+
+    #[test]
+    fn what_a_dead_host_had_is_free_and_what_it_published_goes_with_its_database() {
+        let (place, pool) = place(17);
+        let other = Arc::new(Pool::open(&Location::File(place.path.clone())).unwrap());
+        let dying = join(&other, "a");
+        let space = over(&dying, None, true);
+        let mut shared = space.allocate(2 * MIB, Purpose::Main).unwrap();
+        shared.publish();
+        let filling = space.allocate(MIB, Purpose::Main).unwrap();
+        let private = space.allocate(3 * MIB, Purpose::Delta).unwrap();
+        let host = dying.host();
+        // As if it were killed: nothing of it runs any more.
+        std::mem::forget((shared, filling, private, space));
+        assert!(forget(&pool, host, true).unwrap());
+        assert_eq!((count(&pool, "free"), count(&pool, "shared"), count(&pool, "orphan")), (14, 1, 1));
+        // It finds out, and gets nothing more.
+        let late = over(&dying, None, true);
+        assert_eq!(late.allocate(MIB, Purpose::Heap).unwrap_err().code(), SqlState::ADMIN_SHUTDOWN);
+        // The next host of the database finds nothing that names them.
+        let next = join(&pool, "a");
+        assert_eq!(next.reclaim_unnamed().unwrap(), 2);
+        assert_eq!(count(&pool, "free"), 16);
+        assert!(check_pool(&pool, true).unwrap().is_clean());
+    }
+
+    #[test]
+    fn a_bound_can_be_lowered_while_it_is_in_use() {
+        let (_place, pool) = place(65);
+        let member = join(&pool, "a");
+        for publishes in [false, true] {
+            let space = over(&member, Some(64 * MIB), publishes);
+            let mut held: Vec<Region> = Vec::new();
+            for number in 0..40u8 {
+                let mut region = space.allocate(MIB, Purpose::Main).unwrap();
+                region.fill(number);
+                region.publish();
+                held.push(region);
+            }
+            // One of two stays: all extents are half empty.
+            let mut number = 0;
+            held.retain(|_| {
+                number += 1;
+                number % 2 == 0
+            });
+            assert_eq!(space.resize(16 * MIB as u64).unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+            let change = space.resize(24 * MIB as u64).unwrap();
+            assert!(change.left_bytes() > 0);
+            for region in &mut held {
+                if region.is_closing() {
+                    let mut copy = space.allocate(region.len(), Purpose::Main).unwrap();
+                    copy.copy_from_slice(region);
+                    copy.publish();
+                    *region = copy;
+                }
+            }
+            assert_eq!(change.left_bytes(), 0);
+            change.finish().unwrap();
+            let usage = space.usage();
+            assert!(usage.resident_bytes <= 24 * MIB as u64, "{usage:?}");
+            assert_eq!((usage.size_bytes, space.config().size_bytes), (24 * MIB as u64, Some(24 * MIB as u64)));
+            assert!(held.iter().zip(0..).all(|(region, index)| region.iter().all(|byte| *byte == 2 * index + 1)));
+            let wide = space.allocate(6 * MIB, Purpose::Main);
+            assert_eq!(wide.unwrap_err().code(), SqlState::OUT_OF_MEMORY);
+            // Undone, all is as before.
+            drop(space.resize(22 * MIB as u64).unwrap());
+            assert_eq!(space.size_bytes(), 24 * MIB as u64);
+            drop(held);
+            space.trim(0).unwrap();
+            drop(space);
+            assert!(check_pool(&pool, true).unwrap().is_clean());
+        }
+        assert_eq!(count(&pool, "free"), 64);
+    }
+}
