@@ -134,6 +134,9 @@ pub(crate) struct Leased {
     growth: Mutex<Growth>,
 }
 
+// What its locks guard is between two states only where nothing panics.
+impl std::panic::RefUnwindSafe for Leased {}
+
 #[derive(Debug)]
 struct Growth {
     leases: SystemArray<u64>,
