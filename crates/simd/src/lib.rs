@@ -112,6 +112,58 @@ macro_rules! simd {
     };
 }
 
+/// Defines a function as [`simd`] does, which has one argument more by the name that stands behind the semicolon: a function from 64
+/// bytes, each 0 or 1, to as many bits, lowest first, by the instruction of each [`Level`].
+///
+/// ```
+/// tidepool_simd::simd_bits! {
+///     /// A bit for each value that is even.
+///     pub fn even[](values: &[u8; 64]; bits) -> u64 {
+///         let mut bytes = [0; 64];
+///         for index in 0..64 {
+///             bytes[index] = u8::from(values[index] % 2 == 0);
+///         }
+///         bits(&bytes)
+///     }
+/// }
+/// assert_eq!(even(&[2; 64]), u64::MAX);
+/// ```
+#[macro_export]
+macro_rules! simd_bits {
+    ($($(#[$attribute:meta])* $vis:vis fn $name:ident[$($generics:tt)*]($($argument:ident: $type:ty),*; $bits:ident)
+        -> $result:ty $body:block)*) => {
+        $($(#[$attribute])*
+        $vis fn $name<$($generics)*>($($argument: $type),*) -> $result {
+            #[inline(always)]
+            fn plain<$($generics)*>($($argument: $type,)* $bits: impl Fn(&[u8; 64]) -> u64) -> $result $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx2<$($generics)*>($($argument: $type),*) -> $result {
+                plain($($argument,)* |bytes: &[u8; 64]| $crate::x86::pack_avx2(bytes))
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(
+                enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+            )]
+            fn avx512<$($generics)*>($($argument: $type),*) -> $result {
+                plain($($argument,)* |bytes: &[u8; 64]| $crate::x86::pack_avx512(bytes))
+            }
+
+            match $crate::level() {
+                // SAFETY: the processor has been found to have what the function is compiled for.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Level::Avx512 => unsafe { avx512($($argument),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Level::Avx2 => unsafe { avx2($($argument),*) },
+                _ => plain($($argument,)* $crate::word_of),
+            }
+        })*
+    };
+}
+
 /// Bit `i` is byte `i`, each 0 or 1.
 #[inline(always)]
 pub fn word_of(bytes: &[u8; 64]) -> u64 {
@@ -289,14 +341,16 @@ pub fn words_of_pairs<T: Copy, U: Copy>(left: &[T], right: &[U], test: impl Fn(T
     }
 }
 
+/// Public for what [`simd_bits`] is made of alone.
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+#[doc(hidden)]
+pub mod x86 {
     use super::{and_words_with, pair_words_with, words_with};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
-    fn pack_avx512(bytes: &[u8; 64]) -> u64 {
+    pub fn pack_avx512(bytes: &[u8; 64]) -> u64 {
         // SAFETY: 64 bytes are there.
         let bytes = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
         _mm512_test_epi8_mask(bytes, bytes)
@@ -304,7 +358,7 @@ mod x86 {
 
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn pack_avx2(bytes: &[u8; 64]) -> u64 {
+    pub fn pack_avx2(bytes: &[u8; 64]) -> u64 {
         // SAFETY: 64 bytes are there.
         let (low, high) =
             unsafe { (_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes.as_ptr().add(32).cast())) };

@@ -200,6 +200,16 @@ fn queries(version: &Arc<TableVersion>) {
     let text = |value: &str| Datum::Text(value.into());
     let runs: Vec<(&str, Vec<usize>, Vec<ColumnFilter>)> = vec![
         ("Q6 (1.9 %)", vec![column("l_extendedprice"), column("l_discount")], q6()),
+        ("Q6's rows, none of their columns", vec![], q6()),
+        ("Q6's dates", vec![], q6()[..2].to_vec()),
+        ("Q6's discounts", vec![], q6()[2..4].to_vec()),
+        ("Q6's quantities", vec![], q6()[4..].to_vec()),
+        ("a date", vec![], vec![compare("l_shipdate", CompareOp::Eq, date(8766))]),
+        (
+            "five of the discounts",
+            vec![],
+            vec![ColumnFilter::In { column: column("l_discount"), values: [0, 3, 4, 7, 9].map(Datum::Decimal).into() }],
+        ),
         (
             "Q6 without filters",
             ["l_shipdate", "l_discount", "l_quantity", "l_extendedprice"].map(column).to_vec(),

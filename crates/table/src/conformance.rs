@@ -439,6 +439,7 @@ fn filters_answer_as_the_values_do() {
                     range,
                     predicate.null_passes,
                     words,
+                    &mut |_, _| {},
                 )
                 .unwrap();
             };
@@ -513,7 +514,17 @@ fn read_all(segment: &Segment) {
         let Ok(test) = test else { continue };
         let mut words = bits::ones(rows);
         let (payload, validity, blob) = (segment.payload(), segment.validity(), segment.blob());
-        test.and_rows(payload, validity, blob, segment.logical(), 0..rows, predicate.null_passes, &mut words).unwrap();
+        test.and_rows(
+            payload,
+            validity,
+            blob,
+            segment.logical(),
+            0..rows,
+            predicate.null_passes,
+            &mut words,
+            &mut |_, _| {},
+        )
+        .unwrap();
     }
 }
 

@@ -8,6 +8,8 @@
 
 use crate::bits;
 use crate::blob::Blob;
+use crate::encoding::ints::{Ahead, RANGES_MAX, tell_all};
+use crate::encoding::packing::BLOCK;
 use crate::encoding::{IntTest, Ints, Keys, Payload, Rows, Validity};
 use crate::logical::Logical;
 use crate::statistics::{ColumnStatistics, Datum, float_key};
@@ -600,6 +602,7 @@ impl SegmentTest {
                 match (ints, test) {
                     (Ints::Constant(_) | Ints::RunLength(_), _) => 1,
                     (Ints::Frame(_), IntTest::Within { .. } | IntTest::Outside { .. }) => 2,
+                    (Ints::Frame(_), IntTest::Ranges(_)) => 4,
                     (_, IntTest::Set(_)) => 20,
                     // What joins leave is often little, but each value costs a look into their keys.
                     (_, IntTest::Keys(_)) => 15,
@@ -640,11 +643,15 @@ impl SegmentTest {
         match test {
             IntTest::Within { lower, upper } => within(*lower, *upper),
             IntTest::Outside { lower, upper } => 1_000u64.saturating_sub(within(*lower, *upper)),
+            IntTest::Ranges(ranges) => {
+                ranges.iter().map(|(lower, upper)| within(*lower, *upper)).sum::<u64>().min(1_000)
+            }
             IntTest::Set(_) | IntTest::Table { .. } | IntTest::Keys(_) => 500,
         }
     }
 
-    /// `words &= test(rows)`, with `null_passes` for NULLs. `rows` starts at a multiple of 1,024.
+    /// `words &= test(rows)`, with `null_passes` for NULLs. `rows` starts at a multiple of 1,024. Tells `ahead` of blocks as they have been
+    /// tested, before NULLs come back to them.
     #[expect(clippy::too_many_arguments, reason = "the parts of a segment, which is put together above this module")]
     pub fn and_rows(
         &self,
@@ -655,6 +662,7 @@ impl SegmentTest {
         rows: Range<usize>,
         null_passes: bool,
         words: &mut [u64],
+        ahead: Ahead<'_>,
     ) -> Result<()> {
         if matches!(validity, Validity::AllNull) {
             if !null_passes {
@@ -673,11 +681,17 @@ impl SegmentTest {
                 SegmentTest::All => {}
                 SegmentTest::None => words.fill(0),
                 SegmentTest::Packed(test) => match payload {
-                    Payload::Ints(ints) => ints.filter(blob, rows, test, words),
-                    Payload::Dictionary(dictionary) => dictionary.codes().filter(blob, rows, test, words),
+                    Payload::Ints(ints) => ints.filter_telling(blob, rows, test, words, ahead),
+                    Payload::Dictionary(dictionary) => {
+                        dictionary.codes().filter_telling(blob, rows, test, words, ahead)
+                    }
                     _ => return Err(Error::internal("a segment without integers was tested as such")),
                 },
-                SegmentTest::Decoded(test) => and_decoded(test, payload, blob, logical, rows, words)?,
+                SegmentTest::Decoded(test) => {
+                    let first = rows.start / BLOCK;
+                    and_decoded(test, payload, blob, logical, rows, words)?;
+                    tell_all(first, words, ahead);
+                }
                 SegmentTest::Equal { len, test, negated } => {
                     let lengths = match payload {
                         Payload::Fsst(text) => text.lengths(),
@@ -759,6 +773,13 @@ fn table(test: &Test, values: &ArrayRef, base: i64) -> Result<Result<IntTest, bo
     let (first, last) = (*first as usize, *last as usize);
     if last - first + 1 == passing.len() {
         return Ok(Ok(IntTest::Within { lower: base + first as i64, upper: base + last as i64 }));
+    }
+    let follows = |a: &u32, b: &u32| a + 1 == *b;
+    let code = |row: u32| base + i64::from(row);
+    let ranges = passing.chunk_by(follows).take(RANGES_MAX + 1);
+    let ranges: Vec<(i64, i64)> = ranges.map(|run| (code(run[0]), code(run[run.len() - 1]))).collect();
+    if ranges.len() <= RANGES_MAX {
+        return Ok(Ok(IntTest::Ranges(ranges)));
     }
     let mut passes = vec![0; values.len()];
     passing.iter().for_each(|row| passes[*row as usize] = 1);

@@ -739,7 +739,9 @@ impl ScanReader {
 
     fn test_main(&mut self, group: &RowGroup, work: &mut Work, rows: Range<usize>, words: &mut [u64]) -> Result<()> {
         let dynamic = work.dynamic_plan.as_ref().map(|(_, plan)| plan);
-        for test in work.plan.as_deref().into_iter().chain(dynamic).flat_map(|plan| &plan.tests) {
+        let mut tests = work.plan.as_deref().into_iter().chain(dynamic).flat_map(|plan| &plan.tests).peekable();
+        let (mut is_first, last_block, window_blocks) = (true, (work.rows.end - 1) / BLOCK, rows.len().div_ceil(BLOCK));
+        while let Some(test) = tests.next() {
             // Only blocks with a row left are read.
             let first = rows.start / BLOCK;
             let blocks = words.chunks(BLOCK / 64).zip(0..).filter(|(block, _)| block.iter().any(|word| *word != 0));
@@ -750,6 +752,21 @@ impl ScanReader {
             }
             let segment = group.segments()[test.column].sound()?;
             self.tally.blocks(test.column, segment, blocks, &mut work.charged[test.column]);
+            // What the next test will read of a block is asked for as soon as the block is known to have rows for it, and what the first one will
+            // read in the next window: processors do not guess the way from column to column. Nothing is asked for that is not read.
+            let next =
+                tests.peek().filter(|next| next.column != test.column).map(|next| &group.segments()[next.column]);
+            let goes_on = std::mem::take(&mut is_first) && work.picked.is_none();
+            let mut ahead = |block: usize, left: &[u64]| {
+                if goes_on && block + window_blocks <= last_block {
+                    segment.payload().prefetch(segment.blob(), block + window_blocks);
+                }
+                if let Some(next) = next
+                    && left.iter().any(|word| *word != 0)
+                {
+                    next.payload().prefetch(next.blob(), block);
+                }
+            };
             test.test.and_rows(
                 segment.payload(),
                 segment.validity(),
@@ -758,6 +775,7 @@ impl ScanReader {
                 rows.clone(),
                 test.null_passes,
                 words,
+                &mut ahead,
             )?;
         }
         Ok(())

@@ -185,6 +185,17 @@ impl Payload {
         }
     }
 
+    /// Asks the processor to fetch what a block of rows is read from, where that is known without looking.
+    #[inline]
+    pub fn prefetch(&self, blob: &Blob, block: usize) {
+        match self {
+            Payload::Ints(ints) => ints.prefetch(blob, block),
+            Payload::Dictionary(dictionary) => dictionary.codes().prefetch(blob, block),
+            Payload::ScaledFloats(scaled) => scaled.prefetch(blob, block),
+            Payload::Fsst(_) | Payload::Strings(_) | Payload::Uuids(_) | Payload::Plain(_) => {}
+        }
+    }
+
     /// What only decoding can tell: XX001 when some row would decode to nonsense.
     pub fn check(&self, blob: &Arc<Blob>, rows: usize, logical: Logical) -> Result<()> {
         match self {

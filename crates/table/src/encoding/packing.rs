@@ -8,7 +8,7 @@ use crate::rows::sync::prefetch;
 use fastlanes::{BitPacking, FL_ORDER, FastLanes};
 use seq_macro::seq;
 use std::cell::RefCell;
-use tidepool_simd::simd;
+use tidepool_simd::{and_words_of, simd, simd_bits};
 
 pub(crate) const BLOCK: usize = 1024;
 
@@ -99,6 +99,9 @@ pub(crate) enum Unpacked<'a> {
 trait Lane: FastLanes + Plain {
     const BITS: usize = 8 * size_of::<Self>();
 
+    /// The difference, wrapped around.
+    fn less(self, other: Self) -> Self;
+
     /// The lowest `bits` bits, of which there is at least one.
     #[inline(always)]
     fn mask(bits: usize) -> Self {
@@ -115,16 +118,18 @@ trait Lane: FastLanes + Plain {
     #[inline(always)]
     fn place(index: usize) -> (usize, usize) {
         let within = index % 128;
-        // The order of eight rows is that of their numbers' bits reversed, in as many bits as there are eights.
-        let eight =
-            (within / Self::LANES).reverse_bits() >> (usize::BITS - 3) >> (3 - (Self::BITS / 8).trailing_zeros());
+        // The order is that of numbers whose bits are reversed, which is its own inverse.
+        let eight = FL_ORDER[within / Self::LANES * (Self::LANES / 16)];
         (eight * 8 + index / 128, within % Self::LANES)
     }
 }
-impl Lane for u8 {}
-impl Lane for u16 {}
-impl Lane for u32 {}
-impl Lane for u64 {}
+macro_rules! lane {
+    ($($t:ty),*) => { $( impl Lane for $t {
+        #[inline(always)]
+        fn less(self, other: $t) -> $t { self.wrapping_sub(other) }
+    } )* };
+}
+lane!(u8, u16, u32, u64);
 
 struct Width<const W: usize>;
 
@@ -154,6 +159,132 @@ fn unpack_row<T: Lane>(row: usize, width: usize, packed: &[T], out: &mut [T]) {
         for lane in 0..T::LANES {
             out[lane] = (low[lane] >> shift | high[lane] << (T::BITS - shift)) & T::mask(width);
         }
+    }
+}
+
+/// Runs `$body` with `$values` as the unpacked slice in whichever lane it is; `$zero` for a block of width 0.
+macro_rules! with_lane {
+    ($unpacked:expr, $zero:expr, |$values:ident| $body:expr) => {
+        match $unpacked {
+            $crate::encoding::packing::Unpacked::Zero => $zero,
+            $crate::encoding::packing::Unpacked::U8($values) => $body,
+            $crate::encoding::packing::Unpacked::U16($values) => $body,
+            $crate::encoding::packing::Unpacked::U32($values) => $body,
+            $crate::encoding::packing::Unpacked::U64($values) => $body,
+        }
+    };
+}
+pub(crate) use with_lane;
+
+simd_bits! {
+    /// Clears the bits of values that lie outside of `lower..=lower + span`, or, where `flip` is all ones, within. 64 values at a time come out of the
+    /// packed words, are compared in registers, and leave their bits: they are never written to the block's scratch. Words that are zero
+    /// already are passed over. `range` is its lower end and its length. As many values as `_beside` says lie side by side: 64, or all of a row.
+    ///
+    /// Shifts are not known to the compiler, as they are in [`unpack_lanes`]: one function a lane is as quick as one a width, of which
+    /// there are 64.
+    fn and_within_lanes[T: Lane, const N: usize](
+        _beside: Width<N>, width: usize, packed: &[T], range: (T, T), flip: u64, words: &mut [u64; BLOCK / 64]; bits
+    ) -> () {
+        assert!(N == T::LANES.min(64));
+        assert!(width <= T::BITS && packed.len() == width * T::LANES);
+        let mask = T::mask(width);
+        let (lower, span) = range;
+        for (index, passing) in words.iter_mut().enumerate() {
+            if *passing == 0 {
+                continue;
+            }
+            let mut values = [T::default(); 64];
+            for (part, values) in values.as_chunks_mut::<N>().0.iter_mut().enumerate() {
+                let (row, lane) = T::place(index * 64 + part * N);
+                let (word, shift) = (row * width / T::BITS, row * width % T::BITS);
+                let low: &[T; N] = packed[word * T::LANES + lane..].first_chunk().expect("a row of the block");
+                if shift + width <= T::BITS {
+                    for lane in 0..N {
+                        values[lane] = low[lane] >> shift & mask;
+                    }
+                } else {
+                    let high = packed[(word + 1) * T::LANES + lane..].first_chunk::<N>().expect("a row of the block");
+                    for lane in 0..N {
+                        values[lane] = (low[lane] >> shift | high[lane] << (T::BITS - shift)) & mask;
+                    }
+                }
+            }
+            let mut passes = [0u8; 64];
+            for lane in 0..64 {
+                passes[lane] = u8::from(values[lane].less(lower) <= span);
+            }
+            *passing &= bits(&passes) ^ flip;
+        }
+    }
+}
+
+/// Of a packed block, clears bit `i % 64` of word `i / 64` unless value `i` lies in `lower..=lower + span`, or, if `inverted`, if it does. There may be
+/// fewer words than a block has. The range must lie within what the width holds. Panics where [`unpack`] does, and on more words than a block has.
+#[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
+pub(crate) fn and_within(
+    packed: &[u8],
+    width: u32,
+    (lower, span): (u64, u64),
+    inverted: bool,
+    scratch: &mut Scratch,
+    words: &mut [u64],
+) {
+    assert!(packed.len() == packed_bytes(width) && width <= 64);
+    debug_assert!(lower.checked_add(span).is_some_and(|upper| width_of(upper) <= width));
+    let mut room = [0; BLOCK / 64];
+    let whole = match <&mut [u64; BLOCK / 64]>::try_from(&mut *words) {
+        Ok(whole) => whole,
+        Err(_) => {
+            room[..words.len()].copy_from_slice(words);
+            &mut room
+        }
+    };
+    let (bits, flip) = (width as usize, if inverted { u64::MAX } else { 0 });
+    match width {
+        // There is one value, and it is in the range.
+        0 => whole.iter_mut().for_each(|word| *word &= !flip),
+        1..=8 => and_within_lanes(Width::<64>, bits, cast_slice(packed), (lower as u8, span as u8), flip, whole),
+        9..=16 => and_within_lanes(Width::<64>, bits, cast_slice(packed), (lower as u16, span as u16), flip, whole),
+        17..=32 => and_within_lanes(Width::<32>, bits, cast_slice(packed), (lower as u32, span as u32), flip, whole),
+        // 64 of these are more than registers hold.
+        _ => with_lane!(unpack(packed, width, scratch), unreachable!("a width of another lane"), |lane| {
+            and_words_of(lane, |value| (u64::from(value).wrapping_sub(lower) <= span) != inverted, whole);
+        }),
+    }
+    if words.len() < BLOCK / 64 {
+        let len = words.len();
+        words.copy_from_slice(&room[..len]);
+    }
+}
+
+/// Asks the processor to fetch a packed block.
+#[inline]
+pub(crate) fn prefetch_block(packed: &[u8]) {
+    for line in packed.chunks(64) {
+        prefetch(line.as_ptr());
+    }
+}
+
+/// Asks the processor to fetch what [`unpack_one`] will read. Panics on a width of more than 64.
+#[inline]
+pub(crate) fn prefetch_one(packed: &[u8], width: u32, index: usize) {
+    #[inline]
+    fn lane<T: Lane>(packed: &[u8], width: usize, index: usize) {
+        let (row, lane) = T::place(index);
+        let bit = row * width;
+        let address = packed.as_ptr().wrapping_add((bit / T::BITS * T::LANES + lane) * size_of::<T>());
+        prefetch(address);
+        if bit % T::BITS + width > T::BITS {
+            prefetch(address.wrapping_add(T::LANES * size_of::<T>()));
+        }
+    }
+    match width {
+        0 => {}
+        1..=8 => lane::<u8>(packed, width as usize, index),
+        9..=16 => lane::<u16>(packed, width as usize, index),
+        17..=32 => lane::<u32>(packed, width as usize, index),
+        _ => lane::<u64>(packed, width as usize, index),
     }
 }
 
@@ -226,20 +357,6 @@ pub(crate) fn unpack_one(packed: &[u8], width: u32, index: usize) -> u64 {
     }
 }
 
-/// Runs `$body` with `$values` as the unpacked slice in whichever lane it is; `$zero` for a block of width 0.
-macro_rules! with_lane {
-    ($unpacked:expr, $zero:expr, |$values:ident| $body:expr) => {
-        match $unpacked {
-            $crate::encoding::packing::Unpacked::Zero => $zero,
-            $crate::encoding::packing::Unpacked::U8($values) => $body,
-            $crate::encoding::packing::Unpacked::U16($values) => $body,
-            $crate::encoding::packing::Unpacked::U32($values) => $body,
-            $crate::encoding::packing::Unpacked::U64($values) => $body,
-        }
-    };
-}
-pub(crate) use with_lane;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +389,51 @@ mod tests {
             for (index, value) in values.iter().enumerate() {
                 assert_eq!(unpack_one(packed, width, index), *value, "width {width}");
             }
+        }
+    }
+
+    /// Packed and aligned, as regions hold them.
+    fn aligned(values: &[u64; BLOCK], width: u32) -> Vec<u64> {
+        let mut packed = Vec::new();
+        pack(values, width, &mut packed);
+        packed.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
+    }
+
+    #[test]
+    fn packed_values_are_compared_as_unpacked_ones_are() {
+        use tidepool_simd::{Level, limit};
+        let mut seed = 11u64;
+        let mut random = || {
+            seed = crate::sketch::hash_u64(seed);
+            seed
+        };
+        let widths: &[u32] = if cfg!(miri) { &[0, 3, 8, 13, 24, 47, 64] } else { &(0..=64).collect::<Vec<u32>>() };
+        for width in widths.iter().copied() {
+            let most = if width == 0 { 0 } else { u64::MAX >> (64 - width) };
+            let mut values: [u64; BLOCK] = std::array::from_fn(|_| random() & most);
+            // Both ends are there, and some value more than once.
+            (values[0], values[511], values[1023], values[64]) = (0, most, most, values[65]);
+            let packed = aligned(&values, width);
+            let packed = bytes_of(&packed);
+            let (a, b) = (random() & most, random() & most);
+            let ranges =
+                [(0, 0), (0, most), (most, most), (a.min(b), a.max(b)), (values[65], values[65]), (0, most / 2)];
+            for level in [Level::Plain, Level::Avx2, Level::Avx512] {
+                limit(level);
+                for ((lower, upper), len) in ranges.into_iter().zip([16, 1, 15, 16, 2, 7]) {
+                    for inverted in [false, true] {
+                        let before: Vec<u64> = (0..len).map(|word| [u64::MAX, random(), 0][word % 3]).collect();
+                        let mut words = before.clone();
+                        and_within(packed, width, (lower, upper - lower), inverted, &mut Scratch::new(), &mut words);
+                        for row in 0..len * 64 {
+                            let bit = |words: &[u64]| words[row / 64] >> (row % 64) & 1 == 1;
+                            let passes = (lower..=upper).contains(&values[row]) != inverted;
+                            assert_eq!(bit(&words), bit(&before) && passes, "{width} bits, {level:?}, row {row}");
+                        }
+                    }
+                }
+            }
+            (0..BLOCK).for_each(|index| prefetch_one(packed, width, index));
         }
     }
 

@@ -110,6 +110,11 @@ impl ScaledFloats {
         self.ints.bytes() + self.exception_rows.len + self.exceptions.len
     }
 
+    #[inline]
+    pub fn prefetch(&self, blob: &Blob, block: usize) {
+        self.ints.prefetch(blob, block);
+    }
+
     pub fn at(&self, blob: &Blob, row: usize) -> f64 {
         match blob.slice::<u32>(self.exception_rows).binary_search(&(row as u32)) {
             Ok(found) => blob.slice::<f64>(self.exceptions)[found],

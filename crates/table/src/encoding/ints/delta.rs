@@ -93,6 +93,12 @@ impl Delta {
         self.firsts.len + self.steps_min.len + self.blocks.bytes()
     }
 
+    /// Asks the processor to fetch a block.
+    #[inline]
+    pub fn prefetch(&self, blob: &Blob, block: usize) {
+        self.blocks.prefetch(blob, block);
+    }
+
     /// The first `len` values of a block.
     #[inline]
     #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]

@@ -3,10 +3,13 @@
 //! The minimum and the width bound a block's values, so a filter often decides a block without unpacking it, and
 //! otherwise compares packed distances with a bound moved into the same frame, in the narrowest lane.
 
-use super::{Blocks, BlocksWriter, FromInt, IntTest, Keys, block_ranges, by_block};
+use super::{Ahead, Blocks, BlocksWriter, FromInt, IntTest, Keys, block_ranges, by_block, rows_by_block};
 use crate::bits;
-use crate::blob::{Blob, BlobWriter, Plain, Section, TreeReader};
-use crate::encoding::packing::{BLOCK, Room, packed_bytes, unpack, unpack_one, width_of, with_lane, with_room};
+use crate::blob::{Blob, BlobWriter, Section, TreeReader};
+use crate::encoding::packing::{
+    BLOCK, Room, and_within, packed_bytes, prefetch_block, prefetch_one, unpack, unpack_one, width_of, with_lane,
+    with_room,
+};
 use std::ops::Range;
 use tidepool_base::Result;
 use tidepool_simd::{and_words_of, extend_mapped, map_into};
@@ -20,24 +23,13 @@ pub(crate) struct Frame {
 /// Up to so many rows of a block are fetched one by one; unpacking the block costs about as much as this many.
 pub(crate) const SINGLES_MAX: usize = 12;
 
+/// Blocks that are on their way while one is read row by row.
+const BLOCKS_AHEAD: usize = 2;
+
 fn frame(values: &[i64]) -> (i64, u32) {
     let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), value| (min.min(*value), max.max(*value)));
     (min, width_of(max.wrapping_sub(min) as u64))
 }
-
-trait Lane: Plain + Into<u64> {
-    fn truncate(value: u64) -> Self;
-    fn within(self, lower: Self, span: Self) -> bool;
-}
-macro_rules! lane {
-    ($($t:ty),*) => { $( impl Lane for $t {
-        #[inline(always)]
-        fn truncate(value: u64) -> $t { value as $t }
-        #[inline(always)]
-        fn within(self, lower: $t, span: $t) -> bool { self.wrapping_sub(lower) <= span }
-    } )* };
-}
-lane!(u8, u16, u32, u64);
 
 impl Frame {
     pub fn planned_bytes(values: &[i64]) -> usize {
@@ -66,6 +58,12 @@ impl Frame {
         Ok(Frame { references: reader.section_of::<i64>(count)?, blocks: Blocks::read(reader, blob, count)? })
     }
 
+    /// Asks the processor to fetch a block.
+    #[inline]
+    pub fn prefetch(&self, blob: &Blob, block: usize) {
+        self.blocks.prefetch(blob, block);
+    }
+
     pub fn bytes(&self) -> usize {
         self.references.len + self.blocks.bytes()
     }
@@ -75,7 +73,11 @@ impl Frame {
         let references = blob.slice::<i64>(self.references);
         out.reserve(rows.len());
         with_room(|Room { scratch, .. }| {
+            let blocks = rows.end.div_ceil(BLOCK);
             block_ranges(rows, |block, range| {
+                if block + 1 < blocks {
+                    self.prefetch(blob, block + 1);
+                }
                 let reference = references[block];
                 let (packed, width) = self.blocks.get(blob, block);
                 with_lane!(
@@ -101,8 +103,19 @@ impl Frame {
     pub fn take_into<T: FromInt>(&self, blob: &Blob, rows: &[u32], out: &mut Vec<T>) {
         let references = blob.slice::<i64>(self.references);
         out.reserve(rows.len());
+        // Rows that are few lie in lines that no processor guesses. So those of some blocks are on their way at once.
+        let mut ahead = rows_by_block(rows);
+        let fetch = |(block, rows): (usize, &[u32])| {
+            let (packed, width) = self.blocks.get(blob, block);
+            match rows.len() <= SINGLES_MAX {
+                true => rows.iter().for_each(|row| prefetch_one(packed, width, *row as usize % BLOCK)),
+                false => prefetch_block(packed),
+            }
+        };
+        ahead.by_ref().take(BLOCKS_AHEAD).for_each(fetch);
         with_room(|Room { scratch, .. }| {
             by_block(rows, |block, rows| {
+                ahead.next().into_iter().for_each(fetch);
                 let reference = references[block];
                 let (packed, width) = self.blocks.get(blob, block);
                 let value = |distance: u64| T::from_int(reference.wrapping_add(distance as i64));
@@ -122,72 +135,97 @@ impl Frame {
         });
     }
 
-    pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
-        with_room(|room| self.filter_in(room, blob, rows, test, words));
+    /// Tells `ahead` of each block once it has been tested.
+    pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64], ahead: Ahead<'_>) {
+        with_room(|room| {
+            for (start, words) in rows.step_by(BLOCK).zip(words.chunks_mut(BLOCK / 64)) {
+                let block = start / BLOCK;
+                if words.iter().any(|word| *word != 0) {
+                    self.filter_block(room, blob, block, test, words);
+                }
+                ahead(block, words);
+            }
+        });
+    }
+
+    /// Where a range of values lies among a block's distances from its reference, of which none is more than `most`: where it begins there,
+    /// and how far it reaches. `None`: no value of the block is in it.
+    #[inline]
+    fn moved(lower: i64, upper: i64, reference: i64, most: u64) -> Option<(u64, u64)> {
+        let lower_distance = if lower <= reference { 0 } else { lower.wrapping_sub(reference) as u64 };
+        if upper < reference || lower_distance > most {
+            return None;
+        }
+        let upper_distance = upper.wrapping_sub(reference) as u64;
+        Some((lower_distance, upper_distance.min(most) - lower_distance))
     }
 
     #[allow(clippy::useless_conversion, reason = "one of the lanes is 64 bits wide")]
-    fn filter_in(&self, room: &mut Room, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
+    fn filter_block(&self, room: &mut Room, blob: &Blob, block: usize, test: &IntTest, words: &mut [u64]) {
         let Room { scratch, values } = room;
-        let references = blob.slice::<i64>(self.references);
-        for (start, words) in rows.step_by(BLOCK).zip(words.chunks_mut(BLOCK / 64)) {
-            if words.iter().all(|word| *word == 0) {
-                continue;
+        let reference = blob.slice::<i64>(self.references)[block];
+        let (packed, width) = self.blocks.get(blob, block);
+        let distance_max = if width == 0 { 0 } else { u64::MAX >> (64 - width) };
+        match test {
+            IntTest::Within { lower, upper } | IntTest::Outside { lower, upper } => {
+                let inverted = matches!(test, IntTest::Outside { .. });
+                match Frame::moved(*lower, *upper, reference, distance_max) {
+                    None => and_all(inverted, words),
+                    Some((0, span)) if span == distance_max => and_all(!inverted, words),
+                    Some(range) => and_within(packed, width, range, inverted, scratch, words),
+                }
             }
-            let block = start / BLOCK;
-            let reference = references[block];
-            let (packed, width) = self.blocks.get(blob, block);
-            let distance_max = if width == 0 { 0 } else { u64::MAX >> (64 - width) };
-            match test {
-                IntTest::Within { lower, upper } | IntTest::Outside { lower, upper } => {
-                    let inverted = matches!(test, IntTest::Outside { .. });
-                    let lower_distance = if *lower <= reference { 0 } else { lower.wrapping_sub(reference) as u64 };
-                    let upper_distance = upper.wrapping_sub(reference) as u64;
-                    let none = *upper < reference || lower_distance > distance_max;
-                    let all = !none && lower_distance == 0 && upper_distance >= distance_max;
-                    if none || all {
-                        if none != inverted {
-                            words.fill(0);
+            IntTest::Ranges(ranges) if distance_max >= u64::from(u32::BITS) => {
+                // Each range for itself: a pass over the packed words is far less than a look at each value.
+                let mut passing = [0; BLOCK / 64];
+                let mut all = false;
+                for (lower, upper) in ranges {
+                    match Frame::moved(*lower, *upper, reference, distance_max) {
+                        None => {}
+                        Some((0, span)) if span == distance_max => all = true,
+                        Some(range) => {
+                            let mut within = [0; BLOCK / 64];
+                            within[..words.len()].copy_from_slice(words);
+                            and_within(packed, width, range, false, scratch, &mut within[..words.len()]);
+                            passing.iter_mut().zip(within).for_each(|(word, within)| *word |= within);
                         }
-                        continue;
                     }
-                    let span = upper_distance.min(distance_max) - lower_distance;
-                    with_lane!(unpack(packed, width, scratch), unreachable!("one value is all or none"), |lane| {
-                        and_within(lane, lower_distance, span, inverted, words)
-                    });
                 }
-                IntTest::Keys(Keys(keys)) => {
-                    let upper = (distance_max <= i64::MAX as u64).then(|| reference.checked_add(distance_max as i64));
-                    let outside = keys.bounds().is_none_or(|(least, greatest)| {
-                        greatest < reference || upper.flatten().is_some_and(|upper| upper < least)
-                    });
-                    if outside {
-                        words.fill(0);
-                        continue;
+                if !all {
+                    words.copy_from_slice(&passing[..words.len()]);
+                }
+            }
+            IntTest::Keys(Keys(keys)) => {
+                let upper = (distance_max <= i64::MAX as u64).then(|| reference.checked_add(distance_max as i64));
+                let outside = keys.bounds().is_none_or(|(least, greatest)| {
+                    greatest < reference || upper.flatten().is_some_and(|upper| upper < least)
+                });
+                if outside {
+                    words.fill(0);
+                    return;
+                }
+                with_lane!(unpack(packed, width, scratch), values.fill(reference), |lane| {
+                    map_into(values, lane, |distance| reference.wrapping_add(u64::from(distance) as i64))
+                });
+                keys.and_values(&values[..words.len() * 64], words);
+            }
+            IntTest::Set(_) | IntTest::Table { .. } | IntTest::Ranges(_) if distance_max < u64::from(u32::BITS) => {
+                // So few values can be there that a bit for each says whether it passes.
+                let passes = |distance: u64| u32::from(test.passes(reference.wrapping_add(distance as i64)));
+                let passing = (0..=distance_max).fold(0, |bits, distance| bits | passes(distance) << distance);
+                with_lane!(unpack(packed, width, scratch), and_all(passing & 1 == 1, words), |lane| {
+                    let lane = &lane[..lane.len().min(words.len() * 64)];
+                    and_words_of(lane, |value| passing >> (u64::from(value) as u32 & 31) & 1 == 1, words);
+                });
+            }
+            IntTest::Set(_) | IntTest::Table { .. } | IntTest::Ranges(_) => {
+                let mut bytes = [0u8; BLOCK];
+                with_lane!(unpack(packed, width, scratch), bytes.fill(u8::from(test.passes(reference))), |lane| {
+                    for (byte, value) in bytes.iter_mut().zip(lane) {
+                        *byte = u8::from(test.passes(reference.wrapping_add(u64::from(*value) as i64)));
                     }
-                    with_lane!(unpack(packed, width, scratch), values.fill(reference), |lane| {
-                        map_into(values, lane, |distance| reference.wrapping_add(u64::from(distance) as i64))
-                    });
-                    keys.and_values(&values[..words.len() * 64], words);
-                }
-                IntTest::Set(_) | IntTest::Table { .. } if distance_max < u64::from(u32::BITS) => {
-                    // So few values can be there that a bit for each says whether it passes.
-                    let passes = |distance: u64| u32::from(test.passes(reference.wrapping_add(distance as i64)));
-                    let passing = (0..=distance_max).fold(0, |bits, distance| bits | passes(distance) << distance);
-                    with_lane!(unpack(packed, width, scratch), and_all(passing & 1 == 1, words), |lane| {
-                        let lane = &lane[..lane.len().min(words.len() * 64)];
-                        and_words_of(lane, |value| passing >> (u64::from(value) as u32 & 31) & 1 == 1, words);
-                    });
-                }
-                IntTest::Set(_) | IntTest::Table { .. } => {
-                    let mut bytes = [0u8; BLOCK];
-                    with_lane!(unpack(packed, width, scratch), bytes.fill(u8::from(test.passes(reference))), |lane| {
-                        for (byte, value) in bytes.iter_mut().zip(lane) {
-                            *byte = u8::from(test.passes(reference.wrapping_add(u64::from(*value) as i64)));
-                        }
-                    });
-                    bits::and_bytes(words, &bytes);
-                }
+                });
+                bits::and_bytes(words, &bytes);
             }
         }
     }
@@ -199,12 +237,76 @@ fn and_all(passes: bool, words: &mut [u64]) {
     }
 }
 
-#[inline]
-fn and_within<T: Lane>(values: &[T], lower: u64, span: u64, inverted: bool, words: &mut [u64]) {
-    let (lower, span) = (T::truncate(lower), T::truncate(span));
-    let values = &values[..values.len().min(words.len() * 64)];
-    match inverted {
-        false => and_words_of(values, |value| value.within(lower, span), words),
-        true => and_words_of(values, |value| !value.within(lower, span), words),
+#[cfg(test)]
+mod tests {
+    use super::super::Ints;
+    use super::*;
+    use crate::Segment;
+    use crate::encoding::Payload;
+    use crate::testing::{field, heap_space, noise};
+    use arrow_array::{ArrayRef, Int64Array};
+    use std::sync::Arc;
+    use tidepool_base::SqlType;
+
+    #[test]
+    fn packed_blocks_are_tested_as_their_values_are_and_told_of_once() {
+        let space = heap_space();
+        let mut next = noise(23);
+        let shapes: &[(u32, usize)] = if cfg!(miri) {
+            &[(7, 1500)]
+        } else {
+            &[(1, 1000), (3, 1025), (6, 4097), (9, 70), (13, 3000), (17, 2049), (30, 5000), (41, 1100), (60, 2048)]
+        };
+        let mut frames = 0;
+        for (width, rows) in shapes.iter().copied() {
+            let base = (next() as i64) >> 20;
+            let values: Vec<i64> = (0..rows).map(|_| base + (next() >> (64 - width)) as i64).collect();
+            let array: ArrayRef = Arc::new(Int64Array::from(values.clone()));
+            let segment = Segment::encode(&array, &field(SqlType::BigInt), &space).unwrap();
+            let Payload::Ints(ints) = segment.payload() else { panic!("integers are {}", segment.encoding()) };
+            frames += usize::from(matches!(ints, Ints::Frame(_)));
+            let value = |row: usize| values[row % rows];
+            let (a, b) = (value(5).min(value(6)), value(5).max(value(6)));
+            let mut few = vec![value(1), value(2), value(2).saturating_add(1), value(7), b.saturating_add(1 << 40)];
+            few.sort_unstable();
+            let many: Vec<i64> = (0..40).map(|row| value(row * 3)).collect();
+            let tests = [
+                IntTest::Within { lower: a, upper: b },
+                IntTest::Within { lower: i64::MIN, upper: a },
+                IntTest::Within { lower: b, upper: i64::MAX },
+                IntTest::Outside { lower: a, upper: b },
+                IntTest::Outside { lower: a, upper: a },
+                IntTest::any_of(few).unwrap(),
+                IntTest::any_of(many).unwrap(),
+                IntTest::Ranges(vec![(i64::MIN, a), (b, b)]),
+                IntTest::Ranges(vec![(i64::MIN, i64::MIN), (base - 1, i64::MAX)]),
+            ];
+            for test in tests {
+                let before: Vec<u64> = (0..rows.div_ceil(64))
+                    .map(|word| if word % 16 == 3 || word / 16 == 1 { 0 } else { next() | next() })
+                    .collect();
+                let mut words = before.clone();
+                let mut told = Vec::new();
+                ints.filter_telling(segment.blob(), 0..rows, &test, &mut words, &mut |block, left| {
+                    told.push((block, left.to_vec()));
+                });
+                for row in 0..rows {
+                    let bit = |words: &[u64]| words[row / 64] >> (row % 64) & 1 == 1;
+                    let passes = bit(&before) && test.passes(values[row]);
+                    assert_eq!(bit(&words), passes, "{width} bits, row {row} of {rows}: {test:?}");
+                }
+                let blocks = words.chunks(BLOCK / 64).map(<[u64]>::to_vec).enumerate().collect::<Vec<_>>();
+                assert_eq!(told, blocks);
+            }
+            // Rows one by one, and many of a block.
+            for step in [1, 2, 37, 90, 700] {
+                let picked: Vec<u32> = (0..rows as u32).step_by(step).collect();
+                let mut taken: Vec<i64> = Vec::new();
+                ints.take_into(segment.blob(), &picked, &mut taken);
+                assert!(picked.iter().zip(&taken).all(|(row, value)| values[*row as usize] == *value));
+                assert_eq!(taken.len(), picked.len());
+            }
+        }
+        assert!(frames * 2 > shapes.len(), "{frames} of {} are packed", shapes.len());
     }
 }

@@ -50,6 +50,8 @@ pub(crate) enum IntTest {
         lower: i64,
         upper: i64,
     },
+    /// Within one of a few ranges, inclusive, which ascend and leave gaps.
+    Ranges(Vec<(i64, i64)>),
     /// One of these, ascending and not empty.
     Set(Vec<i64>),
     /// `passes[value - base]` is 1; 0 for values past the table.
@@ -70,6 +72,12 @@ impl PartialEq for Keys {
     }
 }
 
+/// What is told of blocks that have been tested: each with its number and what words are left of it. Who knows what comes next asks for it then.
+pub(crate) type Ahead<'a> = &'a mut dyn FnMut(usize, &[u64]);
+
+/// More ranges than these are not tested one by one.
+pub(crate) const RANGES_MAX: usize = 6;
+
 /// A table this long stays in the second-level cache.
 const TABLE_LEN_MAX: u64 = 1 << 17;
 
@@ -82,6 +90,12 @@ impl IntTest {
         let span = upper.wrapping_sub(lower) as u64;
         if span == values.len() as u64 - 1 {
             return Some(IntTest::Within { lower, upper });
+        }
+        let follows = |a: &i64, b: &i64| a.checked_add(1) == Some(*b);
+        let ranges = values.chunk_by(follows).take(RANGES_MAX + 1).map(|run| (run[0], run[run.len() - 1]));
+        let ranges: Vec<(i64, i64)> = ranges.collect();
+        if ranges.len() <= RANGES_MAX {
+            return Some(IntTest::Ranges(ranges));
         }
         if span < TABLE_LEN_MAX {
             let mut passes = vec![0; span as usize + 1];
@@ -98,6 +112,7 @@ impl IntTest {
         match self {
             IntTest::Within { lower, upper } => (*lower..=*upper).contains(&value),
             IntTest::Outside { lower, upper } => !(*lower..=*upper).contains(&value),
+            IntTest::Ranges(ranges) => ranges.iter().any(|(lower, upper)| (*lower..=*upper).contains(&value)),
             IntTest::Set(values) => values.binary_search(&value).is_ok(),
             IntTest::Table { base, passes } => {
                 passes.get(value.wrapping_sub(*base) as u64 as usize).is_some_and(|passes| *passes == 1)
@@ -343,16 +358,36 @@ impl Ints {
         }
     }
 
+    /// Asks the processor to fetch what a block of rows is read from, where that is one piece.
+    #[inline]
+    pub fn prefetch(&self, blob: &Blob, block: usize) {
+        match self {
+            Ints::Frame(frame) => frame.prefetch(blob, block),
+            Ints::Delta(delta) => delta.prefetch(blob, block),
+            Ints::Constant(_) | Ints::Plain { .. } | Ints::RunLength(_) | Ints::Identity => {}
+        }
+    }
+
     /// `words &= test(values of rows)`; `rows` starts at a block's start.
     pub fn filter(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64]) {
+        self.filter_telling(blob, rows, test, words, &mut |_, _| {});
+    }
+
+    /// The same, and tells `ahead` of each block, as it goes or in the end.
+    pub fn filter_telling(&self, blob: &Blob, rows: Range<usize>, test: &IntTest, words: &mut [u64], ahead: Ahead<'_>) {
         debug_assert!(rows.start.is_multiple_of(BLOCK));
+        if let Ints::Frame(frame) = self {
+            frame.filter(blob, rows, test, words, ahead);
+            return;
+        }
+        let first = rows.start / BLOCK;
         match self {
             Ints::Constant(value) => {
                 if !test.passes(*value) {
                     words.fill(0);
                 }
             }
-            Ints::Frame(frame) => frame.filter(blob, rows, test, words),
+            Ints::Frame(_) => unreachable!("tested above"),
             Ints::RunLength(runs) => runs.filter(blob, rows, test, words),
             Ints::Plain { .. } | Ints::Delta(_) | Ints::Identity => {
                 let mut values: Vec<i64> = Vec::with_capacity(BLOCK);
@@ -366,7 +401,13 @@ impl Ints {
                 }
             }
         }
+        tell_all(first, words, ahead);
     }
+}
+
+/// Tells of all blocks from `first` on at once.
+pub(crate) fn tell_all(first: usize, words: &[u64], ahead: Ahead<'_>) {
+    words.chunks(BLOCK / 64).zip(first..).for_each(|(words, block)| ahead(block, words));
 }
 
 /// Rows of a block that are looked through one by one.
@@ -374,9 +415,15 @@ const FEW: usize = 32;
 
 /// Splits ascending rows by block: calls `each(block, rows of it)`.
 #[inline]
-pub(crate) fn by_block(mut rows: &[u32], mut each: impl FnMut(usize, &[u32])) {
-    while let Some(first) = rows.first() {
-        let block = *first as usize / BLOCK;
+pub(crate) fn by_block(rows: &[u32], mut each: impl FnMut(usize, &[u32])) {
+    rows_by_block(rows).for_each(|(block, rows)| each(block, rows));
+}
+
+/// Ascending rows by block: the block's number, and rows of it.
+#[inline]
+pub(crate) fn rows_by_block(mut rows: &[u32]) -> impl Iterator<Item = (usize, &[u32])> {
+    std::iter::from_fn(move || {
+        let block = *rows.first()? as usize / BLOCK;
         let end = ((block + 1) * BLOCK) as u64;
         // Mostly few: to count those is quicker than to search.
         let near = &rows[..rows.len().min(FEW)];
@@ -385,9 +432,9 @@ pub(crate) fn by_block(mut rows: &[u32], mut each: impl FnMut(usize, &[u32])) {
             count += rows[FEW..rows.len().min(BLOCK)].partition_point(|row| u64::from(*row) < end);
         }
         let (head, tail) = rows.split_at(count);
-        each(block, head);
         rows = tail;
-    }
+        Some((block, head))
+    })
 }
 
 /// The part of `rows` that lies in each block: calls `each(block, range within the block)`.
@@ -456,6 +503,11 @@ impl Blocks {
 
     fn bytes(&self) -> usize {
         self.offsets.len + self.widths.len + self.packed.len
+    }
+
+    #[inline]
+    fn prefetch(&self, blob: &Blob, block: usize) {
+        super::packing::prefetch_block(self.get(blob, block).0);
     }
 
     #[inline]
