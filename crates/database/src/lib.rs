@@ -46,7 +46,7 @@ pub use upkeep::advice;
 pub use upkeep::elastic::TablespaceChange;
 pub use write::by_key;
 pub use write::direct::{ChangeWatch, StatementMark};
-pub use write::footing::Footing;
+pub use write::footing::{Footing, LookedUp};
 pub use write::index::{NewIndex, OnConflict, Upserted};
 pub use write::locks::{LockInfo, LockMode};
 pub use write::partition::{

@@ -40,8 +40,11 @@ impl ScanColumn {
             _ => false,
         };
         let is_settled = versions.iter().all(|version| version.is_settled());
-        let looked_at =
-            |(column, of): &(usize, ColumnType)| is_settled || of.class() != Class::Text || coded(column, of);
+        // Rows' ids come after the columns, and have no segments.
+        let is_id = |column: usize| versions.iter().any(|version| column >= version.def.columns.len());
+        let looked_at = |(column, of): &(usize, ColumnType)| {
+            !is_id(*column) && (is_settled || of.class() != Class::Text || coded(column, of))
+        };
         let wanted: Vec<usize> = columns.iter().filter(|column| looked_at(column)).map(|(column, _)| *column).collect();
         let of_delta = |version: &Arc<TableVersion>| match looks || is_settled {
             true => version.delta_columns(&wanted),
@@ -50,6 +53,9 @@ impl ScanColumn {
         let deltas = versions.iter().map(of_delta).collect::<Result<Vec<_>>>()?;
         let deltas: Option<Vec<Vec<Arc<DeltaColumn>>>> = deltas.into_iter().collect();
         let of = |(column, of): (usize, ColumnType)| {
+            if is_id(column) {
+                return Ok(ScanColumn { column, of, forms: Vec::new() });
+            }
             let place = wanted.iter().position(|wanted| *wanted == column);
             let deltas = deltas.as_ref().zip(place);
             let deltas: Option<Vec<&DeltaColumn>> =

@@ -2,9 +2,11 @@
 //! statement's heap, to be canceled at any time.
 
 use crate::errors::from_datafusion;
+use crate::facts::SessionFacts;
 use crate::heap::SessionHeaps;
 use crate::interrupt::Interrupt;
 use crate::queries::RunningQuery;
+use crate::query::{Planned, physical_plan_of_targets};
 use crate::scan::{can_restrict, restricted};
 use crate::types::canonical_batch;
 use crate::workload::PLACE_IDLE_MAX;
@@ -12,6 +14,7 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::execution::TaskContext;
 use datafusion::execution::runtime_env::RuntimeEnv;
+use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::{FutureExt, Stream, StreamExt};
@@ -20,8 +23,8 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use tidepool_base::{Error, Result, RowId, panic_point};
 use tidepool_heap::QueryHeap;
@@ -300,7 +303,9 @@ impl Execution {
 
 /// A plan that ran for a statement, to be run again for some of its targets' rows: PostgreSQL's EvalPlanQual.
 pub struct Reevaluation {
-    plan: Arc<dyn ExecutionPlan>,
+    again: Again,
+    /// Once it was asked for.
+    plan: OnceLock<Arc<dyn ExecutionPlan>>,
     context: Arc<TaskContext>,
     schema: SchemaRef,
     heap: Arc<QueryHeap>,
@@ -308,18 +313,33 @@ pub struct Reevaluation {
     workers: Handle,
 }
 
+/// What a statement's plan is run again as.
+pub struct Again {
+    /// What the statement runs, before anything was wrapped around its operators.
+    plan: Arc<dyn ExecutionPlan>,
+    /// What another one is made of, where that one cannot be run for some rows.
+    later: Option<(LogicalPlan, Arc<SessionFacts>)>,
+    /// It does not name the statement, so that scans are no part of its account.
+    config: SessionConfig,
+}
+
+impl Again {
+    pub fn of(planned: &Planned) -> Again {
+        let facts = SessionFacts::of(planned.state.config_options());
+        Again {
+            plan: planned.plan.clone(),
+            later: planned.again.clone().zip(facts.cloned()),
+            config: planned.state.config().clone(),
+        }
+    }
+}
+
 impl Reevaluation {
-    /// `plan` is what `execution` will run, before anything was wrapped around its operators. Its scans are no part of the
-    /// statement's account: `config` does not name it.
-    pub fn new(
-        plan: Arc<dyn ExecutionPlan>,
-        config: SessionConfig,
-        execution: &Execution,
-        workers: Handle,
-    ) -> Reevaluation {
-        let context = task_context(config, execution.context.runtime_env());
+    pub fn new(again: Again, execution: &Execution, workers: Handle) -> Reevaluation {
+        let context = task_context(again.config.clone(), execution.context.runtime_env());
         Reevaluation {
-            plan,
+            again,
+            plan: OnceLock::new(),
             context: Arc::new(context),
             schema: execution.schema.clone(),
             heap: execution.heap.clone(),
@@ -328,14 +348,24 @@ impl Reevaluation {
         }
     }
 
+    /// The plan that is run again. Of a statement that changes rows, for a thread that may block.
+    fn plan(&self) -> Result<&Arc<dyn ExecutionPlan>> {
+        let Some((plan, facts)) = &self.again.later else { return Ok(&self.again.plan) };
+        if let Some(made) = self.plan.get() {
+            return Ok(made);
+        }
+        let made = Handle::current().block_on(physical_plan_of_targets(facts, plan.clone()))?;
+        Ok(self.plan.get_or_init(|| made))
+    }
+
     /// Whether `rows` can be asked for; or, unless the plan has `ended`, while it runs.
-    pub fn is_possible(&self, ended: bool) -> bool {
-        can_restrict(&self.plan, ended)
+    pub fn is_possible(&self, ended: bool) -> Result<bool> {
+        Ok(can_restrict(self.plan()?, ended))
     }
 
     /// What the plan gives for these rows of each target, as those versions have them. For a thread that may block.
     pub fn rows(&self, targets: &[(Arc<TableVersion>, Vec<RowId>)]) -> Result<Vec<RecordBatch>> {
-        let plan = restricted(&self.plan, targets).map_err(from_datafusion)?;
+        let plan = restricted(self.plan()?, targets).map_err(from_datafusion)?;
         let execution = Execution {
             plan: crate::guard::wrap(plan, &self.interrupt)?,
             context: self.context.clone(),

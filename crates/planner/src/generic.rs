@@ -17,7 +17,8 @@ use crate::facts::SessionFacts;
 use crate::optimizer::{estimate, nulls};
 use crate::origins::{self, Origins};
 use crate::plan_cache::{self, KeptPlan, TemplateState};
-use crate::session::{describe, describe_query};
+use crate::session::{Shape, Source, describe, describe_command, describe_query};
+use crate::settings::PlanSharing;
 use crate::statement::{Command, Statement};
 use crate::types;
 use arrow::array::ArrayRef;
@@ -31,7 +32,8 @@ use datafusion::sql::sqlparser::ast;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tidepool_base::SqlType;
+use tidepool_base::{Result, SqlType};
+use tidepool_database::LookedUp;
 
 /// Rows that all scans of a plan are expected to give back, at most.
 const ROWS_MAX: f64 = 100_000.0;
@@ -49,12 +51,20 @@ const ROWS_FEW: f64 = 2_000.0;
 /// A statement whose plan may serve others, too.
 pub(crate) struct Request {
     template: template::Template,
-    pub key: String,
+    key: String,
     /// Types of the parameters that the client gave, and their values.
     given: Vec<u32>,
     values: Vec<ScalarValue>,
     /// The plan that was found for it, with its values in it.
     found: Option<Planned>,
+}
+
+/// A statement with its literals in it.
+#[derive(Clone, Copy)]
+pub(crate) enum Written<'a> {
+    Query(&'a ast::Query),
+    /// One that writes.
+    Change(&'a Command),
 }
 
 /// What is known of statements that differ in values only.
@@ -66,10 +76,26 @@ pub(crate) struct Template {
     literals: Vec<SqlType>,
     /// Parameters whose values the plan depends on.
     pub pinned: Vec<usize>,
+    /// Of statements that write: what becomes of the plan's rows.
+    change: Option<Arc<ChangeOf>>,
 }
 
-/// An optimised plan, and where its outputs come from.
-pub(crate) type Planned = (LogicalPlan, Arc<Origins>);
+/// What is kept of statements that write.
+#[derive(Debug)]
+struct ChangeOf {
+    shape: Arc<Shape>,
+    /// What planning looked up: the statement looks again once it has its locks.
+    looked_up: LookedUp,
+}
+
+/// An optimised plan with a statement's values in it.
+pub(crate) struct Planned {
+    pub plan: LogicalPlan,
+    /// Where its outputs come from.
+    pub origins: Arc<Origins>,
+    /// Of a statement that writes, with the values of all of its parameters.
+    pub change: Option<(Arc<Shape>, Vec<ScalarValue>)>,
+}
 
 impl Template {
     /// What it takes of memory, about.
@@ -108,15 +134,11 @@ impl Request {
             let values = self.all_values(&template, facts)?;
             let kept = plans.find_variant(facts, &self.key, &template.pinned_of(&values))?;
             (kept.parts <= PARTS_FEW).then_some(())?;
-            bind(&facts.planner.state(facts), facts, &kept, &values).ok().flatten()
+            bind(&facts.planner.state(facts), facts, &template, &kept, values).ok().flatten()
         }));
         // What panicked here is planned anew, and panics where it is told.
         self.found = found.ok().flatten();
         self.found.is_some()
-    }
-
-    pub fn take_found(&mut self) -> Option<Planned> {
-        self.found.take()
     }
 
     /// Values of all parameters; `None` where a literal is no value of its parameter's type.
@@ -136,35 +158,51 @@ impl Request {
     }
 }
 
-/// The statement's optimised plan from that of its template, which is made now if there is none for its pinned values. `None`: the statement is to be
-/// planned by itself.
-pub(crate) fn serve(
+/// The statement's optimised plan from that of its template. `None`: the statement is to be planned by itself.
+pub(crate) fn planned(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
-    request: &Request,
-    template: &Template,
-) -> Option<Planned> {
+    mut request: Request,
+    written: Written<'_>,
+) -> Result<Option<Planned>> {
+    if let Some(found) = request.found.take() {
+        return Ok(Some(found));
+    }
+    let planned = match facts.planner.plans.template(facts, &request.key) {
+        TemplateState::Serves(template) => serve(state, facts, &request, &template),
+        TemplateState::Seen { failures } => begin(state, facts, &request, written, failures),
+        TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
+            begin(state, facts, &request, written, 0)
+        }
+        TemplateState::Unseen | TemplateState::Refused => None,
+    };
+    crate::planning::check()?;
+    Ok(planned)
+}
+
+/// The plan for the statement's pinned values, which is made now if there is none.
+fn serve(state: &SessionState, facts: &Arc<SessionFacts>, request: &Request, template: &Template) -> Option<Planned> {
     let values = request.all_values(template, facts)?;
     if let Some(kept) = facts.planner.plans.find_variant(facts, &request.key, &template.pinned_of(&values)) {
-        return bind(state, facts, &kept, &values).ok().flatten();
+        return bind(state, facts, template, &kept, values).ok().flatten();
     }
     let statement = statement_of(request)?;
-    let logical = logical_plan(state, facts, query_of(&statement)?, &template.fields)?;
-    let (kept, planned) = begin_variant(state, facts, request, template, logical, &values)?;
+    let (logical, _) = logical_plan(state, facts, statement.command(), &template.fields)?;
+    let (kept, planned) = begin_variant(state, facts, request, template, logical, values)?;
     facts.planner.plans.keep_variant(facts, kept);
     Some(planned)
 }
 
 /// As `serve`, of a template that nothing is known of but that it failed so often before.
-pub(crate) fn begin(
+fn begin(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     request: &Request,
-    query: &ast::Query,
+    written: Written<'_>,
     failures: u8,
 ) -> Option<Planned> {
     let plans = &facts.planner.plans;
-    let template = template_of(state, facts, request, query);
+    let template = template_of(state, facts, request, written);
     // Then it says nothing of the template that there is none.
     crate::planning::check().ok()?;
     let Some((template, logical)) = template else {
@@ -174,7 +212,7 @@ pub(crate) fn begin(
     };
     let begun = request
         .all_values(&template, facts)
-        .and_then(|values| begin_variant(state, facts, request, &template, logical, &values));
+        .and_then(|values| begin_variant(state, facts, request, &template, logical, values));
     crate::planning::check().ok()?;
     match begun {
         Some((kept, planned)) => {
@@ -199,11 +237,11 @@ fn begin_variant(
     request: &Request,
     template: &Template,
     logical: LogicalPlan,
-    values: &[ScalarValue],
+    values: Vec<ScalarValue>,
 ) -> Option<(Arc<KeptPlan>, Planned)> {
-    let kept = optimized(state, facts, request, template, logical, values)?;
-    let planned = bind(state, facts, &kept, values).ok().flatten()?;
-    let rows: f64 = rows_of_scans(&planned.0).iter().sum();
+    let kept = optimized(state, facts, request, template, logical, &values)?;
+    let planned = bind(state, facts, template, &kept, values).ok().flatten()?;
+    let rows: f64 = rows_of_scans(&planned.plan).iter().sum();
     (rows <= ROWS_MAX).then_some((kept, planned))
 }
 
@@ -213,22 +251,14 @@ fn statement_of(request: &Request) -> Option<Statement> {
     (statements.is_empty() && !statement.locks_rows()).then_some(statement)
 }
 
-fn query_of(statement: &Statement) -> Option<&ast::Query> {
-    match statement.command() {
-        Command::Query(query) => Some(query),
-        _ => None,
-    }
-}
-
-/// The template, and its plan as it is written. `query` is the statement with its literals in it.
+/// The template, and its plan as it is written.
 fn template_of(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
     request: &Request,
-    query: &ast::Query,
+    written: Written<'_>,
 ) -> Option<(Template, LogicalPlan)> {
     let statement = statement_of(request)?;
-    let of_template = query_of(&statement)?;
     let oids = request.template.oids(&request.given);
     let described = describe(facts, &statement, &oids).ok()?;
     if described.parameters.len() != oids.len() {
@@ -242,12 +272,24 @@ fn template_of(
     if !request.template.is_exact(&literals) || described.parameters[given..].contains(&of_char) {
         return None;
     }
-    if !literals.is_empty() && describe_query(facts, query, &request.given).ok()?.columns != described.columns {
-        return None;
-    }
     let fields: Vec<FieldRef> =
         crate::query::fields_of_oids(&described.parameters).into_iter().collect::<Option<_>>()?;
-    let logical = logical_plan(state, facts, of_template, &fields)?;
+    let (logical, shape) = logical_plan(state, facts, statement.command(), &fields)?;
+    if !literals.is_empty() {
+        let as_written = match written {
+            Written::Query(query) => describe_query(facts, query, &request.given),
+            Written::Change(command) => describe_command(facts, command, &request.given),
+        };
+        if as_written.ok()?.columns != described.columns {
+            return None;
+        }
+        if let Written::Change(command) = written
+            && !gives_the_same(state, &logical, &logical_plan(state, facts, command, &fields[..given])?.0)?
+        {
+            return None;
+        }
+    }
+    let change = shape.map(|shape| Arc::new(ChangeOf { shape, looked_up: facts.footing.looked_up() }));
     if !plan_cache::may_keep(&logical).ok()? {
         return None;
     }
@@ -265,17 +307,48 @@ fn template_of(
     pinned.sort_unstable();
     pinned.dedup();
     serves &= pinned.last().is_none_or(|last| *last < fields.len());
-    serves.then_some((Template { fields, literals, pinned }, logical))
+    serves.then_some((Template { fields, literals, pinned, change }, logical))
 }
 
+/// The plan as it is written; of a statement that writes, with what becomes of its rows.
 fn logical_plan(
     state: &SessionState,
     facts: &Arc<SessionFacts>,
-    of_template: &ast::Query,
+    command: &Command,
     fields: &[FieldRef],
-) -> Option<LogicalPlan> {
+) -> Option<(LogicalPlan, Option<Arc<Shape>>)> {
     let fields = fields.iter().cloned().map(Some).collect();
-    crate::query::logical_plan(state, facts, Box::new(of_template.clone()), fields, None).ok()
+    match command {
+        Command::Query(query) => {
+            Some((crate::query::logical_plan(state, facts, query.clone(), fields, None).ok()?, None))
+        }
+        command => {
+            let source = Source::planned(state, facts, command, fields).ok()?;
+            Some((source.plan, Some(source.shape)))
+        }
+    }
+}
+
+/// Whether the rows that are written have the same types in both plans before they are cast to those of the columns. A literal, which has the type
+/// that it is cast to, and a parameter may differ.
+fn gives_the_same(state: &SessionState, template: &LogicalPlan, written: &LogicalPlan) -> Option<bool> {
+    let template = crate::optimizer::analyze(state, template.clone()).ok()?;
+    let written = crate::optimizer::analyze(state, written.clone()).ok()?;
+    let (mut one, mut other) = (&template, &written);
+    while let (LogicalPlan::Projection(of_one), LogicalPlan::Projection(of_other)) = (one, other) {
+        if of_one.expr.len() != of_other.expr.len() {
+            return Some(false);
+        }
+        for (place, expr) in of_other.expr.iter().enumerate() {
+            let types = [of_one.schema.field(place).data_type(), of_other.schema.field(place).data_type()];
+            let is_literal = matches!(expr.clone().unalias(), Expr::Literal(..));
+            if types[0] != types[1] && !is_literal {
+                return Some(false);
+            }
+        }
+        (one, other) = (&of_one.input, &of_other.input);
+    }
+    Some(true)
 }
 
 /// Parameters in an expression, from 0.
@@ -316,8 +389,9 @@ fn optimized(
 fn bind(
     state: &SessionState,
     facts: &SessionFacts,
+    template: &Template,
     kept: &KeptPlan,
-    values: &[ScalarValue],
+    values: Vec<ScalarValue>,
 ) -> PlanResult<Option<Planned>> {
     let (plan, origins) = kept.bound(facts)?;
     let plan = replaced(plan, &|index| values.get(index).cloned(), Some(state))?;
@@ -331,7 +405,11 @@ fn bind(
             return Ok(None);
         }
     }
-    Ok(Some((plan, origins)))
+    let change = template.change.as_ref().map(|change| {
+        facts.footing.look_up(&change.looked_up);
+        (change.shape.clone(), values)
+    });
+    Ok(Some(Planned { plan, origins, change }))
 }
 
 /// The plan with values in the places of parameters; with a session, the conditions that they stand in are simplified.

@@ -11,8 +11,7 @@
 use crate::facts::SessionFacts;
 use crate::generic::Template;
 use crate::origins::Origins;
-use crate::privileges::Readable;
-use crate::scan::{TableProvider, Trials};
+use crate::scan::{Lasting, TableProvider};
 use crate::settings::Settings;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
@@ -115,11 +114,8 @@ type TableRows = Vec<(TableId, u64)>;
 
 /// A table, whichever its rows are.
 struct Unbound {
-    id: TableId,
+    table: Lasting,
     schema: SchemaRef,
-    readable: Readable,
-    /// What its conditions left of a sample when the plan was made.
-    trials: Arc<Trials>,
 }
 
 impl TableSource for Unbound {
@@ -208,17 +204,13 @@ impl KeptPlan {
             let Some(unbound) = source.downcast_ref::<Unbound>() else {
                 return internal_err!("a kept plan reads something of a statement before");
             };
-            facts.footing.relation(unbound.id);
-            let Some(version) = facts.version.table_by_id(unbound.id) else {
+            facts.footing.relation(unbound.table.id);
+            let Some(version) = facts.version.table_by_id(unbound.table.id) else {
                 return internal_err!("a kept plan's table is gone");
             };
             // What became of conditions is not worth keeping where they have other values each time.
-            let trials = match self.subject {
-                Subject::Query(_) => unbound.trials.clone(),
-                Subject::Template(..) => Arc::default(),
-            };
-            let provider = TableProvider::known(&facts.version, version, unbound.readable.clone(), trials);
-            let provider = provider.map_err(crate::errors::carry)?;
+            let trials = matches!(self.subject, Subject::Query(_));
+            let provider = unbound.table.over(&facts.version, version, trials).map_err(crate::errors::carry)?;
             scan.source = provider_as_source(provider);
             Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
         };
@@ -373,16 +365,14 @@ fn unbound(plan: &LogicalPlan, facts: &SessionFacts) -> PlanResult<Option<(Logic
         let LogicalPlan::TableScan(mut scan) = node else { return Ok(Transformed::no(node)) };
         let provider = source_as_provider(&scan.source)?;
         let table = provider.downcast_ref::<TableProvider>();
-        let Some((table, (version, readable))) = table.and_then(|table| Some((table, table.plain()?))) else {
+        let Some((table, lasting)) = table.and_then(|table| Some((table, table.lasting()?))) else {
             of_tables = false;
             return Ok(Transformed::no(LogicalPlan::TableScan(scan)));
         };
-        let id = version.def.id;
-        of_tables &= facts.version.table_by_id(id).is_some();
+        of_tables &= facts.version.table_by_id(lasting.id).is_some();
         // Of a partitioned table, its partitions': it has none of its own.
         tables.extend(table.tables().iter().map(|table| (table.def.id, table.rows_max())));
-        let (schema, readable, trials) = (scan.source.schema(), readable.clone(), table.trials().clone());
-        scan.source = Arc::new(Unbound { id, schema, readable, trials });
+        scan.source = Arc::new(Unbound { table: lasting, schema: scan.source.schema() });
         Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
     };
     let plan = plan.clone().transform_down_with_subqueries(unbind)?.data;
@@ -397,7 +387,7 @@ pub fn may_keep(plan: &LogicalPlan) -> PlanResult<bool> {
         may &= match node {
             LogicalPlan::TableScan(scan) => {
                 let provider = source_as_provider(&scan.source)?;
-                provider.downcast_ref::<TableProvider>().is_some_and(|table| table.plain().is_some())
+                provider.downcast_ref::<TableProvider>().is_some_and(|table| table.lasting().is_some())
             }
             LogicalPlan::Extension(_) | LogicalPlan::RecursiveQuery(_) => false,
             _ => true,

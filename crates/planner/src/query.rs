@@ -3,15 +3,13 @@
 use crate::engine::EngineNodes;
 use crate::errors::{carry, cross_database, from_datafusion};
 use crate::facts::SessionFacts;
-use crate::generic::{self, Request};
+use crate::generic::{self, Request, Written};
 use crate::names::OutputNames;
 use crate::origins::{self, Origins};
-use crate::plan_cache::TemplateState;
 use crate::planner::State;
 use crate::privileges::{self, Acting};
 use crate::resolve::{self, Relation};
 use crate::session::ResultColumn;
-use crate::settings::PlanSharing;
 use crate::statement::QualifiedName;
 use crate::types::{canonical_schema, describe, scalar};
 use arrow::array::ArrayRef;
@@ -574,20 +572,50 @@ pub(crate) struct Planned {
     pub columns: Vec<ResultColumn>,
     /// The batches' schema, under the columns' names.
     pub schema: SchemaRef,
+    /// Of a statement that changes rows: what a plan is made of that can be run for some of them, where `plan` cannot.
+    pub again: Option<LogicalPlan>,
 }
 
 /// Optimises a bound plan and makes its physical form.
 pub async fn physical_plan(state: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
-    let optimized = crate::optimizer::optimize(state, plan).map_err(from_datafusion)?;
-    physical_plan_of(state, optimized).await
+    physical_plan_of(state, optimized(state, plan)?, false).await
 }
 
-/// The physical form of an optimised plan.
-async fn physical_plan_of(state: &SessionState, mut optimized: LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+pub fn optimized(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
+    crate::optimizer::optimize(state, plan).map_err(from_datafusion)
+}
+
+/// The physical form of an optimised plan of rows that a statement changes; and what a plan is made of ([`physical_plan_of_targets`]) that can be run
+/// again for some of them, where that form cannot: mostly nobody changes them meanwhile.
+pub async fn physical_plan_of_change(
+    state: &SessionState,
+    optimized: &LogicalPlan,
+) -> Result<(Arc<dyn ExecutionPlan>, Option<LogicalPlan>)> {
+    let facts = SessionFacts::of(state.config_options());
+    let by_engine = facts.is_some_and(|facts| facts.settings.own_engine())
+        && crate::engine::may_take_targets(optimized).map_err(from_datafusion)?;
+    let again = by_engine.then(|| optimized.clone());
+    Ok((physical_plan_of(state, optimized.clone(), by_engine).await?, again))
+}
+
+/// The physical form of an optimised plan, of operators that can be restricted to some rows of its targets.
+pub async fn physical_plan_of_targets(
+    facts: &Arc<SessionFacts>,
+    optimized: LogicalPlan,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    physical_plan_of(&facts.planner.state(facts), optimized, false).await
+}
+
+/// The physical form of an optimised plan. With `targets`, rows that the statement changes may be found by the engine, too.
+async fn physical_plan_of(
+    state: &SessionState,
+    mut optimized: LogicalPlan,
+    targets: bool,
+) -> Result<Arc<dyn ExecutionPlan>> {
     if let Some(facts) = SessionFacts::of(state.config_options())
         && facts.settings.own_engine()
     {
-        optimized = crate::engine::lower(state, &optimized).map_err(from_datafusion)?;
+        optimized = crate::engine::lower(state, &optimized, targets).map_err(from_datafusion)?;
         // DataFusion's rules have nothing to do where the engine does everything.
         if let Some(whole) = crate::engine::whole(&optimized) {
             return Ok(whole);
@@ -607,10 +635,15 @@ pub(crate) async fn plan(
     let state = facts.planner.state(&facts);
     let names = OutputNames::of(&query);
     let (optimized, origins) = optimized_plan(&state, &facts, query, &parameters, request)?;
-    let plan = physical_plan_of(&state, optimized).await?;
+    let plan = physical_plan_of(&state, optimized, false).await?;
     let mut planned = planned(state, plan, &names);
     origins::mark(&mut planned.columns, &origins);
     Ok(planned)
+}
+
+/// Whether the plan of a statement may serve others.
+pub(crate) fn keeps_plans(facts: &SessionFacts) -> bool {
+    facts.parts.is_empty() && facts.settings.keeps_plans()
 }
 
 fn optimized_plan(
@@ -620,23 +653,11 @@ fn optimized_plan(
     parameters: &[ArrayRef],
     request: Option<Request>,
 ) -> Result<(LogicalPlan, Arc<Origins>)> {
-    let plans = (facts.parts.is_empty() && facts.settings.keeps_plans()).then_some(&facts.planner.plans);
-    if let Some(mut request) = request.filter(|_| plans.is_some()) {
-        if let Some(found) = request.take_found() {
-            return Ok(found);
-        }
-        let planned = match facts.planner.plans.template(facts, &request.key) {
-            TemplateState::Serves(template) => generic::serve(state, facts, &request, &template),
-            TemplateState::Seen { failures } => generic::begin(state, facts, &request, &query, failures),
-            TemplateState::Unseen if facts.settings.plan_sharing() == PlanSharing::Always => {
-                generic::begin(state, facts, &request, &query, 0)
-            }
-            TemplateState::Unseen | TemplateState::Refused => None,
-        };
-        crate::planning::check()?;
-        if let Some(planned) = planned {
-            return Ok(planned);
-        }
+    let plans = keeps_plans(facts).then_some(&facts.planner.plans);
+    if let Some(request) = request.filter(|_| plans.is_some())
+        && let Some(planned) = generic::planned(state, facts, request, Written::Query(&query))?
+    {
+        return Ok((planned.plan, planned.origins));
     }
     let plans = plans.filter(|_| parameters.is_empty());
     if let Some(known) = plans.and_then(|plans| plans.find(facts, &query)) {
@@ -646,7 +667,7 @@ fn optimized_plan(
     let logical = logical_plan(state, facts, query, parameter_fields(parameters), None)?;
     let logical = bind(logical, parameters)?;
     let origins = Arc::new(origins::of_plan(facts, &logical));
-    let optimized = crate::optimizer::optimize(state, &logical).map_err(from_datafusion)?;
+    let optimized = optimized(state, &logical)?;
     if let (Some(plans), Some(query)) = (plans, as_written)
         && crate::plan_cache::may_keep(&logical).map_err(from_datafusion)?
     {
@@ -664,7 +685,7 @@ pub(crate) fn planned(state: State, plan: Arc<dyn ExecutionPlan>, names: &Output
         .zip(&columns)
         .map(|(field, column)| field.as_ref().clone().with_name(&column.name))
         .collect();
-    Planned { plan, state, columns, schema: Arc::new(Schema::new(fields)) }
+    Planned { plan, state, columns, schema: Arc::new(Schema::new(fields)), again: None }
 }
 
 /// Type oids of a plan's parameters, those given first, the rest as inferred, text where nothing tells.

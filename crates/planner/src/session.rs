@@ -40,7 +40,8 @@ mod utility;
 mod views;
 
 pub use crate::copy::CopyIn;
-pub(crate) use describe::{describe, describe_query};
+pub(crate) use change::{Shape, Source};
+pub(crate) use describe::{describe, describe_command, describe_query};
 pub use direct::{DirectDone, DirectStatement, PreparedStatement};
 pub use durable::share_commits;
 pub use outcome::{BatchStream, CopyOut, Description, Notice, Outcome, ResultColumn};

@@ -37,11 +37,13 @@ struct Update {
 }
 
 /// A clause, planned.
+#[derive(Debug)]
 pub struct Plan {
     arbiters: Vec<TableId>,
     update: Option<UpdatePlan>,
 }
 
+#[derive(Debug)]
 struct UpdatePlan {
     condition: Option<String>,
     /// Over the row that there is and the one that was to be inserted: the assigned columns' values, as they are
@@ -160,16 +162,17 @@ impl Clause {
 
 impl Plan {
     pub fn ready(
-        self,
+        &self,
         state: &SessionState,
         def: &TableDef,
         parameters: &[ArrayRef],
         settings: TextSettings,
     ) -> Result<Upsert> {
-        let Some(UpdatePlan { condition, values, positions, returning }) = self.update else {
-            return Ok(Upsert { arbiters: self.arbiters, update: None });
+        let arbiters = self.arbiters.clone();
+        let Some(UpdatePlan { condition, values, positions, returning }) = &self.update else {
+            return Ok(Upsert { arbiters, update: None });
         };
-        let ready = |plan: LogicalPlan| Projection::of(state, query::bind(plan, parameters)?);
+        let ready = |plan: &LogicalPlan| Projection::of(state, query::bind(plan.clone(), parameters)?);
         let values = ready(values)?;
         // What is not assigned is as the table has it.
         let schema = def.arrow_schema();
@@ -178,9 +181,10 @@ impl Plan {
             fields[*position] = field.as_ref().clone();
         }
         let conform = Conform::new(def, &Schema::new(fields), settings);
-        let returning = returning.map(ready).transpose()?;
+        let returning = returning.as_ref().map(ready).transpose()?;
+        let (condition, positions) = (condition.clone(), positions.clone());
         let update = ReadyUpdate { condition, values, positions, returning, conform, schema };
-        Ok(Upsert { arbiters: self.arbiters, update: Some(update) })
+        Ok(Upsert { arbiters, update: Some(update) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Plans that serve statements with other values: they give what a plan of its own gives each of them.
 
 use crate::server::TestServer;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use tokio_postgres::types::{IsNull, ToSql, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -84,6 +85,30 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("SELECT count(*) FROM (VALUES ({}), (2), (3)) AS v(x) WHERE x = {}", "ii"),
 ];
 
+/// The same, of statements that write.
+const WRITES: &[(&str, &str)] = &[
+    ("UPDATE sale SET total = total + {} WHERE person IN (SELECT id FROM person WHERE region = {})", "ii"),
+    ("UPDATE sale SET state = {}, paid = NOT paid WHERE person IN (SELECT id FROM person WHERE name = {}) AND id < {}", "ssi"),
+    ("UPDATE sale s SET sold = {}, person = p.id FROM person p WHERE p.id = s.person AND p.region = {} AND s.id < 100 RETURNING s.id, s.sold, p.name", "ti"),
+    ("UPDATE person SET (balance, name) = (SELECT sum(total), {} FROM sale WHERE person = person.id) WHERE id = {}", "si"),
+    ("UPDATE person SET born = {}, uuid = {}, code = {} WHERE id IN (SELECT person FROM sale WHERE id = {}) RETURNING *", "dusi"),
+    ("DELETE FROM sale USING person p WHERE p.id = sale.person AND p.id = {}", "i"),
+    ("DELETE FROM sale WHERE NOT EXISTS (SELECT 1 FROM person p WHERE p.id = sale.person AND p.id > {}) RETURNING id", "i"),
+    ("INSERT INTO sale (id, person, sold, state, total) SELECT id + 10000, region, seen, name, big FROM person WHERE id < {} AND name <> {}", "is"),
+    (
+        "INSERT INTO sale (id, person, sold, total) SELECT s.id, p.id, s.sold, 1 FROM person p JOIN sale s ON s.person = p.id WHERE p.region = {}
+         ON CONFLICT (id) DO UPDATE SET total = excluded.total + {}, state = {} RETURNING id, total",
+        "iis",
+    ),
+    (
+        "MERGE INTO sale s USING (SELECT id, balance FROM person WHERE region = {}) AS p ON p.id = s.id
+         WHEN MATCHED AND s.total > {} THEN UPDATE SET total = p.balance, state = {} WHEN MATCHED THEN DELETE
+         WHEN NOT MATCHED THEN INSERT (id, person, sold, total) VALUES (p.id + 5000, {}, '2026-01-01', {})",
+        "iisnn",
+    ),
+    ("WITH few AS (SELECT id FROM person WHERE region = {}) UPDATE sale SET paid = true WHERE person IN (SELECT id FROM few) AND id > {} RETURNING id", "ii"),
+];
+
 /// Values of a kind, as they are written.
 fn values(kind: char) -> &'static [&'static str] {
     match kind {
@@ -144,6 +169,147 @@ async fn they_give_what_plans_of_their_own_give() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// What a statement gives back, and what the tables are after it. It is undone.
+async fn written_by(client: &Client, sql: &str) -> Result<Vec<String>, String> {
+    client.batch_execute("BEGIN").await.unwrap();
+    let mut answer = answer(client, sql).await;
+    if let Ok(rows) = &mut answer {
+        rows.sort_unstable();
+        for table in ["sale", "person"] {
+            let all = self::answer(client, &format!("SELECT * FROM {table} ORDER BY id")).await.unwrap();
+            let mut hasher = DefaultHasher::new();
+            all.hash(&mut hasher);
+            rows.push(format!("{table}: {} rows, {:x}", all.len(), hasher.finish()));
+        }
+    }
+    client.batch_execute("ROLLBACK").await.unwrap();
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn statements_that_write_share_them() {
+    let server = TestServer::start().await;
+    let (shared, own, usual) = (server.connect().await, server.connect().await, server.connect().await);
+    shared.batch_execute(TABLES).await.unwrap();
+    shared.batch_execute("SET plan_cache_mode = force_generic_plan; SET tidepool.direct = off").await.unwrap();
+    own.batch_execute("SET plan_cache_mode = force_custom_plan; SET tidepool.direct = off").await.unwrap();
+    let mut differences = Vec::new();
+    for (statement, kinds) in WRITES {
+        for round in 0..12 {
+            let sql = written(statement, kinds, round);
+            let wanted = written_by(&own, &sql).await;
+            for (client, by) in [(&shared, "a shared plan"), (&usual, "the usual way")] {
+                let got = written_by(client, &sql).await;
+                if got != wanted {
+                    differences.push(format!("{sql}\n  by {by}: {got:?}\n  by a plan of its own: {wanted:?}"));
+                }
+            }
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn writes_follow_what_tables_and_roles_become() {
+    let server = TestServer::start().await;
+    let (owner, client) = (server.connect().await, server.connect().await);
+    owner
+        .batch_execute("CREATE TABLE stock (id int PRIMARY KEY, n int); CREATE TABLE sold (stock int, n int)")
+        .await
+        .unwrap();
+    owner.batch_execute("INSERT INTO stock SELECT i, 100 FROM generate_series(1, 50) AS g(i)").await.unwrap();
+    owner.batch_execute("INSERT INTO sold SELECT i, 1 FROM generate_series(1, 50) AS g(i)").await.unwrap();
+    let of = |id: usize| {
+        format!(
+            "UPDATE stock SET n = stock.n - s.n FROM sold s WHERE s.stock = stock.id AND stock.id = {id} RETURNING stock.*"
+        )
+    };
+    let copied = |id: usize| format!("INSERT INTO sold SELECT id, n FROM stock WHERE id = {id} AND n > 0 RETURNING *");
+    for id in 1..5 {
+        assert_eq!(answer(&client, &of(id)).await.unwrap(), [format!("{id}|99")]);
+        assert_eq!(answer(&client, &copied(id + 20)).await.unwrap(), [format!("{}|100", id + 20)]);
+    }
+    owner
+        .batch_execute(
+            "ALTER TABLE stock ADD COLUMN note text DEFAULT 'new'; ALTER TABLE sold ADD COLUMN at int DEFAULT 7",
+        )
+        .await
+        .unwrap();
+    for id in 5..8 {
+        assert_eq!(answer(&client, &of(id)).await.unwrap(), [format!("{id}|99|new")]);
+        assert_eq!(answer(&client, &copied(id + 20)).await.unwrap(), [format!("{}|100|7", id + 20)]);
+    }
+    owner.batch_execute("ALTER TABLE stock ADD CONSTRAINT few CHECK (n > 98)").await.unwrap();
+    assert_eq!(answer(&client, &of(5)).await, Err("23514".to_owned()));
+    assert_eq!(answer(&client, &of(8)).await.unwrap(), ["8|99|new"]);
+    owner.batch_execute("CREATE ROLE seller LOGIN; GRANT SELECT ON stock, sold TO seller").await.unwrap();
+    client.batch_execute("SET ROLE seller").await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(answer(&client, &of(9)).await, Err("42501".to_owned()));
+    }
+    owner.batch_execute("GRANT UPDATE ON stock TO seller").await.unwrap();
+    for id in 9..12 {
+        assert_eq!(answer(&client, &of(id)).await.unwrap(), [format!("{id}|99|new")]);
+    }
+    owner.batch_execute("REVOKE UPDATE ON stock FROM seller").await.unwrap();
+    assert_eq!(answer(&client, &of(12)).await, Err("42501".to_owned()));
+    client.batch_execute("RESET ROLE").await.unwrap();
+    // Another table of that name.
+    owner.batch_execute("CREATE SCHEMA side; CREATE TABLE side.stock (n int, id int)").await.unwrap();
+    owner.batch_execute("INSERT INTO side.stock VALUES (7, 13)").await.unwrap();
+    client.batch_execute("SET search_path = side, public").await.unwrap();
+    for _ in 0..3 {
+        client.batch_execute("BEGIN").await.unwrap();
+        assert_eq!(answer(&client, &of(13)).await.unwrap(), ["6|13"]);
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+}
+
+/// A plan that serves others finds rows again that somebody else has changed meanwhile, and only these.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn writes_look_again_at_rows_that_others_changed() {
+    let server = TestServer::start().await;
+    let (first, second) = (server.connect().await, server.connect().await);
+    first
+        .batch_execute("CREATE TABLE stock (id int PRIMARY KEY, n int); CREATE TABLE sold (stock int, n int)")
+        .await
+        .unwrap();
+    first.batch_execute("INSERT INTO stock SELECT i, 0 FROM generate_series(1, 40) AS g(i)").await.unwrap();
+    first.batch_execute("INSERT INTO sold SELECT i, i FROM generate_series(1, 40) AS g(i)").await.unwrap();
+    let statements = [
+        "UPDATE stock SET n = stock.n + s.n FROM sold s WHERE s.stock = stock.id AND stock.n < 50 AND stock.id IN ({}, {}) RETURNING stock.id, stock.n",
+        "DELETE FROM stock USING sold s WHERE s.stock = stock.id AND stock.n < 50 AND stock.id IN ({}, {}) RETURNING stock.id, stock.n",
+        "MERGE INTO stock USING sold s ON s.stock = stock.id AND stock.id IN ({}, {}) WHEN MATCHED AND stock.n < 50 THEN UPDATE SET n = stock.n + s.n RETURNING stock.id, stock.n",
+    ];
+    for (place, statement) in statements.into_iter().enumerate() {
+        let of = |one: usize, other: usize| {
+            statement.replacen("{}", &one.to_string(), 1).replacen("{}", &other.to_string(), 1)
+        };
+        let from = 10 * place + 1;
+        for round in 0..3 {
+            second.batch_execute("BEGIN").await.unwrap();
+            answer(&second, &of(from + round, from + round + 1)).await.unwrap();
+            second.batch_execute("ROLLBACK").await.unwrap();
+        }
+        // One row is still to be changed, the other no more.
+        first
+            .batch_execute(&format!(
+                "BEGIN; UPDATE stock SET n = 1 WHERE id = {from}; UPDATE stock SET n = 60 WHERE id = {}",
+                from + 1
+            ))
+            .await
+            .unwrap();
+        let waiter = server.connect().await;
+        let pid = crate::server::pid(&waiter).await;
+        let sql = of(from, from + 1);
+        let waiting = tokio::spawn(async move { answer(&waiter, &sql).await });
+        server.until_waiting(pid, &waiting).await;
+        first.batch_execute("COMMIT").await.unwrap();
+        let n = if statement.starts_with("DELETE") { 1 } else { 1 + from };
+        assert_eq!(waiting.await.unwrap().unwrap(), [format!("{from}|{n}")], "{statement}");
+    }
 }
 
 /// A value as a client's text, whatever type the server wants.

@@ -33,8 +33,8 @@ pub struct Footing {
 }
 
 /// What a statement asked for, whether it was there or not.
-#[derive(Debug, Default)]
-pub(super) struct LookedUp {
+#[derive(Clone, Debug, Default)]
+pub struct LookedUp {
     schemas: BTreeSet<String>,
     names: BTreeSet<RelationName>,
     relations: BTreeSet<TableId>,
@@ -77,6 +77,20 @@ impl Footing {
     /// Whom something is done for.
     pub fn role(&self, id: RoleId) {
         self.record(|looked_up| _ = looked_up.roles.insert(id));
+    }
+
+    /// What was looked up so far.
+    pub fn looked_up(&self) -> LookedUp {
+        self.looked_up.lock().clone()
+    }
+
+    /// Looks up what another statement did that means the same: a plan of its is used.
+    pub fn look_up(&self, as_before: &LookedUp) {
+        self.record(|looked_up| {
+            looked_up.schemas.extend(as_before.schemas.iter().cloned());
+            looked_up.names.extend(as_before.names.iter().cloned());
+            looked_up.relations.extend(as_before.relations.iter().copied());
+        });
     }
 
     /// From now on the statement fails where it would be planned anew: its client has had part of its answer.

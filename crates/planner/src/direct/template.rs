@@ -106,7 +106,7 @@ pub fn of(sql: &str) -> Option<Template> {
     let first = bytes.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let first_end = word_at(first);
     let is_select = is(first, first_end, "select") || is(first, first_end, "with");
-    if !is_select && !["insert", "update", "delete"].iter().any(|word| is(first, first_end, word)) {
+    if !is_select && !["insert", "update", "delete", "merge"].iter().any(|word| is(first, first_end, word)) {
         return None;
     }
     let mut given = 0;

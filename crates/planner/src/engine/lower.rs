@@ -35,9 +35,9 @@ const PARTNERS_MAX: f64 = 2_000.0;
 /// Rows of one side of a join whose keys the other's index is asked for, for certain.
 const KEYS_FEW: f64 = 256.0;
 
-/// Replaces what the engine covers.
-pub fn lower(state: &SessionState, plan: &LogicalPlan) -> PlanResult<LogicalPlan> {
-    if has_targets(plan) || !has_tables_or_work(plan)? {
+/// Replaces what the engine covers. `targets`: also where it reads rows that the statement changes or locks.
+pub fn lower(state: &SessionState, plan: &LogicalPlan, targets: bool) -> PlanResult<LogicalPlan> {
+    if !targets && has_targets(plan) || !has_tables_or_work(plan)? {
         return Ok(plan.clone());
     }
     rewrite(state, plan)
@@ -78,6 +78,25 @@ fn has_targets(plan: &LogicalPlan) -> bool {
         _ => false,
     };
     own || plan.inputs().into_iter().any(has_targets)
+}
+
+/// Whether the engine may find the rows that a statement changes: another plan, which is made only once some of them have changed meanwhile, finds
+/// for the same rows the same.
+pub fn may_take_targets(plan: &LogicalPlan) -> PlanResult<bool> {
+    let mut lasts = has_targets(plan);
+    plan.apply_with_subqueries(|node| {
+        lasts &= match node {
+            LogicalPlan::TableScan(scan) => table_of(scan).is_some_and(|table| table.lasting().is_some()),
+            LogicalPlan::Extension(_) | LogicalPlan::RecursiveQuery(_) => false,
+            _ => true,
+        };
+        node.apply_expressions(|expr| {
+            lasts &= !expr.is_volatile();
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        Ok(if lasts { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Stop })
+    })?;
+    Ok(lasts)
 }
 
 fn table_of(scan: &TableScan) -> Option<Arc<TableProvider>> {
@@ -289,8 +308,9 @@ impl Lowering<'_> {
             let field = schema.field(*index);
             (*index, ColumnType::new(field.data_type().clone(), field.is_nullable()))
         };
-        // What comes through an index is mostly few rows.
-        let looks = read.parts().iter().all(|part| part.access.is_none());
+        // What comes through an index is mostly few rows; and what is known of rows that are changed holds for one statement.
+        let is_whole = read.parts().iter().all(|part| part.access.is_none());
+        let looks = is_whole && !table.is_target();
         let columns = own(ScanColumn::of(&versions, projection.iter().map(column).collect(), looks))?;
         let rows = |part: &Part| match &part.access {
             Some(access) => access.rows_estimated(),
@@ -302,13 +322,13 @@ impl Lowering<'_> {
             let mut indexes = versions.iter().map(|version| version.table().indexes());
             indexes.all(|indexes| indexes.iter().any(|index| index.positions().first() == Some(column)))
         };
-        let indexed = if looks { projection.iter().map(is_indexed).collect() } else { Vec::new() };
+        let indexed = if is_whole { projection.iter().map(is_indexed).collect() } else { Vec::new() };
         let part = |part: &Part| ScanPart { version: part.version.clone(), access: part.access.clone() };
         let parts = read.parts().iter().map(part).collect();
         let source = ScanSource::new(parts, columns, read.filters().to_vec(), scan.fetch, read);
         self.scans += 1;
         // What an index says of few rows is better than what a sample says of them, and known already.
-        let estimate = match looks {
+        let estimate = match is_whole {
             true => estimate::of_node(plan, &[]),
             false => estimate::of_few(scan, rows),
         };

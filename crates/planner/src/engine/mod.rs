@@ -10,5 +10,5 @@ mod values;
 mod window;
 
 pub use exec::EngineExec;
-pub use lower::lower;
+pub use lower::{lower, may_take_targets};
 pub use node::{EngineNodes, whole};

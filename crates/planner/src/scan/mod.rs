@@ -29,10 +29,37 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use source::Source;
 use std::sync::Arc;
-use tidepool_base::RowId;
+use tidepool_base::{RowId, TableId};
 use tidepool_database::DatabaseVersion;
 use tidepool_table::{Datum, ROW_ID, TableDef, TableStatistics, TableVersion};
 pub use tried::Trials;
+
+/// A table as a statement reads or changes it, whichever its rows are.
+pub struct Lasting {
+    pub id: TableId,
+    readable: Readable,
+    target: Option<usize>,
+    /// What its conditions left of a sample.
+    trials: Arc<Trials>,
+}
+
+impl Lasting {
+    /// The table as a database has it. With `trials`, what its conditions left of a sample is taken for known.
+    pub fn over(
+        &self,
+        database: &Arc<DatabaseVersion>,
+        version: Arc<TableVersion>,
+        trials: bool,
+    ) -> tidepool_base::Result<Arc<dyn DataFusionTable>> {
+        match self.target {
+            Some(target) => TableProvider::to_lock(database, version, target, ROW_ID, self.readable.clone()),
+            None => {
+                let trials = if trials { self.trials.clone() } else { Arc::default() };
+                TableProvider::known(database, version, self.readable.clone(), trials)
+            }
+        }
+    }
+}
 
 /// One version of a table. Keys are not told to DataFusion: those of folders from before they were enforced may be there
 /// twice, and it would drop grouping columns and duplicates on their word.
@@ -73,10 +100,6 @@ impl TableProvider {
 
     pub fn may_read(&self) -> &Readable {
         &self.readable
-    }
-
-    pub fn trials(&self) -> &Arc<Trials> {
-        &self.trials
     }
 
     /// Columns that a scan reads are all readable; a scan that reads none is one of a table some of which is.
@@ -153,8 +176,8 @@ impl TableProvider {
         self.target.is_some() || self.row.is_some()
     }
 
-    /// What a scan of some columns reads, for the engine; `None` for one that is not of the table's own columns. All of `filters`
-    /// are the storage's to evaluate.
+    /// What a scan of some columns reads, for the engine; `None` for one that it has no form of. All of `filters` are the storage's to
+    /// evaluate.
     pub fn read(
         &self,
         state: &dyn Session,
@@ -162,8 +185,8 @@ impl TableProvider {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Option<Arc<TidepoolScanExec>>> {
-        let columns = self.source.version.def.columns.len();
-        if self.is_target() || projection.iter().any(|column| *column >= columns) {
+        // Ids of partitions' rows have the partition in them, which the storage does not know of.
+        if self.is_target() && (self.row.is_some() || self.source.is_partitioned()) {
             return Ok(None);
         }
         self.check_readable(projection, filters)?;
@@ -179,9 +202,19 @@ impl TableProvider {
         Ok(Some(Arc::new(scan)))
     }
 
-    /// The version, and what may be read of it, unless the statement changes or locks rows of it.
-    pub fn plain(&self) -> Option<(&Arc<TableVersion>, &Readable)> {
-        (!self.is_target()).then_some((&self.source.version, &self.readable))
+    /// What it is of whatever its version is: a table, or one whose rows the statement changes. `None` where it is of one row, or of rows that
+    /// are locked.
+    pub fn lasting(&self) -> Option<Lasting> {
+        let is_lasting = match self.target {
+            None => self.row.is_none(),
+            Some(_) => self.row.is_none() && self.schema.fields().last().is_some_and(|field| field.name() == ROW_ID),
+        };
+        is_lasting.then(|| Lasting {
+            id: self.source.version.def.id,
+            readable: self.readable.clone(),
+            target: self.target,
+            trials: self.trials.clone(),
+        })
     }
 
     pub fn def(&self) -> &TableDef {

@@ -9,6 +9,7 @@ use crate::change::{self, Change};
 use crate::execute::{Batches, Reevaluation, joined};
 use crate::explain::Node;
 use crate::facts::SessionFacts;
+use crate::generic::{self, Written as WrittenAs};
 use crate::insert::Conform;
 use crate::merge::{self, Act, Merge};
 use crate::names::OutputNames;
@@ -21,6 +22,7 @@ use arrow::compute::filter_record_batch;
 use arrow::datatypes::{Int64Type, Schema, SchemaRef};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::LogicalPlan;
+use datafusion::sql::sqlparser::ast;
 use futures::StreamExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,7 +34,7 @@ use tidepool_table::rows::RowLock;
 use tidepool_table::{TableDef, TableVersion};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     Insert,
     Update,
     Delete,
@@ -78,6 +80,7 @@ impl Verb {
     }
 }
 
+#[derive(Debug)]
 struct Returned {
     names: Vec<String>,
     origins: Origins,
@@ -102,13 +105,13 @@ impl Returned {
     }
 }
 
-/// A statement that writes, as a plan of the rows.
-pub(super) struct Source {
+/// What becomes of a plan's rows, whatever they are: the same for statements that differ in values only.
+#[derive(Debug)]
+pub(crate) struct Shape {
     verb: Verb,
-    pub version: Arc<TableVersion>,
+    table: TableId,
     /// What the table is called in the statement.
     alias: String,
-    pub plan: LogicalPlan,
     /// Columns before those of `RETURNING`.
     width: usize,
     /// The columns that `RETURNING` gives back.
@@ -116,13 +119,37 @@ pub(super) struct Source {
     /// Of an `INSERT`.
     conflict: Option<upsert::Plan>,
     /// Of a `MERGE`: what its clauses do.
-    acts: Vec<Act>,
+    acts: Arc<[Act]>,
+}
+
+/// A statement that writes, as a plan of the rows.
+pub(crate) struct Source {
+    pub version: Arc<TableVersion>,
+    pub plan: LogicalPlan,
+    pub shape: Arc<Shape>,
 }
 
 impl Source {
+    /// As it is written, with parameters of these types.
+    pub fn planned(
+        state: &SessionState,
+        facts: &Arc<SessionFacts>,
+        command: &Command,
+        parameters: query::ParameterFields,
+    ) -> Result<Source> {
+        Source::read(facts, command, &[])?.0.plan(state, facts, parameters)
+    }
+
+    /// Of a statement that others were planned for.
+    fn of(shape: Arc<Shape>, facts: &SessionFacts, plan: LogicalPlan) -> Result<Source> {
+        let version = facts.version.table_by_id(shape.table);
+        let version = version.ok_or_else(|| Error::internal("a kept plan's table is gone"))?;
+        Ok(Source { version, plan, shape })
+    }
+
     /// Type oids of the parameters, as far as the syntax tells: those given, and of columns that a parameter fills as
     /// it stands.
-    pub fn read(facts: &Arc<SessionFacts>, command: &Command, given: &[u32]) -> Result<(Reading, Vec<u32>)> {
+    pub(super) fn read(facts: &Arc<SessionFacts>, command: &Command, given: &[u32]) -> Result<(Reading, Vec<u32>)> {
         match command {
             Command::Insert(insert, overriding) => {
                 let target = crate::insert::read(facts, insert.as_ref().clone(), *overriding)?;
@@ -154,22 +181,22 @@ impl Source {
 
     /// It says what becomes of rows whose keys others have.
     pub fn has_conflict(&self) -> bool {
-        self.conflict.is_some()
+        self.shape.conflict.is_some()
     }
 
     /// Columns of the plan before those of `RETURNING`.
     pub fn width(&self) -> usize {
-        self.width
+        self.shape.width
     }
 
     pub fn returns(&self) -> bool {
-        self.returning.is_some()
+        self.shape.returning.is_some()
     }
 
     /// What `EXPLAIN` shows over the plan.
     pub fn node(&self, facts: &SessionFacts, upsert: Option<&Upsert>) -> Node {
         let def = &self.version.def;
-        let verb = match self.verb {
+        let verb = match self.shape.verb {
             Verb::Insert => "Insert",
             Verb::Update => "Update",
             Verb::Delete => "Delete",
@@ -183,8 +210,8 @@ impl Source {
             what += &format!("{}.", quote_identifier(schema));
         }
         what += &quote_identifier(&def.name);
-        if self.alias != def.name {
-            what += &format!(" {}", quote_identifier(&self.alias));
+        if self.shape.alias != def.name {
+            what += &format!(" {}", quote_identifier(&self.shape.alias));
         }
         let mut node = Node::new(what);
         if let Some(upsert) = upsert {
@@ -204,8 +231,8 @@ impl Source {
 
     /// The columns that `RETURNING` gives back. `schema` is the plan's, coerced.
     pub fn columns(&self, schema: &Schema) -> Option<Vec<ResultColumn>> {
-        let Returned { names, origins } = self.returning.as_ref()?;
-        let mut columns = query::columns(schema, &OutputNames::none()).split_off(self.width);
+        let Returned { names, origins } = self.shape.returning.as_ref()?;
+        let mut columns = query::columns(schema, &OutputNames::none()).split_off(self.shape.width);
         for (column, name) in columns.iter_mut().zip(names) {
             column.name.clone_from(name);
         }
@@ -252,7 +279,9 @@ impl Reading {
             }
         };
         let returning = names.map(|names| Returned::of(facts, &plan, names, first, width, &version.def));
-        Ok(Source { verb, version, alias, plan, width, returning, conflict, acts })
+        let table = version.def.id;
+        let shape = Shape { verb, table, alias, width, returning, conflict, acts: acts.into() };
+        Ok(Source { version, plan, shape: Arc::new(shape) })
     }
 }
 
@@ -293,35 +322,59 @@ impl Session {
         self.end_own_block(own_block, changed).await
     }
 
+    /// With `shares`, the plan may be that of others.
     pub(super) async fn plan_change(
         &self,
         facts: &Arc<SessionFacts>,
         statement: &Statement,
         parameters: &[ArrayRef],
+        shares: bool,
     ) -> Result<(Source, Option<Upsert>, query::Planned)> {
         let facts = facts.clone();
-        let parameters = parameters.to_vec();
+        let mut parameters = parameters.to_vec();
         let current = self.current_of(statement.command())?;
+        let shares = shares && current.is_none() && may_share(statement.command()) && query::keeps_plans(&facts);
+        let mut request = if shares { self.request_of(statement, &parameters) } else { None };
+        let is_known = request.as_mut().is_some_and(|request| self.finds(request, &facts));
         let text = statement.text().to_owned();
         let statement = statement.clone();
-        let planning = self.plan_apart(&text, async move {
+        let planning = async move {
             let state = facts.planner.state(&facts);
-            let (mut reading, _) = Source::read(&facts, statement.command(), &[])?;
-            match (&mut reading, &current) {
-                (Reading::Change(change), Some(current)) => change.pick(current.row_of(&change.version.def)?),
-                (Reading::Insert(target), _) => target.give(&parameters),
-                _ => {}
-            }
-            let mut source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
-            source.plan = query::bind(source.plan, &parameters)?;
+            let served = match request {
+                Some(request) => generic::planned(&state, &facts, request, WrittenAs::Change(statement.command()))?,
+                None => None,
+            };
+            let source = match served {
+                Some(generic::Planned { plan, change: Some((shape, values)), .. }) => {
+                    if shape.conflict.is_some() {
+                        let arrays = values.iter().map(|value| value.to_array()).collect::<std::result::Result<_, _>>();
+                        parameters = arrays.map_err(crate::errors::from_datafusion)?;
+                    }
+                    Source::of(shape, &facts, plan)?
+                }
+                _ => {
+                    let (mut reading, _) = Source::read(&facts, statement.command(), &[])?;
+                    match (&mut reading, &current) {
+                        (Reading::Change(change), Some(current)) => change.pick(current.row_of(&change.version.def)?),
+                        (Reading::Insert(target), _) => target.give(&parameters),
+                        _ => {}
+                    }
+                    let source = reading.plan(&state, &facts, query::parameter_fields(&parameters))?;
+                    let plan = query::bind(source.plan, &parameters)?;
+                    Source { plan: query::optimized(&state, &plan)?, ..source }
+                }
+            };
             let settings = facts.settings.text_settings();
-            let conflict = source.conflict.take();
-            let ready = |conflict: upsert::Plan| conflict.ready(&state, &source.version.def, &parameters, settings);
-            let upsert = conflict.map(ready).transpose()?;
-            let plan = query::physical_plan(&state, &source.plan).await?;
-            Ok((source, upsert, query::planned(state, plan, &OutputNames::none())))
-        });
-        planning.await
+            let ready = |conflict: &upsert::Plan| conflict.ready(&state, &source.version.def, &parameters, settings);
+            let upsert = source.shape.conflict.as_ref().map(ready).transpose()?;
+            let (plan, again) = query::physical_plan_of_change(&state, &source.plan).await?;
+            let planned = query::planned(state, plan, &OutputNames::none());
+            Ok((source, upsert, query::Planned { again, ..planned }))
+        };
+        match is_known {
+            true => self.plan_here(&text, planning).await,
+            false => self.plan_apart(&text, planning).await,
+        }
     }
 
     /// `None`: to be tried again, as of now.
@@ -336,7 +389,8 @@ impl Session {
         let Begun { running, statement, plans: parts, .. } =
             self.begin_statement(text, statement, parameters, true).await?;
         let start = Instant::now();
-        let (source, upsert, planned) = self.plan_change(&running.facts, &statement, parameters).await?;
+        let (source, upsert, planned) =
+            self.plan_change(&running.facts, &statement, parameters, explained.is_none()).await?;
         let planning = start.elapsed();
         let mut node = explained.is_some().then(|| source.node(&running.facts, upsert.as_ref()));
         let schema = planned.schema.clone();
@@ -349,7 +403,7 @@ impl Session {
         let (prepared, reevaluation) = self.prepare_writing(running, planned)?;
         let (plan, heap) = (prepared.plan.clone(), prepared.heap.clone());
         let workers = self.planner.workers();
-        let (def, width, acts) = (source.version.def.clone(), source.width, source.acts);
+        let (def, width, acts) = (source.version.def.clone(), source.shape.width, source.shape.acts.clone());
         let tree = facts.version.partition_tree(&def)?;
         let table = RelationName::from(&*def);
         let returns = columns.is_some();
@@ -357,7 +411,7 @@ impl Session {
         let written = self.begin_write(facts.clone(), interrupt, move |transaction, interrupt| {
             transaction.lock_rows_of(&table, &interrupt.lock_wait())?;
             // Not before: it may have to be planned anew once the lock is there.
-            let mut batches = prepared.start(&workers);
+            let mut batches = prepared.start_here(&workers);
             let before = transaction.savepoint();
             let rows = Rows {
                 facts: &facts,
@@ -404,6 +458,17 @@ impl Session {
         }
         let Some(columns) = columns else { return Ok(Some(Outcome::command(format!("{} {rows}", verb.tag())))) };
         Ok(Some(Outcome::Rows { columns, batches: Box::pin(returned_stream(returned, heap)), tag: verb.tag() }))
+    }
+}
+
+/// Whether what it writes comes from a plan that is worth keeping: rows that are written out are read into theirs.
+fn may_share(command: &Command) -> bool {
+    match command {
+        Command::Insert(insert, _) => {
+            let body = insert.source.as_ref().map(|source| source.body.as_ref());
+            body.is_some_and(|body| !matches!(body, ast::SetExpr::Values(_)))
+        }
+        _ => true,
     }
 }
 
@@ -591,7 +656,7 @@ pub(super) fn look_again(
     }
     let now = transaction.look_again(def)?;
     match <[_; 1]>::try_from(newer) {
-        Ok([(_, rows)]) if reevaluation.is_possible(true) => {
+        Ok([(_, rows)]) if reevaluation.is_possible(true)? => {
             let batches = reevaluation.rows(&[(now.clone(), rows)])?;
             Ok(Some((now, Some(batches))))
         }

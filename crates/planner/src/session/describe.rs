@@ -82,8 +82,12 @@ impl Session {
 }
 
 pub(crate) fn describe(facts: &Arc<SessionFacts>, statement: &Statement, given: &[u32]) -> Result<Description> {
+    describe_command(facts, statement.command(), given)
+}
+
+pub(crate) fn describe_command(facts: &Arc<SessionFacts>, command: &Command, given: &[u32]) -> Result<Description> {
     let state = facts.planner.state(facts);
-    match statement.command() {
+    match command {
         Command::Query(query) | Command::Locking { query, .. } => describe_query_by(&state, facts, query, given),
         command @ (Command::Insert(..)
         | Command::Update { .. }

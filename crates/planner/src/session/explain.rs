@@ -153,7 +153,7 @@ impl Session {
             let Begun { running, statement, plans: parts, .. } =
                 self.begin_statement(text, statement, parameters, false).await?;
             let start = Instant::now();
-            let (source, upsert, planned) = self.plan_change(&running.facts, &statement, parameters).await?;
+            let (source, upsert, planned) = self.plan_change(&running.facts, &statement, parameters, false).await?;
             let node = Some(source.node(&running.facts, upsert.as_ref()));
             return Ok(Explained { node, plan: planned.plan, parts, planning: start.elapsed(), ran: None });
         }

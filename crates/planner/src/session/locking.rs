@@ -116,9 +116,9 @@ impl Session {
         keeps_ids: bool,
     ) -> impl FnOnce(&mut Transaction, &Interrupt) -> Result<Option<Vec<RecordBatch>>> + Send + use<> {
         let is_partitioned = locking.targets.iter().any(|target| target.tree.is_some());
-        let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false);
         let workers = self.planner.workers();
         move |transaction, interrupt| {
+            let can_look_again = !locking.is_limited && !is_partitioned && reevaluation.is_possible(false)?;
             for target in &locking.targets {
                 transaction.lock_rows_of(&*target.version.def, &interrupt.lock_wait())?;
             }

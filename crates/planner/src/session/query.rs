@@ -1,10 +1,11 @@
 //! Queries: planned and started.
 
-use super::parts::Begun;
+use super::parts;
 use super::{Outcome, ResultColumn, Running, Session};
 use crate::charge::HeapCounts;
 use crate::engine::EngineExec;
-use crate::execute::{Batches, Execution, Reevaluation, joined, panicked, task_context};
+use crate::execute::{Again, Batches, Execution, Reevaluation, joined, panicked, task_context};
+use crate::facts::SessionFacts;
 use crate::generic::Request;
 use crate::query;
 use crate::settings::PlanSharing;
@@ -34,9 +35,7 @@ impl Session {
         mut request: Option<Request>,
     ) -> Result<(Vec<ResultColumn>, SchemaRef, Batches)> {
         let (facts, interrupt) = (running.facts.clone(), running.interrupt.clone());
-        // Where analytics have processors of their own, they keep to them.
-        let may_stay = self.planner.database().config().workload.analytics.cores.is_empty();
-        let is_known = may_stay && request.as_mut().is_some_and(|request| request.find(&facts));
+        let is_known = request.as_mut().is_some_and(|request| self.finds(request, &facts));
         let (parameters, failed) = (parameters.to_vec(), self.block_failed());
         let (sender, started) = oneshot::channel();
         let workers = self.planner.workers();
@@ -62,8 +61,8 @@ impl Session {
         let workers = started_from;
         let task = match is_known {
             true => match begun_here(&workers, task)? {
-                Some(task) => plan_aside(&workers, task),
-                None => {
+                Begun::Waits(task) => plan_aside(&workers, task),
+                Begun::Done(()) => {
                     return started.await.map_err(|_| Error::internal("a query ended before it began"));
                 }
             },
@@ -104,6 +103,41 @@ impl Session {
         }
     }
 
+    /// As `plan_apart`, of one that is as good as planned: it is done on this thread, unless it has to wait.
+    pub(super) async fn plan_here<T: Send + 'static>(
+        &self,
+        text: &str,
+        planning: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let interrupt = self.shared.interrupt().upgrade().unwrap_or_else(|| self.interrupt());
+        let (planner, text, of_planning) = (self.planner.clone(), text.to_owned(), interrupt.clone());
+        let planning = async move { planner.places.plan(&of_planning, &text, planning).await };
+        let workers = self.planner.workers();
+        let planning = match begun_here(&workers, planning)? {
+            Begun::Done(planned) => return Ok(planned),
+            Begun::Waits(planning) => plan_aside(&workers, planning),
+        };
+        tokio::select! {
+            biased;
+            error = interrupt.wait() => Err(error),
+            planned = planning => joined(planned),
+        }
+    }
+
+    /// A request for the plan of a statement as it was written, which may be that of others.
+    pub(super) fn request_of(&self, statement: &Statement, parameters: &[ArrayRef]) -> Option<Request> {
+        // What copies, lowers and drops a deep one needs a deep stack, however little is left of it in its plan.
+        let shares = self.settings.plan_sharing() != PlanSharing::Never && !statement.is_deep();
+        shares.then(|| Request::of(statement.text(), parameters)).flatten()
+    }
+
+    /// Whether there is a plan for it already, so that what is left to do can be done on this thread.
+    pub(super) fn finds(&self, request: &mut Request, facts: &Arc<SessionFacts>) -> bool {
+        // Where analytics have processors of their own, they keep to them.
+        let may_stay = self.planner.database().config().workload.analytics.cores.is_empty();
+        may_stay && request.find(facts)
+    }
+
     pub(super) fn run(&self, running: Running, planned: query::Planned) -> Result<Batches> {
         Ok(self.prepare_run(running, planned, None)?.start(&self.planner.workers()))
     }
@@ -122,9 +156,9 @@ impl Session {
 
     /// As `prepare_writing`, of a part of the statement that runs.
     pub(super) fn prepare_part(&self, running: &Running, planned: query::Planned) -> Result<(Execution, Reevaluation)> {
-        let (plan, config) = (planned.plan.clone(), planned.state.config().clone());
+        let again = Again::of(&planned);
         let execution = execution(running, planned, None, self.block_failed())?;
-        let reevaluation = Reevaluation::new(plan, config, &execution, self.planner.workers());
+        let reevaluation = Reevaluation::new(again, &execution, self.planner.workers());
         Ok((execution, reevaluation))
     }
 
@@ -134,9 +168,9 @@ impl Session {
         running: Running,
         planned: query::Planned,
     ) -> Result<(Execution, Reevaluation)> {
-        let (plan, config) = (planned.plan.clone(), planned.state.config().clone());
+        let again = Again::of(&planned);
         let execution = self.prepare_run(running, planned, None)?;
-        let reevaluation = Reevaluation::new(plan, config, &execution, self.planner.workers());
+        let reevaluation = Reevaluation::new(again, &execution, self.planner.workers());
         Ok((execution, reevaluation))
     }
 
@@ -146,26 +180,27 @@ impl Session {
         statement: &Statement,
         parameters: &[ArrayRef],
     ) -> Result<Outcome> {
-        let Begun { running, statement, .. } = self.begin_statement(text, statement, parameters, true).await?;
-        // What copies, lowers and drops a deep one needs a deep stack, however little is left of it in its plan.
-        let shares = self.settings.plan_sharing() != PlanSharing::Never && !statement.is_deep();
-        let request = shares.then(|| Request::of(statement.text(), parameters)).flatten();
+        let parts::Begun { running, statement, .. } = self.begin_statement(text, statement, parameters, true).await?;
+        let request = self.request_of(&statement, parameters);
         let (columns, _, batches) = self.start(running, move || query_of(&statement), parameters, request).await?;
         Ok(Outcome::Rows { columns, batches: Box::pin(batches), tag: "SELECT" })
     }
 }
 
+/// What became of a task as far as it had not to wait.
+enum Begun<F, T> {
+    Done(T),
+    Waits(Pin<Box<F>>),
+}
+
 /// Does what can be done without waiting, and gives back the rest.
-fn begun_here<F: Future<Output = Result<()>> + Send + 'static>(
-    workers: &Handle,
-    task: F,
-) -> Result<Option<Pin<Box<F>>>> {
+fn begun_here<T, F: Future<Output = Result<T>> + Send + 'static>(workers: &Handle, task: F) -> Result<Begun<F, T>> {
     let mut task = Box::pin(task);
     let _runtime = workers.enter();
     let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
     match polled {
-        Ok(Poll::Ready(done)) => done.map(|()| None),
-        Ok(Poll::Pending) => Ok(Some(task)),
+        Ok(Poll::Ready(done)) => done.map(Begun::Done),
+        Ok(Poll::Pending) => Ok(Begun::Waits(task)),
         Err(panic) => Err(panicked(panic.as_ref())),
     }
 }
