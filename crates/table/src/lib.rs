@@ -42,7 +42,7 @@ pub use dictionary::ColumnDictionary;
 pub use encoding::EncodingKind;
 pub use filter::{ColumnFilter, CompareOp, FilterFunction, FilterSource, KeyTest};
 pub use index::{
-    BuildRequest, Entered, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, fill_index, key_value,
+    BuildRequest, Entered, GroupKeys, IndexAccess, IndexKey, IndexUse, TableIndex, build_indexes, fill_index, key_value,
 };
 pub use parameters::{MergePolicy, StorageParameters};
 pub use partition::{Misfit, PartitionBound, PartitionDef, PartitionMap, PartitionStrategy, Partitioning, RangeBound};

@@ -544,7 +544,9 @@ const _: () = {
 impl Drop for Worker {
     fn drop(&mut self) {
         // The last one leaves nothing behind that would keep its owners, and with them the transactions, for ever.
-        if self.transactions.workers() == 1 && !self.is_active && !std::thread::panicking() {
+        // Where time stands still, whoever ends the transactions lets it run first.
+        let is_last = self.transactions.workers() == 1 && !self.transactions.is_following();
+        if is_last && !self.is_active && !std::thread::panicking() {
             while self.collect() > 0 && self.transactions.snapshots().is_empty() {}
         }
         self.rest();

@@ -30,7 +30,7 @@ pub use keys::{IndexKey, key_value};
 pub use uses::IndexUse;
 
 use crate::rows::{Claim, RowLayout, RowRef, RowStore};
-use crate::{IndexDef, TableDef};
+use crate::{IndexDef, RowGroup, TableDef};
 use arrow_array::ArrayRef;
 use std::cell::Cell;
 use std::ops::Bound;
@@ -69,6 +69,19 @@ pub enum Entered {
     Taken(RowId),
     /// This transaction may come to have it: wait for its end, then try again.
     Wait(Tag),
+}
+
+/// Keys of a row group's rows.
+pub struct GroupKeys {
+    keys: Vec<IndexKey>,
+    order: Vec<u32>,
+}
+
+impl GroupKeys {
+    /// Each with its position in the row group, in the order of the keys.
+    pub fn in_order(&self) -> impl Iterator<Item = (&IndexKey, usize)> {
+        self.order.iter().map(|row| (&self.keys[*row as usize], *row as usize))
+    }
 }
 
 impl TableIndex {
@@ -239,6 +252,28 @@ impl TableIndex {
                 None => return Err(Error::internal(format!("row {other} is waited for without a transaction"))),
             },
         })
+    }
+
+    /// As `enter`, of a row that has its key whatever others have: that was decided where the log was written.
+    #[inline]
+    pub(crate) fn enter_decided(&self, view: &View, row: RowId, key: &IndexKey, fingers: &mut Fingers) -> Result<()> {
+        // As in `enter`.
+        fence(Ordering::SeqCst);
+        self.tree.insert_near(view, key.bytes(), row, fingers).map(drop)
+    }
+
+    /// The keys of all rows of a row group.
+    pub fn keys_of_group(&self, group: &RowGroup) -> Result<GroupKeys> {
+        let column = |column: &usize| group.segments()[*column].decode(0..group.rows());
+        let columns = self.positions.iter().map(column).collect::<Result<Vec<_>>>()?;
+        let mut keys = vec![IndexKey::default(); group.rows()];
+        for (row, key) in keys.iter_mut().enumerate() {
+            self.key_at(&columns, row, key)?;
+        }
+        // One that is near another goes where that went, which is in the caches.
+        let mut order: Vec<u32> = (0..group.rows() as u32).collect();
+        order.sort_unstable_by(|a, b| keys[*a as usize].bytes().cmp(keys[*b as usize].bytes()));
+        Ok(GroupKeys { keys, order })
     }
 
     /// Whether a row has a key, or may come to.

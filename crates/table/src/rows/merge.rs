@@ -13,6 +13,16 @@
 //!
 //! Positions that are no rows are filled with another row's values, and dead. Where all that changed is deletions, the row
 //! group stays, and only what is dead is replaced.
+//!
+//! # Adopting
+//!
+//! Who follows another process's log merges nothing: it *adopts* the mains that the other made ([`RowStore::adopt_main`]). The
+//! steps are 2 and 3. Main is replaced when the horizon is at *h* or past it, which everybody's snapshot is then, too; heads are taken out when
+//! the horizon is past the replacement. Of several mains of a range that wait for the horizon only the last one is adopted.
+//!
+//! A row that the new main has was there at *h*. Where it has neither a head nor a place in the main before, it was deleted
+//! since, and the deletion was taken out of its head, as everybody saw it and nothing was beneath it. So it is dead in what is
+//! adopted.
 
 use super::range::{MainPart, Range, WORDS};
 use super::reclaim::PLAIN;
@@ -26,7 +36,7 @@ use arrow_select::interleave::interleave;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tidepool_base::{CommitTs, Error, Result, RowId};
-use tidepool_txn::{Reclaim, View, Worker};
+use tidepool_txn::{NEVER, Reclaim, View, Worker};
 
 /// What came of a merge. Exhaustive and mutually exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +65,32 @@ pub struct RangeUsage {
     pub dead: usize,
 }
 
+/// A main that a merge made: what it takes to have the same elsewhere.
+#[derive(Clone, Debug)]
+pub struct NewMain {
+    /// `None`: no row is left.
+    pub group: Option<Arc<RowGroup>>,
+    /// Positions that are no rows, a bit each; empty when none is.
+    pub dead: Vec<u64>,
+    /// Of every row it has the newest version up to this timestamp, which nobody's snapshot was below.
+    pub horizon: CommitTs,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct MergeState {
     waiting: Option<TakingOut>,
+    /// To take main's place when the horizon has come that far.
+    adopting: Option<NewMain>,
 }
 
 impl MergeState {
     /// Somebody may still look at a main before the present one.
     pub fn is_waiting(&self) -> bool {
         self.waiting.is_some()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.waiting.is_none() && self.adopting.is_none()
     }
 }
 
@@ -89,6 +116,18 @@ struct Gathered<'v> {
     live: usize,
     heads: Vec<(u32, Version)>,
     replaced: Vec<u32>,
+}
+
+impl NewMain {
+    /// Of 64 rows, those that are there.
+    fn live(&self, word: usize) -> u64 {
+        let rows = self.group.as_ref().map_or(0, |group| group.rows());
+        super::range::live(rows, &self.dead, word)
+    }
+
+    fn into_part(self) -> Option<MainPart> {
+        self.group.map(|group| MainPart::new(group, self.dead, self.horizon.0))
+    }
 }
 
 impl RowStore {
@@ -140,9 +179,21 @@ impl RowStore {
         number: u64,
         encode: &mut dyn FnMut(&RecordBatch) -> Result<RowGroup>,
     ) -> Result<Merged> {
+        self.merge_range_telling(worker, number, encode, &mut |_| Ok(()))
+    }
+
+    /// As `merge_range`. `tell` is told of the new main before anybody finds it, and before the range is merged again; its error ends
+    /// the merge, and main stays as it was.
+    pub fn merge_range_telling(
+        &self,
+        worker: &Worker,
+        number: u64,
+        encode: &mut dyn FnMut(&RecordBatch) -> Result<RowGroup>,
+        tell: &mut dyn FnMut(&NewMain) -> Result<()>,
+    ) -> Result<Merged> {
         let Some(range) = self.directory.get(number) else { return Ok(Merged::Nothing) };
         let Some(mut state) = range.merging.try_lock() else { return Ok(Merged::Busy) };
-        if state.waiting.is_some() && !self.take_out(worker, number, range, &mut state) {
+        if !state.is_settled() && !self.settle(worker, number, range, &mut state) {
             return Ok(Merged::Busy);
         }
         self.transactions.advance_horizon();
@@ -177,13 +228,17 @@ impl RowStore {
         let replaced = old.map(|old| (Arc::clone(&old.group), gathered.replaced));
         let (heads, mut dead_bits) = (gathered.heads, gathered.dead);
         let horizon = pin.ts().0;
-        let part = group.map(|group| {
+        if let Some(group) = &group {
             debug_assert!(group.rows() <= RowId::RANGE_ROWS);
             // Behind the last row that there is, an old row group may have some that are gone.
             dead_bits.resize(words_for(group.rows()), u64::MAX);
-            MainPart::new(group, if dead == 0 { Vec::new() } else { dead_bits }, horizon)
-        });
-        let after = range.replace_main(part, worker);
+        }
+        if dead == 0 {
+            dead_bits = Vec::new();
+        }
+        let main = NewMain { group, dead: dead_bits, horizon: pin.ts() };
+        tell(&main)?;
+        let after = range.replace_main(main.into_part(), worker);
         drop(pin);
         state.waiting = Some(TakingOut { after, horizon, heads, replaced });
         Ok(Merged::Replaced { rows: live, dead })
@@ -278,7 +333,80 @@ impl RowStore {
     pub fn finish_merge(&self, worker: &Worker, number: u64) -> bool {
         let Some(range) = self.directory.get(number) else { return true };
         let Some(mut state) = range.merging.try_lock() else { return false };
-        self.take_out(worker, number, range, &mut state)
+        self.settle(worker, number, range, &mut state)
+    }
+
+    /// Puts a main that another process made in the place of a range's: now, if nobody can have a snapshot from before what it
+    /// holds, and else by [`RowStore::finish_merge`], which does the rest, too. All that it holds is applied. True when that is all
+    /// done.
+    pub fn adopt_main(&self, worker: &Worker, number: u64, main: NewMain) -> Result<bool> {
+        let rows = main.group.as_ref().map_or(0, |group| group.rows());
+        let words = if main.dead.is_empty() { 0 } else { words_for(rows) };
+        if rows > RowId::RANGE_ROWS || main.dead.len() != words {
+            return Err(Error::corrupted(format!("range {number} has a row group that is no range's")));
+        }
+        let range = self.range_to_apply(number)?;
+        let mut state = range.merging.lock();
+        state.adopting = Some(main);
+        Ok(self.settle(worker, number, range, &mut state))
+    }
+
+    /// Does what waits for the horizon, as far as that has come. True: nothing is left.
+    fn settle(&self, worker: &Worker, number: u64, range: &Range, state: &mut MergeState) -> bool {
+        if !self.take_out(worker, number, range, state) {
+            return false;
+        }
+        self.adopt(worker, range, state) && self.take_out(worker, number, range, state)
+    }
+
+    fn adopt(&self, worker: &Worker, range: &Range, state: &mut MergeState) -> bool {
+        let Some(main) = &state.adopting else { return true };
+        let horizon = main.horizon;
+        if self.transactions.horizon() < horizon && self.transactions.advance_horizon() < horizon {
+            return false;
+        }
+        let Some(mut main) = state.adopting.take() else { return true };
+        let view = worker.snapshot_now();
+        let old = range.main(&view);
+        let (mut heads, mut replaced) = (Vec::new(), Vec::new());
+        for word in 0..WORDS {
+            let in_old = old.map_or(0, |old| old.live(word));
+            let mut headed = range.headed(word);
+            if let Some(group) = &main.group
+                && word < words_for(group.rows())
+            {
+                let gone = main.live(word) & !headed & !in_old;
+                if gone != 0 {
+                    main.dead.resize(words_for(group.rows()), 0);
+                    main.dead[word] |= gone;
+                }
+            }
+            while headed != 0 {
+                let position = word * 64 + headed.trailing_zeros() as usize;
+                headed &= headed - 1;
+                let Some(Found::Version(version)) = range.head(&view, position).map(|head| head.load()) else {
+                    continue;
+                };
+                // What main had of it may be another row's key by now. Of too many it does no harm to ask.
+                if in_old >> (position % 64) & 1 != 0 {
+                    replaced.push(position as u32);
+                }
+                // SAFETY: in the head under the view.
+                if unsafe { version.header() }.begin.load(Ordering::Acquire) <= horizon.0 {
+                    heads.push((position as u32, version));
+                }
+            }
+        }
+        let replaced = old.map(|old| (Arc::clone(&old.group), replaced));
+        // A range that was made for others' sake shows its first main from here on. Who looked before has all rows in heads.
+        let unseen = range.begin.load(Ordering::Relaxed) == NEVER.0;
+        if unseen {
+            range.begin.store(0, Ordering::Release);
+        }
+        let after = range.replace_main(main.into_part(), worker);
+        drop(view);
+        state.waiting = Some(TakingOut { after, horizon: horizon.0, heads, replaced });
+        true
     }
 
     fn take_out(&self, worker: &Worker, number: u64, range: &Range, state: &mut MergeState) -> bool {

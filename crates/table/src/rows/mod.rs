@@ -29,6 +29,7 @@
 //!   calls `Worker::rest`.
 //! * What is allocated here lasts longer than a statement: a thread inside a query heap writes rows outside of it.
 
+mod apply;
 mod check;
 mod claim;
 mod layout;
@@ -51,11 +52,12 @@ mod window;
 mod write;
 mod write_set;
 
+pub use apply::{Applied, Applier, RowChange};
 pub use claim::Claim;
 pub use layout::{BatchRows, IMAGE_BYTES_MAX, RowLayout, Value};
 pub use locks::RowLock;
 pub use memory::VersionMemory;
-pub use merge::{ChangeGroup, Merged, RangeUsage};
+pub use merge::{ChangeGroup, Merged, NewMain, RangeUsage};
 pub use range::MainPart;
 pub use reads::{ReadLog, ScanRead};
 pub use reclaim::Gone;

@@ -78,9 +78,7 @@ impl MainPart {
     /// The rows of word `word` that are there.
     #[inline]
     pub fn live(&self, word: usize) -> u64 {
-        let rows = self.group.rows().saturating_sub(word * 64);
-        let all = if rows >= 64 { u64::MAX } else { (1 << rows) - 1 };
-        all & !self.dead.get(word).copied().unwrap_or(0)
+        live(self.group.rows(), &self.dead, word)
     }
 
     #[inline]
@@ -100,6 +98,14 @@ impl MainPart {
     pub fn dead_rows(&self) -> usize {
         self.group.rows() - self.live_rows()
     }
+}
+
+/// Of `rows` rows those of word `word` that are not dead.
+#[inline]
+pub(super) fn live(rows: usize, dead: &[u64], word: usize) -> u64 {
+    let rows = rows.saturating_sub(word * 64);
+    let all = if rows >= 64 { u64::MAX } else { (1 << rows) - 1 };
+    all & !dead.get(word).copied().unwrap_or(0)
 }
 
 impl Drop for MainPart {

@@ -25,7 +25,7 @@ pub enum Patched {
 }
 
 /// No store skips so many ranges.
-const GAP_MAX: u64 = 1 << 24;
+pub(super) const GAP_MAX: u64 = 1 << 24;
 
 impl RowStore {
     /// Makes `group` the main of a range, but for the positions in `dead`. XX001 when the range has one already.

@@ -69,20 +69,12 @@ impl Transaction {
     pub(crate) fn enter_group(&mut self, table: &Table, view: &View, number: u64, group: &RowGroup) -> Result<()> {
         let patience = self.patience();
         for index in table.indexes() {
-            let column = |column: &usize| group.segments()[*column].decode(0..group.rows());
-            let columns = index.positions().iter().map(column).collect::<Result<Vec<_>>>()?;
-            // In the order of keys: one that is near another goes where that went, which is in the caches.
-            let mut keys = vec![IndexKey::default(); group.rows()];
-            for (row, key) in keys.iter_mut().enumerate() {
-                index.key_at(&columns, row, key)?;
-            }
-            let mut order: Vec<u32> = (0..group.rows() as u32).collect();
-            order.sort_unstable_by(|a, b| keys[*a as usize].bytes().cmp(keys[*b as usize].bytes()));
-            for (count, row) in order.into_iter().enumerate() {
+            let keys = index.keys_of_group(group)?;
+            for (count, (key, row)) in keys.in_order().enumerate() {
                 if count.is_multiple_of(1 << 12) {
                     patience.check()?;
                 }
-                self.enter(table, index, view, RowId::new(number, row as usize), &keys[row as usize])?;
+                self.enter(table, index, view, RowId::new(number, row), key)?;
             }
         }
         Ok(())

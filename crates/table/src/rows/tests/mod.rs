@@ -3,6 +3,8 @@
 #![cfg_attr(loom, allow(unused_imports, dead_code))]
 
 #[cfg(not(loom))]
+mod apply;
+#[cfg(not(loom))]
 mod history;
 #[cfg(loom)]
 mod model;
@@ -51,8 +53,22 @@ impl Fixture {
         Fixture::over(&space, &space)
     }
 
+    /// Of who follows another's log, from its beginning.
+    fn following() -> Fixture {
+        let spaces = spaces();
+        Fixture::of(Transactions::following(CommitTs(0)), &spaces.near(), &spaces.far())
+    }
+
+    fn tiny_following() -> Fixture {
+        let space = heap_space();
+        Fixture::of(Transactions::following(CommitTs(0)), &space, &space)
+    }
+
     fn over(near: &Arc<Tablespace>, delta: &Arc<Tablespace>) -> Fixture {
-        let all = Transactions::starting_after(CommitTs(0));
+        Fixture::of(Transactions::starting_after(CommitTs(0)), near, delta)
+    }
+
+    fn of(all: Arc<Transactions>, near: &Arc<Tablespace>, delta: &Arc<Tablespace>) -> Fixture {
         let memory = VersionMemory::new(delta);
         let store = RowStore::new(StoreId(1), &all, layout(), &memory, near);
         Fixture { all, memory, near: Arc::clone(near), store }
@@ -81,6 +97,8 @@ impl Fixture {
 
     fn check_empty(self) {
         let (memory, delta) = (self.memory, Arc::clone(self.store.memory().tablespace()));
+        // Of one who follows the time stands still.
+        self.all.promote(CommitTs(0));
         let worker = self.all.worker().unwrap();
         while worker.collect() > 0 {}
         drop(worker);

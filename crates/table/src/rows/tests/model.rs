@@ -250,3 +250,135 @@ fn a_reader_a_writer_and_a_merge() {
         assert_eq!(look(&merger, row).1, Some(2));
     });
 }
+
+/// One who follows, with a row of value 1 as of 10, applied; and who applies.
+fn one_applied() -> (Fixture, Session, RowId) {
+    let fixture = Fixture::tiny_following();
+    let applier = fixture.session();
+    let row = RowId::new(0, 0);
+    apply(&applier, row, Some(1), 10);
+    fixture.all.follow(CommitTs(10));
+    (fixture, applier, row)
+}
+
+fn apply(session: &Session, row: RowId, value: Option<i64>, ts: u64) {
+    let to = Applied::new(&session.store, &[], CommitTs(0));
+    let mut image = Vec::new();
+    if let Some(value) = value {
+        let rows = batch(&[(7, value, &note_of(value))]);
+        layout().rows(&rows).unwrap().image(0, &mut image).unwrap();
+    }
+    let change = if value.is_some() { RowChange::Put(&image) } else { RowChange::Delete };
+    let view = session.worker.snapshot_now();
+    Applier::default().apply(&to, &session.worker, &view, row, change, CommitTs(ts)).unwrap();
+}
+
+fn main_of(fixture: &Fixture, value: i64, horizon: u64) -> NewMain {
+    let group = fixture.encode(&batch(&[(7, value, &note_of(value))])).unwrap();
+    NewMain { group: Some(Arc::new(group)), dead: Vec::new(), horizon: CommitTs(horizon) }
+}
+
+#[test]
+fn what_is_applied_is_found_when_it_is_published_and_freed_when_nobody_looks() {
+    explore(2, || {
+        let (fixture, applier, row) = one_applied();
+        let reader = fixture.session();
+        let other = thread::spawn(move || (look(&reader, row), look(&reader, row)));
+        apply(&applier, row, Some(2), 20);
+        fixture.all.follow(CommitTs(20));
+        fixture.all.follow(CommitTs(21));
+        applier.worker.collect();
+        let (first, second) = other.join().unwrap();
+        for (s, value) in [first, second] {
+            assert_eq!(value, Some(if s >= CommitTs(20) { 2 } else { 1 }));
+        }
+        fixture.all.promote(CommitTs(0));
+    });
+}
+
+#[test]
+fn a_deletion_that_is_applied_goes_when_everybody_sees_it() {
+    explore(2, || {
+        let (fixture, applier, row) = one_applied();
+        let reader = fixture.session();
+        let other = thread::spawn(move || look(&reader, row));
+        apply(&applier, row, None, 20);
+        fixture.all.follow(CommitTs(20));
+        for later in 21..24 {
+            fixture.all.follow(CommitTs(later));
+            applier.worker.collect();
+        }
+        let (s, value) = other.join().unwrap();
+        assert_eq!(value, (s < CommitTs(20)).then_some(1));
+        fixture.all.promote(CommitTs(0));
+    });
+}
+
+#[test]
+fn a_reader_finds_a_row_once_while_a_main_is_adopted() {
+    explore(2, || {
+        let (fixture, applier, row) = one_applied();
+        let reader = fixture.session();
+        let other = thread::spawn(move || look(&reader, row).1);
+        fixture.store.adopt_main(&applier.worker, 0, main_of(&fixture, 1, 10)).unwrap();
+        for later in 11..13 {
+            fixture.all.follow(CommitTs(later));
+            fixture.store.finish_merge(&applier.worker, 0);
+        }
+        applier.worker.collect();
+        assert_eq!(other.join().unwrap(), Some(1));
+        fixture.all.follow(CommitTs(14));
+        assert!(fixture.store.finish_merge(&applier.worker, 0));
+        assert_eq!(look(&applier, row).1, Some(1));
+        fixture.all.promote(CommitTs(0));
+    });
+}
+
+/// One applies, one adopts what was before, as the background thread does.
+#[test]
+fn a_row_is_changed_while_the_main_beneath_it_is_adopted() {
+    explore(2, || {
+        let (fixture, applier, row) = one_applied();
+        let adopter = fixture.session();
+        fixture.store.adopt_main(&adopter.worker, 0, main_of(&fixture, 1, 10)).unwrap();
+        fixture.all.follow(CommitTs(11));
+        let store = Arc::clone(&fixture.store);
+        let other = thread::spawn(move || {
+            store.finish_merge(&adopter.worker, 0);
+            let found = look(&adopter, row);
+            (found, adopter)
+        });
+        apply(&applier, row, Some(2), 20);
+        fixture.all.follow(CommitTs(20));
+        let ((s, value), adopter) = other.join().unwrap();
+        assert_eq!(value, Some(if s >= CommitTs(20) { 2 } else { 1 }));
+        fixture.all.follow(CommitTs(30));
+        assert!(fixture.store.finish_merge(&adopter.worker, 0));
+        assert_eq!(look(&applier, row).1, Some(2));
+        fixture.all.promote(CommitTs(0));
+    });
+}
+
+/// A range that was made for a later one's sake comes to have a main that only later snapshots find.
+#[test]
+fn a_range_is_loaded_under_a_reader() {
+    explore(2, || {
+        let fixture = Fixture::tiny_following();
+        let (applier, reader) = (fixture.session(), fixture.session());
+        let to = Applied::new(&fixture.store, &[], CommitTs(0));
+        let load = |number: u64, ts: u64| {
+            let group = main_of(&fixture, 1, 0).group.unwrap();
+            let view = applier.worker.snapshot_now();
+            Applier::default().apply_load(&to, &applier.worker, &view, number, group, CommitTs(ts)).unwrap();
+        };
+        load(1, 5);
+        fixture.all.follow(CommitTs(5));
+        let row = RowId::new(0, 0);
+        let other = thread::spawn(move || look(&reader, row));
+        load(0, 20);
+        fixture.all.follow(CommitTs(20));
+        let (s, value) = other.join().unwrap();
+        assert_eq!(value, (s >= CommitTs(20)).then_some(1));
+        fixture.all.promote(CommitTs(0));
+    });
+}
