@@ -39,6 +39,7 @@ pub enum SqlType {
     Bytea,
     Uuid,
     Json,
+    Jsonb,
 }
 
 /// The digits of a second's fraction that a timestamp has at most.
@@ -87,6 +88,7 @@ impl SqlType {
             SqlType::Interval => 1186,
             SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => 1700,
             SqlType::Uuid => 2950,
+            SqlType::Jsonb => 3802,
         }
     }
 
@@ -120,7 +122,11 @@ impl SqlType {
     }
 
     pub fn is_text(self) -> bool {
-        matches!(self, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid)
+        matches!(self, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Uuid) || self.is_json()
+    }
+
+    pub fn is_json(self) -> bool {
+        matches!(self, SqlType::Json | SqlType::Jsonb)
     }
 }
 
@@ -149,6 +155,7 @@ impl fmt::Display for SqlType {
             SqlType::Bytea => f.write_str("bytea"),
             SqlType::Uuid => f.write_str("uuid"),
             SqlType::Json => f.write_str("json"),
+            SqlType::Jsonb => f.write_str("jsonb"),
         }
     }
 }
@@ -192,6 +199,7 @@ enum Stored {
     Bytea,
     Uuid,
     Json,
+    Jsonb,
 }
 
 impl From<SqlType> for Stored {
@@ -217,6 +225,7 @@ impl From<SqlType> for Stored {
             SqlType::Bytea => Stored::Bytea,
             SqlType::Uuid => Stored::Uuid,
             SqlType::Json => Stored::Json,
+            SqlType::Jsonb => Stored::Jsonb,
         }
     }
 }
@@ -244,6 +253,7 @@ impl From<Stored> for SqlType {
             Stored::Bytea => SqlType::Bytea,
             Stored::Uuid => SqlType::Uuid,
             Stored::Json => SqlType::Json,
+            Stored::Jsonb => SqlType::Jsonb,
         }
     }
 }

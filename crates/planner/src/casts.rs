@@ -924,10 +924,11 @@ pub fn literal_like(
         DataType::Boolean | DataType::Date32 | DataType::Timestamp(..) | DataType::Interval(_) => !arithmetic,
         DataType::BinaryView | DataType::Binary => !arithmetic,
         _ if is_string(&data_type) => {
-            // A uuid is text in canonical form: what it is compared with must be too.
+            // Text in one form for each value: what it is compared with must be in that form, too.
             let declared = beside.to_field(schema).ok().and_then(|(_, field)| declared_type(&field));
             return match declared {
-                Some(SqlType::Uuid) => Ok(Some(read_literal(text, SqlType::Uuid, &data_type, settings)?)),
+                Some(of @ SqlType::Uuid) => Ok(Some(read_literal(text, of, &data_type, settings)?)),
+                Some(of @ SqlType::Jsonb) if !arithmetic => Ok(Some(read_literal(text, of, &data_type, settings)?)),
                 // Held without its trailing blanks.
                 Some(SqlType::Char { .. }) if text.ends_with(' ') && !arithmetic => {
                     Ok(Some(Expr::Literal(ScalarValue::from(text.trim_end_matches(' ')), None)))
@@ -1005,7 +1006,7 @@ fn type_cast(cast: Cast, schema: &DFSchema, settings: &TextSettings) -> Result<T
     if let Some(declared) = declared.filter(|declared| rounding::has_precision(*declared)) {
         return Ok(Transformed::yes(rounding::rounded(Expr::Cast(Cast::new(expr, target)), declared)));
     }
-    if let Some(declared @ (SqlType::Uuid | SqlType::Json)) = declared
+    if let Some(declared @ (SqlType::Uuid | SqlType::Json | SqlType::Jsonb)) = declared
         && expr.get_type(schema).is_ok_and(|data_type| is_string(&data_type))
     {
         return Ok(Transformed::yes(ScalarUDF::new_from_impl(ReadText::new(declared, target)).call(vec![*expr])));

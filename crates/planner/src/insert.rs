@@ -374,16 +374,16 @@ fn plain(sql_type: SqlType) -> String {
 
 /// Whether PostgreSQL casts from the source to the column's type by itself in an assignment.
 fn assignable(plan: &LogicalPlan, index: usize, source: &Field, target: SqlType) -> bool {
-    let Some(from) = type_of(source) else { return false };
+    let Some(from) = crate::types::marked_type(source).or_else(|| type_of(source)) else { return false };
     *source.data_type() == DataType::Null
         || assignable_types(from, target)
         || from.is_text() && untyped_output(plan, index)
-        || from == SqlType::Text && matches!(target, SqlType::Json | SqlType::Uuid) && is_item(plan, index)
+        || from == SqlType::Text && (target.is_json() || target == SqlType::Uuid) && is_item(plan, index)
 }
 
 /// Whether PostgreSQL casts values of one type to another by itself in an assignment.
 pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
-    if target.is_text() && !matches!(target, SqlType::Uuid | SqlType::Json) {
+    if target.is_text() && !target.is_json() && target != SqlType::Uuid {
         return true;
     }
     let number = |sql_type: SqlType| {
@@ -404,7 +404,7 @@ pub fn assignable_types(from: SqlType, target: SqlType) -> bool {
         return true;
     }
     if from.is_text() {
-        return from == target;
+        return from == target || from.is_json() && target.is_json();
     }
     std::mem::discriminant(&from) == std::mem::discriminant(&target)
 }
@@ -493,7 +493,7 @@ impl Conform {
         let fitted = columns
             .filter(|((_, column), field)| {
                 let checked = match column.sql_type {
-                    SqlType::Uuid | SqlType::Json | SqlType::Char { .. } => true,
+                    SqlType::Uuid | SqlType::Json | SqlType::Jsonb | SqlType::Char { .. } => true,
                     SqlType::Varchar { length_max } => length_max.is_some(),
                     sql_type => sql_type.rounds_to().is_some(),
                 };

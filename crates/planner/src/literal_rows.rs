@@ -48,7 +48,7 @@ fn literal(expr: &Expr) -> Option<Literal<'_>> {
 fn is_read_by(literal: &Literal<'_>, sql_type: SqlType) -> bool {
     use SqlType as T;
     match (literal, sql_type) {
-        (_, T::Interval | T::Bytea | T::Json) => false,
+        (_, T::Interval | T::Bytea | T::Json | T::Jsonb) => false,
         (Literal::Null | Literal::Text(_), _) => true,
         (Literal::Number { digits, .. }, T::SmallInt | T::Integer | T::BigInt) => {
             digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -119,7 +119,7 @@ impl Given<'_> {
     /// A column's values that are parameters, all of one type. `None` where they need to be planned.
     fn column<'a>(&self, cells: impl Iterator<Item = &'a Expr>, sql_type: SqlType) -> Option<ArrayRef> {
         // Text that is to be read as it is put in.
-        if sql_type == SqlType::Json {
+        if sql_type.is_json() {
             return None;
         }
         let numbers = cells.map(parameter).collect::<Option<Vec<_>>>()?;

@@ -205,6 +205,7 @@ fn type_word(data_type: &ast::DataType) -> Option<String> {
             SqlType::Bytea => "bytea",
             SqlType::Uuid => "uuid",
             SqlType::Json => "json",
+            SqlType::Jsonb => "jsonb",
         }
         .to_owned(),
     )

@@ -14,7 +14,7 @@ use datafusion::common::{DFSchema, JoinType, TableReference};
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Join, LogicalPlan, TableScan, Unnest};
 use tidepool_base::{SqlType, TableId};
-use tidepool_table::TableDef;
+use tidepool_table::{ColumnDef, TableDef};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -22,7 +22,7 @@ pub struct Origin {
     pub relation: u32,
     /// From 1, as `pg_attribute.attnum`.
     pub attribute: i16,
-    /// The type, where it is one that a plan's fields forget: `json`, `uuid`, `name`, and arrays of these. Else 0.
+    /// The type, where it is one that a plan's fields forget: `json`, `jsonb`, `uuid`, `name`, and arrays of these. Else 0.
     pub type_oid: u32,
 }
 
@@ -39,8 +39,12 @@ const VIEW: &str = "\u{1}view ";
 
 /// The columns of a table, in order.
 pub fn of_table(def: &TableDef) -> Origins {
-    let columns = def.columns.iter();
-    columns.map(|column| origin(def.id.0, usize::from(column.number))).collect()
+    let of = |column: &ColumnDef| {
+        let origin = origin(def.id.0, usize::from(column.number))?;
+        let is_forgotten = column.sql_type.is_json() || column.sql_type == SqlType::Uuid;
+        Some(Origin { type_oid: if is_forgotten { column.sql_type.oid() } else { 0 }, ..origin })
+    };
+    def.columns.iter().map(of).collect()
 }
 
 fn origin(relation: u32, attribute: usize) -> Option<Origin> {
@@ -149,7 +153,7 @@ fn forgotten(expr: &Expr, schema: &DFSchema) -> Option<u32> {
 
 fn of_field(field: &Field) -> Option<u32> {
     let said = |field: &Field| match declared_type(field) {
-        Some(declared @ (SqlType::Json | SqlType::Uuid)) => Some(declared.oid()),
+        Some(declared @ (SqlType::Json | SqlType::Jsonb | SqlType::Uuid)) => Some(declared.oid()),
         _ => marked_oid(field).filter(|oid| array_of(*oid).is_some()),
     };
     match field.data_type() {
@@ -179,7 +183,7 @@ const NAME: u32 = 19;
 const TEXT_ARRAY: u32 = 1009;
 
 /// Types and the types of arrays of them.
-const ARRAYS: [(u32, u32); 3] = [(NAME, 1003), (114, 199), (2950, 2951)];
+const ARRAYS: [(u32, u32); 4] = [(NAME, 1003), (114, 199), (2950, 2951), (3802, 3807)];
 
 fn array_of(oid: u32) -> Option<u32> {
     ARRAYS.iter().find(|(item, _)| *item == oid).map(|(_, array)| *array)
@@ -249,13 +253,14 @@ pub fn mark(columns: &mut [ResultColumn], origins: &[Option<Origin>]) {
         // What is described as text already is held as one.
         let described = match origin.type_oid {
             0 => continue,
-            114 | 2950 | NAME => column.type_oid == SqlType::Text.oid(),
+            114 | 2950 | 3802 | NAME => column.type_oid == SqlType::Text.oid(),
             _ => column.type_oid == TEXT_ARRAY,
         };
         if described {
             column.type_oid = origin.type_oid;
             match origin.type_oid {
                 114 => column.sql_type = SqlType::Json,
+                3802 => column.sql_type = SqlType::Jsonb,
                 2950 => column.sql_type = SqlType::Uuid,
                 _ => {}
             }

@@ -8,7 +8,7 @@ use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::Schema;
 use datafusion::sql::sqlparser::ast;
 use std::sync::Arc;
-use tidepool_base::{Error, Result, SqlState, SqlType};
+use tidepool_base::{Error, Result, SqlState};
 use tidepool_database::text::{TextSettings, TextWriter};
 use tidepool_table::{ColumnDef, PartitionBound, PartitionStrategy, Partitioning, RangeBound, TableDef, TableVersion};
 
@@ -48,7 +48,7 @@ pub fn partitioning(by: &PartitionBy, columns: &[ColumnDef]) -> Result<Partition
         let column = columns.iter().find(|column| column.name == *name).ok_or_else(|| {
             Error::new(SqlState::UNDEFINED_COLUMN, format!("column \"{name}\" named in partition key does not exist"))
         })?;
-        if column.sql_type == SqlType::Json {
+        if column.sql_type.is_json() {
             let message =
                 format!("data type {} has no default operator class for access method \"btree\"", column.sql_type);
             return Err(Error::new(SqlState::UNDEFINED_OBJECT, message));

@@ -711,7 +711,7 @@ pub fn parameter_oids(plan: &LogicalPlan, given: &[u32]) -> Result<Vec<u32>> {
                 // Compared without regard to blanks at its end, and so with values that lose them on the way.
                 Some(declared @ SqlType::Char { .. }) => declared.oid(),
                 // Its values have several texts.
-                Some(SqlType::Uuid) => SqlType::Uuid.oid(),
+                Some(declared @ (SqlType::Uuid | SqlType::Jsonb)) => declared.oid(),
                 // A column's bound says nothing about the values it is compared with: text and numeric go unbounded.
                 _ => describe(&Field::new("", field.data_type().clone(), true)).1,
             };

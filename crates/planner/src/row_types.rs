@@ -305,7 +305,7 @@ fn list_of(mut rows: Vec<Vec<Expr>>) -> Result<Option<LogicalPlan>> {
 /// Whether a field's metadata says what its values are, beside how long they may be.
 fn is_mark(metadata: &FieldMetadata) -> bool {
     let field = metadata.add_to_field(Field::new("", DataType::Utf8View, true));
-    matches!(declared_type(&field), Some(SqlType::Uuid | SqlType::Json))
+    matches!(declared_type(&field), Some(SqlType::Uuid | SqlType::Json | SqlType::Jsonb))
         || field.metadata().contains_key(TYPE_OID_METADATA)
 }
 

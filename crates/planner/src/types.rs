@@ -56,7 +56,8 @@ pub fn sql_type(data_type: &ast::DataType) -> Result<SqlType> {
         T::Interval { fields: None, precision: None } => SqlType::Interval,
         T::Bytea => SqlType::Bytea,
         T::Uuid => SqlType::Uuid,
-        T::JSON | T::JSONB => SqlType::Json,
+        T::JSON => SqlType::Json,
+        T::JSONB => SqlType::Jsonb,
         T::Custom(name, modifiers) => return custom(name, modifiers),
         T::Time(..) => {
             return Err(Error::unsupported("type time is not supported").with_hint("Use timestamp or interval."));
@@ -109,7 +110,8 @@ fn custom(name: &ast::ObjectName, modifiers: &[String]) -> Result<SqlType> {
         },
         "bytea" => SqlType::Bytea,
         "uuid" => SqlType::Uuid,
-        "json" | "jsonb" => SqlType::Json,
+        "json" => SqlType::Json,
+        "jsonb" => SqlType::Jsonb,
         "serial" | "bigserial" | "smallserial" | "serial2" | "serial4" | "serial8" => {
             return Err(Error::unsupported(format!("type {last} is not supported: there are no sequences"))
                 .with_hint("Use integer or bigint and give the values, or uuid DEFAULT gen_random_uuid()."));
@@ -221,6 +223,7 @@ fn array_oid(element: SqlType) -> u32 {
         SqlType::Numeric { .. } | SqlType::UnconstrainedNumeric => 1231,
         SqlType::Uuid => 2951,
         SqlType::Json => 199,
+        SqlType::Jsonb => 3807,
         SqlType::Text => 1009,
     }
 }
@@ -230,6 +233,11 @@ fn array_oid(element: SqlType) -> u32 {
 pub fn marked_oid(field: &Field) -> Option<u32> {
     let oid = field.metadata().get(TYPE_OID_METADATA)?.parse().ok()?;
     crate::catalog::type_of_oid(oid).is_none_or(|expected| alike(&expected, field.data_type())).then_some(oid)
+}
+
+/// The type that a field is marked with by its oid, if it is one that columns have as a text: what functions give back.
+pub fn marked_type(field: &Field) -> Option<SqlType> {
+    sql_type_of_oid(marked_oid(field)?).filter(|of| of.is_json() || *of == SqlType::Uuid)
 }
 
 /// The oid of the array type over the type `oid`, for parameters.
@@ -304,7 +312,8 @@ pub fn sql_type_of_oid(oid: u32) -> Option<SqlType> {
         21 => SqlType::SmallInt,
         23 | 26 => SqlType::Integer,
         18 | 19 | 25 => SqlType::Text,
-        114 | 3802 => SqlType::Json,
+        114 => SqlType::Json,
+        3802 => SqlType::Jsonb,
         700 => SqlType::Real,
         701 => SqlType::DoublePrecision,
         1042 | 1043 => SqlType::Varchar { length_max: None },
@@ -413,7 +422,8 @@ impl TypePlanner for PostgresTypes {
                 | SqlType::Timestamp { precision: Some(_) }
                 | SqlType::TimestampTz { precision: Some(_) }
                 | SqlType::Uuid
-                | SqlType::Json => field("", sql_type),
+                | SqlType::Json
+                | SqlType::Jsonb => field("", sql_type),
                 _ => Field::new("", arrow_type(sql_type), true),
             }))),
             Err(error) => Err(crate::errors::carry(error)),

@@ -240,13 +240,24 @@ fn write_binary(value: &Datum<'_>, column: &ResultColumn, settings: &TextSetting
         }
         (Datum::Int(value), SqlType::BigInt) if column.type_oid == 20 => out.extend_from_slice(&value.to_be_bytes()),
         (Datum::Double(value), SqlType::DoublePrecision) => out.extend_from_slice(&value.to_be_bytes()),
-        (Datum::Text(text), SqlType::Text | SqlType::Varchar { .. }) => out.extend_from_slice(text.as_bytes()),
+        (Datum::Text(text), SqlType::Text | SqlType::Varchar { .. }) if form_of_oid(column.type_oid).is_none() => {
+            out.extend_from_slice(text.as_bytes())
+        }
         (value, sql_type) => {
             let array = Datum::array([value], &tidepool_planner::arrow_type(sql_type))?;
             return Ok(binary_writer(&array, column, settings)?.write(0, out));
         }
     }
     Ok(true)
+}
+
+/// The type of an oid that columns held as text have a binary form of their own by.
+fn form_of_oid(oid: u32) -> Option<SqlType> {
+    match oid {
+        2950 => Some(SqlType::Uuid),
+        3802 => Some(SqlType::Jsonb),
+        _ => None,
+    }
 }
 
 /// The type told to the client decides, where it is not the column's own: `oid` is a four-byte integer on the wire
@@ -259,6 +270,7 @@ fn binary_writer(array: &dyn Array, column: &ResultColumn, settings: &TextSettin
         return BinaryWriter::array(array, element, oid, settings);
     }
     let sql_type = match column.type_oid {
+        oid if let Some(of) = form_of_oid(oid) => of,
         oid if is_oid_like(oid) && array.data_type().is_integer() => SqlType::Integer,
         21 => SqlType::SmallInt,
         23 => SqlType::Integer,
@@ -293,6 +305,7 @@ pub(crate) fn element_type(oid: u32) -> Option<SqlType> {
         1187 => SqlType::Interval,
         2951 => SqlType::Uuid,
         199 => SqlType::Json,
+        3807 => SqlType::Jsonb,
         _ => return None,
     })
 }

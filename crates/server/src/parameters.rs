@@ -103,8 +103,6 @@ fn decode_one(value: Option<&Bytes>, format: i16, oid: u32, settings: &TextSetti
     if format == 1 {
         let mut reader = BinaryReader::new(sql_type);
         match value {
-            // `jsonb` is `json` after a version byte.
-            Some(bytes) if oid == 3802 => reader.append(bytes.strip_prefix(&[1]).unwrap_or(bytes))?,
             Some(bytes) => reader.append(bytes)?,
             None => reader.append_null(),
         }
@@ -264,7 +262,8 @@ fn sql_type(oid: u32, format: i16) -> Result<SqlType> {
         1186 => SqlType::Interval,
         1700 => SqlType::UnconstrainedNumeric,
         2950 => SqlType::Uuid,
-        114 | 3802 => SqlType::Json,
+        114 => SqlType::Json,
+        3802 => SqlType::Jsonb,
         // Without blanks at its end, as columns of the type hold it. PostgreSQL's longest.
         1042 => SqlType::Char { length: 10_485_760 },
         0 | 18 | 19 | 25 | 705 | 1043 => SqlType::Text,

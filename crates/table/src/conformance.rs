@@ -24,7 +24,7 @@ struct Case {
 
 const MONEY: SqlType = SqlType::Numeric { precision: 15, scale: 2 };
 const HUGE: SqlType = SqlType::Numeric { precision: 38, scale: 0 };
-const TYPES: [SqlType; 16] = [
+const TYPES: [SqlType; 17] = [
     SqlType::Boolean,
     SqlType::SmallInt,
     SqlType::Integer,
@@ -40,6 +40,7 @@ const TYPES: [SqlType; 16] = [
     SqlType::Bytea,
     SqlType::Uuid,
     SqlType::Json,
+    SqlType::Jsonb,
     SqlType::UnconstrainedNumeric,
 ];
 

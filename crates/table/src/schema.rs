@@ -345,9 +345,12 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
         SqlType::DoublePrecision => DataType::Float64,
         SqlType::Numeric { precision, scale } => DataType::Decimal128(precision, scale),
         SqlType::UnconstrainedNumeric => DataType::FixedSizeBinary(NUMERIC_WIDTH),
-        SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json => {
-            DataType::Utf8View
-        }
+        SqlType::Text
+        | SqlType::Varchar { .. }
+        | SqlType::Char { .. }
+        | SqlType::Uuid
+        | SqlType::Json
+        | SqlType::Jsonb => DataType::Utf8View,
         SqlType::Date => DataType::Date32,
         SqlType::Timestamp { .. } => DataType::Timestamp(TimeUnit::Microsecond, None),
         SqlType::TimestampTz { .. } => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
@@ -360,7 +363,7 @@ pub fn arrow_type(sql_type: SqlType) -> DataType {
 mod tests {
     use super::*;
 
-    const ALL: [SqlType; 21] = [
+    const ALL: [SqlType; 22] = [
         SqlType::UnconstrainedNumeric,
         SqlType::Boolean,
         SqlType::SmallInt,
@@ -382,6 +385,7 @@ mod tests {
         SqlType::Bytea,
         SqlType::Uuid,
         SqlType::Json,
+        SqlType::Jsonb,
     ];
 
     #[test]

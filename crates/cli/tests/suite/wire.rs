@@ -960,7 +960,7 @@ async fn columns_say_what_documents_and_ids_they_are_of() {
     let (_server, client) = TestServer::start_connected().await;
     client
         .batch_execute(
-            "CREATE TABLE d (id int, body json, token uuid); INSERT INTO d VALUES (1, '{}', gen_random_uuid())",
+            "CREATE TABLE d (id int, body json, token uuid, kept jsonb); INSERT INTO d VALUES (1, '{}', gen_random_uuid(), '{\"a\":[1]}')",
         )
         .await
         .unwrap();
@@ -976,6 +976,10 @@ async fn columns_say_what_documents_and_ids_they_are_of() {
             "_json _uuid _name",
         ),
         ("SELECT x FROM (SELECT array_agg(token) AS x FROM d) q", "_uuid"),
+        (
+            "SELECT kept, kept -> 'a', '{}'::jsonb, to_jsonb(id), coalesce(kept, '[]'), array_agg(kept) FROM d GROUP BY id, kept",
+            "jsonb jsonb jsonb jsonb jsonb _jsonb",
+        ),
         ("SELECT unnest(ARRAY[body]), ARRAY[token], (ARRAY[token])[1] FROM d", "json _uuid uuid"),
         (
             "SELECT CASE WHEN id > 0 THEN body::text END, array_agg(relname::text) FROM d, pg_class GROUP BY 1",
@@ -993,6 +997,58 @@ async fn columns_say_what_documents_and_ids_they_are_of() {
     let pieces: Vec<Bytes> = copied.try_collect().await.unwrap();
     // After the header, the count of columns and the length: one dimension, no NULLs, of int4.
     assert_eq!(pieces.concat()[25..37], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 23]);
+}
+
+/// A value's bytes as they are sent.
+#[derive(Debug)]
+struct Sent(Vec<u8>);
+
+impl tokio_postgres::types::ToSql for Sent {
+    fn to_sql(
+        &self,
+        _: &tokio_postgres::types::Type,
+        out: &mut bytes::BytesMut,
+    ) -> Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        out.extend_from_slice(&self.0);
+        Ok(tokio_postgres::types::IsNull::No)
+    }
+
+    fn accepts(of: &tokio_postgres::types::Type) -> bool {
+        *of == tokio_postgres::types::Type::JSONB
+    }
+
+    tokio_postgres::types::to_sql_checked!();
+}
+
+impl<'r> tokio_postgres::types::FromSql<'r> for Sent {
+    fn from_sql(
+        _: &tokio_postgres::types::Type,
+        raw: &'r [u8],
+    ) -> Result<Sent, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Sent(raw.to_vec()))
+    }
+
+    fn accepts(of: &tokio_postgres::types::Type) -> bool {
+        *of == tokio_postgres::types::Type::JSONB
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn jsonb_comes_and_goes_after_the_version_of_its_form() {
+    let (_server, client) = TestServer::start_connected().await;
+    client.batch_execute("CREATE TABLE d (id int PRIMARY KEY, kept jsonb)").await.unwrap();
+    let document = Sent(b"\x01{\"b\":1,\"a\":2}".to_vec());
+    let document_form = b"\x01{\"a\": 2, \"b\": 1}".to_vec();
+    let sent = client.query_one("INSERT INTO d VALUES (1, $1) RETURNING kept", &[&document]).await.unwrap();
+    assert_eq!(sent.get::<_, Sent>(0).0, b"\x01{\"a\": 2, \"b\": 1}");
+    for sql in ["SELECT kept FROM d WHERE kept = $1", "SELECT $1::jsonb", "UPDATE d SET kept = $1 RETURNING kept"] {
+        let row = client.query_one(sql, &[&document]).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        assert_eq!(row.get::<_, Sent>(0).0, b"\x01{\"a\": 2, \"b\": 1}", "{sql}");
+    }
+    let made = client.query_one("SELECT jsonb_build_object('b', id, 'a', 2), kept -> 'a' FROM d", &[]).await.unwrap();
+    assert_eq!((made.get::<_, Sent>(0).0, made.get::<_, Sent>(1).0), (document_form, b"\x012".to_vec()));
+    let other = client.query_one("SELECT $1::jsonb", &[&Sent(b"\x02{}".to_vec())]).await.unwrap_err();
+    assert_eq!(code(&other), "XX000");
 }
 
 /// The expected ones are PostgreSQL's.

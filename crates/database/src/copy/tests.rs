@@ -196,6 +196,7 @@ const ALL_TYPES: &[(&str, SqlType)] = &[
     ("bytea", SqlType::Bytea),
     ("uuid", SqlType::Uuid),
     ("json", SqlType::Json),
+    ("jsonb", SqlType::Jsonb),
 ];
 
 /// A random value's text; texts are full of what the formats treat specially.
@@ -244,7 +245,7 @@ fn random_value(random: &mut StdRng, sql_type: SqlType) -> String {
         ),
         SqlType::Bytea => format!("\\x{:016x}", random.random::<u64>()),
         SqlType::Uuid => format!("{:032x}", random.random::<u128>()),
-        SqlType::Json => serde_json::to_string(&word(random, 5)).unwrap(),
+        SqlType::Json | SqlType::Jsonb => serde_json::to_string(&word(random, 5)).unwrap(),
     }
 }
 

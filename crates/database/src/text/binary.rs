@@ -5,9 +5,10 @@
 
 use super::builder::ColumnBuilder;
 use super::bytes::{parse_uuid, uuid_text};
+use super::json::{check_json, read_jsonb};
 use super::number::{POWERS_OF_TEN, numeric_overflow};
 use super::numeric::{CastError, cast_array};
-use super::reader::{append_number, check_json, fit_char, fit_varchar};
+use super::reader::{append_number, fit_char, fit_varchar};
 use super::{TextSettings, TextWriter, VECTOR_ITEM};
 use arrow_array::cast::AsArray;
 use arrow_array::*;
@@ -42,20 +43,24 @@ enum Column {
     Uuid(StringViewArray),
     /// Types whose binary form is their text.
     Text(TextWriter),
+    /// Its text after the format's version.
+    Jsonb(TextWriter),
     /// One-dimensional arrays: row offsets, the elements' writer and oid, the first one's subscript.
     List(Vec<usize>, Box<BinaryWriter>, u32, i32),
 }
+
+/// The version of the binary form of `jsonb`.
+const JSONB_VERSION: u8 = 1;
 
 impl BinaryWriter {
     /// 22003 where the array has a value that `sql_type` cannot hold.
     pub fn new(array: &dyn Array, sql_type: SqlType, settings: &TextSettings) -> Result<BinaryWriter> {
         let nested = array.data_type().is_nested() && !matches!(array.data_type(), DataType::Dictionary(_, _));
-        if nested || matches!(sql_type, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json)
-        {
-            return Ok(BinaryWriter {
-                nulls: array.logical_nulls(),
-                column: Column::Text(TextWriter::new(array, sql_type, settings)?),
-            });
+        if nested || sql_type.is_text() && sql_type != SqlType::Uuid {
+            let text = TextWriter::new(array, sql_type, settings)?;
+            let is_jsonb = sql_type == SqlType::Jsonb && !nested;
+            let column = if is_jsonb { Column::Jsonb(text) } else { Column::Text(text) };
+            return Ok(BinaryWriter { nulls: array.logical_nulls(), column });
         }
         let target = arrow_type(sql_type);
         let array = if *array.data_type() == target {
@@ -84,7 +89,7 @@ impl BinaryWriter {
             SqlType::Interval => Column::Interval(array.as_primitive().clone()),
             SqlType::Bytea => Column::Bytea(array.as_binary_view().clone()),
             SqlType::Uuid => Column::Uuid(array.as_string_view().clone()),
-            SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json => {
+            SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Jsonb => {
                 Column::Text(TextWriter::new(&array, sql_type, settings)?)
             }
         };
@@ -168,6 +173,10 @@ impl BinaryWriter {
                 Err(_) => out.extend_from_slice(&[0; 16]),
             },
             Column::Text(writer) => return writer.write(row, out),
+            Column::Jsonb(writer) => {
+                out.push(JSONB_VERSION);
+                writer.write(row, out);
+            }
             Column::List(offsets, values, oid, first) => {
                 let (start, end) = (offsets[row], offsets[row + 1]);
                 let has_null =
@@ -377,6 +386,15 @@ impl BinaryReader {
                     builder.append_value(std::str::from_utf8(&canonical).map_err(|_| malformed())?);
                     return Ok(());
                 }
+                if self.sql_type == SqlType::Jsonb {
+                    let (version, text) = bytes.split_first().ok_or_else(malformed)?;
+                    if *version != JSONB_VERSION {
+                        let message = format!("unsupported jsonb version number {version}");
+                        return Err(Error::new(SqlState::INTERNAL_ERROR, message));
+                    }
+                    builder.append_value(read_jsonb(super::utf8(text)?)?);
+                    return Ok(());
+                }
                 let text = super::utf8(bytes)?;
                 match self.sql_type {
                     SqlType::Varchar { length_max: Some(length) } => builder.append_value(fit_varchar(text, length)?),
@@ -432,6 +450,7 @@ mod tests {
             (SqlType::Bytea, vec!["\\x00ff"]),
             (SqlType::Uuid, vec!["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
             (SqlType::Json, vec!["[1]"]),
+            (SqlType::Jsonb, vec!["[1, 2]"]),
         ] {
             let mut reader = TextReader::new(sql_type, &settings);
             texts.iter().for_each(|text| reader.append(text).unwrap());

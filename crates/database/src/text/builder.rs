@@ -63,9 +63,12 @@ impl ColumnBuilder {
             SqlType::UnconstrainedNumeric => {
                 ColumnBuilder::Unconstrained(FixedSizeBinaryBuilder::with_capacity(capacity, NUMERIC_WIDTH))
             }
-            SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Uuid => {
-                ColumnBuilder::Text(StringViewBuilder::with_capacity(capacity))
-            }
+            SqlType::Text
+            | SqlType::Varchar { .. }
+            | SqlType::Char { .. }
+            | SqlType::Json
+            | SqlType::Jsonb
+            | SqlType::Uuid => ColumnBuilder::Text(StringViewBuilder::with_capacity(capacity)),
             SqlType::Date => ColumnBuilder::Date(Date32Builder::with_capacity(capacity)),
             SqlType::Timestamp { .. } => ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::with_capacity(capacity)),
             SqlType::TimestampTz { .. } => ColumnBuilder::Timestamp(

@@ -11,6 +11,7 @@ mod calendar;
 mod clocks;
 mod datetime;
 mod interval;
+pub mod json;
 mod number;
 pub mod numeric;
 mod reader;

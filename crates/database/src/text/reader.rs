@@ -6,11 +6,11 @@ use super::bytes::{parse_boolean, parse_bytea, parse_uuid, uuid_text};
 use super::calendar::Zone;
 use super::datetime::{Target, parse_date, parse_timestamp};
 use super::interval::parse_interval;
+use super::json::{check_json, read_jsonb};
 use super::number::{parse_float, parse_int, parse_numeric};
 use super::numeric;
 use arrow_array::ArrayRef;
 use arrow_array::builder::FixedSizeBinaryBuilder;
-use serde::de::IgnoredAny;
 use tidepool_base::{Error, Numeric, Result, SqlState, SqlType, round_microseconds};
 
 /// Builds one column from texts. Errors are PostgreSQL's: 22P02, 22003, 22007, 22008, 22001. After an error nothing was
@@ -85,6 +85,7 @@ impl TextReader {
                     check_json(text)?;
                     builder.append_value(text);
                 }
+                SqlType::Jsonb => builder.append_value(read_jsonb(text)?),
                 SqlType::Uuid => {
                     let canonical = uuid_text(&parse_uuid(text)?);
                     builder.append_value(std::str::from_utf8(&canonical).map_err(|_| Error::internal("uuid"))?);
@@ -152,16 +153,6 @@ pub(crate) fn fit_char(text: &str, length: u32) -> Result<&str> {
     Ok(trimmed)
 }
 
-pub(crate) fn check_json(text: &str) -> Result<()> {
-    serde_json::from_str::<IgnoredAny>(text).map(drop).map_err(|error| {
-        let error = error.to_string();
-        let mut detail = error[..1].to_ascii_uppercase();
-        detail.push_str(&error[1..]);
-        detail.push('.');
-        Error::new(SqlState::INVALID_TEXT_REPRESENTATION, "invalid input syntax for type json").with_detail(detail)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{TextSettings, TextWriter};
@@ -209,6 +200,7 @@ mod tests {
             (SqlType::Bytea, "\\xDEad", "\\xdead"),
             (SqlType::Uuid, "A0EEBC999C0B4EF8BB6D6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
             (SqlType::Json, "{\"a\": [1,2]}", "{\"a\": [1,2]}"),
+            (SqlType::Jsonb, "{\"b\": [1,2], \"a\":1e1}", "{\"a\": 10, \"b\": [1, 2]}"),
         ] {
             assert_eq!(round_trip(sql_type, text).unwrap(), expected, "{sql_type}");
         }

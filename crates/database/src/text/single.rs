@@ -3,8 +3,9 @@
 use super::bytes::{parse_uuid, write_bytea};
 use super::datetime::{write_date, write_timestamp, write_timestamptz};
 use super::interval::write_interval;
+use super::json::{check_json, read_jsonb};
 use super::number::{parse_int, write_decimal, write_f32, write_f64, write_i64};
-use super::reader::{check_json, fit_char, fit_varchar};
+use super::reader::{fit_char, fit_varchar};
 use super::{Zone, bytes};
 use arrow_buffer::IntervalMonthDayNano;
 use std::borrow::Cow;
@@ -24,6 +25,7 @@ pub fn fitted(text: &str, sql_type: SqlType) -> Result<Cow<'_, str>> {
             check_json(text)?;
             Cow::Borrowed(text)
         }
+        SqlType::Jsonb => Cow::Owned(read_jsonb(text)?),
         SqlType::Uuid => {
             let canonical = uuid_text(&parse_uuid(text)?);
             Cow::Owned(String::from_utf8(canonical.to_vec()).map_err(|_| Error::internal("uuid"))?)

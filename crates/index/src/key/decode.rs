@@ -75,7 +75,7 @@ pub(super) fn pop(column: &KeyColumn, key: &mut &[u8]) -> Result<KeyValue<'stati
             KeyValue::Text(Cow::Owned(text))
         }
         SqlType::Bytea => KeyValue::Bytea(Cow::Owned(pop_bytes(column, key)?)),
-        SqlType::Json => return Err(damaged()),
+        SqlType::Json | SqlType::Jsonb => return Err(damaged()),
     })
 }
 

@@ -108,10 +108,10 @@ pub struct KeyColumn {
 impl KeyColumn {
     /// Ascending, with NULLs, which come last. 42704 for a type without an order.
     pub fn new(sql_type: SqlType) -> Result<KeyColumn> {
-        if sql_type == SqlType::Json {
+        if sql_type.is_json() {
             return Err(Error::new(
                 SqlState::UNDEFINED_OBJECT,
-                "data type json has no default operator class for access method \"btree\"",
+                format!("data type {sql_type} has no default operator class for access method \"btree\""),
             )
             .with_hint("You must specify an operator class for the index or define a default operator class for the data type."));
         }

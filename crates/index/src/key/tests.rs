@@ -62,7 +62,7 @@ fn value(random: &mut Random, sql_type: SqlType) -> KeyValue<'static> {
             let value = integer(random, 127) % 10_i128.pow(1 + random.below(38) as u32);
             KeyValue::Unconstrained(Numeric::new(value, scale).unwrap())
         }
-        SqlType::Text | SqlType::Varchar { .. } | SqlType::Json => KeyValue::Text(
+        SqlType::Text | SqlType::Varchar { .. } | SqlType::Json | SqlType::Jsonb => KeyValue::Text(
             string(random, &["a", "ab", "\u{1}", "\0", " ", "\u{2}", "é", "\u{10ffff}", "\u{7f}"]).into(),
         ),
         SqlType::Char { .. } => KeyValue::Text(string(random, &["a", " ", "\t", "b"]).into()),
@@ -262,7 +262,9 @@ fn bounds_hold_what_conditions_say() {
 
 #[test]
 fn what_cannot_be_a_key_is_refused() {
-    assert_eq!(KeyColumn::new(SqlType::Json).unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+    for of in [SqlType::Json, SqlType::Jsonb] {
+        assert_eq!(KeyColumn::new(of).unwrap_err().code(), SqlState::UNDEFINED_OBJECT);
+    }
     let codec = KeyCodec::new(vec![KeyColumn::new(SqlType::Uuid).unwrap().not_null()]);
     assert_eq!(codec.encode([KeyValue::Null]).unwrap_err().code(), SqlState::INTERNAL_ERROR);
     assert_eq!(codec.encode([KeyValue::Integer(1)]).unwrap_err().code(), SqlState::INTERNAL_ERROR);

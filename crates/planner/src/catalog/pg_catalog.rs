@@ -527,7 +527,7 @@ const OPERATOR_CLASSES: [(u32, &str, u32, u32); 14] = [
 
 pub(super) fn operator_class(sql_type: SqlType) -> u32 {
     let input = match sql_type {
-        SqlType::Varchar { .. } | SqlType::Json => 25,
+        SqlType::Varchar { .. } | SqlType::Json | SqlType::Jsonb => 25,
         SqlType::Timestamp { .. } => 1184,
         other => other.oid(),
     };

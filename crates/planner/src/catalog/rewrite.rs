@@ -1108,11 +1108,6 @@ fn cast(expr: &mut Expr) {
         *expr = call(&format!("{kind}_out"), vec![inner]);
         return;
     }
-    if matches!(data_type, DataType::JSONB) && string_literal(inner).is_some_and(|text| text.contains("\\u0000")) {
-        let inner = take(inner);
-        *expr = call("jsonb_checked", vec![super::syntax::cast(inner, DataType::JSON)]);
-        return;
-    }
     if let DataType::Array(_) = data_type
         && let Some(items) = string_literal(inner).and_then(array_items)
     {

@@ -893,12 +893,12 @@ impl Expr {
     }
 }
 
-/// A text that is compared with a column, as the column holds its texts: uuids in canonical form, a `char` without trailing blanks.
+/// A text that is compared with a column, as the column holds its texts: uuids and `jsonb` in their one form, a `char` without trailing blanks.
 fn as_held(of: Expr, text: &PlanExpr, beside: &PlanExpr, schema: &DFSchema) -> Expr {
     let (PlanExpr::Column(column), false) = (beside, matches!(text, PlanExpr::Column(_))) else { return of };
     let Ok(field) = schema.field_from_column(column) else { return of };
     let sql_type = match crate::types::declared_type(field) {
-        Some(SqlType::Uuid) => SqlType::Uuid,
+        Some(of @ (SqlType::Uuid | SqlType::Jsonb)) => of,
         // However long it is: it is only compared.
         Some(SqlType::Char { .. }) => SqlType::Char { length: u32::MAX },
         _ => return of,

@@ -930,10 +930,9 @@ fn is_as_held(def: &TableDef, schema: &DFSchema, first: usize) -> bool {
 /// Columns whose values are made to fit: texts are cut or read, timestamps rounded.
 fn fitted_of(def: &TableDef) -> Vec<(usize, SqlType)> {
     let is_fitted = |sql_type: SqlType| {
-        matches!(
-            sql_type,
-            SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid | SqlType::Json
-        ) || sql_type.rounds_to().is_some()
+        matches!(sql_type, SqlType::Varchar { length_max: Some(_) } | SqlType::Char { .. } | SqlType::Uuid)
+            || sql_type.is_json()
+            || sql_type.rounds_to().is_some()
     };
     let columns = def.columns.iter().enumerate();
     columns.filter(|(_, column)| is_fitted(column.sql_type)).map(|(place, column)| (place, column.sql_type)).collect()

@@ -206,7 +206,7 @@ pub fn key_value(sql_type: SqlType, array: &ArrayRef, row: usize) -> Result<KeyV
         }
         SqlType::Uuid => KeyValue::uuid(array.as_string_view().value(row))?,
         SqlType::Bytea => KeyValue::Bytea(Cow::Borrowed(array.as_binary_view().value(row))),
-        SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json => {
+        SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json | SqlType::Jsonb => {
             KeyValue::Text(Cow::Borrowed(array.as_string_view().value(row)))
         }
     })

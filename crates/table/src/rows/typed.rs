@@ -356,7 +356,7 @@ impl FieldType for str {
     type Value<'a> = &'a str;
 
     fn fits(sql_type: SqlType) -> bool {
-        matches!(sql_type, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. } | SqlType::Json)
+        matches!(sql_type, SqlType::Text | SqlType::Varchar { .. } | SqlType::Char { .. }) || sql_type.is_json()
     }
 
     #[inline]

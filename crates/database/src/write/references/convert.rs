@@ -33,7 +33,7 @@ fn is_string(sql_type: SqlType) -> bool {
 /// out.
 pub fn can_refer(from: SqlType, to: SqlType) -> bool {
     let is_day = |sql_type| matches!(sql_type, SqlType::Date | SqlType::Timestamp { .. });
-    from != SqlType::Json
+    !from.is_json()
         && (from.without_precision() == to.without_precision()
             || is_integer(from) && (is_integer(to) || to.is_numeric() || is_float(to))
             || from.is_numeric() && (to.is_numeric() || is_float(to))

@@ -11,105 +11,103 @@ use crate::errors::carry;
 use crate::types::{TYPE_OID_METADATA, declared_type};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::Result;
-use std::fmt::Write;
-use tidepool_base::{Error, SqlState, SqlType};
+use tidepool_base::SqlType;
+use tidepool_database::text::json::{self, jsonb};
 
 pub fn functions() -> Vec<Function> {
-    let mut list =
-        vec![
-            Function::new("json_get", &[&[Text, Text], &[Text, Int8]], "json", |_, args| {
-                Ok(member(args[0].as_str(), &args[1])?.map(str::to_owned).into())
-            }),
-            Function::new("json_get_text", &[&[Text, Text], &[Text, Int8]], "text", |_, args| {
-                Ok(match member(args[0].as_str(), &args[1])? {
-                    Some(found) => plain(found)?,
-                    None => Value::Null,
-                })
-            }),
-            Function::new("json_get_path", &[&[Text, Text], &[Text, List]], "json", |_, args| {
-                Ok(at_path(args[0].as_str(), &path(&args[1..]))?.map(str::to_owned).into())
-            }),
-            Function::new("json_get_path_text", &[&[Text, Text], &[Text, List]], "text", |_, args| {
-                match at_path(args[0].as_str(), &path(&args[1..]))? {
-                    Some(found) => plain(found),
-                    None => Ok(Value::Null),
-                }
-            }),
-            Function::new("json_extract_path", &[&[Text, Rest]], "json", |_, args| {
-                Ok(at_path(args[0].as_str(), &path(&args[1..]))?.map(str::to_owned).into())
+    let mut list = vec![
+        Function::new("json_get", &[&[Text, Text], &[Text, Int8]], "json", |_, args| {
+            Ok(member(args[0].as_str(), &args[1])?.map(str::to_owned).into())
+        })
+        .of_first("json", "jsonb"),
+        Function::new("json_get_text", &[&[Text, Text], &[Text, Int8]], "text", |_, args| {
+            Ok(match member(args[0].as_str(), &args[1])? {
+                Some(found) => plain(found)?,
+                None => Value::Null,
             })
-            .alias("jsonb_extract_path"),
-            Function::new("json_extract_path_text", &[&[Text, Rest]], "text", |_, args| {
-                match at_path(args[0].as_str(), &path(&args[1..]))? {
-                    Some(found) => plain(found),
-                    None => Ok(Value::Null),
-                }
-            })
-            .alias("jsonb_extract_path_text"),
-            Function::new("json_array_length", &[&[Text]], "int4", |_, args| Ok(items(args[0].as_str())?.len().into()))
-                .alias("jsonb_array_length"),
-            Function::new("json_typeof", &[&[Text]], "text", |_, args| {
-                Ok(match args[0].as_str().trim_start().as_bytes().first() {
-                    Some(b'{') => "object",
-                    Some(b'[') => "array",
-                    Some(b'"') => "string",
-                    Some(b't' | b'f') => "boolean",
-                    Some(b'n') => "null",
-                    _ => "number",
-                }
-                .into())
-            })
-            .alias("jsonb_typeof"),
-            Function::new("json_items", &[&[Text]], "_json", |_, args| {
-                Ok(items(args[0].as_str())?.into_iter().map(str::to_owned).collect::<Vec<String>>().into())
-            }),
-            Function::new("json_item_texts", &[&[Text]], "_text", |_, args| {
-                let texts = items(args[0].as_str())?.into_iter().map(plain);
-                Ok(Value::List(texts.collect::<Result<Vec<Value>>>()?))
-            }),
-            Function::new("json_keys", &[&[Text]], "_text", |_, args| {
-                let members = members(args[0].as_str())?;
-                Ok(members.into_iter().map(|(key, _)| key).collect::<Vec<String>>().into())
-            }),
-            // Of a literal that is said to be `jsonb`.
-            Function::new("jsonb_checked", &[&[Text]], "json", |_, args| {
-                binary_form(args[0].as_str())?;
-                Ok(args[0].clone())
-            }),
-            Function::new("to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())),
-            Function::new("to_jsonb", &[&[Any]], "json", |call, args| {
-                Ok(binary_form(&of_argument(call, args, 0)?)?.into())
-            }),
-            // An item of an array in the making, where NULL has a text too.
-            Function::new("to_json_item", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into()))
-                .nullable(),
-            Function::new("to_json_key", &[&[Any]], "json", |call, args| Ok(key_of(call, args, 0)?.into())).nullable(),
-            Function::new("array_to_json", &[&[List], &[List, Bool]], "json", |call, args| {
-                Ok(of_argument(call, args, 0)?.into())
-            }),
-            Function::new("json_build_array", &[&[], &[Rest]], "json", |call, args| {
-                let items = (0..args.len()).map(|index| of_argument(call, args, index)).collect::<Result<Vec<_>>>()?;
-                Ok(format!("[{}]", items.join(", ")).into())
-            })
+        }),
+        Function::new("json_get_path", &[&[Text, Text], &[Text, List]], "json", |_, args| {
+            Ok(at_path(args[0].as_str(), &path(&args[1..]))?.map(str::to_owned).into())
+        })
+        .of_first("json", "jsonb"),
+        Function::new("json_get_path_text", &[&[Text, Text], &[Text, List]], "text", |_, args| {
+            match at_path(args[0].as_str(), &path(&args[1..]))? {
+                Some(found) => plain(found),
+                None => Ok(Value::Null),
+            }
+        }),
+        Function::new("json_extract_path", &[&[Text, Rest]], "json", |_, args| {
+            Ok(at_path(args[0].as_str(), &path(&args[1..]))?.map(str::to_owned).into())
+        })
+        .alias("jsonb_extract_path")
+        .of_first("json", "jsonb"),
+        Function::new("json_extract_path_text", &[&[Text, Rest]], "text", |_, args| {
+            match at_path(args[0].as_str(), &path(&args[1..]))? {
+                Some(found) => plain(found),
+                None => Ok(Value::Null),
+            }
+        })
+        .alias("jsonb_extract_path_text"),
+        Function::new("json_array_length", &[&[Text]], "int4", |_, args| Ok(items(args[0].as_str())?.len().into()))
+            .alias("jsonb_array_length"),
+        Function::new("json_typeof", &[&[Text]], "text", |_, args| {
+            Ok(match args[0].as_str().trim_start().as_bytes().first() {
+                Some(b'{') => "object",
+                Some(b'[') => "array",
+                Some(b'"') => "string",
+                Some(b't' | b'f') => "boolean",
+                Some(b'n') => "null",
+                _ => "number",
+            }
+            .into())
+        })
+        .alias("jsonb_typeof"),
+        Function::new("json_items", &[&[Text]], "_json", |_, args| {
+            Ok(items(args[0].as_str())?.into_iter().map(str::to_owned).collect::<Vec<String>>().into())
+        })
+        .of_first("_json", "_jsonb"),
+        Function::new("json_item_texts", &[&[Text]], "_text", |_, args| {
+            let texts = items(args[0].as_str())?.into_iter().map(plain);
+            Ok(Value::List(texts.collect::<Result<Vec<Value>>>()?))
+        }),
+        Function::new("json_keys", &[&[Text]], "_text", |_, args| {
+            let members = members(args[0].as_str())?;
+            Ok(members.into_iter().map(|(key, _)| key).collect::<Vec<String>>().into())
+        }),
+        Function::new("to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())),
+        Function::new("to_jsonb", &[&[Any]], "jsonb", |call, args| {
+            Ok(binary_form(&of_argument(call, args, 0)?)?.into())
+        }),
+        // An item of an array in the making, where NULL has a text too.
+        Function::new("to_json_item", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into()))
             .nullable(),
-            Function::new("jsonb_build_array", &[&[], &[Rest]], "json", |call, args| {
-                let items = (0..args.len()).map(|index| of_argument(call, args, index)).collect::<Result<Vec<_>>>()?;
-                Ok(binary_form(&format!("[{}]", items.join(", ")))?.into())
-            })
+        Function::new("to_json_key", &[&[Any]], "json", |call, args| Ok(key_of(call, args, 0)?.into())).nullable(),
+        Function::new("array_to_json", &[&[List], &[List, Bool]], "json", |call, args| {
+            Ok(of_argument(call, args, 0)?.into())
+        }),
+        Function::new("json_build_array", &[&[], &[Rest]], "json", |call, args| {
+            let items = (0..args.len()).map(|index| of_argument(call, args, index)).collect::<Result<Vec<_>>>()?;
+            Ok(format!("[{}]", items.join(", ")).into())
+        })
+        .nullable(),
+        Function::new("jsonb_build_array", &[&[], &[Rest]], "jsonb", |call, args| {
+            let items = (0..args.len()).map(|index| of_argument(call, args, index)).collect::<Result<Vec<_>>>()?;
+            Ok(binary_form(&format!("[{}]", items.join(", ")))?.into())
+        })
+        .nullable(),
+        Function::new("json_build_object", &[&[], &[Rest]], "json", |call, args| Ok(object(call, args)?.into()))
             .nullable(),
-            Function::new("json_build_object", &[&[], &[Rest]], "json", |call, args| Ok(object(call, args)?.into()))
-                .nullable(),
-            Function::new("jsonb_build_object", &[&[], &[Rest]], "json", |call, args| {
-                Ok(binary_form(&object(call, args)?)?.into())
-            })
-            .nullable(),
-            Function::new("json_of_items", &[&[List]], "json", |_, args| Ok(of_items(&args[0]).into())),
-            Function::new("jsonb_of_items", &[&[List]], "json", |_, args| Ok(binary_form(&of_items(&args[0]))?.into())),
-            Function::new("json_of_pairs", &[&[List, List]], "json", |_, args| Ok(of_pairs(&args[0], &args[1]).into())),
-            Function::new("jsonb_of_pairs", &[&[List, List]], "json", |_, args| {
-                Ok(binary_form(&of_pairs(&args[0], &args[1]))?.into())
-            }),
-        ];
+        Function::new("jsonb_build_object", &[&[], &[Rest]], "jsonb", |call, args| {
+            Ok(binary_form(&object(call, args)?)?.into())
+        })
+        .nullable(),
+        Function::new("json_of_items", &[&[List]], "json", |_, args| Ok(of_items(&args[0]).into())),
+        Function::new("jsonb_of_items", &[&[List]], "jsonb", |_, args| Ok(binary_form(&of_items(&args[0]))?.into())),
+        Function::new("json_of_pairs", &[&[List, List]], "json", |_, args| Ok(of_pairs(&args[0], &args[1]).into())),
+        Function::new("jsonb_of_pairs", &[&[List, List]], "jsonb", |_, args| {
+            Ok(binary_form(&of_pairs(&args[0], &args[1]))?.into())
+        }),
+    ];
     list.push(Function::new("row_to_json", &[&[Any]], "json", |call, args| Ok(of_argument(call, args, 0)?.into())));
     list
 }
@@ -156,8 +154,8 @@ fn key_of(call: &Call<'_>, args: &[Value], index: usize) -> Result<String> {
 }
 
 fn is_json(field: &Field) -> bool {
-    declared_type(field) == Some(SqlType::Json)
-        || field.metadata().get(TYPE_OID_METADATA).is_some_and(|oid| oid == "114")
+    declared_type(field).is_some_and(SqlType::is_json)
+        || field.metadata().get(TYPE_OID_METADATA).is_some_and(|oid| oid == "114" || oid == "3802")
 }
 
 fn of_argument(call: &Call<'_>, args: &[Value], index: usize) -> Result<String> {
@@ -210,24 +208,7 @@ fn iso_8601(text: &str, zoned: bool) -> String {
 /// A text as a JSON string.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for character in text.chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            control if control < ' ' => {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "\\u{:04x}", u32::from(control));
-            }
-            other => out.push(other),
-        }
-    }
-    out.push('"');
+    json::quoted(text, &mut out);
     out
 }
 
@@ -376,14 +357,8 @@ fn at_path<'a>(json: &'a str, path: &[String]) -> Result<Option<&'a str>> {
     Ok(Some(current))
 }
 
-/// The text that a JSON string stands for. 22P05 where it has a zero character, which no text has.
 fn decoded(json: &str) -> Result<String> {
-    let text: String = serde_json::from_str(json).map_err(|_| malformed())?;
-    if text.contains('\0') {
-        let error = Error::new(SqlState::UNTRANSLATABLE_CHARACTER, "unsupported Unicode escape sequence");
-        return Err(carry(error.with_detail("\\u0000 cannot be converted to text.")));
-    }
-    Ok(text)
+    json::decoded(json).map_err(carry)
 }
 
 /// A value as text: strings without their quotes, JSON's null as NULL.
@@ -395,38 +370,7 @@ fn plain(json: &str) -> Result<Value> {
     })
 }
 
-/// Deeper nesting than clients send, and far less than a thread's stack holds.
-const DEPTH_MAX: usize = 1_000;
-
 /// JSON as PostgreSQL writes `jsonb`.
 fn binary_form(json: &str) -> Result<String> {
-    normalized(json, 0)
-}
-
-fn normalized(json: &str, depth: usize) -> Result<String> {
-    if depth > DEPTH_MAX {
-        return Err(super::sql_error(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded"));
-    }
-    let json = json.trim_matches(BLANKS);
-    Ok(match json.as_bytes().first() {
-        Some(b'{') => {
-            let mut kept: Vec<(String, &str)> = Vec::new();
-            for (key, value) in members(json)? {
-                match kept.iter_mut().find(|(known, _)| *known == key) {
-                    Some(known) => known.1 = value,
-                    None => kept.push((key, value)),
-                }
-            }
-            kept.sort_by(|left, right| (left.0.len(), &left.0).cmp(&(right.0.len(), &right.0)));
-            let pairs =
-                kept.into_iter().map(|(key, value)| Ok(format!("{}: {}", quoted(&key), normalized(value, depth + 1)?)));
-            format!("{{{}}}", pairs.collect::<Result<Vec<_>>>()?.join(", "))
-        }
-        Some(b'[') => {
-            let items = items(json)?.into_iter().map(|item| normalized(item, depth + 1)).collect::<Result<Vec<_>>>()?;
-            format!("[{}]", items.join(", "))
-        }
-        Some(b'"') => quoted(&decoded(json)?),
-        _ => json.to_owned(),
-    })
+    jsonb(json).map_err(carry)
 }

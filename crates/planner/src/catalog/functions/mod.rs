@@ -30,7 +30,7 @@ use crate::conversions::write_texts;
 use crate::errors::carry;
 use crate::facts::SessionFacts;
 use crate::numerics::is_numeric;
-use crate::types::declared_type;
+use crate::types::{declared_type, describe};
 use bounded::{Making, bytes_of};
 use datafusion::arrow::array::{ArrayRef, AsArray};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, TimeUnit};
@@ -41,7 +41,7 @@ use datafusion::logical_expr::{
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
-use tidepool_base::{Error, SqlState};
+use tidepool_base::{Error, SqlState, SqlType};
 use tidepool_heap::QueryHeap;
 
 /// What an argument must be, or be made into.
@@ -70,6 +70,8 @@ pub enum Type {
 enum Returns {
     /// A PostgreSQL type by `typname`.
     Type(&'static str),
+    /// The second one where the first argument is `jsonb`.
+    OfFirst(&'static str, &'static str),
     Computed(fn(&[DataType]) -> Result<DataType>),
 }
 
@@ -156,6 +158,12 @@ impl Function {
 
     pub fn returning(mut self, returns: fn(&[DataType]) -> Result<DataType>) -> Function {
         self.returns = Returns::Computed(returns);
+        self
+    }
+
+    /// Returns a piece of its first argument: of the second type where that is `jsonb`.
+    pub fn of_first(mut self, otherwise: &'static str, of_jsonb: &'static str) -> Function {
+        self.returns = Returns::OfFirst(otherwise, of_jsonb);
         self
     }
 
@@ -301,7 +309,7 @@ impl ScalarUDFImpl for Function {
     }
     fn return_type(&self, arg_types: &[DataType]) -> Result<DataType> {
         match self.returns {
-            Returns::Type(name) => Ok(relations::arrow_type(name)),
+            Returns::Type(name) | Returns::OfFirst(name, _) => Ok(relations::arrow_type(name)),
             Returns::Computed(compute) => compute(arg_types),
         }
     }
@@ -309,6 +317,10 @@ impl ScalarUDFImpl for Function {
         crate::planning::check().map_err(carry)?;
         Ok(Arc::new(match self.returns {
             Returns::Type(name) => relations::field(self.name, name, true),
+            Returns::OfFirst(otherwise, of_jsonb) => {
+                let is_jsonb = args.arg_fields.first().is_some_and(|field| describe(field).1 == SqlType::Jsonb.oid());
+                relations::field(self.name, if is_jsonb { of_jsonb } else { otherwise }, true)
+            }
             Returns::Computed(compute) => {
                 let types: Vec<DataType> = args.arg_fields.iter().map(|field| field.data_type().clone()).collect();
                 Field::new(self.name, compute(&types)?, true)
