@@ -4,7 +4,7 @@
 One client sends statements that touch few rows, of the kinds that applications and their mapping layers write, by each of the protocols of pgbench
 (simple: the values stand in the text; extended: parsed anew each time, with parameters; prepared). Of each kind and protocol: the median time from the
 client's request to the end of the answer, at both servers, in turns. Before anything is timed both servers answer each kind with the same rows, or change
-as many, for many values of its parameters. Kinds are direct (the statement goes to its rows by keys, without a plan of operators) or planned.
+as many, for many values of its parameters. Kinds are direct (the statement goes to its rows by keys, or has none to go to, without a plan of operators) or planned.
 
 Needs a built Tidepool (`cargo build --release`), PostgreSQL with pgbench, and psycopg2. With `--before BINARY` an older Tidepool takes its turns, too.
 """
@@ -69,7 +69,7 @@ KINDS = [
     ("UNION ALL", False, "SELECT id, total FROM purchase WHERE customer = :c UNION ALL SELECT id, balance FROM customer WHERE id = :c ORDER BY 1"),
     ("DISTINCT", False, "SELECT DISTINCT l.product FROM purchase p JOIN line l ON l.purchase = p.id WHERE p.customer = :c ORDER BY l.product"),
     ("UPDATE by a subquery", False, "UPDATE counted SET hits = hits + 1 WHERE id IN (SELECT id FROM purchase WHERE customer = :c AND total > 50)"),
-    ("one value", False, "SELECT 1"),
+    ("one value", True, "SELECT 1"),
 ]
 VARIABLES = {"c": CUSTOMERS, "d": CUSTOMERS, "e": CUSTOMERS, "p": ORDERS, "q": 499}
 STATES = ["'open'", "'paid'", "'sent'"]

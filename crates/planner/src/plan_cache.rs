@@ -410,10 +410,7 @@ fn is_lasting(expr: &Expr) -> bool {
     match expr {
         Expr::ScalarFunction(function) => function.func.signature().volatility == Volatility::Immutable,
         Expr::ScalarVariable(..) => false,
-        Expr::Literal(value, _) => value.try_as_str().flatten().is_none_or(|text| {
-            let text = text.to_ascii_lowercase();
-            !["now", "today", "tomorrow", "yesterday"].iter().any(|word| text.contains(word))
-        }),
+        Expr::Literal(value, _) => !value.try_as_str().flatten().is_some_and(crate::direct::template::is_moment),
         _ => true,
     }
 }

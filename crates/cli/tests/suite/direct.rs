@@ -371,3 +371,15 @@ async fn waiting_keeps_nobody_from_working() {
     assert_eq!(waiting.await.unwrap().unwrap().get::<_, i32>(0), 11);
     server.stop().await;
 }
+
+/// Literals that stand for another time whenever they are read are not kept as what they were.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn moments_are_those_of_their_statement() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client.batch_execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    for sql in ["SELECT 'now'::timestamptz", "SELECT 'now'::timestamptz FROM t WHERE id = 1", "SELECT now()"] {
+        let (first, second) = (outcome(&client, sql).await.unwrap(), outcome(&client, sql).await.unwrap());
+        assert_ne!(first, second, "{sql}");
+    }
+}

@@ -96,21 +96,15 @@ impl Compiler<'_> {
                     Some(columns) => columns.iter().map(|index| column(*index)).collect(),
                     None => (0..scan.source.schema().fields().len()).map(column).collect(),
                 };
-                let mut relation = Relation {
-                    tables: vec![Reading { version }],
-                    outputs,
-                    conditions: Vec::new(),
-                    sort: Vec::new(),
-                    skip: None,
-                    fetch: None,
-                    is_limited: false,
-                    aggregate: None,
-                    groups: Vec::new(),
-                };
+                let mut relation = Relation::of(vec![Reading { version }], outputs);
                 for filter in &scan.filters {
                     self.restrict(&mut relation, filter, &scan.projected_schema)?;
                 }
                 relation
+            }
+            // The one row of a query without FROM.
+            LogicalPlan::EmptyRelation(empty) if empty.produce_one_row && empty.schema.fields().is_empty() => {
+                Relation::of(Vec::new(), Vec::new())
             }
             LogicalPlan::SubqueryAlias(alias) => self.relation(&alias.input)?,
             LogicalPlan::Filter(filter) => {
@@ -160,7 +154,8 @@ impl Compiler<'_> {
                     && !join.null_aware;
                 let (mut left, right) = (self.relation(&join.left)?, self.relation(&join.right)?);
                 let is_plain = |relation: &Relation| {
-                    !relation.is_limited && relation.sort.is_empty() && relation.aggregate.is_none()
+                    let is_whole = !relation.is_limited && relation.aggregate.is_none();
+                    is_whole && relation.sort.is_empty() && !relation.tables.is_empty()
                 };
                 if !may || !is_plain(&left) || !is_plain(&right) || left.tables.len() + right.tables.len() > TABLES_MAX
                 {
@@ -227,9 +222,25 @@ impl Compiler<'_> {
 }
 
 impl Relation {
+    fn of(tables: Vec<Reading>, outputs: Vec<Option<Expr>>) -> Relation {
+        Relation {
+            tables,
+            outputs,
+            conditions: Vec::new(),
+            sort: Vec::new(),
+            skip: None,
+            fetch: None,
+            is_limited: false,
+            aggregate: None,
+            groups: Vec::new(),
+        }
+    }
+
     /// With a way to each table's rows. `None` where there is one to none: all of a table would have to be read.
     pub fn query(mut self) -> Option<Query> {
         let count = self.tables.len();
+        // Conditions are tested once a table's row is there.
+        (count > 0 || self.conditions.is_empty()).then_some(())?;
         let order = orders(count)
             .into_iter()
             .filter_map(|order| self.tried(&order))

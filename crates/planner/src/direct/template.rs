@@ -56,6 +56,19 @@ impl Template {
         texts.all(|(_, of)| !matches!(of, SqlType::Numeric { .. }))
     }
 
+    /// Whether a literal that it keeps may stand for another time whenever it is read.
+    pub fn names_moments(&self) -> bool {
+        let mut at = 0;
+        while let Some(start) = self.text[at..].find('\'') {
+            let Some((text, end)) = quoted(&self.text, at + start) else { return true };
+            if is_moment(&text) {
+                return true;
+            }
+            at = end;
+        }
+        false
+    }
+
     /// What a statement of this template is known by, whose own parameters are of these types.
     pub fn key(&self, given: &[u32]) -> String {
         let mut key = String::with_capacity(self.text.len() + self.kinds.len() + 1 + 6 * given.len());
@@ -273,6 +286,12 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
+/// Whether a text may be read as another time whenever it is.
+pub fn is_moment(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["now", "today", "tomorrow", "yesterday"].iter().any(|word| text.contains(word))
+}
+
 /// `::` follows.
 fn is_cast(bytes: &[u8], end: usize) -> bool {
     let mut rest = bytes[end..].iter().skip_while(|byte| byte.is_ascii_whitespace());
@@ -333,6 +352,19 @@ mod tests {
             "SELECT a FROM generate_series(1, 10) AS g(a) WHERE a = 2",
             "SELECT a FROM generate_series(1, 10) AS g(a) WHERE a = $1",
         );
+    }
+
+    #[test]
+    fn literals_that_stand_for_moments_are_known() {
+        for (sql, names) in [
+            ("SELECT 'now'::timestamptz", true),
+            ("SELECT a FROM t WHERE b = 'it''s' AND d < date 'Tomorrow'", true),
+            ("SELECT now(), 'then' FROM t", false),
+            // A parameter is read each time.
+            ("SELECT a FROM t WHERE d = 'today'", false),
+        ] {
+            assert_eq!(of(sql).map(|template| template.names_moments()), Some(names), "{sql}");
+        }
     }
 
     #[test]

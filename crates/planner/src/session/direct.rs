@@ -739,9 +739,13 @@ fn is_candidate(command: &Command) -> bool {
             ast::GroupByExpr::Expressions(_, modifiers) => modifiers.is_empty(),
             ast::GroupByExpr::All(_) => false,
         };
+        let (is_filtered, is_limited) = (select.selection.is_some(), query.limit_clause.is_some());
+        let is_short = match tables {
+            0 => !is_filtered && !is_limited && query.order_by.is_none(),
+            _ => tables <= 3 && (is_filtered || is_limited && query.order_by.is_some()),
+        };
         query.with.is_none()
-            && (1..=3).contains(&tables)
-            && (select.selection.is_some() || query.order_by.is_some() && query.limit_clause.is_some())
+            && is_short
             && select.distinct.is_none()
             && select.having.is_none()
             && select.into.is_none()
@@ -776,6 +780,9 @@ fn analyzed(state: &SessionState, plan: LogicalPlan) -> Option<LogicalPlan> {
 /// then the general path says what is.
 fn compile(facts: &Arc<SessionFacts>, statement: &Statement, template: &Template, given: &[u32]) -> Option<Program> {
     let oids = template.oids(given);
+    if template.names_moments() {
+        return None;
+    }
     crate::privileges::check(facts, statement.command()).ok()?;
     let is_locking = matches!(statement.command(), Command::Locking { .. });
     if statement.locks_rows() && !is_locking {
