@@ -24,10 +24,11 @@ use crate::types;
 use arrow::array::ArrayRef;
 use arrow::datatypes::{Field, FieldRef};
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Result as PlanResult, ScalarValue};
+use datafusion::common::{DFSchema, Result as PlanResult, ScalarValue};
 use datafusion::execution::SessionState;
+use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan};
 use datafusion::sql::sqlparser::ast;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,6 +41,9 @@ const ROWS_MAX: f64 = 100_000.0;
 
 /// Nodes and expressions of a plan that connections' threads, whose stacks are small, bind and lower: it cannot be nested deeper.
 const PARTS_FEW: u64 = 512;
+
+/// What stands for the transaction's time in the plan of a template: it is another one each time.
+const MOMENT: &str = "$now";
 
 /// Statements of a template that cannot be served, after which none is tried any more.
 const FAILURES_MAX: u8 = 3;
@@ -320,13 +324,43 @@ fn logical_plan(
     let fields = fields.iter().cloned().map(Some).collect();
     match command {
         Command::Query(query) => {
-            Some((crate::query::logical_plan(state, facts, query.clone(), fields, None).ok()?, None))
+            let plan = crate::query::logical_plan(state, facts, query.clone(), fields, None).ok()?;
+            Some((of_any_time(plan).ok()?, None))
         }
         command => {
             let source = Source::planned(state, facts, command, fields).ok()?;
-            Some((source.plan, Some(source.shape)))
+            Some((of_any_time(source.plan).ok()?, Some(source.shape)))
         }
     }
+}
+
+/// The plan with a parameter in the place of the transaction's time.
+fn of_any_time(plan: LogicalPlan) -> PlanResult<LogicalPlan> {
+    let is_time = |expr: &Expr| matches!(expr, Expr::ScalarFunction(function) if function.func.name() == "now" && function.args.is_empty());
+    let tells = |expr: &Expr| expr.exists(|expr| Ok(is_time(expr)));
+    let replace = |node: LogicalPlan| {
+        let names = NamePreserver::new(&node);
+        node.map_expressions(|expr| {
+            if !tells(&expr)? {
+                return Ok(Transformed::no(expr));
+            }
+            let name = names.save(&expr);
+            let expr = expr.transform_up(|expr| {
+                if !is_time(&expr) {
+                    return Ok(Transformed::no(expr));
+                }
+                let (_, field) = expr.to_field(&DFSchema::empty())?;
+                Ok(Transformed::yes(Expr::Placeholder(Placeholder::new_with_field(MOMENT.to_owned(), Some(field)))))
+            })?;
+            Ok(Transformed::yes(name.restore(expr.data)))
+        })
+    };
+    Ok(plan.transform_down_with_subqueries(replace)?.data)
+}
+
+/// The transaction's time.
+fn moment(facts: &SessionFacts) -> ScalarValue {
+    ScalarValue::TimestampMicrosecond(Some(facts.transaction_start.timestamp_micros()), Some("UTC".into()))
 }
 
 /// Whether the rows that are written have the same types in both plans before they are cast to those of the columns. A literal, which has the type
@@ -377,11 +411,17 @@ fn optimized(
     logical: LogicalPlan,
     values: &[ScalarValue],
 ) -> Option<Arc<KeptPlan>> {
-    let pinned = |index: usize| template.pinned.contains(&index).then(|| values[index].clone());
+    let pinned = |id: &str| {
+        let index = index_of(id).filter(|index| template.pinned.contains(index))?;
+        Some(values[index].clone())
+    };
     let logical = replaced(logical, &pinned, None).ok()?;
     let origins = Arc::new(origins::of_plan(facts, &logical));
-    let optimized = looking_at(values, || crate::optimizer::optimize(state, &logical)).ok()?;
-    let rows = looking_at(values, || rows_of_scans(&optimized));
+    let (optimized, rows) = looking_at(values, facts, || {
+        let optimized = crate::optimizer::optimize(state, &logical).ok()?;
+        let rows = rows_of_scans(&optimized);
+        Some((optimized, rows))
+    })?;
     KeptPlan::of_template(facts, &request.key, template.pinned_of(values), &optimized, origins, rows).map(Arc::new)
 }
 
@@ -394,7 +434,11 @@ fn bind(
     values: Vec<ScalarValue>,
 ) -> PlanResult<Option<Planned>> {
     let (plan, origins) = kept.bound(facts)?;
-    let plan = replaced(plan, &|index| values.get(index).cloned(), Some(state))?;
+    let value_of = |id: &str| match id {
+        MOMENT => Some(moment(facts)),
+        id => values.get(index_of(id)?).cloned(),
+    };
+    let plan = replaced(plan, &value_of, Some(state))?;
     if kept.rows.len() > 2 {
         let now = rows_of_scans(&plan);
         let differs = |(then, now): (&f64, &f64)| {
@@ -415,7 +459,7 @@ fn bind(
 /// The plan with values in the places of parameters; with a session, the conditions that they stand in are simplified.
 fn replaced(
     plan: LogicalPlan,
-    value_of: &dyn Fn(usize) -> Option<ScalarValue>,
+    value_of: &dyn Fn(&str) -> Option<ScalarValue>,
     simplify: Option<&SessionState>,
 ) -> PlanResult<LogicalPlan> {
     let replace = |node: LogicalPlan| {
@@ -443,7 +487,7 @@ fn replaced(
             let expr = expr
                 .transform_up(|expr| {
                     let Expr::Placeholder(placeholder) = &expr else { return Ok(Transformed::no(expr)) };
-                    Ok(match index_of(&placeholder.id).and_then(value_of) {
+                    Ok(match value_of(&placeholder.id) {
                         Some(value) => Transformed::yes(Expr::Literal(value, None)),
                         None => Transformed::no(expr),
                     })
@@ -478,13 +522,13 @@ fn rows_of_scans(plan: &LogicalPlan) -> Vec<f64> {
 }
 
 thread_local! {
-    /// Values of the parameters of the plan that this thread optimises.
-    static VALUES: RefCell<Vec<ScalarValue>> = const { RefCell::new(Vec::new()) };
+    /// Values of the parameters of the plan that this thread optimises, and the transaction's time.
+    static VALUES: RefCell<(Vec<ScalarValue>, Option<ScalarValue>)> = const { RefCell::new((Vec::new(), None)) };
 }
 
 /// Optimises with estimates that look at these values.
-fn looking_at<T>(values: &[ScalarValue], optimize: impl FnOnce() -> T) -> T {
-    struct Before(Vec<ScalarValue>);
+fn looking_at<T>(values: &[ScalarValue], facts: &SessionFacts, optimize: impl FnOnce() -> T) -> T {
+    struct Before((Vec<ScalarValue>, Option<ScalarValue>));
 
     impl Drop for Before {
         fn drop(&mut self) {
@@ -492,13 +536,16 @@ fn looking_at<T>(values: &[ScalarValue], optimize: impl FnOnce() -> T) -> T {
         }
     }
 
-    let _before = Before(VALUES.replace(values.to_vec()));
+    let _before = Before(VALUES.replace((values.to_vec(), Some(moment(facts)))));
     optimize()
 }
 
 /// The value that estimates take a parameter for.
 pub(crate) fn value_for_estimates(id: &str) -> Option<ScalarValue> {
-    VALUES.with_borrow(|values| values.get(index_of(id)?).cloned())
+    VALUES.with_borrow(|(values, moment)| match id {
+        MOMENT => moment.clone(),
+        id => values.get(index_of(id)?).cloned(),
+    })
 }
 
 /// A condition with the values that estimates take its parameters for.

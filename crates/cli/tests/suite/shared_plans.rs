@@ -83,6 +83,11 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("SELECT max(id) FROM person WHERE name LIKE 'name 1%' AND id < {}", "i"),
     ("SELECT count(*) FROM sale WHERE paid AND total / {} > 3", "i"),
     ("SELECT count(*) FROM (VALUES ({}), (2), (3)) AS v(x) WHERE x = {}", "ii"),
+    ("SELECT count(*) FROM person WHERE seen < now() - interval '1 day' AND id < {}", "i"),
+    (
+        "SELECT id, now() > seen AS past, pg_typeof(current_timestamp) FROM person WHERE id < {} AND now() IS NOT NULL GROUP BY id, seen ORDER BY id LIMIT {}",
+        "in",
+    ),
 ];
 
 /// The same, of statements that write.
@@ -92,6 +97,7 @@ const WRITES: &[(&str, &str)] = &[
     ("UPDATE sale s SET sold = {}, person = p.id FROM person p WHERE p.id = s.person AND p.region = {} AND s.id < 100 RETURNING s.id, s.sold, p.name", "ti"),
     ("UPDATE person SET (balance, name) = (SELECT sum(total), {} FROM sale WHERE person = person.id) WHERE id = {}", "si"),
     ("UPDATE person SET born = {}, uuid = {}, code = {} WHERE id IN (SELECT person FROM sale WHERE id = {}) RETURNING *", "dusi"),
+    ("UPDATE sale SET paid = sold < now() WHERE person IN (SELECT id FROM person WHERE seen < now() AND region = {})", "i"),
     ("DELETE FROM sale USING person p WHERE p.id = sale.person AND p.id = {}", "i"),
     ("DELETE FROM sale WHERE NOT EXISTS (SELECT 1 FROM person p WHERE p.id = sale.person AND p.id > {}) RETURNING id", "i"),
     ("INSERT INTO sale (id, person, sold, state, total) SELECT id + 10000, region, seen, name, big FROM person WHERE id < {} AND name <> {}", "is"),
@@ -209,6 +215,36 @@ async fn statements_that_write_share_them() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// The time is each statement's own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_time_is_no_part_of_them() {
+    let server = TestServer::start().await;
+    let client = server.connect().await;
+    client
+        .batch_execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz); INSERT INTO t VALUES (1, NULL), (2, NULL)")
+        .await
+        .unwrap();
+    client.batch_execute("SET plan_cache_mode = force_generic_plan; SET tidepool.direct = off").await.unwrap();
+    let mut seen = Vec::new();
+    for id in [1, 2, 1, 2] {
+        seen.extend(
+            answer(
+                &client,
+                &format!("UPDATE t SET at = now() WHERE id IN (SELECT id FROM t WHERE id = {id}) RETURNING at"),
+            )
+            .await
+            .unwrap(),
+        );
+        seen.extend(
+            answer(&client, &format!("SELECT now() FROM t WHERE id = {id} AND at < now() GROUP BY id")).await.unwrap(),
+        );
+    }
+    let count = seen.len();
+    seen.dedup();
+    assert!(count == 8 && seen.len() == 8, "{seen:?}");
+    assert!(seen.is_sorted(), "{seen:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
