@@ -496,7 +496,9 @@ impl Compiler<'_> {
             return Some(Expr::Case { when, otherwise: None });
         }
         let name = function.func.name();
-        let is_callable = name.starts_with("tidepool_") || CALLABLE.contains(&name);
+        // How many digits it leaves is settled once constants are.
+        let is_to_digits = matches!(name, "round" | "trunc") && function.args.len() > 1;
+        let is_callable = name.starts_with("tidepool_") || CALLABLE.contains(&name) && !is_to_digits;
         if !is_callable || function.func.signature().volatility != Volatility::Immutable {
             return None;
         }
