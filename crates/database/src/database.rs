@@ -8,6 +8,7 @@ use crate::durability::ids::Ids;
 use crate::durability::log_home::{advised, open_log};
 use crate::durability::log_writer::LogWriter;
 use crate::durability::redo::Redo;
+use crate::durability::small::MainPlaces;
 use crate::durability::space_configs::SpaceConfigs;
 use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder};
 use crate::encode_pool::EncodePool;
@@ -65,6 +66,8 @@ pub struct Database {
     /// Of a data folder, once it is recovered.
     pub(crate) log: OnceLock<Arc<Log>>,
     pub(crate) log_writer: OnceLock<LogWriter>,
+    /// Somebody may follow the log.
+    pub(crate) main_places: OnceLock<Arc<dyn MainPlaces>>,
     /// Draws views, and frees what was retired. Held for moments only.
     pub(crate) keeper: Mutex<Worker>,
     /// Merges whose versions somebody may still look at: rows, and range.
@@ -129,6 +132,16 @@ impl Database {
 
     /// `lock`: of the folder, where other processes could have it.
     pub(crate) fn open_with(config: Config, files: Arc<dyn Files>, lock: Option<File>) -> Result<Arc<Database>> {
+        Database::open_as(config, files, lock, None)
+    }
+
+    /// `follows`: another process's log, which is applied up to there. Without a data folder.
+    pub(crate) fn open_as(
+        config: Config,
+        files: Arc<dyn Files>,
+        lock: Option<File>,
+        follows: Option<CommitTs>,
+    ) -> Result<Arc<Database>> {
         tidepool_heap::set_process_limit(config.memory_limit_bytes);
         let (storage, manifest) = match &config.data_dir {
             None => (None, Manifest::new()),
@@ -156,7 +169,10 @@ impl Database {
         let open_log = |storage| open_log(&config, storage, &manifest, &|name| spaces.get(name));
         let mut log = storage.as_ref().map(open_log).transpose()?;
         let last = log.as_mut().map_or(Ok(CommitTs(0)), |log| log.recovery.look_ahead().map_err(advised))?;
-        let transactions = Transactions::starting_after(manifest.commit_ts.max(last));
+        let transactions = match follows {
+            Some(applied) => Transactions::following(applied),
+            None => Transactions::starting_after(manifest.commit_ts.max(last)),
+        };
         let catalog = Arc::new(Catalog { schemas: manifest.schemas(), roles: manifest.roles(), ..Catalog::default() });
         let database = Arc::new(Database {
             encode_pool: EncodePool::new(config.threads),
@@ -177,6 +193,7 @@ impl Database {
             seats: Mutex::default(),
             log: OnceLock::new(),
             log_writer: OnceLock::new(),
+            main_places: OnceLock::new(),
             memories: Mutex::default(),
             quiet: Mutex::default(),
             keeper: Mutex::new(transactions.worker()?),
@@ -541,6 +558,8 @@ impl Drop for Database {
         drop(self.log.take());
         // What was retired keeps its tables.
         self.unfinished.lock().clear();
+        // Of one who follows, it would be kept for as long as time stands still.
+        self.transactions.promote(CommitTs(0));
         self.keeper.lock().collect();
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn rows(database: &Database, table: &str) -> Vec<String> {
     rows_of(database.version().table(table).expect("the table exists"))
 }
 
-fn rows_of(version: Arc<TableVersion>) -> Vec<String> {
+pub(crate) fn rows_of(version: Arc<TableVersion>) -> Vec<String> {
     let mut rows = scanned(version);
     rows.sort();
     rows

@@ -76,6 +76,11 @@ impl Coming {
         Coming { begin: AtomicU64::new(tag.word()), state: Arc::new(state) }
     }
 
+    /// What exists from `ts` on, by another process's doing.
+    pub fn at(ts: CommitTs, state: DatabaseState) -> Coming {
+        Coming { begin: AtomicU64::new(ts.0), state: Arc::new(state) }
+    }
+
     pub fn stamp(&self, ts: CommitTs) {
         // Release: as a row's version is stamped.
         self.begin.store(ts.0, Ordering::Release);

@@ -1,7 +1,8 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
 use crate::durability::log_home::{OpenedLog, find_log};
-use crate::durability::redo::{COMMIT, CatalogChange, Entry, next_entry};
+use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, next_entry};
+use crate::durability::small::MainRecord;
 use crate::durability::space_configs::SpaceConfigs;
 use crate::durability::storage::{self, Census, Copied, Finds, Manifest, Storage, lock_folder};
 use crate::{Config, Database};
@@ -126,6 +127,10 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
         let Some(OpenedLog { recovery: mut log, .. }) = found else { return Ok(()) };
         log.skip_to(manifest.commit_ts);
         while let Some(mut record) = log.next_record()? {
+            if record.kind == MAIN {
+                MainRecord::from_bytes(&record.payload()?)?;
+                continue;
+            }
             if record.kind != COMMIT {
                 return Err(Error::corrupted(format!("a record is of kind {}, which is not known", record.kind.0)));
             }

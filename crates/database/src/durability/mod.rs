@@ -8,5 +8,6 @@ pub(crate) mod log_writer;
 pub(crate) mod recovery;
 pub(crate) mod redo;
 pub(crate) mod reset_log;
+pub(crate) mod small;
 pub(crate) mod space_configs;
 pub(crate) mod storage;

@@ -8,7 +8,7 @@ use crate::catalog::comment::Comments;
 use crate::catalog::relation::RelationName;
 use crate::catalog::state::{Catalog, DatabaseState};
 use crate::durability::ids;
-use crate::durability::redo::{COMMIT, CatalogChange, Entry, StoredTable, next_entry};
+use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, StoredTable, next_entry};
 use crate::durability::storage::{Census, FoundGroups, Manifest, SavedFile, Storage};
 use crate::write::index::add_declared_keys;
 use crate::{Database, SchemaDef, Sequence, SequenceDef};
@@ -158,6 +158,10 @@ impl Replay<'_> {
                     format!("In the log at {position}: {}", error.detail().unwrap_or("a committed transaction."));
                 Error::new(error.code(), error.message().to_owned()).with_detail(detail)
             };
+            if kind == MAIN {
+                // The merge is done again.
+                continue;
+            }
             if kind != COMMIT {
                 return Err(of_record(Error::new(
                     SqlState::FEATURE_NOT_SUPPORTED,

@@ -36,6 +36,9 @@ use tidepool_txn::{Commit, Validation, View, Worker};
 /// A committed transaction.
 pub(crate) const COMMIT: RecordKind = RecordKind(1);
 
+/// A main that a merge made ([`crate::durability::small::MainRecord`]). A start need not know of it: the merge is done again.
+pub(crate) const MAIN: RecordKind = RecordKind(2);
+
 /// From here on what there is of a record is written ahead of the commit.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -130,6 +133,11 @@ pub(crate) enum Entry<'r> {
     Catalog(Box<CatalogChange>),
 }
 
+/// Whether a record whose first piece this is changes what exists.
+pub(crate) fn changes_catalog(piece: &[u8]) -> bool {
+    piece.first() == Some(&CATALOG)
+}
+
 /// Reads a piece's next entry off its front.
 pub(crate) fn next_entry<'r>(piece: &mut &'r [u8]) -> Result<Option<Entry<'r>>> {
     let Some((kind, rest)) = piece.split_first() else { return Ok(None) };
@@ -158,17 +166,17 @@ pub(crate) fn next_entry<'r>(piece: &mut &'r [u8]) -> Result<Option<Entry<'r>>> 
 }
 
 /// The checksum held, so this is what was written: another release's, or a bug.
-fn broken(what: &str) -> Error {
+pub(crate) fn broken(what: &str) -> Error {
     Error::corrupted("a record of the log cannot be understood").with_detail(what.to_owned())
 }
 
-fn number(piece: &mut &[u8]) -> Result<u64> {
+pub(crate) fn number(piece: &mut &[u8]) -> Result<u64> {
     let (number, rest) = piece.split_first_chunk().ok_or_else(|| broken("it is cut off"))?;
     *piece = rest;
     Ok(u64::from_le_bytes(*number))
 }
 
-fn bytes<'r>(piece: &mut &'r [u8]) -> Result<&'r [u8]> {
+pub(crate) fn bytes<'r>(piece: &mut &'r [u8]) -> Result<&'r [u8]> {
     let (len, rest) = piece.split_first_chunk().ok_or_else(|| broken("it is cut off"))?;
     let (bytes, rest) =
         rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or_else(|| broken("it is cut off"))?;
@@ -182,13 +190,14 @@ pub(crate) struct Redo {
     appender: Appender,
     /// What of the record is not written ahead.
     record: Vec<u8>,
+    kind: RecordKind,
     /// There is a record to be appended.
     is_ready: bool,
 }
 
 impl Redo {
     pub fn new(log: &Arc<Log>) -> Result<Redo> {
-        Ok(Redo { appender: log.appender()?, record: Vec::new(), is_ready: false })
+        Ok(Redo { appender: log.appender()?, record: Vec::new(), kind: COMMIT, is_ready: false })
     }
 
     /// Makes the record of a transaction, and takes the room for it: appending it cannot fail. `view` sees what the
@@ -207,6 +216,15 @@ impl Redo {
             self.abandon();
         }
         prepared
+    }
+
+    /// As `prepare`, of a record that is not of a transaction's rows.
+    pub fn prepare_small(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
+        self.abandon();
+        self.record.extend_from_slice(payload);
+        self.appender.reserve(self.record.len(), &|| Ok(())).inspect_err(|_| self.record.clear())?;
+        (self.kind, self.is_ready) = (kind, true);
+        Ok(())
     }
 
     fn prepare_record(
@@ -291,9 +309,9 @@ impl Redo {
         self.record.extend(bytes);
     }
 
-    fn append(&mut self, ts: CommitTs) {
+    pub fn append(&mut self, ts: CommitTs) {
         if std::mem::take(&mut self.is_ready) {
-            self.appender.append(ts, COMMIT, &self.record);
+            self.appender.append(ts, self.kind, &self.record);
         }
         self.clear();
     }
@@ -306,6 +324,7 @@ impl Redo {
     }
 
     fn clear(&mut self) {
+        self.kind = COMMIT;
         self.record.clear();
         // Of a large record.
         self.record.shrink_to(PIECE_BYTES);

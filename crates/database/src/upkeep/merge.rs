@@ -2,11 +2,12 @@
 
 use crate::catalog::relation::RelationName;
 use crate::{Database, TableSize};
+use arrow_array::RecordBatch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, SqlState};
 use tidepool_heap::QueryHeap;
-use tidepool_table::rows::{Merged, RowStore};
+use tidepool_table::rows::{Merged, NewMain, RowStore};
 use tidepool_table::{MergePolicy, ROW_GROUP_ROWS, RowGroup, Table, TableVersion};
 use tidepool_txn::Worker;
 
@@ -98,14 +99,16 @@ impl Database {
         for (number, rows) in headed {
             let merge = || {
                 interrupted()?;
-                table.rows.merge_range(worker, number, &mut |batch| {
+                let mut encode = |batch: &RecordBatch| {
                     let encode =
                         || RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces());
                     match encode() {
                         Err(full) if full.code() == SqlState::OUT_OF_MEMORY && self.let_go_of_unused() => encode(),
                         encoded => encoded,
                     }
-                })
+                };
+                let mut tell = |main: &NewMain| self.log_main(table.rows.id(), number, main);
+                table.rows.merge_range_telling(worker, number, &mut encode, &mut tell)
             };
             let merged = match merge() {
                 Ok(merged) => merged,
@@ -184,6 +187,10 @@ impl Database {
     /// more, and merges tables whose delta is large.
     pub(crate) fn tend_rows(self: &Arc<Self>) {
         self.vacuum();
+        if self.transactions().is_following() {
+            // It comes to have the other process's mains.
+            return;
+        }
         let large = self.to_be_merged();
         // Whoever changes the table may take long, and there is more to tend to: next time, then.
         let busy = || Err(Error::new(SqlState::LOCK_NOT_AVAILABLE, "the table is being changed"));

@@ -77,6 +77,8 @@ pub struct Applier {
     /// By index: whether the key is another, and what it is.
     after: Vec<(bool, IndexKey)>,
     fingers: Fingers,
+    /// Of this row, or of the rows of a load whose first it is, entries are missing: there was no memory for them.
+    half: Option<RowId>,
 }
 
 /// What a row is before a change.
@@ -89,7 +91,7 @@ enum Before<'v> {
 
 impl Applier {
     /// Puts a change of a row in place, as of `ts`. Nobody else may be at the row's range. The view is this worker's. 53200 when
-    /// memory is full, and nothing has changed then; XX001 when the change does not fit the row.
+    /// memory is full: the same is to be tried again before anything else. XX001 when the change does not fit the row.
     pub fn apply(
         &mut self,
         to: &Applied,
@@ -101,6 +103,9 @@ impl Applier {
     ) -> Result<()> {
         let store = &*to.store;
         store.check_view(view);
+        if self.half.take() == Some(row) {
+            return self.enter(to, view, row);
+        }
         let range = store.range_to_apply(row.range())?;
         let head = range.head_to_write(view, row.position())?;
         let mut found = head.load();
@@ -139,13 +144,17 @@ impl Applier {
                 worker.retire(ts, &to.owner, [version.marked(TOMBSTONE), row.0]);
                 return Ok(());
             }
-            for (index, (changes, key)) in to.indexes.iter().zip(&self.after) {
-                if *changes {
-                    index.enter_decided(view, row, key, &mut self.fingers)?;
-                }
-            }
-            return Ok(());
+            return self.enter(to, view, row);
         }
+    }
+
+    fn enter(&mut self, to: &Applied, view: &View, row: RowId) -> Result<()> {
+        for (index, (changes, key)) in to.indexes.iter().zip(&self.after) {
+            if *changes {
+                index.enter_decided(view, row, key, &mut self.fingers).inspect_err(|_| self.half = Some(row))?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes what is to be the row's image, if any.
@@ -226,19 +235,27 @@ impl Applier {
         let store = &*to.store;
         store.check_view(view);
         let range = store.range_to_apply(number)?;
-        if range.main(view).is_some() || range.has_marks() || group.rows() > RowId::RANGE_ROWS {
-            return Err(Error::corrupted(format!("range {number} is loaded, and has rows")));
+        let first = RowId::new(number, 0);
+        if self.half.take() != Some(first) {
+            if range.main(view).is_some() || range.has_marks() || group.rows() > RowId::RANGE_ROWS {
+                return Err(Error::corrupted(format!("range {number} is loaded, and has rows")));
+            }
+            // Whoever finds main finds this: it is `NEVER` up to then, and above all snapshots from then on.
+            range.begin.store(ts.0, Ordering::Release);
+            range.replace_main(Some(MainPart::new(Arc::clone(&group), Vec::new(), 0)), worker);
         }
-        // Whoever finds main finds this: it is `NEVER` up to then, and above all snapshots from then on.
-        range.begin.store(ts.0, Ordering::Release);
-        range.replace_main(Some(MainPart::new(Arc::clone(&group), Vec::new(), 0)), worker);
-        for index in &to.indexes {
+        let mut enter = |index: &TableIndex| {
             let keys = index.keys_of_group(&group)?;
             keys.in_order().try_for_each(|(key, position)| {
                 index.enter_decided(view, RowId::new(number, position), key, &mut self.fingers)
-            })?;
+            })
+        };
+        // Entries that are there already stay as they are.
+        let entered = to.indexes.iter().try_for_each(|index| enter(index));
+        if entered.is_err() {
+            self.half = Some(first);
         }
-        Ok(())
+        entered
     }
 
     /// Something else is done meanwhile.

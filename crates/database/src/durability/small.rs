@@ -1,0 +1,144 @@
+//! Records that are not of a transaction's rows, each committed by itself, so that the log's floor orders it among the others.
+//!
+//! A main that a merge made, for those who follow the log:
+//!
+//! | bytes | |
+//! | --- | --- |
+//! | 8 | store |
+//! | 8 | range |
+//! | 8 | horizon: of every row it has the newest version up to this timestamp |
+//! | 8, 8 | row group and its rows; both zero when no row is left |
+//! | 4, then 8 each | words of the positions that are no rows, if any is not |
+//! | 4, then as many | where the row group is, for those who can reach it there |
+
+use crate::Database;
+use crate::durability::redo::{MAIN, Redo, broken, bytes, number};
+use std::sync::Arc;
+use tidepool_base::{CommitTs, Error, Result, RowGroupId, StoreId};
+use tidepool_log::RecordKind;
+use tidepool_table::rows::NewMain;
+use tidepool_txn::{Commit, Isolation, Worker};
+
+/// Puts row groups that merges made where those who follow find them.
+pub trait MainPlaces: Send + Sync {
+    /// Where that is, as it will be in the log. The row group has to stay there until all who follow have another one.
+    fn place(&self, store: StoreId, range: u64, main: &NewMain) -> Result<Vec<u8>>;
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MainRecord {
+    pub store: StoreId,
+    pub range: u64,
+    pub horizon: CommitTs,
+    pub group: Option<(RowGroupId, u64)>,
+    pub dead: Vec<u64>,
+    pub places: Vec<u8>,
+}
+
+impl MainRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (group, rows) = self.group.map_or((0, 0), |(group, rows)| (group.0, rows));
+        let numbers = [self.store.0, self.range, self.horizon.0, group, rows];
+        let mut record: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        record.extend((self.dead.len() as u32 * 8).to_le_bytes());
+        record.extend(self.dead.iter().flat_map(|word| word.to_le_bytes()));
+        record.extend((self.places.len() as u32).to_le_bytes());
+        record.extend(&self.places);
+        record
+    }
+
+    /// XX001 when it is none.
+    pub fn from_bytes(record: &[u8]) -> Result<MainRecord> {
+        let rest = &mut &*record;
+        let (store, range, horizon) = (StoreId(number(rest)?), number(rest)?, CommitTs(number(rest)?));
+        let (group, rows) = (number(rest)?, number(rest)?);
+        let (words, odd) = bytes(rest)?.as_chunks::<8>();
+        let places = bytes(rest)?.to_vec();
+        if !odd.is_empty() || !rest.is_empty() {
+            return Err(broken("a main"));
+        }
+        let dead = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let group = (rows > 0).then_some((RowGroupId(group), rows));
+        Ok(MainRecord { store, range, horizon, group, dead, places })
+    }
+}
+
+struct Small<'r>(&'r mut Redo);
+
+impl Commit for Small<'_> {
+    fn reserve(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn append(&mut self, ts: CommitTs) {
+        self.0.append(ts);
+    }
+
+    fn stamp(&mut self, _: CommitTs, _: &Worker) {}
+}
+
+impl Database {
+    /// From now on the log says of each merge what it made, and where that is.
+    pub fn place_mains(&self, places: Arc<dyn MainPlaces>) -> Result<()> {
+        self.main_places.set(places).map_err(|_| Error::internal("mains have places already"))
+    }
+
+    /// Writes of a main that is about to take its place, if somebody may follow.
+    pub(crate) fn log_main(&self, store: StoreId, range: u64, main: &NewMain) -> Result<()> {
+        let Some(places) = self.main_places.get() else { return Ok(()) };
+        let places = places.place(store, range, main)?;
+        let group = main.group.as_ref().map(|group| (group.id(), group.rows() as u64));
+        let record = MainRecord { store, range, horizon: main.horizon, group, dead: main.dead.clone(), places };
+        self.commit_small(MAIN, &record.to_bytes()).map(drop)
+    }
+
+    /// Commits a record by itself. Does not wait until it is durable. 53100 and 58030 as of a transaction.
+    pub(crate) fn commit_small(&self, kind: RecordKind, payload: &[u8]) -> Result<CommitTs> {
+        let mut seat = self.take_seat()?;
+        let committed = match &mut seat.redo {
+            None => Err(Error::internal("a record for a log that is not there")),
+            Some(redo) => redo.prepare_small(kind, payload).and_then(|()| {
+                seat.worker.begin(Isolation::ReadCommitted)?;
+                seat.worker.tag_to_write();
+                seat.worker.commit(&mut Small(redo))
+            }),
+        };
+        if committed.is_err() {
+            seat.worker.abort(|_| ());
+            seat.redo.iter_mut().for_each(Redo::abandon);
+        }
+        self.give_back(seat);
+        committed?.ok_or_else(|| Error::internal("a record without a timestamp"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let whole = MainRecord {
+            store: StoreId(7),
+            range: 3,
+            horizon: CommitTs(99),
+            group: Some((RowGroupId(12), 70)),
+            dead: vec![5, u64::MAX],
+            places: b"somewhere".to_vec(),
+        };
+        let none = MainRecord {
+            group: None,
+            dead: Vec::new(),
+            places: Vec::new(),
+            ..MainRecord::from_bytes(&whole.to_bytes()).unwrap()
+        };
+        for main in [whole, none] {
+            let record = main.to_bytes();
+            assert_eq!(MainRecord::from_bytes(&record).unwrap(), main);
+            for cut in 0..record.len() {
+                assert!(MainRecord::from_bytes(&record[..cut]).is_err());
+            }
+            assert!(MainRecord::from_bytes(&[&record[..], &[0]].concat()).is_err());
+        }
+    }
+}
