@@ -248,6 +248,11 @@ impl Error {
         self.0.code
     }
 
+    /// A tablespace, or the pool or the file system that it takes its memory from, has no room.
+    pub fn is_of_room(&self) -> bool {
+        matches!(self.0.code, SqlState::OUT_OF_MEMORY | SqlState::DISK_FULL)
+    }
+
     pub fn message(&self) -> &str {
         &self.0.message
     }

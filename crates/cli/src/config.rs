@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use tidepool_base::{ByteSize, Result};
 use tidepool_database::config::{ConfigBuilder, DATA_DIR_DEFAULT};
+use tidepool_device::Location;
 
 /// Flags that say what memory there is.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,6 +32,15 @@ pub struct DatabaseArgs {
     /// Data folder [default: tidepool-data]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
+    /// Pool that tablespaces at pool: lease memory from: its first device, file:PATH or dax:PATH [default: none]
+    #[arg(long, value_name = "LOCATION")]
+    pub pool: Option<Location>,
+    /// The process's name as a host of the pool [default: tidepool-PID]
+    #[arg(long = "name", value_name = "NAME")]
+    pub pool_name: Option<String>,
+    /// Which of the pool's databases this is; it is made if there is none of the name [default: tidepool]
+    #[arg(long = "database", value_name = "NAME")]
+    pub pool_database: Option<String>,
     #[command(flatten)]
     pub memory: MemoryArgs,
 }
@@ -67,6 +77,7 @@ impl DatabaseArgs {
         if let Some(data) = &self.data {
             builder = builder.data_dir(Some(data.clone()));
         }
+        builder = builder.pool(self.pool.clone(), self.pool_name.clone(), self.pool_database.clone());
         Ok(builder.data_dir_default(DATA_DIR_DEFAULT))
     }
 }

@@ -71,6 +71,12 @@
 //! running_max = 4                  # queries at once
 //! cores = "1, 3-5"                 # processors that work for them
 //!
+//! [pool]
+//! location = "file:/mnt/pool"      # what tablespaces at "pool:" lease from
+//! name = "h1"                      # the process's name there
+//! database = "orders"              # which of the pool's databases this is
+//! guard = false                    # true: a store to what was published ends the process
+//!
 //! [settings]
 //! temp_tablespaces = "near, far"
 //! default_tablespace = "near"
@@ -137,6 +143,25 @@ pub struct Config {
     pub threads: usize,
     pub server: ServerConfig,
     pub workload: WorkloadConfig,
+    /// The pool that tablespaces at `pool:` lease from.
+    pub pool: Option<PoolSettings>,
+}
+
+/// The pool's database of a server that does not say which.
+pub const POOL_DATABASE_DEFAULT: &str = "tidepool";
+
+/// Which pool, and what the process is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSettings {
+    /// The pool's first device.
+    pub location: Location,
+    /// The host's name; `None`: `tidepool-` and the process's number.
+    pub name: Option<String>,
+    pub database: String,
+    /// What is published is mapped to be read alone.
+    pub guards: bool,
+    /// Main is published even if the database ends with its process: for tests.
+    pub publishes: bool,
 }
 
 /// What statements of each class may have.
@@ -277,6 +302,7 @@ impl Config {
                 ..ServerConfig::default()
             },
             workload: WorkloadConfig::default(),
+            pool: None,
         }
     }
 
@@ -436,6 +462,37 @@ pub struct ConfigBuilder {
     threads: usize,
     server: ServerConfig,
     workload: WorkloadConfig,
+    pool: PoolSpec,
+}
+
+/// What is said of the pool, part by part.
+#[derive(Clone, Debug, Default)]
+struct PoolSpec {
+    location: Option<Location>,
+    name: Option<String>,
+    database: Option<String>,
+    guard: Option<bool>,
+}
+
+impl PoolSpec {
+    fn build(self) -> Result<Option<PoolSettings>> {
+        let Some(location) = self.location else {
+            return match self.name.or(self.database) {
+                Some(_) => Err(config_error("pool.name and pool.database need pool.location")),
+                None => Ok(None),
+            };
+        };
+        if !matches!(location, Location::File(_) | Location::Dax(_)) {
+            return Err(config_error(format!("pool.location must be file:PATH or dax:PATH, not \"{location}\"")));
+        }
+        Ok(Some(PoolSettings {
+            location,
+            name: self.name,
+            database: self.database.unwrap_or_else(|| POOL_DATABASE_DEFAULT.to_owned()),
+            guards: self.guard.unwrap_or(false),
+            publishes: false,
+        }))
+    }
 }
 
 impl Default for ConfigBuilder {
@@ -469,6 +526,7 @@ impl ConfigBuilder {
                 ..ServerConfig::default()
             },
             workload: WorkloadConfig::default(),
+            pool: PoolSpec::default(),
         }
     }
 
@@ -566,6 +624,11 @@ impl ConfigBuilder {
         if let Some(text) = checkpoint_timeout {
             self.log.checkpoint_timeout = duration(&text).map_err(context("log.checkpoint_timeout"))?;
         }
+        let FilePool { location, name, database, guard } = file.pool;
+        self.pool.location = location.map(|place| place.0).or(self.pool.location);
+        self.pool.name = name.or(self.pool.name);
+        self.pool.database = database.or(self.pool.database);
+        self.pool.guard = guard.or(self.pool.guard);
         let FileServer {
             listen,
             socket_directory,
@@ -601,7 +664,7 @@ impl ConfigBuilder {
 
     /// The `TIDEPOOL_…` variables among `variables`: `DATA`, `MEMORY_LIMIT`, `CLIENT_MEMORY`, `NEAR`, `FAR`, `LOG_FOLDER`, `LOG_TABLESPACE`, `LOG_SIZE`, `LISTEN`,
     /// `SOCKET_DIRECTORY`, `METRICS`, `TLS_CERTIFICATE`, `TLS_KEY`, `TLS_REQUIRED`, `CONNECTIONS_MAX`, `TEMP_TABLESPACES`, `DEFAULT_TABLESPACE`, `STATEMENT_MEMORY`, `THREADS`,
-    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`. Others are none of the database's.
+    /// `LAST_LEVEL_CACHE`, `LOCAL_PROFILE`, `TRANSACTIONS`, `ANALYTICS`, `POOL`, `POOL_NAME`, `POOL_DATABASE`. Others are none of the database's.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<ConfigBuilder> {
         for (name, value) in variables {
             let Some(key) = name.strip_prefix("TIDEPOOL_") else { continue };
@@ -641,6 +704,9 @@ impl ConfigBuilder {
                     self.statement_memory_bytes = Some(value.parse::<ByteSize>().map_err(wrong)?.0);
                 }
                 "THREADS" => self.threads = number(&value)?,
+                "POOL" => self.pool.location = Some(value.parse().map_err(wrong)?),
+                "POOL_NAME" => self.pool.name = Some(value),
+                "POOL_DATABASE" => self.pool.database = Some(value),
                 "TRANSACTIONS" => self.workload.transactions.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 "ANALYTICS" => self.workload.analytics.merge(ClassConfig::parse(&value).map_err(wrong)?),
                 _ => {}
@@ -670,6 +736,15 @@ impl ConfigBuilder {
     /// What clients may make the process hold beside rows; `None`: half of what tablespaces leave.
     pub fn client_memory_bytes(mut self, bytes: Option<u64>) -> ConfigBuilder {
         self.client_memory_bytes = bytes;
+        self
+    }
+
+    /// The pool that tablespaces at `pool:` lease from, the host's name there, and which of its databases this is. What is not
+    /// given stays as it was said before.
+    pub fn pool(mut self, location: Option<Location>, name: Option<String>, database: Option<String>) -> ConfigBuilder {
+        self.pool.location = location.or(self.pool.location);
+        self.pool.name = name.or(self.pool.name);
+        self.pool.database = database.or(self.pool.database);
         self
     }
 
@@ -808,6 +883,14 @@ impl ConfigBuilder {
                 Some(find_profile(&self.profiles, name).map_err(|error| named(error, "memory.local_profile"))?)
             }
         };
+        let pool = self.pool.build()?;
+        let spaces = tablespaces.iter().chain([&near, &far]);
+        if let Some(space) = spaces.into_iter().find(|space| pool.is_none() && space.location == Location::Pool) {
+            return Err(config_error(format!(
+                "tablespace \"{}\" is in a pool, and pool.location names none",
+                space.name
+            )));
+        }
         Ok(Config {
             data_dir: self.data_dir,
             log: self.log,
@@ -825,6 +908,7 @@ impl ConfigBuilder {
             threads: self.threads,
             server: self.server,
             workload: self.workload,
+            pool,
         })
     }
 }
@@ -948,6 +1032,8 @@ struct FileConfig {
     #[serde(default)]
     workload: FileWorkload,
     #[serde(default)]
+    pool: FilePool,
+    #[serde(default)]
     settings: FileSettings,
 }
 
@@ -959,6 +1045,15 @@ struct FileLog {
     size: Option<Size>,
     segment_size: Option<Size>,
     checkpoint_timeout: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FilePool {
+    location: Option<Place>,
+    name: Option<String>,
+    database: Option<String>,
+    guard: Option<bool>,
 }
 
 #[derive(Default, Deserialize)]
@@ -1159,6 +1254,14 @@ mod tests {
         assert_eq!((profile.read_gb_per_s, profile.write_gb_per_s), (20.0, 12.0));
         let mixes: Vec<_> = profile.mixed_gb_per_s.iter().map(|mix| (mix.to_string(), mix.gb_per_s)).collect();
         assert_eq!(mixes, [("2:1".to_owned(), 25.0), ("1:1".to_owned(), 24.0)]);
+        let pool = PoolSettings {
+            location: Location::File("/mnt/pool".into()),
+            name: Some("h1".to_owned()),
+            database: "orders".to_owned(),
+            guards: false,
+            publishes: false,
+        };
+        assert_eq!(config.pool, Some(pool));
         assert_eq!(config.temp_tablespaces, ["near", "far"]);
         assert_eq!(config.statement_memory_bytes, Some(2 << 30));
         let server = &config.server;
@@ -1206,6 +1309,9 @@ mod tests {
             ("[workload.analytics]\ncores = \"3-1\"\n", "no list of processors"),
             ("[workload.transactions]\nqueue_timeout = \"soon\"\n", "is not a time"),
             ("[workload.dashboards]\n", "key \"workload"),
+            ("[pool]\nname = \"h1\"\n", "need pool.location"),
+            ("[pool]\nlocation = \"anon:\"\n", "must be file:PATH or dax:PATH"),
+            ("[memory.far]\nlocation = \"pool:\"\n", "pool.location names none"),
             ("nonsense", "line 1"),
             ("[memory.near]\nprofile = \"no such\"\n", "tablespace \"near\""),
             ("[server]\ntls_key = \"x\"\n", "tls_certificate and tls_key"),

@@ -12,6 +12,7 @@ use crate::durability::small::MainPlaces;
 use crate::durability::space_configs::SpaceConfigs;
 use crate::durability::storage::{Finds, Manifest, SavedAlteration, SavedTablespace, Storage, lock_folder};
 use crate::encode_pool::EncodePool;
+use crate::pool_host::PoolHost;
 use crate::progress::{Progress, ProgressRegistry};
 use crate::write::locks::{LockInfo, LockManager};
 use crate::{Config, DatabaseState, DatabaseVersion, Sequence};
@@ -24,12 +25,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, SqlState, StoreId, TableId, TablespaceId, caught};
+use tidepool_device::Location;
 use tidepool_heap::{ClientMemory, QueryHeap, Release};
 use tidepool_log::Log;
 use tidepool_log::files::{Files, SystemFiles};
 use tidepool_table::Table;
 use tidepool_table::rows::{RowStore, VersionMemory};
-use tidepool_tablespace::{Purpose, TablespaceConfig, Tablespaces};
+use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig, Tablespaces};
 use tidepool_txn::{Isolation, Transactions, View, Worker};
 
 /// How long `DROP TABLESPACE` waits for memory of statements that have ended.
@@ -94,6 +96,8 @@ pub struct Database {
     pub(crate) background: Arc<Background>,
     /// Makes indexes after a start.
     pub(crate) indexing: Mutex<Option<JoinHandle<()>>>,
+    /// What tablespaces at `pool:` lease from. Last, as they are dropped before.
+    pool: Option<Arc<PoolHost>>,
 }
 
 impl std::fmt::Debug for Database {
@@ -161,7 +165,9 @@ impl Database {
         let log_place = manifest.log.as_ref().map(|log| &log.place);
         // A folder that is new has nothing that a device lacks: who configures that is told what is wrong with it.
         let known = storage.as_ref().filter(|_| manifest.identity.is_some());
-        let spaces = configs.open(&Finds::new(&manifest), known.map(|storage| (storage, log_place)))?;
+        let pool = PoolHost::join(&config)?;
+        let spaces =
+            configs.open(&Finds::new(&manifest), pool.as_deref(), known.map(|storage| (storage, log_place)))?;
         let names = config.temp_tablespaces.iter().chain([&config.default_tablespace]);
         for name in names {
             spaces.get(name)?;
@@ -209,6 +215,7 @@ impl Database {
             last_checkpoint: Mutex::new(Instant::now()),
             background: Arc::default(),
             indexing: Mutex::default(),
+            pool,
         });
         if let Some(log) = log {
             database.start_log(manifest, log)?;
@@ -239,6 +246,11 @@ impl Database {
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What this process is in the pool that its tablespaces at `pool:` lease from.
+    pub fn pool(&self) -> Option<&Arc<PoolHost>> {
+        self.pool.as_ref()
     }
 
     pub fn tablespaces(&self) -> &Tablespaces {
@@ -382,7 +394,12 @@ impl Database {
             return Err(Error::new(SqlState::RESERVED_NAME, format!("unacceptable tablespace name \"{name}\""))
                 .with_detail("The prefix \"pg_\" is reserved for system tablespaces."));
         }
-        if let Err(error) = self.spaces.create(config)?.populate() {
+        let pool = self.pool.as_deref().filter(|_| config.location == Location::Pool);
+        let open = |id, config| match pool {
+            Some(pool) => pool.open(id, config),
+            None => Tablespace::open(id, config),
+        };
+        if let Err(error) = self.spaces.create_by(config, &open)?.populate() {
             self.spaces.drop(&name)?;
             return Err(error);
         }
@@ -537,6 +554,9 @@ impl Database {
     fn trim(&self) {
         tidepool_heap::release(Release::Stale);
         for space in self.spaces.list() {
+            if let Err(error) = space.look_at_pool() {
+                tracing::warn!("could not look at the pool of tablespace \"{}\": {error}", space.name());
+            }
             let usage = space.usage();
             let free = usage.resident_bytes.saturating_sub(usage.used_bytes);
             if free > FREE_BYTES_KEPT

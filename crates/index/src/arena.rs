@@ -12,7 +12,7 @@ use crate::lock;
 use crate::node::{LARGE_WORDS, Node, SMALL_WORDS, Words};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use std::sync::Arc;
-use tidepool_base::{CommitTs, Result, SqlState};
+use tidepool_base::{CommitTs, Result};
 use tidepool_tablespace::{Purpose, Region, Tablespace};
 use tidepool_txn::{Transactions, View};
 
@@ -371,7 +371,7 @@ impl Books {
             match take_memory(&self.space, bytes) {
                 Ok(memory) => break memory,
                 // What is left may be in pieces.
-                Err(error) if error.code() == SqlState::OUT_OF_MEMORY && bytes > least => bytes /= 2,
+                Err(error) if error.is_of_room() && bytes > least => bytes /= 2,
                 Err(error) => return Err(error),
             }
         };

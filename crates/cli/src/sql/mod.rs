@@ -30,7 +30,7 @@ use url::Url;
 #[derive(Clone, Debug, clap::Args)]
 pub struct SqlArgs {
     /// A server: postgresql://USER@HOST:PORT/DATABASE [default: none, a data folder of this machine]
-    #[arg(conflicts_with_all = ["data", "config", "near", "far", "threads"])]
+    #[arg(conflicts_with_all = ["data", "pool", "pool_name", "pool_database", "config", "near", "far", "threads"])]
     url: Option<String>,
     #[command(flatten)]
     database: DatabaseArgs,

@@ -25,6 +25,7 @@ mod panics;
 mod partitions;
 mod pgbench;
 mod pool;
+mod pooled;
 mod procedures;
 mod raw;
 mod references;

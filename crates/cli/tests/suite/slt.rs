@@ -7,9 +7,11 @@ use crate::server::{MIB, Setup, TestServer};
 use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use tidepool_database::Config;
+use tidepool_database::{Config, PoolSettings};
 use tidepool_device::{CacheSize, Location, Profile, paged};
+use tidepool_pool::pool::{CreateOptions, Pool};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 pub struct Connection {
@@ -111,6 +113,8 @@ enum Placement {
     /// As `AllNear`, and every statement goes the general way: none reads or writes rows by key without being planned. Plans are made
     /// without the values in the statements, where that can be.
     Planned,
+    /// All memory, near and far, is leased from a pool.
+    Pooled,
 }
 
 impl Placement {
@@ -123,6 +127,7 @@ impl Placement {
             Placement::Striped => "striped",
             Placement::Paged => "paged",
             Placement::Planned => "planned",
+            Placement::Pooled => "pooled",
         }
     }
 
@@ -139,13 +144,26 @@ impl Placement {
             Placement::AllNear | Placement::Planned => (512 * MIB, 256 * MIB, "near", "near"),
             Placement::AllFar => (256 * MIB, 512 * MIB, "far", "far"),
             Placement::TinyNear => (4 * MIB, 1024 * MIB, "far", "near,far"),
-            Placement::FarFile | Placement::Striped | Placement::Paged => (256 * MIB, 512 * MIB, "far", "far"),
+            Placement::FarFile | Placement::Striped | Placement::Paged | Placement::Pooled => {
+                (256 * MIB, 512 * MIB, "far", "far")
+            }
         };
         let mut config = Config::in_memory(near, far);
         config.default_tablespace = table_space.to_owned();
         config.temp_tablespaces = heap_spaces.split(',').map(str::to_owned).collect();
         if self == Placement::FarFile {
             config.far.location = Location::File(scratch.join("far"));
+        }
+        if self == Placement::Pooled {
+            config.near.location = Location::Pool;
+            config.far.location = Location::Pool;
+            config.pool = Some(PoolSettings {
+                location: Location::File(pool_of_tests().join("pool")),
+                name: Some("slt".to_owned()),
+                database: "slt".to_owned(),
+                guards: true,
+                publishes: true,
+            });
         }
         if self == Placement::Striped {
             config.far.location = format!("anon:*2, file:{}*1", scratch.join("far").display()).parse().unwrap();
@@ -157,6 +175,25 @@ impl Placement {
         }
         config
     }
+}
+
+/// The folder of one pool for all files, one after the other.
+fn pool_of_tests() -> &'static Path {
+    static POOL: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let make = || {
+        let shm = Path::new("/dev/shm");
+        let folder = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() }.unwrap();
+        let options = CreateOptions {
+            devices: vec![(Location::File(folder.path().join("pool")), Some(768 * MIB))],
+            extent_bytes: None,
+            bytes_max: None,
+            label: "slt".to_owned(),
+            populates: false,
+        };
+        Pool::create(&options).unwrap();
+        folder
+    };
+    POOL.get_or_init(make).path()
 }
 
 fn root() -> PathBuf {
@@ -204,6 +241,13 @@ async fn run_file(path: &Path, placement: Placement) -> Result<(), String> {
     let result = tokio::time::timeout(Duration::from_secs(300), runner.run_file_async(path)).await;
     drop(runner);
     server.stop().await;
+    if placement == Placement::Pooled {
+        // The last to let go of the database are threads of its own. The next file's has the same part of the pool.
+        let pool = Pool::open(&Location::File(pool_of_tests().join("pool"))).unwrap();
+        while !pool.hosts().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
     match result {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(error.display(false).to_string()),
@@ -218,7 +262,7 @@ async fn run_all(placement: Placement) {
     let wanted = std::env::var("TIDEPOOL_SLT").unwrap_or_default();
     let mut failures = String::new();
     let mut ran = 0;
-    for path in &paths {
+    for (number, path) in paths.iter().enumerate() {
         let name = path.strip_prefix(root()).unwrap().display().to_string();
         let text = std::fs::read_to_string(path).unwrap();
         if !name.contains(&wanted) {
@@ -226,6 +270,13 @@ async fn run_all(placement: Placement) {
         }
         if let Some(reason) = skipped(&text, placement) {
             println!("{}: {name}: skipped: {reason}", placement.name());
+            continue;
+        }
+        // One of five; all, if that is asked for.
+        if placement == Placement::Pooled
+            && std::env::var_os("TIDEPOOL_SLT_POOLED").is_none()
+            && !number.is_multiple_of(5)
+        {
             continue;
         }
         let start = Instant::now();
@@ -263,6 +314,19 @@ async fn tiny_near() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn far_file() {
     run_all(Placement::FarFile).await;
+}
+
+/// One file of five; with `TIDEPOOL_SLT_POOLED=all` every one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn pooled() {
+    run_all(Placement::Pooled).await;
+    let folder = pool_of_tests();
+    let pool = Pool::open(&Location::File(folder.join("pool"))).unwrap();
+    let report = tidepool_pool::check::check(&pool, true).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    let (all, free) = pool.room().unwrap();
+    assert_eq!(all, free, "something is left in the pool");
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -3,6 +3,7 @@
 use crate::Config;
 use crate::durability::log_home::missing;
 use crate::durability::storage::{Finds, LogPlace, Manifest, SavedAlteration, SavedTablespace, Storage};
+use crate::pool_host::PoolHost;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, TablespaceId};
@@ -50,10 +51,18 @@ impl SpaceConfigs {
         Tablespace::open_found(TablespaceId(0), config.clone(), finds.of(name))
     }
 
-    /// Opens all. `storage`: the data folder, if it had a manifest, and where that says the log is. Where it has all that a device had, memory
-    /// takes the place of one that cannot be opened. XX001 when a tablespace does not hold the log that it should.
-    pub fn open(&self, finds: &Finds, storage: Option<(&Storage, Option<&LogPlace>)>) -> Result<Tablespaces> {
+    /// Opens all. `pool`: what those at `pool:` lease from. `storage`: the data folder, if it had a manifest, and where that says
+    /// the log is. Where it has all that a device had, memory takes the place of one that cannot be opened. XX001 when a tablespace does not hold the log that it should.
+    pub fn open(
+        &self,
+        finds: &Finds,
+        pool: Option<&PoolHost>,
+        storage: Option<(&Storage, Option<&LogPlace>)>,
+    ) -> Result<Tablespaces> {
         let open = |id, config: TablespaceConfig| {
+            if let Some(pool) = pool.filter(|_| config.location == Location::Pool) {
+                return pool.open(id, config);
+            }
             let opened = Tablespace::open_found(id, config.clone(), finds.of(&config.name));
             let (Err(error), Some((storage, log))) = (&opened, storage) else { return opened };
             let is_needed = finds.of(&config.name).is_some_and(|left| left.is_needed);

@@ -102,7 +102,7 @@ impl Database {
         let deadline = Instant::now() + FREED_WITHIN;
         loop {
             let prepared = prepare();
-            let is_full = prepared.as_ref().is_err_and(|error| error.code() == SqlState::OUT_OF_MEMORY);
+            let is_full = prepared.as_ref().is_err_and(Error::is_of_room);
             if !is_full || Instant::now() >= deadline {
                 return prepared;
             }

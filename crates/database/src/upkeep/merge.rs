@@ -103,7 +103,7 @@ impl Database {
                     let encode =
                         || RowGroup::encode(self.next_row_group_id(), batch, &table.placement, self.tablespaces());
                     match encode() {
-                        Err(full) if full.code() == SqlState::OUT_OF_MEMORY && self.let_go_of_unused() => encode(),
+                        Err(full) if full.is_of_room() && self.let_go_of_unused() => encode(),
                         encoded => encoded,
                     }
                 };

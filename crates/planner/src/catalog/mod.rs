@@ -19,6 +19,7 @@ mod objects;
 mod partitions;
 mod patterns;
 mod pg_catalog;
+mod pool;
 mod pull_up;
 pub(crate) mod relations;
 mod rewrite;

@@ -24,6 +24,10 @@ pub fn description(name: &str) -> &'static str {
         "queries" => "statements that run now and the latest finished ones",
         "pacing" => "what emulated devices were charged with",
         "paging" => "paged tablespaces: cache, faults and what they took",
+        "hosts" => "hosts of the pool: processes, and what they own",
+        "pool" => "devices of the pool and what of them is free",
+        "pool_extents" => "extents of the pool by state, kind and database",
+        "pool_events" => "last events of the pool",
         "access" => "what statements read of tables and columns: the recorded workload",
         "index_access" => "what statements read of indexes: the recorded workload",
         "workload" => "how much there is of the recorded workload",
@@ -44,6 +48,7 @@ pub fn fill(name: &str, facts: &SessionFacts, rows: &mut Rows) {
         "queries" => queries(facts, rows),
         "pacing" => pacing(facts, rows),
         "paging" => paging(facts, rows),
+        "hosts" | "pool" | "pool_extents" | "pool_events" => super::pool::fill(name, facts, rows),
         "access" => access(facts, rows),
         "index_access" => index_access(facts, rows),
         "workload" => {

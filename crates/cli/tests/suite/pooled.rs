@@ -1,0 +1,205 @@
+//! Servers whose tablespaces are in one pool: side by side, killed, started again, full.
+
+use crate::cli::{Serving, serve, sql, text, tidepool};
+use std::path::Path;
+use std::process::Output;
+
+/// A folder on memory of this kernel where there is some.
+fn folder() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("tidepool-pooled-").tempdir_in(parent).unwrap()
+}
+
+fn program(arguments: &[&str]) -> Output {
+    tidepool().args(arguments).output().unwrap()
+}
+
+fn make_pool(folder: &Path, size: &str) -> String {
+    let location = format!("file:{}", folder.join("pool").display());
+    let output = program(&["pool", "create", &location, "--size", size]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    location
+}
+
+fn start(folder: &Path, pool: &str, database: &str, more: &[&str]) -> Serving {
+    let data = folder.join(database);
+    let name = format!("host-{database}");
+    let flags = ["--pool", pool, "--database", database, "--name", &name, "--far", "pool:"];
+    serve(&data, &[&flags[..], more].concat())
+}
+
+/// Statements, each a transaction of its own.
+fn run(server: &Serving, statements: &str) {
+    let arguments: Vec<&str> = statements.split("; ").flat_map(|statement| ["-c", statement]).collect();
+    let output = sql(&server.url, &arguments, "");
+    assert!(output.status.success(), "{statements}: {}", text(&output.stderr));
+}
+
+fn fails(server: &Serving, statement: &str) -> String {
+    let output = sql(&server.url, &["-c", statement], "");
+    assert!(!output.status.success(), "{statement}: {}", text(&output.stdout));
+    text(&output.stderr).to_owned()
+}
+
+fn answer(server: &Serving, query: &str) -> String {
+    let output = sql(&server.url, &["--format", "csv", "-c", query], "");
+    assert!(output.status.success(), "{query}: {}", text(&output.stderr));
+    text(&output.stdout).lines().nth(1).unwrap_or_default().to_owned()
+}
+
+fn checked(pool: &str) {
+    let output = program(&["pool", "check", pool, "--deep"]);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+}
+
+/// Extents of a state, as `pool list` shows them.
+fn extents(pool: &str, state: &str) -> u64 {
+    let output = program(&["pool", "list", pool]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    let (_, table) = shown.split_once("\nExtents\n").unwrap();
+    let rows = table.lines().filter(|line| line.split_whitespace().next() == Some(state));
+    // The count is before the size and its unit.
+    let count = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[words.len() - 3].replace(',', "").parse::<u64>().unwrap()
+    };
+    rows.map(count).sum()
+}
+
+const LOAD: &str = "CREATE TABLE t (id int PRIMARY KEY, a bigint, b text) TABLESPACE far; \
+     INSERT INTO t SELECT x, x * 7, 'text ' || x FROM generate_series(1, 300000) AS s(x); \
+     CALL tidepool.merge('t')";
+
+const SUMS: &str = "SELECT count(*) || ' ' || sum(a) || ' ' || sum(length(b)) FROM t";
+
+#[test]
+fn two_databases_share_a_pool_and_a_kill_leaves_nothing_behind() {
+    let folder = folder();
+    let folder = folder.path();
+    let pool = make_pool(folder, "400MB");
+    let all = extents(&pool, "free");
+    let (one, two) = (start(folder, &pool, "one", &[]), start(folder, &pool, "two", &[]));
+    std::thread::scope(|scope| {
+        for server in [&one, &two] {
+            scope.spawn(move || run(server, LOAD));
+        }
+    });
+    let expected = answer(&one, SUMS);
+    assert_eq!(answer(&two, SUMS), expected);
+    run(&one, "DELETE FROM t WHERE id % 3 = 0; CALL tidepool.merge('t')");
+    let expected_of_one = answer(&one, SUMS);
+    checked(&pool);
+    assert_eq!(answer(&one, "SELECT count(*) FROM tidepool.hosts WHERE role = 'primary' AND lock_held"), "2");
+    assert_eq!(answer(&two, "SELECT name FROM tidepool.hosts WHERE is_this_server"), "host-two");
+    let of_one = "SELECT sum(bytes_of_server) > 0 AND sum(bytes_used) > 0 FROM tidepool.pool_extents";
+    assert_eq!(answer(&one, of_one), "t");
+    assert_eq!(answer(&one, "SELECT count(*) FROM tidepool.pool WHERE state = 'open' AND bytes_free > 0"), "1");
+    assert_ne!(answer(&one, "SELECT count(*) FROM tidepool.pool_events WHERE kind = 'host joined'"), "0");
+    // Its own database is refused to another host.
+    let other = folder.join("other");
+    let flags = ["serve", "--data", other.to_str().unwrap(), "--listen", "127.0.0.1:0", "--pool", &pool];
+    let refused = program(&[&flags[..], &["--database", "one"]].concat());
+    assert!(!refused.status.success() && text(&refused.stderr).contains("is in use"), "{}", text(&refused.stderr));
+
+    // One is killed: the other finds out, and has what it had.
+    let held = extents(&pool, "private");
+    one.signal(libc::SIGKILL);
+    assert!(!one.wait().0);
+    let hosts = || answer(&two, "SELECT count(*) FROM tidepool.hosts");
+    while hosts() != "1" {
+        std::thread::yield_now();
+    }
+    assert!(extents(&pool, "private") < held);
+    assert_eq!(answer(&two, SUMS), expected);
+    checked(&pool);
+
+    // It comes again from its folder, and takes nothing of the other's.
+    let one = start(folder, &pool, "one", &[]);
+    assert_eq!(answer(&one, SUMS), expected_of_one);
+    assert_eq!(extents(&pool, "orphan"), 0);
+    assert_eq!(answer(&two, SUMS), expected);
+    checked(&pool);
+    // Both are killed.
+    for server in [&one, &two] {
+        server.signal(libc::SIGKILL);
+    }
+    assert!(!one.wait().0 && !two.wait().0);
+    let (one, two) = (start(folder, &pool, "one", &[]), start(folder, &pool, "two", &[]));
+    assert_eq!((answer(&one, SUMS), answer(&two, SUMS)), (expected_of_one, expected));
+    run(&one, "CALL tidepool.check()");
+    checked(&pool);
+    for server in [&one, &two] {
+        server.signal(libc::SIGTERM);
+    }
+    assert!(one.wait().0 && two.wait().0);
+    assert_eq!(extents(&pool, "free"), all, "{}", text(&program(&["pool", "list", &pool]).stdout));
+    checked(&pool);
+}
+
+#[test]
+fn a_full_pool_is_an_error_and_tables_come_and_go() {
+    let folder = folder();
+    let folder = folder.path();
+    let pool = make_pool(folder, "64MB");
+    let server = start(folder, &pool, "one", &[]);
+    run(&server, "CREATE TABLESPACE more LOCATION 'pool:' WITH (size = '16MB')");
+    assert_eq!(answer(&server, "SELECT bytes_size FROM tidepool.tablespaces WHERE name = 'more'"), "16777216");
+    run(&server, "CREATE TABLE small (a int) TABLESPACE more; INSERT INTO small SELECT generate_series(1, 1000)");
+    run(&server, "CREATE TABLE t (a bigint, b text) TABLESPACE far");
+    let fill = "INSERT INTO t SELECT x, md5(x::text) || md5((x + 1)::text) FROM generate_series(1, 2000000) AS s(x)";
+    let error = fails(&server, fill);
+    assert!(error.contains(&format!("pool \"{pool}\" is full")) && error.contains("are free"), "{error}");
+    // What the statement had is free again.
+    run(&server, "INSERT INTO t SELECT x, 'x' FROM generate_series(1, 10000) AS s(x); CALL tidepool.merge('t')");
+    assert_eq!(answer(&server, "SELECT count(*) FROM t"), "10000");
+    let error = fails(&server, "ALTER TABLESPACE more ADD LOCATION 'anon:'");
+    assert!(error.contains("cannot be one of several locations"), "{error}");
+    // Out of the pool, into it, and to another size.
+    run(&server, "ALTER TABLE small SET TABLESPACE near; CALL tidepool.merge('small')");
+    run(&server, "ALTER TABLE small SET TABLESPACE more");
+    run(&server, "ALTER TABLESPACE more SET (size = '8MB')");
+    assert_eq!(answer(&server, "SELECT bytes_size FROM tidepool.tablespaces WHERE name = 'more'"), "8388608");
+    assert_eq!(answer(&server, "SELECT sum(a) FROM small"), "500500");
+    run(&server, "DROP TABLE small; DROP TABLESPACE more; DROP TABLE t");
+    checked(&pool);
+    server.signal(libc::SIGTERM);
+    assert!(server.wait().0);
+
+    // Without its pool a server says what it lacks.
+    let data = folder.join("one");
+    let output = program(&["sql", "--data", data.to_str().unwrap(), "--far", "pool:", "-c", "SELECT 1"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("pool.location"), "{}", text(&output.stderr));
+}
+
+/// Everything that a server without a folder has is in the pool, and private: nothing of it outlives the process.
+#[test]
+fn an_ephemeral_database_lives_in_a_pool_and_leaves_nothing() {
+    use tidepool_database::{Config, Database, PoolSettings};
+    let folder = folder();
+    let pool = make_pool(folder.path(), "128MB");
+    let all = extents(&pool, "free");
+    let mut config = Config::in_memory(16 << 20, 16 << 20);
+    for space in [&mut config.near, &mut config.far] {
+        (space.location, space.size_bytes) = (tidepool_device::Location::Pool, None);
+    }
+    config.pool = Some(PoolSettings {
+        location: pool.parse().unwrap(),
+        name: None,
+        database: "passing".to_owned(),
+        guards: true,
+        publishes: false,
+    });
+    let database = Database::open(config).unwrap();
+    assert_eq!(database.tablespaces().near().size_bytes(), all << 21);
+    let held: Vec<_> = (0..4)
+        .map(|_| database.tablespaces().near().allocate(3 << 20, tidepool_tablespace::Purpose::Main).unwrap())
+        .collect();
+    assert!(extents(&pool, "private") >= 6);
+    assert_eq!(extents(&pool, "filling"), 0);
+    drop(held);
+    drop(database);
+    assert_eq!(extents(&pool, "free"), all);
+    checked(&pool);
+}

@@ -1,0 +1,185 @@
+//! The process as a host of a pool: what tablespaces at `pool:` lease their memory from.
+//!
+//! A database has one host that reigns over it, in the `TERM` word of the pool's directory. A process that opens a database
+//! begins a term, unless a host that may be alive reigns: then it is refused. What an earlier host of the database had
+//! published, or was filling, is freed then: there is no manifest in the pool yet that names it, and the rows come from the
+//! data folder.
+//!
+//! A thread looks whether other hosts have died, whose memory is then free, and whether others took this one for dead.
+//! Then the process ends at once: what it has mapped may be another's.
+
+use crate::config::{Config, PoolSettings};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tidepool_base::{Error, Result, SqlState, TablespaceId};
+use tidepool_device::stop;
+use tidepool_pool::liveness::Watcher;
+use tidepool_pool::member::{BEAT, JoinOptions, Member};
+use tidepool_pool::pool::{HostView, Pool};
+use tidepool_pool::words::{HostState, Reign, Role, TermState};
+use tidepool_tablespace::{LeaseOptions, Tablespace, TablespaceConfig};
+
+/// Between two looks at the pool.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Default)]
+struct Stop {
+    is_asked: Mutex<bool>,
+    asked: Condvar,
+}
+
+/// One life of this process as a host. Ends when it is dropped and no tablespace uses it any more.
+#[derive(Debug)]
+pub struct PoolHost {
+    member: Arc<Member>,
+    reign: Reign,
+    options: LeaseOptions,
+    stop: Arc<Stop>,
+    watch: Option<JoinHandle<()>>,
+}
+
+impl PoolHost {
+    /// Joins the pool that the configuration names, if it names one.
+    pub(crate) fn join(config: &Config) -> Result<Option<Arc<PoolHost>>> {
+        let Some(settings) = &config.pool else { return Ok(None) };
+        // What nobody finds again is for nobody to read.
+        let options =
+            LeaseOptions { publishes: config.data_dir.is_some() || settings.publishes, guards: settings.guards };
+        let context = format!("pool \"{}\"", settings.location);
+        let joined = PoolHost::join_as(settings, options, &config.server.listen);
+        joined
+            .map(|host| Some(Arc::new(host)))
+            .map_err(|error| if error.context().is_none() { error.with_context(context) } else { error })
+    }
+
+    fn join_as(settings: &PoolSettings, options: LeaseOptions, address: &str) -> Result<PoolHost> {
+        let pool = Arc::new(Pool::open(&settings.location)?);
+        let mut watcher = Watcher::new(Arc::clone(&pool));
+        // The one before, for one.
+        watcher.bury_the_dead()?;
+        make_database(&pool, &settings.database)?;
+        let name = settings.name.clone().unwrap_or_else(|| format!("tidepool-{}", std::process::id()));
+        let join = JoinOptions {
+            name,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            role: Role::Primary,
+            database: Some(settings.database.clone()),
+            address: address.to_owned(),
+            control_socket: String::new(),
+            beat: BEAT,
+        };
+        let member = Arc::new(Member::join(pool, &join)?);
+        let reign = begin_reign(&member, &settings.database)?;
+        let freed = member.reclaim_unnamed()?;
+        if freed > 0 {
+            tracing::info!("{freed} extents of the pool, which an earlier host of the database left, are free");
+        }
+        let stop = Arc::new(Stop::default());
+        let watch = {
+            let (member, stop) = (Arc::clone(&member), Arc::clone(&stop));
+            std::thread::Builder::new()
+                .name("pool".to_owned())
+                .spawn(move || watch(&member, watcher, &stop))
+                .map_err(|error| Error::io("start a thread", &error))?
+        };
+        Ok(PoolHost { member, reign, options, stop, watch: Some(watch) })
+    }
+
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    pub fn pool(&self) -> &Arc<Pool> {
+        self.member.pool()
+    }
+
+    pub(crate) fn open(&self, id: TablespaceId, config: TablespaceConfig) -> Result<Arc<Tablespace>> {
+        Tablespace::open_leased(id, config, &self.member, self.options)
+    }
+}
+
+impl Drop for PoolHost {
+    fn drop(&mut self) {
+        *self.stop.is_asked.lock() = true;
+        self.stop.asked.notify_all();
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+        // Only once nothing of the database is in the pool: then another host may begin a term and free what is left.
+        if Arc::strong_count(&self.member) == 1
+            && let Err(error) = self.member.end_reign(self.reign)
+        {
+            tracing::warn!(%error, "the term of the pool's database was not handed in");
+        }
+    }
+}
+
+fn make_database(pool: &Arc<Pool>, name: &str) -> Result<()> {
+    if pool.databases()?.iter().any(|view| view.name == name) {
+        return Ok(());
+    }
+    let tool = Member::join(Arc::clone(pool), &JoinOptions::tool("tidepool serve"))?;
+    match tool.create_database(name, 0) {
+        // Another process was first.
+        Err(error) if error.code() == SqlState::DUPLICATE_DATABASE => Ok(()),
+        made => made.map(drop),
+    }
+}
+
+/// Begins a term over the host's database. 55006 where a host that may be alive reigns. The logs of terms before are left as
+/// they are: which of them are to be read, and where they end, is for those to find out that read them.
+fn begin_reign(member: &Member, database: &str) -> Result<Reign> {
+    let pool = member.pool();
+    let in_use = |view: Option<&HostView>| {
+        let error = Error::new(
+            SqlState::OBJECT_IN_USE,
+            format!("database \"{database}\" of pool \"{}\" is in use", pool.location()),
+        );
+        let Some(view) = view else { return error };
+        let name = view.text.as_ref().map_or("", |text| text.name.as_str());
+        error
+            .with_detail(format!("Host \"{name}\" in slot {} is {}.", view.host.slot.0, view.ident.state.text()))
+            .with_hint("Stop it, or forget it if it is dead: tidepool pool forget.")
+    };
+    let seen = member.reign()?;
+    let hosts = pool.hosts()?;
+    let reigning = hosts.iter().find(|view| seen.is_of(view.host) && view.ident.state != HostState::Dead);
+    if reigning.is_some() {
+        return Err(in_use(reigning));
+    }
+    let Some(taken) = member.take_over(seen)? else { return Err(in_use(None)) };
+    match member.run(taken)? {
+        Some(running) => {
+            debug_assert_eq!(running.state, TermState::Running);
+            Ok(running)
+        }
+        None => Err(in_use(None)),
+    }
+}
+
+fn watch(member: &Arc<Member>, mut watcher: Watcher, stop_asked: &Stop) {
+    let mut failing = false;
+    let mut is_asked = stop_asked.is_asked.lock();
+    while !*is_asked {
+        if matches!(member.is_current(), Ok(false)) {
+            stop(format_args!("another host of the pool took this one for dead, and may use its memory"));
+        }
+        match watcher.bury_the_dead() {
+            Ok(buried) => {
+                failing = false;
+                if buried > 0 {
+                    tracing::info!("{buried} hosts of the pool are dead, and what they had there is free");
+                }
+            }
+            // Once until it works again.
+            Err(error) if !failing => {
+                failing = true;
+                tracing::error!("could not look at the pool's other hosts: {error}");
+            }
+            Err(_) => {}
+        }
+        stop_asked.asked.wait_for(&mut is_asked, LOOK_INTERVAL);
+    }
+}
