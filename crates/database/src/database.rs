@@ -508,7 +508,7 @@ impl Database {
     }
 
     fn kept_positions(&self) -> Option<&dyn KeptPositions> {
-        self.storage.as_ref().map(|storage| storage as _)
+        self.storage.as_ref().map(|_| self as _)
     }
 
     /// Sets where a sequence stands, at once and for all. 22003 when the value is not within its bounds.

@@ -210,6 +210,12 @@ impl Sequence {
         Ok(())
     }
 
+    /// It stands there, as another process's log says: values up to there may have been given.
+    pub(crate) fn follow(&self, position: Position) {
+        let mut state = self.state.lock();
+        (state.now, state.written, state.left) = (position, position, 0);
+    }
+
     /// Gives up what was written ahead, so that the next start goes on without a gap. Returns where it stands.
     pub(crate) fn settle(&self) -> Position {
         let mut state = self.state.lock();

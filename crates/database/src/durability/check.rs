@@ -1,8 +1,8 @@
 //! Verification: of a database at work, of a data folder that nobody uses; and copies of both.
 
 use crate::durability::log_home::{OpenedLog, find_log};
-use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, next_entry};
-use crate::durability::small::MainRecord;
+use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, next_entry};
+use crate::durability::small::{MainRecord, SequenceRecord};
 use crate::durability::space_configs::SpaceConfigs;
 use crate::durability::storage::{self, Census, Copied, Finds, Manifest, Storage, lock_folder};
 use crate::{Config, Database};
@@ -129,6 +129,10 @@ pub(crate) fn check_log(config: &Config, storage: &Storage, manifest: &Manifest)
         while let Some(mut record) = log.next_record()? {
             if record.kind == MAIN {
                 MainRecord::from_bytes(&record.payload()?)?;
+                continue;
+            }
+            if record.kind == SEQUENCE {
+                SequenceRecord::from_bytes(&record.payload()?)?;
                 continue;
             }
             if record.kind != COMMIT {

@@ -8,7 +8,7 @@ use crate::catalog::comment::Comments;
 use crate::catalog::relation::RelationName;
 use crate::catalog::state::{Catalog, DatabaseState};
 use crate::durability::ids;
-use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, StoredTable, next_entry};
+use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, StoredTable, next_entry};
 use crate::durability::storage::{Census, FoundGroups, Manifest, SavedFile, Storage};
 use crate::write::index::add_declared_keys;
 use crate::{Database, SchemaDef, Sequence, SequenceDef};
@@ -158,8 +158,8 @@ impl Replay<'_> {
                     format!("In the log at {position}: {}", error.detail().unwrap_or("a committed transaction."));
                 Error::new(error.code(), error.message().to_owned()).with_detail(detail)
             };
-            if kind == MAIN {
-                // The merge is done again.
+            if kind == MAIN || kind == SEQUENCE {
+                // The merge is done again, and a file has the position.
                 continue;
             }
             if kind != COMMIT {

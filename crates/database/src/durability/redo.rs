@@ -39,6 +39,9 @@ pub(crate) const COMMIT: RecordKind = RecordKind(1);
 /// A main that a merge made ([`crate::durability::small::MainRecord`]). A start need not know of it: the merge is done again.
 pub(crate) const MAIN: RecordKind = RecordKind(2);
 
+/// How far values of a sequence may have been given ([`crate::durability::small::SequenceRecord`]). A start need not know of it: a file says so.
+pub(crate) const SEQUENCE: RecordKind = RecordKind(3);
+
 /// From here on what there is of a record is written ahead of the commit.
 const PIECE_BYTES: usize = 1 << 20;
 

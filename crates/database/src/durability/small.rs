@@ -10,9 +10,13 @@
 //! | 8, 8 | row group and its rows; both zero when no row is left |
 //! | 4, then 8 each | words of the positions that are no rows, if any is not |
 //! | 4, then as many | where the row group is, for those who can reach it there |
+//!
+//! How far values of a sequence may have been given: 8 bytes with the number of its position, 8 with the value, 8 that are 1 when it was
+//! given. It is durable before a value that it covers, or the answer of `setval`, is anybody's.
 
 use crate::Database;
-use crate::durability::redo::{MAIN, Redo, broken, bytes, number};
+use crate::catalog::sequence::{KeptPositions, Position};
+use crate::durability::redo::{MAIN, Redo, SEQUENCE, broken, bytes, number};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, Error, Result, RowGroupId, StoreId};
 use tidepool_log::RecordKind;
@@ -63,6 +67,45 @@ impl MainRecord {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SequenceRecord {
+    pub position_id: u32,
+    pub position: Position,
+}
+
+impl SequenceRecord {
+    pub fn to_bytes(self) -> Vec<u8> {
+        let Position { last, called } = self.position;
+        let numbers = [self.position_id.into(), last.cast_unsigned(), called.into()];
+        numbers.iter().flat_map(|number: &u64| number.to_le_bytes()).collect()
+    }
+
+    /// XX001 when it is none.
+    pub fn from_bytes(record: &[u8]) -> Result<SequenceRecord> {
+        let rest = &mut &*record;
+        let (id, last, called) = (number(rest)?, number(rest)?.cast_signed(), number(rest)?);
+        match u32::try_from(id) {
+            Ok(position_id) if rest.is_empty() && called <= 1 => {
+                Ok(SequenceRecord { position_id, position: Position { last, called: called == 1 } })
+            }
+            _ => Err(broken("a sequence's position")),
+        }
+    }
+}
+
+impl KeptPositions for Database {
+    /// In the data folder and, where somebody may follow the log, there.
+    fn write_position(&self, position_id: u32, position: Position) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        storage.write_position(position_id, position)?;
+        if let (Some(_), Some(log)) = (self.main_places.get(), self.log.get()) {
+            let ts = self.commit_small(SEQUENCE, &SequenceRecord { position_id, position }.to_bytes())?;
+            log.wait_durable(ts, || Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
 struct Small<'r>(&'r mut Redo);
 
 impl Commit for Small<'_> {
@@ -78,7 +121,8 @@ impl Commit for Small<'_> {
 }
 
 impl Database {
-    /// From now on the log says of each merge what it made, and where that is.
+    /// From now on somebody may follow the log: it says of each merge what it made, and where that is; and of sequences how far they
+    /// have come.
     pub fn place_mains(&self, places: Arc<dyn MainPlaces>) -> Result<()> {
         self.main_places.set(places).map_err(|_| Error::internal("mains have places already"))
     }
@@ -115,6 +159,19 @@ impl Database {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_position_is_read_as_it_was_written_and_nothing_else_is_one() {
+        for (last, called) in [(i64::MIN, true), (-1, false), (7, true)] {
+            let position = SequenceRecord { position_id: u32::MAX, position: Position { last, called } };
+            let record = position.to_bytes();
+            assert_eq!(SequenceRecord::from_bytes(&record).unwrap(), position);
+            for cut in 0..record.len() {
+                assert!(SequenceRecord::from_bytes(&record[..cut]).is_err());
+            }
+            assert!(SequenceRecord::from_bytes(&[u8::MAX; 24]).is_err());
+        }
+    }
 
     #[test]
     fn a_main_is_read_as_it_was_written_and_nothing_else_is_one() {

@@ -15,9 +15,10 @@
 mod tests;
 
 use crate::catalog::relation::SchemaDef;
+use crate::catalog::sequence::Position;
 use crate::catalog::state::{Changes, Coming};
-use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, StoredTable, changes_catalog, next_entry};
-use crate::durability::small::MainRecord;
+use crate::durability::redo::{COMMIT, CatalogChange, Entry, MAIN, SEQUENCE, StoredTable, changes_catalog, next_entry};
+use crate::durability::small::{MainRecord, SequenceRecord};
 use crate::{Config, Database, DatabaseState, Sequence};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -109,6 +110,8 @@ pub struct Follower {
     stores: HashMap<StoreId, Arc<Followed>>,
     shards: Vec<Shard>,
     groups: Arc<dyn RowGroups>,
+    /// By their numbers, also of sequences that are being made.
+    positions: HashMap<u32, Position>,
     /// What the stores had before anything was applied is as of this.
     checkpoint: CommitTs,
     /// No record came with a later timestamp.
@@ -149,6 +152,7 @@ impl Follower {
             stores: HashMap::new(),
             shards: (0..threads.max(1)).map(|_| shard()).collect::<Result<_>>()?,
             groups,
+            positions: HashMap::new(),
             checkpoint: database.transactions().clock().now(),
             seen: CommitTs(0),
             rows: 0,
@@ -244,6 +248,16 @@ impl Follower {
                     main.group.map(|(group, _)| self.groups.merged(&to.table, group, &main.places)).transpose()?;
                 let what = What::Main(main.range, NewMain { group, dead: main.dead, horizon: main.horizon });
                 deal(Job { to: Arc::clone(to), ts: record.ts, what });
+                continue;
+            }
+            if record.kind == SEQUENCE {
+                let SequenceRecord { position_id, position } = SequenceRecord::from_bytes(&record.pieces.concat())?;
+                self.positions.insert(position_id, position);
+                let state = self.database.state();
+                let of = |sequence: &&Arc<Sequence>| sequence.def.position_id == position_id;
+                if let Some(sequence) = state.catalog.sequences.values().find(of) {
+                    sequence.follow(position);
+                }
                 continue;
             }
             if record.kind != COMMIT {
@@ -343,7 +357,11 @@ impl Follower {
         for (id, def) in change.sequences {
             let sequence = def.map(|def| {
                 let known = before.catalog.sequence_by_id(id).filter(|known| known.def.position_id == def.position_id);
-                known.map_or_else(|| Sequence::new(def.clone()), |known| known.with_def(def.clone()))
+                let sequence = known.map_or_else(|| Sequence::new(def.clone()), |known| known.with_def(def.clone()));
+                if let Some(position) = self.positions.get(&def.position_id) {
+                    sequence.follow(*position);
+                }
+                sequence
             });
             changes.sequences.insert(id, sequence.map(Arc::new));
         }

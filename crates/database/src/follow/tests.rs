@@ -4,7 +4,7 @@ use super::*;
 use crate::durability::storage::{FoundGroups, SavedFile};
 use crate::tests::{batch_of, columns, in_folder, insert, memory, placement, rows_of};
 use crate::write::writer::SHORT_ROW_GROUP_ROWS;
-use crate::{Changed, DatabaseVersion, MainPlaces, NewIndex, Transaction};
+use crate::{Changed, DatabaseVersion, MainPlaces, NewIndex, SequenceDef, Transaction};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
@@ -377,6 +377,55 @@ fn a_follower_has_what_the_primary_had() {
         println!("seed {seed}");
         seed += 1;
     }
+}
+
+/// What a sequence may have given is in the log before anybody has it, and the follower goes on behind it.
+#[test]
+fn values_of_sequences_are_not_given_again_by_who_takes_over() {
+    let pair = Pair::new();
+    let mut follower = pair.follower(1);
+    create(&pair.primary, "ticks", false);
+    let mut transaction = pair.primary.begin().unwrap();
+    let def = SequenceDef {
+        id: TableId(0),
+        schema: tidepool_base::SchemaId::PUBLIC,
+        name: "s".to_owned(),
+        data_type: tidepool_base::SqlType::BigInt,
+        start: 5,
+        increment: 1,
+        min: 1,
+        max: i64::MAX,
+        cache: 1,
+        cycle: false,
+        owner: None,
+        position_id: 0,
+    };
+    let id = transaction.create_sequence(def).unwrap();
+    transaction.commit().unwrap();
+    let of = |database: &Database| database.state().catalog.sequence_by_id(id).unwrap().clone();
+    let next = |database: &Database| database.next_values(&of(database), 1, false).unwrap()[0];
+    let catch_up = |follower: &mut Follower| {
+        let (version, records) = pair.moment();
+        follower.apply(Batch { records, floor: version.view().ts() }).unwrap();
+    };
+    let mut last = 0;
+    for round in 0..50 {
+        last = next(&pair.primary);
+        // Whatever is read of the log from here on has it.
+        if round % 20 == 7 {
+            catch_up(&mut follower);
+            let known = of(&pair.follower).position();
+            assert!(known.last_value >= last && known.is_called, "{known:?} after {last}");
+        }
+    }
+    pair.primary.set_sequence(&of(&pair.primary), 1000, true).unwrap();
+    catch_up(&mut follower);
+    assert_eq!(of(&pair.follower).position().last_value, 1000);
+    assert!(last < 1000);
+    let given = next(&pair.primary);
+    catch_up(&mut follower);
+    follower.promote(CommitTs(0));
+    assert!(next(&pair.follower) > given);
 }
 
 /// A start passes over what the log says of mains.
