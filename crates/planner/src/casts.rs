@@ -9,6 +9,7 @@
 use crate::arithmetic::{self, Kind};
 use crate::conversions::{conversion, conversion_of, is_string, per_value, read_texts, text_settings, write_texts};
 use crate::errors::carry;
+use crate::float_range;
 use crate::numerics;
 use crate::operators::{self, unnamed};
 use crate::rounding;
@@ -1542,8 +1543,8 @@ impl ScalarUDFImpl for Key {
     }
 }
 
-/// Integer arithmetic that does not wrap around: a whole tree of it as one function of its leaves, because a tree of
-/// functions costs the planner time by the cube of its depth.
+/// Arithmetic of integers that does not wrap around, and of floating-point numbers that gives what they hold: a whole tree of it as one
+/// function of its leaves, because a tree of functions costs the planner time by the cube of its depth.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Checked {
     /// In postfix order.
@@ -1558,26 +1559,27 @@ enum Step {
     Apply(Operator),
 }
 
-fn is_arithmetic(op: Operator) -> bool {
-    matches!(op, Operator::Plus | Operator::Minus | Operator::Multiply)
+/// Arrow's quotients of integers are checked.
+fn is_arithmetic(op: Operator, of_floats: bool) -> bool {
+    matches!(op, Operator::Plus | Operator::Minus | Operator::Multiply) || of_floats && op == Operator::Divide
 }
 
 impl Checked {
-    /// The expression, if it is integer arithmetic then checked.
+    /// The expression, if it is such arithmetic then checked.
     fn over(expr: Expr, schema: &DFSchema) -> Transformed<Expr> {
-        match &expr {
-            Expr::BinaryExpr(root) if is_arithmetic(root.op) => {}
+        let of_floats = match &expr {
+            Expr::BinaryExpr(root) if is_arithmetic(root.op, true) => is_float(&root.left, schema),
             _ => return Transformed::no(expr),
-        }
+        };
         let mut steps = Vec::new();
         let mut leaves = Vec::new();
-        collect(&expr, &mut steps, &mut leaves);
+        collect(&expr, of_floats, &mut steps, &mut leaves);
         let first = leaves.first().and_then(|leaf| leaf.get_type(schema).ok());
         let same = first.is_some_and(|first| {
-            first.is_integer()
+            (first.is_integer() || of_floats)
                 && leaves.iter().skip(1).all(|leaf| leaf.get_type(schema).is_ok_and(|leaf| leaf == first))
         });
-        if !same {
+        if !same || steps.len() == 1 {
             return Transformed::no(expr);
         }
         let leaves = leaves.into_iter().cloned().collect();
@@ -1604,11 +1606,11 @@ pub fn watched(function: &ScalarFunction) -> Option<Expr> {
     stack.pop()
 }
 
-fn collect<'a>(expr: &'a Expr, steps: &mut Vec<Step>, leaves: &mut Vec<&'a Expr>) {
+fn collect<'a>(expr: &'a Expr, of_floats: bool, steps: &mut Vec<Step>, leaves: &mut Vec<&'a Expr>) {
     match expr {
-        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_arithmetic(*op) => {
-            collect(left, steps, leaves);
-            collect(right, steps, leaves);
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_arithmetic(*op, of_floats) => {
+            collect(left, of_floats, steps, leaves);
+            collect(right, of_floats, steps, leaves);
             steps.push(Step::Apply(*op));
         }
         leaf => {
@@ -1636,7 +1638,7 @@ impl ScalarUDFImpl for Checked {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        use arrow::compute::kernels::numeric::{add, mul, sub};
+        use arrow::compute::kernels::numeric::{add, div, mul, sub};
         let out_of_range = || {
             let name = crate::errors::type_name(&args.return_field.data_type().to_string());
             carry(Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{name} out of range")))
@@ -1648,12 +1650,17 @@ impl ScalarUDFImpl for Checked {
                 Step::Leaf => leaves.next().cloned(),
                 Step::Apply(op) => match (stack.pop(), stack.pop()) {
                     (Some(right), Some(left)) => {
+                        let rows = args.number_rows;
                         let applied =
                             datafusion::physical_expr_common::datum::apply(&left, &right, |left, right| match op {
                                 Operator::Plus => add(left, right),
                                 Operator::Minus => sub(left, right),
+                                Operator::Divide => div(left, right),
                                 _ => mul(left, right),
                             });
+                        if let Ok(result) = &applied {
+                            float_range::check_arithmetic(*op, (&left, &right), result, rows)?;
+                        }
                         Some(applied.map_err(|error| match error {
                             DataFusionError::ArrowError(error, _) => match *error {
                                 ArrowError::ArithmeticOverflow(_) => out_of_range(),

@@ -2,10 +2,13 @@
 
 use crate::errors::carry;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array};
+use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::Result;
-use datafusion::logical_expr::ColumnarValue;
+use datafusion::logical_expr::{ColumnarValue, Operator};
 use tidepool_base::{Error, SqlState};
+use tidepool_engine::evaluate::Fault;
+use tidepool_engine::expr::ArithmeticOp;
 
 /// Whether a function's results have to be looked at.
 pub fn is_watched(name: &str) -> bool {
@@ -17,6 +20,11 @@ fn is_bounded(name: &str) -> bool {
     matches!(name, "exp" | "power" | "pow" | "degrees")
 }
 
+/// Comes so near to zero that no number but zero is left.
+fn vanishes(name: &str) -> bool {
+    matches!(name, "exp" | "power" | "pow")
+}
+
 /// Is not there for all numbers.
 fn has_domain(name: &str) -> bool {
     matches!(name, "acos" | "acosh" | "asin" | "atanh" | "cos" | "cot" | "sin" | "tan")
@@ -24,7 +32,7 @@ fn has_domain(name: &str) -> bool {
 
 /// 22003 for a result that its arguments do not have.
 pub fn check(name: &str, args: &[ColumnarValue], result: &ColumnarValue) -> Result<()> {
-    let suspect = |value: f64| !value.is_finite() || value == 0.0 && name == "exp";
+    let suspect = |value: f64| !value.is_finite() || value == 0.0 && vanishes(name);
     let rows = match result {
         ColumnarValue::Scalar(_) => 1,
         ColumnarValue::Array(array) => array.len(),
@@ -51,11 +59,53 @@ pub fn check(name: &str, args: &[ColumnarValue], result: &ColumnarValue) -> Resu
                 true => "input is out of range",
                 false => continue,
             },
+            // A power of zero.
+            0.0 if name != "exp" && arrays.first().is_some_and(|base| base.value(row) == 0.0) => continue,
             _ if !is_bounded(name) || of_args(&|arg| !arg.is_finite()) => continue,
             value if value.is_infinite() => "value out of range: overflow",
             _ => "value out of range: underflow",
         };
         return Err(carry(Error::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, message)));
+    }
+    Ok(())
+}
+
+/// 22003 for a result of arithmetic that its operands do not have, 22012 for a quotient of zero. Of other than floating-point numbers nothing is said.
+pub fn check_arithmetic(
+    op: Operator,
+    (left, right): (&ColumnarValue, &ColumnarValue),
+    result: &ColumnarValue,
+    rows: usize,
+) -> Result<()> {
+    let op = match op {
+        Operator::Plus => ArithmeticOp::Add,
+        Operator::Minus => ArithmeticOp::Subtract,
+        Operator::Multiply => ArithmeticOp::Multiply,
+        Operator::Divide => ArithmeticOp::Divide,
+        _ => return Ok(()),
+    };
+    let rows = if matches!(result, ColumnarValue::Scalar(_)) { 1 } else { rows };
+    let widened = |value: &ColumnarValue| -> Result<Option<ArrayRef>> {
+        match value.data_type() {
+            DataType::Float64 => value.to_array(rows).map(Some),
+            DataType::Float32 => Ok(Some(cast(&value.to_array(rows)?, &DataType::Float64)?)),
+            _ => Ok(None),
+        }
+    };
+    let (Some(left), Some(right), Some(result)) = (widened(left)?, widened(right)?, widened(result)?) else {
+        return Ok(());
+    };
+    let [left, right, result] = [&left, &right, &result].map(|array| array.as_primitive::<Float64Type>());
+    for (row, value) in result.iter().enumerate() {
+        // What is finite and not zero has no fault, whatever it comes of.
+        let Some(value) = value.filter(|value| !value.is_finite() || *value == 0.0) else { continue };
+        let (left, right) = (left.value(row), right.value(row));
+        if op == ArithmeticOp::Divide && right == 0.0 && !left.is_nan() {
+            return Err(carry(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero")));
+        }
+        if let Some(fault) = Fault::of(op, left, right, value) {
+            return Err(carry(fault.error()));
+        }
     }
     Ok(())
 }

@@ -223,7 +223,7 @@ unsafe fn add_set(
         };
         for accumulator in plan.accumulators.iter().filter(|of| of.set == Some(index)) {
             // SAFETY: the caller's word.
-            unsafe { accumulate(accumulator, columns.last(), &place, &mut texts)? };
+            unsafe { accumulate(accumulator, columns.last(), &place, &mut texts, &plan.has_infinite)? };
         }
     }
     Ok(())

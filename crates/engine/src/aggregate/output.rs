@@ -6,12 +6,14 @@ use super::states::{
     Accumulator, ExactMoments, Moments, Primitive, Sum64, Sum128, SumFloat, SumWide, float_of_key, int_of_key,
 };
 use super::texts::TextState;
+use crate::evaluate::Fault;
 use crate::mask::Mask;
 use crate::rows::RowPtr;
 use crate::text::{Owners, Text};
 use crate::types::{Class, ColumnType};
 use crate::vector::{Chunk, Texts, Values, Vector};
 use arrow_schema::DataType;
+use std::sync::atomic::Ordering;
 use tidepool_base::{Error, Result};
 
 /// Some groups' columns.
@@ -39,6 +41,12 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
     let seen = |seen: Option<usize>| seen.map(|seen| Mask::of_values(rows, |row| count(seen, row) > 0));
     let single = of.data_type == DataType::Float32;
     let real = |value: f64| if single { f64::from(value as f32) } else { value };
+    // A sum of finite numbers is not infinite.
+    let in_range = |values: Vec<f64>| match values.iter().any(|value| value.is_infinite()) {
+        true if !plan.has_infinite.load(Ordering::Relaxed) => Err(Fault::Overflow.error()),
+        _ => Ok(Values::Float(values.into())),
+    };
+    let sums = |value: &dyn Fn(RowPtr) -> f64| in_range(rows.iter().map(|row| real(value(*row))).collect::<Vec<f64>>());
     let floats = |value: &dyn Fn(RowPtr) -> f64| {
         Values::Float(rows.iter().map(|row| real(value(*row))).collect::<Vec<f64>>().into())
     };
@@ -51,7 +59,7 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
             let vector = match sum.primitive {
                 Primitive::SumFloat => {
                     // SAFETY: the state is of that type; the rest is the caller's word.
-                    let values = floats(&|row| unsafe { row.read::<SumFloat>(sum.offset) }.0);
+                    let values = sums(&|row| unsafe { row.read::<SumFloat>(sum.offset) }.0)?;
                     Vector { values, valid: None }
                 }
                 // SAFETY: the state is of that type; the rest is the caller's word.
@@ -73,7 +81,7 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
                         // SAFETY: the state is of that type; the rest is the caller's word.
                         unsafe { row.read::<SumFloat>(sum.offset) }.0 / count(counted, row) as f64
                     };
-                    Vector { values: floats(&average), valid: None }
+                    Vector { values: sums(&average)?, valid: None }
                 }
                 (_, Class::Float) => {
                     let unit = 10f64.powi(shift);
@@ -153,7 +161,7 @@ unsafe fn column(plan: &Plan, output: Output, of: &ColumnType, rows: &[RowPtr], 
                 let variance = squares / (of.count - less);
                 real(if is_root { variance.sqrt() } else { variance })
             };
-            let values = Values::Float(moments.iter().map(value).collect::<Vec<f64>>().into());
+            let values = in_range(moments.iter().map(value).collect())?;
             let valid = Mask::from_fn(moments.len(), |row| moments[row].count > less);
             Vector { values, valid: None }.with_valid(Some(valid))
         }

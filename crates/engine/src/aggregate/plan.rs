@@ -9,6 +9,7 @@ use crate::rows::{RowLayout, Rows};
 use crate::touch::{Meter, Pool};
 use crate::types::{Class, ColumnType};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tidepool_base::{Error, Result};
 
 /// Groups of rows with equal keys (NULL equals NULL, -0 equals 0, and all NaNs are equal), and what is computed of each. Without keys,
@@ -82,6 +83,8 @@ pub(super) struct Plan {
     pub meter: Meter,
     /// Groups that no worker's own table has any more.
     pub groups: Pool,
+    /// Some floating-point number that was summed up is infinite. If none is, no sum may be.
+    pub has_infinite: AtomicBool,
 }
 
 impl Plan {
@@ -145,6 +148,7 @@ impl Plan {
             finds_order,
             groups: meter.pool(),
             meter,
+            has_infinite: AtomicBool::new(false),
         })
     }
 

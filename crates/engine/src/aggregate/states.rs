@@ -7,6 +7,8 @@ use super::texts::{TextState, TextStore};
 use crate::rows::RowPtr;
 use crate::vector::{Values, Vector};
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_base::{Error, Result};
 
 /// Groups of a chunk's rows.
@@ -461,14 +463,20 @@ unsafe fn count(offset: usize, place: &Place<'_>) {
 /// # Safety
 ///
 /// Each group that a row has is a row that is there, with this accumulator's state, which nobody else reads or writes.
-/// `texts` made what states of text point to.
+/// `texts` made what states of text point to. `has_infinite` becomes true with the first infinite value that is summed up.
 pub(super) unsafe fn accumulate(
     accumulator: &Accumulator,
     vector: Option<&Vector>,
     place: &Place<'_>,
     texts: &mut TextStore,
+    has_infinite: &AtomicBool,
 ) -> Result<()> {
     let offset = accumulator.offset;
+    let is_infinite = Cell::new(false);
+    let noted = |value: f64| {
+        is_infinite.set(is_infinite.get() | (value.abs() == f64::INFINITY));
+        value
+    };
     let flip = |least: bool| if least { u64::MAX } else { 0 };
     // SAFETY: `Primitive` says of which type the state is; the rest is the caller's word.
     unsafe {
@@ -487,7 +495,7 @@ pub(super) unsafe fn accumulate(
                 update::<SumWide, _>(offset, values, place, |value| value);
             }
             (Primitive::SumFloat, Some(Values::Float(values))) => {
-                update::<SumFloat, _>(offset, values, place, |value| value);
+                update::<SumFloat, _>(offset, values, place, noted);
             }
             (Primitive::Extreme { least }, Some(Values::Int(values))) => {
                 let flip = flip(least);
@@ -510,7 +518,7 @@ pub(super) unsafe fn accumulate(
                 update::<ExactMoments, _>(offset, values, place, |value| value);
             }
             (Primitive::Moments, Some(Values::Float(values))) => {
-                update::<Moments, _>(offset, values, place, |value| value);
+                update::<Moments, _>(offset, values, place, noted);
             }
             (Primitive::Moments, Some(Values::Int(values))) => {
                 let unit = accumulator.unit;
@@ -538,6 +546,9 @@ pub(super) unsafe fn accumulate(
             })?,
             _ => return Err(Error::internal("an aggregate of a column of another class than planned")),
         }
+    }
+    if is_infinite.get() {
+        has_infinite.store(true, Ordering::Relaxed);
     }
     Ok(())
 }

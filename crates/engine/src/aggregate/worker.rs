@@ -162,7 +162,7 @@ impl Worker {
             for accumulator in plan.accumulators.iter().filter(|of| of.set.is_none() && of.take == index) {
                 let vector = accumulator.argument.map(|column| &chunk.columns[column]);
                 // SAFETY: the groups are this worker's, which nobody else has, of the plan's layout; its texts are `texts`'s.
-                unsafe { accumulate(accumulator, vector, place, &mut self.texts)? };
+                unsafe { accumulate(accumulator, vector, place, &mut self.texts, &plan.has_infinite)? };
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Loops do not stop at an error: they note that some row may have one, and only then are rows looked at one by one, those
 //! that are NULL or do not count left out. Where the operands' bounds prove that nothing can go wrong, nothing is noted.
 
-use super::Value;
+use super::{Value, float_range};
 use crate::expr::{ArithmeticOp, Scalar};
 use crate::mask::Mask;
 use crate::simd::{Level, level, map, map_pairs, simd};
@@ -37,7 +37,7 @@ pub enum Side<'a, T> {
 }
 
 impl<T: Copy> Side<'_, T> {
-    fn get(&self, row: usize) -> T {
+    pub fn get(&self, row: usize) -> T {
         match self {
             Side::Slice(values) => values[row],
             Side::Constant(value) => *value,
@@ -129,7 +129,7 @@ impl Kernel {
     }
 
     pub fn can_fail(&self) -> bool {
-        self.check.is_some() || self.divides
+        self.check.is_some() || self.divides || self.class == Class::Float
     }
 }
 
@@ -206,7 +206,8 @@ pub fn binary(
     }
     let valid = Mask::both(left.valid(), right.valid());
     let (mut left, mut right) = (left, right);
-    if let Some(values) = in_place(kernel, &mut left, &mut right)? {
+    let is_all = valid.is_none() && live.is_none();
+    if let Some(values) = in_place(kernel, &mut left, &mut right, is_all)? {
         return Ok(Value::Vector(Vector { values, valid }));
     }
     let values = match kernel.class {
@@ -232,8 +233,8 @@ pub fn binary(
     Ok(Value::Vector(Vector { values, valid: None }.with_valid(valid)))
 }
 
-/// Writes the result over an operand that nobody else has, if nothing can fail.
-fn in_place(kernel: &Kernel, left: &mut Value, right: &mut Value) -> Result<Option<Values>> {
+/// Writes the result over an operand that nobody else has, if nothing can fail, or, of floats, if all rows are of interest (`is_all`).
+fn in_place(kernel: &Kernel, left: &mut Value, right: &mut Value, is_all: bool) -> Result<Option<Values>> {
     if kernel.check.is_some() || kernel.divides || kernel.is_real {
         return Ok(None);
     }
@@ -251,11 +252,13 @@ fn in_place(kernel: &Kernel, left: &mut Value, right: &mut Value) -> Result<Opti
                 None
             }
         }
-        Class::Float => {
-            if let Some(values) = own_floats(left) {
-                Some(Values::Float(over_floats(op, values, floats(right)?, false).into()))
-            } else if let Some(values) = own_floats(right) {
-                Some(Values::Float(over_floats(op, values, floats(left)?, true).into()))
+        Class::Float if is_all => {
+            if let Some(mut values) = own_floats(left) {
+                float_range::over(op, &mut values, floats(right)?, false)?;
+                Some(Values::Float(values.into()))
+            } else if let Some(mut values) = own_floats(right) {
+                float_range::over(op, &mut values, floats(left)?, true)?;
+                Some(Values::Float(values.into()))
             } else {
                 None
             }
@@ -318,15 +321,6 @@ fn over_ints(op: ArithmeticOp, values: Vec<i64>, other: Side<'_, i64>, is_right:
         (ArithmeticOp::Subtract, false) => over_side(values, other, i64::wrapping_sub),
         (ArithmeticOp::Subtract, true) => over_side(values, other, |b, a| a.wrapping_sub(b)),
         _ => over_side(values, other, i64::wrapping_mul),
-    }
-}
-
-fn over_floats(op: ArithmeticOp, values: Vec<f64>, other: Side<'_, f64>, is_right: bool) -> Vec<f64> {
-    match (op, is_right) {
-        (ArithmeticOp::Add, _) => over_side(values, other, |a, b| a + b),
-        (ArithmeticOp::Subtract, false) => over_side(values, other, |a, b| a - b),
-        (ArithmeticOp::Subtract, true) => over_side(values, other, |b, a| a - b),
-        _ => over_side(values, other, |a, b| a * b),
     }
 }
 
@@ -558,12 +552,12 @@ fn float(
             Side::Slice(values) => values.iter().fold(false, |any, value| any | (*value == 0.0)),
             Side::Constant(value) => value == 0.0,
         };
-        if has_zero && rows_of_interest(rows, valid, live).positions().iter().any(|row| right.get(*row as usize) == 0.0)
-        {
+        let is_divided = |row: &u32| right.get(*row as usize) == 0.0 && !left.get(*row as usize).is_nan();
+        if has_zero && rows_of_interest(rows, valid, live).positions().iter().any(is_divided) {
             return Err(division_by_zero());
         }
     }
-    Ok(match (kernel.op, kernel.is_real) {
+    let values = match (kernel.op, kernel.is_real) {
         (ArithmeticOp::Add, false) => zip(left, right, rows, |a, b| a + b),
         (ArithmeticOp::Subtract, false) => zip(left, right, rows, |a, b| a - b),
         (ArithmeticOp::Multiply, false) => zip(left, right, rows, |a, b| a * b),
@@ -575,5 +569,10 @@ fn float(
         (ArithmeticOp::Multiply, true) => zip(left, right, rows, |a, b| f64::from((a * b) as f32)),
         (ArithmeticOp::Divide, true) => zip(left, right, rows, |a, b| f64::from((a / b) as f32)),
         (ArithmeticOp::Modulo, true) => zip(left, right, rows, |a, b| f64::from((a % b) as f32)),
-    })
+    };
+    if kernel.op != ArithmeticOp::Modulo {
+        let of_interest = || rows_of_interest(rows, valid, live).positions();
+        float_range::check(kernel.op, left, right, &values, of_interest)?;
+    }
+    Ok(values)
 }

@@ -11,6 +11,7 @@ mod case;
 mod cast;
 mod compare;
 mod dates;
+mod float_range;
 mod list;
 mod logic;
 mod lookup;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result};
 use tidepool_table::CompareOp;
 
+pub use float_range::Fault;
 pub use simplify::simplify;
 
 /// A value for each row; the vector's class is the expression's.

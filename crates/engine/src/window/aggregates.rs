@@ -7,6 +7,7 @@ use super::functions::WindowCall;
 use super::layout::Segment;
 use super::slide::{Count, Exact, Queue, Sum, slide};
 use crate::aggregate::{AggregateFunction, SumWide, out_of_range, result_bounds};
+use crate::evaluate::Fault;
 use crate::mask::Mask;
 use crate::room;
 use crate::sort::keys::compare_values;
@@ -62,7 +63,14 @@ pub(super) fn column(
                 let value = state.value().map(|(sum, count)| if function == F::Sum { sum } else { sum / count as f64 });
                 sums[from as usize..to as usize].fill(value);
             })?;
-            floats(call, &sums)
+            let has_infinite = || (0..values.len()).any(|row| takes(row) && values[row].is_infinite());
+            let sums = floats(call, &sums)?;
+            match &sums.values {
+                Values::Float(values) if values.iter().any(|sum| sum.is_infinite()) && !has_infinite() => {
+                    Err(Fault::Overflow.error())
+                }
+                _ => Ok(sums),
+            }
         }
         (F::Min | F::Max | F::BoolAnd | F::BoolOr, _) => {
             let least = matches!(function, F::Min | F::BoolAnd);

@@ -22,6 +22,8 @@ use std::sync::Arc;
 use tidepool_base::{Error, Result, SqlState, SqlType};
 use tidepool_database::Sequence;
 use tidepool_database::text::{TextReader, TextSettings};
+use tidepool_engine::evaluate::Fault;
+use tidepool_engine::expr::ArithmeticOp;
 use tidepool_table::rows::{RowLayout, RowRef};
 
 /// A row of one of a statement's tables.
@@ -526,7 +528,8 @@ impl Compiler<'_> {
             Operator::Multiply => Arithmetic::Multiply,
             _ => return self.compile(expr, schema, inputs),
         };
-        let kind = IntKind::of(&left.get_type(schema).ok()?)?;
+        let data_type = left.get_type(schema).ok()?;
+        let Some(kind) = IntKind::of(&data_type) else { return self.compile(expr, schema, inputs) };
         let of = [self.checked(left, schema, inputs)?, self.checked(right, schema, inputs)?];
         Some(Expr::Integer { op, kind, of: Box::new(of) })
     }
@@ -934,9 +937,35 @@ fn number<'f>(
         (Datum::Double(left), Datum::Double(right), Arithmetic::Multiply, _) => Some(Datum::Double(left * right)),
         _ => None,
     };
-    match quick {
-        Some(value) => Ok(value),
-        None => arrow_arithmetic(op, &left, &right, types),
+    let value = match quick {
+        Some(value) => value,
+        None => arrow_arithmetic(op, &left, &right, types)?,
+    };
+    match (&left, &right, &value) {
+        (Datum::Double(left), Datum::Double(right), Datum::Double(value)) => in_range(op, *left, *right, *value)?,
+        (Datum::Real(left), Datum::Real(right), Datum::Real(value)) => {
+            in_range(op, (*left).into(), (*right).into(), (*value).into())?;
+        }
+        _ => {}
+    }
+    Ok(value)
+}
+
+/// 22003 for a result that no floating-point number holds.
+fn in_range(op: Arithmetic, left: f64, right: f64, value: f64) -> Result<()> {
+    let op = match op {
+        Arithmetic::Add => ArithmeticOp::Add,
+        Arithmetic::Subtract => ArithmeticOp::Subtract,
+        Arithmetic::Multiply => ArithmeticOp::Multiply,
+        Arithmetic::Divide => ArithmeticOp::Divide,
+        Arithmetic::Modulo => return Ok(()),
+    };
+    match Fault::of(op, left, right, value) {
+        _ if op == ArithmeticOp::Divide && right == 0.0 && !left.is_nan() => {
+            Err(Error::new(SqlState::DIVISION_BY_ZERO, "division by zero"))
+        }
+        Some(fault) => Err(fault.error()),
+        None => Ok(()),
     }
 }
 

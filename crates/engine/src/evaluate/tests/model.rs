@@ -84,27 +84,36 @@ fn arithmetic(op: ArithmeticOp, a: &Model, b: &Model, data_type: &DataType) -> O
             within(value, data_type)
         }
         (Float(a), Float(b)) => {
-            if matches!(op, ArithmeticOp::Divide | ArithmeticOp::Modulo) && *b == 0.0 {
+            if matches!(op, ArithmeticOp::Divide | ArithmeticOp::Modulo) && *b == 0.0 && !a.is_nan() {
                 return Err("22012");
             }
-            if *data_type == DataType::Float32 {
+            let value = if *data_type == DataType::Float32 {
                 let (a, b) = (*a as f32, *b as f32);
-                let value = match op {
+                f64::from(match op {
                     ArithmeticOp::Add => a + b,
                     ArithmeticOp::Subtract => a - b,
                     ArithmeticOp::Multiply => a * b,
                     ArithmeticOp::Divide => a / b,
                     ArithmeticOp::Modulo => a % b,
+                })
+            } else {
+                match op {
+                    ArithmeticOp::Add => a + b,
+                    ArithmeticOp::Subtract => a - b,
+                    ArithmeticOp::Multiply => a * b,
+                    ArithmeticOp::Divide => a / b,
+                    ArithmeticOp::Modulo => a % b,
+                }
+            };
+            let overflows = value.is_infinite() && a.is_finite() && (b.is_finite() || op == ArithmeticOp::Divide);
+            let vanishes = value == 0.0
+                && *a != 0.0
+                && match op {
+                    ArithmeticOp::Multiply => *b != 0.0,
+                    ArithmeticOp::Divide => b.is_finite(),
+                    _ => false,
                 };
-                return Ok(Float(value.into()));
-            }
-            Ok(Float(match op {
-                ArithmeticOp::Add => a + b,
-                ArithmeticOp::Subtract => a - b,
-                ArithmeticOp::Multiply => a * b,
-                ArithmeticOp::Divide => a / b,
-                ArithmeticOp::Modulo => a % b,
-            }))
+            if overflows || vanishes { Err("22003") } else { Ok(Float(value)) }
         }
         _ => panic!("{a:?} {op:?} {b:?}"),
     }
