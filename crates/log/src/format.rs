@@ -20,10 +20,20 @@
 //! | 48 | 8 | number |
 //! | 56 | 8 | *chain*: checksum of the log's last block before this segment, 0 if there never was one |
 //! | 64 | 8 | position at which the segment before ended, 0 if there never was one |
-//! | 72 | 56 | zero |
+//! | 72 | 8 | *term* in which the segment was written, 0 in a log that one host has to itself |
+//! | 80 | 8 | term of the segment before |
+//! | 88 | 40 | zero |
 //!
 //! A segment *is begun* if and only if its header is valid and has the number that the segment is stored under. Everything in
 //! the segment before is durable before a segment's header is written.
+//!
+//! # Terms
+//!
+//! The log of a database in a pool has a *term* for each host that was primary, and each term its own segments. A term ends
+//! at its *seal*, a position that is known before the next term's first segment is begun: that one has the seal as the
+//! position at which the segment before ended. What its host still wrote behind the seal is no part of the log, and
+//! numbers of segments may come twice, in two terms; chains tell them apart. Numbers of one term grow, and some may be left
+//! out.
 //!
 //! # Block
 //!
@@ -74,6 +84,9 @@
 //! a last frame that has the timestamp and the rest. Without the last frame there is no record. `CONTINUED` says that the
 //! next frame of the stream goes on with what the writer gave as one piece. `ABANDONED` ends a stream that is no record. A
 //! stream does not outlive its life.
+//!
+//! A record whose kind is 128 or more may be passed over by a reader that does not know it. Without any other the log cannot
+//! be understood.
 
 use std::fmt;
 use std::io::Read;
@@ -191,6 +204,8 @@ pub(crate) struct SegmentHeader {
     pub number: u64,
     pub chain: u64,
     pub previous_end: LogPosition,
+    pub term: u64,
+    pub previous_term: u64,
 }
 
 impl SegmentHeader {
@@ -204,6 +219,8 @@ impl SegmentHeader {
         put(bytes, 48, self.number);
         put(bytes, 56, self.chain);
         put(bytes, 64, self.previous_end.0);
+        put(bytes, 72, self.term);
+        put(bytes, 80, self.previous_term);
         let checksum = xxh3_64_with_seed(&bytes[8..SEGMENT_FIELDS_BYTES], self.identity.seed());
         put(bytes, 0, checksum);
     }
@@ -240,6 +257,8 @@ impl SegmentHeader {
             number: get(bytes, 48),
             chain: get(bytes, 56),
             previous_end: LogPosition(get(bytes, 64)),
+            term: get(bytes, 72),
+            previous_term: get(bytes, 80),
         }))
     }
 }
@@ -404,6 +423,8 @@ mod tests {
             number: 5,
             chain: 9,
             previous_end: LogPosition::new(4, 8192),
+            term: 3,
+            previous_term: 2,
         };
         let mut bytes = vec![1; SEGMENT_HEADER_BYTES];
         assert_eq!(SegmentHeader::read(&bytes, IDENTITY, "5").unwrap(), None);

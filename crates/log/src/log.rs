@@ -22,6 +22,13 @@ use tidepool_base::{ByteSize, CommitTs, Error, Result, SqlState, crash_point};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordKind(pub u8);
 
+impl RecordKind {
+    /// A reader that does not know the kind passes over the record. Any other kind that it does not know ends its reading.
+    pub fn may_be_skipped(self) -> bool {
+        self.0 >= 128
+    }
+}
+
 /// Answers with a timestamp such that every commit at or below it has been appended. What those appends did is visible to
 /// whoever was answered (acquire).
 pub type Floor = Box<dyn Fn() -> CommitTs + Send + Sync>;

@@ -21,6 +21,12 @@ const WINDOW_BYTES: usize = 2 << 20;
 
 const _: () = assert!(WINDOW_BYTES >= BLOCK_FRAMES_MAX + BLOCK_HEADER_BYTES + 2 * PAGE_BYTES);
 
+/// 55000: a log of several hosts is not one that this reader can go on with.
+pub(crate) fn of_terms(what: &str) -> Error {
+    Error::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, format!("{what} is of a database in a pool"))
+        .with_hint("Start the server with the pool that the log belongs to.")
+}
+
 /// How a log ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
@@ -312,6 +318,9 @@ impl Recovery {
         if header.number != number {
             return Ok(None);
         }
+        if header.term != 0 {
+            return Err(of_terms(&format!("log segment \"{name}\"")));
+        }
         let last = self.device.segment_bytes() - BLOCK_ALIGNMENT;
         if segment.read(last, &mut bytes.bytes_mut()[..BLOCK_ALIGNMENT])? < BLOCK_ALIGNMENT
             && header.segment_bytes == self.device.segment_bytes() as u64
@@ -587,6 +596,8 @@ impl Recovery {
             written: std::mem::take(&mut self.written),
             prepared: self.prepared_from(number + 1)?,
             ts_max: self.ts_max,
+            term: 0,
+            previous_term: 0,
         })
     }
 

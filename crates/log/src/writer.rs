@@ -34,6 +34,9 @@ pub(crate) struct Start {
     pub written: Vec<Written>,
     pub prepared: Vec<u64>,
     pub ts_max: CommitTs,
+    /// In which is written from here on, and in which the last block is.
+    pub term: u64,
+    pub previous_term: u64,
 }
 
 impl Start {
@@ -47,6 +50,8 @@ impl Start {
             written: Vec::new(),
             prepared,
             ts_max: CommitTs(0),
+            term: 0,
+            previous_term: 0,
         }
     }
 }
@@ -66,6 +71,9 @@ pub(crate) struct Writer {
     offset: usize,
     chain: u64,
     life: u64,
+    term: u64,
+    /// Of the segment before the next.
+    previous_term: u64,
     /// All before is durable.
     durable: LogPosition,
     /// Of records with bytes in the current segment.
@@ -112,6 +120,8 @@ impl Writer {
             offset: start.offset,
             chain: start.chain,
             life,
+            term: start.term,
+            previous_term: start.previous_term,
             durable: start.end,
             end: start.end,
             segment_ts_max: ts_max,
@@ -346,6 +356,8 @@ impl Writer {
             number: *number,
             chain: self.chain,
             previous_end,
+            term: self.term,
+            previous_term: std::mem::replace(&mut self.previous_term, self.term),
         };
         header.write(self.buffer.bytes_mut());
         self.buffer_start = 0;

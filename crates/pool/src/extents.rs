@@ -189,4 +189,46 @@ impl<M: Memory> Books<M> {
         }
         self.swap(field, owner, Owner::Returning { by: host })
     }
+
+    /// Root `since` of `database` was published, and no other host of it reads segment `number` of the log or an earlier one.
+    /// True for good, as [`nobody_holds_before`](Books::nobody_holds_before) is: what a host needs only grows, and a host
+    /// that joins needs everything until it holds the root in force. `host` reads its own log no more.
+    pub fn nobody_needs_segment(
+        &self,
+        host: Host,
+        database: Database,
+        number: u64,
+        since: Generation,
+    ) -> Outcome<bool, M> {
+        if self.load(self.layout.root(database))?.generation < since {
+            return Ok(false);
+        }
+        for slot in self.layout.all_slots().filter(|slot| *slot != host.slot) {
+            let ident = self.load(self.layout.ident(slot))?;
+            if ident.state == HostState::Free || ident.database != database {
+                continue;
+            }
+            if self.load(self.layout.host_number(slot, HostNumber::LogNeeded))?.0 <= number {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Begins to return the extent of a segment of the log: of the host's own, or what a dead primary left. No other host
+    /// [needs](Books::nobody_needs_segment) the segment.
+    pub fn return_log(&self, host: Host, database: Database, extent: Extent) -> Outcome<bool, M> {
+        let field = self.layout.owner(extent);
+        let owner = self.load(field)?;
+        let is_over = match owner {
+            Owner::Log { by } => by == host,
+            // Its writer may still store there as long as it is not dead.
+            Owner::Orphan { by, database: of, kind: Kind::Log } => of == database && self.is_gone(by)?,
+            _ => false,
+        };
+        if !is_over {
+            return Ok(false);
+        }
+        self.swap(field, owner, Owner::Returning { by: host })
+    }
 }

@@ -38,7 +38,11 @@ impl<M: Memory> Books<M> {
     ///
     /// A root that is published meanwhile may have its predecessor's extents freed without waiting for this host: so the
     /// root is looked at again, *after* a fence. The primary, which frees, looks at holds after it published.
+    ///
+    /// The host needs all of the log until it [says](Books::need_log_from) what of it: what stands there is of the slot's
+    /// life before.
     pub fn hold_root(&self, host: Host, database: Database) -> Outcome<Generation, M> {
+        self.store(self.layout.host_number(host.slot, HostNumber::LogNeeded), Number(0))?;
         loop {
             let root = self.load(self.layout.root(database))?;
             self.store(self.layout.host_number(host.slot, HostNumber::GenHeld), Number(root.generation.0.into()))?;
@@ -53,6 +57,11 @@ impl<M: Memory> Books<M> {
     /// anything older has ended. A stale value only keeps extents longer.
     pub fn raise_hold(&self, host: Host, generation: Generation) -> Outcome<(), M> {
         self.store(self.layout.host_number(host.slot, HostNumber::GenHeld), Number(generation.0.into()))
+    }
+
+    /// The host reads segments of the log from `number` on. It never needs an earlier one again in this life.
+    pub fn need_log_from(&self, host: Host, number: u64) -> Outcome<(), M> {
+        self.store(self.layout.host_number(host.slot, HostNumber::LogNeeded), Number(number))
     }
 
     /// Goes on to another state of its own. False when the host has been suspected, fenced or forgotten: it must stop.

@@ -204,7 +204,8 @@ fn a_hold_and_a_return() {
         for slot in layout.all_slots() {
             ground = ground
                 .word(layout.ident(slot), attached())
-                .word(layout.host_number(slot, HostNumber::GenHeld), Number(100));
+                .word(layout.host_number(slot, HostNumber::GenHeld), Number(100))
+                .word(layout.host_number(slot, HostNumber::LogNeeded), Number(100));
         }
         let books = ground.books(layout);
         let other = again(&books);

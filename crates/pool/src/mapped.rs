@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "words and extents of mappings, whose proofs are here")]
 
 use crate::layout::{DEVICES, PAGE_BYTES};
-use crate::memory::{At, Memory};
+use crate::memory::{At, Bytes, Memory};
 use crate::sync;
 use crate::words::Extent;
 use std::convert::Infallible;
@@ -124,6 +124,24 @@ impl Mapped {
         Some(xxh3_64(bytes) & crate::words::Number::MAX.0)
     }
 
+    /// Some words of an extent, and where they are in its device's mapping.
+    ///
+    /// # Panics
+    /// Where they are not words of the extent.
+    fn words_of(&self, extent: Extent, offset: usize, len: usize) -> Option<(&Part, usize, &[AtomicU64])> {
+        assert!(offset.is_multiple_of(8) && len.is_multiple_of(8), "{len} bytes at {offset} are no words");
+        assert!(offset <= self.extent_bytes && len <= self.extent_bytes - offset, "{len} bytes at {offset} of an extent");
+        let (part, start) = self.part_of(extent)?;
+        let at = start + offset;
+        // SAFETY: inside the mapping, as `add` has compared, and aligned. It lives as long as `self`. Bytes that several
+        // hosts use at once are used as atomic words alone, by all of them.
+        let words = unsafe {
+            let first: *const AtomicU64 = part.mapping.base().as_ptr().add(at).cast();
+            std::slice::from_raw_parts(first, len / 8)
+        };
+        Some((part, at, words))
+    }
+
     fn word(&self, at: At) -> &AtomicU64 {
         let offset = at.0 as usize;
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.control_bytes, "{at:?} is no word of the books");
@@ -196,6 +214,34 @@ impl Memory for Mapped {
     }
 }
 
+impl Bytes for Mapped {
+    fn extent_bytes(&self) -> usize {
+        self.extent_bytes
+    }
+
+    fn read_bytes(&self, extent: Extent, offset: usize, bytes: &mut [u8]) -> bool {
+        let Some((_, _, words)) = self.words_of(extent, offset, bytes.len()) else { return false };
+        for (word, eight) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
+            *eight = sync::load_bytes(word);
+        }
+        sync::acquired();
+        true
+    }
+
+    fn write_bytes(&self, extent: Extent, offset: usize, bytes: &[u8]) -> bool {
+        assert!(!self.is_read_only, "the pool was opened to be read");
+        let Some((part, at, words)) = self.words_of(extent, offset, bytes.len()) else { return false };
+        for (word, eight) in words.iter().zip(bytes.as_chunks::<8>().0) {
+            sync::store_bytes(word, *eight);
+        }
+        if part.mapping.device().is_some_and(Device::outlives_machine) {
+            // As of words: cache lines of a live mapping.
+            part.mapping.persist(at..at + bytes.len()).expect("cache lines are flushed");
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +286,12 @@ mod tests {
         assert_eq!(sum, xxh3_64(&[0; EXTENT]) & Number::MAX.0);
         let Ok(true) = books.publish(by, data, extent, Generation(4), Number(sum)) else { panic!() };
         assert!(books.memory.extent(Extent(257)).is_some() && books.memory.extent(Extent(258)).is_none());
+        let (mut bytes, written) = ([1; 24], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]);
+        assert!(books.memory.write_bytes(Extent(257), EXTENT - 16, &written));
+        assert!(books.memory.read_bytes(Extent(257), EXTENT - 24, &mut bytes));
+        assert_eq!(bytes[8..], written);
+        assert_eq!(bytes[..8], [0; 8]);
+        assert!(!books.memory.read_bytes(Extent(258), 0, &mut bytes));
         let word = books.memory.thread_word(layout.thread_word(Slot(1)));
         word.store(5, std::sync::atomic::Ordering::SeqCst);
         let page = first_page(&books.memory.part(0).unwrap().mapping);

@@ -57,6 +57,23 @@ pub trait Memory {
     fn zero(&self, extent: Extent) -> Result<(), Self::Stop>;
 }
 
+/// The bytes of extents, as several hosts use them at once: what is read while another host writes it is any mixture of
+/// what it was and what it becomes.
+///
+/// Offsets and lengths are multiples of 8. Each word of 8 bytes is written as a whole. Words that are read were there when
+/// the call began, or came meanwhile; words that are written reach memory in their order, before what the host stores after the call,
+/// and not later than its next fence.
+pub trait Bytes {
+    fn extent_bytes(&self) -> usize;
+
+    /// False where the extent's device is away.
+    fn read_bytes(&self, extent: Extent, offset: usize, bytes: &mut [u8]) -> bool;
+
+    /// Writes to an extent of the host's own, durably on memory that outlives the machine. False where the extent's device
+    /// is away.
+    fn write_bytes(&self, extent: Extent, offset: usize, bytes: &[u8]) -> bool;
+}
+
 /// Why a transition did not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble<S> {

@@ -88,6 +88,11 @@ impl Member {
         self.pool().told(self.pool().books().raise_hold(self.host(), generation))
     }
 
+    /// Segments of the log before `number` are read by this host no more.
+    pub fn need_log_from(&self, number: u64) -> Result<()> {
+        self.pool().told(self.pool().books().need_log_from(self.host(), number))
+    }
+
     /// Hands the term in: nothing follows.
     pub fn end_reign(&self, reign: Reign) -> Result<bool> {
         self.pool().told(self.pool().books().end_reign(self.database(), reign))

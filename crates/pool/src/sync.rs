@@ -23,3 +23,20 @@ pub(crate) fn swap(word: &AtomicU64, from: u64, to: u64) -> Result<(), u64> {
 pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
+
+/// A word of bytes that another host may be writing. [`acquired`] stands behind the last of them.
+#[cfg(not(loom))]
+pub(crate) fn load_bytes(word: &AtomicU64) -> [u8; 8] {
+    word.load(Ordering::Relaxed).to_ne_bytes()
+}
+
+#[cfg(not(loom))]
+pub(crate) fn acquired() {
+    fence(Ordering::Acquire);
+}
+
+/// Words of bytes are stored in their order.
+#[cfg(not(loom))]
+pub(crate) fn store_bytes(word: &AtomicU64, bytes: [u8; 8]) {
+    word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+}

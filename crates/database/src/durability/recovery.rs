@@ -158,8 +158,8 @@ impl Replay<'_> {
                     format!("In the log at {position}: {}", error.detail().unwrap_or("a committed transaction."));
                 Error::new(error.code(), error.message().to_owned()).with_detail(detail)
             };
-            if kind == MAIN || kind == SEQUENCE {
-                // The merge is done again, and a file has the position.
+            // A merge is done again, a file has the position, and other kinds may be passed over.
+            if kind == MAIN || kind == SEQUENCE || kind.may_be_skipped() {
                 continue;
             }
             if kind != COMMIT {

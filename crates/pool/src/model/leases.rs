@@ -27,6 +27,8 @@ pub fn slots(scenario: &mut Scenario, databases: &[Database]) {
         scenario.word(format!("IDENT {}", slot.0), scenario.layout.ident(slot), ident(HostState::Attached, *database));
         let hold = scenario.layout.host_number(slot, HostNumber::GenHeld);
         scenario.word(format!("gen_held {}", slot.0), hold, Number(100));
+        let needed = scenario.layout.host_number(slot, HostNumber::LogNeeded);
+        scenario.word(format!("log_needed {}", slot.0), needed, Number(100));
     }
 }
 

@@ -553,8 +553,130 @@ const ORPHANS: Subject<Orphans> = Subject {
     ],
 };
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Segments {
+    /// What hosts need of the log is not looked at.
+    NeedIgnored,
+    /// A host that joins leaves what its slot's life before needed.
+    StaleNeed,
+    /// The segment of a zombie is returned.
+    ReturnedEarly,
+}
+
+/// Extent 1 is segment 5 of the log, which root 1 needs and root 2 does not. A host joins and reads it; a successor makes it an
+/// orphan and returns it, too; a host of another database takes what is free.
+fn segments(mutant: Option<Segments>) -> Scenario {
+    let mut scenario = ground("segments", &[DATA, DATA, OTHER, DATA]);
+    scenario.word("OWNER 1", scenario.layout.owner(Extent(1)), Owner::Log { by: host(0) });
+    scenario.word("OWNER 2", scenario.layout.owner(Extent(2)), shared(1));
+    scenario.content(1, 0, 7);
+    let since = Generation(2);
+    scenario.actor("primary", true, move |run, procedure, _| {
+        let (books, me) = (run.books(), host(0));
+        match procedure {
+            0 => {
+                if mutant == Some(Segments::ReturnedEarly) {
+                    books.memory.store(content(1, 0), 7)?;
+                    return Ok(Next::Goto(0));
+                }
+                books.publish_root(DATA, root(1, 1), Extent(2))?;
+                Ok(Next::Goto(if mutant == Some(Segments::NeedIgnored) { 2 } else { 1 }))
+            }
+            1 => {
+                let is_over = books.nobody_needs_segment(me, DATA, 5, since)?;
+                Ok(if is_over { Next::Goto(2) } else { Next::End })
+            }
+            2 => {
+                let returns = books.return_log(me, DATA, Extent(1))?;
+                Ok(if returns { Next::Goto(3) } else { Next::End })
+            }
+            _ => {
+                books.free(me, Extent(1), Contents::Of(DATA))?;
+                Ok(Next::End)
+            }
+        }
+    });
+    let joining = Ident { incarnation: Incarnation(2), state: HostState::Joining, role: Role::Reader, database: DATA };
+    let me = Host { slot: Slot(1), incarnation: Incarnation(2) };
+    scenario.actor("reader", false, move |run, procedure, locals| {
+        let books = run.books();
+        match procedure {
+            0 => {
+                books.swap(books.layout.ident(Slot(1)), Ident { incarnation: Incarnation(1), ..Ident::NEW }, joining)?;
+                Ok(Next::Goto(1))
+            }
+            1 => {
+                locals[0] = u64::from(books.hold_root(me, DATA)?.0);
+                if mutant == Some(Segments::StaleNeed) {
+                    books.need_log_from(me, 100)?;
+                }
+                Ok(Next::Goto(2))
+            }
+            2 if locals[0] == 1 => {
+                let found = books.memory.load(content(1, 0))?;
+                run.hold(found == 7, || format!("a reader finds {found} for 7: its segment was reused"));
+                Ok(Next::Goto(3))
+            }
+            _ => {
+                books.need_log_from(me, 6)?;
+                Ok(Next::End)
+            }
+        }
+    });
+    scenario.replace(scenario.layout.ident(Slot(1)), Ident { incarnation: Incarnation(1), ..Ident::NEW });
+    thief(&mut scenario, 2, &[1]);
+    scenario.actor("successor", false, move |run, procedure, _| {
+        let (books, me) = (run.books(), host(3));
+        match procedure {
+            0 => {
+                books.orphan_others(me, DATA)?;
+                Ok(Next::Goto(1))
+            }
+            1 => {
+                if mutant == Some(Segments::ReturnedEarly) {
+                    return Ok(Next::Goto(4));
+                }
+                let is_over = books.nobody_needs_segment(me, DATA, 5, since)?;
+                Ok(if is_over { Next::Goto(2) } else { Next::End })
+            }
+            2 => {
+                let returns = books.return_log(me, DATA, Extent(1))?;
+                Ok(if returns { Next::Goto(3) } else { Next::End })
+            }
+            4 => {
+                let field = books.layout.owner(Extent(1));
+                let owner = books.load(field)?;
+                let is_orphan = matches!(owner, Owner::Orphan { .. });
+                let returns = is_orphan && books.swap(field, owner, Owner::Returning { by: me })?;
+                Ok(if returns { Next::Goto(3) } else { Next::End })
+            }
+            _ => {
+                books.free(me, Extent(1), Contents::Of(DATA))?;
+                Ok(Next::End)
+            }
+        }
+    });
+    scenario
+}
+
+const SEGMENTS: Subject<Segments> = Subject {
+    build: segments,
+    mutants: &[
+        ("a segment is returned though a host needs it", Segments::NeedIgnored),
+        ("a host that joins leaves what its slot's life before needed of the log", Segments::StaleNeed),
+        ("a segment is returned though its writer may wake", Segments::ReturnedEarly),
+    ],
+};
+
 pub fn scenarios() -> Vec<Scenario> {
-    vec![reclaim(None, false), reclaim(None, true), records(None), checkpoints(None), orphans(None)]
+    vec![
+        reclaim(None, false),
+        reclaim(None, true),
+        records(None),
+        checkpoints(None),
+        orphans(None),
+        segments(None),
+    ]
 }
 
 #[test]
@@ -563,6 +685,11 @@ fn no_reader_meets_an_extent_that_was_freed() {
     RETURNS.hold();
     let about = "H4: a follower raises what it holds by a look at ROOT";
     Subject { build: records, mutants: &[(about, Records::RaisedByRoot)] }.hold();
+}
+
+#[test]
+fn a_segment_is_there_as_long_as_a_host_needs_it() {
+    SEGMENTS.hold();
 }
 
 #[test]
