@@ -74,12 +74,14 @@ pool-model:
     TIDEPOOL_MODEL=large cargo test --release -p tidepool-pool --lib model -- --nocapture
 
 # Processes over one pool, killed at random moments and at every crash point, and stopped; and a simulated pool whose hosts pause, die
-# and wake between any two accesses.
+# and wake between any two accesses; both also with a log in the pool.
 pool-kills SECONDS="60" SEED="1":
     TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
         cargo test --release -p tidepool-pool --test processes -- --nocapture
     TIDEPOOL_STRESS_OPERATIONS=1000000 TIDEPOOL_STRESS_SEED={{SEED}} TIDEPOOL_STRESS_FAULTS=10000 \
         cargo test --release -p tidepool-pool --lib -- simulated each_bit --nocapture
+    TIDEPOOL_STRESS_SECONDS={{SECONDS}} TIDEPOOL_STRESS_SEED={{SEED}} \
+        cargo test --release -p tidepool-log --lib --test pool -- nothing_acknowledged dies_at_any_point --nocapture
 
 # What leasing, handing over, zeroing, publishing and checking cost, in a pool of GIGABYTES that is made at PATH and removed.
 pool-speed PATH="/dev/shm/tidepool-pool-speed" GIGABYTES="1":

@@ -36,6 +36,16 @@ pub trait LogDevice: Send + Sync + Debug {
     /// A new segment, durably there, with nothing in it that is a header of that number. 53100 when there is no room.
     fn create(&self, number: u64) -> Result<Arc<dyn LogSegment>>;
 
+    /// A new segment as `create` makes it, under `number` or the next one that is free.
+    fn create_next(&self, number: u64) -> Result<(u64, Arc<dyn LogSegment>)> {
+        Ok((number, self.create(number)?))
+    }
+
+    /// A segment that is superfluous can be made a later one at once: nobody else reads it.
+    fn recycles(&self) -> bool {
+        true
+    }
+
     /// Makes segment `source` segment `target`, durably. What is in it stays. To be tried again after an error, as is
     /// `remove`.
     fn recycle(&self, source: u64, target: u64) -> Result<Arc<dyn LogSegment>>;
@@ -56,6 +66,7 @@ pub trait LogSegment: Send + Sync + Debug {
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Makes all that was written durable. After an error nobody knows what is.
+    /// Makes all that was written durable, and the log's own for good: after this, it may be acknowledged. After an error
+    /// nobody knows what is.
     fn sync(&self) -> Result<()>;
 }

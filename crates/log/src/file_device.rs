@@ -7,6 +7,7 @@
 use crate::device::{LogDevice, LogSegment, NOTE_BYTES};
 use crate::files::{Files, OpenHow, StoredFile};
 use crate::format::PAGE_BYTES;
+use crate::recovery::of_terms;
 use crate::room::lock;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -108,22 +109,36 @@ impl FileDevice {
             .open(path, self.how)
             .map_err(|error| Error::io(format_args!("open log segment \"{}\"", self.segment_name(number)), &error))
     }
+}
 
-    /// Room for all of it, in blocks that have been written once. Written out step by step: who waits for another segment's blocks meanwhile
-    /// comes behind a step of this one's, not behind all of it.
-    fn fill(&self, file: &dyn StoredFile) -> io::Result<()> {
-        const STEP_BYTES: usize = 256 << 10;
-        file.allocate(self.segment_bytes as u64)?;
-        let zeroes = AlignedBuffer::zeroed(STEP_BYTES.min(self.segment_bytes));
-        let mut done = 0;
-        while done < self.segment_bytes {
-            let step = zeroes.bytes().len().min(self.segment_bytes - done);
-            file.write_all_at(done as u64, &zeroes.bytes()[..step])?;
-            done += step;
-            file.sync_data()?;
-        }
-        Ok(())
+/// Room for all of a segment, in blocks that have been written once. Written out step by step: who waits for another segment's blocks meanwhile
+/// comes behind a step of this one's, not behind all of it.
+pub(crate) fn fill(file: &dyn StoredFile, segment_bytes: usize) -> io::Result<()> {
+    const STEP_BYTES: usize = 256 << 10;
+    file.allocate(segment_bytes as u64)?;
+    let zeroes = AlignedBuffer::zeroed(STEP_BYTES.min(segment_bytes));
+    let mut done = 0;
+    while done < segment_bytes {
+        let step = zeroes.bytes().len().min(segment_bytes - done);
+        file.write_all_at(done as u64, &zeroes.bytes()[..step])?;
+        done += step;
+        file.sync_data()?;
     }
+    Ok(())
+}
+
+/// What the file of a segment of a term is called: `00000003-000000000000002a.log`.
+pub(crate) fn name_in_term(term: u64, number: u64) -> String {
+    format!("{term:08x}-{number:016x}{SUFFIX}")
+}
+
+/// The term and number that a file's name has, if it is of a term.
+pub(crate) fn number_of_term(name: &str) -> Option<(u64, u64)> {
+    let (term, number) = name.strip_suffix(SUFFIX)?.split_once('-')?;
+    let parse =
+        |text: &str, len: usize| Some(text).filter(|text| text.len() == len).map(|text| u64::from_str_radix(text, 16));
+    let (term, number) = (parse(term, 8)?.ok()?, parse(number, 16)?.ok()?);
+    (term > 0 && (1..1 << 32).contains(&number)).then_some((term, number))
 }
 
 impl LogDevice for FileDevice {
@@ -156,6 +171,9 @@ impl LogDevice for FileDevice {
             .files
             .list(&self.folder)
             .map_err(|error| Error::io(format_args!("read folder \"{}\"", self.folder.display()), &error))?;
+        if names.iter().any(|name| number_of_term(name).is_some()) {
+            return Err(of_terms(&format!("the log in \"{}\"", self.folder.display())));
+        }
         let mut numbers: Vec<u64> = names
             .iter()
             .filter_map(|name| name.strip_suffix(SUFFIX).filter(|number| number.len() == 16))
@@ -179,7 +197,7 @@ impl LogDevice for FileDevice {
             made => made.map_err(|error| Error::io(format_args!("create log segment \"{shown}\""), &error))?,
         };
         crash_point("log.segment.created");
-        if let Err(error) = self.fill(&*file) {
+        if let Err(error) = fill(&*file, self.segment_bytes) {
             drop(file);
             // Best effort, to take no room in vain. What stays is taken up by the next attempt.
             let _ = self.files.remove(&path);
@@ -251,9 +269,9 @@ impl LogDevice for FileDevice {
 }
 
 #[derive(Debug)]
-struct FileSegment {
-    file: Arc<dyn StoredFile>,
-    name: String,
+pub(crate) struct FileSegment {
+    pub file: Arc<dyn StoredFile>,
+    pub name: String,
 }
 
 impl LogSegment for FileSegment {

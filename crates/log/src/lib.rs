@@ -40,6 +40,8 @@
 //! Leaves to others: what records mean (`tidepool-database`), timestamps and when a commit is decided (`tidepool-txn`), when
 //! a checkpoint is made, and the thread that calls [`Log::flush`] and [`Log::prepare`].
 
+#[cfg(not(loom))]
+mod blocks;
 mod channel;
 mod config;
 mod device;
@@ -50,18 +52,42 @@ mod group;
 mod log;
 mod memory_device;
 mod notes;
+#[cfg(not(loom))]
+mod pool_device;
 mod recovery;
 mod room;
+#[cfg(not(loom))]
+mod seal;
+#[cfg(all(test, not(loom)))]
+mod simulated;
 mod sync;
+#[cfg(not(loom))]
+mod tail;
+#[cfg(not(loom))]
+mod take_over;
+#[cfg(not(loom))]
+mod tee;
 mod writer;
 
+#[cfg(not(loom))]
+pub use blocks::{Source, Verdict};
 pub use config::{LogConfig, NotesUse};
 pub use device::{LogDevice, LogSegment, NOTE_BYTES};
 pub use file_device::FileDevice;
 pub use format::{DatabaseIdentity, LogPosition};
 pub use log::{Appender, Call, Floor, Log, RecordKind, SEGMENT_OVERHEAD_BYTES};
 pub use memory_device::MemoryDevice;
-pub use recovery::{Record, Recovery, Tail};
+#[cfg(not(loom))]
+pub use pool_device::{PoolDevice, PoolHost, PoolSource};
+pub use recovery::{LogEnd, Record, Recovery};
+#[cfg(not(loom))]
+pub use seal::{Sealed, seal_before};
+#[cfg(not(loom))]
+pub use tail::{Batch, Before, Begun, Next, Tail, TailRecord};
+#[cfg(not(loom))]
+pub use take_over::{PoolTail, Primary, TakeOver};
+#[cfg(not(loom))]
+pub use tee::{FileSource, Tee, TeeWriter};
 
 /// Where [`tidepool_base::crash_point`] can end the process in this crate.
 pub const CRASH_POINTS: &[&str] = &[
@@ -76,4 +102,16 @@ pub const CRASH_POINTS: &[&str] = &[
     "log.segment.renamed",
     "log.segment.removed",
     "log.recycle",
+];
+
+/// Where it can be ended in a log that lies in a pool.
+#[cfg(not(loom))]
+pub const POOL_CRASH_POINTS: &[&str] = &[
+    "log.segment.leased",
+    "log.segment.forgotten",
+    "log.term.begun",
+    "log.sealing",
+    "log.sealed",
+    "log.tee.header",
+    "log.tee.block",
 ];

@@ -94,6 +94,25 @@ impl Log {
         Recovery::open(device, config)
     }
 
+    #[cfg(not(loom))]
+    /// Begins the log of a term where the terms before ended. The device has the first segment, which was entered for the
+    /// term and is empty ([`PoolDevice::begin`](crate::PoolDevice::begin)).
+    pub fn begin(device: Arc<dyn LogDevice>, config: LogConfig, begun: crate::Begun, floor: Floor) -> Result<Arc<Log>> {
+        let crate::Begun { term, first, before } = begun;
+        let start = Start {
+            current: None,
+            offset: 0,
+            chain: before.chain,
+            end: before.end,
+            written: before.written,
+            prepared: vec![first],
+            ts_max: before.ts_max,
+            term,
+            previous_term: before.term,
+        };
+        Log::start(device, config, start, floor)
+    }
+
     pub(crate) fn start(device: Arc<dyn LogDevice>, config: LogConfig, start: Start, floor: Floor) -> Result<Arc<Log>> {
         let mut life = [0; 8];
         random_bytes(&mut life)?;
@@ -109,7 +128,7 @@ impl Log {
         let notes = Arc::new(Notes::start(device.clone(), config.identity, first, number_current)?);
         let room = Room {
             current_bytes: if number_current == 0 { 0 } else { usable_bytes(&*device, start.offset) },
-            number_next: start.prepared.last().map_or(number_current + 1, |last| last + 1),
+            number_next: start.prepared.last().copied().unwrap_or(number_current) + 1,
             prepared,
             leased_bytes: 0,
             written,
@@ -286,6 +305,10 @@ impl Log {
 
     /// What everybody is told who waits from now on.
     fn failed(&self, error: Error) -> Error {
+        if error.code() == SqlState::CRASH_SHUTDOWN {
+            tracing::error!(%error, "another host took over: nothing more is committed");
+            return error;
+        }
         tracing::error!(%error, "the log failed: nothing more is committed");
         Error::new(SqlState::IO_ERROR, "the log failed, and nothing can be committed any more")
             .with_detail(format!("The first error was: {error}. What was acknowledged before is not affected."))
@@ -353,7 +376,7 @@ impl Log {
     /// Under `upkeep`.
     fn add_segment(&self) -> Result<()> {
         let number = lock(&self.room).number_next;
-        let segment = self.device.create(number)?;
+        let (number, segment) = self.device.create_next(number)?;
         let mut room = lock(&self.room);
         room.number_next = number + 1;
         room.prepared.push_back((number, segment));
@@ -376,7 +399,8 @@ impl Log {
                 let Some(number) = room.superfluous(ts) else { return Ok(count) };
                 // As it will be without it.
                 let bytes = (room.segments() - 1) * self.device.segment_bytes() as u64;
-                (number, room.number_next, bytes < self.config.bytes_min || room.prepared.is_empty())
+                let is_wanted = bytes < self.config.bytes_min || room.prepared.is_empty();
+                (number, room.number_next, is_wanted && self.device.recycles())
             };
             self.notes.given_up_below(number + 1)?;
             crash_point("log.recycle");
@@ -396,6 +420,16 @@ impl Log {
             self.room_made.notify_all();
             count += 1;
         }
+    }
+
+    /// The first segment that a reader needs who has everything up to `ts`: a later start goes on from there. 0: there is no
+    /// segment yet.
+    pub fn needed_from(&self, ts: CommitTs) -> u64 {
+        let room = lock(&self.room);
+        let last = room.superfluous_to(ts).unwrap_or(0);
+        let needed = room.written.iter().map(|written| written.number).find(|number| *number > last);
+        let next = || room.prepared.front().map(|(number, _)| *number);
+        needed.or(Some(room.number_current).filter(|number| *number > 0)).or_else(next).unwrap_or(0)
     }
 
     /// Bytes of segments that hold records.

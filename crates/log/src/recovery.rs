@@ -29,17 +29,17 @@ pub(crate) fn of_terms(what: &str) -> Error {
 
 /// How a log ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tail {
+pub enum LogEnd {
     /// Behind the last block is nothing that was begun.
     Clean(LogPosition),
     /// Something was begun there and not finished. Nothing of it was ever acknowledged.
     Torn(LogPosition),
 }
 
-impl Tail {
+impl LogEnd {
     pub fn position(self) -> LogPosition {
         match self {
-            Tail::Clean(position) | Tail::Torn(position) => position,
+            LogEnd::Clean(position) | LogEnd::Torn(position) => position,
         }
     }
 }
@@ -82,7 +82,7 @@ pub struct Recovery {
     ts_max: CommitTs,
     /// Greatest timestamp of lives before this one: each draws later ones.
     ts_before: CommitTs,
-    tail: Option<Tail>,
+    tail: Option<LogEnd>,
     /// Which segments there have to be, as far as that counts.
     note: Note,
 }
@@ -254,7 +254,7 @@ impl Recovery {
     }
 
     /// How the log ended, once the last record was read.
-    pub fn tail(&self) -> Option<Tail> {
+    pub fn tail(&self) -> Option<LogEnd> {
         self.tail
     }
 
@@ -429,7 +429,7 @@ impl Recovery {
                     return Err(self.damaged(here, number, 0));
                 }
             }
-            self.tail = Some(Tail::Clean(here));
+            self.tail = Some(LogEnd::Clean(here));
             return Ok(false);
         };
         let here = LogPosition::new(number, self.block.end.next_multiple_of(BLOCK_ALIGNMENT));
@@ -451,7 +451,7 @@ impl Recovery {
                 BlockHeader::peek(bytes).is_some_and(|header| header.position == LogPosition::new(number, start));
             is_torn |= begun;
         }
-        self.tail = Some(if is_torn { Tail::Torn(here) } else { Tail::Clean(here) });
+        self.tail = Some(if is_torn { LogEnd::Torn(here) } else { LogEnd::Clean(here) });
         Ok(false)
     }
 

@@ -71,16 +71,23 @@ impl Room {
         (self.written.len() + self.prepared.len()) as u64 + u64::from(self.number_current > 0)
     }
 
+    /// Segments that are full and that something follows. The last of a term is none until the next term has a block: that
+    /// goes on from there.
+    fn followed(&self) -> usize {
+        if self.number_current > 0 { self.written.len() } else { self.written.len().saturating_sub(1) }
+    }
+
     /// The last of the segments that are superfluous, from the oldest on.
     pub fn superfluous_to(&self, ts: CommitTs) -> Option<u64> {
         let is_pinned = |number: u64| self.pinned_from.is_some_and(|pinned| pinned <= number);
-        let superfluous = self.written.iter().take_while(|one| one.ts_max <= ts && !is_pinned(one.number));
+        let followed = self.written.iter().take(self.followed());
+        let superfluous = followed.take_while(|one| one.ts_max <= ts && !is_pinned(one.number));
         superfluous.last().map(|one| one.number)
     }
 
     /// The oldest segment, if it is full and nothing above `ts` has bytes in it.
     pub fn superfluous(&self, ts: CommitTs) -> Option<u64> {
-        let oldest = self.written.front()?;
+        let oldest = self.written.front().filter(|_| self.followed() > 0)?;
         let is_pinned = self.pinned_from.is_some_and(|pinned| pinned <= oldest.number);
         (oldest.ts_max <= ts && !is_pinned).then_some(oldest.number)
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidepool_base::{CommitTs, SqlState};
 use tidepool_log::files::{Files, OpenHow, SimulatedFiles};
-use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, NotesUse, Tail};
+use tidepool_log::{DatabaseIdentity, FileDevice, Log, LogConfig, LogDevice, LogEnd, NotesUse};
 
 const SEGMENT_BYTES: usize = 128 << 10;
 
@@ -38,7 +38,7 @@ fn log_of(count: u64, len: usize) -> SimulatedFiles {
 fn an_empty_log_is_empty() {
     let (records, tail) = read(log_device(&SimulatedFiles::new(1)), CommitTs(0)).unwrap();
     assert!(records.is_empty());
-    assert!(matches!(tail, Tail::Clean(_)));
+    assert!(matches!(tail, LogEnd::Clean(_)));
 }
 
 fn log_device(files: &SimulatedFiles) -> Arc<FileDevice> {
@@ -50,7 +50,7 @@ fn damage_before_the_end_is_an_error_with_its_place() {
     let files = log_of(20, 300);
     let (records, tail) = read(log_device(&files), CommitTs(0)).unwrap();
     assert_eq!(records.len(), 20);
-    assert!(matches!(tail, Tail::Clean(_)));
+    assert!(matches!(tail, LogEnd::Clean(_)));
     // Blocks start at pages: of the first 19 no byte of header or frame may change.
     let mut noticed = 0;
     for block in 1..20usize {
@@ -73,7 +73,7 @@ fn damage_before_the_end_is_an_error_with_its_place() {
     files.damage(&segment(1), 20 * 4096 + 100, |byte| *byte ^= 1);
     let (records, tail) = read(log_device(&files), CommitTs(0)).unwrap();
     assert_eq!(records.len(), 19);
-    assert!(matches!(tail, Tail::Torn(_)), "{tail:?}");
+    assert!(matches!(tail, LogEnd::Torn(_)), "{tail:?}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn bytes_of_an_earlier_use_are_nothing() {
         drop(log);
         let (records, tail) = read(log_device(&files), kept).unwrap();
         assert_eq!(records.len(), 10, "life {life}");
-        assert!(matches!(tail, Tail::Clean(_)));
+        assert!(matches!(tail, LogEnd::Clean(_)));
     }
 }
 
@@ -262,7 +262,7 @@ fn what_a_crash_left_behind_the_end_never_follows_what_is_written_there() {
     drop((appender, log));
     files.damage(&segment(1), 4096 + 1000, |byte| *byte ^= 1);
     let (records, tail) = read(log_device(&files), CommitTs(0)).unwrap();
-    assert!(records.is_empty() && matches!(tail, Tail::Torn(_)));
+    assert!(records.is_empty() && matches!(tail, LogEnd::Torn(_)));
     // The next life writes a page there. What follows it is valid in itself.
     let log = open(log_device(&files), &clock).unwrap();
     let mut appender = log.appender().unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidepool_base::{CommitTs, SqlState, TablespaceId};
 use tidepool_device::{Location, Profile};
-use tidepool_log::{DatabaseIdentity, Log, LogConfig, LogDevice, MemoryDevice, RecordKind, Tail};
+use tidepool_log::{DatabaseIdentity, Log, LogConfig, LogDevice, LogEnd, MemoryDevice, RecordKind};
 use tidepool_tablespace::{Purpose, Tablespace, TablespaceConfig};
 
 const SEGMENT_BYTES: usize = 128 << 10;
@@ -66,7 +66,7 @@ fn a_log_goes_round_and_is_found_again() {
             expected.retain(|ts, _| *ts > checkpoint.0);
             let (records, tail) = read(device.clone(), checkpoint).unwrap();
             assert!(records == expected, "life {life}");
-            assert!(matches!(tail, Tail::Clean(_)));
+            assert!(matches!(tail, LogEnd::Clean(_)));
             // As another process would map it.
             let region = Arc::into_inner(device).unwrap().into_region().unwrap();
             assert_eq!(region.purpose(), Purpose::Log);

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidepool_base::{CommitTs, Result, SqlState};
 use tidepool_log::files::{Fault, OpenHow, Operation, SimulatedFiles};
-use tidepool_log::{Appender, DatabaseIdentity, FileDevice, Log, LogConfig, RecordKind, Tail};
+use tidepool_log::{Appender, DatabaseIdentity, FileDevice, Log, LogConfig, LogEnd, RecordKind};
 
 const SEGMENT_BYTES: usize = 160 << 10;
 const IDENTITY: DatabaseIdentity = DatabaseIdentity([3; 16]);
@@ -139,8 +139,8 @@ impl World {
             assert!(found.insert(ts), "{ts} is there twice");
         }
         match recovery.tail() {
-            Some(Tail::Torn(_)) => self.note("torn tail"),
-            Some(Tail::Clean(_)) => self.note("clean tail"),
+            Some(LogEnd::Torn(_)) => self.note("torn tail"),
+            Some(LogEnd::Clean(_)) => self.note("clean tail"),
             None => panic!("the log has no end"),
         }
         for ts in self.acknowledged.range(self.checkpoint + 1..) {

@@ -130,7 +130,10 @@ impl Mapped {
     /// Where they are not words of the extent.
     fn words_of(&self, extent: Extent, offset: usize, len: usize) -> Option<(&Part, usize, &[AtomicU64])> {
         assert!(offset.is_multiple_of(8) && len.is_multiple_of(8), "{len} bytes at {offset} are no words");
-        assert!(offset <= self.extent_bytes && len <= self.extent_bytes - offset, "{len} bytes at {offset} of an extent");
+        assert!(
+            offset <= self.extent_bytes && len <= self.extent_bytes - offset,
+            "{len} bytes at {offset} of an extent"
+        );
         let (part, start) = self.part_of(extent)?;
         let at = start + offset;
         // SAFETY: inside the mapping, as `add` has compared, and aligned. It lives as long as `self`. Bytes that several

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidepool_base::{CommitTs, Result};
-use tidepool_log::{Appender, DatabaseIdentity, Floor, Log, LogConfig, LogDevice, RecordKind, Tail};
+use tidepool_log::{Appender, DatabaseIdentity, Floor, Log, LogConfig, LogDevice, LogEnd, RecordKind};
 
 pub const IDENTITY: DatabaseIdentity = DatabaseIdentity([3; 16]);
 
@@ -47,7 +47,7 @@ pub fn config() -> LogConfig {
 }
 
 /// All records after `after`, and how the log ended.
-pub fn read(device: Arc<dyn LogDevice>, after: CommitTs) -> Result<(BTreeMap<u64, Vec<u8>>, Tail)> {
+pub fn read(device: Arc<dyn LogDevice>, after: CommitTs) -> Result<(BTreeMap<u64, Vec<u8>>, LogEnd)> {
     let mut recovery = Log::open(device, config())?;
     recovery.skip_to(after);
     let mut records = BTreeMap::new();

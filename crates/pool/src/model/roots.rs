@@ -602,7 +602,11 @@ fn segments(mutant: Option<Segments>) -> Scenario {
         let books = run.books();
         match procedure {
             0 => {
-                books.swap(books.layout.ident(Slot(1)), Ident { incarnation: Incarnation(1), ..Ident::NEW }, joining)?;
+                books.swap(
+                    books.layout.ident(Slot(1)),
+                    Ident { incarnation: Incarnation(1), ..Ident::NEW },
+                    joining,
+                )?;
                 Ok(Next::Goto(1))
             }
             1 => {
@@ -669,14 +673,7 @@ const SEGMENTS: Subject<Segments> = Subject {
 };
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![
-        reclaim(None, false),
-        reclaim(None, true),
-        records(None),
-        checkpoints(None),
-        orphans(None),
-        segments(None),
-    ]
+    vec![reclaim(None, false), reclaim(None, true), records(None), checkpoints(None), orphans(None), segments(None)]
 }
 
 #[test]

@@ -1,0 +1,499 @@
+//! A log in a pool, between processes: primaries that commit and acknowledge over a pipe are killed at random moments and at
+//! every crash point, or stopped and woken. Another process reads their log meanwhile, takes over, and has all that was
+//! acknowledged, and nothing behind the seal.
+//!
+//! `TIDEPOOL_STRESS_SECONDS=300 TIDEPOOL_STRESS_SEED=7 cargo test --release -p tidepool-log --test pool -- --nocapture`
+
+mod common;
+
+use common::{Clock, IDENTITY, config, never};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use tidepool_base::{CRASH_POINT_VARIABLE, CommitTs, Result, SqlState};
+use tidepool_device::Location;
+use tidepool_log::files::{OpenHow, SystemFiles};
+use tidepool_log::{
+    FileDevice, FileSource, LogDevice, Next, POOL_CRASH_POINTS, PoolSource, PoolTail, Primary, RecordKind, Source,
+    Tail, TakeOver, Tee, TeeWriter,
+};
+use tidepool_pool::liveness::Watcher;
+use tidepool_pool::member::{JoinOptions, Member};
+use tidepool_pool::pool::{CreateOptions, Pool};
+use tidepool_pool::words::{End, Role, Term};
+
+const POOL_VARIABLE: &str = "TIDEPOOL_TEST_LOG_POOL";
+const TEE_VARIABLE: &str = "TIDEPOOL_TEST_LOG_TEE";
+/// Commits for each byte of a child's input.
+const PACE: u64 = 16;
+const EXTENTS: u64 = 64;
+const EXTENT_BYTES: usize = 2 << 20;
+
+type Records = BTreeMap<u64, Vec<u8>>;
+
+fn location(path: &Path) -> Location {
+    Location::File(path.to_owned())
+}
+
+struct Place {
+    folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+/// A pool with database `a`.
+fn place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    let pool = Pool::create(&CreateOptions {
+        devices: vec![(location(&path), Some(EXTENTS * EXTENT_BYTES as u64))],
+        extent_bytes: None,
+        bytes_max: None,
+        label: String::new(),
+        populates: false,
+    });
+    Member::join(Arc::new(pool.unwrap()), &JoinOptions::tool("test")).unwrap().create_database("a", 0).unwrap();
+    Place { folder, path }
+}
+
+fn join(path: &Path, name: &str) -> Arc<Member> {
+    let options = JoinOptions { role: Role::Standby, database: Some("a".to_owned()), ..JoinOptions::tool(name) };
+    Arc::new(Member::join(Arc::new(Pool::open(&location(path)).unwrap()), &options).unwrap())
+}
+
+fn attach(member: &Arc<Member>) -> PoolTail {
+    PoolTail::attach(member.clone(), IDENTITY, None, CommitTs(0)).unwrap()
+}
+
+fn files(folder: &Path) -> FileSource {
+    FileSource::open(Arc::new(SystemFiles), folder, EXTENT_BYTES, IDENTITY).unwrap()
+}
+
+fn payload(ts: u64, writer: u64) -> Vec<u8> {
+    let len = 16 + (ts * 131 % 3_000) as usize + if ts.is_multiple_of(50) { 90_000 } else { 0 };
+    let mut bytes: Vec<u8> = (0..len).map(|index| (index as u64 ^ ts) as u8).collect();
+    bytes[..8].copy_from_slice(&ts.to_le_bytes());
+    bytes[8..16].copy_from_slice(&writer.to_le_bytes());
+    bytes
+}
+
+/// Takes a batch's records. They come in the order of their timestamps, above all that came before, whole.
+fn take<S: Source>(tail: &mut Tail<S>, batch: tidepool_log::Batch, records: &mut Records) {
+    for record in batch.records {
+        let bytes = tail.payload_of(&record).unwrap();
+        let writer = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+        assert!(bytes == payload(record.ts.0, writer), "record {}", record.ts);
+        assert!(records.last_key_value().is_none_or(|(last, _)| *last < record.ts.0), "{} comes late", record.ts);
+        assert!(record.ts <= batch.floor);
+        records.insert(record.ts.0, bytes);
+    }
+}
+
+/// Reads as far as it goes now.
+fn read_on<S: Source>(tail: &mut Tail<S>, records: &mut Records) {
+    while let Next::Batch(batch) = tail.read().unwrap() {
+        take(tail, batch, records);
+    }
+}
+
+/// Becomes primary, with what is in the log beside `records`.
+fn promote(tail: PoolTail, records: &mut Records) -> Result<(Primary, Clock)> {
+    let mut taking = TakeOver::begin(tail)?;
+    while let Some(batch) = taking.next_batch()? {
+        take(taking.tail(), batch, records);
+    }
+    let clock = Clock::default();
+    clock.set(taking.tail().ts_max());
+    Ok((taking.into_log(config(), clock.floor())?, clock))
+}
+
+fn commit(primary: &Primary, clock: &Clock, records: &mut Records, count: u64) -> Result<()> {
+    let mut appender = primary.log.appender()?;
+    for _ in 0..count {
+        let bytes = payload(clock.now().0 + 1, primary.reign.term.0.into());
+        let ts = clock.commit(&mut appender, &bytes)?;
+        primary.log.wait_durable(ts, never)?;
+        records.insert(ts.0, bytes);
+    }
+    Ok(())
+}
+
+/// Not a test: what the others start, stop and kill.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os(POOL_VARIABLE) else { return };
+    let say = |line: String| std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+    say("\n".into());
+    let member = join(Path::new(&path), "child");
+    let tee = std::env::var_os(TEE_VARIABLE);
+    match work(&member, tee.as_deref().map(Path::new), &say) {
+        Err(error) if error.code() == SqlState::CRASH_SHUTDOWN => say(format!("lost {}\n", error.message())),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn work(member: &Arc<Member>, folder: Option<&Path>, say: &dyn Fn(String)) -> Result<()> {
+    let mut taking = TakeOver::begin(attach(member))?;
+    while let Some(batch) = taking.next_batch()? {
+        take(taking.tail(), batch, &mut Records::new());
+    }
+    let clock = Clock::default();
+    clock.set(taking.tail().ts_max());
+    let primary = taking.into_log(config(), clock.floor())?;
+    let term = u64::from(primary.reign.term.0);
+    say(format!("primary {term}\n"));
+    let tee = folder
+        .map(|folder| {
+            let source = PoolSource::new(member.clone());
+            let from = source.oldest(IDENTITY)?;
+            let from = from.or(primary.needed_from(CommitTs(0))?);
+            TeeWriter::start(Tee::open(source, files(folder), from))
+        })
+        .transpose()?;
+    let mut appender = primary.log.appender()?;
+    for number in 1u64.. {
+        let ts = clock.commit(&mut appender, &payload(clock.now().0 + 1, term))?;
+        primary.log.wait_durable(ts, never)?;
+        if let Some(tee) = tee.as_ref().filter(|_| number.is_multiple_of(3)) {
+            tee.wait(ts, never)?;
+            say(format!("on {ts}\n"));
+        }
+        say(format!("ack {ts}\n"));
+        // No faster than it is read, so that the pool is not full before. At the input's end it may go on.
+        if folder.is_none() && number.is_multiple_of(PACE) {
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        if folder.is_some() && number.is_multiple_of(200) {
+            let checkpoint = primary.log.durable();
+            say(format!("checkpoint {checkpoint}\n"));
+            primary.log.recycle_below(checkpoint)?;
+        }
+        if number.is_multiple_of(40) {
+            primary.log.prepare()?;
+        }
+    }
+    Ok(())
+}
+
+struct Running {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+fn start(place: &Place, crash: Option<&str>, tee: Option<&Path>) -> Running {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--nocapture"]).env(POOL_VARIABLE, &place.path).env_remove(CRASH_POINT_VARIABLE);
+    if let Some(crash) = crash {
+        command.env(CRASH_POINT_VARIABLE, crash);
+    }
+    if let Some(tee) = tee {
+        command.env(TEE_VARIABLE, tee);
+    }
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in output.lines().map_while(|line| line.ok()) {
+            // Nobody may want the rest.
+            let _ = sender.send(line);
+        }
+    });
+    Running { child, lines }
+}
+
+#[derive(Default)]
+struct Told {
+    acknowledged: Vec<u64>,
+    /// Told as being in files.
+    on: Vec<u64>,
+    checkpoint: u64,
+    is_lost: bool,
+}
+
+impl Told {
+    fn hear(&mut self, line: &str) {
+        match line.split_once(' ') {
+            Some(("ack", ts)) => self.acknowledged.push(ts.parse().unwrap()),
+            Some(("on", ts)) => self.on.push(ts.parse().unwrap()),
+            Some(("checkpoint", ts)) => self.checkpoint = ts.parse().unwrap(),
+            Some(("lost", _)) => self.is_lost = true,
+            _ => {}
+        }
+    }
+}
+
+impl Running {
+    /// Hears until so many were acknowledged, and reads the log meanwhile. False: it ended before.
+    fn hear(&self, told: &mut Told, count: usize, tail: &mut PoolTail, records: &mut Records) -> bool {
+        while told.acknowledged.len() < count {
+            read_on(tail, records);
+            match self.lines.recv_timeout(Duration::from_millis(1)) {
+                Ok(line) => {
+                    told.hear(&line);
+                    if line.starts_with("ack") && (told.acknowledged.len() as u64).is_multiple_of(PACE) {
+                        // Of one that has ended, the next line tells.
+                        let _ = self.child.stdin.as_ref().map(|mut input| input.write_all(&[1]));
+                    }
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// What it said until its end.
+    fn end(mut self, told: &mut Told) -> Option<i32> {
+        let status = self.child.wait().unwrap();
+        self.lines.iter().for_each(|line| told.hear(&line));
+        status.signal()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a plain call, for a child that was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+}
+
+fn seed() -> u64 {
+    std::env::var("TIDEPOOL_STRESS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn a_reader_has_a_killed_primarys_log_up_to_the_seal() {
+    let place = place();
+    let member = join(&place.path, "reader");
+    let mut records = Records::new();
+    let mut tail = attach(&member);
+    for round in 0..4 {
+        let running = start(&place, None, None);
+        let mut told = Told::default();
+        assert!(running.hear(&mut told, 20 + (seed() as usize + round * 37) % 100, &mut tail, &mut records));
+        running.signal(libc::SIGKILL);
+        assert_eq!(running.end(&mut told), Some(libc::SIGKILL));
+        let (primary, clock) = promote(tail, &mut records).unwrap();
+        for ts in &told.acknowledged {
+            assert!(records.contains_key(ts), "{ts} was acknowledged and is gone");
+        }
+        commit(&primary, &clock, &mut records, 30).unwrap();
+        drop(primary);
+        // From the first term on, as one that comes anew.
+        tail = attach(&member);
+        let mut again = Records::new();
+        read_on(&mut tail, &mut again);
+        assert!(again == records, "round {round}: {} and {}", again.len(), records.len());
+        let ended = Term(member.reign().unwrap().term.0 - 1);
+        let end = member.pool().told(member.pool().books().end_of(member.database(), ended)).unwrap();
+        assert!(matches!(end, Some(End::At { .. })), "{end:?}");
+    }
+}
+
+#[test]
+fn a_stopped_primary_that_wakes_acknowledges_nothing() {
+    let place = place();
+    let member = join(&place.path, "reader");
+    let mut records = Records::new();
+    for round in 0..3 {
+        let mut tail = attach(&member);
+        let running = start(&place, None, None);
+        let (mut told, mut seen) = (Told::default(), Records::new());
+        assert!(running.hear(&mut told, 15 + round * 20, &mut tail, &mut seen));
+        running.signal(libc::SIGSTOP);
+        let (primary, clock) = promote(tail, &mut seen).unwrap();
+        records = seen;
+        commit(&primary, &clock, &mut records, 10).unwrap();
+        running.signal(libc::SIGCONT);
+        assert_eq!(running.end(&mut told), None, "it ends by itself");
+        assert!(told.is_lost);
+        for ts in &told.acknowledged {
+            let writer = u64::from(primary.reign.term.0) - 1;
+            assert!(records.get(ts) == Some(&payload(*ts, writer)), "{ts} was acknowledged and is gone");
+        }
+        commit(&primary, &clock, &mut records, 10).unwrap();
+        drop(primary);
+        let mut again = Records::new();
+        read_on(&mut attach(&member), &mut again);
+        assert!(again == records);
+    }
+    assert!(records.len() > 60);
+}
+
+#[test]
+fn a_primary_that_dies_at_any_point_loses_nothing_in_either_tier() {
+    let seconds: Option<u64> = std::env::var("TIDEPOOL_STRESS_SECONDS").ok().and_then(|text| text.parse().ok());
+    let start_time = Instant::now();
+    let place = place();
+    let tee = place.folder.path().join("tee");
+    let mut known = Records::new();
+    let mut checkpoint = 0;
+    for round in 0.. {
+        match seconds {
+            Some(seconds) if start_time.elapsed() >= Duration::from_secs(seconds) => break,
+            None if round == POOL_CRASH_POINTS.len() => break,
+            _ => {}
+        }
+        let point = POOL_CRASH_POINTS[round % POOL_CRASH_POINTS.len()];
+        // The first time is another host's, or too early to tell anything.
+        let times = if point.contains("tee.block") { 100 } else { 1 + round / POOL_CRASH_POINTS.len() % 2 };
+        let running = start(&place, Some(&format!("{point}:{times}")), Some(&tee));
+        let mut told = Told::default();
+        while let Ok(line) = running.lines.recv() {
+            told.hear(&line);
+            // Whether a point comes by a second time is a matter of what was there before.
+            if told.acknowledged.len() == 2000 {
+                running.signal(libc::SIGKILL);
+            }
+        }
+        let signal = running.end(&mut told);
+        assert!(times > 1 || signal == Some(libc::SIGABRT), "{point}: {signal:?}");
+        checkpoint = told.checkpoint.max(checkpoint);
+        // Others find out that it is dead, so that what it had is free.
+        let member = join(&place.path, "reader");
+        Watcher::new(member.pool().clone()).bury_the_dead().unwrap();
+        let mut tail = attach(&member);
+        let mut found = Records::new();
+        read_on(&mut tail, &mut found);
+        let (primary, clock) = promote(tail, &mut found).unwrap();
+        for ts in told.acknowledged.iter().filter(|ts| **ts > checkpoint) {
+            assert!(found.contains_key(ts), "{point}: {ts} was acknowledged and is gone");
+        }
+        for (ts, bytes) in known.range(checkpoint + 1..) {
+            assert!(found.get(ts) == Some(bytes), "{point}: {ts} has changed");
+        }
+        // The files have a beginning of it, and all that was said to be in them.
+        let source = files(&tee);
+        let mut in_files = Records::new();
+        if let Some(oldest) = source.oldest().unwrap() {
+            read_on(&mut Tail::open(source, IDENTITY, Some(oldest)), &mut in_files);
+        }
+        for (ts, bytes) in in_files.range(checkpoint + 1..) {
+            assert!(found.get(ts) == Some(bytes), "{point}: {ts} is in the files alone");
+        }
+        for ts in told.on.iter().filter(|ts| **ts > checkpoint) {
+            assert!(in_files.contains_key(ts), "{point}: {ts} is not in the files");
+        }
+        commit(&primary, &clock, &mut found, 5).unwrap();
+        known = found;
+    }
+}
+
+#[test]
+fn segments_go_when_no_host_reads_them() {
+    let place = place();
+    let (first, second) = (join(&place.path, "primary"), join(&place.path, "reader"));
+    let mut records = Records::new();
+    let mut reader = attach(&second);
+    let (primary, clock) = promote(attach(&first), &mut records).unwrap();
+    commit(&primary, &clock, &mut records, 3000).unwrap();
+    let used = |member: &Arc<Member>| {
+        let usage = tidepool_pool::check::usage(member.pool()).unwrap();
+        usage.iter().filter(|((_, kind, _), _)| *kind == "log").map(|(_, count)| count).sum::<u64>()
+    };
+    let full = used(&first);
+    assert!(full >= 4, "{full}");
+    assert!(primary.log.recycle_below(clock.now()).unwrap() > 0);
+    assert_eq!(used(&first), full, "a host reads them");
+    let mut found = Records::new();
+    read_on(&mut reader, &mut found);
+    assert!(found == records);
+    second.need_log_from(reader.needed_from()).unwrap();
+    commit(&primary, &clock, &mut records, 700).unwrap();
+    primary.log.recycle_below(clock.now()).unwrap();
+    assert!(used(&first) < full, "{} of {full} are left", used(&first));
+    let needed = primary.needed_from(clock.now()).unwrap().unwrap();
+    read_on(&mut reader, &mut found);
+    assert!(found == records);
+    // One that starts at the checkpoint.
+    let mut late = Tail::open(PoolSource::new(second.clone()), IDENTITY, Some(needed));
+    late.skip_to(CommitTs(clock.now().0 - 3));
+    let mut last = Records::new();
+    read_on(&mut late, &mut last);
+    assert_eq!(last.len(), 3);
+    // Another begins a term from there, and the one before is told.
+    let mut rest = Records::new();
+    let (next, later) = promote(late, &mut rest).unwrap();
+    commit(&next, &later, &mut rest, 3).unwrap();
+    let error = commit(&primary, &clock, &mut Records::new(), 1).unwrap_err();
+    assert_eq!(error.code(), SqlState::CRASH_SHUTDOWN, "{error}");
+    assert_eq!(primary.log.failure().unwrap().code(), SqlState::CRASH_SHUTDOWN);
+}
+
+#[test]
+fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let tee = place.folder.path().join("tee");
+    let mut expected = BTreeMap::new();
+    for life in 0..3 {
+        let mut tail = attach(&member);
+        tail.skip_to(CommitTs(u64::MAX));
+        let mut taking = TakeOver::begin(tail).unwrap();
+        assert!(taking.next_batch().unwrap().is_none());
+        let clock = Clock::default();
+        clock.set(CommitTs(taking.tail().ts_max().0.max(life * 1000)));
+        let primary = taking.into_log(config(), clock.floor()).unwrap();
+        let (mut large, mut small) = (primary.log.appender().unwrap(), primary.log.appender().unwrap());
+        let pieces: Vec<Vec<u8>> = (0..4u8).map(|piece| vec![piece + life as u8; 1_500_000]).collect();
+        for piece in &pieces {
+            large.spill(piece, &never).unwrap();
+            let ts = clock.commit(&mut small, b"small").unwrap();
+            primary.log.wait_durable(ts, never).unwrap();
+            expected.insert(ts.0, vec![b"small".to_vec()]);
+        }
+        // One that comes to nothing.
+        small.spill(&[9; 50_000], &never).unwrap();
+        small.abandon();
+        large.reserve(3, &never).unwrap();
+        let ts = CommitTs(clock.now().0 + 1);
+        large.append(ts, RecordKind(200), b"end");
+        clock.set(ts);
+        primary.log.wait_durable(ts, never).unwrap();
+        expected.insert(ts.0, pieces.into_iter().chain([b"end".to_vec()]).collect());
+        assert!(RecordKind(200).may_be_skipped() && !RecordKind(127).may_be_skipped());
+        let source = PoolSource::new(member.clone());
+        let from = source.oldest(IDENTITY).unwrap();
+        let writer = TeeWriter::start(Tee::open(source, files(&tee), from)).unwrap();
+        writer.wait(ts, never).unwrap();
+        assert!(writer.durable() >= ts && writer.failure().is_none());
+        let check = |tail: &mut dyn FnMut() -> Option<(u64, Vec<Vec<u8>>)>| {
+            let mut found = BTreeMap::new();
+            while let Some((ts, pieces)) = tail() {
+                found.insert(ts, pieces);
+            }
+            assert!(found == expected, "life {life}: {:?}", found.keys());
+        };
+        let mut in_pool = attach(&member);
+        let mut batches = Vec::new();
+        check(&mut || next_record(&mut in_pool, &mut batches));
+        let source = files(&tee);
+        let oldest = source.oldest().unwrap();
+        let (mut in_files, mut batches) = (Tail::open(source, IDENTITY, oldest), Vec::new());
+        check(&mut || next_record(&mut in_files, &mut batches));
+    }
+    // One who reads the files as a log that one host had to itself is told.
+    let device = FileDevice::open(Arc::new(SystemFiles), &tee, EXTENT_BYTES, OpenHow::default()).unwrap();
+    assert_eq!(device.segments().unwrap_err().code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+}
+
+/// The next record with its pieces, of a batch or of the next.
+fn next_record<S: Source>(
+    tail: &mut Tail<S>,
+    batch: &mut Vec<tidepool_log::TailRecord>,
+) -> Option<(u64, Vec<Vec<u8>>)> {
+    while batch.is_empty() {
+        match tail.read().unwrap() {
+            Next::Batch(next) => *batch = next.records.into_iter().rev().collect(),
+            _ => return None,
+        }
+    }
+    let mut record = batch.pop()?;
+    let mut pieces = Vec::new();
+    while let Some(piece) = tail.next_piece(&mut record).unwrap() {
+        pieces.push(piece.to_vec());
+    }
+    Some((record.ts.0, pieces))
+}
