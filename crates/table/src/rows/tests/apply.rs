@@ -580,6 +580,7 @@ fn a_range_that_is_named_before_those_before_it_is_nobodys_main() {
 
 /// The key of an image that is put over another one is entered only where it changes.
 #[test]
+#[cfg_attr(miri, ignore = "maps memory")]
 fn entries_of_keys_that_stay_are_left_alone() {
     let follower = Follower::new();
     let worker = follower.fixture.all.worker().unwrap();
