@@ -20,8 +20,12 @@
 
 #[cfg(not(loom))]
 pub mod check;
+#[cfg(not(loom))]
+pub mod control;
 pub mod databases;
 pub mod death;
+#[cfg(not(loom))]
+mod descriptors;
 pub mod events;
 pub mod extents;
 pub mod hosts;
