@@ -423,6 +423,26 @@ fn segments_go_when_no_host_reads_them() {
 }
 
 #[test]
+fn a_log_begins_after_more_empty_terms_than_the_books_keep() {
+    let place = place();
+    let member = join(&place.path, "primary");
+    let mut records = Records::new();
+    for term in 1..=40 {
+        let (primary, _) = promote(attach(&member), &mut records).unwrap();
+        assert_eq!(primary.reign.term, Term(term));
+    }
+    for _ in 0..2 {
+        let mut seen = Records::new();
+        let (primary, clock) = promote(attach(&member), &mut seen).unwrap();
+        assert!(seen == records);
+        commit(&primary, &clock, &mut records, 3).unwrap();
+    }
+    let mut found = Records::new();
+    read_on(&mut attach(&member), &mut found);
+    assert!(found == records && found.len() == 6);
+}
+
+#[test]
 fn spilled_records_and_gaps_come_whole_and_the_second_tier_has_them() {
     let place = place();
     let member = join(&place.path, "primary");
