@@ -417,7 +417,7 @@ pub fn returned(
     if let ast::SetExpr::Select(select) = query.body.as_mut() {
         select.projection = items;
     }
-    crate::row_types::prepare(&mut query, true);
+    crate::row_types::prepare(&mut query, true)?;
     crate::numbers::type_numbers(&mut query, false);
     let ast::SetExpr::Select(select) = *query.body else {
         return Err(Error::internal("a SELECT that is none"));
@@ -519,7 +519,7 @@ fn logical_plan_of(
     parameters: ParameterFields,
     table_schema: Option<Schema>,
 ) -> Result<LogicalPlan> {
-    crate::row_types::prepare(&mut query, table_schema.is_some());
+    crate::row_types::prepare(&mut query, table_schema.is_some())?;
     crate::numbers::type_numbers(&mut query, table_schema.is_some());
     plan_query(names, query, parameters, table_schema)
 }

@@ -23,12 +23,28 @@ use std::sync::Arc;
 use tidepool_base::{Error, SqlState, SqlType};
 
 /// Has all `VALUES` lists of a query planned by [`ValuesLists`], but the rows of an `INSERT`; and the numbers of recursive queries be ones
-/// that each have a scale.
-pub fn prepare(query: &mut Query, assigned: bool) {
+/// that each have a scale. 42601 for a subquery without columns that is to be a value.
+pub fn prepare(query: &mut Query, assigned: bool) -> tidepool_base::Result<()> {
     if !(assigned && matches!(query.body.as_ref(), SetExpr::Values(_))) {
         wrap(&mut query.body);
     }
-    let _ = query.visit(&mut Prepare);
+    match query.visit(&mut Prepare) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(error) => Err(error),
+    }
+}
+
+/// `SELECT FROM …`, which DataFusion does not look for where it takes the first column.
+fn has_no_columns(query: &Query) -> bool {
+    let mut body = &query.body;
+    loop {
+        match body.as_ref() {
+            SetExpr::Select(select) => return select.projection.is_empty(),
+            SetExpr::Query(query) => body = &query.body,
+            SetExpr::SetOperation { left, .. } => body = left,
+            _ => return false,
+        }
+    }
 }
 
 /// `VALUES …` as `SELECT * FROM (VALUES …)`.
@@ -58,9 +74,9 @@ fn wrap(body: &mut Box<SetExpr>) {
 struct Prepare;
 
 impl VisitorMut for Prepare {
-    type Break = ();
+    type Break = Error;
 
-    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<Error> {
         let Some(with) = &mut query.with else { return ControlFlow::Continue(()) };
         for cte in &mut with.cte_tables {
             if with.recursive
@@ -74,7 +90,15 @@ impl VisitorMut for Prepare {
         ControlFlow::Continue(())
     }
 
-    fn pre_visit_expr(&mut self, expr: &mut ast::Expr) -> ControlFlow<()> {
+    fn pre_visit_expr(&mut self, expr: &mut ast::Expr) -> ControlFlow<Error> {
+        let lacking = match expr {
+            ast::Expr::Subquery(query) if has_no_columns(query) => Some("subquery must return only one column"),
+            ast::Expr::InSubquery { subquery, .. } if has_no_columns(subquery) => Some("subquery has too few columns"),
+            _ => None,
+        };
+        if let Some(message) = lacking {
+            return ControlFlow::Break(Error::new(SqlState::SYNTAX_ERROR, message));
+        }
         if let ast::Expr::Subquery(query)
         | ast::Expr::InSubquery { subquery: query, .. }
         | ast::Expr::Exists { subquery: query, .. } = expr
@@ -91,7 +115,7 @@ impl VisitorMut for Prepare {
         ControlFlow::Continue(())
     }
 
-    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<Error> {
         // A list that is a relation is planned as it is.
         if let TableFactor::Derived { subquery, .. } = factor
             && !is_plain(subquery)

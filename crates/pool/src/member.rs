@@ -519,9 +519,12 @@ impl Member {
                 Owner::Orphan { database: of, by, .. } => of == database && pool.told(books.is_gone(by))?,
                 _ => false,
             };
+            // Its place in the directory may be another database's next, which is not to be shown what this one left.
             if is_its && pool.told(books.swap(owner_field, owner, Owner::Returning { by: self.host }))? {
-                pool.told(books.free(self.host, extent, Contents::Of(database)))?;
+                pool.told(books.free(self.host, extent, Contents::Unknown))?;
                 freed += 1;
+            } else if owner == (Owner::Free { holds: Contents::Of(database) }) {
+                pool.told(books.swap(owner_field, owner, Owner::Free { holds: Contents::Unknown }))?;
             }
         }
         pool.told(books.swap(field, dropping, Entry { state: EntryState::Free, ..dropping }))?;

@@ -183,6 +183,27 @@ fn extents_go_from_host_to_host_and_are_zeroed_between_databases() {
     assert_eq!(kinds.iter().filter(|kind| **kind == EventKind::Left).count(), 4);
 }
 
+/// The next database has the same place in the directory.
+#[test]
+fn what_a_database_left_is_not_shown_to_the_next_of_its_place() {
+    let place = place();
+    let pool = place.pool(4);
+    let member = join(&pool, "one", "a");
+    let leased = member.lease(Kind::Heap, 2).unwrap();
+    leased.iter().for_each(|extent| fill(&pool, *extent, 7));
+    member.give_back(leased[0]).unwrap();
+    // Freed by its leaving.
+    member.leave().unwrap();
+    let tool = Member::join(Arc::clone(&pool), &JoinOptions::tool("tool")).unwrap();
+    let before = pool.database("a").unwrap();
+    tool.drop_database("a").unwrap();
+    assert_eq!(tool.create_database("next", 0).unwrap(), before);
+    let next = join(&pool, "two", "next");
+    for extent in next.lease(Kind::Heap, 3).unwrap() {
+        assert_eq!(first_byte(&pool, extent), 0);
+    }
+}
+
 #[test]
 fn what_is_published_is_compared_and_goes_with_its_database() {
     let place = place();
