@@ -18,6 +18,8 @@
 //! for what to say of an error. A thread that comes by here again for that is refused.
 
 use crate::extents::Extents;
+#[cfg(loom)]
+use crate::no_pool::{Member, Refusal};
 use crate::shape::{Kind as ShapeKind, Reshape, Shape, Step};
 use crate::storage::SystemArray;
 use crate::{Purpose, Tablespace, TablespaceConfig};
@@ -27,6 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidepool_base::{ByteSize, Error, Result, SqlState, TablespaceId};
 use tidepool_device::{DEVICES_MAX, Device, PAGE_BYTES, Place, Protection, Window};
+#[cfg(not(loom))]
 use tidepool_pool::member::{Member, Refusal};
 use tidepool_pool::words::{Extent, Kind};
 

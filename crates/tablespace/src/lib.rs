@@ -17,6 +17,8 @@ mod found;
 mod layout;
 mod leased;
 mod ledger;
+#[cfg(loom)]
+mod no_pool;
 mod owners;
 mod pacers;
 mod paged;
