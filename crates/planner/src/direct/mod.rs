@@ -135,6 +135,11 @@ impl Program {
         !matches!(self.work, Work::Select(_))
     }
 
+    /// It is a query without FROM, which belongs to no class of the workload.
+    pub fn reads_no_table(&self) -> bool {
+        matches!(&self.work, Work::Select(query) if query.sources.is_empty())
+    }
+
     /// The statement as messages name it.
     pub fn name(&self) -> &'static str {
         match &self.work {

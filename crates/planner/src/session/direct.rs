@@ -465,7 +465,10 @@ impl Session {
         let start = Instant::now();
         let class = self.settings.workload_class().unwrap_or(Class::Transactions);
         // Until it is committed.
-        let _place = self.admit(class, &direct.text).await?;
+        let _place = match program.reads_no_table() {
+            true => None,
+            false => self.admit(class, &direct.text).await?,
+        };
         let context = self.statement_context(None);
         let (slot, keep) = match &self.block {
             Some(block) => (Some(block.slot.clone()), !block.savepoints.is_empty()),
