@@ -98,7 +98,7 @@ impl LinkClock {
     }
 }
 
-/// FNV-1a, 64 bits, never zero. Two names of one hash share a link; by chance they do so once in 10^13 pairs of names.
+/// FNV-1a, 64 bits, never zero. Two names of one hash would share a link.
 fn hash(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
@@ -115,7 +115,7 @@ fn slot(slots: &[Slot], name: u64) -> &Slot {
                 return slot;
             }
             if found == 0 {
-                // A failed swap means that another process was faster, maybe with the same name: this slot is looked at again.
+                // Where another process was faster, it was with the same name, or the next slot is tried.
                 match slot.name.compare_exchange(0, name, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => return slot,
                     Err(taken) if taken == name => return slot,
