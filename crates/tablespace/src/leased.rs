@@ -1,7 +1,7 @@
 //! Tablespaces over leases: windows over the devices of a pool, whose extents come and go as they are needed.
 //!
-//! Each stripe of the window is one extent of the pool. It is mapped while this host owns the extent, or has published it,
-//! and nowhere else: a store that comes late meets no memory. Pages are taken within extents of one *class*, which is what
+//! Each stripe of the window is one extent of the pool. It is mapped there while this host owns the extent, or has published
+//! it: a store by an address of the tablespace that comes late meets no memory. Pages are taken within extents of one *class*, which is what
 //! the pool's books say of an extent: heap, delta, index or main. A class has books of its own, in which the pages of its
 //! stripes alone are open.
 //!

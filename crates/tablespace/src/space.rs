@@ -559,6 +559,7 @@ impl Tablespace {
         alignment: usize,
         tag: u16,
     ) -> Option<Range<usize>> {
+        // What comes in whole huge pages is laid over them, if there is such a place.
         let chunked = count.is_multiple_of(CHUNK_PAGES) && alignment < CHUNK_PAGES;
         let run = if chunked { self.place_at(extents, count, CHUNK_PAGES, tag) } else { None };
         if run.is_some() { run } else { self.place_at(extents, count, alignment, tag) }
